@@ -1,0 +1,1 @@
+"""ucpl, the universal checkpoint language."""

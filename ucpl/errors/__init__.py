@@ -1,0 +1,115 @@
+"""An error is a value: a stable code, the places that disagree, the reason, and what to do.
+
+Every room raises `UcplError`; only `cli` prints it and turns it into an exit status. The catalogue of codes is data
+(`catalogue/*.toml`, one file a room), which `ucpl explain` prints and docs/ERRORS.md is made from.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import NoReturn
+
+from attrs import field, frozen
+
+__all__ = ["CodeEntry", "Diagnostic", "Exit", "Label", "UcplError", "catalogue", "fail"]
+
+
+class Exit:
+    """Exit status of the command line (INTERFACE): what kind of 'no' an answer is."""
+
+    DONE = 0
+    ANSWER_IS_NO = 1
+    WRONG_USAGE = 2
+    SOURCE_DAMAGED = 3
+    TARGET_UNWRITABLE = 4
+    PLAN_DOES_NOT_FIT = 5
+    INTERRUPTED = 130
+
+
+@frozen
+class Label:
+    """A place that the user can open, and what is wrong (or merely stated) there.
+
+    For text (.ucpl): `line` and `column` are 1-based, `length` is in characters and `source` is the line's text.
+    For data (a checkpoint): `file` is the path, `where` names the key, the tensor or the element; no line.
+    """
+
+    file: str
+    text: str = ""
+    line: int | None = None
+    column: int | None = None
+    length: int = 1
+    source: str | None = None
+    where: str = ""
+
+
+@frozen
+class Diagnostic:
+    """One finding. `labels[0]` is the place to look first; a second label is the place it disagrees with."""
+
+    code: str  # "E101"
+    message: str  # one line, no full stop
+    labels: tuple[Label, ...] = ()
+    notes: tuple[str, ...] = ()
+    remedy: str = ""  # what to write or do instead
+
+
+class UcplError(Exception):
+    """One or more diagnostics that end the verb. `exit_status` comes from the first one's catalogue entry."""
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        super().__init__("; ".join(f"{d.code}: {d.message}" for d in diagnostics))
+        self.diagnostics = diagnostics
+
+    @property
+    def exit_status(self) -> int:
+        return catalogue()[self.diagnostics[0].code].exit_status
+
+
+@frozen
+class CodeEntry:
+    """One code of the catalogue. `example` is a shortest input that shows it; `remedy` says what to do in general."""
+
+    code: str
+    title: str
+    exit_status: int = field(converter=int)
+    meaning: str
+    example: str
+    remedy: str
+
+
+@cache
+def catalogue() -> dict[str, CodeEntry]:
+    """All codes, from the toml files beside this one: `[E101] title=, exit=, meaning=, example=, remedy=`."""
+    found: dict[str, CodeEntry] = {}
+    for item in sorted(resources.files(__package__).joinpath("catalogue").iterdir(), key=lambda p: p.name):
+        if not item.name.endswith(".toml"):
+            continue
+        for code, entry in tomllib.loads(item.read_text(encoding="utf-8")).items():
+            if code in found:
+                raise ValueError(f"{code} is in the catalogue twice, again in {item.name}")
+            found[code] = CodeEntry(
+                code=code,
+                title=entry["title"],
+                exit_status=entry["exit"],
+                meaning=entry["meaning"].strip(),
+                example=entry["example"].strip(),
+                remedy=entry["remedy"].strip(),
+            )
+    return dict(sorted(found.items()))
+
+
+def fail(
+    code: str,
+    message: str,
+    *labels: Label,
+    notes: tuple[str, ...] = (),
+    remedy: str = "",
+) -> NoReturn:
+    """Raise one diagnostic. The remedy of the catalogue stands where none is given.
+
+    Raises: UcplError, always.
+    """
+    raise UcplError(Diagnostic(code, message, labels, notes, remedy or catalogue()[code].remedy))

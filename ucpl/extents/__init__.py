@@ -1,0 +1,43 @@
+"""Extents, inert values and the envelope: facts about files, below every room that reads or writes them."""
+
+from ucpl.extents.dtypes import BY_SAFETENSORS, BY_STORAGE, BY_TORCH, DTYPES, DType
+from ucpl.extents.envelope import Envelope, ParameterGroup, Scalar, Setting
+from ucpl.extents.records import (
+    Call,
+    Extent,
+    Global,
+    Key,
+    Size,
+    Step,
+    StorageRef,
+    TensorRef,
+    TorchDType,
+    key_text,
+)
+from ucpl.extents.structure import Flat, NamedTensor, StoredTensor, Structure
+
+__all__ = [
+    "BY_SAFETENSORS",
+    "BY_STORAGE",
+    "BY_TORCH",
+    "DTYPES",
+    "Call",
+    "DType",
+    "Envelope",
+    "Extent",
+    "Flat",
+    "Global",
+    "Key",
+    "NamedTensor",
+    "ParameterGroup",
+    "Scalar",
+    "Setting",
+    "Size",
+    "Step",
+    "StorageRef",
+    "StoredTensor",
+    "Structure",
+    "TensorRef",
+    "TorchDType",
+    "key_text",
+]

@@ -1,0 +1,55 @@
+"""What a checkpoint holds that is not a tensor of the model: carried over or regenerated, never cut or joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import field, frozen
+
+
+@frozen
+class Setting:
+    """A number or word that shapes a layout (`dp`, `stage`, `round_robin`, `sub_group_size`), with its printed origin."""
+
+    value: int | float | str | bool | None
+    origin: str  # "command line", "ds_config of mp_rank_00_model_states.pt", "default of specs/deepspeed.ucpl:12"
+
+
+@frozen
+class ParameterGroup:
+    """One parameter group of the optimizer: its members in the optimizer's own order, and hyper-parameters (lr, ...).
+
+    `members` are names of trainable parameters. `hyper` is the param_group dict without `params`.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    hyper: dict[str, Any]
+
+
+@frozen
+class Envelope:
+    """All that is not a tensor of the model. Values are plain Python values or the inert records of extents.records.
+
+    Structural facts (world sizes, shapes, paddings, the stage) are in `settings` only: the target's are regenerated.
+    """
+
+    framework: str  # "deepspeed", "plain", ...
+    version: str = ""
+    settings: dict[str, Setting] = field(factory=dict)
+    groups: tuple[ParameterGroup, ...] = ()
+    # state name -> parameter name -> value as it was kept (0-dim TensorRef resolved to a `Scalar`, int, float)
+    scalars: dict[str, dict[str, Any]] = field(factory=dict)
+    # framework fields that continue a run: lr_scheduler, loss scaler, global_steps, ds_config, ...
+    blobs: dict[str, Any] = field(factory=dict)
+    # the caller's own: client_state, merged by the framework into its files
+    carried: dict[str, Any] = field(factory=dict)
+
+
+@frozen
+class Scalar:
+    """A small tensor whose value is held here: its dtype, shape and little-endian bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes

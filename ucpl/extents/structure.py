@@ -1,0 +1,77 @@
+"""What a target looks like, in the words that a store needs to write its metadata: names, shapes, groups, flat buffers.
+
+It is made by the compiler from a layout, travels in the plan, and holds plain values only. The store that writes a
+framework's files regenerates every structural field (param_shapes, paddings, world sizes) from it, and takes what
+is not structure from the source's Envelope.
+"""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from ucpl.extents.records import Key
+
+Plain = int | str | bool | float | None
+
+
+@frozen
+class StoredTensor:
+    """One tensor of one file, as a plan names it: no byte offsets, which stores bind when the plan is applied."""
+
+    file: str  # relative to the step's folder
+    key: Key
+    dtype: str
+    shape: tuple[int, ...]
+    state: str  # "weight", "fp32", "exp_avg", ...
+    label: str  # the tensor, or the flat buffer's group: for messages
+    rank: int = 0  # the first rank that holds it
+    shares: int | None = None  # index of the tensor whose storage it is a second name of (tied aliases)
+    padding: int = 0  # elements of it that belong to no tensor
+
+    @property
+    def numel(self) -> int:
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@frozen
+class NamedTensor:
+    """One tensor of the model: its whole shape, dtype of its weight, kind and the states that it has beside `weight`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str  # "parameter" (trained), "frozen", "buffer"
+    states: tuple[str, ...] = ()
+
+
+@frozen
+class Flat:
+    """One flat buffer before it is cut: which tensors, in which order. `coordinates` are those of the ranks that share it.
+
+    `members`: (stored name, shape on these ranks). `numel` counts elements without padding at the end,
+    `starts` where each member begins (alignment gaps make them differ from the running sum).
+    """
+
+    bucket: int
+    group: str  # the parameter group's name
+    coordinates: dict[str, int]
+    members: tuple[tuple[str, tuple[int, ...]], ...]
+    starts: tuple[int, ...]
+    numel: int
+    cut: str | None = None  # the mesh axis that cuts it (its degree is the partition count)
+
+
+@frozen
+class Structure:
+    """A whole target (or source) in a framework's terms."""
+
+    framework: str
+    settings: dict[str, Plain] = field(factory=dict)  # stage, dp, tp, pp, bf16, round_robin, sub_group_size, ...
+    tensors: tuple[NamedTensor, ...] = ()  # in the model's order
+    aliases: dict[str, str] = field(factory=dict)
+    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the optimizer's groups: (name, members in its order)
+    flats: tuple[Flat, ...] = ()
+    derived: dict[str, str] = field(factory=dict)  # state -> the state that it is derived from: not stored here

@@ -1,0 +1,87 @@
+"""An opened checkpoint, and what every framework's store can do. Stores map (file, key) to extents; they never cut or join.
+
+Not here: what a tensor means (layout), and the bytes of containers (torch_files, safetensors_files).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from attrs import field, frozen
+
+from ucpl.extents import Envelope, Extent, Flat, Key, NamedTensor, StoredTensor, Structure
+
+
+@frozen(eq=False)
+class Checkpoint:
+    """A checkpoint whose headers were read. No payload is in memory.
+
+    `extents` holds every tensor that is payload (weights, optimizer state): each must be covered by a layout.
+    `carried_extents` holds tensors inside what the Envelope carries (client_state), which layouts do not cover.
+    """
+
+    top: Path  # what the user named: the save folder, a step's folder, or a file
+    root: Path  # the folder that `Extent.file` is relative to: one step's folder
+    tag: str | None  # "global_step3"
+    framework: str
+    version: str
+    extents: dict[tuple[str, Key], Extent]
+    carried_extents: dict[tuple[str, Key], Extent]
+    envelope: Envelope
+    tensors: tuple[NamedTensor, ...]  # in the model's own order (shapes as stored on rank 0 where parallelism is unknown)
+    aliases: dict[str, str]
+    stated: tuple[Flat, ...] = ()  # flat buffers as the checkpoint itself states them (authoritative order)
+    files: tuple[str, ...] = ()  # every file that belongs to it, relative to root
+    remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
+    carry: dict[str, Any] = field(factory=dict)
+
+
+@frozen(eq=False)
+class Carried:
+    """Bytes that go over as they are: a tensor inside client_state, say."""
+
+    extent: Extent  # where they are in the source
+    storage: str  # the storage of the target file that they fill, whole and contiguous
+
+
+@frozen(eq=False)
+class SkeletonFile:
+    """One target file before its payload: a value tree whose TensorRefs point to named storages ("0", "1", ...)."""
+
+    path: str  # relative to the step's folder of the target
+    value: Any  # for torch files; for safetensors files a dict name -> TensorRef
+    form: str = "torch"  # or "safetensors"
+    metadata: dict[str, str] | None = None  # of a safetensors header
+    storage_of: dict[int, str] = field(factory=dict)  # index into the plan's targets -> storage name
+    carried: tuple[Carried, ...] = ()
+
+
+@frozen(eq=False)
+class Skeleton:
+    """A target before its payload. `folder` is the step's folder inside the target ("" or the tag)."""
+
+    folder: str
+    files: tuple[SkeletonFile, ...]
+    texts: dict[str, str] = field(factory=dict)  # small files relative to the target's top: {"latest": "global_step3"}
+    unsafe_globals: tuple[str, ...] = ()  # classes that its pickles name and that no framework of ours is known to need
+
+
+class Framework(Protocol):
+    """One framework's files."""
+
+    name: str
+
+    def recognises(self, path: Path) -> bool:
+        """Whether `path` looks like this framework's checkpoint (cheap: names of files, perhaps one header)."""
+        ...
+
+    def open(self, path: Path) -> Checkpoint:
+        """Read all headers. Raises UcplError (E45x-E49x, exit 3) on missing, doubled, damaged or contradictory files."""
+        ...
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """Files of a target: metadata regenerated from `structure`, the rest carried from `source.envelope`."""
+        ...

@@ -1,0 +1,479 @@
+"""The syntax tree of a .ucpl file: frozen records, one class per construct, a span on each that can be blamed.
+
+Spans never take part in comparison (`eq=False`), so that two texts with the same meaning give equal trees.
+Paths (names of tensors, dims, states) are plain strings, unquoted: `attn.q` and `"attn.q"` are the same name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from attrs import field, frozen
+
+
+@frozen
+class Span:
+    """A half-open range of characters in one file."""
+
+    start: int
+    stop: int
+    line: int  # 1-based
+    column: int  # 1-based
+    file: str = ""
+
+
+NOWHERE = Span(0, 0, 0, 0, "")
+
+
+def _span() -> Any:
+    return field(default=NOWHERE, eq=False, repr=False, kw_only=True)
+
+
+# ---- expressions: whole numbers, lists, and words (texts) ----------------------------------------------------------
+
+
+@frozen
+class Number:
+    value: int
+    span: Span = _span()
+
+
+@frozen
+class Text:
+    """A quoted word as a value: `shard = "5GB"`."""
+
+    value: str
+    span: Span = _span()
+
+
+@frozen
+class Name:
+    """A name in an expression: `tp`, `config.hidden_size`, `l.size`. A mesh axis means its size here."""
+
+    path: str
+    span: Span = _span()
+
+
+@frozen
+class Function:
+    """min, max, lcm, default, size(a), ceil(a, b)."""
+
+    name: str
+    args: tuple[Expr, ...]
+    span: Span = _span()
+
+
+@frozen
+class List:
+    items: tuple[Expr, ...]
+    span: Span = _span()
+
+
+@frozen
+class Unary:
+    operator: Literal["-", "not"]
+    operand: Expr
+    span: Span = _span()
+
+
+@frozen
+class Binary:
+    """Left-associative; `and`/`or` give 0 or 1; `/` must leave no remainder."""
+
+    operator: str  # + - * / % == != <= >= < > and or
+    left: Expr
+    right: Expr
+    span: Span = _span()
+
+
+Expr = Number | Text | Name | Function | List | Unary | Binary
+
+
+# ---- patterns: a stored axis is a list of cells --------------------------------------------------------------------
+
+
+@frozen
+class Dim:
+    name: str
+    span: Span = _span()
+
+
+@frozen
+class Split:
+    """One `@` cut over a mesh axis.
+
+    kind `equal`: equal pieces. `sizes`: `sizes` gives one size a piece (one item may be a list-valued name).
+    `chunk`: torch.chunk, pieces of ceiling size, or of the next multiple of `grain`. `spread`: sizes differ by at most
+    one `grain` (unit), the larger first.
+    """
+
+    mesh_axis: str
+    kind: Literal["equal", "sizes", "chunk", "spread"] = "equal"
+    sizes: tuple[Expr, ...] = ()
+    grain: Expr | None = None
+    span: Span = _span()
+
+
+@frozen
+class Cut:
+    """An axis cut by one or more splits, major first."""
+
+    axis: Axis
+    splits: tuple[Split, ...]
+    span: Span = _span()
+
+
+@frozen
+class Term:
+    """One run of a stack; its label names the logical tensor that it comes from."""
+
+    label: str | None
+    axes: tuple[Axis, ...]
+    span: Span = _span()
+
+
+@frozen
+class Stack:
+    """( a b + c ): terms end to end, axes inside a term row-major."""
+
+    terms: tuple[Term, ...]
+    span: Span = _span()
+
+
+@frozen
+class Pad:
+    """Grown at the end to the next multiple. kind: `zero` (checked), `live` (trained rows), `undefined` (masked)."""
+
+    axis: Axis
+    multiple: Expr
+    kind: Literal["zero", "live", "undefined"] = "zero"
+    span: Span = _span()
+
+
+@frozen
+class Trim:
+    """The axis without the padding at its end."""
+
+    axis: Axis
+    span: Span = _span()
+
+
+@frozen
+class Flat:
+    """`axis` once per tensor of the group, end to end; Each stands for the tensor."""
+
+    axis: Axis
+    span: Span = _span()
+
+
+@frozen
+class Each:
+    span: Span = _span()
+
+
+@frozen
+class Any_:
+    """`_`: the next dim that is not yet named, in a layout of any model."""
+
+    span: Span = _span()
+
+
+@frozen
+class Rest:
+    """`...`: all dims of a tensor that are not yet named, in order."""
+
+    span: Span = _span()
+
+
+Axis = Dim | Stack | Pad | Trim | Flat | Each | Any_ | Rest | Cut
+
+
+# ---- model ---------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Dimension:
+    """One dim of a logical tensor: named, or a bare size (`67`, what infer writes), perhaps only a range of it."""
+
+    name: str | None  # None: anonymous
+    size: int | None = None  # of an anonymous one
+    range: tuple[Expr | None, Expr | None, Expr | None] | None = None  # start .. stop by step
+    span: Span = _span()
+
+
+@frozen
+class Tensor:
+    """`path : dims [dtype T] [is buffer|frozen] [when EXPR]`; `()` for no dims at all."""
+
+    path: str
+    dims: tuple[Dimension, ...]
+    dtype: str | None = None
+    kind: Literal["parameter", "buffer", "frozen"] = "parameter"
+    when: Expr | None = None
+    span: Span = _span()
+
+
+@frozen
+class Alias:
+    """`alias "lm_head.weight" = "wte.weight"`: a second name of one tensor."""
+
+    path: str
+    owner: str
+    when: Expr | None = None
+    span: Span = _span()
+
+
+@frozen
+class State:
+    """`state exp_avg, exp_avg_sq : f32 [scalar] [of decay, nodecay]`: kept once per trained parameter."""
+
+    names: tuple[str, ...]
+    dtype: str
+    scalar: bool = False
+    groups: tuple[str, ...] | None = None  # None: every parameter
+    span: Span = _span()
+
+
+@frozen
+class DefaultDtype:
+    name: str
+    span: Span = _span()
+
+
+# ---- statements shared -----------------------------------------------------------------------------------------------
+
+
+@frozen
+class Binding:
+    name: str
+    value: Expr
+    span: Span = _span()
+
+
+@frozen
+class Let:
+    bindings: tuple[Binding, ...]
+    span: Span = _span()
+
+
+@frozen
+class Dims:
+    bindings: tuple[Binding, ...]
+    span: Span = _span()
+
+
+@frozen
+class Assert:
+    condition: Expr
+    message: str | None = None
+    span: Span = _span()
+
+
+@frozen
+class Argument:
+    name: str | None
+    value: Expr
+    span: Span = _span()
+
+
+@frozen
+class Call:
+    """`megatron(tp = 2, pp = 4)`: a layout or model with its arguments."""
+
+    name: str
+    arguments: tuple[Argument, ...] = ()
+    span: Span = _span()
+
+
+@frozen
+class Use:
+    """Another model or layout under a prefix: `use vision() as eye key "vision_tower.{key}"`."""
+
+    call: Call
+    name: str
+    key: str | None = None
+    span: Span = _span()
+
+
+@frozen
+class Index:
+    """`index l = l@pp`: how a bracketed index is dealt, and how a dim divides into digits."""
+
+    name: str
+    axis: Axis
+    span: Span = _span()
+
+
+@frozen
+class Group:
+    """`group g = members [order ...]`.
+
+    Exactly one of: `members` (paths); `without` not None (`all - a - b`); `stated` (`from FILE "key"`); `of_model`
+    (`group * = model`: the parameter groups of the model, each). `order`: None, "reversed", or the ways of `dealt n`.
+    `name` is "*" with `of_model`.
+    """
+
+    name: str
+    indices: tuple[Axis, ...] = ()
+    members: tuple[str, ...] | None = None
+    without: tuple[str, ...] | None = None
+    stated: tuple[str, str] | None = None
+    of_model: bool = False
+    order: Literal["reversed"] | Expr | None = None
+    span: Span = _span()
+
+
+# ---- layout ------------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Parameter:
+    name: str
+    default: Expr | None = None
+    span: Span = _span()
+
+
+@frozen
+class Mesh:
+    """`mesh pp dp tp`, or `mesh expert: pp edp ep` for the same ranks seen otherwise. Major to minor."""
+
+    name: str  # "" for the first
+    axes: tuple[str, ...]
+    span: Span = _span()
+
+
+@frozen
+class Files:
+    """`file weights = torch "mp_rank_{tp:02}.pt" key "module/{key}"`; form None: nothing is stored."""
+
+    name: str
+    form: str | None
+    template: str = ""
+    key: str | None = None
+    when: Expr | None = None
+    span: Span = _span()
+
+
+@frozen
+class Framework:
+    """`framework deepspeed(stage = 1, dp = dp)`: who regenerates what is not a tensor, and what it must know."""
+
+    call: Call
+    span: Span = _span()
+
+
+@frozen
+class Clause:
+    """One clause of an entry or state. `word` and `args`:
+
+    copies (policy, (mesh axes...));  at (axis, expr);  on (mesh,);  in (file,);  as (template,);  dtype (name,);
+    lossy ();  value (expr,);  when (expr,);  buckets (expr,)
+    """
+
+    word: str
+    args: tuple[Any, ...] = ()
+    span: Span = _span()
+
+
+@frozen
+class Entry:
+    """How one tensor is stored. `path` "*" with `of` None, or a class: parameter, trainable, frozen, buffer, alias.
+
+    `shape` None: `none`, which takes back what a base layout said.
+    """
+
+    path: str
+    indices: tuple[Axis, ...]
+    shape: tuple[Axis, ...] | None
+    clauses: tuple[Clause, ...] = ()
+    of: str | None = None
+    span: Span = _span()
+
+
+@frozen
+class States:
+    """`state a, b of g, h = shape`. names None: `*`. groups None: every tensor; `("*",)`: every group in turn."""
+
+    names: tuple[str, ...] | None
+    groups: tuple[str, ...] | None
+    shape: tuple[Axis, ...] | Literal["like"] | None  # None: `none`
+    clauses: tuple[Clause, ...] = ()
+    span: Span = _span()
+
+
+@frozen
+class Derive:
+    """`derive weight from fp32`: not stored; computed by rounding to nearest even."""
+
+    state: str
+    source: str
+    when: Expr | None = None
+    span: Span = _span()
+
+
+@frozen
+class Blob:
+    """`blob rng @dp keep in meta as "rng"`. fate: keep, first, drop."""
+
+    name: str
+    mesh_axes: tuple[str, ...]
+    fate: Literal["keep", "first", "drop"]
+    clauses: tuple[Clause, ...] = ()
+    span: Span = _span()
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Import:
+    file: str
+    names: tuple[str, ...]
+    span: Span = _span()
+
+
+ModelItem = Let | Dims | DefaultDtype | Tensor | Alias | State | Assert | Index | Use | Group
+LayoutItem = (
+    Let | Dims | Assert | Mesh | Index | Files | Framework | Group | Entry | States | Derive | Blob | Use
+)
+
+
+@frozen
+class Model:
+    name: str
+    items: tuple[ModelItem, ...]
+    span: Span = _span()
+
+
+@frozen
+class Layout:
+    name: str
+    parameters: tuple[Parameter, ...]
+    of: str  # the model's name, or "any"
+    extends: Call | None
+    items: tuple[LayoutItem, ...]
+    span: Span = _span()
+
+
+@frozen
+class Plan:
+    """`plan grow = a(tp = 4) -> b(tp = 2) [drop exp_avg, ...]`."""
+
+    name: str
+    source: Call
+    target: Call
+    drop: tuple[str, ...] = ()
+    span: Span = _span()
+
+
+Statement = Import | Let | Assert | Model | Layout | Plan
+
+
+@frozen
+class File:
+    """One parsed file. `name` is what errors call it; `text` is its source."""
+
+    name: str
+    version: int
+    statements: tuple[Statement, ...]
+    text: str = field(default="", eq=False, repr=False)
