@@ -1,0 +1,81 @@
+# Every target builds the environment that it needs: a clean clone needs `make demo` and nothing else.
+# PYTHON chooses the interpreter (3.11 or newer), TESTS narrows what `make test` and `make interop` run, JOBS its processes.
+
+PYTHON ?= python3
+TORCH ?= 2.13.0
+JOBS ?= 2
+TESTS ?=
+VENV := .venv
+INTEROP := .venv-interop
+PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test check interop bench docs fmt fmt-check pins clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo      convert a real DeepSpeed checkpoint through a plan and prove the result"
+	@echo "make test      all tests but those that need a training framework"
+	@echo "make check     lint, format, types, order of imports"
+	@echo "make interop   tests in which DeepSpeed itself loads what ucpl wrote"
+	@echo "make bench     timings, as docs/PERFORMANCE.md reports them"
+	@echo "make docs      write the generated pages (docs/ERRORS.md) anew"
+	@echo "make fmt       format the code; fmt-check only says whether it is"
+	@echo "make pins      write constraints.txt anew from the newest releases in range"
+	@echo "make clean     remove environments and caches"
+
+# The build backend comes first, so that the package itself is built with pinned tools.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install $(PIP_FLAGS) hatchling
+	$(VENV)/bin/pip install $(PIP_FLAGS) --no-build-isolation --editable '.[dev]'
+	touch $@
+
+# DeepSpeed must not compile its kernels: none is needed to train and save on a CPU.
+$(INTEROP)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/pip install $(PIP_FLAGS) hatchling setuptools
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(INTEROP)/bin/pip install $(PIP_FLAGS) --no-build-isolation --editable '.[interop]'
+	touch $@
+
+demo: $(VENV)/ready
+	$(VENV)/bin/ucpl demo
+
+test: $(VENV)/ready
+	$(VENV)/bin/python -m pytest -m "not interop" --ignore=tests/interop -n $(JOBS) --dist worksteal $(TESTS)
+
+check: $(VENV)/ready fmt-check
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/mypy
+
+interop: $(INTEROP)/ready
+	DS_ACCELERATOR=cpu $(INTEROP)/bin/python -m pytest $(or $(TESTS),tests/interop)
+
+bench: $(VENV)/ready
+	$(VENV)/bin/python -m benchmarks
+
+docs: $(VENV)/ready
+	$(VENV)/bin/python -m ucpl.errors.document docs/ERRORS.md
+
+fmt: $(VENV)/ready
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+fmt-check: $(VENV)/ready
+	$(VENV)/bin/ruff format --check .
+
+# Pins hold for both environments. A local version (torch's +cpu) is cut off, and what only CUDA builds of torch bring
+# (those libraries name their own exact versions) is left out: any build of the release will do.
+pins:
+	rm -rf .venv-pins
+	$(PYTHON) -m venv .venv-pins
+	.venv-pins/bin/pip install --quiet hatchling setuptools
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu .venv-pins/bin/pip install --quiet --no-build-isolation --editable '.[dev,interop]' torch==$(TORCH)
+	{ sed '/^[^#]/,$$d' constraints.txt; \
+	  .venv-pins/bin/pip freeze --all --exclude-editable --exclude pip | grep -Ev '^(nvidia|cuda|triton)' | sed 's/+.*//' | sort -f; } > .venv-pins/constraints.txt
+	mv .venv-pins/constraints.txt constraints.txt
+	rm -rf .venv-pins
+
+clean:
+	rm -rf $(VENV) $(INTEROP) .venv-pins build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,28 @@
+"""What holds for every test: hypothesis's profile, one thread a process, and no trace of the user's terminal."""
+
+import os
+
+# Tests run in several processes: torch and BLAS must not each take all cores. Set before anything imports them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadline: the first example of a law pays for imports. A failure prints the blob that repeats it.
+settings.register_profile(
+    "laws",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+# A long hunt by hand: `HYPOTHESIS_PROFILE=hunt make test TESTS=tests/laws`.
+settings.register_profile("hunt", settings.get_profile("laws"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "laws"))
+
+
+@pytest.fixture(autouse=True)
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are compared: no colour, one width, whatever terminal runs the tests."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)

@@ -1,0 +1,146 @@
+"""Laws of the whole tree: what every file, page and wheel of the project holds to."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from ucpl.errors import Exit, catalogue
+from ucpl.errors.document import EXIT_MEANING, errors_markdown
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ucpl"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tracked() -> list[Path]:
+    """Files that git knows, in a checkout."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    return [path for name in listed.decode().split("\0") if name and (path := ROOT / name).is_file()]
+
+
+# --- Code -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_every_module_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def test_no_module_is_a_drawer_for_odds_and_ends() -> None:
+    assert not [relative(path) for path in MODULES if path.stem in {"utils", "util", "helpers", "common", "misc"}]
+
+
+def test_the_order_of_imports_is_a_contract() -> None:
+    contracts = {contract["id"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
+    down = contracts["down"]
+    assert down["exhaustive"] and down["containers"] == ["ucpl"]
+    named = set(re.findall(r"\w+", " ".join(down["layers"]))) | set(down["exhaustive_ignores"])
+    assert named >= set(ROOMS)
+    assert {"stores", "stores-know-no-plans", "plans-touch-no-files", "torch", "lark", "networkx"} <= set(contracts)
+
+
+def test_no_tracked_file_names_the_machine_it_was_made_on() -> None:
+    folder = re.compile(rb"(?<![\w.~}/-])/(?:work|root|opt)/")
+    found = {relative(path): folder.findall(path.read_bytes()) for path in tracked() if path != Path(__file__)}
+    assert {name: hits for name, hits in found.items() if hits} == {}
+
+
+# --- Pages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ARCHITECTURE", "LANGUAGE", "ERRORS", "PERFORMANCE", "RELIABILITY"],
+)
+def test_the_page_exists_and_the_readme_leads_to_it(name: str) -> None:
+    assert (ROOT / "docs" / f"{name}.md").is_file()
+    assert f"docs/{name}.md" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_architecture_names_every_room() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert [room for room in ROOMS if not re.search(rf"\b{room}\b", text)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    prose = re.sub(r"^(```+).*?^\1", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"`[^`\n]*`", "", prose)
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in target]
+    assert [target for target in targets if target and not (page.parent / target).exists()] == []
+
+
+def test_the_page_of_errors_is_the_catalogue() -> None:
+    """When this fails: `make docs`."""
+    assert (ROOT / "docs" / "ERRORS.md").read_text(encoding="utf-8") == errors_markdown()
+
+
+def test_every_code_has_a_known_exit_status_and_all_its_texts() -> None:
+    statuses = {value for name, value in vars(Exit).items() if name.isupper()}
+    assert set(EXIT_MEANING) == statuses
+    for code, entry in catalogue().items():
+        assert re.fullmatch(r"[EW]\d{3}", code)
+        assert entry.exit_status in statuses, code
+        assert entry.title and entry.meaning and entry.example and entry.remedy, code
+
+
+def test_every_code_that_is_raised_is_in_the_catalogue_and_the_reverse() -> None:
+    raised: dict[str, str] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"E\d{3}", node.value):
+                raised.setdefault(node.value, relative(path))
+    assert {code: path for code, path in raised.items() if code not in catalogue()} == {}
+    assert [code for code in catalogue() if code not in raised] == []
+
+
+def test_the_changelog_speaks_of_this_version_or_the_next() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "## [Unreleased]" in text or f"## [{PYPROJECT['project']['version']}]" in text
+
+
+# --- Package --------------------------------------------------------------------------------------------------------
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines if "==" in line)}
+    project = PYPROJECT["project"]
+    wanted = [*project["dependencies"], *(line for group in project["optional-dependencies"].values() for line in group)]
+    for requirement in map(Requirement, wanted):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_the_wheel_carries_grammar_specs_examples_and_catalogue(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    wanted = {"ucpl/py.typed", *map(relative, MODULES)}
+    wanted |= {relative(path) for path in (PACKAGE / "errors" / "catalogue").glob("*.toml")}
+    for folder in ("grammar", "specs", "examples"):
+        files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        assert files, folder
+        wanted |= {f"ucpl/_data/{relative(path)}" for path in files}
+    assert wanted - names == set()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"ucpl"}
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

@@ -1,0 +1,77 @@
+"""docs/ERRORS.md, made from the catalogue: a code, what it means, an example, what to do.
+
+The page is never edited by hand: `make docs` writes it, and a test holds it equal to the catalogue.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ucpl.errors import CodeEntry, Exit, catalogue
+
+__all__ = ["errors_markdown"]
+
+HEAD = """\
+# Errors
+
+Every "no" of ucpl has a stable code, the place (two places where two lines disagree), a reason and a remedy.
+`ucpl explain CODE` prints the same text as this page.
+
+This page is made from the catalogue beside `ucpl/errors/` by `make docs`: change it there.
+"""
+
+EXIT_MEANING = {
+    Exit.DONE: "done, or equal",
+    Exit.ANSWER_IS_NO: "the answer is no: diagnostics found, checkpoints differ, verification failed",
+    Exit.WRONG_USAGE: "wrong usage",
+    Exit.SOURCE_DAMAGED: "the source cannot be read or is damaged",
+    Exit.TARGET_UNWRITABLE: "the target cannot be written",
+    Exit.PLAN_DOES_NOT_FIT: "a plan does not fit its source",
+    Exit.INTERRUPTED: "interrupted",
+}
+
+
+def errors_markdown() -> str:
+    """The page: the meanings of exit statuses, an index of all codes, then one section a code, in the codes' order."""
+    entries = tuple(catalogue().values())
+    parts = [
+        HEAD,
+        "## Exit status\n\n" + table(("status", "meaning"), [(str(s), text) for s, text in EXIT_MEANING.items()]),
+        "## Index\n\n"
+        + table(
+            ("code", "title", "exit"),
+            [(f"[{e.code}](#{e.code.lower()})", e.title, str(e.exit_status)) for e in entries],
+        ),
+        *(section(entry) for entry in entries),
+    ]
+    return "\n".join(parts)
+
+
+def section(entry: CodeEntry) -> str:
+    """One code. Its heading is the bare code, so that `ERRORS.md#e101` stays a link when the title is reworded."""
+    return (
+        f"## {entry.code}\n\n"
+        f"**{entry.title}** (exit status {entry.exit_status})\n\n"
+        f"{entry.meaning}\n\n"
+        f"{fenced(entry.example)}\n\n"
+        f"What to do: {entry.remedy}\n"
+    )
+
+
+def fenced(text: str) -> str:
+    """A code block whose fence is longer than any run of backticks in the text."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table; a `|` in a cell is escaped."""
+    lines = [head, tuple("---" for _ in head), *(tuple(cell.replace("|", r"\|") for cell in row) for row in rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(errors_markdown(), encoding="utf-8")
