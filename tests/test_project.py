@@ -56,6 +56,16 @@ def test_the_order_of_imports_is_a_contract() -> None:
     assert {"stores", "stores-know-no-plans", "plans-touch-no-files", "torch", "lark", "networkx"} <= set(contracts)
 
 
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [("ucpl", "attrs lark networkx numpy torch"), ("ucpl.errors", "lark networkx numpy torch"), ("ucpl.cli", "torch")],
+)
+def test_importing_starts_in_a_blink(module: str, heavy: str) -> None:
+    code = f"import sys, {module}; print(*sorted(set({heavy.split()}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 def test_no_tracked_file_names_the_machine_it_was_made_on() -> None:
     folder = re.compile(rb"(?<![\w.~}/-])/(?:work|root|opt)/")
     found = {relative(path): folder.findall(path.read_bytes()) for path in tracked() if path != Path(__file__)}
@@ -123,7 +133,10 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines if "==" in line)}
     project = PYPROJECT["project"]
-    wanted = [*project["dependencies"], *(line for group in project["optional-dependencies"].values() for line in group)]
+    wanted = [
+        *project["dependencies"],
+        *(line for group in project["optional-dependencies"].values() for line in group),
+    ]
     for requirement in map(Requirement, wanted):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
