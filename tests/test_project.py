@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ucpl"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+CODE = re.compile(r"[EW]\d{3}")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -58,7 +59,7 @@ def test_the_order_of_imports_is_a_contract() -> None:
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
-    [("ucpl", "attrs lark networkx numpy torch"), ("ucpl.errors", "lark networkx numpy torch"), ("ucpl.cli", "torch")],
+    [("ucpl", "lark networkx numpy torch"), ("ucpl.errors", "lark networkx numpy torch"), ("ucpl.cli", "torch")],
 )
 def test_importing_starts_in_a_blink(module: str, heavy: str) -> None:
     code = f"import sys, {module}; print(*sorted(set({heavy.split()}) & set(sys.modules)))"
@@ -106,7 +107,7 @@ def test_every_code_has_a_known_exit_status_and_all_its_texts() -> None:
     statuses = {value for name, value in vars(Exit).items() if name.isupper()}
     assert set(EXIT_MEANING) == statuses
     for code, entry in catalogue().items():
-        assert re.fullmatch(r"[EW]\d{3}", code)
+        assert CODE.fullmatch(code)
         assert entry.exit_status in statuses, code
         assert entry.title and entry.meaning and entry.example and entry.remedy, code
 
@@ -115,7 +116,7 @@ def test_every_code_that_is_raised_is_in_the_catalogue_and_the_reverse() -> None
     raised: dict[str, str] = {}
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"E\d{3}", node.value):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value):
                 raised.setdefault(node.value, relative(path))
     assert {code: path for code, path in raised.items() if code not in catalogue()} == {}
     assert [code for code in catalogue() if code not in raised] == []
