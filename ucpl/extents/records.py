@@ -76,6 +76,8 @@ class TensorRef:
     stride: tuple[int, ...]
     requires_grad: bool = False
     parameter: bool = False
+    # Python attributes that the tensor carried (DeepSpeed's ds_id): kept and written back, no part of what it is equal to
+    attributes: Any = field(default=None, eq=False)
 
 
 @frozen

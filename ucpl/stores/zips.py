@@ -1,0 +1,295 @@
+"""The directory of a zip archive: where each member's bytes lie. Read by position; nothing is unpacked, mapped or trusted.
+
+torch.save stores members as they are, so a tensor can be read in place once its member is found. Everything that a
+directory may claim is checked against the file and against the members' own headers before any of it is used.
+
+Not here: writing (torch_files), and members that are compressed.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from itertools import pairwise
+from pathlib import Path
+
+from attrs import frozen
+
+from ucpl.errors import Label, fail
+
+__all__ = ["Member", "ZipDirectory", "read_member", "read_zip_directory"]
+
+DIRECTORY_BYTES_MAX = 1 << 30
+MEMBER_READ_MAX = 1 << 30  # of a member that is read whole
+
+_END = struct.Struct("<4s4H2IH")  # 22 bytes
+_END64 = struct.Struct("<4sQ2H2I4Q")  # 56 bytes
+_LOCATOR = struct.Struct("<4sIQI")  # 20 bytes
+_ENTRY = struct.Struct("<4s6H3I5H2I")  # 46 bytes, then name, extra, comment
+_LOCAL = struct.Struct("<4s5H3I2H")  # 30 bytes, then name, extra
+_FLAG_ENCRYPTED, _FLAG_LATER, _FLAG_PATCH, _FLAG_STRONG, _FLAG_MASKED = 1, 8, 1 << 5, 1 << 6, 1 << 13
+_U32 = 0xFFFFFFFF
+_U16 = 0xFFFF
+
+
+@frozen
+class Member:
+    """One stored member: the byte position of its data in the file, its length, and the CRC-32 that the archive states."""
+
+    name: str
+    start: int
+    size: int
+    crc: int
+
+
+@frozen
+class ZipDirectory:
+    """The members of an archive by name, in the order of the directory. `size` is the archive's length in bytes."""
+
+    file: str  # the name that errors give
+    size: int
+    members: dict[str, Member]
+
+
+def open_file(path: Path, file: str) -> int:
+    """A descriptor to read by position. Raises: UcplError E400."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        fail("E400", f"{file} cannot be opened: {reason}", Label(str(path)))
+
+
+def read_exactly(fd: int, start: int, size: int, file: str) -> bytes:
+    """`size` bytes from `start`. Raises: UcplError E400 where the file gives fewer."""
+    parts: list[bytes] = []
+    left = size
+    while left:
+        try:
+            part = os.pread(fd, min(left, 1 << 30), start + size - left)
+        except OSError as error:
+            fail("E400", f"{file} cannot be read at byte {start + size - left}: {error.strerror}", Label(file))
+        if not part:
+            fail("E400", f"{file} ends at byte {start + size - left}, within what is read", Label(file))
+        parts.append(part)
+        left -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_member(fd: int, member: Member, file: str) -> bytes:
+    """A whole member, its CRC checked. Raises: UcplError E400, E402, E408."""
+    if member.size > MEMBER_READ_MAX:
+        fail("E402", f"{file}: member {member.name} has {member.size} bytes", Label(file, where=member.name))
+    data = read_exactly(fd, member.start, member.size, file)
+    found = zlib.crc32(data)
+    if found != member.crc:
+        fail(
+            "E408",
+            f"{file}: the bytes of {member.name} do not match their CRC",
+            Label(file, f"CRC {member.crc:08x} in the directory, {found:08x} of the bytes", where=member.name),
+        )
+    return data
+
+
+def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = None) -> ZipDirectory:
+    """The checked directory of the archive that fills `size` bytes from `start` (default: the whole file).
+
+    `file` is the name that errors give. Positions of members are positions in the file.
+
+    Raises: UcplError E400-E407.
+    """
+    try:
+        file_size = os.fstat(fd).st_size
+    except OSError as error:
+        fail("E400", f"{file} cannot be read: {error.strerror}", Label(file))
+    if size is None:
+        size = file_size - start
+    if start < 0 or size < 0 or start + size > file_size:
+        fail("E402", f"{file}: bytes {start} to {start + size} are asked for, it has {file_size}", Label(file))
+    count, directory_start, directory_size = _find_directory(fd, file, start, size)
+    raw = read_exactly(fd, start + directory_start, directory_size, file)
+    members: dict[str, Member] = {}
+    spans: list[tuple[int, int, str]] = []  # header start, data end, name
+    pos = 0
+    for _ in range(count):
+        if pos + 46 > directory_size:
+            fail("E402", f"{file}: the zip directory ends within an entry", Label(file))
+        entry = _ENTRY.unpack_from(raw, pos)
+        name_size, extra_size, comment_size = entry[10], entry[11], entry[12]
+        name_end = pos + 46 + name_size
+        extra_end = name_end + extra_size
+        if entry[0] != b"PK\x01\x02" or extra_end + comment_size > directory_size:
+            fail("E402", f"{file}: the zip directory has a damaged entry", Label(file, where=f"entry {len(members)}"))
+        raw_name = raw[pos + 46 : name_end]
+        name = _checked_name(raw_name, file)
+        if name in members:
+            fail("E405", f"{file}: two members are called {name}", Label(file, where=name))
+        flags, method, crc, packed, unpacked = entry[3], entry[4], entry[7], entry[8], entry[9]
+        disk, header = entry[13], entry[16]
+        if flags & (_FLAG_ENCRYPTED | _FLAG_PATCH | _FLAG_STRONG | _FLAG_MASKED):
+            fail("E407", f"{file}: member {name} is encrypted or patched", Label(file, where=name))
+        if method != 0:
+            fail("E403", f"{file}: member {name} is compressed (method {method})", Label(file, where=name))
+        if _U32 in (packed, unpacked, header) or disk == _U16:
+            fields = _zip64(raw[name_end:extra_end], (unpacked, packed, header), file, name)
+            unpacked, packed, header = fields
+        if disk not in (0, _U16):
+            fail("E407", f"{file}: member {name} is on another disk", Label(file, where=name))
+        if packed != unpacked:
+            fail("E402", f"{file}: member {name} is stored, yet has two sizes", Label(file, where=name))
+        if header + 30 > directory_start:
+            fail("E402", f"{file}: member {name} starts behind the members", Label(file, where=name))
+        data = _check_local(fd, file, start, header, raw_name, name, flags, crc, packed, directory_start)
+        if data + packed > directory_start:
+            fail(
+                "E402",
+                f"{file}: member {name} ends behind the members",
+                Label(file, f"byte {data + packed}, the members end at {directory_start}", where=name),
+            )
+        members[name] = Member(name, start + data, packed, crc)
+        spans.append((header, data + packed, name))
+        pos = extra_end + comment_size
+    if pos != directory_size:
+        fail("E402", f"{file}: the zip directory has bytes after its {count} entries", Label(file))
+    spans.sort()
+    for (_, end, first), (begin, _, second) in pairwise(spans):
+        if begin < end:
+            fail("E404", f"{file}: members {first} and {second} overlap", Label(file, where=second))
+    return ZipDirectory(file, size, members)
+
+
+def _find_directory(fd: int, file: str, start: int, size: int) -> tuple[int, int, int]:
+    """(entries, start, bytes) of the directory, from the records at the archive's end. Positions within the archive."""
+    tail_start = max(0, size - (22 + _U16))
+    tail = read_exactly(fd, start + tail_start, size - tail_start, file)
+    at = tail.rfind(b"PK\x05\x06")
+    while at >= 0:
+        if at + 22 <= len(tail) and at + 22 + _END.unpack_from(tail, at)[7] == len(tail):
+            break
+        at = tail.rfind(b"PK\x05\x06", 0, at + 3)
+    if at < 0:
+        head = read_exactly(fd, start, min(4, size), file)
+        if not size:
+            fail("E401", f"{file} is empty", Label(file))
+        if head == b"PK\x03\x04":
+            fail(
+                "E401", f"{file} was cut short: it starts as a zip archive and has no directory at its end", Label(file)
+            )
+        fail("E401", f"{file} is no zip archive", Label(file))
+    end_start = tail_start + at
+    _, disk, directory_disk, count_here, count, directory_size, directory_start, _ = _END.unpack_from(tail, at)
+    before = end_start
+    multi_disk = disk not in (0, _U16) or directory_disk not in (0, _U16) or count_here != count
+    if end_start >= 20:
+        locator = read_exactly(fd, start + end_start - 20, 20, file)
+        if locator.startswith(b"PK\x06\x07"):
+            _, disk64, end64_start, disks = _LOCATOR.unpack(locator)
+            if end64_start + 56 > end_start - 20:
+                fail("E402", f"{file}: the zip64 end record lies behind its place", Label(file))
+            end64 = _END64.unpack(read_exactly(fd, start + end64_start, 56, file))
+            if end64[0] != b"PK\x06\x06" or end64_start + 12 + end64[1] != end_start - 20:
+                fail("E402", f"{file}: the zip64 end record is damaged", Label(file))
+            multi_disk = (
+                multi_disk or disk64 != 0 or disks != 1 or end64[4] != 0 or end64[5] != 0 or end64[6] != end64[7]
+            )
+            for small, large, most in (
+                (count, end64[7], _U16),
+                (directory_size, end64[8], _U32),
+                (directory_start, end64[9], _U32),
+            ):
+                if small not in (most, large):
+                    fail("E402", f"{file}: its two zip end records disagree", Label(file))
+            count, directory_size, directory_start = end64[7], end64[8], end64[9]
+            before = end64_start
+    if multi_disk:
+        fail("E407", f"{file} is one disk of a zip archive of several", Label(file))
+    if directory_start + directory_size != before:
+        fail(
+            "E402",
+            f"{file}: the zip directory is not where its end record says",
+            Label(file, f"{directory_start} + {directory_size} bytes, the end record is at {before}"),
+        )
+    if directory_size > DIRECTORY_BYTES_MAX or count * 46 > directory_size:
+        fail("E402", f"{file}: a zip directory of {count} entries in {directory_size} bytes", Label(file))
+    return count, directory_start, directory_size
+
+
+def _checked_name(raw: bytes, file: str) -> str:
+    try:
+        name = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        fail("E405", f"{file}: a member's name is no text", Label(file, where=ascii(raw)[:100]))
+    if (
+        not name
+        or name.startswith("/")
+        or "\\" in name
+        or not name.isprintable()
+        or (".." in name and ".." in name.split("/"))
+        or name[1:2] == ":"
+    ):
+        fail("E405", f"{file}: a member has the unsafe name {ascii(name)[:100]}", Label(file, where=ascii(name)[:100]))
+    return name
+
+
+def _zip64(extra: bytes, fields: tuple[int, ...], file: str, name: str) -> tuple[int, int, int]:
+    """(unpacked, packed, header) with those that are 0xFFFFFFFF taken from the zip64 field, in this order."""
+    pos = 0
+    while pos + 4 <= len(extra):
+        kind, size = struct.unpack_from("<2H", extra, pos)
+        pos += 4
+        if kind == 1 and pos + size <= len(extra):
+            values: list[int] = []
+            at = pos
+            for value in fields:
+                if value == _U32:
+                    if at + 8 > pos + size:
+                        break
+                    (value,) = struct.unpack_from("<Q", extra, at)
+                    at += 8
+                values.append(value)
+            if len(values) == len(fields) == 3 and max(values) < 1 << 62:
+                return values[0], values[1], values[2]
+            break
+        pos += size
+    fail("E402", f"{file}: member {name} lacks its zip64 sizes", Label(file, where=name))
+
+
+def _check_local(
+    fd: int,
+    file: str,
+    start: int,
+    header: int,
+    raw_name: bytes,
+    name: str,
+    flags: int,
+    crc: int,
+    size: int,
+    directory_start: int,
+) -> int:
+    """Where the member's data starts, once its own header agrees with the directory."""
+    local_size = min(30 + len(raw_name), directory_start - header)
+    raw = read_exactly(fd, start + header, local_size, file)
+    fields = _LOCAL.unpack_from(raw)
+    name_size, extra_size = fields[9], fields[10]
+    agrees = (
+        fields[0] == b"PK\x03\x04"
+        and fields[3] == 0  # method
+        and fields[2] & ~0x800 == flags & ~0x800
+        and name_size == len(raw_name)
+        and raw[30:] == raw_name
+    )
+    data: int = header + 30 + name_size + extra_size
+    if agrees and data > directory_start:
+        fail("E402", f"{file}: member {name} starts behind the members", Label(file, where=name))
+    if agrees and not flags & _FLAG_LATER:
+        packed, unpacked = fields[7], fields[8]
+        if _U32 in (packed, unpacked):
+            extra = read_exactly(fd, start + header + 30 + name_size, extra_size, file)
+            unpacked, packed, _ = _zip64(extra, (unpacked, packed, 0), file, name)
+        agrees = fields[6] == crc and packed == unpacked == size
+    elif agrees:
+        agrees = fields[6] in (0, crc) and fields[7] in (0, size, _U32) and fields[8] in (0, size, _U32)
+    if not agrees:
+        fail("E406", f"{file}: the header of member {name} disagrees with the directory", Label(file, where=name))
+    return data
