@@ -1,0 +1,94 @@
+"""CRC-32 of a file from the CRCs of its pieces, computed in any order and by anyone.
+
+A CRC is linear: appending n bytes to what was digested maps its CRC through a fixed 32 × 32 matrix over GF(2), the n-th
+power of the matrix of one byte, and then adds (XOR) the CRC of what was appended. Powers of two of that matrix are kept as
+four tables of 256 words, so that shifting many CRCs by many lengths is a few lookups for each bit of the lengths.
+
+The polynomial and the conventions are zlib's, which zip uses. Not here: digesting bytes (zlib.crc32).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["combine", "combine_groups", "crc_of_zeros", "shift"]
+
+_POLYNOMIAL = 0xEDB88320  # reflected
+_BITS = 63  # of a length in bytes
+
+U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
+
+
+def combine(crcs: npt.ArrayLike, lengths: npt.ArrayLike) -> int:
+    """The CRC of the concatenation of pieces with these CRCs (u32) and lengths in bytes (i64), in their order.
+
+    >>> import zlib
+    >>> combine([zlib.crc32(b"uni"), zlib.crc32(b"versal")], [3, 6]) == zlib.crc32(b"universal")
+    True
+    """
+    pieces = np.asarray(crcs, dtype=np.uint32).reshape(-1)  # (pieces,)
+    if not pieces.size:
+        return 0
+    sizes = np.asarray(lengths, dtype=np.int64).reshape(-1)
+    behind = sizes.sum() - np.cumsum(sizes)  # (pieces,) bytes that follow each piece
+    return int(np.bitwise_xor.reduce(shift(pieces, behind)))
+
+
+def combine_groups(crcs: npt.ArrayLike, lengths: npt.ArrayLike, starts: npt.ArrayLike) -> U32:
+    """As `combine` for many files at once: group g is the pieces from starts[g] up to starts[g + 1]. None may be empty."""
+    pieces = np.asarray(crcs, dtype=np.uint32).reshape(-1)  # (pieces,)
+    sizes = np.asarray(lengths, dtype=np.int64).reshape(-1)
+    first = np.asarray(starts, dtype=np.int64).reshape(-1)  # (groups,)
+    if not first.size:
+        return np.zeros(0, np.uint32)
+    totals = np.add.reduceat(sizes, first)  # (groups,)
+    counts = np.diff(np.append(first, sizes.size))
+    ends = np.cumsum(totals) + sizes[: first[0]].sum()
+    behind = np.repeat(ends, counts) - np.cumsum(sizes)[first[0] :]
+    return np.bitwise_xor.reduceat(shift(pieces[first[0] :], behind), first - first[0])
+
+
+def shift(crcs: npt.ArrayLike, nbytes: npt.ArrayLike) -> U32:
+    """What CRCs contribute when `nbytes` further bytes follow: `crc(a + b) == shift(crc(a), len(b)) ^ crc(b)`."""
+    moved = np.array(crcs, dtype=np.uint32, copy=True, ndmin=1)
+    left = np.broadcast_to(np.asarray(nbytes, dtype=np.int64), moved.shape)
+    if moved.size and left.min() < 0:
+        raise ValueError("a length is negative")
+    for bit in range(int(left.max()).bit_length() if moved.size else 0):
+        chosen = np.flatnonzero((left >> bit) & 1)
+        if chosen.size:
+            moved[chosen] = _apply(_power(bit), moved[chosen])
+    return moved
+
+
+def crc_of_zeros(nbytes: int) -> int:
+    """The CRC of `nbytes` zero bytes, without making them."""
+    return int(shift([0xFFFFFFFF], [nbytes])[0]) ^ 0xFFFFFFFF
+
+
+def _apply(table: U32, crcs: U32) -> U32:
+    """A matrix, as a table (4, 256) over the bytes of a word, times each word."""
+    found: U32 = table[0][crcs & 0xFF]
+    found ^= table[1][(crcs >> 8) & 0xFF]
+    found ^= table[2][(crcs >> 16) & 0xFF]
+    found ^= table[3][crcs >> 24]
+    return found
+
+
+@cache
+def _power(bit: int) -> U32:
+    """The table of 2^bit appended zero bytes: (4, 256) u32."""
+    if bit > _BITS:
+        raise ValueError("a length of more than 2^63 bytes")
+    words = np.arange(256, dtype=np.uint32)
+    places = np.stack([words << (8 * place) for place in range(4)])  # (4, 256): each byte at each place
+    if bit:
+        half = _power(bit - 1)
+        return _apply(half, _apply(half, places))
+    for _ in range(8):
+        places = (places >> 1) ^ np.where(places & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
+    return places
