@@ -1,0 +1,40 @@
+"""Finds the data that ships with the code: the grammar and the library of models and layouts.
+
+In a checkout they stand beside the package (`grammar/`, `specs/`), where people read and edit them; a wheel carries
+them inside (`ucpl/_data/`). Nothing else may know which of the two it is.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+__all__ = ["grammar_text", "spec_files", "spec_text"]
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def _folder(name: str) -> Path:
+    """The folder `name` of the wheel's data, else of the checkout. The wheel's first: what is installed is what runs."""
+    packed = _PACKAGE / "_data" / name
+    return packed if packed.is_dir() else _PACKAGE.parent / name
+
+
+@cache
+def grammar_text() -> str:
+    """The grammar of the language, as lark reads it."""
+    return (_folder("grammar") / "ucpl.lark").read_text(encoding="utf-8")
+
+
+def spec_files() -> list[tuple[str, Path]]:
+    """The shipped .ucpl files as (name, path), sorted; a name is the path below `specs/`, with `/`."""
+    root = _folder("specs")
+    return sorted((path.relative_to(root).as_posix(), path) for path in root.rglob("*.ucpl"))
+
+
+def spec_text(name: str) -> str:
+    """The text of one shipped file, by the name that `spec_files` gives it.
+
+    Raises: KeyError, if there is none of that name (so a name can never lead out of the library).
+    """
+    return dict(spec_files())[name].read_text(encoding="utf-8")

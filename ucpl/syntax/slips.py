@@ -1,0 +1,305 @@
+"""Turns a parse error into the message that its author deserves: where, what, and what to write instead.
+
+A hint is keyed by texts that make the same slip. A slip is recognised by the parser's state and the token that it
+fails on; the parser's stack is left out, so one text serves every depth of nesting.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import cache
+from typing import Any
+
+from lark import Lark, Token
+from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+
+from ucpl.errors import Diagnostic, Label, UcplError, catalogue
+from ucpl.syntax.source import Source
+
+__all__ = ["HINTS", "diagnose"]
+
+_IN_LAYOUT = "layout x() of y {\n  %s\n}"
+_IN_MODEL = "model y {\n  %s\n}"
+
+
+def _layout(*lines: str) -> list[str]:
+    return [_IN_LAYOUT % line for line in lines]
+
+
+def _model(*lines: str) -> list[str]:
+    return [_IN_MODEL % line for line in lines]
+
+
+HINTS: dict[str, list[str]] = {
+    "parts stand end to end with `+`, as in (q: r d + k: d)": _layout("a = (q: g | k: d)", "a = (g | d)"),
+    "axes in parentheses are put side by side by a space, end to end by `+`: there is no comma": _layout("a = (g, d)"),
+    "a layout says how a tensor lies, with `=`; only a model uses `:`": _layout(
+        "a : v h", "a[l] : v h", "* : v", '"a" : h'
+    ),
+    "a model says which dims a tensor has, with `:`; only a layout uses `=`": _model("a = v h", '"a" = v'),
+    "finish the pattern first; clauses such as `as` and `in` come after it": _layout(
+        'a = as "b" h', "a = in f h", "a = at pp[0] h", "a = mean @tp h", "a = dtype f32 h", "a = when e h"
+    ),
+    "give the mesh axis a name after `@`, as in g@tp, and its size as a parameter of the layout": _layout(
+        "a = g@4 h", "a = g@chunk(4)", "a = g@spread(4)", "a = h mean @4", "blob a @4 keep"
+    ),
+    "an axis is a name: write `dim x = 4` in the model, then `x` here": _layout("a = 4 h", "a = h 4", "a = (4 h)"),
+    "statements end with the line: there is no `;`": [
+        "let a = 1; let b = 2",
+        *_layout("a = h;", 'a = h as "b";', "mesh a;", 'file a = torch "x";'),
+        *_model("a : h;", "dim l = 1;", "state a : f32;", "dtype f32;"),
+    ],
+    "one `=` binds a value; `==` compares two, as in `assert a == b`": [
+        "let a == 1",
+        *_layout("a == h", "dim a == 1", "index a == h"),
+    ],
+    "statements stand side by side, one a line; a comma joins only what is of one kind, as in `let a = 1, b = 2`": (
+        _layout("a = v, h", "a = h@tp, h")
+    ),
+    "comments start with `#`": ["let a = 1 // x", "// x", *_layout("// x"), *_model("// x"), *_layout("a = h // x")],
+    "texts stand in double quotes": [
+        *_layout("a = h as 'b'", "file f = torch 'b'", "a = h as b", "file f = torch b", "file f = torch"),
+        "from 'a' import b",
+        "from a import b",
+    ],
+    'a file has a form and a name, as in: file weights = torch "model.pt"': _layout('file f = "b"', 'file "b"'),
+    "a layout names its parameters in parentheses, none as `()`: layout x(tp, pp = 1) of y { … }": [
+        "layout x of y {\n}",
+        "layout x {\n}",
+    ],
+    "a layout says which model it lays out: layout x() of y { … }; of any model: `of any`": [
+        "layout x() {\n}",
+        "layout x() extends z() {\n}",
+        "layout x() = y",
+    ],
+    "a model has no parameters: sizes are its dims, and come from the command line with -D": ["model y(h) {\n}"],
+    "the body of a model or a layout stands in braces, which open on the same line": [
+        "model y\n{\n}",
+        "layout x() of y\n{\n}",
+        "layout x() of y extends z()\n{\n}",
+        "model y:\n  a : h",
+        "layout x() of y:\n  a = h",
+    ],
+    "a plan names two layouts with `->` between, as in: plan grow = a(tp = 4) -> b(tp = 2)": [
+        "plan p = a() => b()",
+        "plan p = a()",
+        "plan p : a()",
+        "plan a() -> b()",
+    ],
+    "give the layout its arguments in parentheses, none as `()`": [
+        "plan p = a -> b",
+        "plan p = a() -> b",
+        "layout x() of y extends z {\n}",
+        *_layout("use a as b", "framework deepspeed"),
+    ],
+    "statements of this kind stand inside a model or a layout": ["a : v h", "a = v h", "mesh dp", "state a : f32"],
+    "a clause needs something to stand after: an entry, on the same line or the one above": _layout("as x", "in f"),
+    "give the tensor its dims after the `:`; one without any has `()`": _model("a :", "a : dtype f32", "a : when e"),
+    "give the tensor its stored axes after the `=`; one without any has `()`, one that is not stored has `none`": (
+        _layout("a =", "state * =")
+    ),
+    "a tensor's name with digits between its dots stands in quotes": [
+        *_model("blocks.0.w : h"),
+        *_layout("blocks.0.w = h"),
+    ],
+    "a range in brackets has two dots, as in l[1..] or l[1.. by 2]": _model("a : l[1] h", "a : l[1:2] h"),
+    "a cut takes the mesh axis first, as in @chunk(dp, 2); sizes stand in brackets, as in @pp[7, 8, 9]": _layout(
+        "a = h@tp(2)", "a = h@chunk[2]", "a = h@chunk"
+    ),
+    "`pad` takes an axis and the number that its size becomes a multiple of, as in pad(vocab, 128 * tp)": _layout(
+        "a = pad(v) h", "a = pad v h", "a = pad(v 4) h"
+    ),
+    "write what it is in words: `and`, `or`, `not`": [
+        "assert a && b",
+        "assert a || b",
+        "assert !a",
+        "assert a & b",
+        "assert a | b",
+    ],
+    "a comparison has two sides; join two of them with `and`": ["assert a < b < c", "assert a == b == c"],
+}
+
+_FRIENDLY = {
+    "_NL": "the end of the line",
+    "$END": "the end of the text",
+    "NAME": "a name",
+    "STRING": "a quoted text",
+    "INT": "a number",
+    "COMPARE": "a comparison",
+}
+
+_OPEN = {"(": ")", "[": "]", "{": "}"}
+_SKELETON = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|#[^\n]*|[()\[\]{}]')
+
+
+def diagnose(error: UnexpectedInput, source: Source, parser: Lark) -> Diagnostic:
+    """The diagnostic of a text that the parser refuses."""
+    if isinstance(error, UnexpectedToken):
+        return _unexpected(error, source, parser)
+    place = error.pos_in_stream or 0
+    if isinstance(error, UnexpectedCharacters):
+        return _unreadable(source, place)
+    return _diagnostic("E001", "the text ends too early", source.label(source.span(place, place)))
+
+
+def _diagnostic(code: str, message: str, *labels: Label, notes: tuple[str, ...] = (), remedy: str = "") -> Diagnostic:
+    return Diagnostic(code, message, labels, notes, remedy or catalogue()[code].remedy)
+
+
+def _unreadable(source: Source, place: int) -> Diagnostic:
+    """A character that no token starts with."""
+    text = source.text
+    if text[place] == '"':
+        stop = text.find("\n", place)
+        label = source.label(source.span(place, stop if stop >= 0 else len(text)), "it starts here")
+        return _diagnostic("E005", "a quoted text does not end on its line", label)
+    if text[place].isdigit() and text[place].isascii():
+        match = re.compile(r"[0-9A-Za-z_]+").match(text, place)
+        stop = match.end() if match else place + 1
+        label = source.label(source.span(place, stop), "neither a number nor a name")
+        return _diagnostic(
+            "E019",
+            f"`{text[place:stop]}` starts like a number and goes on like a name",
+            label,
+            remedy="put a space between them, or quotes around a name that starts with a digit",
+        )
+    character = text[place]
+    shown = character if character.isprintable() else f"U+{ord(character):04X}"
+    return _diagnostic("E004", f"`{shown}` means nothing in this language", source.label(source.span(place, place + 1)))
+
+
+def _unexpected(error: UnexpectedToken, source: Source, parser: Lark) -> Diagnostic:
+    token = error.token
+    start = min(token.start_pos if token.start_pos is not None else len(source.text), len(source.text))
+    at_end = token.type == "$END"
+    if at_end:
+        start = len(source.text.rstrip())
+    stop = start + (1 if token.type in ("_NL", "$END") else len(token))
+    opener = _open_bracket(source.text, start)
+    if at_end and opener is not None:
+        return _unclosed(source, opener)
+    if _slip_of(error)[0] in _before_header(parser):
+        text = source.text[start:stop].split("\n")[0]
+        label = source.label(source.span(start, start + len(text)), "the version should stand before this")
+        return _diagnostic("E002", "the text does not say which version of the language it is written in", label)
+
+    expected = _expected(error)
+    shown = "the end of the text" if at_end else "the end of the line" if token.type == "_NL" else f"`{token}`"
+    labels = [source.label(source.span(start, stop), _here(expected))]
+    if opener is not None and "\n" in source.text[opener:start] and source.text[opener] != "{":
+        bracket = source.text[opener]
+        labels.append(source.label(source.span(opener, opener + 1), f"this `{bracket}` is still open"))
+    hint = _table(parser).get(_slip_of(error)) or _meant(token, expected) or _name_wanted(token, expected)
+    return _diagnostic("E001", f"unexpected {shown}", *labels, remedy=hint)
+
+
+def _unclosed(source: Source, opener: int) -> Diagnostic:
+    bracket = source.text[opener]
+    label = source.label(source.span(opener, opener + 1), "opened here")
+    return _diagnostic("E007", f"`{bracket}` is never closed", label, remedy=f"close it with `{_OPEN[bracket]}`")
+
+
+def _open_bracket(text: str, stop: int) -> int | None:
+    """Where the innermost bracket stands that is still open at `stop`."""
+    stack: list[int] = []
+    for match in _SKELETON.finditer(text, 0, stop):
+        if match[0] in _OPEN:
+            stack.append(match.start())
+        elif match[0] in ")]}" and stack:
+            stack.pop()
+    return stack[-1] if stack else None
+
+
+def _expected(error: UnexpectedToken) -> set[str]:
+    """The kinds of token that could have stood there, without those that only lex habits."""
+    try:
+        accepted = error.interactive_parser.accepts() if error.interactive_parser else error.expected
+    except Exception:
+        accepted = error.expected  # a text at a limit; the table of the state is a fair answer too
+    return {name for name in accepted if name != "SLIP"}
+
+
+def _here(expected: set[str]) -> str:
+    """What could have stood there, if that is little enough to say."""
+    if not 1 <= len(expected) <= 4:
+        return ""
+    names = sorted(_friendly(name) for name in expected)
+    return (", ".join(names[:-1]) + " or " if names[:-1] else "") + f"{names[-1]} can stand here"
+
+
+_SIGNS = {
+    "LPAR": "(",
+    "RPAR": ")",
+    "LSQB": "[",
+    "RSQB": "]",
+    "LBRACE": "{",
+    "RBRACE": "}",
+    "EQUAL": "=",
+    "COLON": ":",
+    "COMMA": ",",
+    "DOT": ".",
+    "CUT": "@",
+    "PLUS": "+",
+    "MINUS": "-",
+    "STAR": "*",
+    "SLASH": "/",
+    "PERCENT": "%",
+    "ARROW": "->",
+    "DOTS": "..",
+    "REST": "...",
+}
+
+
+def _friendly(kind: str) -> str:
+    return _FRIENDLY.get(kind) or f"`{_SIGNS.get(kind) or kind.lower()}`"
+
+
+def _meant(token: Token, expected: set[str]) -> str:
+    """The keyword that a word nearly is."""
+    if token.type != "NAME":
+        return ""
+    words = [kind.lower() for kind in expected if kind.isalpha() and kind not in _FRIENDLY and kind not in _SIGNS]
+    near = difflib.get_close_matches(token[:40], words, n=1, cutoff=0.6)
+    return f"did you mean `{near[0]}`?" if near else ""
+
+
+def _name_wanted(token: Token, expected: set[str]) -> str:
+    """A keyword where a name should stand."""
+    if token.type.isalpha() and str(token).isidentifier() and token.type != "NAME" and "STRING" in expected:
+        return f'`{token}` is a word of the language here; as a name it stands in quotes: "{token}"'
+    return ""
+
+
+def _slip_of(error: UnexpectedInput) -> tuple[Any, str]:
+    state = getattr(error, "state", None)
+    return getattr(state, "position", state), getattr(getattr(error, "token", None), "type", "")
+
+
+def _failure(parser: Lark, text: str) -> UnexpectedInput | None:
+    try:
+        parser.parse(text + "\n", start="start")
+    except UnexpectedInput as error:
+        return error
+    except UcplError:
+        pass
+    return None
+
+
+@cache
+def _before_header(parser: Lark) -> frozenset[Any]:
+    """The states of the parser in which only the header can stand."""
+    failures = (_failure(parser, text) for text in ("let a = 1", "\nlet a = 1"))
+    return frozenset(_slip_of(error)[0] for error in failures if error is not None)
+
+
+@cache
+def _table(parser: Lark) -> dict[tuple[Any, str], str]:
+    """The hints by slip. Made at the first error of a process: a text without errors never pays for it."""
+    table: dict[tuple[Any, str], str] = {}
+    for hint, texts in HINTS.items():
+        for text in texts:
+            error = _failure(parser, "ucpl 1\n" + text)
+            if error is not None:
+                table.setdefault(_slip_of(error), hint)
+    return table
