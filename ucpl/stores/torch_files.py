@@ -9,6 +9,10 @@ Not here: torch, and moving tensors' bytes (but for scalars).
 from __future__ import annotations
 
 import os
+import re
+import struct
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,10 @@ from attrs import field, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Scalar, StorageRef, TensorRef
-from ucpl.stores.pickles import load_pickle, walk
+from ucpl.stores.pickles import dump_pickle, load_pickle, walk
 from ucpl.stores.zips import Member, open_file, read_exactly, read_member, read_zip_directory
 
-__all__ = ["TorchFile", "read_torch_file"]
+__all__ = ["TorchFile", "TorchFilePlan", "layout_torch_file", "read_torch_file"]
 
 REPEATS_MAX = 1 << 31  # elements of a tensor that is larger than its storage (stride 0)
 SCALAR_BYTES_MAX = 1 << 20
@@ -187,3 +191,164 @@ def _check_geometry(tensor: TensorRef, member: Member, file: str, path: Path) ->
         )
     if numel > REPEATS_MAX and numel > elements:
         fail("E416", f"{file}: a tensor repeats its storage beyond reason", Label(str(path), geometry, where=where))
+
+
+# ---- laying out ----------------------------------------------------------------------------------------------------
+
+_ALIGNMENT = 64  # bytes, of every member's data, as torch.save aligns it
+_SERIALIZATION_ID = (
+    b"0" * 40
+)  # torch tells archives apart by it in its logs only; here, equal content gives equal bytes
+_U32 = 0xFFFFFFFF
+_U16 = 0xFFFF
+_UTF8, _LATER = 0x800, 0x8
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+
+
+@frozen
+class _Slot:
+    """Where the CRC of a storage goes: its descriptor behind the data, and its entry in the directory."""
+
+    descriptor: int  # byte position in the file
+    entry: int  # byte position of the CRC within the directory
+    size: int
+    wide: bool  # the descriptor states sizes of 8 bytes
+
+
+@frozen
+class TorchFilePlan:
+    """A torch file before its tensors' bytes: `fixed`, the storages and `finish` cover bytes 0 to `size` exactly once."""
+
+    size: int  # bytes of the whole file
+    fixed: tuple[tuple[int, bytes], ...] = field(repr=False)  # (byte position, bytes), ascending
+    storages: dict[str, tuple[int, int]]  # name in StorageRef -> (byte position, bytes), in the order of the file
+    _directory_start: int = field(repr=False)
+    _directory: bytes = field(repr=False)
+    _slots: dict[str, _Slot] = field(repr=False)
+
+    def finish(self, crcs: Mapping[str, int]) -> tuple[tuple[int, bytes], ...]:
+        """What remains to be written once the CRC-32 of each storage is known: (byte position, bytes), ascending.
+
+        Storages without bytes need no CRC. Raises: UcplError E443.
+        """
+        directory = bytearray(self._directory)
+        found: list[tuple[int, bytes]] = []
+        for name, slot in self._slots.items():
+            crc = crcs.get(name)
+            if crc is None or not 0 <= crc <= _U32:
+                fail("E443", f"storage {name} has no CRC", Label("the file laid out", where=name))
+            struct.pack_into("<I", directory, slot.entry, crc)
+            sizes = struct.pack("<2Q" if slot.wide else "<2I", slot.size, slot.size)
+            found.append((slot.descriptor, b"PK\x07\x08" + struct.pack("<I", crc) + sizes))
+        found.append((self._directory_start, bytes(directory)))
+        return tuple(found)
+
+
+def layout_torch_file(value: Any, archive_name: str = "archive") -> TorchFilePlan:
+    """Lay out the file that torch.save would write for `value`, whose tensors refer to storages by name ("0", "1", ...).
+
+    torch calls the archive by the file's stem. Members, their order, alignment, flags and headers are those of torch.save
+    (2.13); times are zero and the serialization id is fixed, so that equal values give equal files.
+
+    Raises: UcplError E440, E441.
+    """
+    if not _SAFE_NAME.fullmatch(archive_name):
+        fail("E441", f"{archive_name!a} cannot be the name of an archive", Label("the file laid out"))
+    data, refs = dump_pickle(value)
+    sizes: dict[str, int] = {}
+    for ref in refs:
+        nbytes = ref.numel * DTYPES[ref.dtype].itemsize
+        if not _SAFE_NAME.fullmatch(ref.name):
+            fail("E441", f"{ref.name!a} cannot be the name of a storage", Label("the file laid out", where=ref.name))
+        if ref.numel < 0 or sizes.setdefault(ref.name, nbytes) != nbytes:
+            fail(
+                "E441",
+                f"storage {ref.name} has both {sizes[ref.name]} and {nbytes} bytes",
+                Label("the file laid out", where=ref.name),
+            )
+    archive = _Archive(archive_name)
+    archive.add_known("data.pkl", data)
+    archive.add_known(".format_version", b"1")
+    archive.add_known(".storage_alignment", str(_ALIGNMENT).encode())
+    archive.add_known("byteorder", b"little")
+    for name, nbytes in sizes.items():
+        archive.add_storage(name, nbytes)
+    archive.add_known("version", b"3\n")
+    archive.add_known(".data/serialization_id", _SERIALIZATION_ID)
+    return archive.plan()
+
+
+@frozen(eq=False)
+class _Archive:
+    """A zip archive under construction, byte for byte as torch's own writer (miniz) would build it."""
+
+    name: str
+    fixed: list[tuple[int, bytes]] = field(factory=list)
+    storages: dict[str, tuple[int, int]] = field(factory=dict)
+    slots: dict[str, _Slot] = field(factory=dict)
+    directory: bytearray = field(factory=bytearray)
+    _entries: list[int] = field(factory=list)  # where each entry starts in the directory
+    _run: list[bytes] = field(factory=list)  # known bytes since the last storage
+    _run_size: list[int] = field(factory=lambda: [0, 0])  # where the run starts, and its bytes
+
+    def _known(self, data: bytes) -> None:
+        self._run.append(data)
+        self._run_size[1] += len(data)
+
+    def _header(self, member: str, size: int, crc: int) -> tuple[int, bool]:
+        """Local header and directory entry of the next member: (where its data starts, whether sizes are of 8 bytes)."""
+        name = f"{self.name}/{member}".encode()
+        offset = sum(self._run_size)
+        zip64 = b""
+        if size >= _U32:
+            zip64 += struct.pack("<2Q", size, size)
+        if offset >= _U32:
+            zip64 += struct.pack("<Q", offset)
+        if zip64:
+            zip64 = struct.pack("<2H", 1, len(zip64)) + zip64
+        flags = _UTF8 | (_LATER if size else 0)
+        padding = -(offset + 30 + len(name) + len(zip64) + 4) % _ALIGNMENT
+        extra = zip64 + b"FB" + struct.pack("<H", padding) + b"Z" * padding
+        local = struct.pack("<4s5H3I2H", b"PK\x03\x04", 0, flags, 0, 0, 0, 0, 0, 0, len(name), len(extra))
+        self._known(local + name + extra)
+        self._entries.append(len(self.directory))
+        small = min(size, _U32)
+        self.directory.extend(
+            struct.pack(
+                "<4s6H3I5H2I",
+                *(b"PK\x01\x02", 0, 0, flags, 0, 0, 0, crc, small, small),
+                *(len(name), len(zip64), 0, 0, 0, 0, min(offset, _U32)),
+            )
+        )
+        self.directory.extend(name + zip64)
+        return offset + len(local) + len(name) + len(extra), bool(zip64)
+
+    def add_known(self, member: str, data: bytes) -> None:
+        crc = zlib.crc32(data)
+        _, wide = self._header(member, len(data), crc)
+        self._known(data)
+        if data:
+            self._known(b"PK\x07\x08" + struct.pack("<I2Q" if wide else "<I2I", crc, len(data), len(data)))
+
+    def add_storage(self, name: str, size: int) -> None:
+        start, wide = self._header(f"data/{name}", size, 0)
+        self.storages[name] = (start, size)
+        if size:
+            self.slots[name] = _Slot(start + size, self._entries[-1] + 16, size, wide)
+            self._cut(start + size + (24 if wide else 16))
+
+    def _cut(self, next_start: int) -> None:
+        """The run of known bytes ends; the next one starts there."""
+        self.fixed.append((self._run_size[0], b"".join(self._run)))
+        self._run.clear()
+        self._run_size[:] = [next_start, 0]
+
+    def plan(self) -> TorchFilePlan:
+        start, size, count = sum(self._run_size), len(self.directory), len(self._entries)
+        self._cut(start)
+        end64 = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 0x031E, 45, 0, 0, count, count, size, start)
+        locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, start + size, 1)
+        few = min(count, _U16)
+        end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, few, few, min(size, _U32), min(start, _U32), 0)
+        directory = bytes(self.directory) + end64 + locator + end
+        return TorchFilePlan(start + len(directory), tuple(self.fixed), self.storages, start, directory, self.slots)
