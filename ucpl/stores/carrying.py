@@ -1,0 +1,134 @@
+"""Values that go from one checkpoint to another as they are, with the tensors in them.
+
+A value tree names storages by their name within one file. While it is carried, a storage's name is `FILE!NAME`, so that
+values of several files may stand side by side; the store that writes a target gives them names of its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from attrs import evolve
+
+from ucpl.extents import Call, Extent, Key, StorageRef, TensorRef
+from ucpl.stores.checkpoint import Carried
+from ucpl.stores.pickles import attributes_of, set_attributes
+
+_JOINT = "!"
+
+
+def mapped(value: Any, change: Callable[[TensorRef], Any], memo: dict[int, Any] | None = None) -> Any:
+    """A copy of a value tree with every tensor changed. Containers that are shared stay shared, cycles stay cycles."""
+    memo = {} if memo is None else memo
+    kind = type(value)
+    if kind is TensorRef:
+        made = change(value)
+        if type(made) is TensorRef and made.attributes is not None:
+            made = evolve(made, attributes=mapped(made.attributes, change, memo))
+        return made
+    if kind not in (dict, OrderedDict, list, tuple, set, frozenset, Call):
+        return value
+    if id(value) in memo:
+        return memo[id(value)][0]
+    if kind is list:
+        listed: list[Any] = []
+        memo[id(value)] = (listed, value)  # the second keeps its id taken
+        listed.extend(mapped(item, change, memo) for item in value)
+        return listed
+    if kind is dict or kind is OrderedDict:
+        made_dict: dict[Any, Any] = OrderedDict() if kind is OrderedDict else {}
+        memo[id(value)] = (made_dict, value)
+        for key, item in value.items():
+            made_dict[mapped(key, change, memo)] = mapped(item, change, memo)
+        if isinstance(made_dict, OrderedDict) and (attributes := attributes_of(value)) is not None:
+            set_attributes(made_dict, mapped(attributes, change, memo))
+        return made_dict
+    if kind is Call:
+        call = Call(value.function, new=value.new)
+        memo[id(value)] = (call, value)
+        call.function = mapped(value.function, change, memo)
+        call.args = tuple(mapped(item, change, memo) for item in value.args)
+        call.kwargs = {key: mapped(item, change, memo) for key, item in value.kwargs.items()}
+        call.state = mapped(value.state, change, memo)
+        call.list_items = [mapped(item, change, memo) for item in value.list_items]
+        call.dict_items = [(mapped(k, change, memo), mapped(v, change, memo)) for k, v in value.dict_items]
+        return call
+    made_other = kind(mapped(item, change, memo) for item in value)
+    memo[id(value)] = (made_other, value)
+    return made_other
+
+
+def lifted(value: Any, file: str) -> Any:
+    """A value of one file, ready to be carried: storages are called `FILE!NAME`."""
+    return mapped(value, lambda t: evolve(t, storage=evolve(t.storage, name=f"{file}{_JOINT}{t.storage.name}")))
+
+
+class Storages:
+    """Names storages of one target file as its value tree is built: "0", "1", ...
+
+    `extents` are the source's carried tensors: (file, key) -> extent.
+    """
+
+    def __init__(self, extents: dict[tuple[str, Key], Extent]) -> None:
+        self._extents = {(e.file, e.storage, e.offset, e.shape, e.stride, e.dtype): e for e in extents.values()}
+        self._count = 0
+        self._placed: dict[Any, str] = {}
+        self._empty: dict[str, StorageRef] = {}
+        self.carried: list[Carried] = []
+
+    def fresh(self) -> str:
+        self._count += 1
+        return str(self._count - 1)
+
+    def tensor(self, dtype: str, shape: tuple[int, ...], requires_grad: bool = False) -> TensorRef:
+        """A contiguous tensor that fills a new storage."""
+        numel = 1
+        for n in shape:
+            numel *= n
+        if numel == 0:
+            return self.empty(dtype, shape)
+        return TensorRef(StorageRef(self.fresh(), dtype, numel), 0, shape, strides(shape), requires_grad)
+
+    def empty(self, dtype: str, shape: tuple[int, ...] = (0,), requires_grad: bool = False) -> TensorRef:
+        """A tensor without elements; all of one dtype share a storage of no bytes."""
+        if dtype not in self._empty:
+            self._empty[dtype] = StorageRef(self.fresh(), dtype, 0)
+        return TensorRef(self._empty[dtype], 0, shape, strides(shape), requires_grad)
+
+    def extent(self, extent: Extent, requires_grad: bool = False, parameter: bool = False) -> TensorRef:
+        """A tensor of the source, carried: made contiguous, in a storage of its own; one storage however often it is met."""
+        identity = (extent.file, extent.storage, extent.offset, extent.shape, extent.stride, extent.dtype)
+        name = self._placed.get(identity)
+        if extent.numel == 0:
+            return self.empty(extent.dtype, extent.shape, requires_grad)
+        if name is None:
+            name = self._placed[identity] = self.fresh()
+            self.carried.append(Carried(extent, name))
+        shape = extent.shape
+        return TensorRef(
+            StorageRef(name, extent.dtype, extent.numel), 0, shape, strides(shape), requires_grad, parameter
+        )
+
+    def value(self, value: Any) -> Any:
+        """A carried value tree (see `lifted`) with storages of this file."""
+        return mapped(value, self._settle)
+
+    def _settle(self, tensor: TensorRef) -> TensorRef:
+        file, _, name = tensor.storage.name.rpartition(_JOINT)
+        if not file:
+            return tensor  # already of this file
+        identity = (file, name, tensor.offset, tensor.shape, tensor.stride, tensor.storage.dtype)
+        made = self.extent(self._extents[identity], tensor.requires_grad, tensor.parameter)
+        return evolve(made, attributes=tensor.attributes)
+
+
+def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides, in elements."""
+    out: list[int] = []
+    step = 1
+    for n in reversed(shape):
+        out.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(out))

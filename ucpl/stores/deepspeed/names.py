@@ -1,0 +1,151 @@
+"""Names that DeepSpeed gives to files and keys: what is its own, and what a caller put beside it.
+
+Read in deepspeed 0.19.8, runtime/engine.py (`_get_ckpt_name`, `_get_rank_zero_ckpt_name`, `_common_checkpoint_state`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from attrs import field, frozen
+
+from ucpl.errors import Label, fail
+
+# Model states: one file per model-parallel rank, or (stage 3) one per data-parallel rank too.
+_MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt\Z")
+# Optimizer shards. Before 0.3.17 there was no underscore before `optim_states`.
+_OPTIM = re.compile(r"(?P<prefix>bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_?optim_states\.pt\Z")
+_LAYER = re.compile(r"layer_\d+-model(?:_\d+)?(?:-model)?_states\.pt\Z")
+_EXPERT = re.compile(
+    r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt\Z|expp_rank_\d+_mp_rank_\d+_optim_states\.pt\Z"
+)
+
+LATEST = "latest"
+
+# Keys of a model-state file that DeepSpeed writes itself, in its order. All others came from client_state.
+MODEL_KEYS = (
+    "module",
+    "buffer_names",
+    "optimizer",
+    "param_shapes",
+    "frozen_param_shapes",
+    "shared_params",
+    "frozen_param_fragments",
+    "lr_scheduler",
+    "data_sampler",
+    "random_ltd",
+    "skipped_steps",
+    "global_steps",
+    "global_samples",
+    "dp_world_size",
+    "mp_world_size",
+    "checkpoint_parallel_dimensions",
+    "ds_config",
+    "ds_version",
+    "universal_checkpoint_info",
+)
+# Written by some releases or with mixture of experts only.
+_MODEL_KEYS_SOMETIMES = (
+    "num_experts",
+    "ds_autoep_layers",
+    "autoep_layers",
+    "ds_autoep_folding",
+    "sparse_tensor_module_names",
+    "csr_tensor_module_names",
+)
+OWNED = frozenset(MODEL_KEYS + _MODEL_KEYS_SOMETIMES)
+
+# Fields that continue a run as they are, whatever the layout.
+RUN_KEYS = ("lr_scheduler", "data_sampler", "random_ltd", "skipped_steps", "global_steps", "global_samples")
+
+
+@frozen
+class Listing:
+    """The files of one step's folder by the rank that wrote them. `bf16`: prefix of the optimizer's files."""
+
+    root: Path
+    models: dict[tuple[int | None, int], str] = field(factory=dict)  # (dp rank, or None below stage 3; mp rank)
+    optims: dict[tuple[int, int], str] = field(factory=dict)  # (dp rank, mp rank)
+    prefix: str = ""
+    layers: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.models or self.optims or self.layers or self.experts)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        models = [self.models[k] for k in sorted(self.models, key=lambda k: (k[1], -1 if k[0] is None else k[0]))]
+        optims = [self.optims[k] for k in sorted(self.optims, key=lambda k: (k[1], k[0]))]
+        return (*models, *optims, *self.layers, *self.experts)
+
+
+def list_files(root: Path) -> Listing:
+    """Sort a folder's files by their names. Ranks are numbers: rank 10 comes after rank 2.
+
+    Raises: UcplError E450 where the folder cannot be listed, E453 where two files are of one rank.
+    """
+    try:
+        names = sorted(p.name for p in root.iterdir() if p.is_file())
+    except OSError as error:
+        fail("E450", f"{root} cannot be listed: {error.strerror or error}", Label(str(root)))
+    models: dict[tuple[int | None, int], str] = {}
+    optims: dict[tuple[int, int], str] = {}
+    prefixes: dict[str, str] = {}
+    layers, experts, others = [], [], []
+    for name in names:
+        if found := _MODEL.match(name):
+            model_rank = (None if found["dp"] is None else int(found["dp"]), int(found["mp"]))
+            if model_rank in models:
+                _twice(root, models[model_rank], name, f"model states of {_rank_text(*model_rank)}")
+            models[model_rank] = name
+        elif found := _OPTIM.match(name):
+            optim_rank = (int(found["dp"]), int(found["mp"]))
+            if optim_rank in optims:
+                _twice(root, optims[optim_rank], name, f"the optimizer shard of {_rank_text(*optim_rank)}")
+            optims[optim_rank] = name
+            prefixes.setdefault(found["prefix"] or "", name)
+        elif _EXPERT.match(name):
+            experts.append(name)
+        elif _LAYER.match(name):
+            layers.append(name)
+        else:
+            others.append(name)
+    if len(prefixes) > 1:
+        (_, one), (_, other) = sorted(prefixes.items())[:2]
+        fail(
+            "E453",
+            "optimizer shards of two runs lie in one folder: some names begin with bf16_ and some do not",
+            Label(str(root / one)),
+            Label(str(root / other)),
+        )
+    whole = [name for (dp, _), name in models.items() if dp is None]
+    parts = [name for (dp, _), name in models.items() if dp is not None]
+    if whole and parts:
+        fail(
+            "E453",
+            "model states of stage 3 (one file a rank) lie beside those of another stage",
+            Label(str(root / parts[0]), "stage 3"),
+            Label(str(root / whole[0]), "stage 0, 1 or 2"),
+        )
+    return Listing(root, models, optims, next(iter(prefixes), ""), tuple(layers), tuple(experts), tuple(others))
+
+
+def _rank_text(dp: int | None, mp: int) -> str:
+    return f"mp rank {mp}" if dp is None else f"dp rank {dp}, mp rank {mp}"
+
+
+def _twice(root: Path, one: str, other: str, what: str) -> None:
+    fail("E453", f"two files hold {what}", Label(str(root / one)), Label(str(root / other)))
+
+
+def model_file(stage: int, dp: int, mp: int) -> str:
+    """Name of the model-state file that dp rank `dp` reads."""
+    return f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt" if stage == 3 else f"mp_rank_{mp:02d}_model_states.pt"
+
+
+def optim_file(bf16: bool, dp: int, mp: int) -> str:
+    return f"{'bf16_' if bf16 else ''}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt"

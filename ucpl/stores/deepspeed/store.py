@@ -1,0 +1,48 @@
+"""DeepSpeed as one of the frameworks that the other rooms speak to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ucpl.errors import UcplError
+from ucpl.extents import StoredTensor, Structure
+from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.deepspeed.folder import step_folder
+from ucpl.stores.deepspeed.names import LATEST, list_files
+from ucpl.stores.deepspeed.reading import open_step
+from ucpl.stores.deepspeed.writing import skeleton
+
+
+class DeepSpeed:
+    name = "deepspeed"
+
+    def recognises(self, path: Path) -> bool:
+        """A folder with DeepSpeed's files, or one whose `latest` stands beside folders."""
+        if not path.is_dir():
+            return False
+        try:
+            if not list_files(path).is_empty:
+                return True
+        except UcplError:
+            return True  # its files, though something is wrong with them
+        if (path / LATEST).is_file():
+            return True
+        return any(child.is_dir() and _looks(child) for child in path.iterdir())
+
+    def open(self, path: Path) -> Checkpoint:
+        """Read all headers of a save folder's latest step, or of one step's folder. Raises: UcplError E450-E469."""
+        root, tag = step_folder(path)
+        return open_step(path, root, tag)
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """All files of a target that `engine.load_checkpoint` takes at its degree and stage. Raises: UcplError E470-E479."""
+        return skeleton(structure, targets, source, tag)
+
+
+def _looks(folder: Path) -> bool:
+    try:
+        return not list_files(folder).is_empty
+    except UcplError:
+        return True
