@@ -5,6 +5,17 @@
 Not here: what names mean and whether they are known (layout), what templates give (regions).
 """
 
+from ucpl.syntax.pages import format_text, print_file
 from ucpl.syntax.parser import parse, parse_call, parse_expr
+from ucpl.syntax.printer import print_axis, print_expr, print_item
 
-__all__ = ["parse", "parse_call", "parse_expr"]
+__all__ = [
+    "format_text",
+    "parse",
+    "parse_call",
+    "parse_expr",
+    "print_axis",
+    "print_expr",
+    "print_file",
+    "print_item",
+]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import lark
+import platformdirs
 from attrs import frozen
 from lark import Lark
 from lark.grammar import Rule
@@ -71,14 +72,10 @@ def build(text: str, joiner: LineJoiner, recorder: Recorder | None, strict: bool
 
 
 def cache_folder() -> Path | None:
-    """Where the tables are kept; None: nowhere (`UCPL_CACHE=` empty, or no home)."""
+    """Where the tables are kept; None: nowhere (`UCPL_CACHE` is empty)."""
     if "UCPL_CACHE" in os.environ:
         return Path(os.environ["UCPL_CACHE"]) if os.environ["UCPL_CACHE"] else None
-    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "ucpl"
-    except RuntimeError:
-        return None
+    return platformdirs.user_cache_path("ucpl", appauthor=False)
 
 
 def _cache_path(text: str) -> Path | None:
@@ -113,6 +110,8 @@ def _save(parser: Lark, path: Path) -> None:
     with contextlib.suppress(Exception):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         data, memo = parser.memo_serialize([TerminalDef, Rule])
+        for option in ("postlex", "transformer"):  # objects of this process: given anew at loading
+            del data["options"][option]
         text = json.dumps(_encode({"data": data, "memo": memo}), separators=(",", ":"))
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tables-")
         try:

@@ -1,0 +1,188 @@
+"""Whole files as text: columns, comments and blank lines.
+
+`print_file` writes records that have no text; `format_text` tidies a text and keeps its comments. Both are one writer,
+so that what is printed is already tidy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from attrs import field, frozen
+
+from ucpl.syntax import nodes
+from ucpl.syntax.comments import Notes, comments_of
+from ucpl.syntax.parser import parse
+from ucpl.syntax.printer import Row, row_of
+
+__all__ = ["format_text", "print_file"]
+
+_WIDTH_MAX = 120
+_HEAD_MAX = 40  # a head longer than this does not push the others' columns out
+_BODY_MAX = 56
+_WORD = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^",])+')
+_UNSTARTED = ("dtype",)  # clauses that cannot start a line, where the word would start a statement
+
+
+@frozen
+class _Piece:
+    """A row with what stands around it."""
+
+    row: Row
+    above: Sequence[str] = ()
+    beside: str = ""
+    body: tuple[str, ...] | None = field(default=None)  # the lines in braces, of a model or a layout
+
+
+def format_text(text: str, name: str = "<text>") -> str:
+    """The text with its statements in columns, its comments kept, and one blank line where there were some.
+
+    It parses to the same File, and formatting it again changes nothing. A comment inside a statement moves above it.
+    Raises: UcplError, if the text does not parse.
+    """
+    file = parse(text, name)
+    notes = comments_of(file)
+
+    def piece(item: nodes.Statement | nodes.ModelItem | nodes.LayoutItem, first: bool) -> _Piece:
+        start = item.span.start
+        above = notes.above[start]
+        above = above[1:] if first and above[:1] == [""] else above
+        if not isinstance(item, nodes.Model | nodes.Layout):
+            return _Piece(row_of(item), above, notes.beside[start])
+        pieces = [piece(inner, i == 0) for i, inner in enumerate(item.items)]
+        body = [*_page(pieces, "  "), *_below(notes.below[start], "  ", bool(pieces))]
+        opened = f"  {notes.opened[start]}" if notes.opened[start] else ""
+        return _Piece(row_of(item), above, notes.beside[start], (f"{{{opened}", *body))
+
+    lines = [*_strip(notes.header_above), "ucpl 1" + (f"  {notes.header_beside[0]}" if notes.header_beside[0] else "")]
+    if notes.header_above[-1:] == [""]:
+        lines.insert(-1, "")
+    lines += _page([piece(statement, False) for statement in file.statements], "")
+    lines += _below(notes.below[-1], "", True)
+    return "\n".join(lines) + "\n"
+
+
+def print_file(file: nodes.File) -> str:
+    """The canonical text of a file, whoever built its records. It parses to an equal File."""
+
+    def piece(item: nodes.Statement, before: nodes.Statement | None) -> _Piece:
+        apart = before is None or type(before) is not type(item) or isinstance(item, nodes.Model | nodes.Layout)
+        above = ("",) if apart else ()
+        if not isinstance(item, nodes.Model | nodes.Layout):
+            return _Piece(row_of(item), above)
+        pieces = []
+        for i, inner in enumerate(item.items):
+            new = i > 0 and _chapter(inner) != _chapter(item.items[i - 1])
+            pieces.append(_Piece(row_of(inner), ("",) if new else ()))
+        return _Piece(row_of(item), above, body=("{", *_page(pieces, "  ")))
+
+    befores = (None, *file.statements)
+    pieces = [piece(statement, before) for statement, before in zip(file.statements, befores, strict=False)]
+    return "\n".join(["ucpl 1", *_page(pieces, "")]) + "\n"
+
+
+def _chapter(item: nodes.ModelItem | nodes.LayoutItem) -> str:
+    """Statements of one chapter stand together; a blank line parts two chapters."""
+    match item:
+        case nodes.Tensor() | nodes.Alias() | nodes.Entry():
+            return "tensors"
+        case nodes.State() | nodes.States() | nodes.Derive() | nodes.Group() | nodes.DefaultDtype():
+            return "states"
+        case nodes.Files() | nodes.Framework() | nodes.Blob():
+            return "files"
+        case _:
+            return "numbers"
+
+
+def _strip(lines: Sequence[str]) -> list[str]:
+    """Without blank lines at both ends."""
+    kept = list(lines)
+    while kept and not kept[0]:
+        kept.pop(0)
+    while kept and not kept[-1]:
+        kept.pop()
+    return kept
+
+
+def _below(lines: Sequence[str], indent: str, follows: bool) -> Iterator[str]:
+    """The comments before the end of a body; the blank line before them only if something stands above it."""
+    kept = _strip(lines)
+    if kept and follows and not lines[0]:
+        yield ""
+    yield from (indent + line if line else "" for line in kept)
+
+
+def _page(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
+    """The lines of statements that follow each other. Neighbours of one kind, without a blank line, share columns."""
+    begin = 0
+    for stop in range(1, len(pieces) + 1):
+        if stop < len(pieces):
+            new = pieces[stop]
+            if new.row.kind == pieces[begin].row.kind and "" not in new.above:
+                continue
+        yield from _run(pieces[begin:stop], indent)
+        begin = stop
+
+
+def _run(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
+    """The lines of one run, in columns."""
+    rows = [piece.row for piece in pieces]
+    head = _column(rows, lambda row: row.head if row.sign else "", _HEAD_MAX)
+    body = _column(rows, lambda row: row.body if row.tail else "", _BODY_MAX)
+    texts = [_lines(row, head, body, indent) for row in rows]
+    widths = [len(lines[-1]) for lines, piece in zip(texts, pieces, strict=True) if piece.beside and not piece.body]
+    comment = max((w for w in widths if w <= _WIDTH_MAX // 2 + _WIDTH_MAX // 4), default=0)
+    for piece, lines in zip(pieces, texts, strict=True):
+        yield from (indent + line if line else "" for line in piece.above)
+        if piece.body is not None:
+            yield f"{lines[0]} {piece.body[0]}"
+            yield from piece.body[1:]
+            lines = [f"{indent}}}"]
+        if piece.beside:
+            padded = lines[-1] if piece.body is not None else lines[-1].ljust(comment)
+            lines = [*lines[:-1], f"{padded}  {piece.beside}"]
+        yield from lines
+
+
+def _column(rows: Sequence[Row], text: Callable[[Row], str], most: int) -> int:
+    """How wide a column is: its widest text that is not too wide."""
+    return max((len(text(row)) for row in rows if len(text(row)) <= most), default=0)
+
+
+def _lines(row: Row, head: int, body: int, indent: str) -> list[str]:
+    """One statement: on one line if it fits, else its clauses on lines of their own."""
+    if not row.sign:
+        line = indent + row.head
+    else:
+        line = f"{indent}{row.head.ljust(head)} {row.sign} {row.body}"
+    if not row.tail:
+        return _wrapped(line, indent) if row.kind == "group" else [line]
+    padded = line + " " * max(0, body - len(row.body)) if row.sign else line
+    for start in (padded, line):
+        whole = f"{start}  {' '.join(row.tail)}"
+        if len(whole) <= _WIDTH_MAX:
+            return [whole]
+    lines = _wrapped(line, indent) if row.kind == "group" else [line]
+    deeper = indent + "    "
+    for i, clause in enumerate(row.tail):
+        stuck = clause.split(" ")[0] in _UNSTARTED
+        fits = i > 0 and len(lines[-1]) + 1 + len(clause) <= _WIDTH_MAX
+        if stuck or fits:
+            lines[-1] += f" {clause}"
+        else:
+            lines.append(deeper + clause)
+    return lines
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    """A list, broken after its commas where it is too long."""
+    first, *words = (word.strip() for word in _WORD.findall(line))
+    lines = [indent + first]
+    for word in words:
+        if len(lines[-1]) + len(word) + 3 <= _WIDTH_MAX:
+            lines[-1] += f", {word}"
+        else:
+            lines[-1] += ","
+            lines.append(f"{indent}    {word}")
+    return lines

@@ -1,0 +1,356 @@
+"""Records to text. What is printed parses to an equal record, whoever built it.
+
+A name that is not plain, or that is a word of the language where it stands, is quoted. The text of a whole file, with
+its columns and comments, is made by pages.py out of what stands here.
+
+Not here: records that the language cannot say (a number below zero, a stack without terms). They are not checked.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from attrs import field, frozen
+
+from ucpl.syntax import nodes
+from ucpl.syntax.nodes import Axis, Clause, Expr
+from ucpl.syntax.quoting import is_dotted, quote
+
+__all__ = ["Row", "opening", "print_axis", "print_expr", "print_item", "row_of"]
+
+# Where a name would be read as a word of the language. The lexer asks per place, so the sets are per place too.
+_CLAUSES = frozenset("at on in as dtype lossy value when buckets same mean sum any".split())
+_AXES = frozenset("pad trim flat each".split())
+_IN_PATTERN = _AXES | _CLAUSES | {"none", "like"}
+_IN_DIMS = frozenset({"dtype", "is", "when"})
+_STARTS_LAYOUT_ITEM = frozenset("let dim assert mesh index file framework group state derive blob use".split())
+_STARTS_MODEL_ITEM = frozenset("let dim dtype alias state assert index use group".split())
+_IN_SPLIT = frozenset({"chunk", "spread"})
+_STARTS_MEMBERS = frozenset({"all", "from"})
+_NO_WORDS: frozenset[str] = frozenset()
+
+_LEVELS = {
+    "or": 1,
+    "and": 2,
+    **dict.fromkeys(("==", "!=", "<=", ">=", "<", ">"), 4),
+    "+": 5,
+    "-": 5,
+    "*": 6,
+    "/": 6,
+    "%": 6,
+}
+_NOT, _COMPARISON, _UNIT = 3, 4, 7
+
+
+@frozen
+class Row:
+    """One statement in four columns: `ln1[l]`, `=`, `h`, (`mean @tp`, `as "ln1"`). Sign and body may be empty."""
+
+    kind: str  # rows of one kind align with each other
+    head: str
+    sign: str = ""
+    body: str = ""
+    tail: tuple[str, ...] = field(default=())
+
+    def text(self) -> str:
+        """The statement on one line."""
+        return " ".join(part for part in (self.head, self.sign, self.body, *self.tail) if part)
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def _path(path: str, words: frozenset[str] = _NO_WORDS) -> str:
+    """A dotted name. Only its first part can be read as a word of the language."""
+    return quote(path) if not is_dotted(path) or path.partition(".")[0] in words else path
+
+
+def _name(name: str, words: frozenset[str] = _NO_WORDS) -> str:
+    """A name without dots."""
+    return quote(name) if "." in name or not is_dotted(name) or name in words else name
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(_name(name) for name in names)
+
+
+# ---- expressions -----------------------------------------------------------------------------------------------------
+
+
+def print_expr(expr: Expr) -> str:
+    """The expression with no more parentheses than it needs."""
+    return _expr(expr, 0)
+
+
+def _expr(expr: Expr, level: int) -> str:
+    """The expression where operators below `level` need parentheses."""
+    match expr:
+        case nodes.Number():
+            return str(expr.value)
+        case nodes.Text():
+            return quote(expr.value)
+        case nodes.Name():
+            return expr.path
+        case nodes.Function():
+            return f"{expr.name}({', '.join(_expr(arg, 0) for arg in expr.args)})"
+        case nodes.List():
+            return f"[{', '.join(_expr(item, 0) for item in expr.items)}]"
+        case nodes.Unary(operator="not"):
+            text = f"not {_expr(expr.operand, _NOT)}"
+            return f"({text})" if level > _NOT else text
+        case nodes.Unary():
+            return f"-{_expr(expr.operand, _UNIT)}"
+        case nodes.Binary():
+            own = _LEVELS[expr.operator]
+            left = _expr(expr.left, own + (own == _COMPARISON))  # a comparison has only two sides
+            text = f"{left} {expr.operator} {_expr(expr.right, own + 1)}"
+            return f"({text})" if level > own else text
+        case _:
+            assert_never(expr)
+
+
+def _bound(expr: Expr | None) -> str:
+    """A bound of a range, where `by` is a word."""
+    text = "" if expr is None else _expr(expr, 0)
+    return f"({text})" if text == "by" or text.startswith(("by ", "by.", "by(")) else text
+
+
+# ---- patterns --------------------------------------------------------------------------------------------------------
+
+
+def print_axis(axis: Axis) -> str:
+    """The pattern of one stored axis."""
+    return _axis(axis, _IN_PATTERN)
+
+
+def _axis(axis: Axis, words: frozenset[str]) -> str:
+    match axis:
+        case nodes.Dim():
+            return quote("_") if axis.name == "_" else _path(axis.name, words)
+        case nodes.Stack():
+            return f"({' + '.join(_term(term) for term in axis.terms)})"
+        case nodes.Pad():
+            kind = "" if axis.kind == "zero" else f", {axis.kind}"
+            return f"pad({_axis(axis.axis, _AXES)}, {_expr(axis.multiple, 0)}{kind})"
+        case nodes.Trim():
+            return f"trim({_axis(axis.axis, _AXES)})"
+        case nodes.Flat():
+            return f"flat({_axis(axis.axis, _AXES)})"
+        case nodes.Each():
+            return "each"
+        case nodes.Any_():
+            return "_"
+        case nodes.Rest():
+            return "..."
+        case nodes.Cut():
+            return _axis(axis.axis, words) + "".join(_split(split) for split in axis.splits)
+        case _:
+            assert_never(axis)
+
+
+def _term(term: nodes.Term) -> str:
+    label = "" if term.label is None else f"{_path(term.label, _AXES)}: "
+    return label + " ".join(_axis(axis, _AXES) for axis in term.axes)
+
+
+def _split(split: nodes.Split) -> str:
+    axis = _name(split.mesh_axis, _IN_SPLIT)
+    if split.kind == "equal":
+        return f"@{axis}"
+    if split.kind == "sizes":
+        return f"@{axis}[{', '.join(_expr(size, 0) for size in split.sizes)}]"
+    grain = "" if split.grain is None else f", {_expr(split.grain, 0)}"
+    return f"@{split.kind}({_name(split.mesh_axis)}{grain})"
+
+
+def _indices(axes: tuple[Axis, ...]) -> str:
+    return f"[{', '.join(_axis(axis, _AXES) for axis in axes)}]" if axes else ""
+
+
+def _shape(axes: tuple[Axis, ...]) -> str:
+    return " ".join(_axis(axis, _IN_PATTERN) for axis in axes) if axes else "()"
+
+
+# ---- statements ------------------------------------------------------------------------------------------------------
+
+
+def _clause(clause: Clause) -> str:
+    word, args = clause.word, clause.args
+    match word:
+        case "copies":
+            return " ".join((args[0], *(f"@{_name(axis)}" for axis in args[1])))
+        case "at":
+            return f"at {_name(args[0])}[{_expr(args[1], 0)}]"
+        case "as":
+            return f"as {quote(args[0])}"
+        case "on" | "in" | "dtype":
+            return f"{word} {_name(args[0])}"
+        case "lossy":
+            return "lossy"
+        case _:
+            return f"{word} {_expr(args[0], 0)}"
+
+
+def _call(call: nodes.Call) -> str:
+    return f"{_name(call.name)}({', '.join(_argument(argument) for argument in call.arguments)})"
+
+
+def _argument(argument: nodes.Argument) -> str:
+    value = _expr(argument.value, 0)
+    return value if argument.name is None else f"{_name(argument.name, frozenset({'not'}))} = {value}"
+
+
+def _bindings(bindings: tuple[nodes.Binding, ...]) -> str:
+    return ", ".join(f"{_name(b.name)} = {_expr(b.value, 0)}" for b in bindings)
+
+
+def _when(when: Expr | None) -> tuple[str, ...]:
+    return () if when is None else (f"when {_expr(when, 0)}",)
+
+
+def _key(key: str | None) -> tuple[str, ...]:
+    return () if key is None else (f"key {quote(key)}",)
+
+
+def _of(groups: tuple[str, ...] | None) -> str:
+    return "" if groups is None else f" of {'*' if groups == ('*',) else _names(groups)}"
+
+
+def _dimension(dimension: nodes.Dimension) -> str:
+    if dimension.name is None:
+        return str(dimension.size)
+    name = _path(dimension.name, _IN_DIMS)
+    if dimension.range is None:
+        return name
+    start, stop, step = dimension.range
+    by = "" if step is None else f" by {_expr(step, 0)}"
+    return f"{name}[{_bound(start)}..{_bound(stop)}{by}]"
+
+
+def _group(group: nodes.Group) -> Row:
+    order: tuple[str, ...] = ()
+    if isinstance(group.order, str):
+        order = ("order reversed",)
+    elif group.order is not None:
+        order = (f"order dealt {_expr(group.order, 0)}",)
+    head = "group *" if group.of_model else f"group {_name(group.name)}{_indices(group.indices)}"
+    if group.of_model:
+        body = "model"
+    elif group.stated is not None:
+        body = f"from {_name(group.stated[0])} {quote(group.stated[1])}"
+    elif group.without is not None:
+        body = " - ".join(("all", *(_name(name) for name in group.without)))
+    else:
+        first, *others = group.members or ("",)
+        body = ", ".join((_path(first, _STARTS_MEMBERS), *(_path(other) for other in others)))
+    return Row("group", head, "=", body, order)
+
+
+def _tensor(tensor: nodes.Tensor) -> Row:
+    tail = [f"dtype {_name(tensor.dtype)}"] if tensor.dtype is not None else []
+    if tensor.kind != "parameter":
+        tail.append(f"is {tensor.kind}")
+    dims = " ".join(_dimension(dimension) for dimension in tensor.dims) or "()"
+    return Row("tensor", _path(tensor.path, _STARTS_MODEL_ITEM), ":", dims, (*tail, *_when(tensor.when)))
+
+
+def _entry(entry: nodes.Entry) -> Row:
+    if entry.path == "*":
+        head = "*" if entry.of is None else f"* of {entry.of}"
+    else:
+        head = _path(entry.path, _STARTS_LAYOUT_ITEM)
+    body = "none" if entry.shape is None else _shape(entry.shape)
+    return Row("entry", head + _indices(entry.indices), "=", body, tuple(_clause(c) for c in entry.clauses))
+
+
+def _states(states: nodes.States) -> Row:
+    head = f"state {'*' if states.names is None else _names(states.names)}{_of(states.groups)}"
+    if states.shape is None:
+        body = "none"
+    else:
+        body = "like" if isinstance(states.shape, str) else _shape(states.shape)
+    return Row("states", head, "=", body, tuple(_clause(c) for c in states.clauses))
+
+
+def _file(file: nodes.Files) -> Row:
+    head = f"file {_name(file.name)}"
+    if file.form is None:
+        return Row("file", head, "=", "none", _when(file.when))
+    return Row("file", head, "=", f"{file.form} {quote(file.template)}", (*_key(file.key), *_when(file.when)))
+
+
+def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> Row:
+    """The columns of one statement; of a model or a layout, the line that opens it."""
+    match item:
+        case nodes.Model() | nodes.Layout():
+            return Row("block", opening(item))
+        case nodes.Import():
+            return Row("import", f"from {quote(item.file)}", "import", _names(item.names))
+        case nodes.Let():
+            return Row("let", f"let {_bindings(item.bindings)}")
+        case nodes.Dims():
+            return Row("dim", f"dim {_bindings(item.bindings)}")
+        case nodes.Assert():
+            message = "" if item.message is None else f", {quote(item.message)}"
+            return Row("assert", f"assert {_expr(item.condition, 0)}{message}")
+        case nodes.Plan():
+            body = f"{_call(item.source)} -> {_call(item.target)}"
+            drop = (f"drop {', '.join(_path(path) for path in item.drop)}",) if item.drop else ()
+            return Row("plan", f"plan {_name(item.name)}", "=", body, drop)
+        case nodes.DefaultDtype():
+            return Row("dtype", f"dtype {_name(item.name)}")
+        case nodes.Tensor():
+            return _tensor(item)
+        case nodes.Alias():
+            return Row("alias", f"alias {_path(item.path)}", "=", _path(item.owner), _when(item.when))
+        case nodes.State():
+            tail = ("scalar",) if item.scalar else ()
+            return Row("state", f"state {_names(item.names)}", ":", _name(item.dtype) + _of_scalar(tail, item.groups))
+        case nodes.Use():
+            return Row("use", f"use {_call(item.call)}", "as", _name(item.name), _key(item.key))
+        case nodes.Index():
+            return Row("index", f"index {_name(item.name)}", "=", print_axis(item.axis))
+        case nodes.Group():
+            return _group(item)
+        case nodes.Mesh():
+            name = f"{_name(item.name)}: " if item.name else ""
+            return Row("mesh", f"mesh {name}{' '.join(_name(axis) for axis in item.axes)}")
+        case nodes.Files():
+            return _file(item)
+        case nodes.Framework():
+            return Row("framework", f"framework {_call(item.call)}")
+        case nodes.Entry():
+            return _entry(item)
+        case nodes.States():
+            return _states(item)
+        case nodes.Derive():
+            text = f"derive {_name(item.state)} from {_name(item.source)}"
+            return Row("derive", text, tail=_when(item.when))
+        case nodes.Blob():
+            axes = "".join(f" @{_name(axis)}" for axis in item.mesh_axes)
+            head = f"blob {_path(item.name)}{axes} {item.fate}"
+            return Row("blob", head, tail=tuple(_clause(c) for c in item.clauses))
+        case _:
+            assert_never(item)
+
+
+def _of_scalar(scalar: tuple[str, ...], groups: tuple[str, ...] | None) -> str:
+    return "".join(f" {word}" for word in scalar) + _of(groups)
+
+
+def opening(block: nodes.Model | nodes.Layout) -> str:
+    """The first line of a model or a layout, without its brace."""
+    if isinstance(block, nodes.Model):
+        return f"model {_name(block.name)}"
+    parameters = ", ".join(
+        _name(p.name) + ("" if p.default is None else f" = {_expr(p.default, 0)}") for p in block.parameters
+    )
+    base = "" if block.extends is None else f" extends {_call(block.extends)}"
+    return f"layout {_name(block.name)}({parameters}) of {_name(block.of)}{base}"
+
+
+def print_item(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> str:
+    """One statement as text; a model or a layout with all of its body."""
+    if isinstance(item, nodes.Model | nodes.Layout):
+        return "\n".join([f"{opening(item)} {{", *(f"  {print_item(inner)}" for inner in item.items), "}"])
+    return row_of(item).text()
