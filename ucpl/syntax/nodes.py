@@ -433,9 +433,7 @@ class Import:
 
 
 ModelItem = Let | Dims | DefaultDtype | Tensor | Alias | State | Assert | Index | Use | Group
-LayoutItem = (
-    Let | Dims | Assert | Mesh | Index | Files | Framework | Group | Entry | States | Derive | Blob | Use
-)
+LayoutItem = Let | Dims | Assert | Mesh | Index | Files | Framework | Group | Entry | States | Derive | Blob | Use
 
 
 @frozen

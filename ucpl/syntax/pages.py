@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from attrs import field, frozen
 
 from ucpl.syntax import nodes
-from ucpl.syntax.comments import Notes, comments_of
+from ucpl.syntax.comments import comments_of
 from ucpl.syntax.parser import parse
 from ucpl.syntax.printer import Row, row_of
 

@@ -15,18 +15,10 @@ from attrs import field, frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.nodes import Axis, Clause, Expr
 from ucpl.syntax.quoting import is_dotted, quote
+from ucpl.syntax.words import AXIS_WORDS, DIM_WORDS, LAYOUT_WORDS, MEMBER_WORDS, MODEL_WORDS, PATTERN_WORDS, SPLIT_WORDS
 
 __all__ = ["Row", "opening", "print_axis", "print_expr", "print_item", "row_of"]
 
-# Where a name would be read as a word of the language. The lexer asks per place, so the sets are per place too.
-_CLAUSES = frozenset("at on in as dtype lossy value when buckets same mean sum any".split())
-_AXES = frozenset("pad trim flat each".split())
-_IN_PATTERN = _AXES | _CLAUSES | {"none", "like"}
-_IN_DIMS = frozenset({"dtype", "is", "when"})
-_STARTS_LAYOUT_ITEM = frozenset("let dim assert mesh index file framework group state derive blob use".split())
-_STARTS_MODEL_ITEM = frozenset("let dim dtype alias state assert index use group".split())
-_IN_SPLIT = frozenset({"chunk", "spread"})
-_STARTS_MEMBERS = frozenset({"all", "from"})
 _NO_WORDS: frozenset[str] = frozenset()
 
 _LEVELS = {
@@ -120,7 +112,7 @@ def _bound(expr: Expr | None) -> str:
 
 def print_axis(axis: Axis) -> str:
     """The pattern of one stored axis."""
-    return _axis(axis, _IN_PATTERN)
+    return _axis(axis, PATTERN_WORDS)
 
 
 def _axis(axis: Axis, words: frozenset[str]) -> str:
@@ -131,11 +123,11 @@ def _axis(axis: Axis, words: frozenset[str]) -> str:
             return f"({' + '.join(_term(term) for term in axis.terms)})"
         case nodes.Pad():
             kind = "" if axis.kind == "zero" else f", {axis.kind}"
-            return f"pad({_axis(axis.axis, _AXES)}, {_expr(axis.multiple, 0)}{kind})"
+            return f"pad({_axis(axis.axis, AXIS_WORDS)}, {_expr(axis.multiple, 0)}{kind})"
         case nodes.Trim():
-            return f"trim({_axis(axis.axis, _AXES)})"
+            return f"trim({_axis(axis.axis, AXIS_WORDS)})"
         case nodes.Flat():
-            return f"flat({_axis(axis.axis, _AXES)})"
+            return f"flat({_axis(axis.axis, AXIS_WORDS)})"
         case nodes.Each():
             return "each"
         case nodes.Any_():
@@ -149,12 +141,12 @@ def _axis(axis: Axis, words: frozenset[str]) -> str:
 
 
 def _term(term: nodes.Term) -> str:
-    label = "" if term.label is None else f"{_path(term.label, _AXES)}: "
-    return label + " ".join(_axis(axis, _AXES) for axis in term.axes)
+    label = "" if term.label is None else f"{_path(term.label, AXIS_WORDS)}: "
+    return label + " ".join(_axis(axis, AXIS_WORDS) for axis in term.axes)
 
 
 def _split(split: nodes.Split) -> str:
-    axis = _name(split.mesh_axis, _IN_SPLIT)
+    axis = _name(split.mesh_axis, SPLIT_WORDS)
     if split.kind == "equal":
         return f"@{axis}"
     if split.kind == "sizes":
@@ -164,11 +156,11 @@ def _split(split: nodes.Split) -> str:
 
 
 def _indices(axes: tuple[Axis, ...]) -> str:
-    return f"[{', '.join(_axis(axis, _AXES) for axis in axes)}]" if axes else ""
+    return f"[{', '.join(_axis(axis, AXIS_WORDS) for axis in axes)}]" if axes else ""
 
 
 def _shape(axes: tuple[Axis, ...]) -> str:
-    return " ".join(_axis(axis, _IN_PATTERN) for axis in axes) if axes else "()"
+    return " ".join(_axis(axis, PATTERN_WORDS) for axis in axes) if axes else "()"
 
 
 # ---- statements ------------------------------------------------------------------------------------------------------
@@ -219,7 +211,7 @@ def _of(groups: tuple[str, ...] | None) -> str:
 def _dimension(dimension: nodes.Dimension) -> str:
     if dimension.name is None:
         return str(dimension.size)
-    name = _path(dimension.name, _IN_DIMS)
+    name = _path(dimension.name, DIM_WORDS)
     if dimension.range is None:
         return name
     start, stop, step = dimension.range
@@ -242,7 +234,7 @@ def _group(group: nodes.Group) -> Row:
         body = " - ".join(("all", *(_name(name) for name in group.without)))
     else:
         first, *others = group.members or ("",)
-        body = ", ".join((_path(first, _STARTS_MEMBERS), *(_path(other) for other in others)))
+        body = ", ".join((_path(first, MEMBER_WORDS), *(_path(other) for other in others)))
     return Row("group", head, "=", body, order)
 
 
@@ -251,14 +243,14 @@ def _tensor(tensor: nodes.Tensor) -> Row:
     if tensor.kind != "parameter":
         tail.append(f"is {tensor.kind}")
     dims = " ".join(_dimension(dimension) for dimension in tensor.dims) or "()"
-    return Row("tensor", _path(tensor.path, _STARTS_MODEL_ITEM), ":", dims, (*tail, *_when(tensor.when)))
+    return Row("tensor", _path(tensor.path, MODEL_WORDS), ":", dims, (*tail, *_when(tensor.when)))
 
 
 def _entry(entry: nodes.Entry) -> Row:
     if entry.path == "*":
         head = "*" if entry.of is None else f"* of {entry.of}"
     else:
-        head = _path(entry.path, _STARTS_LAYOUT_ITEM)
+        head = _path(entry.path, LAYOUT_WORDS)
     body = "none" if entry.shape is None else _shape(entry.shape)
     return Row("entry", head + _indices(entry.indices), "=", body, tuple(_clause(c) for c in entry.clauses))
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from attrs import frozen
+from attrs import evolve, frozen
 from lark import Token
 
 from ucpl.errors import Label, fail
 from ucpl.syntax import nodes
 from ucpl.syntax.limits import DEPTH_MAX, INDICES_MAX, INTEGER_MAX, NAME_CHARACTERS_MAX
 from ucpl.syntax.nodes import Clause, Expr, Span
-from ucpl.syntax.quoting import is_dotted, unquote
+from ucpl.syntax.quoting import is_dotted, quote, unquote
+from ucpl.syntax.words import CLAUSE_WORDS, DIM_WORDS
 from ucpl.syntax.source import Source
 
 __all__ = ["ENTRY_CLASSES", "ONCE", "VERSION", "Part", "Recorder"]
@@ -70,7 +71,7 @@ class Recorder:
     def span(self, children: Sequence[Any]) -> Span:
         """From the first child to the last."""
         first, last = children[0], children[-1]
-        stop = last.end_pos if isinstance(last, Token) else last.span.stop
+        stop: int = (last.end_pos or 0) if isinstance(last, Token) else last.span.stop
         if not isinstance(first, Token):
             at = first.span
             return Span(at.start, stop, at.line, at.column, at.file)
@@ -125,8 +126,9 @@ class Recorder:
 
     def _name_of(self, token: Token) -> str:
         value = self.string(token)
-        if not value:
-            fail("E017", "a name cannot be empty", self.label(token, "an empty text"))
+        if value in ("", "*"):
+            message = f"a name cannot be {'`*`, which means all' if value else 'empty'}"
+            fail("E017", message, self.label(token, "not a name"))
         if len(value) > NAME_CHARACTERS_MAX:
             self._long_name(self.span([token]))
         return value
@@ -170,7 +172,9 @@ class Recorder:
         return self._deepen(record, operator, left, right)  # type: ignore[no-any-return]
 
     def inner(self, children: Children) -> Expr:
-        return children[1]  # type: ignore[no-any-return]
+        expr = evolve(children[1], span=self.span(children))  # the parentheses belong to its place
+        self._depth[id(expr)] = self._depth.get(id(children[1]), 1)
+        return expr  # type: ignore[no-any-return]
 
     def expr_text(self, children: Children) -> Expr:
         return next(c for c in children if not isinstance(c, Token))  # type: ignore[no-any-return]
@@ -246,8 +250,23 @@ class Recorder:
             fail("E013", message, self.label(axes[INDICES_MAX], "one index too many"))
         return Part("indices", axes, self.span(children))
 
+    def _words_first(self, place: Any, name: str | None, words: frozenset[str], where: str) -> None:
+        """Refuse a clause where the axes should begin: the parser would read its words as the names of axes."""
+        start = place.span.start
+        if name in words and self.source.text[start] != '"':
+            fail(
+                "E020",
+                f"the clause `{name}` stands before the {where}",
+                self.source.label(self.source.span(start, start + len(name)), f"the {where} should stand here"),
+                remedy=f"finish the {where} first; the clauses come after it. As a name it stands in quotes: {quote(name)}",
+            )
+
     def shape(self, children: Children) -> Part:
         axes = () if isinstance(children[0], Token) else tuple(children)
+        if axes:
+            first = axes[0].axis if isinstance(axes[0], nodes.Cut) else axes[0]
+            if isinstance(first, nodes.Dim):
+                self._words_first(first, first.name, CLAUSE_WORDS, "pattern")
         return Part("shape", axes, self.span(children))
 
     # -- model --------------------------------------------------------------------------------------------------------
@@ -291,6 +310,8 @@ class Recorder:
     def tensor(self, children: Children) -> nodes.Tensor:
         dims = tuple(c for c in children if isinstance(c, nodes.Dimension))
         parts = {c.kind: c.value for c in children[1:] if isinstance(c, Part)}
+        if dims:
+            self._words_first(dims[0], dims[0].name, DIM_WORDS, "dims")
         return nodes.Tensor(
             children[0].value,
             dims,

@@ -38,9 +38,6 @@ HINTS: dict[str, list[str]] = {
         "a : v h", "a[l] : v h", "* : v", '"a" : h'
     ),
     "a model says which dims a tensor has, with `:`; only a layout uses `=`": _model("a = v h", '"a" = v'),
-    "finish the pattern first; clauses such as `as` and `in` come after it": _layout(
-        'a = as "b" h', "a = in f h", "a = at pp[0] h", "a = mean @tp h", "a = dtype f32 h", "a = when e h"
-    ),
     "give the mesh axis a name after `@`, as in g@tp, and its size as a parameter of the layout": _layout(
         "a = g@4 h", "a = g@chunk(4)", "a = g@spread(4)", "a = h mean @4", "blob a @4 keep"
     ),
@@ -95,7 +92,7 @@ HINTS: dict[str, list[str]] = {
     ],
     "statements of this kind stand inside a model or a layout": ["a : v h", "a = v h", "mesh dp", "state a : f32"],
     "a clause needs something to stand after: an entry, on the same line or the one above": _layout("as x", "in f"),
-    "give the tensor its dims after the `:`; one without any has `()`": _model("a :", "a : dtype f32", "a : when e"),
+    "give the tensor its dims after the `:`; one without any has `()`": _model("a :"),
     "give the tensor its stored axes after the `=`; one without any has `()`, one that is not stored has `none`": (
         _layout("a =", "state * =")
     ),
@@ -108,7 +105,7 @@ HINTS: dict[str, list[str]] = {
         "a = h@tp(2)", "a = h@chunk[2]", "a = h@chunk"
     ),
     "`pad` takes an axis and the number that its size becomes a multiple of, as in pad(vocab, 128 * tp)": _layout(
-        "a = pad(v) h", "a = pad v h", "a = pad(v 4) h"
+        "a = pad(v) h", "a = pad v h"
     ),
     "write what it is in words: `and`, `or`, `not`": [
         "assert a && b",
@@ -214,7 +211,7 @@ def _open_bracket(text: str, stop: int) -> int | None:
 def _expected(error: UnexpectedToken) -> set[str]:
     """The kinds of token that could have stood there, without those that only lex habits."""
     try:
-        accepted = error.interactive_parser.accepts() if error.interactive_parser else error.expected
+        accepted: set[str] = error.interactive_parser.accepts() if error.interactive_parser else error.expected  # type: ignore[no-untyped-call]
     except Exception:
         accepted = error.expected  # a text at a limit; the table of the state is a fair answer too
     return {name for name in accepted if name != "SLIP"}
@@ -273,7 +270,9 @@ def _name_wanted(token: Token, expected: set[str]) -> str:
 
 def _slip_of(error: UnexpectedInput) -> tuple[Any, str]:
     state = getattr(error, "state", None)
-    return getattr(state, "position", state), getattr(getattr(error, "token", None), "type", "")
+    token = getattr(error, "token", None)
+    kind = getattr(token, "type", "")
+    return getattr(state, "position", state), f"{kind}{token}" if kind == "SLIP" else kind
 
 
 def _failure(parser: Lark, text: str) -> UnexpectedInput | None:

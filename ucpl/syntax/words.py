@@ -1,0 +1,31 @@
+"""Where a name would be read as a word of the language.
+
+The lexer asks per place, so the sets are per place too: `value` is a clause after a pattern and a name elsewhere. The
+printer quotes by these sets; a test holds them against the grammar.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AXIS_WORDS",
+    "CLAUSE_WORDS",
+    "DIM_WORDS",
+    "LAYOUT_WORDS",
+    "MEMBER_WORDS",
+    "MODEL_WORDS",
+    "PATTERN_WORDS",
+    "SPLIT_WORDS",
+]
+
+CLAUSE_WORDS = frozenset(
+    {"at", "on", "in", "as", "dtype", "lossy", "value", "when", "buckets", "same", "mean", "sum", "any"}
+)
+AXIS_WORDS = frozenset({"pad", "trim", "flat", "each"})  # wherever an axis can stand
+PATTERN_WORDS = AXIS_WORDS | CLAUSE_WORDS | {"none", "like"}  # outside brackets, after the `=` of an entry
+DIM_WORDS = frozenset({"dtype", "is", "when"})  # among the dims of a tensor
+SPLIT_WORDS = frozenset({"chunk", "spread"})  # after `@`
+MEMBER_WORDS = frozenset({"all", "from"})  # the first member of a group
+LAYOUT_WORDS = frozenset(  # at the start of a statement in a layout
+    {"let", "dim", "assert", "mesh", "index", "file", "framework", "group", "state", "derive", "blob", "use"}
+)
+MODEL_WORDS = frozenset({"let", "dim", "dtype", "alias", "state", "assert", "index", "use", "group"})  # … in a model
