@@ -1,0 +1,6 @@
+"""Regions: where every element of every logical tensor lies. `locate` is the verb of this room."""
+
+from ucpl.regions.locate import locate
+from ucpl.regions.placement import POLICIES, Home, Part, Pieces, Placement, element_name
+
+__all__ = ["POLICIES", "Home", "Part", "Pieces", "Placement", "element_name", "locate"]

@@ -1,0 +1,528 @@
+"""build: two placements joined into a dependency graph, proved complete before any byte moves.
+
+Every target element has exactly one source class; every source element is used, a copy, derived, or dropped by name.
+Where that does not hold, the element is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import networkx as nx
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from ucpl.errors import Label, fail
+from ucpl.extents import DTYPES, Key, StoredTensor
+from ucpl.graph import nodes as ops
+from ucpl.graph.copies import Chosen, choose
+from ucpl.graph.fragments import PASSES, Fragments, intersect
+from ucpl.graph.rows import Rows, rows_of
+from ucpl.layout import Layout
+from ucpl.layout.scope import at
+from ucpl.regions import Home, Part, Placement, element_name
+from ucpl.regions.boxes import subtract
+
+I64 = NDArray[np.int64]
+
+# Every value of the first is exactly a value of the second.
+EXACT = {
+    ("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64"), ("u8", "i16"), ("u8", "i32"), ("u8", "i64"),
+    ("i8", "i16"), ("i8", "i32"), ("i8", "i64"), ("i16", "i32"), ("i16", "i64"), ("i32", "i64"), ("i32", "f64"), ("i16", "f32"),
+    ("bool", "u8"), ("f8_e4m3fn", "f32"), ("f8_e5m2", "f32"), ("f8_e4m3fn", "bf16"), ("f8_e5m2", "bf16"),
+}  # fmt: skip
+
+
+@frozen(eq=False)
+class Batch:
+    """Moves of one kind and one state: what `order` turns into the plan's Moves."""
+
+    kind: str  # copy, check, mean, sum
+    state: str
+    fragments: Fragments
+    source_value: tuple[float, float]
+    target_value: tuple[float, float]
+    lossy: bool
+
+
+@define(eq=False)
+class Graph:
+    """The dependency graph (`net`: a node is a record of graph.nodes) and its columns."""
+
+    source: Placement
+    target: Placement
+    net: nx.DiGraph = field(factory=nx.DiGraph)
+    sources: list[StoredTensor] = field(factory=list)
+    targets: list[StoredTensor] = field(factory=list)
+    batches: list[Batch] = field(factory=list)
+    derived: list[str] = field(factory=list)
+    dropped: list[str] = field(factory=list)
+
+    def __str__(self) -> str:
+        lines = []
+        for node in nx.lexicographical_topological_sort(self.net, key=str):
+            arrows = ", ".join(str(m) for m in self.net.successors(node))
+            lines.append(f"{node}" + (f"  ->  {arrows}" if arrows else ""))
+        return "\n".join(lines)
+
+
+def build(
+    source: Placement,
+    target: Placement,
+    *,
+    drop: tuple[str, ...] = (),
+    dtype_of: Callable[[str, Key], str | None] | None = None,
+) -> Graph:
+    """Join source and target.
+
+    drop:     names of tensors and states that the target may leave out.
+    dtype_of: the dtype that a checkpoint states for a stored tensor of the source, where the spec says none.
+
+    Raises UcplError E30x: a hole, an overlap, a tensor without a place, a cast that loses.
+    """
+    return _Builder(source, target, set(drop), dtype_of).run()
+
+
+@define
+class _Builder:
+    source: Placement
+    target: Placement
+    drop: set[str]
+    dtype_of: Callable[[str, Key], str | None] | None
+    graph: Graph = field(init=False)
+    k: int = field(init=False)
+    common: dict[str, int] = field(factory=dict)
+    first_source: dict[int, int] = field(factory=dict)  # part -> index of its first home in plan.sources
+    first_target: dict[int, int] = field(factory=dict)
+    source_part: list[int] = field(factory=list)  # plan.sources index -> part
+    geometry: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Chosen, Rows, NDArray[np.bool_]]] = field(factory=dict)
+    used: set[tuple[str, str]] = field(factory=set)  # (tensor, state) that went somewhere
+    native: bool = False
+
+    def run(self) -> Graph:
+        self.graph = Graph(self.source, self.target)
+        self.check_models()
+        for name in self.drop:
+            known = {p.state for p in self.source.parts} | set(self.source.tensors) | set(self.source.layout.aliases)
+            if name not in known and not any(s.name == name for s in self.source.layout.states):
+                fail("E300", f"--drop {name}: no tensor or state of that name", Label("<command line>", where=f"--drop {name}"))
+        self.common = {path: i for i, path in enumerate(self.target.tensors)}
+        self.k = max(
+            [1]
+            + [p.pieces.low.shape[1] for p in self.source.parts]
+            + [p.pieces.low.shape[1] for p in self.target.parts]
+        )
+        self.place_targets()
+        states = list(dict.fromkeys(p.state for p in self.target.parts))
+        for state in states:
+            self.state(state)
+        self.leftovers()
+        return self.graph
+
+    # ---- models ----------------------------------------------------------------------------------------------------
+
+    def check_models(self) -> None:
+        """Both sides speak of the same tensors."""
+        ours, theirs = self.source.layout.tensors, self.target.layout.tensors
+        for path, tensor in theirs.items():
+            other = ours.get(path)
+            if other is None:
+                if path in self.drop:
+                    continue
+                fail(
+                    "E301",
+                    f"the target stores `{path}`, which the source's model lacks",
+                    at(tensor.span) if tensor.span.line else Label(self.target.layout.call, where=path),
+                    remedy="source and target must be layouts of one model",
+                )
+            named = all("#" not in d for d in (*tensor.dims, *other.dims))
+            if other.counts != tensor.counts or (named and other.dims != tensor.dims):
+                fail(
+                    "E302",
+                    f"`{path}` is {_shape(other.dims, other.counts)} in the source and {_shape(tensor.dims, tensor.counts)} in the target",
+                    at(other.span, "source") if other.span.line else Label(self.source.layout.call, where=path),
+                    at(tensor.span, "target") if tensor.span.line else Label(self.target.layout.call, where=path),
+                )
+
+    # ---- homes -----------------------------------------------------------------------------------------------------
+
+    def home_dtype(self, layout: Layout, part: Part, home: Home, path: str | None) -> str | None:
+        if part.dtype is not None:
+            return part.dtype
+        if part.state == "weight":
+            return layout.tensors[path].dtype if path is not None else None
+        return next((s.dtype for s in layout.states if s.name == part.state), None)
+
+    def stored(self, placement: Placement, part: Part, number: int) -> list[StoredTensor]:
+        """StoredTensors of a part's homes; dtype from the layout, or (for a source) from the checkpoint."""
+        first_tensor: dict[int, str] = {}
+        if len(part.pieces):
+            homes, index = np.unique(part.pieces.home, return_index=True)
+            first_tensor = {
+                int(h): placement.tensors[int(part.pieces.tensor[i])] for h, i in zip(homes.tolist(), index.tolist(), strict=True)
+            }
+        any_path = next(iter(first_tensor.values()), None)
+        out = []
+        memo: dict[str | None, str | None] = {}
+        for i, home in enumerate(part.homes):
+            path = first_tensor.get(i, any_path)
+            if path not in memo:
+                memo[path] = self.home_dtype(placement.layout, part, home, path)
+            dtype = memo[path]
+            if self.dtype_of is not None and placement is self.source:
+                dtype = self.dtype_of(home.file, home.key) or dtype
+            out.append(StoredTensor(home.file, home.key, dtype or "", home.shape, part.state, part.label, home.rank, None, home.padding))
+        return out
+
+    def place_targets(self) -> None:
+        owners: dict[tuple[str, str], int] = {}
+        for number, part in enumerate(self.target.parts):
+            self.first_target[number] = len(self.graph.targets)
+            stored = self.stored(self.target, part, number)
+            if not part.is_alias:
+                for i, s in enumerate(stored):
+                    owners.setdefault((s.file, f"{part.state}\0{part.label}"), self.first_target[number] + i)
+            self.graph.targets += stored
+        for number, part in enumerate(self.target.parts):
+            if not part.is_alias:
+                continue
+            first = self.first_target[number]
+            for i in range(len(part.homes)):
+                s = self.graph.targets[first + i]
+                owner = owners.get((s.file, f"{part.state}\0{part.label}"))
+                if owner is not None and self.graph.targets[owner].shape == s.shape:
+                    self.graph.targets[first + i] = StoredTensor(
+                        s.file, s.key, s.dtype, s.shape, s.state, s.label, s.rank, owner, s.padding
+                    )
+
+    def place_source(self, number: int) -> int:
+        if number not in self.first_source:
+            part = self.source.parts[number]
+            self.first_source[number] = len(self.graph.sources)
+            self.graph.sources += self.stored(self.source, part, number)
+            self.source_part += [number] * len(part.homes)
+        return self.first_source[number]
+
+    def renumber(self, placement: Placement, wanted: set[str] | None = None) -> I64:
+        return np.array(
+            [self.common.get(p, -1) if wanted is None or p in wanted else -1 for p in placement.tensors] or [-1], dtype=np.int64
+        )
+
+    # ---- one state -------------------------------------------------------------------------------------------------
+
+    def state(self, state: str) -> None:
+        target_parts = [
+            (n, p)
+            for n, p in enumerate(self.target.parts)
+            if p.state == state and p.homes and not self.is_shared(n)
+        ]
+        if not target_parts:
+            return
+        groups: dict[tuple[tuple[float, float], bool, str | None], list[tuple[int, Part]]] = {}
+        for n, p in target_parts:
+            groups.setdefault((p.value, p.lossy, None), []).append((n, p))
+        for (value, lossy, _), parts in groups.items():
+            wanted = {self.target.tensors[t] for _, p in parts for t in np.unique(p.pieces.tensor).tolist()}
+            direct = self.tensors_with(state)
+            self.route(state, state, parts, wanted & direct, value, lossy)
+            rest = wanted - direct
+            if rest:
+                origin = self.derivation(state, rest)
+                if origin is not None:
+                    self.graph.derived.append(
+                        f"{state} of {_count(rest, 'tensor')} is derived from {origin}, rounded to nearest even where it is narrower"
+                    )
+                    self.route(state, origin, parts, rest, value, True)
+
+    def is_shared(self, part: int) -> bool:
+        first, homes = self.first_target[part], len(self.target.parts[part].homes)
+        return homes > 0 and all(self.graph.targets[first + i].shares is not None for i in range(homes))
+
+    def tensors_with(self, state: str) -> set[str]:
+        return {
+            self.source.tensors[t]
+            for p in self.source.parts
+            if p.state == state
+            for t in np.unique(p.pieces.tensor).tolist()
+        }
+
+    def derivation(self, state: str, tensors: set[str]) -> str | None:
+        """The state that a missing one is derived from, as the source's layout says. Raises E303 where it says nothing."""
+        for d in self.source.layout.derived:
+            if d.state == state and tensors <= self.tensors_with(d.source):
+                return d.source
+        missing = sorted(tensors)
+        fail(
+            "E303",
+            f"the target stores {state} of `{missing[0]}`" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            + ", and the source has none",
+            Label(self.source.layout.call, "source", where=f"{missing[0]}/{state}"),
+            Label(self.target.layout.call, "target", where=f"{missing[0]}/{state}"),
+            remedy=f"choose a target that does not store {state}, or say `derive {state} from ...` in the source's layout",
+        )
+
+    def route(
+        self, state: str, origin: str, parts: list[tuple[int, Part]], wanted: set[str], value: tuple[float, float], derived: bool
+    ) -> None:
+        """Moves of `origin` of the source into `state` of the target, for the tensors wanted."""
+        if not wanted:
+            return
+        self.used |= {(path, origin) for path in wanted}
+        by_value: dict[tuple[float, float], list[int]] = {}
+        for n, p in enumerate(self.source.parts):
+            if p.state == origin and p.homes:
+                by_value.setdefault(p.value, []).append(n)
+        for source_value, numbers in by_value.items():
+            chosen, target_rows, is_first, source_parts = self.geometry_of(numbers, parts, wanted)
+            if not len(chosen.primary) and not len(chosen.reduced):
+                continue
+            self.moves(state, origin, chosen, target_rows, is_first, source_value, value, derived)
+            self.draw(state, origin, source_parts, parts, chosen)
+        self.covered(state, origin, parts, wanted, by_value)
+
+    def geometry_of(
+        self, numbers: list[int], parts: list[tuple[int, Part]], wanted: set[str]
+    ) -> tuple[Chosen, Rows, NDArray[np.bool_], list[tuple[int, int, Part]]]:
+        source_parts = [
+            (n, self.place_source(n), self.source.parts[n])
+            for n in numbers
+            if any(self.source.tensors[t] in wanted for t in np.unique(self.source.parts[n].pieces.tensor).tolist())
+        ]
+        renumber_s, renumber_t = self.renumber(self.source, wanted), self.renumber(self.target, wanted)
+        rows = rows_of(source_parts, renumber_s, self.k)
+        is_alias = np.array([p.is_alias for p in self.source.parts], dtype=bool)
+        chosen = choose(rows, is_alias, self.replica_of(self.source, self.first_source), self.blame(self.source, self.graph.sources))
+        target_rows = rows_of([(n, self.first_target[n], p) for n, p in parts], renumber_t, self.k)
+        t_alias = np.array([p.is_alias for p in self.target.parts], dtype=bool)
+        firsts = choose(
+            target_rows, t_alias, self.replica_of(self.target, self.first_target), self.blame(self.target, self.graph.targets)
+        )
+        return chosen, target_rows, self.mark(target_rows, firsts.primary), source_parts
+
+    @staticmethod
+    def mark(rows: Rows, chosen: Rows) -> NDArray[np.bool_]:
+        """Which rows are among those chosen, by home and place."""
+        both = np.concatenate([np.stack([rows.home, rows.offset], 1), np.stack([chosen.home, chosen.offset], 1)])
+        _, number = np.unique(both, axis=0, return_inverse=True)
+        number = number.reshape(-1)
+        return np.isin(number[: len(rows)], number[len(rows) :])
+
+    def replica_of(self, placement: Placement, first: dict[int, int]) -> Callable[[int], object]:
+        starts = sorted((f, n) for n, f in first.items())
+        bounds = np.array([f for f, _ in starts])
+
+        def replica(home: int) -> object:
+            f, n = starts[int(np.searchsorted(bounds, home, side="right")) - 1]
+            # Parts without homes share a start with the next one: take the one that has this home.
+            i = int(np.searchsorted(bounds, home, side="right")) - 1
+            while not placement.parts[n].homes:
+                i -= 1
+                f, n = starts[i]
+            return placement.parts[n].homes[home - f].replica
+
+        return replica
+
+    def blame(self, placement: Placement, stored: list[StoredTensor]) -> Callable[[Rows, int, int, I64], NoReturn]:
+        def overlap(rows: Rows, i: int, j: int, index: I64) -> NoReturn:
+            path = self.target.tensors[int(rows.tensor[i])]
+            a, b = stored[int(rows.home[i])], stored[int(rows.home[j])]
+            fail(
+                "E304",
+                f"{element_name(self.target.layout, path, tuple(index.tolist()))} has two places that are no declared copies",
+                Label(a.file, f"first here, {a.state}", where="/".join(map(str, a.key))),
+                Label(b.file, "and here", where="/".join(map(str, b.key))),
+                notes=(f"layout {placement.layout.call}",),
+            )
+
+        return overlap
+
+    def moves(
+        self,
+        state: str,
+        origin: str,
+        chosen: Chosen,
+        target_rows: Rows,
+        is_first: NDArray[np.bool_],
+        source_value: tuple[float, float],
+        target_value: tuple[float, float],
+        derived: bool,
+    ) -> None:
+        found = intersect(chosen.primary, target_rows)
+        self.cast(state, found, derived)
+        for kind, rows, targets in (
+            ("copy", None, None),
+            ("check", chosen.copies, target_rows.take(np.flatnonzero(is_first))),
+            ("reduce", chosen.reduced, target_rows),
+        ):
+            if kind == "copy":
+                fragments = found
+            elif rows is None or targets is None or not len(rows):
+                continue
+            else:
+                fragments = intersect(rows, targets)
+            if not len(fragments):
+                continue
+            lossy = derived or any(self.target.parts[n].lossy for n in {self.target_part(int(t)) for t in fragments.target[:1]})
+            for step in PASSES:
+                fragments = step(fragments)
+            if kind == "reduce":
+                for policy, name in ((1, "mean"), (2, "sum")):
+                    mine = np.isin(fragments.source, np.unique(rows.home[rows.policy == policy]) if rows is not None else [])
+                    if mine.any():
+                        self.graph.batches.append(
+                            Batch(name, state, fragments.take(np.flatnonzero(mine)), source_value, target_value, lossy)
+                        )
+                continue
+            self.graph.batches.append(Batch(kind, state, fragments, source_value, target_value, lossy))
+
+    def target_part(self, home: int) -> int:
+        return max((f, n) for n, f in self.first_target.items() if f <= home and self.target.parts[n].homes)[1]
+
+    def cast(self, state: str, fragments: Fragments, derived: bool) -> None:
+        """Fill in a target dtype that no spec states with the source's, and refuse a cast that loses. E305, E306."""
+        if not len(fragments):
+            return
+        pairs = np.unique(np.stack([fragments.source, fragments.target], 1), axis=0)
+        for s, t in pairs.tolist():
+            a, b = self.graph.sources[s], self.graph.targets[t]
+            if not b.dtype:
+                if not a.dtype:
+                    fail(
+                        "E305",
+                        f"no dtype is known for {state} of `{a.label}`",
+                        Label(self.source.layout.call, where=a.label),
+                        remedy="write `dtype bf16` in the model, or give a checkpoint",
+                    )
+                self.graph.targets[t] = StoredTensor(b.file, b.key, a.dtype, b.shape, b.state, b.label, b.rank, b.shares, b.padding)
+                continue
+            if not a.dtype:
+                self.graph.sources[s] = StoredTensor(a.file, a.key, b.dtype, a.shape, a.state, a.label, a.rank, None, a.padding)
+                continue
+            for dtype in (a.dtype, b.dtype):
+                if dtype not in DTYPES:
+                    fail("E307", f"no element type is called `{dtype}`", Label(self.target.layout.call, where=b.label), remedy=f"one of {', '.join(DTYPES)}")
+            if a.dtype != b.dtype and (a.dtype, b.dtype) not in EXACT and not derived:
+                part = self.target.parts[self.target_part(t)]
+                if part.lossy:
+                    continue
+                fail(
+                    "E306",
+                    f"{state} of `{b.label}` would lose: {a.dtype} in the source, {b.dtype} in the target",
+                    Label(a.file, a.dtype, where="/".join(map(str, a.key))),
+                    at(part.span, b.dtype) if part.span.line else Label(b.file, b.dtype, where="/".join(map(str, b.key))),
+                    remedy=f"keep {a.dtype}, or write `dtype {b.dtype} lossy` on the entry",
+                )
+
+    # ---- proof -----------------------------------------------------------------------------------------------------
+
+    def covered(
+        self, state: str, origin: str, parts: list[tuple[int, Part]], wanted: set[str], by_value: dict[tuple[float, float], list[int]]
+    ) -> None:
+        """Every element of every wanted tensor has a source (E308), and the target holds all of it (E309)."""
+        numbers = [n for ns in by_value.values() for n in ns]
+        source_rows = rows_of([(n, self.first_source.get(n, 0), self.source.parts[n]) for n in numbers], self.renumber(self.source, wanted), self.k)
+        target_rows = rows_of([(n, self.first_target[n], p) for n, p in parts], self.renumber(self.target, wanted), self.k)
+        for rows, placement, code, side in (
+            (source_rows, self.source, "E308", "source"),
+            (target_rows, self.target, "E309", "target"),
+        ):
+            first = self.first_source if placement is self.source else self.first_target
+            alias = np.array([p.is_alias for p in placement.parts], dtype=bool)
+            stored = self.graph.sources if placement is self.source else self.graph.targets
+            chosen = choose(rows, alias, self.replica_of(placement, first), self.blame(placement, stored))
+            held = np.zeros(len(self.target.tensors), dtype=np.int64)
+            np.add.at(held, chosen.primary.tensor, chosen.primary.volume)
+            if len(chosen.reduced):
+                low = np.concatenate([chosen.reduced.tensor[:, None], chosen.reduced.low, chosen.reduced.high], axis=1)
+                boxes = np.unique(low, axis=0)
+                k = chosen.reduced.low.shape[1]
+                np.add.at(held, boxes[:, 0], (boxes[:, k + 1 :] - boxes[:, 1 : k + 1]).prod(axis=1))
+            for path in sorted(wanted, key=lambda p: self.common[p]):
+                tensor = self.target.layout.tensors[path]
+                if held[self.common[path]] == tensor.numel:
+                    continue
+                mine = rows.take(np.flatnonzero(rows.tensor == self.common[path]))
+                whole_low = np.zeros(self.k, dtype=np.int64)
+                whole_high = np.ones(self.k, dtype=np.int64)
+                whole_high[: len(tensor.counts)] = tensor.counts
+                left = subtract(whole_low, whole_high, mine.low, mine.high)
+                if not left:
+                    continue
+                missing = int(sum((b - a).prod() for a, b in left))
+                fail(
+                    code,
+                    f"{_count(range(missing), 'element')} of {state} of `{path}` {'is' if missing == 1 else 'are'} nowhere in the {side},"
+                    f" the first {element_name(self.target.layout, path, tuple(left[0][0].tolist()))}",
+                    Label(placement.layout.call, side, where=f"{path}/{state}"),
+                )
+
+    def leftovers(self) -> None:
+        """Every tensor and state of the source has a place in the target, is derived there, or is dropped by name. E310."""
+        derived = {d.state for d in self.target.layout.derived}
+        taken_back = self.target_says_none()
+        for part in self.source.parts:
+            for t in np.unique(part.pieces.tensor).tolist():
+                path = self.source.tensors[t]
+                if (path, part.state) in self.used:
+                    continue
+                self.used.add((path, part.state))
+                text = f"{part.state} of {path}"
+                if part.state in self.drop or path in self.drop:
+                    self.graph.dropped.append(f"{text}: dropped by name")
+                elif part.state in derived and any((path, d.source) in self.used for d in self.target.layout.derived if d.state == part.state):
+                    self.graph.dropped.append(f"{text}: derived in the target")
+                elif part.state in taken_back:
+                    self.graph.dropped.append(f"{text}: the target stores no {part.state}")
+                else:
+                    fail(
+                        "E310",
+                        f"{text} has no place in the target",
+                        Label(self.source.layout.call, "source", where=f"{path}/{part.state}"),
+                        Label(self.target.layout.call, "target"),
+                        remedy=f"--drop {part.state} leaves it out, --drop {path} the tensor",
+                    )
+
+    def target_says_none(self) -> set[str]:
+        out = set(self.target.layout.settings.get("drops") or [])
+        return {str(x) for x in out}
+
+    def draw(self, state: str, origin: str, source_parts: list[tuple[int, int, Part]], parts: list[tuple[int, Part]], chosen: Chosen) -> None:
+        """Nodes and edges of one state."""
+        net = self.graph.net
+        label = parts[0][1].label if len(parts) == 1 else f"{len(parts)} entries"
+        how = "mean" if (chosen.reduced.policy == 1).any() else "sum" if len(chosen.reduced) else ""
+        merge: ops.Node = ops.Reduce(label, state, how) if how else ops.Merge(label, state)
+        per_part = np.bincount(chosen.primary.part, minlength=len(self.source.parts)) if len(chosen.primary) else None
+        for n, first, part in source_parts:
+            read = ops.Read(n, part.label, origin, first, first + len(part.homes))
+            rows = int(per_part[n]) if per_part is not None else 0
+            mine = chosen.primary.part == n
+            extract = ops.Extract(n, part.label, origin, rows, int(chosen.primary.volume[mine].sum()) if rows else 0)
+            copies = int((chosen.copies.part == n).sum())
+            if rows or not copies:
+                net.add_edge(read, extract)
+                net.add_edge(extract, merge)
+            if copies:
+                check = ops.Check(n, part.label, origin, copies)
+                net.add_edge(read, check)
+                net.add_edge(check, merge)
+        for n, part in parts:
+            first = self.first_target[n]
+            split = ops.Split(n, part.label, state, len(part.pieces))
+            write = ops.Write(n, part.label, state, first, first + len(part.homes))
+            net.add_edge(merge, split)
+            net.add_edge(split, write)
+            padding = sum(h.padding for h in part.homes)
+            if padding:
+                net.add_edge(ops.Fill(n, part.label, state, padding), write)
+
+
+def _shape(dims: tuple[str, ...], counts: tuple[int, ...]) -> str:
+    return "[" + ", ".join(str(c) if "#" in d else f"{d}={c}" for d, c in zip(dims, counts, strict=True)) + "]"
+
+
+def _count(items: object, word: str) -> str:
+    n = len(items)  # type: ignore[arg-type]
+    return f"{n} {word}{'' if n == 1 else 's'}"

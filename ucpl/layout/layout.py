@@ -1,0 +1,178 @@
+"""A resolved layout: every number filled in, every name bound. No torch, no disk, no ranks yet."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from attrs import field, frozen
+
+from ucpl.layout.axes import Axis
+from ucpl.layout.templates import Template
+from ucpl.syntax.nodes import NOWHERE, Span
+
+Policy = Literal["same", "mean", "sum", "any"]
+
+
+@frozen
+class LogicalTensor:
+    """One tensor of the model: a product of named dims.
+
+    A tensor may have only a range of a dim (`l[1.. by 2]`): `counts` are the sizes it really has; position p along
+    dim i is index `starts[i] + p * steps[i]` of the whole dim.
+    """
+
+    path: str
+    dims: tuple[str, ...]
+    counts: tuple[int, ...]
+    starts: tuple[int, ...]
+    steps: tuple[int, ...]
+    dtype: str | None
+    kind: Literal["parameter", "buffer", "frozen"]
+    span: Span = field(default=NOWHERE, eq=False, repr=False)
+
+    @property
+    def numel(self) -> int:
+        out = 1
+        for n in self.counts:
+            out *= n
+        return out
+
+
+@frozen
+class LogicalState:
+    """A state kept beside each trained parameter (of `groups`, or of all)."""
+
+    name: str
+    dtype: str
+    scalar: bool
+    groups: tuple[str, ...] | None
+
+
+@frozen
+class Mesh:
+    """Ranks as a grid, major to minor; all meshes of a layout number the same ranks."""
+
+    name: str
+    axes: tuple[str, ...]
+    degrees: tuple[int, ...]
+
+
+@frozen
+class FileRule:
+    """Where a named file lies: `form` torch, safetensors, dcp, ...; None stores nothing."""
+
+    name: str
+    form: str | None
+    path: Template | None
+    key: Template | None
+    span: Span = field(default=NOWHERE, eq=False, repr=False)
+
+
+@frozen
+class Storing:
+    """What the clauses of an entry or state line say, closed."""
+
+    file: str  # name of a FileRule
+    key: Template | None
+    policy: Policy
+    policy_axes: tuple[str, ...]
+    at: tuple[tuple[str, int], ...]  # (mesh axis, coordinate)
+    mesh: str  # "" is the first
+    dtype: str | None
+    lossy: bool
+    value: tuple[float, float]  # stored = a * x + b
+
+
+@frozen
+class Entry:
+    """How one tensor (or several fused ones: `targets` by label) is stored."""
+
+    path: str
+    indices: tuple[Axis, ...]
+    shape: tuple[Axis, ...]
+    targets: dict[str | None, str]  # label -> path of the logical tensor
+    storing: Storing
+    alias: str | None = None  # the alias's name, when this stores a second name of a tied tensor
+    variables: dict[str, str] = field(factory=dict)  # template variables: name, alias
+    span: Span = field(default=NOWHERE, eq=False, repr=False)
+
+
+@frozen
+class States:
+    """A state line. `names` None: every state that no other line names for the group. `groups` None: every tensor."""
+
+    names: tuple[str, ...] | None
+    groups: tuple[str, ...] | None
+    shape: tuple[Axis, ...] | Literal["like"]
+    storing: Storing
+    buckets: int | None
+    span: Span = field(default=NOWHERE, eq=False, repr=False)
+
+
+@frozen
+class Group:
+    """Tensors that share flat buffers. Exactly one of members, without, stated; `dealt` ways, or `reversed`."""
+
+    name: str
+    indices: tuple[Axis, ...]
+    members: tuple[str, ...] | None
+    without: tuple[str, ...] | None
+    stated: tuple[str, str] | None  # (file rule, key)
+    is_reversed: bool
+    dealt: int
+    of_model: bool = False
+    span: Span = field(default=NOWHERE, eq=False, repr=False)
+
+
+@frozen
+class BlobRule:
+    name: str
+    mesh_axes: tuple[str, ...]
+    fate: Literal["keep", "first", "drop"]
+    file: str
+    key: Template | None
+
+
+@frozen
+class Derivation:
+    """`derive weight from fp32`: the state is not stored; it is the other, rounded to nearest even."""
+
+    state: str
+    source: str
+
+
+@frozen(eq=False)
+class Layout:
+    """A closed layout. `sizes` holds dims and mesh axes; `origins` says where every value came from."""
+
+    name: str
+    call: str
+    sizes: dict[str, int]
+    config: dict[str, Any]
+    tensors: dict[str, LogicalTensor]
+    aliases: dict[str, str]
+    states: tuple[LogicalState, ...]
+    model_groups: tuple[tuple[str, tuple[str, ...]], ...]
+    meshes: tuple[Mesh, ...]
+    indices: dict[str, Axis]  # `index` statements: a bracketed index, or a dim, as its digits
+    files: dict[str, FileRule]
+    entries: tuple[Entry, ...]
+    state_lines: tuple[States, ...]
+    groups: dict[str, Group]
+    derived: tuple[Derivation, ...]
+    blobs: tuple[BlobRule, ...]
+    framework: str
+    settings: dict[str, Any]
+    origins: tuple[tuple[str, Any, str], ...]
+    model_name: str = ""
+    scope: Any = field(default=None, repr=False)  # evaluates templates' expressions
+
+    @property
+    def ranks(self) -> int:
+        out = 1
+        for n in self.meshes[0].degrees if self.meshes else ():
+            out *= n
+        return out
+
+    def mesh_of(self, axis: str) -> Mesh | None:
+        return next((m for m in self.meshes if axis in m.axes), None)

@@ -1,0 +1,316 @@
+"""A stored axis on one rank as a tree of runs: the list of cells of the language, never written out.
+
+`( )` multiplies and adds, `@` slices, `pad` extends. A slice of a product is at most a ragged head, a full middle and a ragged
+tail per level, so that a cut of k digits gives at most 2k - 1 boxes.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from attrs import define, frozen
+
+from ucpl.layout import axes as ax
+
+Digit = tuple[str, int, int, int]  # (name, low, high, stride in elements)
+
+
+@frozen(slots=False)
+class Range:
+    """Indices low..high of one dim (or digit)."""
+
+    dim: str
+    low: int
+    high: int
+
+    @cached_property
+    def length(self) -> int:
+        return self.high - self.low
+
+
+@frozen(slots=False)
+class Padding:
+    """Cells that belong to no tensor."""
+
+    count: int
+    kind: ax.PadKind = "zero"
+
+    @cached_property
+    def length(self) -> int:
+        return self.count
+
+
+@frozen(slots=False)
+class Product:
+    """Row-major: the last factor runs fastest."""
+
+    factors: tuple[Cells, ...]
+
+    @cached_property
+    def length(self) -> int:
+        out = 1
+        for f in self.factors:
+            out *= f.length
+        return out
+
+
+@frozen(slots=False)
+class Concat:
+    """End to end."""
+
+    parts: tuple[Cells, ...]
+
+    @cached_property
+    def length(self) -> int:
+        return sum(p.length for p in self.parts)
+
+
+@frozen(slots=False)
+class Labelled:
+    """Cells that belong to the logical tensor of that label (`q:`), or to member `tag` of a flat."""
+
+    label: str | None
+    cells: Cells
+    tag: int | None = None
+
+    @cached_property
+    def length(self) -> int:
+        return self.cells.length
+
+
+Cells = Range | Padding | Product | Concat | Labelled
+
+
+@define
+class CutError(ValueError):
+    """A cut that leaves a remainder; the caller knows the place."""
+
+    reason: str
+
+
+def cut(cells: Cells, low: int, high: int) -> Cells:
+    """Cells low..high of the list."""
+    length = cells.length
+    low, high = max(0, low), min(length, high)
+    if low >= high:
+        return Concat(())
+    if (low, high) == (0, length):
+        return cells
+    match cells:
+        case Range():
+            return Range(cells.dim, cells.low + low, cells.low + high)
+        case Padding():
+            return Padding(high - low, cells.kind)
+        case Labelled():
+            return Labelled(cells.label, cut(cells.cells, low, high), cells.tag)
+        case Concat(parts=parts):
+            out, start = [], 0
+            for part in parts:
+                stop = start + part.length
+                if start < high and low < stop:
+                    out.append(cut(part, low - start, high - start))
+                start = stop
+                if start >= high:
+                    break
+            return out[0] if len(out) == 1 else Concat(tuple(out))
+        case Product(factors=(only,)):
+            return cut(only, low, high)
+        case Product(factors=(first, *rest)):
+            inner = rest[0] if len(rest) == 1 else Product(tuple(rest))
+            row = inner.length
+            top, bottom = low // row, (high - 1) // row
+            if top == bottom:
+                return Product((cut(first, top, top + 1), cut(inner, low - top * row, high - top * row)))
+            pieces: list[Cells] = []
+            full_low, full_high = top, bottom + 1
+            if low != top * row:
+                pieces.append(Product((cut(first, top, top + 1), cut(inner, low - top * row, row))))
+                full_low += 1
+            tail: list[Cells] = []
+            if high != (bottom + 1) * row:
+                tail.append(Product((cut(first, bottom, bottom + 1), cut(inner, 0, high - bottom * row))))
+                full_high -= 1
+            if full_low < full_high:
+                pieces.append(Product((cut(first, full_low, full_high), inner)))
+            return Concat((*pieces, *tail))
+    raise TypeError(cells)
+
+
+def trim(cells: Cells) -> Cells:
+    """Without the padding at the end."""
+    match cells:
+        case Padding():
+            return Concat(())
+        case Concat(parts=parts):
+            kept = list(parts)
+            while kept:
+                last = trim(kept[-1])
+                if last.length:
+                    kept[-1] = last
+                    break
+                kept.pop()
+            return Concat(tuple(kept))
+        case Labelled():
+            return Labelled(cells.label, trim(cells.cells), cells.tag)
+        case Product(factors=factors):
+            padded = _padding_at_end(cells)
+            return cut(cells, 0, cells.length - padded) if padded else Product(factors)
+    return cells
+
+
+def _padding_at_end(cells: Cells) -> int:
+    """How many cells at the end are padding: of a product, rows that end in padding as a whole."""
+    match cells:
+        case Padding():
+            return cells.length
+        case Range():
+            return 0
+        case Labelled():
+            return _padding_at_end(cells.cells)
+        case Concat(parts=parts):
+            total = 0
+            for part in reversed(parts):
+                here = _padding_at_end(part)
+                total += here
+                if here < part.length:
+                    break
+            return total
+        case Product(factors=(only,)):
+            return _padding_at_end(only)
+        case Product(factors=(first, *rest)):
+            inner = rest[0] if len(rest) == 1 else Product(tuple(rest))
+            rows = _padding_at_end(first)
+            if rows == first.length:
+                return cells.length
+            return rows * inner.length + _padding_at_end(inner)
+    raise TypeError(cells)
+
+
+def build(
+    axis: ax.Axis,
+    sizes: dict[str, int],
+    degrees: dict[str, int],
+    here: dict[str, int],
+    bound: dict[str, ax.Axis] | None = None,
+    each: Cells | None = None,
+    flat: list[Cells] | None = None,
+) -> Cells:
+    """Cells of one axis at the mesh coordinates `here`.
+
+    bound: index rules that names stand for (inside brackets only). each, flat: what those words mean here.
+    Raises CutError for a cut that leaves a remainder.
+    """
+
+    def inner(node: ax.Axis) -> Cells:
+        return build(node, sizes, degrees, here, bound, each, flat)
+
+    match axis:
+        case ax.Dim(name=name):
+            if bound and name in bound:
+                rest = {k: v for k, v in bound.items() if k != name}
+                return build(bound[name], sizes, degrees, here, rest, each, flat)
+            return Range(name, 0, sizes[name])
+        case ax.Stack(terms=terms):
+            parts: list[Cells] = []
+            for term in terms:
+                factors = tuple(map(inner, term.axes))
+                cells: Cells = factors[0] if len(factors) == 1 else Product(factors)
+                parts.append(cells if term.label is None else Labelled(term.label, cells))
+            return parts[0] if len(parts) == 1 else Concat(tuple(parts))
+        case ax.Pad(axis=node, multiple=multiple, kind=kind):
+            cells = inner(node)
+            missing = -cells.length % multiple
+            return Concat((cells, Padding(missing, kind))) if missing else cells
+        case ax.Trim(axis=node):
+            return trim(inner(node))
+        case ax.Cut(axis=node, splits=splits):
+            cells = inner(node)
+            for split in splits:
+                try:
+                    low, high = ax.piece_of(split, cells.length, degrees[split.mesh_axis], here[split.mesh_axis])
+                except ValueError as error:
+                    raise CutError(str(error)) from None
+                cells = cut(cells, low, high)
+            return cells
+        case ax.Each():
+            assert each is not None
+            return each
+        case ax.Flat(axis=node):
+            assert flat is not None
+            return Concat(tuple(build(node, sizes, degrees, here, bound, one, flat) for one in flat))
+    raise TypeError(axis)
+
+
+@frozen
+class Piece:
+    """A box of digits and where it lies: element (0, 0, ...) at `offset`, each digit with its stride."""
+
+    label: str | None
+    tag: int | None
+    digits: tuple[Digit, ...]
+    offset: int
+
+
+def pieces_of(cells: Cells) -> list[Piece]:
+    """All boxes of a list of cells; padding is in none."""
+    match cells:
+        case Range(dim=dim, low=low, high=high):
+            return [Piece(None, None, ((dim, low, high, 1),), 0)] if high > low else []
+        case Padding():
+            return []
+        case Labelled(label=label, tag=tag):
+            return [
+                Piece(label if label is not None else p.label, tag if tag is not None else p.tag, p.digits, p.offset)
+                for p in pieces_of(cells.cells)
+            ]
+        case Concat(parts=parts):
+            out: list[Piece] = []
+            start = 0
+            for part in parts:
+                out += [Piece(p.label, p.tag, p.digits, p.offset + start) for p in pieces_of(part)]
+                start += part.length
+            return out
+        case Product(factors=factors):
+            found = [Piece(None, None, (), 0)]
+            for factor in factors:
+                row = factor.length
+                mine = pieces_of(factor)
+                found = [
+                    Piece(
+                        outer.label if outer.label is not None else p.label,
+                        outer.tag if outer.tag is not None else p.tag,
+                        (*((d, a, b, s * row) for d, a, b, s in outer.digits), *p.digits),
+                        outer.offset * row + p.offset,
+                    )
+                    for outer in found
+                    for p in mine
+                ]
+            return found
+    raise TypeError(cells)
+
+
+def padding_of(cells: Cells) -> dict[ax.PadKind, int]:
+    """Number of padding cells by kind."""
+    match cells:
+        case Range():
+            return {}
+        case Padding():
+            return {cells.kind: cells.count}
+        case Labelled():
+            return padding_of(cells.cells)
+        case Concat(parts=parts):
+            total: dict[ax.PadKind, int] = {}
+            for part in parts:
+                for kind, n in padding_of(part).items():
+                    total[kind] = total.get(kind, 0) + n
+            return total
+        case Product(factors=factors):
+            real = 1
+            kinds: set[ax.PadKind] = set()
+            for f in factors:
+                inner = padding_of(f)
+                kinds |= set(inner)
+                real *= f.length - sum(inner.values())
+            missing = cells.length - real
+            return {sorted(kinds)[0]: missing} if missing and kinds else {}
+    raise TypeError(cells)

@@ -1,0 +1,409 @@
+"""Entries on ranks: what one entry stores at each coordinate, as boxes of logical tensors."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from ucpl.errors import Label, fail
+from ucpl.layout import Entry, Layout, LogicalTensor
+from ucpl.layout import axes as ax
+from ucpl.layout.scope import at
+from ucpl.regions.cells import Cells, Concat, CutError, Labelled, Piece, Product, Range, build, padding_of, pieces_of
+
+I64 = NDArray[np.int64]
+CHOICE_LIMIT = 4_000_000
+PIECE_LIMIT = 1_000_000  # boxes of one entry on one rank
+
+
+class Ranks:
+    """Coordinates of all ranks on all meshes, as columns; rank itself is an axis, too."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.count = max(1, layout.ranks)
+        self.columns: dict[str, I64] = {"rank": np.arange(self.count)}
+        self.degrees: dict[str, int] = {"rank": self.count}
+        for mesh in layout.meshes:
+            rest = np.arange(self.count)
+            for axis, degree in zip(reversed(mesh.axes), reversed(mesh.degrees), strict=True):
+                rest, here = np.divmod(rest, degree)
+                if axis not in self.columns:
+                    self.columns[axis] = here
+                    self.degrees[axis] = degree
+        self.cache: dict[Any, list[tuple[dict[str, int], int]]] = {}
+
+    def combinations(self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...] = ()) -> list[tuple[dict[str, int], int]]:
+        """Distinct coordinates over `axes` among ranks with the coordinates `where`, each with the first such rank."""
+        memo = (axes, where)
+        if memo in self.cache:
+            return self.cache[memo]
+        mask = np.ones(self.count, dtype=bool)
+        for axis, value in where:
+            mask &= self.columns[axis] == value
+        ranks = np.flatnonzero(mask)
+        key = np.zeros(len(ranks), dtype=np.int64)
+        for axis in axes:
+            key = key * self.degrees[axis] + self.columns[axis][ranks]
+        _, first = np.unique(key, return_index=True)
+        first = ranks[np.sort(first)]
+        out = [({a: int(self.columns[a][r]) for a in axes}, int(r)) for r in first]
+        self.cache[memo] = out
+        return out
+
+
+@frozen(eq=False)
+class Choice:
+    """One choice of the bracketed indices: digits by name, and what a key template may say about them."""
+
+    digits: tuple[tuple[str, int], ...]
+    variables: dict[str, int]
+
+
+@frozen(eq=False)
+class Local:
+    """What one entry stores at one coordinate, brackets aside: rows of boxes whose bracketed dims are open (low = high = -1)."""
+
+    shape: tuple[int, ...]
+    label_of: tuple[str | None, ...]  # per row
+    low: I64  # (P, K)
+    high: I64
+    stride: I64
+    offset: I64  # (P,)
+    padding: int
+    undefined: bool
+
+    @property
+    def numel(self) -> int:
+        out = 1
+        for n in self.shape:
+            out *= n
+        return out
+
+
+@define
+class EntryPlacer:
+    """One entry of a layout; remembers what it found per coordinate."""
+
+    layout: Layout
+    entry: Entry
+    number: dict[str, int]  # tensor path -> index
+    k: int  # columns
+    shape_axes: tuple[str, ...] = field(init=False)
+    index_axes: tuple[str, ...] = field(init=False)
+    locals: dict[Any, Local] = field(factory=dict)
+    choices_found: dict[Any, list[Choice]] = field(factory=dict)
+    degrees: dict[str, int] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.degrees = {a: n for m in self.layout.meshes for a, n in zip(m.axes, m.degrees, strict=True)}
+        self.shape_axes = tuple(dict.fromkeys(a for x in self.entry.shape for a in ax.mesh_axes_of(x)))
+        self.index_axes = tuple(dict.fromkeys(a for x in self.entry.indices for a in self._index_axes(x, frozenset())))
+        for axis in (*self.shape_axes, *self.index_axes):
+            if axis not in self.degrees:
+                fail(
+                    "E201",
+                    f"`{self.entry.path}` is cut over `{axis}`, which is in no mesh",
+                    at(self.entry.span),
+                    remedy=f"add it: mesh {axis} ...",
+                )
+
+    def _index_axes(self, axis: ax.Axis, seen: frozenset[str]) -> tuple[str, ...]:
+        found = list(ax.mesh_axes_of(axis))
+        for name in _dims_of(axis):
+            if name in self.layout.indices and name not in seen:
+                found += self._index_axes(self.layout.indices[name], seen | {name})
+        return tuple(found)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Mesh axes that change what is stored."""
+        return tuple(dict.fromkeys((*self.shape_axes, *self.index_axes)))
+
+    def is_here(self, here: dict[str, int]) -> bool:
+        return all(here[a] == v for a, v in self.entry.storing.at)
+
+    # ---- brackets ------------------------------------------------------------------------------------------------
+
+    def choices(self, here: dict[str, int]) -> list[Choice]:
+        """All choices of the bracketed indices at a coordinate, in order, as far as the tensors have them."""
+        memo = tuple(here[a] for a in self.index_axes)
+        if memo in self.choices_found:
+            return self.choices_found[memo]
+        lists = []
+        for axis in self.entry.indices:
+            lists.append(self._index_cells(axis, here))
+            total = 1
+            for cells in lists:
+                total *= max(1, len(cells))
+            if total > CHOICE_LIMIT:
+                fail("E202", f"`{self.entry.path}` has more than {CHOICE_LIMIT} choices of its indices", at(self.entry.span))
+        out = []
+        for combination in product(*lists):
+            digits: list[tuple[str, int]] = []
+            variables: dict[str, int] = {}
+            for name, local, cell in combination:
+                digits += cell
+                variables.update(cell)
+                variables[f"{name}.local"] = local
+                variables[name] = self.value(name, dict(cell))
+            if self._exists(dict(digits)):
+                out.append(Choice(tuple(digits), variables))
+        self.choices_found[memo] = out
+        return out
+
+    def _index_cells(self, axis: ax.Axis, here: dict[str, int]) -> list[tuple[str, int, tuple[tuple[str, int], ...]]]:
+        name = next(iter(_dims_of(axis)), "")
+        try:
+            cells = build(axis, self.layout.sizes, self.degrees, here, dict(self.layout.indices))
+        except CutError as error:
+            fail("E203", f"index `{name}` of `{self.entry.path}`: {error.reason}", at(self.entry.span), at_index(self.layout, name))
+        if cells.length > CHOICE_LIMIT:
+            fail("E202", f"index `{name}` has {cells.length} values", at(self.entry.span))
+        return [(name, i, cell) for i, cell in enumerate(_enumerate(cells))]
+
+    def value(self, dim: str, digits: dict[str, int]) -> int:
+        """Index of a dim from its digits."""
+        if dim in digits or dim not in self.layout.indices:
+            return digits[dim]
+        total = 0
+        for digit in ax.digits_of(self.layout.indices[dim]):
+            total = total * self.layout.sizes[digit] + self.value(digit, digits)
+        return total
+
+    def _has_digits(self, dim: str, digits: dict[str, int]) -> bool:
+        if dim in digits:
+            return True
+        rule = self.layout.indices.get(dim)
+        return rule is not None and ax.digits_of(rule) != (dim,) and all(self._has_digits(d, digits) for d in ax.digits_of(rule))
+
+    def _exists(self, digits: dict[str, int]) -> bool:
+        return all(
+            self._position(tensor, i, digits) is not None
+            for path in self.entry.targets.values()
+            for tensor in (self.layout.tensors[path],)
+            for i, dim in enumerate(tensor.dims)
+            if self._has_digits(dim, digits)
+        )
+
+    def _position(self, tensor: LogicalTensor, i: int, digits: dict[str, int]) -> int | None:
+        """Position along dim i of the tensor (it may have only a range), or None where it lacks that index."""
+        place, rest = divmod(self.value(tensor.dims[i], digits) - tensor.starts[i], tensor.steps[i])
+        return place if rest == 0 and 0 <= place < tensor.counts[i] else None
+
+    def fixed(self, path: str, choice: Choice) -> list[tuple[int, int]]:
+        """(dim number, position) of the bracketed dims of one target tensor."""
+        tensor, digits = self.layout.tensors[path], dict(choice.digits)
+        out = []
+        for i, dim in enumerate(tensor.dims):
+            if self._has_digits(dim, digits):
+                position = self._position(tensor, i, digits)
+                assert position is not None
+                out.append((i, position))
+        return out
+
+    # ---- the stored axes -----------------------------------------------------------------------------------------
+
+    def local(self, here: dict[str, int]) -> Local:
+        """Boxes at a coordinate. Raises E204 for a cut that leaves a remainder, E205 where the dims are not the tensor's."""
+        memo = tuple(here[a] for a in self.shape_axes)
+        if memo in self.locals:
+            return self.locals[memo]
+        cells: list[Cells] = []
+        for axis in self.entry.shape:
+            try:
+                built = build(axis, self.layout.sizes, self.degrees, here)
+            except CutError as error:
+                fail(
+                    "E204",
+                    f"`{self.entry.path}`: {error.reason}",
+                    at(self.entry.span, "cut here"),
+                    remedy="pad it, cut by @chunk or @spread, or give the sizes: @tp[19, 18]",
+                )
+            cells.append(self._restricted(built))
+        shape = tuple(c.length for c in cells)
+        whole: Cells = Product(tuple(cells)) if cells else Product(())
+        rows: list[tuple[str | None, list[int], list[int], list[int], int]] = []
+        for piece in pieces_of(whole):
+            rows += self._rows(piece)
+            if len(rows) > PIECE_LIMIT:
+                fail("E206", f"`{self.entry.path}` falls into more than {PIECE_LIMIT} boxes on one rank", at(self.entry.span))
+        pads = padding_of(whole)
+        found = Local(
+            shape,
+            tuple(r[0] for r in rows),
+            np.array([r[1] for r in rows], dtype=np.int64).reshape(len(rows), self.k),
+            np.array([r[2] for r in rows], dtype=np.int64).reshape(len(rows), self.k),
+            np.array([r[3] for r in rows], dtype=np.int64).reshape(len(rows), self.k),
+            np.array([r[4] for r in rows], dtype=np.int64),
+            sum(pads.values()),
+            "undefined" in pads,
+        )
+        self.locals[memo] = found
+        return found
+
+    def _restricted(self, cells: Cells) -> Cells:
+        """Without indices that the tensors lack (`l[1..]` as an axis)."""
+        limits: dict[str, tuple[int, int, int]] = {}
+        for path in self.entry.targets.values():
+            tensor = self.layout.tensors[path]
+            for i, dim in enumerate(tensor.dims):
+                if tensor.counts[i] != self.layout.sizes.get(dim, tensor.counts[i]):
+                    limit = (tensor.starts[i], tensor.counts[i], tensor.steps[i])
+                    if limits.setdefault(dim, limit) != limit:
+                        fail("E207", f"tensors of `{self.entry.path}` have different ranges of `{dim}`", at(self.entry.span))
+        return _restrict(cells, limits) if limits else cells
+
+    def _rows(self, piece: Piece) -> list[tuple[str | None, list[int], list[int], list[int], int]]:
+        """Boxes in logical dims: a digit that is not the last of its dim is walked through, one box a value."""
+        path = self.entry.targets.get(piece.label)
+        if path is None:
+            fail(
+                "E208",
+                f"part of `{self.entry.path}` has no label, and other parts have",
+                at(self.entry.span),
+                remedy="give every term a label, as in (q: r d + k: d)",
+            )
+        tensor = self.layout.tensors[path]
+        bracket = {d for axis in self.entry.indices for d in self._bracket_digits(axis)}
+        names = [d for d, *_ in piece.digits]
+        need = []
+        for dim in tensor.dims:
+            if dim in bracket or dim in names:
+                need.append(dim)
+            else:
+                need += self._leaves(dim)
+        have = [*names, *(d for d in bracket if d in need)]
+        if sorted(need) != sorted(have) or any(b not in need for b in bracket):
+            fail(
+                "E205",
+                f"`{self.entry.path}`: `{path}` has the dims {' '.join(tensor.dims)},"
+                f" the pattern names {' '.join([*sorted(bracket), *names])}",
+                at(self.entry.span, "each dim must be named exactly once"),
+                at(tensor.span, "defined here"),
+                remedy=_dims_remedy(need, have),
+            )
+        by_name = {d: (low, high, stride) for d, low, high, stride in piece.digits}
+        per_dim: list[list[tuple[int, int, int, int]]] = []  # (low, high, stride, offset) alternatives
+        for i, dim in enumerate(tensor.dims):
+            if dim in by_name:
+                low, high, stride = by_name[dim]
+                start, step = tensor.starts[i], tensor.steps[i]
+                if step == 1:
+                    per_dim.append([(low - start, high - start, stride, 0)])
+                else:
+                    values = [v for v in range(low, high) if (v - start) % step == 0]
+                    per_dim.append([((v - start) // step, (v - start) // step + 1, 0, n * stride) for n, v in enumerate(values)])
+            elif dim in bracket or all(d in bracket for d in self._leaves(dim)):
+                per_dim.append([(-1, -1, 0, 0)])
+            else:
+                per_dim.append(self._digit_runs(dim, by_name, tensor, i))
+        out = []
+        for combination in product(*per_dim):
+            low_row = [c[0] for c in combination] + [0] * (self.k - len(combination))
+            high_row = [c[1] for c in combination] + [1] * (self.k - len(combination))
+            stride_row = [c[2] for c in combination] + [0] * (self.k - len(combination))
+            out.append((piece.label, low_row, high_row, stride_row, piece.offset + sum(c[3] for c in combination)))
+        return out
+
+    def _bracket_digits(self, axis: ax.Axis) -> list[str]:
+        out = []
+        for name in _dims_of(axis):
+            rule = self.layout.indices.get(name)
+            digits = ax.digits_of(rule) if rule is not None else (name,)
+            out += [name] if digits == (name,) else [leaf for d in digits for leaf in self._leaves(d)]
+        return out
+
+    def _leaves(self, dim: str) -> list[str]:
+        rule = self.layout.indices.get(dim)
+        if rule is None or ax.digits_of(rule) == (dim,):
+            return [dim]
+        return [leaf for d in ax.digits_of(rule) for leaf in self._leaves(d)]
+
+    def _digit_runs(
+        self, dim: str, by_name: dict[str, tuple[int, int, int]], tensor: LogicalTensor, i: int
+    ) -> list[tuple[int, int, int, int]]:
+        leaves = self._leaves(dim)
+        weights, total = {}, 1
+        for leaf in reversed(leaves):
+            weights[leaf] = total
+            total *= self.layout.sizes[leaf]
+        # Digits that lie in storage as they do in the dim are one run: (two k) is d again.
+        run = [leaves[-1]]
+        low, high, stride = by_name[leaves[-1]]
+        for leaf in reversed(leaves[:-1]):
+            full = low == 0 and high == weights[leaf]
+            if not (full and by_name[leaf][2] == stride * weights[leaf]):
+                break
+            low, high = by_name[leaf][0] * weights[leaf], (by_name[leaf][1] - 1) * weights[leaf] + high
+            run.append(leaf)
+        outer = [leaf for leaf in leaves if leaf not in run]
+        out = []
+        for values in product(*(range(by_name[d][0], by_name[d][1]) for d in outer)):
+            base = sum(v * weights[d] for v, d in zip(values, outer, strict=True)) - tensor.starts[i]
+            shift = sum((v - by_name[d][0]) * by_name[d][2] for v, d in zip(values, outer, strict=True))
+            out.append((base + low, base + high, stride, shift))
+        return out
+
+
+def at_index(layout: Layout, name: str) -> Label:
+    return Label(layout.call, where=f"index {name}", text=f"{name} = {layout.sizes.get(name)}")
+
+
+def _dims_remedy(need: list[str], have: list[str]) -> str:
+    missing = [d for d in need if d not in have]
+    extra = [d for d in have if d not in need] + [d for d in dict.fromkeys(have) if have.count(d) > 1]
+    out = []
+    if missing:
+        out.append(f"add {', '.join(missing)}")
+    if extra:
+        out.append(f"take out {', '.join(dict.fromkeys(extra))}")
+    return " and ".join(out)
+
+
+def _dims_of(axis: ax.Axis) -> list[str]:
+    match axis:
+        case ax.Dim(name=name):
+            return [name]
+        case ax.Cut(axis=inner) | ax.Pad(axis=inner) | ax.Trim(axis=inner) | ax.Flat(axis=inner):
+            return _dims_of(inner)
+        case ax.Stack(terms=terms):
+            return [d for t in terms for a in t.axes for d in _dims_of(a)]
+        case _:
+            return []
+
+
+def _enumerate(cells: Cells) -> list[tuple[tuple[str, int], ...]]:
+    match cells:
+        case Range(dim=dim, low=low, high=high):
+            return [((dim, v),) for v in range(low, high)]
+        case Product(factors=factors):
+            return [tuple(d for c in combo for d in c) for combo in product(*map(_enumerate, factors))]
+        case Concat(parts=parts):
+            return [c for p in parts for c in _enumerate(p)]
+        case Labelled(cells=inner):
+            return _enumerate(inner)
+    return []
+
+
+def _restrict(cells: Cells, limits: dict[str, tuple[int, int, int]]) -> Cells:
+    match cells:
+        case Range(dim=dim, low=low, high=high) if dim in limits:
+            start, count, step = limits[dim]
+            values = [v for v in range(low, high) if v in range(start, start + count * step, step)]
+            if not values:
+                return Concat(())
+            if step == 1:
+                return Range(dim, values[0], values[-1] + 1)
+            return Concat(tuple(Range(dim, v, v + 1) for v in values))
+        case Product(factors=factors):
+            return Product(tuple(_restrict(f, limits) for f in factors))
+        case Concat(parts=parts):
+            return Concat(tuple(_restrict(p, limits) for p in parts))
+        case Labelled():
+            return Labelled(cells.label, _restrict(cells.cells, limits), cells.tag)
+    return cells
