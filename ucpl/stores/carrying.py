@@ -7,12 +7,12 @@ values of several files may stand side by side; the store that writes a target g
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from attrs import evolve
 
-from ucpl.extents import Call, Extent, Key, StorageRef, TensorRef
+from ucpl.extents import Call, Extent, StorageRef, TensorRef
 from ucpl.stores.checkpoint import Carried
 from ucpl.stores.pickles import attributes_of, set_attributes
 
@@ -65,16 +65,24 @@ def lifted(value: Any, file: str) -> Any:
     return mapped(value, lambda t: evolve(t, storage=evolve(t.storage, name=f"{file}{_JOINT}{t.storage.name}")))
 
 
+Place = tuple[str, str, int, tuple[int, ...], tuple[int, ...], str]  # file, storage, offset, shape, stride, dtype
+
+
+def by_place(extents: Iterable[Extent]) -> dict[Place, Extent]:
+    """Extents found by what a TensorRef says of them."""
+    return {(e.file, e.storage, e.offset, e.shape, e.stride, e.dtype): e for e in extents}
+
+
 class Storages:
     """Names storages of one target file as its value tree is built: "0", "1", ...
 
-    `extents` are the source's carried tensors: (file, key) -> extent.
+    `extents` are the source's carried tensors, by place.
     """
 
-    def __init__(self, extents: dict[tuple[str, Key], Extent]) -> None:
-        self._extents = {(e.file, e.storage, e.offset, e.shape, e.stride, e.dtype): e for e in extents.values()}
+    def __init__(self, extents: dict[Place, Extent]) -> None:
+        self._extents = extents
         self._count = 0
-        self._placed: dict[Any, str] = {}
+        self._settled: dict[Place, TensorRef] = {}
         self._empty: dict[str, StorageRef] = {}
         self.carried: list[Carried] = []
 
@@ -97,19 +105,13 @@ class Storages:
             self._empty[dtype] = StorageRef(self.fresh(), dtype, 0)
         return TensorRef(self._empty[dtype], 0, shape, strides(shape), requires_grad)
 
-    def extent(self, extent: Extent, requires_grad: bool = False, parameter: bool = False) -> TensorRef:
-        """A tensor of the source, carried: made contiguous, in a storage of its own; one storage however often it is met."""
-        identity = (extent.file, extent.storage, extent.offset, extent.shape, extent.stride, extent.dtype)
-        name = self._placed.get(identity)
+    def extent(self, extent: Extent) -> TensorRef:
+        """A tensor of the source, carried: made contiguous, in a new storage that nothing else shares."""
         if extent.numel == 0:
-            return self.empty(extent.dtype, extent.shape, requires_grad)
-        if name is None:
-            name = self._placed[identity] = self.fresh()
-            self.carried.append(Carried(extent, name))
-        shape = extent.shape
-        return TensorRef(
-            StorageRef(name, extent.dtype, extent.numel), 0, shape, strides(shape), requires_grad, parameter
-        )
+            return self.empty(extent.dtype, extent.shape)
+        made = self.tensor(extent.dtype, extent.shape)
+        self.carried.append(Carried(extent, made.storage.name))
+        return made
 
     def value(self, value: Any) -> Any:
         """A carried value tree (see `lifted`) with storages of this file."""
@@ -119,9 +121,13 @@ class Storages:
         file, _, name = tensor.storage.name.rpartition(_JOINT)
         if not file:
             return tensor  # already of this file
-        identity = (file, name, tensor.offset, tensor.shape, tensor.stride, tensor.storage.dtype)
-        made = self.extent(self._extents[identity], tensor.requires_grad, tensor.parameter)
-        return evolve(made, attributes=tensor.attributes)
+        place = (file, name, tensor.offset, tensor.shape, tensor.stride, tensor.storage.dtype)
+        if place not in self._settled:  # a tensor that is met twice stays one
+            self._settled[place] = self.extent(self._extents[place])
+        made = self._settled[place]
+        return evolve(
+            made, requires_grad=tensor.requires_grad, parameter=tensor.parameter, attributes=tensor.attributes
+        )
 
 
 def strides(shape: tuple[int, ...]) -> tuple[int, ...]:

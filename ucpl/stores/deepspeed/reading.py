@@ -585,8 +585,8 @@ def _scalar(found: _Found, part: TorchFile, key: Key, name: str, value: Any, mem
         kept[member] = value
 
 
-def _hyper(group: dict[Any, Any]) -> dict[str, Any]:
-    return {str(key): value for key, value in group.items() if key != "params"}
+def _hyper(part: TorchFile, group: dict[Any, Any]) -> dict[str, Any]:
+    return {str(key): lifted(value, part.file) for key, value in group.items() if key != "params"}
 
 
 # ---- stages 1 and 2 ----------------------------------------------------------------------------------------------------
@@ -643,7 +643,7 @@ def _flat_shards(found: _Found, model: _Model, optims: list[TorchFile], dp: int)
         if step is not None:
             hypers = [{"step": step} for _ in shapes]
     else:
-        hypers = [_hyper(group) for group in bases[0]["param_groups"]]
+        hypers = [_hyper(optims[0], group) for group in bases[0]["param_groups"]]
         if len(hypers) != len(shapes):
             fail(
                 "E456",
@@ -761,7 +761,7 @@ def _sliced_shards(found: _Found, model: _Model, optims: list[TorchFile], metas:
     for g, group in enumerate(groups):
         mine = [s for s in range(len(shapes)) if owner[s] == g]
         member_shapes = {name: shape for s in mine for name, shape in shapes[s].items()}
-        found.groups.append(ParameterGroup(str(g), tuple(member_shapes), _hyper(group)))
+        found.groups.append(ParameterGroup(str(g), tuple(member_shapes), _hyper(optims[0], group)))
         size = found.settings["sub_group_size"]
         packed = pack([*member_shapes.values()], dp, int(size.value or 0))
         if packed != [len(shapes[s]) for s in mine]:
@@ -772,12 +772,13 @@ def _sliced_shards(found: _Found, model: _Model, optims: list[TorchFile], metas:
                 Label(str(model.file.path), f"{packed} parameters", where="ds_config/zero_optimization/sub_group_size"),
             )
     for s, held in enumerate(shapes):
-        starts, end = [], 0
+        # Each parameter is padded and cut on its own: `starts` count whole parameters with their padding.
+        starts, begin, end = [], 0, 0
         for shape in held.values():
-            starts.append(end)
-            end += slice_numel(shape, dp)
-        # Each parameter is cut on its own: starts and numel are those of one rank's buffer.
-        found.stated.append(Flat(s, str(owner[s]), {}, tuple(held.items()), tuple(starts), end, None))
+            starts.append(begin)
+            end = begin + prod(shape)
+            begin += slice_numel(shape, dp) * dp
+        found.stated.append(Flat(s, str(owner[s]), {}, tuple(held.items()), tuple(starts), end, "dp"))
 
 
 # ---- stage 0 -----------------------------------------------------------------------------------------------------------
@@ -807,7 +808,7 @@ def _whole(found: _Found, model: _Model) -> None:
     names = _names_by_group(found, model, masters, shapes)
     found.set("masters", int(masters is not None), f"optimizer/fp32_groups of {model.file.file}")
     for g, group in enumerate(base["param_groups"]):
-        found.groups.append(ParameterGroup(str(g), tuple(names[g]), _hyper(group)))
+        found.groups.append(ParameterGroup(str(g), tuple(names[g]), _hyper(model.file, group)))
         for i, (number, name) in enumerate(zip(group["params"], names[g], strict=True)):
             if masters is not None:
                 _keep(found, model.file, ("optimizer", "fp32_groups", g, i), masters[g][i])
