@@ -15,7 +15,16 @@ from attrs import field, frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.nodes import Axis, Clause, Expr
 from ucpl.syntax.quoting import is_dotted, quote
-from ucpl.syntax.words import AXIS_WORDS, DIM_WORDS, LAYOUT_WORDS, MEMBER_WORDS, MODEL_WORDS, PATTERN_WORDS, SPLIT_WORDS
+from ucpl.syntax.words import (
+    AXIS_WORDS,
+    BRACKET_WORDS,
+    DIM_WORDS,
+    LAYOUT_WORDS,
+    MEMBER_WORDS,
+    MODEL_WORDS,
+    PATTERN_WORDS,
+    SPLIT_WORDS,
+)
 
 __all__ = ["Row", "opening", "print_axis", "print_expr", "print_item", "row_of"]
 
@@ -123,11 +132,11 @@ def _axis(axis: Axis, words: frozenset[str]) -> str:
             return f"({' + '.join(_term(term) for term in axis.terms)})"
         case nodes.Pad():
             kind = "" if axis.kind == "zero" else f", {axis.kind}"
-            return f"pad({_axis(axis.axis, AXIS_WORDS)}, {_expr(axis.multiple, 0)}{kind})"
+            return f"pad({_axis(axis.axis, BRACKET_WORDS)}, {_expr(axis.multiple, 0)}{kind})"
         case nodes.Trim():
-            return f"trim({_axis(axis.axis, AXIS_WORDS)})"
+            return f"trim({_axis(axis.axis, BRACKET_WORDS)})"
         case nodes.Flat():
-            return f"flat({_axis(axis.axis, AXIS_WORDS)})"
+            return f"flat({_axis(axis.axis, BRACKET_WORDS)})"
         case nodes.Each():
             return "each"
         case nodes.Any_():
@@ -142,7 +151,7 @@ def _axis(axis: Axis, words: frozenset[str]) -> str:
 
 def _term(term: nodes.Term) -> str:
     label = "" if term.label is None else f"{_path(term.label, AXIS_WORDS)}: "
-    return label + " ".join(_axis(axis, AXIS_WORDS) for axis in term.axes)
+    return label + " ".join(_axis(axis, BRACKET_WORDS) for axis in term.axes)
 
 
 def _split(split: nodes.Split) -> str:
@@ -156,7 +165,7 @@ def _split(split: nodes.Split) -> str:
 
 
 def _indices(axes: tuple[Axis, ...]) -> str:
-    return f"[{', '.join(_axis(axis, AXIS_WORDS) for axis in axes)}]" if axes else ""
+    return f"[{', '.join(_axis(axis, BRACKET_WORDS) for axis in axes)}]" if axes else ""
 
 
 def _shape(axes: tuple[Axis, ...]) -> str:

@@ -18,9 +18,9 @@ from ucpl.errors import Label, fail
 from ucpl.syntax import nodes
 from ucpl.syntax.limits import DEPTH_MAX, INDICES_MAX, INTEGER_MAX, NAME_CHARACTERS_MAX
 from ucpl.syntax.nodes import Clause, Expr, Span
-from ucpl.syntax.quoting import is_dotted, quote, unquote
-from ucpl.syntax.words import CLAUSE_WORDS, DIM_WORDS
+from ucpl.syntax.quoting import quote, unquote
 from ucpl.syntax.source import Source
+from ucpl.syntax.words import CLAUSE_WORDS, DIM_WORDS, PATTERN_WORDS
 
 __all__ = ["ENTRY_CLASSES", "ONCE", "VERSION", "Part", "Recorder"]
 
@@ -124,11 +124,13 @@ class Recorder:
         token = children[0]
         return Part("name", self._name_of(token) if token.type == "STRING" else str(token), self.span(children))
 
+    mesh_name = split_name = name
+
     def _name_of(self, token: Token) -> str:
         value = self.string(token)
         if value in ("", "*"):
             message = f"a name cannot be {'`*`, which means all' if value else 'empty'}"
-            fail("E017", message, self.label(token, "not a name"))
+            fail("E017", message, self.label(token, "not a name"), remedy="give it a name")
         if len(value) > NAME_CHARACTERS_MAX:
             self._long_name(self.span([token]))
         return value
@@ -182,8 +184,9 @@ class Recorder:
     # -- patterns -----------------------------------------------------------------------------------------------------
 
     def dim(self, children: Children) -> nodes.Axis:
-        part = children[0]
-        if part.kind == "quoted" and not is_dotted(part.value):
+        part = self.path(children)
+        # Quotes make a name of a word of the language. Any other quoted text here lacks the clause word before it.
+        if part.kind == "quoted" and part.value != "_" and part.value.partition(".")[0] not in PATTERN_WORDS:
             fail(
                 "E017",
                 "a quoted text stands where an axis is expected",
@@ -204,7 +207,7 @@ class Recorder:
         return nodes.Stack(tuple(children[1:-1:2]), span=self.span(children))
 
     def label_(self, children: Children) -> Part:
-        return Part("label", children[0].value, self.span(children))
+        return Part("label", self.path(children[:-1]).value, self.span(children))
 
     def term(self, children: Children) -> nodes.Term:
         first = children[0]
@@ -272,12 +275,14 @@ class Recorder:
     # -- model --------------------------------------------------------------------------------------------------------
 
     def extent(self, children: Children) -> nodes.Dimension:
-        first = children[0]
-        if isinstance(first, Token):
-            return nodes.Dimension(None, self._integer(first), None, span=self.span(children))
         span = self.span(children)
-        bounds = children[2].value if len(children) > 1 else None
-        return nodes.Dimension(first.value, None, bounds, span=span)
+        if children[0].type == "INT":
+            return nodes.Dimension(None, self._integer(children[0]), None, span=span)
+        bounds = None
+        if children[-1].type == "RSQB":
+            bounds = children[-2].value
+            children = children[:-3]
+        return nodes.Dimension(self.path(children).value, None, bounds, span=span)
 
     def range(self, children: Children) -> Part:
         start = stop = step = None

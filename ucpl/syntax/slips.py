@@ -16,6 +16,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.syntax.source import Source
+from ucpl.syntax.words import CLAUSE_WORDS, LAYOUT_WORDS, MODEL_WORDS
 
 __all__ = ["HINTS", "diagnose"]
 
@@ -80,6 +81,8 @@ HINTS: dict[str, list[str]] = {
     ],
     "a plan names two layouts with `->` between, as in: plan grow = a(tp = 4) -> b(tp = 2)": [
         "plan p = a() => b()",
+        "plan p = a(b = 1) => b()",
+        "plan p = a(b = 1)",
         "plan p = a()",
         "plan p : a()",
         "plan a() -> b()",
@@ -91,7 +94,12 @@ HINTS: dict[str, list[str]] = {
         *_layout("use a as b", "framework deepspeed"),
     ],
     "statements of this kind stand inside a model or a layout": ["a : v h", "a = v h", "mesh dp", "state a : f32"],
-    "a clause needs something to stand after: an entry, on the same line or the one above": _layout("as x", "in f"),
+    "a statement starts with its word, such as `mesh` or `file`, or names a tensor and goes on with `=`": _layout(
+        "as x", "something dp"
+    ),
+    "a statement starts with its word, such as `dim` or `state`, or names a tensor and goes on with `:`": _model(
+        "something h"
+    ),
     "give the tensor its dims after the `:`; one without any has `()`": _model("a :"),
     "give the tensor its stored axes after the `=`; one without any has `()`, one that is not stored has `none`": (
         _layout("a =", "state * =")
@@ -126,6 +134,8 @@ _FRIENDLY = {
     "COMPARE": "a comparison",
 }
 
+_OPERATORS = {"OR", "AND", "COMPARE", "PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "DOT"}
+_STATEMENTS = LAYOUT_WORDS | MODEL_WORDS | {"from", "model", "layout", "plan"}
 _OPEN = {"(": ")", "[": "]", "{": "}"}
 _SKELETON = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|#[^\n]*|[()\[\]{}]')
 
@@ -178,17 +188,55 @@ def _unexpected(error: UnexpectedToken, source: Source, parser: Lark) -> Diagnos
         return _unclosed(source, opener)
     if _slip_of(error)[0] in _before_header(parser):
         text = source.text[start:stop].split("\n")[0]
-        label = source.label(source.span(start, start + len(text)), "the version should stand before this")
+        label = source.label(source.span(start, start + len(text)), "the version should stand here")
         return _diagnostic("E002", "the text does not say which version of the language it is written in", label)
 
     expected = _expected(error)
-    shown = "the end of the text" if at_end else "the end of the line" if token.type == "_NL" else f"`{token}`"
+    message = f"unexpected `{token}`"
+    if at_end or token.type == "_NL":
+        message = f"the {'text' if at_end else 'line'} ends too early"
     labels = [source.label(source.span(start, stop), _here(expected))]
-    if opener is not None and "\n" in source.text[opener:start] and source.text[opener] != "{":
-        bracket = source.text[opener]
-        labels.append(source.label(source.span(opener, opener + 1), f"this `{bracket}` is still open"))
-    hint = _table(parser).get(_slip_of(error)) or _meant(token, expected) or _name_wanted(token, expected)
-    return _diagnostic("E001", f"unexpected {shown}", *labels, remedy=hint)
+    bracket = "{" if opener is None else source.text[opener]
+    hint = ""
+    if opener is not None and bracket != "{":
+        a_clause = str(token) in CLAUSE_WORDS
+        if a_clause or "\n" in source.text[opener:start]:
+            labels.append(source.label(source.span(opener, opener + 1), f"this `{bracket}` is still open"))
+        if a_clause:
+            hint = (
+                f'close the bracket with `{_OPEN[bracket]}` before the clause; as a name it stands in quotes: "{token}"'
+            )
+    elif str(token) in ")]}" and (opener is None or bracket == "{"):
+        hint = f"`{token}` closes nothing that is open"
+    hint = (
+        hint
+        or _misspelt(source.text, start, token)
+        or _table(parser).get(_slip_of(error))
+        or _meant(token, expected)
+        or _name_wanted(token, expected)
+        or _clauses(token, expected)
+    )
+    return _diagnostic("E001", message, *labels, remedy=hint)
+
+
+def _misspelt(text: str, start: int, token: Token) -> str:
+    """What the first word of the line should have been, if the text stops making sense right after it."""
+    word = text[text.rfind("\n", 0, start) + 1 : start].strip(" \t")
+    if not word.isidentifier():
+        return ""
+    if str(token) in ("=", ":", "[", ".") and word in LAYOUT_WORDS | MODEL_WORDS:
+        return f'`{word}` starts a statement of its own here; as a name it stands in quotes: "{word}"'
+    if token.type not in ("NAME", "STRING", "INT", "STAR") or word in _STATEMENTS:
+        return ""
+    near = difflib.get_close_matches(word[:40], sorted(_STATEMENTS), n=1, cutoff=0.75)
+    return f"did you mean `{near[0]}`?" if near else ""
+
+
+def _clauses(token: Token, expected: set[str]) -> str:
+    """The clauses there are, where an unknown one stands."""
+    if token.type != "NAME" or not {"IN", "AS"} <= expected:
+        return ""
+    return f"the clauses are {', '.join(f'`{word}`' for word in sorted(CLAUSE_WORDS))}"
 
 
 def _unclosed(source: Source, opener: int) -> Diagnostic:
@@ -219,6 +267,7 @@ def _expected(error: UnexpectedToken) -> set[str]:
 
 def _here(expected: set[str]) -> str:
     """What could have stood there, if that is little enough to say."""
+    expected = expected - _OPERATORS or expected  # an expression can always go on: no news
     if not 1 <= len(expected) <= 4:
         return ""
     names = sorted(_friendly(name) for name in expected)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "AXIS_WORDS",
+    "BRACKET_WORDS",
     "CLAUSE_WORDS",
     "DIM_WORDS",
     "LAYOUT_WORDS",
@@ -20,8 +21,9 @@ __all__ = [
 CLAUSE_WORDS = frozenset(
     {"at", "on", "in", "as", "dtype", "lossy", "value", "when", "buckets", "same", "mean", "sum", "any"}
 )
-AXIS_WORDS = frozenset({"pad", "trim", "flat", "each"})  # wherever an axis can stand
-PATTERN_WORDS = AXIS_WORDS | CLAUSE_WORDS | {"none", "like"}  # outside brackets, after the `=` of an entry
+AXIS_WORDS = frozenset({"pad", "trim", "flat", "each"})  # wherever an axis can begin; of labels
+BRACKET_WORDS = AXIS_WORDS | CLAUSE_WORDS  # of the axes in brackets: after one of them a clause is a word here too
+PATTERN_WORDS = BRACKET_WORDS | {"none", "like"}  # of the axes outside brackets
 DIM_WORDS = frozenset({"dtype", "is", "when"})  # among the dims of a tensor
 SPLIT_WORDS = frozenset({"chunk", "spread"})  # after `@`
 MEMBER_WORDS = frozenset({"all", "from"})  # the first member of a group
