@@ -191,13 +191,13 @@ class _Writer:
             self._dims[dims] = found
         return found
 
-    def _storage(self, storage: StorageRef, untyped: bool = False) -> None:
+    def _storage(self, storage: StorageRef) -> None:
         """The persistent id of a storage."""
         self.storages[storage] = None
         dtype = DTYPES[storage.dtype]
         self.out.append(b"(")
         self._text("storage")
-        if untyped or dtype.storage is None:
+        if dtype.storage is None:
             self._name(UNTYPED_STORAGE)
             numel = storage.numel * dtype.itemsize
         else:
@@ -229,6 +229,8 @@ class _Writer:
             self._name(SIZE)
             self.out.append(self._tuple_of_ints(tuple(value)) + b"\x85R")
         elif kind is StorageRef:
+            if DTYPES[value.dtype].storage is None:
+                raise Bad("E440", f"a storage of {value.dtype} without a tensor cannot be written")
             self._storage(value)
         elif kind is bytes:
             self._encoded(ENCODE, value, "latin1")

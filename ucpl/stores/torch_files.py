@@ -260,12 +260,10 @@ def layout_torch_file(value: Any, archive_name: str = "archive") -> TorchFilePla
         nbytes = ref.numel * DTYPES[ref.dtype].itemsize
         if not _SAFE_NAME.fullmatch(ref.name):
             fail("E441", f"{ref.name!a} cannot be the name of a storage", Label("the file laid out", where=ref.name))
-        if ref.numel < 0 or sizes.setdefault(ref.name, nbytes) != nbytes:
-            fail(
-                "E441",
-                f"storage {ref.name} has both {sizes[ref.name]} and {nbytes} bytes",
-                Label("the file laid out", where=ref.name),
-            )
+        known = sizes.setdefault(ref.name, nbytes)
+        if nbytes < 0 or known != nbytes:
+            what = f"storage {ref.name} has both {known} and {nbytes} bytes" if nbytes >= 0 else "a negative length"
+            fail("E441", what, Label("the file laid out", where=ref.name))
     archive = _Archive(archive_name)
     archive.add_known("data.pkl", data)
     archive.add_known(".format_version", b"1")

@@ -9,6 +9,7 @@ Not here: writing (torch_files), and members that are compressed.
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import zlib
 from itertools import pairwise
@@ -55,10 +56,14 @@ class ZipDirectory:
 def open_file(path: Path, file: str) -> int:
     """A descriptor to read by position. Raises: UcplError E400."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         fail("E400", f"{file} cannot be opened: {reason}", Label(str(path)))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        fail("E400", f"{file} is no regular file", Label(str(path)))
+    return fd
 
 
 def read_exactly(fd: int, start: int, size: int, file: str) -> bytes:
