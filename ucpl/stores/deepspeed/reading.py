@@ -513,7 +513,11 @@ def _differ(one: TorchFile, other: TorchFile, key: str, what: str) -> NoReturn:
 
 def _named(model: _Model, found: _Found) -> tuple[NamedTensor, ...]:
     """The model's tensors in the module's order."""
-    kinds = dict.fromkeys(model.buffers, "buffer") | dict.fromkeys(model.frozen, "frozen")
+    kinds = dict.fromkeys(model.frozen, "frozen")
+    if found.groups:
+        trained = {name for group in found.groups for name in group.members}
+        kinds |= {name: "frozen" for name in model.shapes if name not in trained}
+    kinds |= dict.fromkeys(model.buffers, "buffer")
     return tuple(
         NamedTensor(
             name,
