@@ -485,8 +485,9 @@ class _Builder:
                     )
 
     def target_says_none(self) -> set[str]:
-        out = set(self.target.layout.settings.get("drops") or [])
-        return {str(x) for x in out}
+        out = self.target.layout.not_kept
+        states = {p.state for p in self.source.parts} - {"weight"}
+        return set(out) | (states if "*" in out else set())
 
     def draw(self, state: str, origin: str, source_parts: list[tuple[int, int, Part]], parts: list[tuple[int, Part]], chosen: Chosen) -> None:
         """Nodes and edges of one state."""

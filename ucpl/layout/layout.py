@@ -165,6 +165,7 @@ class Layout:
     settings: dict[str, Any]
     origins: tuple[tuple[str, Any, str], ...]
     model_name: str = ""
+    not_kept: frozenset[str] = frozenset()  # states that it says it stores `none` of; "*" is all of them
     scope: Any = field(default=None, repr=False)  # evaluates templates' expressions
 
     @property

@@ -151,6 +151,13 @@ class _Resolver:
             origins=tuple(self.origins),
             model_name=node.name,
             scope=self.scope,
+            not_kept=frozenset(
+                n
+                for i in items
+                if isinstance(i, nodes.States) and i.shape is None
+                for n in (i.names if i.names is not None else ("*",))
+                if all(self.holds(c.args[0]) for c in i.clauses if c.word == "when")
+            ),
         )
 
     def scope_value(self, name: str) -> Value:

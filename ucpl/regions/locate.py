@@ -245,7 +245,7 @@ class _Locator:
     def flat_parts(
         self, line: States, rule: FileRule, g: str | None, group: Group | None, names: tuple[str, ...], bucket: dict[Any, int]
     ) -> list[Part]:
-            assert isinstance(line.shape, tuple)
+        assert isinstance(line.shape, tuple)
         axis, key = line.shape[0], line.storing.key
         assert key is not None
         chain = fl.chain_of(axis)

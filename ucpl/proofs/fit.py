@@ -1,0 +1,106 @@
+"""Does a layout describe this checkpoint? Every tensor listed, every entry matched, shapes and orders as stated."""
+
+from __future__ import annotations
+
+from ucpl.errors import Diagnostic, Label, UcplError
+from ucpl.extents import Flat, key_text
+from ucpl.layout.scope import at
+from ucpl.regions import Placement
+from ucpl.stores.checkpoint import Checkpoint
+
+SHOWN = 8  # findings of one kind that are listed
+
+
+def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
+    """All disagreements between a located layout and an opened checkpoint.
+
+    E320: a stored tensor that no entry covers. E321: an entry whose place is not in the checkpoint. E322: another shape.
+    E323: a flat buffer in another order than the checkpoint states.
+    """
+    out: list[Diagnostic] = []
+    stored = {(f, tuple(map(str, k))): e for (f, k), e in checkpoint.extents.items()}
+    seen: set[tuple[str, tuple[str, ...]]] = set()
+    spec = placement.layout.call
+    for part in placement.parts:
+        for home in part.homes:
+            place = (home.file, tuple(map(str, home.key)))
+            seen.add(place)
+            here = at(part.span, "stored by this line") if part.span.line else Label(spec, where=part.label)
+            extent = stored.get(place)
+            if extent is None:
+                out.append(
+                    Diagnostic(
+                        "E321",
+                        f"{part.state} of `{part.label}` should be at {key_text(home.key)}, and the checkpoint has nothing there",
+                        (Label(str(checkpoint.root / home.file), "not in this file", where=key_text(home.key)), here),
+                        remedy="correct the entry's name, or take the entry out",
+                    )
+                )
+            elif extent.shape != home.shape:
+                out.append(
+                    Diagnostic(
+                        "E322",
+                        f"{key_text(home.key)} is {list(extent.shape)} in the checkpoint and {list(home.shape)} in the layout",
+                        (Label(str(checkpoint.root / home.file), f"{list(extent.shape)}", where=key_text(home.key)), here),
+                        remedy="correct the sizes or the cut in the layout",
+                    )
+                )
+    for (file, key), extent in stored.items():
+        if (file, key) not in seen:
+            out.append(
+                Diagnostic(
+                    "E320",
+                    f"no entry covers {'/'.join(key)}, {list(extent.shape)} {extent.dtype}",
+                    (Label(str(checkpoint.root / file), "is in the checkpoint", where="/".join(key)), Label(spec, "covers all but this")),
+                    remedy="add an entry for it to the layout",
+                )
+            )
+    return out + orders(placement, checkpoint)
+
+
+def orders(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
+    """Flat buffers whose members or order differ from what the checkpoint states."""
+    out = []
+    stated: dict[tuple[int, tuple[tuple[str, int], ...]], Flat] = {_mark(f, f.coordinates): f for f in checkpoint.stated}
+    for flat in placement.flats:
+        for theirs in [t for (b, _), t in stated.items() if b == flat.bucket and _agree(t, flat)]:
+            ours_names = [n for n, _ in flat.members]
+            their_names = [n for n, _ in theirs.members]
+            if ours_names == their_names:
+                continue
+            n = next(
+                (i for i, (a, b) in enumerate(zip(ours_names, their_names, strict=False)) if a != b),
+                min(len(ours_names), len(their_names)),
+            )
+            out.append(
+                Diagnostic(
+                    "E323",
+                    f"flat buffer {flat.bucket} is in another order than the checkpoint states, from tensor {n} on",
+                    (
+                        Label(str(checkpoint.root), "states: " + _excerpt(their_names, n), where=f"bucket {flat.bucket}"),
+                        Label(placement.layout.call, "says: " + _excerpt(ours_names, n), where=f"group {flat.group}"),
+                    ),
+                    remedy="correct the group's members or its `order`; `ucpl infer` writes the order that the checkpoint states",
+                )
+            )
+    return out
+
+
+def _mark(flat: Flat, coordinates: dict[str, int]) -> tuple[int, tuple[tuple[str, int], ...]]:
+    return flat.bucket, tuple(sorted(coordinates.items()))
+
+
+def _agree(a: Flat, b: Flat) -> bool:
+    return all(b.coordinates.get(k, v) == v for k, v in a.coordinates.items())
+
+
+def _excerpt(names: list[str], n: int) -> str:
+    shown = names[n : n + 4]
+    return (", ".join(shown) if shown else "nothing more") + (", ..." if len(names) > n + 4 else "")
+
+
+def demand(placement: Placement, checkpoint: Checkpoint) -> None:
+    """Raise what `findings` finds, the first few of it."""
+    found = findings(placement, checkpoint)
+    if found:
+        raise UcplError(*found[:SHOWN])

@@ -1,0 +1,41 @@
+"""Which frameworks there are, and whose a folder is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ucpl.errors import Label, fail
+from ucpl.stores.checkpoint import Checkpoint, Framework
+from ucpl.stores.deepspeed import DeepSpeed
+from ucpl.stores.plain import Plain
+
+FRAMEWORKS: tuple[Framework, ...] = (DeepSpeed(), Plain())
+
+
+def framework(name: str) -> Framework:
+    """A framework by the name that a layout's `framework` statement uses. Raises E441."""
+    for one in FRAMEWORKS:
+        if one.name == name:
+            return one
+    fail(
+        "E441",
+        f"no framework is called `{name}`" if name else "the layout names no framework",
+        Label("<layout>", where=f"framework {name}"),
+        remedy=f"one of {', '.join(f.name for f in FRAMEWORKS)}",
+    )
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read the headers of a checkpoint of any known framework. Raises UcplError E440 (exit 3) where none knows it."""
+    if not path.exists():
+        fail("E442", f"{path} does not exist", Label(str(path)))
+    for one in FRAMEWORKS:
+        if one.recognises(path):
+            return one.open(path)
+    fail(
+        "E440",
+        f"{path} is no checkpoint that is known here",
+        Label(str(path)),
+        remedy="give the save folder (with `latest`), one step's folder, or a plain file; known: "
+        + ", ".join(f.name for f in FRAMEWORKS),
+    )
