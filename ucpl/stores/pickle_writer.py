@@ -5,6 +5,7 @@ Protocol 2. Without recursion, and the same bytes for equal trees in every proce
 
 from __future__ import annotations
 
+import gc
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
@@ -46,6 +47,7 @@ from ucpl.stores.inert import (
 
 __all__ = ["dump_pickle", "dumps"]
 
+_STORAGE_NAMES = {dtype.name: Global("torch", dtype.storage) for dtype in DTYPES.values() if dtype.storage}
 _BATCH = 1000  # items between one MARK and its APPENDS or SETITEMS, as Python's pickler does
 
 
@@ -61,6 +63,8 @@ def dumps(value: Any) -> bytes:
 
 def dump_pickle(value: Any) -> tuple[bytes, tuple[StorageRef, ...]]:
     """As `dumps`, with the storages that the pickle refers to, in its order (each once)."""
+    collecting = gc.isenabled()  # nothing that is made here is garbage
+    gc.disable()
     try:
         check_nesting(value, "the value", "E440")
         writer = _Writer()
@@ -68,6 +72,9 @@ def dump_pickle(value: Any) -> tuple[bytes, tuple[StorageRef, ...]]:
     except Bad as bad:
         where = next(("/".join(map(str, key)) for key, part in walk(value) if is_foreign(part)), "")
         fail(bad.code, bad.message + (f" (it is at {where})" if where else ""), Label("the value", where=where))
+    finally:
+        if collecting:
+            gc.enable()
     return b"".join(writer.out), tuple(writer.storages)
 
 
@@ -93,6 +100,7 @@ class _Writer:
     _memo: dict[Any, int] = field(factory=dict)  # a text or name, or the id of a container -> its number
     _todo: list[Any] = field(factory=list)
     _dims: dict[tuple[int, ...], bytes] = field(factory=dict)
+    _quick: dict[int, bytes] = field(factory=dict)  # id of a name of this module -> the instruction that gets it
 
     def write(self, root: Any) -> None:
         todo, out = self._todo, self.out
@@ -171,6 +179,16 @@ class _Writer:
             self.out.append(f"c{module}\n{name.name}\n".encode())
         self._put(name)
 
+    def _known(self, name: Global) -> None:
+        """As `_name`, for the names that this module keeps: hashing records takes long."""
+        quick = self._quick.get(id(name))
+        if quick is not None:
+            self.out.append(quick)
+            return
+        self._name(name)
+        number = self._memo[name]
+        self._quick[id(name)] = b"h%c" % number if number < 256 else b"j" + number.to_bytes(4, "little")
+
     def _encoded(self, function: Global, data: bytes, codec: str) -> None:
         self._name(function)
         self.out.append(_raw_text(data.decode("latin-1")))
@@ -198,10 +216,10 @@ class _Writer:
         self.out.append(b"(")
         self._text("storage")
         if dtype.storage is None:
-            self._name(UNTYPED_STORAGE)
+            self._known(UNTYPED_STORAGE)
             numel = storage.numel * dtype.itemsize
         else:
-            self._name(Global("torch", dtype.storage))
+            self._known(_STORAGE_NAMES[storage.dtype])
             numel = storage.numel
         self._text(storage.name)
         self._text(storage.location)
@@ -226,7 +244,7 @@ class _Writer:
         elif kind is Global:
             self._name(value)
         elif kind is Size:
-            self._name(SIZE)
+            self._known(SIZE)
             self.out.append(self._tuple_of_ints(tuple(value)) + b"\x85R")
         elif kind is StorageRef:
             if DTYPES[value.dtype].storage is None:
@@ -266,7 +284,7 @@ class _Writer:
             else:
                 self._later(_Op(b"("), *value, _Op(b"t"), self._made(value))
         elif kind is OrderedDict:
-            self._name(ORDERED_DICT)
+            self._known(ORDERED_DICT)
             self.out.append(b")R")
             self._put(id(value))
             attributes = attributes_of(value)
@@ -300,7 +318,7 @@ class _Writer:
     def _tensor(self, tensor: TensorRef) -> None:
         if tensor.attributes is None:
             if tensor.parameter:
-                self._name(REBUILD_PARAMETER)
+                self._known(REBUILD_PARAMETER)
                 self._geometry(tensor, False)
                 self._flag_and_hooks(tensor)
                 self.out.append(b"\x87R")
@@ -308,33 +326,33 @@ class _Writer:
                 self._geometry(tensor, tensor.requires_grad)
             self._put(id(tensor))
         elif tensor.parameter:
-            self._name(REBUILD_PARAMETER_WITH_STATE)
+            self._known(REBUILD_PARAMETER_WITH_STATE)
             self.out.append(b"(")
             self._geometry(tensor, False)
             self._flag_and_hooks(tensor)
             self._later(tensor.attributes, _Op(b"tR"), self._made(tensor))
         else:
-            self._name(REBUILD_FROM_TYPE_V2)
+            self._known(REBUILD_FROM_TYPE_V2)
             self.out.append(b"(")
             self._geometry(tensor, tensor.requires_grad, TENSOR)
             self._later(tensor.attributes, _Op(b"tR"), self._made(tensor))
 
     def _flag_and_hooks(self, tensor: TensorRef) -> None:
         self.out.append(b"\x88" if tensor.requires_grad else b"\x89")
-        self._name(ORDERED_DICT)
+        self._known(ORDERED_DICT)
         self.out.append(b")R")
 
     def _geometry(self, tensor: TensorRef, requires_grad: bool, kind: Global | None = None) -> None:
         """The call of _rebuild_tensor_v2 (v3 for dtypes without a storage class); with `kind`, function, kind and arguments."""
         dtype = DTYPES[tensor.storage.dtype]
-        self._name(REBUILD_TENSOR_V2 if dtype.storage else REBUILD_TENSOR_V3)
+        self._known(REBUILD_TENSOR_V2 if dtype.storage else REBUILD_TENSOR_V3)
         if kind is not None:
             self._name(kind)
         self.out.append(b"(")
         self._storage(tensor.storage)
         dims = self._tuple_of_ints(tensor.shape) + self._tuple_of_ints(tensor.stride)
         self.out.append(_number(tensor.offset) + dims + (b"\x88" if requires_grad else b"\x89"))
-        self._name(ORDERED_DICT)
+        self._known(ORDERED_DICT)
         self.out.append(b")R")
         if dtype.storage is None:
             self._dtype(dtype.name)

@@ -10,6 +10,7 @@ values mean.
 
 from __future__ import annotations
 
+import gc
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -131,7 +132,7 @@ def _make_tensor_v2(build: _Build, args: tuple[Any, ...]) -> Any:
         _wrong("a tensor")
     if (len(args) > 5 and not _is_hooks(args[5])) or (len(args) > 6 and args[6]):
         return Call(REBUILD_TENSOR_V2, args)  # a conjugate or negated view, or hooks: kept, not read as a tensor
-    return _tensor(build, *args[:5])
+    return _tensor(build, args[0], args[1], args[2], args[3], args[4])
 
 
 def _make_tensor_v3(build: _Build, args: tuple[Any, ...]) -> Any:
@@ -360,8 +361,15 @@ def load_pickle(data: bytes, file: str = "pickle") -> Pickle:
     if len(data) > PICKLE_BYTES_MAX:
         fail("E425", f"the pickle has {len(data)} bytes, more than {PICKLE_BYTES_MAX} are not read", Label(file))
     build = _Build([], [], [4 * len(data) + (1 << 20)])
-    value = _run(data, file, build)
-    check_nesting(value, file)
+    # All that is made stays: looking for garbage among millions of new values would take a third of the time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        value = _run(data, file, build)
+        check_nesting(value, file)
+    finally:
+        if collecting:
+            gc.enable()
     return Pickle(value, tuple(build.storages), tuple(build.tensors))
 
 
