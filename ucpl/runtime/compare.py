@@ -1,0 +1,155 @@
+"""A plan held against a target that exists: the same tiles, put together from the source, compared and not written.
+
+Only elements that a move reaches are compared, so padding has no say. Bits are compared: a NaN equals itself.
+Not here: what is not a tensor (proofs compares envelopes), and files that one side lacks (the plan names them).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from attrs import evolve, frozen
+
+from ucpl.extents import key_text
+from ucpl.runtime.assemble import Assembler, Difference
+from ucpl.runtime.buffers import Budget, Workspace, share_of
+from ucpl.runtime.counters import Counters, Report
+from ucpl.runtime.crew import Crew, Queue
+from ucpl.runtime.reading import Reader
+from ucpl.runtime.rows import Place, bind_rows, chosen, fit
+from ucpl.runtime.sources import SourceFiles
+from ucpl.runtime.tiles import Unit, cut_tiles
+from ucpl.runtime.values import value_text
+from ucpl.schedule.plan import Moves, Plan
+from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["Comparison", "Unequal", "compare"]
+
+
+@frozen
+class Unequal:
+    """The first element of a target tensor that is not what the plan puts there."""
+
+    target: int  # index into the plan's targets
+    element: tuple[int, ...]  # of the stored target tensor
+    file: str
+    key: str
+    label: str
+    value: str  # as the target has it
+    wanted: str  # as the plan makes it from the source
+    source_file: str = ""  # where that comes from (the first of several, for a mean)
+    source_key: str = ""
+    source_element: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        there = f"{self.file}: {self.key}{list(self.element)} is {self.value}"
+        here = f"{self.wanted} in {self.source_file}: {self.source_key}{list(self.source_element)}"
+        return f"{self.label}: {there}, {here}"
+
+
+@frozen
+class Comparison:
+    """All target tensors that differ, in the plan's order, each by its first element, and what was compared."""
+
+    unequal: tuple[Unequal, ...]
+    elements: int  # that moves reach, all of them compared
+    report: Report
+
+    def __iter__(self) -> Iterator[Unequal]:
+        return iter(self.unequal)
+
+    def __bool__(self) -> bool:
+        """Whether nothing differs."""
+        return not self.unequal
+
+
+def compare(
+    plan: Plan, source: Checkpoint, target: Checkpoint, *, memory: int = 512 << 20, workers: int = 2
+) -> Comparison:
+    """Whether `target` holds what the plan makes of `source`.
+
+    Raises: UcplError E600, E601 (either side does not fit the plan), E603, E605, E610, E611, E613.
+    """
+    share = share_of(memory, workers)
+    budget, counters = Budget(memory), Counters()
+    here = fit(plan.sources, source.extents)
+    there = fit(plan.targets, target.extents, "target")
+    # The target's files stand beside the source's: their absolute paths are their names.
+    roots = [str(source.root.resolve()), str(target.root.resolve())]
+    places = [*(_rooted(p, roots[0]) for p in here), *(_rooted(p, roots[1]) for p in there)]
+    mirrored = tuple(_mirror(m, len(here)) for m in plan.moves if m.kind != "check")
+    rows = bind_rows((*plan.moves, *mirrored), places, there)
+    files = SourceFiles(source.root, (p.extent.file for p in places if p.extent is not None))
+    assembler = Assembler(rows, places, there, [files.index[p.extent.file] for p in places if p.extent], plan.tensors)
+    units = [Unit(t, 0, 0, p.numel * p.itemsize, "") for t, p in enumerate(there)]
+    tiles = cut_tiles(units, share.tile)
+    queue = Queue(len(tiles))
+    first: dict[int, Difference] = {}
+    lock = threading.Lock()
+
+    def found(difference: Difference) -> None:
+        if difference.source < len(here):
+            assembler.unequal(difference)  # two copies within the source
+        with lock:
+            known = first.get(difference.target)
+            if known is None or difference.target_position < known.target_position:
+                first[difference.target] = difference
+
+    def work(stop: threading.Event) -> None:
+        with Workspace(share, budget) as space:
+            reader = Reader(files)
+            while not stop.is_set() and (i := queue.take()) is not None:
+                t = int(tiles.unit[i])
+                low, size, itemsize = int(tiles.low[i]), int(tiles.size[i]), there[t].itemsize
+                assembler.assemble(t, low // itemsize, (low + size) // itemsize, reader, space, found)
+                counters.add(read=reader.bytes_read, tiles=1)
+                reader.bytes_read = 0
+                reader.fragments.clear()
+
+    try:
+        with counters.phase("compare"):
+            Crew(workers, work).run()
+        files.check_unchanged()
+    finally:
+        files.close()
+    report = Report(
+        str(target.top), bytes_needed=rows.bytes_needed, bytes_read=counters.bytes_read, bytes_live_max=budget.live_max,
+        tiles=counters.tiles, files=len(files.files), seconds=dict(counters.seconds),
+    )  # fmt: skip
+    unequal = tuple(_named(first[t], assembler, there) for t in sorted(first))
+    return Comparison(unequal, sum(m.elements for m in mirrored), report)
+
+
+def _rooted(place: Place, root: str) -> Place:
+    assert place.extent is not None
+    file = f"{root}/{place.extent.file}"
+    return evolve(place, extent=evolve(place.extent, file=file))
+
+
+def _mirror(m: Moves, base: int) -> Moves:
+    """The same boxes of the target, to be checked against the target as it is. Its values are as stored: no factors."""
+    if m.kind in ("mean", "sum") and len(m):  # several sources of one place: it is compared once
+        columns = [m.target[:, None], m.target_offset[:, None], m.shape, m.target_stride]
+        once = np.unique(np.concatenate(columns, axis=1).astype(np.int64), axis=0, return_index=True)[1]
+        m = chosen(m, once)
+    return evolve(
+        m, kind="check", source=(m.target + np.int32(base)).astype(np.int32), source_offset=m.target_offset,
+        source_stride=m.target_stride, source_value=(1.0, 0.0), target_value=(1.0, 0.0), lossy=False,
+    )  # fmt: skip
+
+
+def _named(d: Difference, assembler: Assembler, there: Sequence[Place]) -> Unequal:
+    place = there[d.target]
+    origin = assembler.provider(d.target, d.target_position)
+    return Unequal(
+        d.target,
+        place.index_of(d.target_position),
+        place.file,
+        key_text(place.key),
+        assembler.name(d.row),
+        value_text(d.other, place.dtype),
+        value_text(d.value, place.dtype),
+        *((origin[0].file, key_text(origin[0].key), origin[0].index_of(origin[1])) if origin is not None else ()),
+    )

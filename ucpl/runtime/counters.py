@@ -1,0 +1,93 @@
+"""What a run cost: bytes and seconds, counted where they happen and frozen into a report."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attrs import define, field, frozen
+
+__all__ = ["Counters", "Report"]
+
+
+@frozen
+class Report:
+    """What `execute` did. All sizes are in bytes; `seconds` is wall time by phase, in the order of the phases."""
+
+    target: str
+    done_before: bool = False  # the target was finished by an earlier run: nothing was moved
+    bytes_needed: int = 0  # that the moves ask for, checks of replicas included
+    bytes_read: int = 0  # of the source, for the moves
+    bytes_read_verify: int = 0  # of the source, again, for its CRCs alone (`verify_source`)
+    bytes_written: int = 0
+    bytes_target: int = 0  # sum of the sizes of the target's files
+    bytes_read_back: int = 0  # of the target, from the disk
+    bytes_live_max: int = 0  # peak of all buffers together
+    source_bytes_checked: int = 0  # of members of the source whose CRC was compared
+    source_bytes_unverified: int = 0  # of members that were touched and whose CRC was not compared
+    tiles: int = 0
+    tiles_resumed: int = 0  # done by an earlier run, and not done again
+    files: int = 0
+    seconds: dict[str, float] = field(factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{self.target}: {self.bytes_target} bytes in {self.files} files, {self.tiles} tiles"]
+        if self.tiles_resumed:
+            lines.append(f"  resumed    {self.tiles_resumed} tiles were done before")
+        lines += [
+            f"  read       {self.bytes_read} bytes, {self.bytes_needed} needed",
+            f"  written    {self.bytes_written} bytes",
+            f"  read back  {self.bytes_read_back} bytes",
+            f"  source     {self.source_bytes_checked} bytes match their CRC, {self.source_bytes_unverified} unverified",
+            f"  buffers    {self.bytes_live_max} bytes at most",
+        ]
+        lines += [f"  {name:<10} {took:.3f} s" for name, took in self.seconds.items()]
+        return "\n".join(lines)
+
+
+@define
+class Counters:
+    """Running totals. Workers add under the lock, once a tile."""
+
+    bytes_needed: int = 0
+    bytes_read: int = 0
+    bytes_read_verify: int = 0
+    bytes_written: int = 0
+    bytes_read_back: int = 0
+    source_bytes_checked: int = 0
+    source_bytes_unverified: int = 0
+    tiles: int = 0
+    tiles_resumed: int = 0
+    seconds: dict[str, float] = field(factory=dict)
+    _lock: threading.Lock = field(factory=threading.Lock)
+
+    def add(
+        self,
+        *,
+        read: int = 0,
+        written: int = 0,
+        read_back: int = 0,
+        read_verify: int = 0,
+        tiles: int = 0,
+        digest: float = 0.0,
+    ) -> None:
+        with self._lock:
+            self.bytes_read += read
+            self.bytes_written += written
+            self.bytes_read_back += read_back
+            self.bytes_read_verify += read_verify
+            self.tiles += tiles
+            if digest:
+                self.seconds["digest"] = self.seconds.get("digest", 0.0) + digest
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Wall time of a phase. `digest` is apart: time of all workers together, which overlaps with `move`."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin

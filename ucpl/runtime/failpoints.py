@@ -1,0 +1,72 @@
+"""Places where a test can make the machine fail: named, counted, chosen by one environment variable.
+
+`UCPL_FAIL_AT="tile-written:17:kill"` kills the process at the 17th time that a tile was written. Actions: kill, interrupt,
+enospc, eio, and stop (SIGSTOP). Several, separated by commas. Without the variable a failpoint costs one comparison.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+
+from attrs import define
+
+__all__ = ["failpoint", "set_failpoints"]
+
+
+@define
+class _Trap:
+    name: str
+    hit: int
+    action: str
+    count: int = 0
+
+
+def _parse(text: str) -> tuple[_Trap, ...]:
+    traps = []
+    for part in filter(None, text.split(",")):
+        name, hit, action = part.split(":")
+        traps.append(_Trap(name, int(hit), action))
+    return tuple(traps)
+
+
+_lock = threading.Lock()
+_traps: tuple[_Trap, ...] = _parse(os.environ.get("UCPL_FAIL_AT", ""))
+
+
+def set_failpoints(text: str) -> None:
+    """Replace the traps of this process, as the environment variable would: for tests."""
+    global _traps
+    _traps = _parse(text)
+
+
+def failpoint(name: str) -> None:
+    """Fail here, if a trap says so. Raises: OSError for enospc and eio."""
+    if not _traps:
+        return
+    for trap in _traps:
+        if trap.name != name:
+            continue
+        with _lock:
+            trap.count += 1
+            hit = trap.count == trap.hit
+        if hit:
+            _fire(trap.action)
+
+
+def _fire(action: str) -> None:
+    match action:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
+        case "enospc":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        case "eio":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        case _:
+            raise ValueError(f"no such action at a failpoint: {action}")

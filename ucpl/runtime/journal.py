@@ -1,0 +1,142 @@
+"""What is done, on disk: a header that says of which run, then one record for each finished tile.
+
+    header   one line of JSON (what the run is: digests of plan, layout and source, tile size), "\\n"
+    record   48 bytes: kind, file, index or position, bytes, CRC-32, xxh3-64 of the tile, CRC-32 of the record
+
+A record is appended only after the bytes that it speaks of are on the disk, and the journal is synced after it. So a record
+that can be read is true; a torn or garbled tail is where the next run begins to append.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from ucpl.runtime.failpoints import failpoint
+from ucpl.runtime.reading import Fragments
+
+__all__ = ["FORMAT", "Journal", "Past", "read_journal"]
+
+FORMAT = 1
+TILE, FRAGMENT, PUBLISH = 1, 2, 3
+_RECORD = np.dtype(
+    [
+        ("kind", "<u4"),
+        ("file", "<u4"),
+        ("at", "<u8"),
+        ("size", "<u8"),
+        ("xxh3", "<u8"),
+        ("crc", "<u4"),
+        ("check", "<u4"),
+        ("pad", "<u8"),
+    ]
+)
+_BODY = struct.Struct("<IIQQQI")
+_CHECKED = _BODY.size  # 36: the record's own CRC follows
+assert _RECORD.itemsize == 48
+
+
+@frozen(eq=False)
+class Past:
+    """A journal that was read: its header, the records by kind, and how many bytes of it are whole."""
+
+    header: dict[str, Any]
+    tile: NDArray[np.int64]
+    tile_crc: NDArray[np.uint32]
+    tile_xxh3: NDArray[np.uint64]
+    fragments: Fragments = field(repr=False)
+    publishing: tuple[int, int] | None  # (inode, device) of what a rename was about to publish
+    size: int
+
+
+def read_journal(path: Path) -> Past | None:
+    """None where there is no journal, or its header is not whole. Raises: OSError."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    end = raw.find(b"\n")
+    if end < 0:
+        return None
+    try:
+        header = json.loads(raw[:end])
+    except ValueError:
+        return None
+    if not isinstance(header, dict) or header.get("ucpl journal") != FORMAT:
+        return None
+    body = memoryview(raw)[end + 1 :]
+    records = np.frombuffer(body[: len(body) // 48 * 48], _RECORD)
+    good = len(records)
+    for i in range(len(records)):
+        if zlib.crc32(body[48 * i : 48 * i + _CHECKED]) != records["check"][i]:
+            good = i
+            break
+    records = records[:good]
+    tiles = records[records["kind"] == TILE]
+    read = records[records["kind"] == FRAGMENT]
+    fragments = Fragments()
+    for file, at, size, crc in zip(*(read[name].tolist() for name in ("file", "at", "size", "crc")), strict=True):
+        fragments.add(file, at, size, crc)
+    published = records[records["kind"] == PUBLISH]
+    publishing = (int(published["at"][-1]), int(published["size"][-1])) if len(published) else None
+    return Past(
+        header, tiles["at"].astype(np.int64), tiles["crc"].copy(), tiles["xxh3"].copy(), fragments, publishing,
+        end + 1 + 48 * good,
+    )  # fmt: skip
+
+
+class Journal:
+    """Appends records. The caller syncs the data that they speak of first."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
+        os.ftruncate(self._fd, size)
+
+    @staticmethod
+    def begin(path: Path, header: dict[str, Any]) -> Journal:
+        """A new journal, durable with its header before it has its name. Raises: OSError."""
+        fresh = path.with_name(path.name + ".new")
+        line = json.dumps({"ucpl journal": FORMAT, **header}, separators=(",", ":")).encode() + b"\n"
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(fd, line)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(fresh, path)
+        return Journal(path, len(line))
+
+    def append(self, tiles: list[tuple[int, int, int, int]], fragments: Fragments) -> None:
+        """Records of tiles (index, bytes, CRC, xxh3) and of source runs, then sync. Raises: OSError."""
+        parts = [_record(TILE, 0, index, size, xxh3, crc) for index, size, crc, xxh3 in tiles]
+        for file, at, size, crc in zip(fragments.file, fragments.position, fragments.size, fragments.crc, strict=True):
+            parts.append(_record(FRAGMENT, file, at, size, 0, crc))
+        self._write(b"".join(parts))
+        failpoint("journal-synced")
+
+    def publishing(self, inode: int, device: int) -> None:
+        """The next rename publishes this inode. Raises: OSError."""
+        self._write(_record(PUBLISH, 0, inode, device, 0, 0))
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _record(kind: int, file: int, at: int, size: int, xxh3: int, crc: int) -> bytes:
+    body = _BODY.pack(kind, file, at, size, xxh3, crc)
+    return body + struct.pack("<IQ", zlib.crc32(body), 0)

@@ -1,0 +1,70 @@
+"""System calls that Python does not offer, by ctypes, with what to do where the kernel or the file system lacks them."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from functools import cache
+from pathlib import Path
+
+__all__ = ["allocate", "exchange", "rename_new"]
+
+_AT_FDCWD = -100
+_NOREPLACE, _EXCHANGE = 1, 2
+_LACKING = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+
+
+@cache
+def _libc() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(None, use_errno=True)
+    except OSError:
+        return None
+
+
+def allocate(fd: int, size: int) -> None:
+    """Give a file its size, and blocks for all of it where the file system can reserve them.
+
+    Not posix_fallocate: where the file system cannot, glibc writes into every block. Raises: OSError (ENOSPC, ...).
+    """
+    libc = _libc()
+    call = getattr(libc, "fallocate64", None) or getattr(libc, "fallocate", None)
+    if size and call is not None:
+        call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+        while call(fd, 0, 0, size) != 0:
+            number = ctypes.get_errno()
+            if number == errno.EINTR:
+                continue
+            if number in _LACKING:
+                break
+            raise OSError(number, os.strerror(number))
+    os.ftruncate(fd, size)
+
+
+def _renameat2(source: Path, target: Path, flags: int) -> bool:
+    """Whether the call did it; False where there is no such call here. Raises: OSError."""
+    call = getattr(_libc(), "renameat2", None)
+    if call is None:
+        return False
+    call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+    if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flags) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _LACKING:
+        return False
+    raise OSError(number, os.strerror(number), str(source), None, str(target))
+
+
+def rename_new(source: Path, target: Path) -> None:
+    """Rename to a name that must be free. Raises: FileExistsError, OSError."""
+    if _renameat2(source, target, _NOREPLACE):
+        return
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+    os.rename(source, target)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swap two names at once; False where the file system cannot. Raises: OSError."""
+    return _renameat2(one, other, _EXCHANGE)

@@ -1,0 +1,233 @@
+"""Reading a strided box of a file into a buffer with as few bytes and calls as its shape allows.
+
+Four ways, chosen per box: straight into place (one run on both sides), scattered into place (one run of the file,
+several runs of the buffer: one preadv with many parts), run by run (the file has gaps that are worth skipping), or covered:
+the span is read into the staging buffer, gaps and all, and copied with strides.
+
+Not here: values that change on the way (values), and which boxes there are (assemble).
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from array import array
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ucpl.runtime.sources import SourceFiles
+
+__all__ = ["Fragments", "Reader", "strided"]
+
+U8 = NDArray[np.uint8]
+Ints = tuple[int, ...]
+
+RUN_MIN = 2048  # bytes of a run from which on it is read by itself rather than with the gap behind it
+SCATTER_MIN = 512  # bytes of a run from which on one part of a preadv is cheaper than staging
+CALL_BYTES = 6144  # bytes that could be read in the time of one more call
+WASTE_MAX = 64  # a gap of at most 1/64 of a span is read with it
+IOV_MAX = 1024
+
+_CELLS: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+
+
+def strided(buffer: U8 | memoryview, at: int, shape: Ints, step: Ints, itemsize: int) -> NDArray[Any]:
+    """Elements of a buffer as integers of their size: bits are copied, and compared, as they are. Units: bytes.
+
+    Elements of 16 bytes become two of eight, in a dim of their own.
+    """
+    if itemsize == 16:
+        return np.ndarray((*shape, 2), _CELLS[8], buffer, at, (*step, 8))
+    return np.ndarray(shape, _CELLS[itemsize], buffer, at, step)
+
+
+class Fragments:
+    """Runs of source files that were read, with the CRC-32 of each: evidence for the CRCs of whole members."""
+
+    def __init__(self) -> None:
+        self.file = array("I")
+        self.position = array("Q")
+        self.size = array("Q")
+        self.crc = array("I")
+
+    def add(self, file: int, position: int, size: int, crc: int) -> None:
+        self.file.append(file)
+        self.position.append(position)
+        self.size.append(size)
+        self.crc.append(crc)
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def extend(self, other: Fragments) -> None:
+        self.file.extend(other.file)
+        self.position.extend(other.position)
+        self.size.extend(other.size)
+        self.crc.extend(other.crc)
+
+    def clear(self) -> None:
+        for column in (self.file, self.position, self.size, self.crc):
+            del column[:]
+
+
+class Reader:
+    """Reads for one worker. `bytes_read` and `fragments` are taken, and reset, once a tile."""
+
+    def __init__(self, sources: SourceFiles) -> None:
+        self.sources = sources
+        self.fragments = Fragments()
+        self.bytes_read = 0
+        self.digest = 0.0  # seconds in CRCs
+
+    def run(self, file: int, position: int, view: memoryview, *, evidence: bool = True) -> int | None:
+        """One run of a file into one run of a buffer. Returns its CRC where it was taken."""
+        size = len(view)
+        self.sources.read_into(file, position, [view], size)
+        self.bytes_read += size
+        if not evidence:
+            return None
+        begin = time.perf_counter()
+        crc = zlib.crc32(view)
+        self.digest += time.perf_counter() - begin
+        self.fragments.add(file, position, size, crc)
+        return crc
+
+    def scatter(self, file: int, position: int, views: list[memoryview]) -> None:
+        """One run of a file into several runs of a buffer."""
+        for i in range(0, len(views), IOV_MAX):
+            some = views[i : i + IOV_MAX]
+            size = sum(map(len, some))
+            self.sources.read_into(file, position, some, size)
+            self.bytes_read += size
+            begin = time.perf_counter()
+            crc = 0
+            for view in some:
+                crc = zlib.crc32(view, crc)
+            self.digest += time.perf_counter() - begin
+            self.fragments.add(file, position, size, crc)
+            position += size
+
+    def gather(
+        self,
+        file: int,
+        position: int,
+        shape: Ints,
+        step: Ints,
+        out: U8,
+        at: int,
+        out_step: Ints,
+        itemsize: int,
+        staging: U8,
+    ) -> None:
+        """Read a box: element j lies at `position + sum(j * step)` of the file, goes to `at + sum(j * out_step)`. In bytes."""
+        shape, step, out_step = _merged(shape, step, out_step)
+        self._gather(file, position, shape, step, out, at, out_step, itemsize, staging)
+
+    def _gather(
+        self,
+        file: int,
+        position: int,
+        shape: Ints,
+        step: Ints,
+        out: U8,
+        at: int,
+        out_step: Ints,
+        itemsize: int,
+        staging: U8,
+    ) -> None:
+        if not shape:
+            self.run(file, position, out.data[at : at + itemsize])
+            return
+        count = 1
+        span = itemsize
+        for n, s in zip(shape, step, strict=True):
+            count *= n
+            span += (n - 1) * s
+        needed = count * itemsize
+        one_run = step[-1] == itemsize == out_step[-1]
+        run = shape[-1] * itemsize if one_run else itemsize
+        if run == needed:
+            self.run(file, position, out.data[at : at + needed])
+            return
+        if span == needed and one_run and run >= SCATTER_MIN and _is_row_major(shape, step, itemsize):
+            view = out.data
+            self.scatter(file, position, [view[i : i + run] for i in _starts(at, shape[:-1], out_step[:-1])])
+            return
+        if span - needed > needed // WASTE_MAX and (run >= RUN_MIN or span > CALL_BYTES * (needed // run)):
+            # Gaps are worth skipping. Along the widest dim, so that what lies together in the file stays together.
+            axis = max(range(len(shape)), key=lambda i: step[i])
+            if len(shape) == 1 or (one_run and len(shape) == 2 and axis == 0):
+                view, stop = out.data, itemsize if len(shape) == 1 else run
+                for i in range(shape[0]):
+                    begin = at + i * out_step[0]
+                    self.run(file, position + i * step[0], view[begin : begin + stop], evidence=False)
+                return
+            rest = (*shape[:axis], *shape[axis + 1 :])
+            rest_step = (*step[:axis], *step[axis + 1 :])
+            rest_out = (*out_step[:axis], *out_step[axis + 1 :])
+            for i in range(shape[axis]):
+                self._gather(
+                    file,
+                    position + i * step[axis],
+                    rest,
+                    rest_step,
+                    out,
+                    at + i * out_step[axis],
+                    rest_out,
+                    itemsize,
+                    staging,
+                )
+            return
+        if span > len(staging):
+            axis = max(range(len(shape)), key=lambda i: (shape[i] - 1) * step[i])
+            half = shape[axis] // 2
+            for low, n in ((0, half), (half, shape[axis] - half)):
+                part = (*shape[:axis], n, *shape[axis + 1 :])
+                self.gather(
+                    file,
+                    position + low * step[axis],
+                    part,
+                    step,
+                    out,
+                    at + low * out_step[axis],
+                    out_step,
+                    itemsize,
+                    staging,
+                )
+            return
+        self.run(file, position, staging.data[:span])
+        strided(out, at, shape, out_step, itemsize)[...] = strided(staging, 0, shape, step, itemsize)
+
+
+def _is_row_major(shape: Ints, step: Ints, itemsize: int) -> bool:
+    expected = itemsize
+    for n, s in zip(reversed(shape), reversed(step), strict=True):
+        if s != expected:
+            return False
+        expected *= n
+    return True
+
+
+def _starts(at: int, shape: Ints, step: Ints) -> list[int]:
+    found = [at]
+    for n, s in zip(shape, step, strict=True):
+        found = [start + i * s for start in found for i in range(n)]
+    return found
+
+
+def _merged(shape: Ints, step: Ints, out_step: Ints) -> tuple[Ints, Ints, Ints]:
+    """Without dims of size 1, neighbours joined where both sides step through them as through one."""
+    kept: list[tuple[int, int, int]] = []
+    for n, s, o in zip(shape, step, out_step, strict=True):
+        if n == 1:
+            continue
+        if kept and kept[-1][1] == n * s and kept[-1][2] == n * o:
+            kept[-1] = (kept[-1][0] * n, s, o)
+        else:
+            kept.append((n, s, o))
+    if not kept:
+        return (), (), ()
+    a, b, c = zip(*kept, strict=True)
+    return a, b, c

@@ -1,0 +1,376 @@
+"""The moves of a plan, bound to bytes: one row a box, sorted by where it goes, found by range of a target.
+
+Binding looks up each (file, key) of the plan among the extents of the opened source and refuses one that is not what the
+plan was made for. It plans nothing: which elements go where stays as the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+import numpy as np
+from attrs import evolve, frozen
+from numpy.typing import NDArray
+
+from ucpl.errors import Diagnostic, Label, UcplError, fail
+from ucpl.errors import catalogue as codes
+from ucpl.extents import DTYPES, Extent, Key, StoredTensor, key_text
+from ucpl.runtime.boxes import Box, compose
+from ucpl.schedule.plan import Moves
+
+__all__ = ["COPY", "CHECK", "REDUCE", "Place", "Rows", "Rule", "bind_rows", "chosen", "fit"]
+
+I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
+U8 = NDArray[np.uint8]
+Bools = NDArray[np.bool_]
+
+COPY, CHECK, REDUCE = 0, 1, 2
+
+
+@frozen
+class Place:
+    """A tensor of the source or the target as messages name it, with what is needed to read it."""
+
+    file: str
+    key: Key
+    label: str
+    dtype: str
+    shape: tuple[int, ...]
+    extent: Extent | None = None  # None on the target's side: its bytes are bound by the target's files
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def numel(self) -> int:
+        return int(np.prod(self.shape, dtype=object))
+
+    @property
+    def text(self) -> str:
+        return f"{self.label} ({key_text(self.key)})" if self.label else key_text(self.key)
+
+    def index_of(self, position: int) -> tuple[int, ...]:
+        """The element at `position` of row-major order."""
+        found = []
+        for n in reversed(self.shape):
+            found.append(position % n)
+            position //= n
+        return tuple(reversed(found))
+
+    def index_text(self, position: int) -> str:
+        """The element at `position` of row-major order as people write it: `[3, 17]`."""
+        return str(list(self.index_of(position)))
+
+
+@frozen
+class Rule:
+    """What a node's moves do to values. `plain` rows of kind copy are bytes that go over as they are."""
+
+    kind: int
+    mean: bool = False
+    source_value: tuple[float, float] = (1.0, 0.0)
+    target_value: tuple[float, float] = (1.0, 0.0)
+    lossy: bool = False
+
+    @property
+    def keeps_values(self) -> bool:
+        return self.kind != REDUCE and self.source_value == self.target_value
+
+
+@frozen(eq=False)
+class Rows:
+    """Columns of all moves, sorted by (target, low). Row i covers targets [low, high) in part or as a whole.
+
+    `position` is the byte in `source`'s file where the box starts, `source_step` in bytes, targets in elements.
+    `reach` is the running maximum of `high` within a target: rows from `reach.searchsorted(x, "right")` on can cover x.
+    """
+
+    rule: I32  # (N,) index into rules
+    tensor: I32  # (N,) index into the names of tensors, -1: none
+    source: I32
+    target: I32
+    shape: I64  # (N, D)
+    position: I64
+    source_step: I64  # (N, D)
+    low: I64
+    high: I64
+    target_step: I64  # (N, D)
+    reach: I64
+    run: Bools  # one contiguous run on both sides, values kept: bytes go over as they are
+    logical: I64  # (N,) element of the source tensor, in row-major order, where the box starts: for messages
+    logical_step: I64  # (N, D)
+    starts: I64  # (targets + 1,): rows of target t are starts[t]:starts[t + 1]
+    rules: tuple[Rule, ...]
+    bytes_needed: int
+
+    def within(self, target: int, low: int, high: int) -> range:
+        """Rows that may have elements in [low, high) of a target; all that do are among them."""
+        a, b = int(self.starts[target]), int(self.starts[target + 1])
+        if b - a == 1:
+            return range(a, b)
+        first = a + int(self.reach[a:b].searchsorted(low, "right"))
+        last = a + int(self.low[a:b].searchsorted(high, "left"))
+        return range(first, last)
+
+    def box(self, row: int) -> Box:
+        return Box(
+            tuple(self.shape[row].tolist()),
+            int(self.position[row]),
+            tuple(self.source_step[row].tolist()),
+            int(self.low[row]),
+            tuple(self.target_step[row].tolist()),
+        )
+
+
+def fit(
+    wanted: Sequence[StoredTensor], extents: Mapping[tuple[str, Key], Extent], side: str = "source"
+) -> tuple[Place, ...]:
+    """Each tensor of the plan with its extent. Raises: UcplError E600, E601 (all misfits at once, up to twenty)."""
+    found: list[Place] = []
+    misfits: list[Diagnostic] = []
+    for tensor in wanted:
+        extent = extents.get((tensor.file, tensor.key))
+        name = f"{tensor.label} ({key_text(tensor.key)})" if tensor.label else key_text(tensor.key)
+        if extent is None:
+            has_file = any(file == tensor.file for file, _ in extents)
+            misfits.append(
+                Diagnostic(
+                    "E600",
+                    f"the {side} has no {name} in {tensor.file}, which the plan {'reads' if side == 'source' else 'names'}",
+                    (
+                        Label(
+                            tensor.file,
+                            f"the plan has {tensor.dtype} {list(tensor.shape)}, "
+                            + (f"the {side} has no such tensor" if has_file else f"the {side} has no such file"),
+                            where=key_text(tensor.key),
+                        ),
+                    ),
+                    remedy=codes()["E600"].remedy,
+                )
+            )
+        elif (extent.dtype, extent.shape) != (tensor.dtype, tensor.shape):
+            misfits.append(
+                Diagnostic(
+                    "E601",
+                    f"{name} in {tensor.file} is {extent.dtype} {list(extent.shape)}, "
+                    f"the plan was made for {tensor.dtype} {list(tensor.shape)}",
+                    (
+                        Label(tensor.file, f"{side}: {extent.dtype} {list(extent.shape)}", where=key_text(tensor.key)),
+                        Label("plan", f"made for: {tensor.dtype} {list(tensor.shape)}", where=key_text(tensor.key)),
+                    ),
+                    remedy=codes()["E601"].remedy,
+                )
+            )
+        else:
+            found.append(Place(tensor.file, tensor.key, tensor.label, tensor.dtype, tensor.shape, extent))
+        if len(misfits) == 20:
+            break
+    if misfits:
+        raise UcplError(*misfits)
+    return tuple(found)
+
+
+def bind_rows(moves: Sequence[Moves], sources: Sequence[Place], targets: Sequence[Place]) -> Rows:
+    """One table of all moves. Raises: UcplError E603 where a move leaves a tensor, or its target's order is not nested."""
+    rules = tuple(
+        Rule(
+            {"copy": COPY, "check": CHECK}.get(m.kind, REDUCE),
+            m.kind == "mean",
+            m.source_value,
+            m.target_value,
+            m.lossy,
+        )
+        for m in moves
+    )
+    width = max((m.shape.shape[1] for m in moves if len(m)), default=1)
+    filled = [(i, m) for i, m in enumerate(moves) if len(m)]
+
+    def column(pick: Callable[[Moves], NDArray[np.integer]]) -> I64:
+        if not filled:
+            return np.zeros(0, np.int64)
+        return np.concatenate([pick(m).astype(np.int64) for _, m in filled])
+
+    def wide(pick: Callable[[Moves], I64], fill: int) -> I64:
+        if not filled:
+            return np.full((0, width), fill, np.int64)
+        parts = []
+        for _, m in filled:
+            a = pick(m)
+            parts.append(np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=fill).astype(np.int64))
+        return np.concatenate(parts)
+
+    rule = np.concatenate([np.full(len(m), i, np.int64) for i, m in filled]) if filled else np.zeros(0, np.int64)
+    tensor, source, target = column(lambda m: m.tensor), column(lambda m: m.source), column(lambda m: m.target)
+    shape = wide(lambda m: m.shape, 1)  # (N, D)
+    logical, logical_step = column(lambda m: m.source_offset), wide(lambda m: m.source_stride, 0)
+    low, target_step = column(lambda m: m.target_offset), wide(lambda m: m.target_stride, 0)
+    keep = shape.all(axis=1)
+    if not keep.all():
+        rule, tensor, source, target = rule[keep], tensor[keep], source[keep], target[keep]
+        shape, logical, logical_step, low, target_step = (
+            shape[keep], logical[keep], logical_step[keep], low[keep], target_step[keep],
+        )  # fmt: skip
+    _within_bounds("source", source, shape, logical, logical_step, sources)
+    _within_bounds("target", target, shape, low, target_step, targets)
+    rule, tensor, source, target, shape, logical, logical_step, low, target_step = _nested(
+        rule, tensor, source, target, shape, logical, logical_step, low, target_step, targets
+    )
+
+    # Elements of a source tensor -> bytes of its file.
+    itemsize = np.array([p.itemsize for p in sources] or [1], np.int64)
+    base = np.array([_base(p) for p in sources] or [0], np.int64)
+    strided = np.array([p.extent is not None and not p.extent.is_contiguous for p in sources] or [False])
+    table: tuple[I64, ...] = (
+        rule, tensor, source, target, shape,
+        base[source] + logical * itemsize[source], logical_step * itemsize[source][:, None],
+        low, target_step, logical, logical_step,
+    )  # fmt: skip
+    if len(rule) and strided[source].any():
+        table = _composed(table, strided[source], sources)
+    rule, tensor, source, target, shape, position, source_step, low, target_step, logical, logical_step = table
+
+    high = low + ((shape - 1) * target_step).sum(axis=1) + 1
+    order = np.lexsort((high, low, target))
+    rule, tensor, source, target, shape, position, source_step, low, target_step, logical, logical_step = (
+        a[order] for a in table
+    )
+    high = high[order]
+    starts = np.searchsorted(target, np.arange(len(targets) + 1))
+    reach = high.copy()
+    for t in np.flatnonzero(np.diff(starts) > 1):
+        np.maximum.accumulate(reach[starts[t] : starts[t + 1]], out=reach[starts[t] : starts[t + 1]])
+
+    size = itemsize[source]
+    run = (shape[:, 1:] == 1).all(axis=1)
+    run &= ((source_step[:, 0] == size) & (target_step[:, 0] == 1)) | (shape[:, 0] == 1)
+    names = {name: i for i, name in enumerate(DTYPES)}
+    of_source = np.array([names[p.dtype] for p in sources] or [0])
+    of_target = np.array([names[p.dtype] for p in targets] or [0])
+    same = of_source[source] == of_target[target] if len(rule) else np.zeros(0, np.bool_)
+    plain = np.array([r.kind == COPY and r.keeps_values for r in rules] or [False])
+    run &= same & plain[rule]
+    needed = int((shape.prod(axis=1) * size).sum()) if len(rule) else 0
+    return Rows(
+        rule.astype(np.int32), tensor.astype(np.int32), source.astype(np.int32), target.astype(np.int32),
+        shape, position, source_step, low, high, target_step, reach, run, logical, logical_step, starts, rules, needed,
+    )  # fmt: skip
+
+
+def chosen(m: Moves, rows: I64 | Bools) -> Moves:
+    """Some rows of a node's moves."""
+    return evolve(
+        m, tensor=m.tensor[rows], source=m.source[rows], target=m.target[rows], shape=m.shape[rows],
+        source_offset=m.source_offset[rows], source_stride=m.source_stride[rows], target_offset=m.target_offset[rows],
+        target_stride=m.target_stride[rows],
+    )  # fmt: skip
+
+
+def _base(place: Place) -> int:
+    extent = place.extent
+    return extent.storage_start + extent.offset * place.itemsize if extent is not None else 0
+
+
+def _within_bounds(side: str, index: I64, shape: I64, offset: I64, step: I64, places: Sequence[Place]) -> None:
+    if not len(index):
+        return
+    if index.min() < 0 or index.max() >= len(places):
+        fail("E603", f"a move names {side} tensor {int(index.max())}, the plan has {len(places)}")
+    numel = np.array([p.numel for p in places], np.int64)
+    reach = (shape - 1) * step
+    last = offset + np.maximum(reach, 0).sum(axis=1)
+    first = offset + np.minimum(reach, 0).sum(axis=1)
+    bad = np.flatnonzero((first < 0) | (last >= numel[index]) | (step < 0).any(axis=1) | (shape < 0).any(axis=1))
+    if len(bad):
+        row = int(bad[0])
+        place = places[int(index[row])]
+        fail(
+            "E603",
+            f"a move reaches elements {int(first[row])} to {int(last[row])} of {side} tensor {place.text}, "
+            f"which has {place.numel}",
+            Label(place.file, where=key_text(place.key)),
+        )
+
+
+def _nested(
+    rule: I64, tensor: I64, source: I64, target: I64, shape: I64, logical: I64, logical_step: I64, low: I64,
+    target_step: I64, places: Sequence[Place],
+) -> tuple[I64, ...]:  # fmt: skip
+    """Put dims in falling order of target steps; refuse boxes that visit a target element twice or are interleaved."""
+    columns = (rule, tensor, source, target, shape, logical, logical_step, low, target_step)
+    if not len(rule):
+        return columns
+    weight = np.where(shape == 1, -1, target_step)  # dims of size 1 go last
+    if (np.diff(weight, axis=1) > 0).any():
+        order = np.argsort(-weight, axis=1, kind="stable")
+        shape, logical_step, target_step = (np.take_along_axis(a, order, 1) for a in (shape, logical_step, target_step))
+    inner = ((shape - 1) * target_step)[:, ::-1].cumsum(axis=1)[:, ::-1]
+    below = np.zeros_like(inner)
+    below[:, :-1] = inner[:, 1:]
+    bad = np.flatnonzero(((shape > 1) & (target_step <= below)).any(axis=1))
+    if len(bad):
+        row = int(bad[0])
+        place = places[int(target[row])]
+        fail(
+            "E603",
+            f"a move into {place.text} visits its elements out of order: shape {shape[row].tolist()}, "
+            f"steps {target_step[row].tolist()}",
+            Label(place.file, where=key_text(place.key)),
+        )
+    return rule, tensor, source, target, shape, logical, logical_step, low, target_step
+
+
+def _composed(table: tuple[I64, ...], strided: Bools, sources: Sequence[Place]) -> tuple[I64, ...]:
+    """Rows whose source is a strided view of its storage, as boxes over that storage."""
+    rule, tensor, source, target, shape, _, _, low, target_step, logical, logical_step = table
+    made: list[tuple[int, Box, Box]] = []
+    for row in np.flatnonzero(strided).tolist():
+        place = sources[int(source[row])]
+        extent = place.extent
+        assert extent is not None
+        size = place.itemsize
+        box = Box(
+            tuple(shape[row].tolist()), int(logical[row]), tuple(logical_step[row].tolist()), int(low[row]),
+            tuple(target_step[row].tolist()),
+        )  # fmt: skip
+        # The same cuts with unit weights give each part's place in the tensor's own row-major order.
+        in_storage = list(compose(box, extent.shape, extent.stride))
+        weights = tuple(prod(extent.shape[i + 1 :]) for i in range(len(extent.shape)))
+        in_tensor = list(compose(box, extent.shape, weights))
+        for there, here in zip(in_storage, in_tensor, strict=True):
+            made.append(
+                (
+                    row,
+                    Box(
+                        there.shape,
+                        _base(place) + there.source * size,
+                        tuple(s * size for s in there.source_step),
+                        there.target,
+                        there.target_step,
+                    ),
+                    here,
+                )
+            )
+    width = max(shape.shape[1], max((len(b.shape) for _, b, _ in made), default=1))
+
+    def padded(a: I64, fill: int) -> I64:
+        return np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=fill)
+
+    def wide(rows: list[tuple[int, ...]], fill: int) -> I64:
+        return np.array([(*r, *([fill] * (width - len(r)))) for r in rows], np.int64).reshape(len(rows), width)
+
+    picked = np.array([row for row, _, _ in made], np.int64)
+    keep = ~strided
+    fresh: tuple[I64, ...] = (
+        rule[picked], tensor[picked], source[picked], target[picked], wide([b.shape for _, b, _ in made], 1),
+        np.array([b.source for _, b, _ in made], np.int64), wide([b.source_step for _, b, _ in made], 0),
+        np.array([b.target for _, b, _ in made], np.int64), wide([b.target_step for _, b, _ in made], 0),
+        np.array([h.source for _, _, h in made], np.int64), wide([h.source_step for _, _, h in made], 0),
+    )  # fmt: skip
+    fills = {4: 1, 6: 0, 8: 0, 10: 0}
+    return tuple(
+        np.concatenate([padded(old[keep], fills[i]) if i in fills else old[keep], new])
+        for i, (old, new) in enumerate(zip(table, fresh, strict=True))
+    )

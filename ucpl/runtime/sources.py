@@ -1,0 +1,154 @@
+"""The files of a source: opened for reading by position, told apart from any other file, and refused once they change.
+
+Not here: which bytes to read (reading).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from attrs import frozen
+
+from ucpl.errors import Label, fail
+from ucpl.runtime.failpoints import failpoint
+
+__all__ = ["Identity", "SourceFiles"]
+
+OPEN_MAX = 128  # descriptors of one worker
+
+
+@frozen
+class Identity:
+    """What tells that a file is still the one that was opened."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+    device: int
+
+    @staticmethod
+    def of(status: os.stat_result) -> Identity:
+        return Identity(status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
+
+
+class SourceFiles:
+    """Files by their name relative to `root`. Each thread has descriptors of its own, the least recently used are closed."""
+
+    def __init__(self, root: Path, files: Iterable[str]) -> None:
+        self.root = root
+        self.files = tuple(dict.fromkeys(files))
+        self.index = {file: i for i, file in enumerate(self.files)}
+        self.identity: dict[str, Identity] = {}
+        self._local = threading.local()
+        self._all: list[OrderedDict[int, int]] = []
+        self._lock = threading.Lock()
+        for file in self.files:
+            self.identity[file] = Identity.of(self._stat(file))
+
+    def _path(self, file: str) -> Path:
+        return self.root / file if file else self.root
+
+    def _stat(self, file: str) -> os.stat_result:
+        try:
+            return os.stat(self._path(file))
+        except OSError as error:
+            self.lost(file, error)
+
+    def lost(self, file: str, error: OSError, at: int | None = None) -> NoReturn:
+        where = f" at byte {at}" if at is not None else ""
+        fail("E610", f"{file} cannot be read{where}: {error.strerror or error}", Label(str(self._path(file))))
+
+    def changed(self, file: str, now: Identity) -> NoReturn:
+        was = self.identity[file]
+        what = ", ".join(
+            f"{name} {old}, now {new}"
+            for name, old, new in (
+                ("size", was.size, now.size),
+                ("time", was.mtime_ns, now.mtime_ns),
+                ("inode", was.inode, now.inode),
+                ("device", was.device, now.device),
+            )
+            if old != new
+        )
+        fail("E611", f"{file} changed while it was read: {what}", Label(str(self._path(file))))
+
+    def descriptor(self, index: int) -> int:
+        """A descriptor of this thread. Raises: UcplError E610, E611."""
+        table: OrderedDict[int, int] | None = getattr(self._local, "table", None)
+        if table is None:
+            table = self._local.table = OrderedDict()
+            with self._lock:
+                self._all.append(table)
+        fd = table.get(index)
+        if fd is not None:
+            table.move_to_end(index)
+            return fd
+        file = self.files[index]
+        try:
+            fd = os.open(self._path(file), os.O_RDONLY | os.O_CLOEXEC)
+            now = Identity.of(os.fstat(fd))
+        except OSError as error:
+            self.lost(file, error)
+        if now != self.identity[file]:
+            os.close(fd)
+            self.changed(file, now)
+        table[index] = fd
+        if len(table) > OPEN_MAX:
+            _, old = table.popitem(last=False)
+            os.close(old)
+        return fd
+
+    def read_into(self, index: int, position: int, views: list[memoryview], size: int) -> None:
+        """Fill `views` (`size` bytes together, at most IOV_MAX of them) from one position of a file.
+
+        Raises: UcplError E610 on an error or where the file ends before them, E611 where it is another file by now.
+        """
+        fd = self.descriptor(index)
+        done = 0
+        while True:
+            try:
+                failpoint("source-read")
+                done += (got := os.preadv(fd, views, position + done))
+            except OSError as error:
+                self.lost(self.files[index], error, position + done)
+            if done == size:
+                return
+            if got == 0:
+                file = self.files[index]
+                fail(
+                    "E610",
+                    f"{file} ends at byte {position + done}, within what is read: it was {self.identity[file].size} bytes long",
+                    Label(str(self._path(file))),
+                )
+            views = _after(views, got)
+
+    def check_unchanged(self) -> None:
+        """Raises: UcplError E610, E611 where a file is gone or is another one by now."""
+        for file in self.files:
+            now = Identity.of(self._stat(file))
+            if now != self.identity[file]:
+                self.changed(file, now)
+
+    def close(self) -> None:
+        """Close all descriptors. No other thread may be reading."""
+        with self._lock:
+            for table in self._all:
+                while table:
+                    os.close(table.popitem()[1])
+
+
+def _after(views: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of `views` behind the first `done` bytes."""
+    rest = []
+    for view in views:
+        if done >= len(view):
+            done -= len(view)
+        else:
+            rest.append(view[done:] if done else view)
+            done = 0
+    return rest

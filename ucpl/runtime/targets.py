@@ -1,0 +1,282 @@
+"""The files of a target: laid out from a skeleton, made at their final size, written and read back by position."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NoReturn, Protocol
+
+from attrs import frozen
+
+from ucpl.errors import Label, fail
+from ucpl.extents import StoredTensor, TensorRef, key_text
+from ucpl.runtime import linux
+from ucpl.runtime.failpoints import failpoint
+from ucpl.runtime.rows import Place
+from ucpl.runtime.tiles import Unit
+from ucpl.stores.checkpoint import Skeleton, SkeletonFile
+from ucpl.stores.safetensors_files import layout_safetensors_file
+from ucpl.stores.torch_files import layout_torch_file
+
+__all__ = ["FilePlan", "TargetFile", "TargetFiles", "TargetPlan", "cannot_write", "lay_out"]
+
+OPEN_MAX = 128
+
+
+class FilePlan(Protocol):
+    """A file before its payload: `fixed`, the storages and what `finish` gives cover its bytes exactly once."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def fixed(self) -> tuple[tuple[int, bytes], ...]: ...
+    @property
+    def storages(self) -> dict[str, tuple[int, int]]: ...
+    def finish(self, crcs: Mapping[str, int]) -> tuple[tuple[int, bytes], ...]: ...
+
+
+@frozen(eq=False)
+class TargetFile:
+    """One file: `path` is relative to the target's top, `plan` says what lies where in it."""
+
+    path: str
+    plan: FilePlan
+
+
+@frozen(eq=False)
+class TargetPlan:
+    """All files, and where each tensor of the plan (and then each carried one) lies in them.
+
+    `places` are the plan's targets followed by the carried storages; `owners[t]` is the target whose bytes `t` shares
+    (mostly t itself). Units are in order of file and position.
+    """
+
+    files: tuple[TargetFile, ...]
+    places: tuple[Place, ...]
+    carried: tuple[tuple[Place, int], ...]  # (where in the source, index into places)
+    owners: tuple[int, ...]
+    units: tuple[Unit, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(f.plan.size for f in self.files)
+
+
+def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
+    """Fix every byte position of the target. Raises: UcplError E604, E507, and what the file formats raise (E440-E443)."""
+    files: list[TargetFile] = []
+    places = [Place(t.file, t.key, t.label, t.dtype, t.shape) for t in targets]
+    carried: list[tuple[Place, int]] = []
+    owners = list(range(len(targets)))
+    units: list[Unit] = []
+    homes: set[int] = set()
+    for i, entry in enumerate(skeleton.files):
+        path = _inside(f"{skeleton.folder}/{entry.path}" if skeleton.folder else entry.path)
+        plan = _file_plan(entry)
+        files.append(TargetFile(path, plan))
+        filled: dict[str, int] = {}
+        order = sorted(entry.storage_of, key=lambda t: (targets[t].shares is not None, t))
+        for t in order:
+            storage = entry.storage_of[t]
+            homes.add(t)
+            size = places[t].numel * places[t].itemsize
+            start, room = plan.storages.get(storage, (0, 0 if size == 0 else -1))
+            if room != size:
+                fail(
+                    "E604",
+                    f"{places[t].text} has {size} bytes, storage {storage} of {path} has {'none' if room < 0 else room}",
+                    Label(path, where=key_text(places[t].key)),
+                )
+            if storage in filled:
+                owners[t] = filled[storage]
+                continue
+            filled[storage] = t
+            units.append(Unit(t, i, start, size, storage))
+        for item in entry.carried:
+            extent = item.extent
+            t = len(places)
+            source = Place(extent.file, extent.key, "", extent.dtype, extent.shape, extent)
+            places.append(Place(path, extent.key, "", extent.dtype, extent.shape))
+            owners.append(t)
+            carried.append((source, t))
+            size = source.numel * source.itemsize
+            start, room = plan.storages.get(item.storage, (0, 0 if size == 0 else -1))
+            if room != size or item.storage in filled:
+                fail(
+                    "E604",
+                    f"carried {key_text(extent.key)} has {size} bytes, storage {item.storage} of {path} has {room}",
+                    Label(path, where=key_text(extent.key)),
+                )
+            filled[item.storage] = t
+            units.append(Unit(t, i, start, size, item.storage))
+        for storage, (_, size) in plan.storages.items():
+            if size and storage not in filled:
+                fail(
+                    "E604",
+                    f"nothing is written to storage {storage} of {path} ({size} bytes)",
+                    Label(path, where=storage),
+                )
+    for t, tensor in enumerate(targets):
+        if t not in homes:
+            fail("E604", f"{places[t].text} of {tensor.file} has no place in the target's files", Label(tensor.file))
+    units.sort(key=lambda u: (u.file, u.start))
+    names = [f.path for f in files] + [_inside(name) for name in skeleton.texts]
+    if len(set(names)) != len(names):
+        fail("E604", f"two files of the target have the name {next(n for n in names if names.count(n) > 1)}")
+    return TargetPlan(tuple(files), tuple(places), tuple(carried), tuple(owners), tuple(units))
+
+
+def _file_plan(entry: SkeletonFile) -> FilePlan:
+    if entry.form == "torch":
+        name = PurePosixPath(entry.path).name
+        return layout_torch_file(entry.value, name.rpartition(".")[0] or name)
+    value: dict[str, TensorRef] = entry.value
+    plan = layout_safetensors_file(
+        [(name, ref.storage.dtype, ref.shape) for name, ref in value.items()], entry.metadata
+    )
+    return _ByStorage(plan, {name: ref.storage.name for name, ref in value.items()})
+
+
+@frozen(eq=False)
+class _ByStorage:
+    """A safetensors file whose tensors are called by their storages' names, as a skeleton calls them."""
+
+    plan: FilePlan
+    storage_of: dict[str, str]
+
+    @property
+    def size(self) -> int:
+        return self.plan.size
+
+    @property
+    def fixed(self) -> tuple[tuple[int, bytes], ...]:
+        return self.plan.fixed
+
+    @property
+    def storages(self) -> dict[str, tuple[int, int]]:
+        return {self.storage_of[name]: place for name, place in self.plan.storages.items()}
+
+    def finish(self, crcs: Mapping[str, int]) -> tuple[tuple[int, bytes], ...]:
+        return self.plan.finish(crcs)
+
+
+def _inside(path: str) -> str:
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\0" in path or parts[0] == "ucpl":
+        fail("E507", f"a file of the target would be {path!a}, outside of it or among ucpl's own", Label(path))
+    return "/".join(parts)
+
+
+def cannot_write(path: Path, error: OSError, *, resumable: bool = True) -> NoReturn:
+    """Raises: UcplError E503, always."""
+    fail(
+        "E503",
+        f"{path} cannot be written: {error.strerror or error}",
+        Label(str(path)),
+        remedy="" if resumable else "Remove the cause (space, permission, quota), or choose another target.",
+    )
+
+
+class TargetFiles:
+    """Files below one folder, written by position. Each thread has descriptors of its own."""
+
+    def __init__(self, root: Path, files: Sequence[TargetFile]) -> None:
+        self.root = root
+        self.files = tuple(files)
+        self._local = threading.local()
+        self._all: list[OrderedDict[int, int]] = []
+        self._lock = threading.Lock()
+
+    def path(self, index: int) -> Path:
+        return self.root / self.files[index].path
+
+    def create(self) -> int:
+        """Make every file at its final size and write what is known of it. Repeating it does no harm.
+
+        Returns the bytes written. Raises: UcplError E503.
+        """
+        written = 0
+        for i, file in enumerate(self.files):
+            path = self.path(i)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+                try:
+                    linux.allocate(fd, file.plan.size)
+                    for position, data in file.plan.fixed:
+                        write_all(fd, memoryview(data), position)
+                        written += len(data)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                cannot_write(path, error)
+        return written
+
+    def descriptor(self, index: int) -> int:
+        table: OrderedDict[int, int] | None = getattr(self._local, "table", None)
+        if table is None:
+            table = self._local.table = OrderedDict()
+            with self._lock:
+                self._all.append(table)
+        fd = table.get(index)
+        if fd is None:
+            fd = table[index] = os.open(self.path(index), os.O_RDWR | os.O_CLOEXEC)
+            if len(table) > OPEN_MAX:
+                os.close(table.popitem(last=False)[1])
+        else:
+            table.move_to_end(index)
+        return fd
+
+    def write(self, index: int, view: memoryview, position: int) -> None:
+        """Raises: UcplError E503."""
+        try:
+            failpoint("target-write")
+            write_all(self.descriptor(index), view, position)
+        except OSError as error:
+            cannot_write(self.path(index), error)
+
+    def read(self, index: int, view: memoryview, position: int) -> int:
+        """Fill a buffer from the file; returns how many bytes there were. Raises: UcplError E503."""
+        try:
+            fd, done = self.descriptor(index), 0
+            while done < len(view):
+                got = os.preadv(fd, [view[done:]], position + done)
+                if not got:
+                    break
+                done += got
+            return done
+        except OSError as error:
+            cannot_write(self.path(index), error)
+
+    def sync(self, indexes: Iterable[int], *, drop: bool = False) -> None:
+        """Make written bytes durable; `drop` then forgets them, so that reading comes from the disk. Raises: UcplError E503."""
+        for index in indexes:
+            try:
+                fd = os.open(self.path(index), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    failpoint("target-sync")
+                    if drop:
+                        os.fsync(fd)
+                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                    else:
+                        os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                cannot_write(self.path(index), error)
+
+    def close(self) -> None:
+        """Close all descriptors. No other thread may be using one."""
+        with self._lock:
+            for table in self._all:
+                while table:
+                    os.close(table.popitem()[1])
+
+
+def write_all(fd: int, view: memoryview, position: int) -> None:
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], position + done)

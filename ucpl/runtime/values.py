@@ -1,0 +1,190 @@
+"""Values that change on the way: casts, `a * x + b`, means and sums. Everything else moves as bits.
+
+Casts round to nearest even, once: a value that was computed in fp64 goes to bf16 or f16 through an fp32 that was rounded to
+odd, so that the second rounding cannot undo the first. A NaN stays a NaN with its sign. All of it is NumPy, so that bits do
+not depend on the processor (torch's vectorised and scalar casts of NaN to bf16 differ); torch is imported for f8 alone.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ucpl.extents import DTYPES
+from ucpl.runtime.rows import Rule
+
+__all__ = ["Conversion", "decode", "encode", "mean", "needs_arithmetic", "value_text"]
+
+Array = NDArray[Any]
+U8 = NDArray[np.uint8]
+
+_NUMPY = {
+    "f64": "<f8", "f32": "<f4", "f16": "<f2", "i64": "<i8", "i32": "<i4", "i16": "<i2", "i8": "i1", "u8": "u1", "bool": "u1",
+    "c64": "<c8", "c128": "<c16", "u16": "<u2", "u32": "<u4", "u64": "<u8",
+}  # fmt: skip
+_COMPLEX = ("c64", "c128")
+_FLOATS = ("f64", "f32", "f16", "bf16", "f8_e4m3fn", "f8_e5m2")
+_MANTISSA = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8, "f8_e4m3fn": 4, "f8_e5m2": 3}
+_EXPONENT = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8, "f8_e4m3fn": 4, "f8_e5m2": 5}
+
+
+@cache
+def _f8_values(dtype: str) -> NDArray[np.float32]:
+    """All 256 values of an 8-bit float, by their bits."""
+    import torch
+
+    bits = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+    values: NDArray[np.float32] = bits.view(getattr(torch, DTYPES[dtype].torch)).to(torch.float32).numpy()
+    return values
+
+
+def decode(raw: U8, dtype: str) -> Array:
+    """Numbers of contiguous bytes: bf16 and f8 as fp32 (exact), all others as themselves."""
+    match dtype:
+        case "bf16":
+            return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        case "f8_e4m3fn" | "f8_e5m2":
+            return _f8_values(dtype)[raw]
+        case _:
+            return raw.view(_NUMPY[dtype])
+
+
+def encode(values: Array, dtype: str) -> U8:
+    """Bytes of numbers in `dtype`, each rounded once, to nearest even."""
+    with np.errstate(all="ignore"):
+        match dtype:
+            case "bf16":
+                bits = _single(values).view(np.uint32)
+                rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+                nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+                if nan.any():
+                    rounded = np.where(nan, (bits >> np.uint32(16)) | np.uint32(0x40), rounded)
+                narrow: U8 = rounded.astype("<u2").view(np.uint8)
+                return narrow
+            case "f8_e4m3fn" | "f8_e5m2":
+                import torch
+
+                cast = torch.from_numpy(_single(values)).to(getattr(torch, DTYPES[dtype].torch))
+                result: U8 = cast.view(torch.uint8).numpy()
+                return result
+            case "bool":
+                truth: U8 = (values != 0).astype(np.uint8)
+                return truth
+            case _:
+                wanted = np.dtype(_NUMPY[dtype])
+                if wanted.kind in "iu" and values.dtype.kind == "f":
+                    values = np.rint(values)
+                return np.ascontiguousarray(values.astype(wanted)).view(np.uint8)
+
+
+def _single(values: Array) -> NDArray[np.float32]:
+    """fp32 of numbers on their way to a narrower float: exact, or rounded to odd."""
+    if values.dtype in (np.float32, np.float16) or (values.dtype.kind in "iu" and values.dtype.itemsize <= 2):
+        return np.ascontiguousarray(values.astype(np.float32))
+    wide = values.astype(np.float64)
+    near = wide.astype(np.float32)
+    inexact = (near.astype(np.float64) != wide) & np.isfinite(wide)
+    if inexact.any():
+        even = (near.view(np.uint32) & np.uint32(1)) == 0
+        toward = np.where(near.astype(np.float64) < wide, np.float32(np.inf), np.float32(-np.inf))
+        near = np.where(inexact & even, np.nextafter(near, toward), near)
+    return np.ascontiguousarray(near)
+
+
+@frozen
+class Conversion:
+    """From one dtype to another under a rule. `check_exact`: no rounding is allowed, and the types alone do not rule it out."""
+
+    source: str
+    target: str
+    rule: Rule
+
+    @property
+    def is_identity(self) -> bool:
+        return self.source == self.target and self.rule.keeps_values
+
+    @property
+    def check_exact(self) -> bool:
+        return not self.rule.lossy and self.rule.keeps_values and not _widens(self.source, self.target)
+
+    @property
+    def is_possible(self) -> bool:
+        if self.source == self.target and self.rule.keeps_values:
+            return True
+        return (self.source in _COMPLEX) == (self.target in _COMPLEX) and (
+            self.source not in _COMPLEX or self.rule.keeps_values
+        )
+
+    def logical(self, raw: U8) -> Array:
+        """fp64 values of the tensor itself, of what is stored: x = (stored - b) / a."""
+        values = decode(raw, self.source).astype(np.float64)
+        a, b = self.rule.source_value
+        if (a, b) != (1.0, 0.0):
+            values = (values - b) / a
+        return values
+
+    def stored(self, values: Array) -> U8:
+        """Bytes on the target's side of fp64 values of the tensor: a * x + b, rounded once."""
+        a, b = self.rule.target_value
+        if (a, b) != (1.0, 0.0):
+            values = a * values + b
+        return encode(values, self.target)
+
+    def convert(self, raw: U8) -> U8:
+        if self.is_identity:
+            return raw
+        if self.rule.keeps_values:
+            return encode(decode(raw, self.source), self.target)
+        return self.stored(self.logical(raw))
+
+    def inexact_at(self, raw: U8, made: U8) -> int | None:
+        """The first element that the cast did not keep, where none may change."""
+        with np.errstate(all="ignore"):
+            before, after = decode(raw, self.source), decode(made, self.target)
+            if before.dtype.kind in "iu" and after.dtype.kind in "iu":
+                same = (before == after) & ((before < 0) == (after < 0))
+            elif before.dtype.kind in "iu":
+                # An integer that a float holds comes back from it; 2 ** 63 does not fit where it would come back to.
+                inside = (after >= np.iinfo(before.dtype).min) & (after < float(np.iinfo(before.dtype).max) + 1)
+                same = inside & (np.where(inside, after, 0).astype(before.dtype) == before)
+            else:
+                same = (before == after) | ((before != before) & (after != after))
+        return None if same.all() else int(np.flatnonzero(~same)[0])
+
+
+def _widens(source: str, target: str) -> bool:
+    """Whether every value of one dtype is a value of the other."""
+    if source == target:
+        return True
+    if source in _FLOATS and target in _FLOATS:
+        return _MANTISSA[source] <= _MANTISSA[target] and _EXPONENT[source] <= _EXPONENT[target]
+    if source in _COMPLEX or target in _COMPLEX:
+        return (source, target) == ("c64", "c128")
+    if source == "bool":
+        return True
+    if target == "bool" or source in _FLOATS:
+        return False
+    a = np.dtype(_NUMPY[source])
+    if target in _FLOATS:
+        return target in ("f64", "f32") and 8 * a.itemsize <= _MANTISSA[target]
+    return np.can_cast(a, np.dtype(_NUMPY[target]), "safe")
+
+
+def mean(total: Array, count: Array) -> Array:
+    """Sums divided by how many values each is of; places without any keep 0."""
+    return total / np.maximum(count, 1)
+
+
+def needs_arithmetic(source: str, target: str, rule: Rule) -> bool:
+    return not Conversion(source, target, rule).is_identity
+
+
+def value_text(raw: bytes, dtype: str) -> str:
+    """One element as people read it, and its bits: `0.5 (bits 3f00)`."""
+    value = decode(np.frombuffer(raw, np.uint8), dtype)[0]
+    number = bool(value) if dtype == "bool" and value in (0, 1) else value.item()
+    return f"{number!r} (bits {raw[::-1].hex()})"

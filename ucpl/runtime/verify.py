@@ -1,0 +1,250 @@
+"""Read every byte of a checkpoint and hold it against all that vouches for it: CRCs of zip members, and ucpl's manifest.
+
+Streams in a few threads within a budget. Not here: what values mean (replicas and masters are a plan's `check` moves,
+which `compare` runs).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from attrs import field, frozen
+
+from ucpl.errors import Diagnostic, Label, UcplError
+from ucpl.errors import catalogue as codes
+from ucpl.runtime.buffers import Budget, Workspace, share_of
+from ucpl.runtime.crew import Crew, Queue
+from ucpl.runtime.manifest import MANIFEST, read_manifest
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.zips import read_zip_directory
+
+__all__ = ["Verified", "verify_files"]
+
+
+@frozen
+class Verified:
+    """What `verify_files` found. Bytes are of the checkpoint's files; each is either protected or not."""
+
+    findings: tuple[Diagnostic, ...]
+    files: int
+    bytes_read: int
+    bytes_protected: int  # under a CRC or the manifest
+    bytes_unprotected: int
+    bytes_live_max: int
+    manifest: bool
+    unprotected: dict[str, int] = field(factory=dict)  # file -> bytes that nothing vouches for
+
+    def __bool__(self) -> bool:
+        """Whether nothing was found to be wrong. It says nothing of unprotected bytes."""
+        return not self.findings
+
+
+@frozen
+class _Span:
+    """A run of one file with the digest that is stated for it."""
+
+    file: str  # relative to `root`
+    start: int
+    size: int
+    crc: int
+    name: str  # the member, or "" for a whole file
+    code: str  # of the finding
+    tile: int = 0  # of `xxh3`
+    xxh3: str = ""
+    tensors: tuple[str, ...] = ()
+
+
+def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Verified:
+    """Check every file that belongs to the checkpoint. Damage is a finding (E630-E633), not an error."""
+    share = share_of(memory, workers)
+    budget = Budget(memory)
+    findings: list[Diagnostic] = []
+    root = checkpoint.root
+    manifest, base = _manifest(checkpoint, findings)
+    stated: dict[str, Any] = manifest["files"] if manifest is not None else {}
+    names = {Path(os.path.relpath(root / file, base)).as_posix() for file in checkpoint.files} | set(stated)
+    held: dict[tuple[str, str], list[str]] = {}
+    for (file, _), extent in (*checkpoint.extents.items(), *checkpoint.carried_extents.items()):
+        name = Path(os.path.relpath(root / file, base)).as_posix()
+        held.setdefault((name, extent.storage), []).append("/".join(map(str, extent.key)))
+    spans: list[_Span] = []
+    sizes: dict[str, int] = {}
+    unprotected: dict[str, int] = {}
+    for name in sorted(names):
+        try:
+            sizes[name] = (base / name).stat().st_size
+            entry = stated.get(name)
+            if entry is not None and entry["size"] != sizes[name]:
+                findings.append(
+                    _finding("E631", base / name, f"{name} has {sizes[name]} bytes, the manifest says {entry['size']}")
+                )
+                entry = None
+            found = list(_members(base, name, held))
+            if entry is not None:
+                tile = int(manifest["tile"]) if manifest is not None else 0
+                found += [
+                    _Span(
+                        name,
+                        s["start"],
+                        s["size"],
+                        int(s["crc32"], 16),
+                        key,
+                        "E631",
+                        tile,
+                        s["xxh3"],
+                        (s["tensor"] or s["key"],),
+                    )
+                    for key, s in entry.get("storages", {}).items()
+                ]
+                found.append(_Span(name, 0, sizes[name], int(entry["crc32"], 16), "", "E631"))
+            spans += found
+            open_bytes = sizes[name] if entry is None else 0
+            if entry is None:
+                open_bytes -= sum(s.size for s in found if s.code == "E630")
+            if open_bytes:
+                unprotected[name] = open_bytes
+        except UcplError as error:
+            findings.append(_finding("E633", base / name, str(error)))
+        except OSError as error:
+            findings.append(_finding("E633", base / name, f"{name} cannot be read: {error.strerror or error}"))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            findings.append(_finding("E632", base / MANIFEST, f"the manifest's entry of {name} is damaged"))
+    # Spans of one file in a row are one piece of work: the bytes are read once for all digests of a span's range.
+    work_items = list(_by_range(spans))
+    queue = Queue(len(work_items))
+    lock = threading.Lock()
+    bytes_read = 0
+
+    def work(stop: threading.Event) -> None:
+        nonlocal bytes_read
+        with Workspace(share, budget) as space:
+            while not stop.is_set() and (i := queue.take()) is not None:
+                same = work_items[i]
+                found, size = _check(base, same, space, stop)
+                with lock:
+                    findings.extend(found)
+                    bytes_read += size
+
+    Crew(workers, work).run()
+    findings.sort(key=lambda d: (d.labels[0].file, d.labels[0].where, d.code))
+    total, bare = sum(sizes.values()), sum(unprotected.values())
+    return Verified(
+        tuple(findings), len(sizes), bytes_read, total - bare, bare, budget.live_max, manifest is not None, unprotected
+    )
+
+
+def _manifest(checkpoint: Checkpoint, findings: list[Diagnostic]) -> tuple[dict[str, Any] | None, Path]:
+    """The manifest of the folder that the user named, or of one above its root; and the folder that its paths start from."""
+    for top in dict.fromkeys((checkpoint.top, checkpoint.root, checkpoint.root.parent)):
+        try:
+            manifest = read_manifest(top)
+        except (OSError, ValueError) as error:
+            findings.append(_finding("E632", top / MANIFEST, f"{MANIFEST} cannot be read: {error}"))
+            return None, checkpoint.root
+        if manifest is not None:
+            return manifest, top
+    return None, checkpoint.root
+
+
+def _members(base: Path, name: str, held: dict[tuple[str, str], list[str]]) -> Iterator[_Span]:
+    """The members of a file that is a zip archive."""
+    fd = os.open(base / name, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.pread(fd, 4, 0) != b"PK\x03\x04":
+            return
+        directory = read_zip_directory(fd, name)
+    finally:
+        os.close(fd)
+    for member in directory.members.values():
+        storage = member.name.rpartition("/data/")[2]
+        yield _Span(
+            name,
+            member.start,
+            member.size,
+            member.crc,
+            member.name,
+            "E630",
+            tensors=tuple(held.get((name, storage), ())),
+        )
+
+
+def _by_range(spans: list[_Span]) -> Iterator[list[_Span]]:
+    """Spans of one range of one file together, in order."""
+    ordered = sorted(spans, key=lambda s: (s.file, s.start, s.size))
+    group: list[_Span] = []
+    for span in ordered:
+        if group and (group[0].file, group[0].start, group[0].size) != (span.file, span.start, span.size):
+            yield group
+            group = []
+        group.append(span)
+    if group:
+        yield group
+
+
+def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Event) -> tuple[list[Diagnostic], int]:
+    """Read a range once; compare what is stated of it."""
+    first = same[0]
+    path = base / first.file
+    tiled = next((s for s in same if s.tile), None)
+    step = space.share.tile
+    crc, done = 0, 0
+    digests: list[int] = []
+    part = xxhash.xxh3_64()
+    left = tiled.tile if tiled else 0
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return [_finding("E633", path, f"{first.file} cannot be read: {error.strerror or error}")], 0
+    try:
+        while done < first.size and not stop.is_set():
+            want = min(step, first.size - done, *((left,) if tiled else ()))
+            view = space.tile_view[:want]
+            got = os.preadv(fd, [view], first.start + done)
+            if not got:
+                return [_finding("E633", path, f"{first.file} ends at byte {first.start + done}")], done
+            view = view[:got]
+            crc = zlib.crc32(view, crc)
+            done += got
+            if tiled:
+                part.update(view)
+                left -= got
+                if left == 0 or done == first.size:
+                    digests.append(part.intdigest())
+                    part.reset()
+                    left = tiled.tile
+    except OSError as error:
+        return [
+            _finding("E633", path, f"{first.file} cannot be read at byte {first.start + done}: {error.strerror}")
+        ], done
+    finally:
+        os.close(fd)
+    found = []
+    for span in same:
+        wrong = crc != span.crc
+        if span.tile and not wrong:
+            wrong = xxhash.xxh3_64_hexdigest(np.array(digests, "<u8").tobytes()) != span.xxh3
+        if wrong:
+            what = f"storage {span.name}" if span.name and span.code == "E631" else span.name or "the whole file"
+            holds = f"; it holds {', '.join(span.tensors[:5])}" if span.tensors else ""
+            who = "its CRC" if span.code == "E630" else "the manifest"
+            found.append(
+                Diagnostic(
+                    span.code,
+                    f"{span.file}: {what} does not match {who}{holds}",
+                    (Label(str(path), f"CRC {span.crc:08x} stated, {crc:08x} of the bytes", where=span.name),),
+                    notes=(f"bytes {span.start} to {span.start + span.size} of the file",),
+                    remedy=codes()[span.code].remedy,
+                )
+            )
+    return found, done
+
+
+def _finding(code: str, path: Path, message: str) -> Diagnostic:
+    return Diagnostic(code, message, (Label(str(path)),), remedy=codes()[code].remedy)
