@@ -22,7 +22,8 @@ _WIDTH_MAX = 120
 _HEAD_MAX = 40  # a head longer than this does not push the others' columns out
 _BODY_MAX = 56
 _WORD = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^",])+')
-_UNSTARTED = ("dtype",)  # clauses that cannot start a line, where the word would start a statement
+# Clauses that cannot start a line: there the word would start a statement (`dtype f32`) or be a name (`value [1]`).
+_UNSTARTED = re.compile(r"dtype |\w+ \[")
 
 
 @frozen
@@ -166,8 +167,8 @@ def _lines(row: Row, head: int, body: int, indent: str) -> list[str]:
     lines = _wrapped(line, indent) if row.kind == "group" else [line]
     deeper = indent + "    "
     for i, clause in enumerate(row.tail):
-        stuck = clause.split(" ")[0] in _UNSTARTED
-        fits = i > 0 and len(lines[-1]) + 1 + len(clause) <= _WIDTH_MAX
+        stuck = _UNSTARTED.match(clause) is not None
+        fits = (i > 0 or len(lines) > 1) and len(lines[-1]) + 1 + len(clause) <= _WIDTH_MAX
         if stuck or fits:
             lines[-1] += f" {clause}"
         else:
