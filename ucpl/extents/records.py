@@ -42,7 +42,9 @@ class Extent:
 
     @property
     def is_contiguous(self) -> bool:
-        """Row-major without gaps, so that the tensor is one run of bytes."""
+        """Row-major without gaps, so that the tensor is one run of bytes (a tensor of no elements is one, too)."""
+        if not self.numel:
+            return True
         expected = 1
         for n, step in zip(reversed(self.shape), reversed(self.stride), strict=True):
             if n != 1 and step != expected:

@@ -6,12 +6,13 @@ Where that does not hold, the element is named.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import networkx as nx
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ucpl.errors import Label, fail
@@ -97,9 +98,8 @@ class _Builder:
     first_source: dict[int, int] = field(factory=dict)  # part -> index of its first home in plan.sources
     first_target: dict[int, int] = field(factory=dict)
     source_part: list[int] = field(factory=list)  # plan.sources index -> part
-    geometry: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Chosen, Rows, NDArray[np.bool_]]] = field(factory=dict)
+    geometry: dict[Any, Joined] = field(factory=dict)
     used: set[tuple[str, str]] = field(factory=set)  # (tensor, state) that went somewhere
-    native: bool = False
 
     def run(self) -> Graph:
         self.graph = Graph(self.source, self.target)
@@ -213,45 +213,38 @@ class _Builder:
     # ---- one state -------------------------------------------------------------------------------------------------
 
     def state(self, state: str) -> None:
-        target_parts = [
+        parts = [
             (n, p)
             for n, p in enumerate(self.target.parts)
             if p.state == state and p.homes and not self.is_shared(n)
         ]
-        if not target_parts:
+        if not parts:
             return
-        groups: dict[tuple[tuple[float, float], bool, str | None], list[tuple[int, Part]]] = {}
-        for n, p in target_parts:
-            groups.setdefault((p.value, p.lossy, None), []).append((n, p))
-        for (value, lossy, _), parts in groups.items():
-            wanted = {self.target.tensors[t] for _, p in parts for t in np.unique(p.pieces.tensor).tolist()}
-            direct = self.tensors_with(state)
-            self.route(state, state, parts, wanted & direct, value, lossy)
-            rest = wanted - direct
-            if rest:
-                origin = self.derivation(state, rest)
-                if origin is not None:
-                    self.graph.derived.append(
-                        f"{state} of {_count(rest, 'tensor')} is derived from {origin}, rounded to nearest even where it is narrower"
-                    )
-                    self.route(state, origin, parts, rest, value, True)
+        wanted = self.tensors_of(self.target, [p for _, p in parts])
+        direct = wanted & self.tensors_of(self.source, [p for p in self.source.parts if p.state == state])
+        self.route(state, state, parts, direct, derived=False)
+        rest = wanted - direct
+        if rest:
+            origin = self.derivation(state, rest)
+            self.graph.derived.append(
+                f"{state} of {_count(rest, 'tensor')} is derived from {origin}, rounded to nearest even where it is narrower"
+            )
+            self.route(state, origin, parts, rest, derived=True)
+
+    @staticmethod
+    def tensors_of(placement: Placement, parts: list[Part]) -> set[str]:
+        return {placement.tensors[t] for p in parts for t in np.unique(p.pieces.tensor).tolist()}
 
     def is_shared(self, part: int) -> bool:
         first, homes = self.first_target[part], len(self.target.parts[part].homes)
         return homes > 0 and all(self.graph.targets[first + i].shares is not None for i in range(homes))
 
-    def tensors_with(self, state: str) -> set[str]:
-        return {
-            self.source.tensors[t]
-            for p in self.source.parts
-            if p.state == state
-            for t in np.unique(p.pieces.tensor).tolist()
-        }
-
-    def derivation(self, state: str, tensors: set[str]) -> str | None:
+    def derivation(self, state: str, tensors: set[str]) -> str:
         """The state that a missing one is derived from, as the source's layout says. Raises E303 where it says nothing."""
         for d in self.source.layout.derived:
-            if d.state == state and tensors <= self.tensors_with(d.source):
+            if d.state == state and tensors <= self.tensors_of(
+                self.source, [p for p in self.source.parts if p.state == d.source]
+            ):
                 return d.source
         missing = sorted(tensors)
         fail(
@@ -263,43 +256,75 @@ class _Builder:
             remedy=f"choose a target that does not store {state}, or say `derive {state} from ...` in the source's layout",
         )
 
-    def route(
-        self, state: str, origin: str, parts: list[tuple[int, Part]], wanted: set[str], value: tuple[float, float], derived: bool
-    ) -> None:
+    def route(self, state: str, origin: str, parts: list[tuple[int, Part]], wanted: set[str], *, derived: bool) -> None:
         """Moves of `origin` of the source into `state` of the target, for the tensors wanted."""
         if not wanted:
             return
         self.used |= {(path, origin) for path in wanted}
-        by_value: dict[tuple[float, float], list[int]] = {}
-        for n, p in enumerate(self.source.parts):
-            if p.state == origin and p.homes:
-                by_value.setdefault(p.value, []).append(n)
-        for source_value, numbers in by_value.items():
-            chosen, target_rows, is_first, source_parts = self.geometry_of(numbers, parts, wanted)
-            if not len(chosen.primary) and not len(chosen.reduced):
-                continue
-            self.moves(state, origin, chosen, target_rows, is_first, source_value, value, derived)
-            self.draw(state, origin, source_parts, parts, chosen)
-        self.covered(state, origin, parts, wanted, by_value)
-
-    def geometry_of(
-        self, numbers: list[int], parts: list[tuple[int, Part]], wanted: set[str]
-    ) -> tuple[Chosen, Rows, NDArray[np.bool_], list[tuple[int, int, Part]]]:
         source_parts = [
-            (n, self.place_source(n), self.source.parts[n])
-            for n in numbers
-            if any(self.source.tensors[t] in wanted for t in np.unique(self.source.parts[n].pieces.tensor).tolist())
+            (n, self.place_source(n), p)
+            for n, p in enumerate(self.source.parts)
+            if p.state == origin and p.homes and not wanted.isdisjoint(self.tensors_of(self.source, [p]))
         ]
-        renumber_s, renumber_t = self.renumber(self.source, wanted), self.renumber(self.target, wanted)
-        rows = rows_of(source_parts, renumber_s, self.k)
-        is_alias = np.array([p.is_alias for p in self.source.parts], dtype=bool)
-        chosen = choose(rows, is_alias, self.replica_of(self.source, self.first_source), self.blame(self.source, self.graph.sources))
-        target_rows = rows_of([(n, self.first_target[n], p) for n, p in parts], renumber_t, self.k)
-        t_alias = np.array([p.is_alias for p in self.target.parts], dtype=bool)
-        firsts = choose(
-            target_rows, t_alias, self.replica_of(self.target, self.first_target), self.blame(self.target, self.graph.targets)
+        target_parts = [(n, self.first_target[n], p) for n, p in parts]
+        mark = (
+            tuple((id(p.pieces), p.is_alias) for _, _, p in source_parts),
+            tuple((id(p.pieces), p.is_alias) for _, _, p in target_parts),
+            frozenset(wanted),
         )
-        return chosen, target_rows, self.mark(target_rows, firsts.primary), source_parts
+        if mark not in self.geometry:  # states of one line share their boxes: join them once
+            self.geometry[mark] = self.join(state, origin, source_parts, target_parts, wanted)
+        found = self.geometry[mark].moved(source_parts, target_parts)
+        for kind, fragments in found.fragments:
+            if kind == "copy":
+                self.cast(state, fragments, derived)
+            self.batches(kind, state, fragments, derived)
+        self.draw(state, origin, source_parts, parts, found)
+
+    def join(
+        self,
+        state: str,
+        origin: str,
+        source_parts: list[tuple[int, int, Part]],
+        target_parts: list[tuple[int, int, Part]],
+        wanted: set[str],
+    ) -> Joined:
+        """Boxes of both sides joined and proved to cover each other."""
+        rows = rows_of(source_parts, self.renumber(self.source, wanted), self.k)
+        target_rows = rows_of(target_parts, self.renumber(self.target, wanted), self.k)
+        alias_s = np.array([p.is_alias for p in self.source.parts], dtype=bool)
+        alias_t = np.array([p.is_alias for p in self.target.parts], dtype=bool)
+        chosen = choose(rows, alias_s, self.replica_of(self.source, self.first_source), self.blame(self.source, self.graph.sources))
+        firsts = choose(
+            target_rows, alias_t, self.replica_of(self.target, self.first_target), self.blame(self.target, self.graph.targets)
+        )
+        self.covered(state, wanted, rows, chosen, self.source, "E308", "source")
+        self.covered(state, wanted, target_rows, firsts, self.target, "E309", "target")
+        found: list[tuple[str, Fragments]] = [("copy", intersect(chosen.primary, target_rows))]
+        if len(chosen.copies):
+            is_first = self.mark(target_rows, firsts.primary)
+            found.append(("check", intersect(chosen.copies, target_rows.take(np.flatnonzero(is_first)))))
+        for policy, name in ((1, "mean"), (2, "sum")):
+            reduced = chosen.reduced.take(np.flatnonzero(chosen.reduced.policy == policy))
+            if len(reduced):
+                found.append((name, intersect(reduced, target_rows)))
+        straight = []
+        for kind, fragments in found:
+            if kind != "copy" and not len(fragments):
+                continue
+            for step in PASSES:
+                fragments = step(fragments)
+            straight.append((kind, fragments))
+        count = len(self.source.parts)
+        return Joined(
+            tuple(straight),
+            tuple((n, first) for n, first, _ in source_parts),
+            tuple((n, first) for n, first, _ in target_parts),
+            np.bincount(chosen.primary.part, minlength=count),
+            np.bincount(chosen.primary.part, chosen.primary.volume.astype(float), minlength=count).astype(np.int64),
+            np.bincount(chosen.copies.part, minlength=count),
+            next((k for k, _ in straight if k in ("mean", "sum")), ""),
+        )
 
     @staticmethod
     def mark(rows: Rows, chosen: Rows) -> NDArray[np.bool_]:
@@ -310,17 +335,14 @@ class _Builder:
         return np.isin(number[: len(rows)], number[len(rows) :])
 
     def replica_of(self, placement: Placement, first: dict[int, int]) -> Callable[[int], object]:
-        starts = sorted((f, n) for n, f in first.items())
-        bounds = np.array([f for f, _ in starts])
+        """What tells declared copies apart, by home."""
+        numbers = [n for n in first if placement.parts[n].homes]
+        numbers.sort(key=lambda n: first[n])
+        starts = [first[n] for n in numbers]
 
         def replica(home: int) -> object:
-            f, n = starts[int(np.searchsorted(bounds, home, side="right")) - 1]
-            # Parts without homes share a start with the next one: take the one that has this home.
-            i = int(np.searchsorted(bounds, home, side="right")) - 1
-            while not placement.parts[n].homes:
-                i -= 1
-                f, n = starts[i]
-            return placement.parts[n].homes[home - f].replica
+            n = numbers[bisect_right(starts, home) - 1]
+            return placement.parts[n].homes[home - first[n]].replica
 
         return replica
 
@@ -338,47 +360,35 @@ class _Builder:
 
         return overlap
 
-    def moves(
-        self,
-        state: str,
-        origin: str,
-        chosen: Chosen,
-        target_rows: Rows,
-        is_first: NDArray[np.bool_],
-        source_value: tuple[float, float],
-        target_value: tuple[float, float],
-        derived: bool,
-    ) -> None:
-        found = intersect(chosen.primary, target_rows)
-        self.cast(state, found, derived)
-        for kind, rows, targets in (
-            ("copy", None, None),
-            ("check", chosen.copies, target_rows.take(np.flatnonzero(is_first))),
-            ("reduce", chosen.reduced, target_rows),
-        ):
-            if kind == "copy":
-                fragments = found
-            elif rows is None or targets is None or not len(rows):
-                continue
-            else:
-                fragments = intersect(rows, targets)
-            if not len(fragments):
-                continue
-            lossy = derived or any(self.target.parts[n].lossy for n in {self.target_part(int(t)) for t in fragments.target[:1]})
-            for step in PASSES:
-                fragments = step(fragments)
-            if kind == "reduce":
-                for policy, name in ((1, "mean"), (2, "sum")):
-                    mine = np.isin(fragments.source, np.unique(rows.home[rows.policy == policy]) if rows is not None else [])
-                    if mine.any():
-                        self.graph.batches.append(
-                            Batch(name, state, fragments.take(np.flatnonzero(mine)), source_value, target_value, lossy)
-                        )
-                continue
-            self.graph.batches.append(Batch(kind, state, fragments, source_value, target_value, lossy))
+    def batches(self, kind: str, state: str, fragments: Fragments, derived: bool) -> None:
+        """Fragments with one way of changing values in one batch."""
+        if not len(fragments):
+            return
+        source_values = [self.source.parts[n].value for n in range(len(self.source.parts))]
+        target_part = self.parts_of_targets(fragments.target)
+        ways: dict[tuple[tuple[float, float], tuple[float, float], bool], int] = {}
+        number_s = {n: source_values[n] for n in np.unique(fragments.source_part).tolist()}
+        number_t = {n: (self.target.parts[n].value, self.target.parts[n].lossy or derived) for n in np.unique(target_part).tolist()}
+        way_of = np.zeros(len(fragments), dtype=np.int64)
+        if len(set(number_s.values())) > 1 or len(set(number_t.values())) > 1:
+            pairs = np.unique(np.stack([fragments.source_part, target_part], 1), axis=0)
+            for s, t in pairs.tolist():
+                way = ways.setdefault((number_s[s], *number_t[t]), len(ways))
+                way_of[(fragments.source_part == s) & (target_part == t)] = way
+        else:
+            ways[(next(iter(number_s.values())), *next(iter(number_t.values())))] = 0
+        for (source_value, target_value, lossy), way in ways.items():
+            mine = fragments if len(ways) == 1 else fragments.take(np.flatnonzero(way_of == way))
+            self.graph.batches.append(Batch(kind, state, mine, source_value, target_value, lossy))
+
+    def parts_of_targets(self, homes: I64) -> I64:
+        starts = np.array([f for n, f in self.first_target.items() if self.target.parts[n].homes], dtype=np.int64)
+        numbers = np.array([n for n in self.first_target if self.target.parts[n].homes], dtype=np.int64)
+        out: I64 = numbers[np.searchsorted(starts, homes, side="right") - 1]
+        return out
 
     def target_part(self, home: int) -> int:
-        return max((f, n) for n, f in self.first_target.items() if f <= home and self.target.parts[n].homes)[1]
+        return int(self.parts_of_targets(np.array([home]))[0])
 
     def cast(self, state: str, fragments: Fragments, derived: bool) -> None:
         """Fill in a target dtype that no spec states with the source's, and refuse a cast that loses. E305, E306."""
@@ -418,45 +428,31 @@ class _Builder:
     # ---- proof -----------------------------------------------------------------------------------------------------
 
     def covered(
-        self, state: str, origin: str, parts: list[tuple[int, Part]], wanted: set[str], by_value: dict[tuple[float, float], list[int]]
+        self, state: str, wanted: set[str], rows: Rows, chosen: Chosen, placement: Placement, code: str, where: str
     ) -> None:
-        """Every element of every wanted tensor has a source (E308), and the target holds all of it (E309)."""
-        numbers = [n for ns in by_value.values() for n in ns]
-        source_rows = rows_of([(n, self.first_source.get(n, 0), self.source.parts[n]) for n in numbers], self.renumber(self.source, wanted), self.k)
-        target_rows = rows_of([(n, self.first_target[n], p) for n, p in parts], self.renumber(self.target, wanted), self.k)
-        for rows, placement, code, side in (
-            (source_rows, self.source, "E308", "source"),
-            (target_rows, self.target, "E309", "target"),
-        ):
-            first = self.first_source if placement is self.source else self.first_target
-            alias = np.array([p.is_alias for p in placement.parts], dtype=bool)
-            stored = self.graph.sources if placement is self.source else self.graph.targets
-            chosen = choose(rows, alias, self.replica_of(placement, first), self.blame(placement, stored))
-            held = np.zeros(len(self.target.tensors), dtype=np.int64)
-            np.add.at(held, chosen.primary.tensor, chosen.primary.volume)
-            if len(chosen.reduced):
-                low = np.concatenate([chosen.reduced.tensor[:, None], chosen.reduced.low, chosen.reduced.high], axis=1)
-                boxes = np.unique(low, axis=0)
-                k = chosen.reduced.low.shape[1]
-                np.add.at(held, boxes[:, 0], (boxes[:, k + 1 :] - boxes[:, 1 : k + 1]).prod(axis=1))
-            for path in sorted(wanted, key=lambda p: self.common[p]):
-                tensor = self.target.layout.tensors[path]
-                if held[self.common[path]] == tensor.numel:
-                    continue
-                mine = rows.take(np.flatnonzero(rows.tensor == self.common[path]))
-                whole_low = np.zeros(self.k, dtype=np.int64)
-                whole_high = np.ones(self.k, dtype=np.int64)
-                whole_high[: len(tensor.counts)] = tensor.counts
-                left = subtract(whole_low, whole_high, mine.low, mine.high)
-                if not left:
-                    continue
-                missing = int(sum((b - a).prod() for a, b in left))
-                fail(
-                    code,
-                    f"{_count(range(missing), 'element')} of {state} of `{path}` {'is' if missing == 1 else 'are'} nowhere in the {side},"
-                    f" the first {element_name(self.target.layout, path, tuple(left[0][0].tolist()))}",
-                    Label(placement.layout.call, side, where=f"{path}/{state}"),
-                )
+        """Every element of every wanted tensor is in this side's primary boxes, which are disjoint. E308, E309."""
+        held = np.zeros(len(self.target.tensors), dtype=np.int64)
+        np.add.at(held, chosen.primary.tensor, chosen.primary.volume)
+        if len(chosen.reduced):
+            reduced = np.concatenate([chosen.reduced.tensor[:, None], chosen.reduced.low, chosen.reduced.high], axis=1)
+            boxes = np.unique(reduced, axis=0)
+            np.add.at(held, boxes[:, 0], (boxes[:, self.k + 1 :] - boxes[:, 1 : self.k + 1]).prod(axis=1))
+        for path in sorted(wanted, key=lambda p: self.common[p]):
+            tensor = self.target.layout.tensors[path]
+            if held[self.common[path]] == tensor.numel:
+                continue
+            mine = rows.take(np.flatnonzero(rows.tensor == self.common[path]))
+            whole_low, whole_high = np.zeros(self.k, dtype=np.int64), np.ones(self.k, dtype=np.int64)
+            whole_high[: len(tensor.counts)] = tensor.counts
+            left = subtract(whole_low, whole_high, mine.low, mine.high)
+            missing = int(sum((b - a).prod() for a, b in left))
+            first = element_name(self.target.layout, path, tuple(left[0][0].tolist())) if left else "beyond its shape"
+            fail(
+                code,
+                f"{_count(range(missing), 'element')} of {state} of `{path}` {'is' if missing == 1 else 'are'} nowhere in the {where},"
+                f" the first {first}",
+                Label(placement.layout.call, where, where=f"{path}/{state}"),
+            )
 
     def leftovers(self) -> None:
         """Every tensor and state of the source has a place in the target, is derived there, or is dropped by name. E310."""
@@ -489,20 +485,19 @@ class _Builder:
         states = {p.state for p in self.source.parts} - {"weight"}
         return set(out) | (states if "*" in out else set())
 
-    def draw(self, state: str, origin: str, source_parts: list[tuple[int, int, Part]], parts: list[tuple[int, Part]], chosen: Chosen) -> None:
+    def draw(
+        self, state: str, origin: str, source_parts: list[tuple[int, int, Part]], parts: list[tuple[int, Part]], found: Joined
+    ) -> None:
         """Nodes and edges of one state."""
         net = self.graph.net
         label = parts[0][1].label if len(parts) == 1 else f"{len(parts)} entries"
-        how = "mean" if (chosen.reduced.policy == 1).any() else "sum" if len(chosen.reduced) else ""
-        merge: ops.Node = ops.Reduce(label, state, how) if how else ops.Merge(label, state)
-        per_part = np.bincount(chosen.primary.part, minlength=len(self.source.parts)) if len(chosen.primary) else None
-        for n, first, part in source_parts:
+        merge: ops.Node = ops.Reduce(label, state, found.reduces) if found.reduces else ops.Merge(label, state)
+        for i, (n, first, part) in enumerate(source_parts):
+            old = found.source_parts[i][0]
             read = ops.Read(n, part.label, origin, first, first + len(part.homes))
-            rows = int(per_part[n]) if per_part is not None else 0
-            mine = chosen.primary.part == n
-            extract = ops.Extract(n, part.label, origin, rows, int(chosen.primary.volume[mine].sum()) if rows else 0)
-            copies = int((chosen.copies.part == n).sum())
+            rows, copies = int(found.rows[old]), int(found.copies[old])
             if rows or not copies:
+                extract = ops.Extract(n, part.label, origin, rows, int(found.elements[old]))
                 net.add_edge(read, extract)
                 net.add_edge(extract, merge)
             if copies:
@@ -518,6 +513,50 @@ class _Builder:
             padding = sum(h.padding for h in part.homes)
             if padding:
                 net.add_edge(ops.Fill(n, part.label, state, padding), write)
+
+
+@frozen(eq=False)
+class Joined:
+    """What joining the boxes of two sides gave; the same for every state that shares them, but for the homes' numbers."""
+
+    fragments: tuple[tuple[str, Fragments], ...]
+    source_parts: tuple[tuple[int, int], ...]  # (part, first home)
+    target_parts: tuple[tuple[int, int], ...]
+    rows: I64  # by source part as first numbered: primary boxes
+    elements: I64
+    copies: I64
+    reduces: str
+
+    def moved(self, source_parts: list[tuple[int, int, Part]], target_parts: list[tuple[int, int, Part]]) -> Joined:
+        """The same with the homes of another state."""
+        if [f for _, f, _ in source_parts] == [f for _, f in self.source_parts]:
+            return self
+        renumbered = []
+        number = {old: n for (old, _), (n, _, _) in zip(self.source_parts, source_parts, strict=True)}
+        lookup = np.zeros(max(number) + 1, dtype=np.int64)
+        for old, n in number.items():
+            lookup[old] = n
+        for kind, f in self.fragments:
+            renumbered.append(
+                (
+                    kind,
+                    evolve(
+                        f,
+                        source=_shifted(f.source, [x for _, x in self.source_parts], [x for _, x, _ in source_parts]),
+                        target=_shifted(f.target, [x for _, x in self.target_parts], [x for _, x, _ in target_parts]),
+                        source_part=lookup[f.source_part],
+                    ),
+                )
+            )
+        return evolve(self, fragments=tuple(renumbered))
+
+
+def _shifted(homes: I64, old: list[int], new: list[int]) -> I64:
+    order = np.argsort(old)
+    starts, moved = np.array(old)[order], np.array(new)[order]
+    which = np.searchsorted(starts, homes, side="right") - 1
+    out: I64 = homes - starts[which] + moved[which]
+    return out
 
 
 def _shape(dims: tuple[str, ...], counts: tuple[int, ...]) -> str:

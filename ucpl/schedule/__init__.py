@@ -1,6 +1,20 @@
 """The schedule: a graph as an ordered, saved plan. `order` is the verb of this room."""
 
+from ucpl.schedule.files import load_plan, plan_bytes, plan_digest, save_plan
 from ucpl.schedule.order import order, structure_digest, structure_of
 from ucpl.schedule.plan import Moves, Origin, Plan
+from ucpl.schedule.text import summary
 
-__all__ = ["Moves", "Origin", "Plan", "order", "structure_digest", "structure_of"]
+__all__ = [
+    "Moves",
+    "Origin",
+    "Plan",
+    "load_plan",
+    "order",
+    "plan_bytes",
+    "plan_digest",
+    "save_plan",
+    "structure_digest",
+    "structure_of",
+    "summary",
+]

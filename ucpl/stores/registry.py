@@ -13,12 +13,12 @@ FRAMEWORKS: tuple[Framework, ...] = (DeepSpeed(), Plain())
 
 
 def framework(name: str) -> Framework:
-    """A framework by the name that a layout's `framework` statement uses. Raises E441."""
+    """A framework by the name that a layout's `framework` statement uses. Raises E436."""
     for one in FRAMEWORKS:
         if one.name == name:
             return one
     fail(
-        "E441",
+        "E436",
         f"no framework is called `{name}`" if name else "the layout names no framework",
         Label("<layout>", where=f"framework {name}"),
         remedy=f"one of {', '.join(f.name for f in FRAMEWORKS)}",
@@ -26,14 +26,14 @@ def framework(name: str) -> Framework:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Read the headers of a checkpoint of any known framework. Raises UcplError E440 (exit 3) where none knows it."""
+    """Read the headers of a checkpoint of any known framework. Raises UcplError E435 (exit 3) where none knows it."""
     if not path.exists():
-        fail("E442", f"{path} does not exist", Label(str(path)))
+        fail("E437", f"{path} does not exist", Label(str(path)))
     for one in FRAMEWORKS:
         if one.recognises(path):
             return one.open(path)
     fail(
-        "E440",
+        "E435",
         f"{path} is no checkpoint that is known here",
         Label(str(path)),
         remedy="give the save folder (with `latest`), one step's folder, or a plain file; known: "
