@@ -43,7 +43,9 @@ VERSION = 1
 # What a run has counted: in sight under `scalars`, whatever framework it came from.
 COUNTED = ("global_steps", "global_samples", "skipped_steps")
 # Facts of files and meshes, which a plain file has of its own or not at all.
-_OWN = frozenset({"stage", "dp", "tp", "pp", "ep", "elastic", "masters", "file", "frozen_fragments", "parameter_order"})
+_OWN = frozenset(
+    {"stage", "dp", "tp", "pp", "ep", "masters", "has_masters", "file", "frozen_fragments", "parameter_order"}
+)
 
 
 class Plain:
@@ -203,7 +205,7 @@ class _Opened:
             if isinstance(pair, (list, tuple)) and len(pair) == 2 and name not in _OWN:
                 settings[name] = Setting(pair[0], f"{part.file}, from {pair[1]}")
         masters = int(any("fp32" in states for states in self.states.values()))
-        settings["masters"] = Setting(masters, f"params of {part.file}")
+        settings["has_masters"] = Setting(masters, f"params of {part.file}")
         settings["file"] = Setting(part.file, "its name")
         empty = {name for name, t in self.section("buffers", dict).items() if _numel(t.shape) == 0}
         if empty and "empty_tensors" not in blobs:
@@ -244,10 +246,10 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
         made = storages.tensor(target.dtype, target.shape)
         if target.numel:
             storage_of[i] = made.storage.name
-        match target.key:
-            case ("params", str(name), str(state)) if name in params:
+        match tuple(map(str, target.key)):
+            case ("params", name, state) if name in params:
                 params[name][state] = made
-            case ("buffers", str(name)):
+            case ("buffers", name):
                 buffers[name] = made
             case _:
                 fail(

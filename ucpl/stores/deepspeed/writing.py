@@ -75,8 +75,8 @@ class _Writer:
     stage: int
     dp: int
     settings: dict[str, Any]
-    index: dict[tuple[str, Key], int]
-    below: dict[tuple[str, Key], dict[str, int]]  # (file, key without its last step) -> state -> target
+    index: dict[tuple[str, tuple[str, ...]], int]  # by file and key, whose numbers are told by their text
+    below: dict[tuple[str, tuple[str, ...]], dict[str, int]]  # (file, key without its last step) -> state -> target
     carried: dict[Place, Extent]
     config: dict[str, Any]
     names: list[str]  # the module's, in its order
@@ -90,11 +90,12 @@ class _Writer:
     def of(cls, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> _Writer:
         settings = dict(structure.settings)
         blobs = source.envelope.blobs
-        index: dict[tuple[str, Key], int] = {}
-        below: dict[tuple[str, Key], dict[str, int]] = {}
+        index: dict[tuple[str, tuple[str, ...]], int] = {}
+        below: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
         for i, target in enumerate(targets):
-            index[target.file, target.key] = i
-            below.setdefault((target.file, target.key[:-1]), {})[str(target.key[-1])] = i
+            key = _text(target.key)
+            index[target.file, key] = i
+            below.setdefault((target.file, key[:-1]), {})[key[-1]] = i
         kinds = {tensor.name: tensor for tensor in structure.tensors}
         empty = dict(blobs.get("empty_tensors") or {})
         known = {**kinds, **structure.aliases, **empty, **(blobs.get("module_extra") or {})}
@@ -156,7 +157,7 @@ class _Writer:
 
     def tensor(self, file: _File, key: Key, requires_grad: bool = False) -> TensorRef | None:
         """The tensor that a target fills, or None where the plan has none there."""
-        i = self.index.get((file.path, key))
+        i = self.index.get((file.path, _text(key)))
         if i is None:
             return None
         self.used.add(i)
@@ -271,7 +272,7 @@ class _Writer:
             value = self.scalar(file, name, members)
             if value is not None:
                 out[name] = value
-        for name in self.below.get((file.path, key), {}):
+        for name in self.below.get((file.path, _text(key)), {}):
             made = self.tensor(file, (*key, name))
             if made is not None:
                 out[name] = made
@@ -364,9 +365,10 @@ class _Writer:
                 self.states(file, (*here, "base_optimizer_state", g), _members(flat))
                 for g, flat in enumerate(self.flats)
             ]
-            steps = [hyper["step"] for hyper in self.hypers if "step" in hyper]
-            if steps:
-                out["base_optimizer_state_step"] = file.storages.value(steps[0])
+            # Without it DeepSpeed refuses to load; it saves it for optimizers alone that keep `step` in their groups.
+            counts = [hyper["step"] for hyper in self.hypers if "step" in hyper]
+            counts += self.source.envelope.scalars.get("step", {}).values()
+            out["base_optimizer_state_step"] = number_of(counts[0]) if counts else self.blob("global_steps", 0)
         else:
             held = {
                 g: self.states(file, (*here, "base_optimizer_state", "state", g), _members(flat))
@@ -438,6 +440,10 @@ def _hypers(structure: Structure, source: Checkpoint) -> list[dict[str, Any]]:
             hyper = source.envelope.groups[g].hyper
         out.append(hyper or {})
     return out
+
+
+def _text(key: Key) -> tuple[str, ...]:
+    return tuple(map(str, key))
 
 
 def _stage(stage: int) -> Call:

@@ -1,0 +1,235 @@
+"""What runs under torchrun: engines of real DeepSpeed that train, save, load and are compared. `python deepspeed_job.py JOBS`.
+
+JOBS is a json list, done in turn by one process group. Each result goes to the json file that its job names. A job that
+raises leaves its error there; the ranks go on together, since all of them raise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("DS_BUILD_OPS", "0")
+
+import deepspeed
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.interop import models
+
+CLIENT = {"note": "kept", "numbers": [1, (2, 3.5)], "cursor": torch.arange(5)}
+
+
+def config(run: dict[str, Any]) -> dict[str, Any]:
+    world = dist.get_world_size()
+    zero: dict[str, Any] = {
+        "stage": run["stage"],
+        "reduce_bucket_size": 500_000,
+        "allgather_bucket_size": 500_000,
+        "stage3_param_persistence_threshold": 0,
+        **run.get("zero", {}),
+    }
+    out: dict[str, Any] = {
+        "train_batch_size": models.BATCH,
+        "train_micro_batch_size_per_gpu": models.BATCH // world,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 1.0,
+        "steps_per_print": 1_000_000,
+    }
+    if run["dtype"] == "bf16":
+        out["bf16"] = {"enabled": True}
+    if run.get("wide_gradients"):
+        out["data_types"] = {"grad_accum_dtype": "fp32"}
+    return out
+
+
+def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
+    """`spoil` scrambles what a load must set right: parameters, buffers, hyper-parameters."""
+    torch.manual_seed(seed)
+    model = models.MODELS[run["model"]](run.get("freeze", False))
+    if spoil:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.copy_(torch.randn_like(tensor))
+            for name, buffer in model.named_buffers():
+                if name == "scale":  # not persistent: no checkpoint has it
+                    buffer.fill_(0.5)
+    groups = models.parameter_groups(model, run.get("groups", 2), 0.0 if run.get("keeps_no_hyper") else spoil)
+    chosen = models.optimizer(run["optimizer"], groups)
+    schedule = torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: 1.0 / (1 + 0.1 * step))
+    made, *_ = deepspeed.initialize(model=model, optimizer=chosen, lr_scheduler=schedule, config=config(run))
+    return made
+
+
+def losses(engine: Any, first: int, steps: int) -> list[float]:
+    out = []
+    rank, world = dist.get_rank(), dist.get_world_size()
+    share = models.BATCH // world
+    for step in range(first, first + steps):
+        x, y = models.batch(step)
+        loss = engine(x[rank * share : (rank + 1) * share], y[rank * share : (rank + 1) * share])
+        engine.backward(loss)
+        engine.step()
+        total = loss.detach().double()
+        dist.all_reduce(total)
+        out.append(float(total) / world)
+    return out
+
+
+# ---- the whole state, gathered without DeepSpeed's own helpers (which are wrong under round robin) ------------------------
+
+
+def together(part: torch.Tensor) -> torch.Tensor:
+    """Equal parts of all ranks, end to end: (ranks * n,)."""
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, part.contiguous())
+    return torch.cat(parts)
+
+
+def whole_state(engine: Any) -> dict[str, dict[str, Any]]:
+    """{parameter: {"weight", "fp32", each state, "lr", "weight_decay"}} on every rank."""
+    names = {p: n for n, p in engine.module.named_parameters()}
+    found: dict[str, dict[str, Any]] = {}
+    for p, name in names.items():
+        if hasattr(p, "ds_id"):
+            with deepspeed.zero.GatheredParameters([p]):
+                found[name] = {"weight": p.detach().clone()}
+        else:
+            found[name] = {"weight": p.detach().clone()}
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+
+    def add(name: str, shape: Any, states: dict[str, Any], hyper: dict[str, Any], cut: Any) -> None:
+        found[name] |= {"lr": hyper["lr"], "weight_decay": hyper["weight_decay"]}
+        for state, value in states.items():
+            if torch.is_tensor(value) and value.ndim and state != "step":
+                found[name][state] = cut(value).reshape(shape).clone()
+            else:
+                found[name][state] = float(value)
+
+    o = engine.optimizer
+    if hasattr(o, "fp32_partitioned_groups_flat"):  # stage 3
+        for s, (params, flat) in enumerate(zip(o.fp16_groups, o.fp32_partitioned_groups_flat, strict=True)):
+            hyper = inner.param_groups[o.sub_group_to_group_id[s]]
+            whole = {
+                k: together(v).view(dist.get_world_size(), -1) if torch.is_tensor(v) and v.ndim else v
+                for k, v in {"fp32": flat.detach(), **inner.state.get(flat, {})}.items()
+            }
+            start = 0
+            for p in params:
+                k = -(-p.ds_numel // dist.get_world_size())
+                add(
+                    names[p],
+                    p.ds_shape,
+                    whole,
+                    hyper,
+                    lambda v, a=start, k=k, n=p.ds_numel: v[:, a : a + k].reshape(-1)[:n],
+                )
+                start += k
+    elif hasattr(o, "single_partition_of_fp32_groups") or hasattr(o, "fp32_groups_flat_partition"):
+        parts = getattr(o, "single_partition_of_fp32_groups", None) or o.fp32_groups_flat_partition
+        for g, flat in enumerate(parts):
+            params = o.round_robin_bit16_groups[g] if hasattr(o, "round_robin_bit16_groups") else o.bf16_groups[g]
+            starts = getattr(o, "round_robin_bit16_offsets", None)
+            begin = starts[g] if starts else [sum(p.numel() for p in params[:i]) for i in range(len(params))]
+            whole = {
+                k: together(v) if torch.is_tensor(v) and v.ndim else v
+                for k, v in {"fp32": flat.detach(), **inner.state.get(flat, {})}.items()
+            }
+            for p, a in zip(params, begin, strict=True):
+                b = a + p.numel()
+                add(names[p], p.shape, whole, inner.param_groups[g], lambda v, a=a, b=b: v[a:b])
+    elif hasattr(o, "fp32_groups"):  # no ZeRO, 16 bits
+        for g, (params, masters) in enumerate(zip(o.fp16_groups, o.fp32_groups, strict=True)):
+            for p, master in zip(params, masters, strict=True):
+                states = {"fp32": master.detach(), **inner.state.get(master, {})}
+                add(names[p], p.shape, states, inner.param_groups[g], lambda v: v)
+    else:
+        for hyper in inner.param_groups:
+            for p in hyper["params"]:
+                add(names[p], p.shape, {"fp32": p.detach(), **inner.state.get(p, {})}, hyper, lambda v: v)
+    return found
+
+
+def facts(engine: Any, client: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "params": whole_state(engine),
+        "buffers": {n: b.clone() for n, b in engine.module.named_buffers()},
+        "global_steps": engine.global_steps,
+        "schedule": engine.lr_scheduler.state_dict()["last_epoch"],
+        "client": {key: client.get(key) for key in CLIENT},
+    }
+
+
+def differences(mine: Any, truth: Any, where: str = "") -> list[str]:
+    """Everything that is not bit-equal, by name."""
+    if isinstance(truth, dict):
+        out = [f"{where}/{k} is missing" for k in truth if k not in mine]
+        out += [f"{where}/{k} is new" for k in mine if k not in truth]
+        return out + [d for k in truth if k in mine for d in differences(mine[k], truth[k], f"{where}/{k}")]
+    if torch.is_tensor(truth):
+        same = torch.is_tensor(mine) and mine.dtype == truth.dtype and torch.equal(mine, truth)
+        return [] if same else [f"{where} differs"]
+    return [] if mine == truth else [f"{where} is {mine!r}, not {truth!r}"]
+
+
+# ---- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def train(job: dict[str, Any]) -> dict[str, Any]:
+    """Train, save, and train on: the losses that a restart must meet."""
+    engine = engine_of(job["run"], seed=7, spoil=0.0)
+    before = losses(engine, 0, job["steps"])
+    engine.save_checkpoint(job["folder"], client_state=CLIENT)
+    truth = facts(engine, CLIENT)
+    if dist.get_rank() == 0:
+        torch.save(truth, job["truth"])
+    return {"before": before, "after": losses(engine, job["steps"], 2)}
+
+
+def load(job: dict[str, Any]) -> dict[str, Any]:
+    """Load plainly into a spoiled engine, compare, train on."""
+    engine = engine_of(job["run"], seed=99, spoil=0.25)
+    path, client = engine.load_checkpoint(job["folder"])
+    if path is None:
+        return {"error": "load_checkpoint found nothing"}
+    truth = torch.load(job["truth"], weights_only=False)
+    if job["run"].get("keeps_no_hyper"):  # then the engine's own stand
+        for kept in truth["params"].values():
+            for name in ("lr", "weight_decay"):
+                kept.pop(name, None)
+    found = differences(facts(engine, client), truth)
+    if job["run"].get("keeps_no_hyper"):
+        found = [d for d in found if not d.endswith(("/lr is new", "/weight_decay is new"))]
+    return {"differences": found, "after": losses(engine, job["steps"], 2)}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        try:
+            result = {"train": train, "load": load}[job["do"]](job)
+        except Exception:
+            result = {"error": traceback.format_exc()[-3000:]}
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, result)
+        if dist.get_rank() == 0:
+            worst = next((r for r in every if "error" in r), None) or next(
+                (r for r in every if r.get("differences")), every[0]
+            )
+            with open(job["result"], "w") as file:
+                json.dump(worst, file)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Small models and optimizers of our own, with what real ones do to checkpoints: odd sizes, ties, frozen parts, buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+BATCH = 120  # divides by every degree that the tests use
+
+
+class Net(nn.Module):
+    """Convolution, tied layers, a one-element gain, a persistent and a passing buffer; parameters of every odd size."""
+
+    def __init__(self, freeze: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.conv = nn.Conv1d(6, 5, 3, padding=1)
+        self.norm = nn.LayerNorm(5)
+        self.up = nn.Linear(5, 13)
+        self.down = nn.Linear(13, 6, bias=False)
+        self.gain = nn.Parameter(torch.ones(1))
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight  # tied
+        self.register_buffer("calls", torch.zeros(3))
+        self.register_buffer("scale", torch.full((1,), 0.5), persistent=False)
+        if freeze:
+            self.conv.weight.requires_grad_(False)
+            self.norm.bias.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)  # type: ignore[operator]
+        h = self.embed(x)
+        h = h + self.down(F.silu(self.up(self.norm(self.conv(h.transpose(1, 2)).transpose(1, 2)))))
+        logits = self.head(h) * self.gain
+        return F.cross_entropy(logits.float().reshape(-1, 11), y.reshape(-1))
+
+
+class Few(nn.Module):
+    """Fewer parameters than ranks in one group: whole ranks hold padding alone."""
+
+    def __init__(self, freeze: bool) -> None:
+        super().__init__()
+        self.mix = nn.Embedding(11, 3)
+        self.out = nn.Linear(3, 11)
+        self.bend = nn.Parameter(torch.tensor([0.5, -0.25, 1.0]))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.out(torch.tanh(self.mix(x) * self.bend)).float().reshape(-1, 11), y.reshape(-1))
+
+
+class Lion(torch.optim.Optimizer):
+    """An optimizer that DeepSpeed has never heard of: one moment, no `step`."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, beta: float = 0.9, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["slow"] = torch.zeros_like(p)
+                update = (state["slow"] * group["beta"] + p.grad * (1 - group["beta"])).sign()
+                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
+                state["slow"].lerp_(p.grad, 1 - group["beta"])
+
+
+MODELS = {"net": Net, "few": Few}
+
+
+def parameter_groups(model: nn.Module, how: int, spoil: float) -> list[dict[str, Any]]:
+    """One, two or three groups. `spoil` changes hyper-parameters, which a load must set right."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    flat = [p for _, p in trained if p.ndim < 2]
+    wide = [p for _, p in trained if p.ndim >= 2]
+    cut: list[list[nn.Parameter]]
+    match how:
+        case 1:
+            cut = [[p for _, p in trained]]
+        case 2:
+            cut = [wide, flat]
+        case _:
+            cut = [wide[::-1], flat[:1], flat[1:]]  # not in the model's order; one tiny group
+    rates = [(1e-2, 0.1), (5e-3, 0.0), (2e-3, 0.01)]
+    return [
+        {"params": params, "lr": lr + spoil, "weight_decay": decay + spoil}
+        for params, (lr, decay) in zip(cut, rates, strict=False)
+    ]
+
+
+def optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    match name:
+        case "adamw":
+            return torch.optim.AdamW(groups, betas=(0.9, 0.95))
+        case "nadam":  # two numbers a parameter: step and mu_product
+            return torch.optim.NAdam(groups)
+        case "sgd":
+            return torch.optim.SGD(groups, momentum=0.9)
+        case "lion":
+            return Lion(groups)
+    raise ValueError(name)
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 + step)
+    x = torch.randint(0, 11, (BATCH, 7), generator=generator)
+    return x, (x * 3 + 1) % 11

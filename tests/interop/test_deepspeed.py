@@ -1,0 +1,236 @@
+"""DeepSpeed writes, ucpl converts, DeepSpeed loads with a plain `load_checkpoint` into an engine with scrambled values.
+
+All work is done once, in few processes: one torchrun a world size trains all sources, one a world size loads all targets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import field, frozen
+
+pytestmark = pytest.mark.interop
+
+JOB = Path(__file__).with_name("deepspeed_job.py")
+STEPS = 3
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at another degree or stage
+
+FP32 = {"model": "net", "dtype": "fp32", "optimizer": "adamw"}
+BF16 = {"model": "net", "dtype": "bf16", "optimizer": "adamw"}
+FROZEN = {**FP32, "freeze": True, "groups": 3, "zero": {"sub_group_size": 40}}
+DEALT = {**FP32, "optimizer": "nadam", "zero": {"round_robin_gradients": True, "parameter_alignment": True}}
+DEALT_BF16 = {**BF16, "groups": 1, "zero": {"round_robin_gradients": True, "parameter_alignment": True}}
+WIDE = {**BF16, "wide_gradients": True}  # BF16_Optimizer at stage 1
+FEW = {"model": "few", "dtype": "fp32", "optimizer": "lion", "groups": 3}
+SGD = {**FP32, "optimizer": "sgd", "freeze": True}
+YOUNG = {**FP32, "steps": 0}
+# DeepSpeed keeps no hyper-parameters with it, and cannot load its own: it asserts a step that torch's optimizers keep elsewhere.
+ELASTIC = {**FP32, "zero": {"elastic_checkpoint": True}, "keeps_no_hyper": True}
+
+# name: (stage, dp, the run)
+SOURCES: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "z1": (1, 2, FP32),
+    "z3_frozen_subgroups": (3, 4, FROZEN),
+    "z2_dealt_aligned": (2, 3, DEALT),
+    "z1_dealt_aligned_bf16": (1, 4, DEALT_BF16),
+    "z0": (0, 2, FP32),
+    "z0_bf16": (0, 2, BF16),
+    "z1_bf16": (1, 2, BF16),
+    "bf16_optimizer": (1, 2, WIDE),
+    "z2_frozen_sgd": (2, 3, SGD),
+    "z1_few_lion": (1, 3, FEW),
+    "z1_before_the_first_step": (1, 2, YOUNG),
+    "z2_elastic": (2, 2, ELASTIC),
+}
+
+
+@frozen
+class Target:
+    source: str
+    stage: int
+    dp: int
+    via: tuple[str, ...] = field(default=())  # layouts on the way
+    spoiled: bool = False  # one moment is changed after the conversion: the check must fail
+
+    def __str__(self) -> str:
+        way = "".join(f"-{v.replace('(dp=', '_dp').rstrip(')')}" for v in self.via)
+        return f"{self.source}{way}-zero{self.stage}_dp{self.dp}{'-spoiled' if self.spoiled else ''}"
+
+    @property
+    def call(self) -> str:
+        return f"zero{self.stage}(dp={self.dp})"
+
+    @property
+    def is_same(self) -> bool:
+        stage, dp, _ = SOURCES[self.source]
+        return (stage, dp) == (self.stage, self.dp)
+
+    @property
+    def run(self) -> dict[str, Any]:
+        return {**SOURCES[self.source][2], "stage": self.stage}
+
+
+TARGETS = (
+    # 1 to 3 and back, at every degree
+    Target("z1", 3, 1),
+    Target("z1", 3, 3),
+    Target("z1", 2, 5),
+    Target("z1", 0, 2),
+    Target("z1", 1, 2, via=("zero3(dp=3)",)),
+    Target("z1", 3, 2, via=("plain()",)),
+    Target("z1", 3, 2, spoiled=True),
+    Target("z3_frozen_subgroups", 1, 2),
+    Target("z3_frozen_subgroups", 2, 5),
+    Target("z3_frozen_subgroups", 3, 8),
+    Target("z3_frozen_subgroups", 3, 4, via=("zero1(dp=8)", "plain()", "zero2(dp=3)")),
+    Target("z2_dealt_aligned", 1, 4),
+    Target("z2_dealt_aligned", 2, 8),
+    Target("z2_dealt_aligned", 3, 2),
+    Target("z2_dealt_aligned", 2, 3, via=("zero3(dp=5)", "zero2(dp=4)")),
+    Target("z1_dealt_aligned_bf16", 2, 3),
+    Target("z1_dealt_aligned_bf16", 1, 4, via=("zero3(dp=2)",)),
+    Target("z0", 1, 3),
+    Target("z0", 3, 2),
+    Target("z0", 0, 2, via=("zero2(dp=3)",)),
+    Target("z0_bf16", 2, 3),
+    Target("z0_bf16", 3, 1),
+    Target("z0_bf16", 0, 2, via=("zero3(dp=4)",)),
+    Target("z1_bf16", 3, 4),
+    Target("z1_bf16", 1, 5),
+    Target("bf16_optimizer", 2, 3),
+    Target("bf16_optimizer", 3, 2),
+    Target("bf16_optimizer", 1, 4),
+    Target("bf16_optimizer", 1, 2, via=("zero2(dp=3)",)),
+    Target("z2_frozen_sgd", 3, 2),
+    Target("z2_frozen_sgd", 1, 8),
+    Target("z1_few_lion", 3, 5),
+    Target("z1_few_lion", 1, 8),
+    Target("z1_few_lion", 2, 1),
+    Target("z1_before_the_first_step", 3, 2),
+    Target("z1_before_the_first_step", 2, 4),
+    Target("z2_elastic", 1, 3),
+)
+
+
+def torchrun(world: int, jobs: list[dict[str, Any]], folder: Path) -> None:
+    listed = folder / f"jobs{world}_{jobs[0]['do']}.json"
+    listed.write_text(json.dumps(jobs))
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
+    done = subprocess.run(
+        [*launch, str(JOB), str(listed)], env=environment, cwd=folder, capture_output=True, text=True, timeout=1500
+    )
+    if done.returncode:
+        listed.with_suffix(".log").write_text(done.stdout + done.stderr)
+
+
+def convert(source: Path, target: Path, call: str) -> str:
+    """Empty, or what went wrong."""
+    command = [sys.executable, "-m", "ucpl", "convert", str(source), str(target), "--to", call]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return "" if done.returncode == 0 else f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+
+
+def convert_all(target: Target, folder: Path) -> str:
+    here = folder / target.source
+    for n, call in enumerate((*target.via, target.call)):
+        there = folder / f"{target}.{n}"
+        if error := convert(here, there, call):
+            return error
+        here = there
+    if target.spoiled:
+        spoil(here)
+    here.rename(folder / str(target))
+    return ""
+
+
+def spoil(folder: Path) -> None:
+    """One element of one moment, by hand and with torch: the rest stays as it is."""
+    import torch
+
+    file = folder / (folder / "latest").read_text() / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    value = torch.load(file, weights_only=False)
+    value["optimizer_state_dict"]["optimizer_state_dict"]["state"][0]["exp_avg"][1] += 0.25
+    torch.save(value, file)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources trained, targets converted and loaded; results lie in NAME.json."""
+    folder = tmp_path_factory.mktemp("deepspeed")
+    for world in sorted({dp for _, dp, _ in SOURCES.values()}):
+        jobs = [
+            {"do": "train", "run": {**run, "stage": stage}, "steps": run.get("steps", STEPS)}
+            | {
+                "folder": str(folder / name),
+                "truth": str(folder / f"{name}.truth"),
+                "result": str(folder / f"{name}.json"),
+            }
+            for name, (stage, dp, run) in SOURCES.items()
+            if dp == world
+        ]
+        torchrun(world, jobs, folder)
+    with ThreadPoolExecutor(2) as pool:
+        errors = dict(zip(TARGETS, pool.map(lambda t: convert_all(t, folder), TARGETS), strict=True))
+    for target, error in errors.items():
+        if error:
+            (folder / f"{target}.json").write_text(json.dumps({"error": error}))
+    for world in sorted({target.dp for target in TARGETS}):
+        jobs = [
+            {"do": "load", "run": t.run, "steps": t.run.get("steps", STEPS), "folder": str(folder / str(t))}
+            | {"truth": str(folder / f"{t.source}.truth"), "result": str(folder / f"{t}.json")}
+            for t in TARGETS
+            if t.dp == world and not errors[t]
+        ]
+        if jobs:
+            torchrun(world, jobs, folder)
+    for target in TARGETS:  # not needed any more, and not small all together
+        shutil.rmtree(folder / str(target), ignore_errors=True)
+    return folder
+
+
+def result(folder: Path, name: str) -> dict[str, Any]:
+    file = folder / f"{name}.json"
+    if not file.exists():
+        logs = "\n".join(log.read_text()[-3000:] for log in folder.glob("*.log"))
+        pytest.fail(f"{name} was not reached:\n{logs}")
+    found: dict[str, Any] = json.loads(file.read_text())
+    if "error" in found:
+        pytest.fail(found["error"])
+    return found
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
+def test_deepspeed_loads_what_was_converted_and_trains_on(target: Target, folder: Path) -> None:
+    source, found = result(folder, target.source), result(folder, str(target))
+    assert found["differences"] == []
+    if target.run.get("keeps_no_hyper"):
+        return  # the schedule's first step has another learning rate
+    if target.is_same:
+        assert found["after"] == source["after"]
+    else:
+        tolerance = TOLERANCE[target.run["dtype"]]
+        assert found["after"] == pytest.approx(source["after"], rel=0, abs=tolerance)
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.spoiled], ids=str)
+def test_a_changed_moment_is_found(target: Target, folder: Path) -> None:
+    source, found = result(folder, target.source), result(folder, str(target))
+    assert len(found["differences"]) == 1
+    assert found["differences"][0].endswith("/exp_avg differs")
+    assert found["after"] != pytest.approx(source["after"], rel=0, abs=TOLERANCE[target.run["dtype"]])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_train(name: str, folder: Path) -> None:
+    """What the losses are compared with must itself move."""
+    found = result(folder, name)
+    assert len({*found["before"], *found["after"]}) == len(found["before"]) + 2
