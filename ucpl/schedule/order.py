@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from ucpl.extents import Flat, NamedTensor, StoredTensor, Structure
-from ucpl.graph import Graph
-from ucpl.regions import Placement
 from ucpl.schedule.plan import Moves, Origin, Plan
+
+if TYPE_CHECKING:  # who applies a saved plan imports this room, and none of those that made it
+    from ucpl.graph import Graph
+    from ucpl.regions import Placement
 
 
 def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_text: str = "") -> Plan:
