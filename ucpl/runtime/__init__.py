@@ -1,0 +1,8 @@
+"""Moving data: a plan is run (execute), held against what exists (compare), and files against their digests (verify)."""
+
+from ucpl.runtime.compare import Comparison, Unequal, compare
+from ucpl.runtime.counters import Report
+from ucpl.runtime.execute import execute
+from ucpl.runtime.verify import Verified, verify_files
+
+__all__ = ["Comparison", "Report", "Unequal", "Verified", "compare", "execute", "verify_files"]

@@ -131,9 +131,8 @@ def _rooted(place: Place, root: str) -> Place:
 def _mirror(m: Moves, base: int) -> Moves:
     """The same boxes of the target, to be checked against the target as it is. Its values are as stored: no factors."""
     if m.kind in ("mean", "sum") and len(m):  # several sources of one place: it is compared once
-        columns = [m.target[:, None], m.target_offset[:, None], m.shape, m.target_stride]
-        once = np.unique(np.concatenate(columns, axis=1).astype(np.int64), axis=0, return_index=True)[1]
-        m = chosen(m, once)
+        places = np.column_stack((m.target, m.target_offset, m.shape, m.target_stride))
+        m = chosen(m, np.unique(places, axis=0, return_index=True)[1].astype(np.int64))
     return evolve(
         m, kind="check", source=(m.target + np.int32(base)).astype(np.int32), source_offset=m.target_offset,
         source_stride=m.target_stride, source_value=(1.0, 0.0), target_value=(1.0, 0.0), lossy=False,

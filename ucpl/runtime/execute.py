@@ -253,9 +253,7 @@ class _Run:
         with self.counters.phase("read-back"):
             self._read_back(state, known)
         with self.counters.phase("publish"):
-            self._write_texts(
-                manifest_of(self.plan, self.digests, self.layout, tiles, unit_crc, state.xxh3, known, self.texts)
-            )
+            self._write_texts(manifest_of(self.plan, self.digests, self.layout, unit_crc, known, self.texts))
             self._publish(force)
         self.counters.tiles = len(tiles)
         return self._report()

@@ -1,7 +1,7 @@
 """`ucpl/manifest.json`: what a written checkpoint consists of, byte for byte, and what it was made from.
 
-Paths are relative to the checkpoint. `crc32` of a file covers all of it; a storage has its own, and `xxh3`, the xxh3-64 of
-the (little-endian) xxh3-64 digests of its tiles of `tile` bytes.
+Paths are relative to the checkpoint. `crc32` of a file covers all of it; each storage has its own. Neither depends on how the
+run was cut into tiles: equal plans of equal sources give equal manifests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 import ucpl
@@ -44,9 +43,7 @@ def manifest_of(
     plan: Plan,
     digests: Mapping[str, str],
     target: TargetPlan,
-    tiles: Tiles,
     unit_crc: NDArray[np.uint32],
-    xxh3: NDArray[np.uint64],
     known: Sequence[Sequence[tuple[int, bytes]]],
     texts: Mapping[str, str],
 ) -> str:
@@ -63,7 +60,6 @@ def manifest_of(
             place = target.places[unit.target]
             if unit.size:
                 pieces.append((unit.start, unit.size, int(unit_crc[u])))
-            part = xxh3[tiles.first[u] : tiles.first[u + 1]].astype("<u8").tobytes()
             storages[unit.storage] = {
                 "key": key_text(place.key),
                 "tensor": place.label,
@@ -72,7 +68,6 @@ def manifest_of(
                 "start": unit.start,
                 "size": unit.size,
                 "crc32": f"{int(unit_crc[u]):08x}",
-                "xxh3": xxhash.xxh3_64_hexdigest(part),
             }
         pieces.sort()
         whole = combine([p[2] for p in pieces], [p[1] for p in pieces])
@@ -87,7 +82,6 @@ def manifest_of(
         "origins": [{"name": o.name, "value": o.value, "origin": o.origin} for o in plan.origins],
         "derived": list(plan.derived),
         "dropped": list(plan.dropped),
-        "tile": tiles.tile,
         "files": files,
     }
     return json.dumps(manifest, indent=1, ensure_ascii=False, default=str) + "\n"

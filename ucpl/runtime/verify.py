@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import xxhash
 from attrs import field, frozen
 
 from ucpl.errors import Diagnostic, Label, UcplError
@@ -23,6 +21,7 @@ from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.crew import Crew, Queue
 from ucpl.runtime.manifest import MANIFEST, read_manifest
 from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.crc import combine
 from ucpl.stores.zips import read_zip_directory
 
 __all__ = ["Verified", "verify_files"]
@@ -54,10 +53,8 @@ class _Span:
     start: int
     size: int
     crc: int
-    name: str  # the member, or "" for a whole file
-    code: str  # of the finding
-    tile: int = 0  # of `xxh3`
-    xxh3: str = ""
+    name: str  # the member or storage
+    code: str  # of the finding; "": nothing is stated of this run alone
     tensors: tuple[str, ...] = ()
 
 
@@ -76,6 +73,7 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
         held.setdefault((name, extent.storage), []).append("/".join(map(str, extent.key)))
     spans: list[_Span] = []
     sizes: dict[str, int] = {}
+    whole: dict[str, int] = {}  # file -> its CRC in the manifest
     unprotected: dict[str, int] = {}
     for name in sorted(names):
         try:
@@ -88,22 +86,12 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
                 entry = None
             found = list(_members(base, name, held))
             if entry is not None:
-                tile = int(manifest["tile"]) if manifest is not None else 0
                 found += [
-                    _Span(
-                        name,
-                        s["start"],
-                        s["size"],
-                        int(s["crc32"], 16),
-                        key,
-                        "E631",
-                        tile,
-                        s["xxh3"],
-                        (s["tensor"] or s["key"],),
-                    )
+                    _Span(name, s["start"], s["size"], int(s["crc32"], 16), key, "E631", (s["tensor"] or s["key"],))
                     for key, s in entry.get("storages", {}).items()
                 ]
-                found.append(_Span(name, 0, sizes[name], int(entry["crc32"], 16), "", "E631"))
+                found += _gaps(name, found, sizes[name])
+                whole[name] = int(entry["crc32"], 16)
             spans += found
             open_bytes = sizes[name] if entry is None else 0
             if entry is None:
@@ -121,18 +109,26 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
     queue = Queue(len(work_items))
     lock = threading.Lock()
     bytes_read = 0
+    seen: dict[str, list[tuple[int, int, int]]] = {}  # file -> (start, size, CRC) of what was read
 
     def work(stop: threading.Event) -> None:
         nonlocal bytes_read
         with Workspace(share, budget) as space:
             while not stop.is_set() and (i := queue.take()) is not None:
                 same = work_items[i]
-                found, size = _check(base, same, space, stop)
+                found, size, crc = _check(base, same, space, stop)
                 with lock:
                     findings.extend(found)
                     bytes_read += size
+                    seen.setdefault(same[0].file, []).append((same[0].start, size, crc))
 
     Crew(workers, work).run()
+    for name, stated_crc in whole.items():
+        parts = sorted(seen.get(name, ()))
+        crc = combine([p[2] for p in parts], [p[1] for p in parts])
+        if sum(p[1] for p in parts) == sizes[name] and crc != stated_crc:
+            message = f"{name} does not match the manifest: CRC {stated_crc:08x} stated, {crc:08x} of the bytes"
+            findings.append(_finding("E631", base / name, message))
     findings.sort(key=lambda d: (d.labels[0].file, d.labels[0].where, d.code))
     total, bare = sum(sizes.values()), sum(unprotected.values())
     return Verified(
@@ -175,6 +171,22 @@ def _members(base: Path, name: str, held: dict[tuple[str, str], list[str]]) -> I
         )
 
 
+def _gaps(name: str, spans: list[_Span], size: int) -> list[_Span]:
+    """What lies between spans: read for the CRC of the whole file. Raises: ValueError where spans overlap or leave it."""
+    gaps, at = [], 0
+    for start, length in sorted({(s.start, s.size) for s in spans if s.size}):
+        if start < at:
+            raise ValueError("overlapping spans")
+        if start > at:
+            gaps.append(_Span(name, at, start - at, 0, "", ""))
+        at = start + length
+    if at > size:
+        raise ValueError("a span leaves the file")
+    if at < size:
+        gaps.append(_Span(name, at, size - at, 0, "", ""))
+    return gaps
+
+
 def _by_range(spans: list[_Span]) -> Iterator[list[_Span]]:
     """Spans of one range of one file together, in order."""
     ordered = sorted(spans, key=lambda s: (s.file, s.start, s.size))
@@ -188,50 +200,37 @@ def _by_range(spans: list[_Span]) -> Iterator[list[_Span]]:
         yield group
 
 
-def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Event) -> tuple[list[Diagnostic], int]:
+def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Event) -> tuple[list[Diagnostic], int, int]:
     """Read a range once; compare what is stated of it."""
     first = same[0]
     path = base / first.file
-    tiled = next((s for s in same if s.tile), None)
     step = space.share.tile
     crc, done = 0, 0
-    digests: list[int] = []
-    part = xxhash.xxh3_64()
-    left = tiled.tile if tiled else 0
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        return [_finding("E633", path, f"{first.file} cannot be read: {error.strerror or error}")], 0
+        return [_finding("E633", path, f"{first.file} cannot be read: {error.strerror or error}")], 0, 0
     try:
         while done < first.size and not stop.is_set():
-            want = min(step, first.size - done, *((left,) if tiled else ()))
+            want = min(step, first.size - done)
             view = space.tile_view[:want]
             got = os.preadv(fd, [view], first.start + done)
             if not got:
-                return [_finding("E633", path, f"{first.file} ends at byte {first.start + done}")], done
+                return [_finding("E633", path, f"{first.file} ends at byte {first.start + done}")], done, crc
             view = view[:got]
             crc = zlib.crc32(view, crc)
             done += got
-            if tiled:
-                part.update(view)
-                left -= got
-                if left == 0 or done == first.size:
-                    digests.append(part.intdigest())
-                    part.reset()
-                    left = tiled.tile
     except OSError as error:
-        return [
-            _finding("E633", path, f"{first.file} cannot be read at byte {first.start + done}: {error.strerror}")
-        ], done
+        what = f"{first.file} cannot be read at byte {first.start + done}: {error.strerror}"
+        return [_finding("E633", path, what)], done, crc
     finally:
         os.close(fd)
     found = []
     for span in same:
-        wrong = crc != span.crc
-        if span.tile and not wrong:
-            wrong = xxhash.xxh3_64_hexdigest(np.array(digests, "<u8").tobytes()) != span.xxh3
-        if wrong:
-            what = f"storage {span.name}" if span.name and span.code == "E631" else span.name or "the whole file"
+        if not span.code:
+            continue
+        if crc != span.crc:
+            what = f"storage {span.name}" if span.name and span.code == "E631" else span.name
             holds = f"; it holds {', '.join(span.tensors[:5])}" if span.tensors else ""
             who = "its CRC" if span.code == "E630" else "the manifest"
             found.append(
@@ -243,7 +242,7 @@ def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Even
                     remedy=codes()[span.code].remedy,
                 )
             )
-    return found, done
+    return found, done, crc
 
 
 def _finding(code: str, path: Path, message: str) -> Diagnostic:

@@ -1,0 +1,146 @@
+"""Laws of comparing and verifying: every planted flip under a digest is found and named, and nothing else is."""
+
+import shutil
+
+import numpy as np
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.world import Stored, Torch, bits_of, copies, moves, open_target, plan_of, stored, write_source
+from ucpl.errors import UcplError
+from ucpl.extents import StoredTensor
+from ucpl.runtime import compare, execute, verify_files
+from ucpl.runtime.buffers import MEMORY_MIN
+
+MEMORY = 2 * MEMORY_MIN
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    top = tmp_path_factory.mktemp("made")
+    tensors = [Stored(f, (f,), "f32", bits_of("f32", (50, 1000), i), order=(1, 0)) for i, f in enumerate("ab")]
+    source = write_source(top / "src", tensors)
+    plan = copies(source)
+    execute(plan, source, Torch(), top / "out", memory=MEMORY)
+    return source, plan, top / "out", {f.name: f.read_bytes() for f in (top / "out").glob("*.pt")}
+
+
+def planted(made, name, at, bit):
+    _, _, out, content = made
+    data = bytearray(content[name])
+    data[at] ^= 1 << bit
+    (out / name).write_bytes(data)
+
+
+def mend(made):
+    for name, data in made[3].items():
+        (made[2] / name).write_bytes(data)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(["to_a.pt", "to_b.pt"]), st.floats(0, 1, exclude_max=True), st.integers(0, 7))
+def test_a_flip_anywhere_is_found_under_the_manifest(made, name, place, bit):
+    _, plan, out, content = made
+    clean = open_target(out, content)
+    try:
+        planted(made, name, int(place * len(content[name])), bit)
+        found = verify_files(clean, memory=MEMORY)
+        assert not found and found.bytes_live_max <= MEMORY
+        assert all(name in d.message for d in found.findings)
+        assert {d.code for d in found.findings} <= {"E630", "E631", "E633"}
+    finally:
+        mend(made)
+
+
+def test_a_whole_checkpoint_verifies_and_counts_what_nothing_protects(made, tmp_path):
+    source, _, out, content = made
+    found = verify_files(open_target(out, content), memory=MEMORY)
+    assert found and found.manifest and found.bytes_unprotected == 0
+    assert (
+        found.bytes_read
+        == found.bytes_protected
+        == sum(f.stat().st_size for f in out.rglob("*") if f.is_file() and f.name != "manifest.json")
+    )
+    bare = tmp_path / "bare"
+    shutil.copytree(out, bare)
+    shutil.rmtree(bare / "ucpl")
+    found = verify_files(open_target(bare, content), memory=MEMORY)
+    assert found and not found.manifest
+    assert 0 < found.bytes_unprotected < 0.05 * sum(map(len, content.values()))  # headers and the directory
+    data = bytearray(content["to_b.pt"])
+    data[len(data) // 2] ^= 8
+    (bare / "to_b.pt").write_bytes(data)
+    (finding,) = verify_files(
+        evolve(open_target(bare, ["to_a.pt"]), files=("to_a.pt", "to_b.pt")), memory=MEMORY
+    ).findings
+    assert finding.code == "E630" and "data/0" in finding.message
+    found = verify_files(source, memory=MEMORY)
+    assert found and found.bytes_protected == 0 and found.bytes_unprotected > 0
+
+
+def test_a_missing_and_a_cut_file_and_a_damaged_manifest_are_findings(made, tmp_path):
+    _, _, out, content = made
+    for how in ("missing", "cut", "manifest"):
+        bad = tmp_path / how
+        shutil.copytree(out, bad)
+        clean = open_target(bad, content)
+        if how == "missing":
+            (bad / "to_a.pt").unlink()
+        elif how == "cut":
+            (bad / "to_a.pt").write_bytes(content["to_a.pt"][:-100])
+        else:
+            (bad / "ucpl/manifest.json").write_text("{}")
+        codes = {d.code for d in verify_files(clean, memory=MEMORY).findings}
+        assert codes == {"missing": {"E633"}, "cut": {"E631", "E633"}, "manifest": {"E632"}}[how]
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 49), st.integers(0, 999), st.integers(0, 31))
+def test_compare_names_the_first_element_that_differs(made, row, column, bit):
+    source, plan, out, content = made
+    target = open_target(out, content)
+    assert compare(plan, source, target, memory=MEMORY)
+    extent = target.extents["to_a.pt", ("a",)]
+    try:
+        planted(made, "to_a.pt", extent.storage_start + 4 * (row * 1000 + column) + bit // 8, bit % 8)
+        (found,) = compare(plan, source, target, memory=MEMORY)
+        assert (found.element, found.source_element, found.file, found.source_file) == (
+            (row, column),
+            (row, column),
+            "to_a.pt",
+            "a",
+        )
+        assert found.value != found.wanted and found.label == "a"
+    finally:
+        mend(made)
+
+
+def test_compare_ignores_padding_and_sees_a_mean_once(tmp_path):
+    a, b = (np.full((10, 10), v, np.float32) for v in (1, 3))
+    source = write_source(
+        tmp_path / "src", [Stored("a", ("x",), "f32", a.view("<u4")), Stored("b", ("x",), "f32", b.view("<u4"))]
+    )
+    target = [StoredTensor("d.pt", ("x",), "f32", (12, 10), "weight", "x", padding=20)]
+    rows = [(0, s, 0, (100,), 0, (1,), 0, (1,)) for s in (0, 1)]
+    plan = plan_of([stored(e) for e in source.extents.values()], target, moves("mean", rows))
+    execute(plan, source, Torch(), tmp_path / "out", memory=MEMORY)
+    there = open_target(tmp_path / "out", ["d.pt"])
+    extent = there.extents["d.pt", ("x",)]
+    data = bytearray((tmp_path / "out/d.pt").read_bytes())
+    data[extent.storage_start + 4 * 119] ^= 1
+    (tmp_path / "out/d.pt").write_bytes(data)
+    result = compare(plan, source, there, memory=MEMORY)
+    assert result and result.elements == 100 and result.report.bytes_needed == 3 * 400
+    data[extent.storage_start + 4 * 37] ^= 1
+    (tmp_path / "out/d.pt").write_bytes(data)
+    (found,) = compare(plan, source, there, memory=MEMORY)
+    assert found.element == (3, 7) and found.wanted.startswith("2.0 ")
+
+
+def test_compare_refuses_a_target_that_the_plan_is_not_for(made):
+    source, plan, out, content = made
+    with pytest.raises(UcplError) as caught:
+        compare(plan, source, open_target(out, ["to_a.pt"]), memory=MEMORY)
+    assert caught.value.diagnostics[0].code == "E600" and "the target has no" in caught.value.diagnostics[0].message
