@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import networkx as nx
 import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
@@ -25,6 +24,9 @@ from ucpl.layout import Layout
 from ucpl.layout.scope import at
 from ucpl.regions import Home, Part, Placement, element_name
 from ucpl.regions.boxes import subtract
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 I64 = NDArray[np.int64]
 
@@ -50,21 +52,31 @@ class Batch:
 
 @define(eq=False)
 class Graph:
-    """The dependency graph (`net`: a node is a record of graph.nodes) and its columns."""
+    """The dependency graph (`net`; a node is a record of graph.nodes) and its columns."""
 
     source: Placement
     target: Placement
-    net: nx.DiGraph = field(factory=nx.DiGraph)
+    edges: list[tuple[ops.Node, ops.Node]] = field(factory=list)
     sources: list[StoredTensor] = field(factory=list)
     targets: list[StoredTensor] = field(factory=list)
     batches: list[Batch] = field(factory=list)
     derived: list[str] = field(factory=list)
     dropped: list[str] = field(factory=list)
 
+    @property
+    def net(self) -> nx.DiGraph:
+        """The graph as networkx knows it: for those who look at it. Planning does not wait for its import."""
+        import networkx as nx
+
+        return nx.DiGraph(self.edges)
+
     def __str__(self) -> str:
+        import networkx as nx
+
         lines = []
-        for node in nx.lexicographical_topological_sort(self.net, key=str):
-            arrows = ", ".join(str(m) for m in self.net.successors(node))
+        net = self.net
+        for node in nx.lexicographical_topological_sort(net, key=str):
+            arrows = ", ".join(str(m) for m in net.successors(node))
             lines.append(f"{node}" + (f"  ->  {arrows}" if arrows else ""))
         return "\n".join(lines)
 
@@ -489,7 +501,7 @@ class _Builder:
         self, state: str, origin: str, source_parts: list[tuple[int, int, Part]], parts: list[tuple[int, Part]], found: Joined
     ) -> None:
         """Nodes and edges of one state."""
-        net = self.graph.net
+        edge = self.graph.edges.append
         label = parts[0][1].label if len(parts) == 1 else f"{len(parts)} entries"
         merge: ops.Node = ops.Reduce(label, state, found.reduces) if found.reduces else ops.Merge(label, state)
         for i, (n, first, part) in enumerate(source_parts):
@@ -498,21 +510,21 @@ class _Builder:
             rows, copies = int(found.rows[old]), int(found.copies[old])
             if rows or not copies:
                 extract = ops.Extract(n, part.label, origin, rows, int(found.elements[old]))
-                net.add_edge(read, extract)
-                net.add_edge(extract, merge)
+                edge((read, extract))
+                edge((extract, merge))
             if copies:
                 check = ops.Check(n, part.label, origin, copies)
-                net.add_edge(read, check)
-                net.add_edge(check, merge)
+                edge((read, check))
+                edge((check, merge))
         for n, part in parts:
             first = self.first_target[n]
             split = ops.Split(n, part.label, state, len(part.pieces))
             write = ops.Write(n, part.label, state, first, first + len(part.homes))
-            net.add_edge(merge, split)
-            net.add_edge(split, write)
+            edge((merge, split))
+            edge((split, write))
             padding = sum(h.padding for h in part.homes)
             if padding:
-                net.add_edge(ops.Fill(n, part.label, state, padding), write)
+                edge((ops.Fill(n, part.label, state, padding), write))
 
 
 @frozen(eq=False)
