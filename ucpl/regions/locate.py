@@ -293,6 +293,13 @@ class _Locator:
                     )
             bucket[context] = start + len(runs)
         pieces = self.clipped(windows, line)
+        # What no piece covers is padding: of the flat, and of members that are padded themselves.
+        held = np.bincount(pieces.home, weights=(pieces.high - pieces.low).prod(axis=1), minlength=len(homes)).astype(np.int64)
+        inner = [any(members[m].local.undefined for m in w.member.tolist()) for members, w, _ in windows]
+        homes = [
+            evolve(h, padding=h.shape[0] - n, undefined=h.undefined or u)
+            for h, n, u in zip(homes, held.tolist(), inner, strict=True)
+        ]
         out = []
         for state in names:
             mine = tuple(
