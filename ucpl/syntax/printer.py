@@ -197,8 +197,15 @@ def _call(call: nodes.Call) -> str:
 
 
 def _argument(argument: nodes.Argument) -> str:
+    if argument.name is None:
+        # A bare comparison here is refused: it is how `dp = 8` is mistyped.
+        return _expr(argument.value, _COMPARISON + 1 if _is_equality(argument.value) else 0)
     value = _expr(argument.value, 0)
-    return value if argument.name is None else f"{_name(argument.name, frozenset({'not'}))} = {value}"
+    return f"{_name(argument.name, frozenset({'not'}))} = {value}"
+
+
+def _is_equality(expr: Expr) -> bool:
+    return isinstance(expr, nodes.Binary) and expr.operator == "=="
 
 
 def _bindings(bindings: tuple[nodes.Binding, ...]) -> str:

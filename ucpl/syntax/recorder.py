@@ -355,7 +355,15 @@ class Recorder:
 
     def argument(self, children: Children) -> nodes.Argument:
         if len(children) == 1:
-            return nodes.Argument(None, children[0], span=self.span(children))
+            value = children[0]
+            if isinstance(value, nodes.Binary) and value.operator == "==" and self.source.text[value.span.start] != "(":
+                fail(
+                    "E001",
+                    "`==` compares two numbers; it does not give an argument",
+                    self.label(value, "an argument is given by one `=`"),
+                    remedy="write one `=`, or parentheses around what is meant to compare",
+                )
+            return nodes.Argument(None, value, span=self.span(children))
         return nodes.Argument(children[0].value, children[2], span=self.span(children))
 
     def call(self, children: Children) -> nodes.Call:

@@ -347,7 +347,8 @@ def _table(parser: Lark) -> dict[tuple[Any, str], str]:
     table: dict[tuple[Any, str], str] = {}
     for hint, texts in HINTS.items():
         for text in texts:
-            error = _failure(parser, "ucpl 1\n" + text)
-            if error is not None:
-                table.setdefault(_slip_of(error), hint)
+            for before in ("ucpl 1\n", "ucpl 1\nlet a = 1\n"):  # the parser's state knows the first statement
+                error = _failure(parser, before + text)
+                if error is not None:
+                    table.setdefault(_slip_of(error), hint)
     return table
