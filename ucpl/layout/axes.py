@@ -14,7 +14,11 @@ PadKind = Literal["zero", "live", "undefined"]
 
 @frozen
 class Dim:
+    """A dim, or positions low..high of it (`d[..24]`; None: to its end)."""
+
     name: str
+    low: int = 0
+    high: int | None = None
 
 
 @frozen

@@ -484,7 +484,7 @@ class _Resolver:
         here = here if here.line else span
         match node:
             case nodes.Dim(name=name):
-                return ax.Dim(name)
+                return self.ranged(node, here)
             case nodes.Stack(terms=terms):
                 return ax.Stack(tuple(ax.Term(t.label, tuple(self.axis(a, here) for a in t.axes)) for t in terms))
             case nodes.Pad(axis=inner, multiple=multiple, kind=kind):
@@ -510,6 +510,16 @@ class _Resolver:
             case nodes.Any_() | nodes.Rest():
                 fail("E147", "`_` and `...` stand for the dims of one tensor, in an entry", at(here))
         raise TypeError(node)
+
+    def ranged(self, node: nodes.Dim, span: nodes.Span) -> ax.Dim:
+        if node.range is None:
+            return ax.Dim(node.name)
+        size = self.scope.integer(nodes.Name(node.name, span=span))
+        low = 0 if node.range[0] is None else self.scope.integer(node.range[0])
+        high = size if node.range[1] is None else self.scope.integer(node.range[1])
+        if not 0 <= low <= high <= size:
+            fail("E161", f"{low}..{high} is no range of `{node.name}`, which is {size}", at(span))
+        return ax.Dim(node.name, low, high)
 
     def split(self, split: nodes.Split, span: nodes.Span) -> ax.Split:
         place = split.span if split.span.line else span
@@ -667,7 +677,7 @@ class _Resolver:
                 case nodes.Any_():
                     if not left:
                         fail("E155", f"`{path}` has no more dims for `_`", at(item.span), at(tensor.span))
-                    return nodes.Dim(left.pop(0), span=node.span)
+                    return nodes.Dim(left.pop(0), node.range, span=node.span)
                 case nodes.Rest():
                     taken: list[nodes.Axis] = [nodes.Dim(n, span=node.span) for n in left]
                     left.clear()
@@ -682,11 +692,16 @@ class _Resolver:
                     return evolve(node, axis=one(fill(inner), node))
                 case nodes.Stack(terms=terms):
                     new = []
+                    before, after = list(left), list(left)
                     for t in terms:
+                        left[:] = before  # the terms of a sum are ways through one dim: each starts at the same place
                         filled: list[nodes.Axis] = []
                         for a in t.axes:
                             got = fill(a)
                             filled += got if isinstance(got, list) else [got]
+                        if new and left != after:
+                            fail("E162", f"terms of a sum take different dims of `{path}`", at(item.span), at(tensor.span))
+                        after = list(left)
                         new.append(evolve(t, axes=tuple(filled)))
                     return evolve(node, terms=tuple(new))
                 case _:

@@ -209,7 +209,7 @@ def build(
             if bound and name in bound:
                 rest = {k: v for k, v in bound.items() if k != name}
                 return build(bound[name], sizes, degrees, here, rest, each, flat)
-            return Range(name, 0, sizes[name])
+            return Range(name, axis.low, sizes[name] if axis.high is None else axis.high)
         case ax.Stack(terms=terms):
             parts: list[Cells] = []
             for term in terms:

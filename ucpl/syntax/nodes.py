@@ -94,7 +94,10 @@ Expr = Number | Text | Name | Function | List | Unary | Binary
 
 @frozen
 class Dim:
+    """A dim, or a range of it: `d[..24]`, `d[24..32]`, `d[32..]`."""
+
     name: str
+    range: tuple[Expr | None, Expr | None] | None = None
     span: Span = _span()
 
 
@@ -173,8 +176,12 @@ class Each:
 
 @frozen
 class Any_:
-    """`_`: the next dim that is not yet named, in a layout of any model."""
+    """`_`: the next dim that is not yet named, in a layout of any model; `_[..24]` a range of it.
 
+    The terms of a `+` start from the same place: in `(_[..24]@tp + _[24..]@tp) _` the first two are one dim.
+    """
+
+    range: tuple[Expr | None, Expr | None] | None = None
     span: Span = _span()
 
 
