@@ -1,0 +1,225 @@
+"""Skeletons of DeepSpeed targets: at the source's own stage and degree they are what DeepSpeed wrote, to the last field."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ucpl.api import make_plan, source_side, target_side
+from ucpl.errors import UcplError
+from ucpl.extents import Call, StoredTensor, TensorRef
+from ucpl.schedule.plan import Plan
+from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.deepspeed import DeepSpeed
+from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler, regenerated
+from ucpl.stores.pickles import attributes_of
+from ucpl.stores.torch_files import layout_torch_file, read_torch_file
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint"
+SHARED = Path(os.environ.get("UCPL_CHECKPOINTS", "/work/shared/checkpoints")) / "deepspeed"
+DENSE = [EXAMPLE, *sorted(p.parent for p in SHARED.glob("z*/latest"))]
+
+
+@cache
+def planned(path: Path, call: str) -> tuple[Checkpoint, Plan]:
+    checkpoint = DeepSpeed().open(path)
+    source, model = source_side(checkpoint, None)
+    _, plan = make_plan(source, target_side(call, source, model), checkpoint=checkpoint)
+    return checkpoint, plan
+
+
+def written(path: Path, call: str, tag: str | None = None) -> tuple[Checkpoint, Plan, Skeleton]:
+    checkpoint, plan = planned(path, call)
+    return checkpoint, plan, DeepSpeed().skeleton(plan.target, plan.targets, checkpoint, tag)
+
+
+def own_call(checkpoint: Checkpoint) -> str:
+    settings = checkpoint.envelope.settings
+    return f"zero{settings['stage'].value}(dp={settings['dp'].value})"
+
+
+def plain(value: Any) -> Any:
+    """A value tree without storages: tensors by dtype, shape and requires_grad."""
+    if isinstance(value, TensorRef):
+        return value.storage.dtype, tuple(value.shape), value.requires_grad
+    if isinstance(value, dict):
+        inner = {key: plain(item) for key, item in value.items()}
+        if isinstance(value, OrderedDict):
+            return list(inner.items()), plain(attributes_of(value))
+        return inner
+    if isinstance(value, Call):
+        return "call", value.function, plain(value.args), value.new, plain(value.state)
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def unlike(mine: Any, theirs: Any, where: str = "") -> list[str]:
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        out = [f"{where}/{key}: only on one side" for key in mine.keys() ^ theirs.keys()]
+        return out + [
+            d for key in mine.keys() & theirs.keys() for d in unlike(mine[key], theirs[key], f"{where}/{key}")
+        ]
+    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        return [d for n, (a, b) in enumerate(zip(mine, theirs, strict=True)) for d in unlike(a, b, f"{where}/{n}")]
+    return [] if mine == theirs else [f"{where}: {mine!r} is not {theirs!r}"]
+
+
+@pytest.mark.parametrize("path", DENSE, ids=lambda p: p.name)
+def test_at_its_own_stage_and_degree_a_target_is_what_deepspeed_wrote(path: Path) -> None:
+    checkpoint = DeepSpeed().open(path)
+    _, _, skeleton = written(path, own_call(checkpoint))
+    assert skeleton.folder == checkpoint.tag
+    assert skeleton.texts == {"latest": checkpoint.tag}
+    assert skeleton.unsafe_globals == ()
+    assert [file.path for file in skeleton.files] == list(checkpoint.files)
+    for file in skeleton.files:
+        theirs = plain(read_torch_file(checkpoint.root, file.path).value)
+        mine = plain(file.value)
+        for side in (mine, theirs):
+            state = side.get("optimizer_state_dict", {})
+            if "roundrobin" in path.name:
+                assert state.pop("param_slice_mappings", True)  # DeepSpeed's are wrong
+            if "elastic" in path.name:
+                state.pop("base_optimizer_state_step", None)  # which it needs, and does not write
+        assert unlike(mine, theirs) == []
+
+
+@pytest.mark.parametrize("call", ["zero0(dp=2)", "zero1(dp=3)", "zero2(dp=5)", "zero3(dp=8)"])
+@pytest.mark.parametrize(
+    "path", DENSE[:1] + [p for p in DENSE if p.name in ("z3_dp2_subgroup", "z1_dp2_bf16")], ids=lambda p: p.name
+)
+def test_every_target_has_one_place_and_every_storage_one_filler(path: Path, call: str) -> None:
+    if call.startswith("zero0") and path.name != "z1_dp2_bf16":
+        pytest.skip("fp32 without ZeRO keeps no masters")
+    _, plan, skeleton = written(path, call)
+    placed = [i for file in skeleton.files for i in file.storage_of]
+    assert sorted(placed) == list(range(len(plan.targets)))
+    for file in skeleton.files:
+        laid_out = layout_torch_file(file.value)
+        fillers = {*file.storage_of.values(), *(c.storage for c in file.carried)}
+        assert {name for name, (_, size) in laid_out.storages.items() if size} == fillers
+        for i, storage in file.storage_of.items():
+            target: StoredTensor = plan.targets[i]
+            assert target.file == file.path
+            assert laid_out.storages[storage][1] == target.numel * {"f32": 4, "bf16": 2, "i64": 8}[target.dtype]
+        steps = [c.storage for c in file.carried if c.extent.key[-1] == "step"]
+        assert len(steps) == len(set(steps))  # optimizers count in place: no two may share
+
+
+def test_a_new_degree_is_told_everywhere() -> None:
+    _, _, skeleton = written(EXAMPLE, "zero2(dp=3)", "elsewhere")
+    model, *shards = skeleton.files
+    assert skeleton.folder == "elsewhere"
+    assert model.value["dp_world_size"] == 3
+    assert model.value["ds_config"]["train_batch_size"] == 120
+    assert (
+        model.value["ds_config"]["train_micro_batch_size_per_gpu"]
+        * model.value["ds_config"].get("gradient_accumulation_steps", 1)
+        * 3
+        == 120
+    )
+    assert len(shards) == 3
+    for shard in shards:
+        state = shard.value["optimizer_state_dict"]
+        assert state["partition_count"] == [3, 3]
+        numels = [tensor.shape[0] for tensor in state["single_partition_of_fp32_groups"]]
+        for g, (numel, padding) in enumerate(zip(numels, state["group_paddings"], strict=True)):
+            assert state["base_optimizer_state"]["state"][g]["exp_avg"].shape == (numel + padding,)
+            held = [call.state for call in state["param_slice_mappings"][g].values()]
+            assert sum(fragment["numel"] for fragment in held) == numel
+            assert [f["start"] for f in held] == [sum(f["numel"] for f in held[:n]) for n in range(len(held))]
+
+
+def test_stage_3_keeps_placeholders_and_tells_ties_once() -> None:
+    _, _, skeleton = written(EXAMPLE, "zero3(dp=2)")
+    first, second = (file.value for file in skeleton.files[:2])
+    assert first["shared_params"] == {"head.weight": "token.weight"}
+    assert second["shared_params"] == {}
+    for meta in (first, second):
+        assert meta["module"]["head.weight"].shape == (0,)
+        assert meta["module"]["seen"].shape == (2,)
+        assert list(meta["frozen_param_shapes"]) == ["position.weight"]
+        assert meta["frozen_param_fragments"]["position.weight"].shape == (54,)
+        assert meta["cursor"].shape == (3,)
+
+
+def test_numbers_that_differ_in_one_flat_buffer_are_refused() -> None:
+    checkpoint, plan = planned(EXAMPLE, "zero3(dp=2)")
+    scalars = checkpoint.envelope.scalars
+    kept = dict(scalars["step"])
+    scalars["step"]["norm.bias"] = 7
+    try:
+        with pytest.raises(UcplError, match="E470"):
+            DeepSpeed().skeleton(plan.target, plan.targets, checkpoint, None)
+    finally:
+        scalars["step"] = kept
+
+
+# ---- configuration -------------------------------------------------------------------------------------------------------
+
+SETTINGS = {"stage": 1, "dp": 4, "bf16": 0, "fp16": 0}
+
+
+@pytest.mark.parametrize(
+    ("before", "dp", "after"),
+    [
+        ((32, 4, None), 8, (32, 4, None)),
+        ((32, 8, None), 8, (32, 4, None)),  # the whole batch stays; a micro batch that no longer divides shrinks
+        ((32, 4, 2), 8, (32, 4, 1)),
+        ((32, 4, 1), 2, (32, 4, 4)),
+        ((32, 16, None), 1, (32, 16, 2)),
+        ((8, 2, None), 3, (6, 2, None)),  # no share for each: the micro batch stays
+        ((30, 10, 1), 4, (40, 10, 1)),
+        (("auto", "auto", "auto"), 4, ("auto", "auto", "auto")),
+        ((None, 3, 2), 4, (None, 3, 2)),
+        ((None, None, None), 4, (4, 1, None)),
+    ],
+)
+def test_batch_sizes_add_up(before: Any, dp: int, after: Any) -> None:
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    config = {key: value for key, value in zip(keys, before, strict=True) if value is not None}
+    found = regenerated(config, {**SETTINGS, "dp": dp})
+    assert tuple(found.get(key) for key in keys) == after
+    whole, micro, steps = (found.get(key) for key in keys)
+    if isinstance(whole, int) and isinstance(micro, int):
+        assert whole == micro * (steps or 1) * dp
+
+
+def test_a_configuration_is_changed_only_where_the_layout_is() -> None:
+    config = {
+        "zero_optimization": {"stage": 2, "round_robin_gradients": True, "x": [1]},
+        "bf16": {"enabled": True},
+        "y": 1,
+    }
+    found = regenerated(config, {"stage": 3, "dp": 4, "bf16": 1, "sub_group_size": 10})
+    assert found["zero_optimization"] == {"stage": 3, "round_robin_gradients": True, "x": [1], "sub_group_size": 10}
+    assert found["y"] == 1
+    assert config["zero_optimization"] == {"stage": 2, "round_robin_gradients": True, "x": [1]}
+    aligned = regenerated({}, {**SETTINGS, "alignment": 8, "round_robin": 1, "bf16": 1})
+    assert aligned["zero_optimization"] == {"stage": 1, "round_robin_gradients": True, "parameter_alignment": True}
+    assert aligned["bf16"] == {"enabled": True}
+
+
+def test_loss_scaling_goes_over_between_its_two_forms() -> None:
+    fp16 = {"fp16": {"enabled": True, "initial_scale_power": 12, "hysteresis": 3}}
+    fresh = loss_scaler({}, fp16, True)
+    assert fresh.function.name == "DynamicLossScaler"  # type: ignore[union-attr]
+    assert (fresh.state["cur_scale"], fresh.state["delayed_shift"]) == (4096.0, 3)
+    numbers = loss_scale_numbers({"loss_scaler": fresh})
+    assert numbers == {
+        "dynamic_loss_scale": True,
+        "cur_scale": 4096.0,
+        "cur_iter": 0,
+        "last_overflow_iter": -1,
+        "scale_factor": 2.0,
+        "scale_window": 1000,
+    }
+    back = loss_scaler({"loss_scale_config": {**numbers, "cur_scale": 64.0, "cur_iter": 9}}, fp16, True)
+    assert (back.state["cur_scale"], back.state["cur_iter"]) == (64.0, 9)
+    assert loss_scaler({}, {}, False).state == {"cur_scale": 1.0, "dynamic": False}
