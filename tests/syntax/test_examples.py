@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ucpl.syntax import nodes, parse, parse_call, parse_expr
+from tests.syntax.reading import read
+from ucpl.syntax import nodes, parse_call, parse_expr
 from ucpl.syntax.nodes import (
     Alias,
     Any_,
@@ -206,8 +208,8 @@ STATEMENTS = [
     )),
 ]  # fmt: skip
 
-model = parse((EXAMPLES / "model.ucpl").read_text(), "model.ucpl").statements[0]
-file = parse((EXAMPLES / "layout.ucpl").read_text(), "layout.ucpl")
+model = read((EXAMPLES / "model.ucpl").read_text(), "model.ucpl").statements[0]
+file = read((EXAMPLES / "layout.ucpl").read_text(), "layout.ucpl")
 layout = file.statements[1]
 
 
@@ -221,21 +223,21 @@ def test_there_is_an_intended_record_for_every_line():
     assert len(file.statements) == len(STATEMENTS)
 
 
-@pytest.mark.parametrize(("read", "meant"), zip(model.items, MODEL, strict=False), ids=map(at, model.items))
-def test_a_line_of_a_model_is_the_record_that_is_meant(read, meant):
-    assert read == meant
+@pytest.mark.parametrize(("found", "meant"), list(zip(model.items, MODEL, strict=False)), ids=map(at, model.items))
+def test_a_line_of_a_model_is_the_record_that_is_meant(found, meant):
+    assert found == meant
 
 
-@pytest.mark.parametrize(("read", "meant"), zip(layout.items, LAYOUT, strict=False), ids=map(at, layout.items))
-def test_a_line_of_a_layout_is_the_record_that_is_meant(read, meant):
-    assert read == meant
+@pytest.mark.parametrize(("found", "meant"), list(zip(layout.items, LAYOUT, strict=False)), ids=map(at, layout.items))
+def test_a_line_of_a_layout_is_the_record_that_is_meant(found, meant):
+    assert found == meant
 
 
 @pytest.mark.parametrize(
-    ("read", "meant"), zip(file.statements[2:], STATEMENTS[2:], strict=False), ids=map(at, file.statements[2:])
+    ("found", "meant"), list(zip(file.statements[2:], STATEMENTS[2:], strict=False)), ids=map(at, file.statements[2:])
 )
-def test_a_statement_of_a_file_is_the_record_that_is_meant(read, meant):
-    assert read == meant
+def test_a_statement_of_a_file_is_the_record_that_is_meant(found, meant):
+    assert found == meant
 
 
 def test_the_head_of_a_layout():
@@ -287,7 +289,7 @@ def test_an_expression(text, meant):
 
 
 def only(*lines: str):
-    return parse("ucpl 1\nlayout x() of y {\n" + "\n".join(lines) + "\n}").statements[0].items
+    return read("ucpl 1\nlayout x() of y {\n" + "\n".join(lines) + "\n}").statements[0].items
 
 
 @pytest.mark.parametrize(
@@ -327,7 +329,7 @@ def test_patterns_may_span_lines_inside_brackets_and_lists_after_commas():
     ["ucpl 1", "ucpl 1\r\nlet a = 1\r\n", "# c\n\n  # d\nucpl 1\n\n\n\tlet a = 1  # e", "\n\nucpl 1\nlet a = 1 #"],
 )
 def test_blank_lines_comments_and_line_ends_do_not_matter(text):
-    assert parse(text).statements in ((), (Let((Binding("a", Number(1)),)),))
+    assert read(text).statements in ((), (Let((Binding("a", Number(1)),)),))
 
 
 def test_a_quoted_name_is_the_same_name():
@@ -337,7 +339,7 @@ def test_a_quoted_name_is_the_same_name():
 
 def test_spans_say_where_a_record_stands_and_do_not_take_part_in_comparison():
     text = 'ucpl 1\nlayout x() of y {\n  a[l] = (g (q: r + k))@tp h\n         as "x" when (1 + 2)\n}\n'
-    entry = parse(text, "x.ucpl").statements[0].items[0]
+    entry = read(text, "x.ucpl").statements[0].items[0]
 
     def shown(record) -> str:
         span = record.span
@@ -353,11 +355,11 @@ def test_spans_say_where_a_record_stands_and_do_not_take_part_in_comparison():
     assert shown(entry.clauses[1].args[0]) == "(1 + 2)"
     assert shown(cut.splits[0]) == "@tp"
     assert shown(cut.axis.terms[0].axes[1].terms[0]) == "q: r"
-    assert parse(text.replace("  ", " ")) != parse(text.replace("r", "s"))
-    assert parse(text.replace("  ", " "), "x.ucpl") == parse(text, "x.ucpl")
+    assert read(text.replace("  ", " ")) != read(text.replace("r", "s"))
+    assert read(text.replace("  ", " "), "x.ucpl") == read(text, "x.ucpl")
 
 
 def test_an_expression_inside_a_template_points_into_its_file():
-    expr = parse_expr("l + k", file="a.ucpl", line=7, column=20)
+    expr: Any = parse_expr("l + k", file="a.ucpl", line=7, column=20)
     assert (expr.span.file, expr.span.line, expr.span.column) == ("a.ucpl", 7, 20)
     assert (expr.right.span.line, expr.right.span.column) == (7, 24)

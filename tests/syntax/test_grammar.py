@@ -12,6 +12,7 @@ import threading
 import pytest
 from lark.exceptions import LarkError
 
+from tests.syntax.reading import read
 from ucpl import resources
 from ucpl.syntax import parse, print_file
 from ucpl.syntax.joiner import LineJoiner
@@ -119,7 +120,7 @@ def test_threads_do_not_mix_their_texts():
 
     def work(i: int) -> None:
         for _ in range(5):
-            file = parse(texts[i], f"{i}.ucpl")
+            file = read(texts[i], f"{i}.ucpl")
             names = {(entry.path, entry.span.file) for entry in file.statements[0].items}
             if names != {(f"a{i}", f"{i}.ucpl")}:
                 wrong.append(names)

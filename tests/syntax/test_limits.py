@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.syntax.reading import read
 from ucpl.errors import UcplError
 from ucpl.syntax import format_text, joiner, parse, parse_call, parse_expr, print_expr, print_file
 from ucpl.syntax.limits import (
@@ -69,7 +70,7 @@ def test_a_hostile_text_ends_quickly_in_its_own_error(name):
 def test_a_text_of_too_many_statements_is_refused(monkeypatch):
     monkeypatch.setattr(joiner, "STATEMENTS_MAX", 1000)
     text = "ucpl 1\n" + "assert 1\n" * 999
-    assert len(parse(text).statements) == 999
+    assert len(read(text).statements) == 999
     with pytest.raises(UcplError, match="E012"):
         parse(text + "assert 1\n" * MANY)
 
@@ -86,7 +87,7 @@ def test_a_text_of_too_many_statements_is_refused(monkeypatch):
 )
 def test_long_runs_of_space_take_no_more_than_their_length(text):
     begin = time.process_time()
-    assert len(parse(text).statements[0].items) == 1
+    assert len(read(text).statements[0].items) == 1
     assert time.process_time() - begin < 2
 
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.syntax import strategies
+from tests.syntax.reading import read
 from ucpl.syntax import (
     format_text,
     nodes,
@@ -82,7 +83,7 @@ def test_an_expression_keeps_its_tree(expr):
 @given(strategies.axes)
 def test_an_axis_keeps_its_tree(axis):
     text = f"ucpl 1\nlayout x() of any {{\n  w = {print_axis(axis)}\n}}\n"
-    entry = parse(text).statements[0].items[0]
+    entry = read(text).statements[0].items[0]
     assert entry.shape == (axis,)
 
 
