@@ -1,0 +1,158 @@
+"""make bench: planning, start-up, and conversion beside its peers, in one run on this machine. Prints one table in Markdown.
+
+    python -m benchmarks [plan] [start] [convert] [--gib 1.5] [--pairs 5]
+
+`convert` needs an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python): it makes a checkpoint with real DeepSpeed and
+runs DeepSpeed's own converter beside ours. Timings are medians of interleaved pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PLAN = """
+import json, resource, sys, time
+begin = time.perf_counter()
+from ucpl.graph import build
+from ucpl.layout import load, resolve
+from ucpl.proofs.coverage import prove
+from ucpl.regions import locate
+from ucpl.schedule import order, plan_bytes
+from ucpl.syntax import parse_call
+text = open(sys.argv[1]).read()
+library = load((sys.argv[1], text))
+marks = {"import, parse": time.perf_counter()}
+source = locate(resolve(library, parse_call("megatron(tp = 8, pp = 16, dp = 128)")))
+target = locate(resolve(library, parse_call("megatron(tp = 8, pp = 8, dp = 192)")))
+marks["resolve, locate"] = time.perf_counter()
+graph = build(source, target)
+marks["build"] = time.perf_counter()
+prove(graph)
+marks["prove"] = time.perf_counter()
+plan = order(graph)
+marks["order"] = time.perf_counter()
+size = len(plan_bytes(plan))
+marks["serialise"] = time.perf_counter()
+last, phases = begin, {}
+for name, when in marks.items():
+    phases[name], last = when - last, when
+print(json.dumps({"seconds": last - begin, "phases": phases, "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+                  "moves": sum(map(len, plan.moves)), "elements": sum(m.elements for m in plan.moves if m.kind == "copy"), "plan_mb": size / 1e6}))
+"""
+
+
+def run(command: list[str], **environment: str) -> tuple[float, str, float]:
+    """Wall seconds, standard output, and peak resident MiB of a command (its children included)."""
+    before = time.perf_counter()
+    probe = f"import resource, subprocess, sys; r = subprocess.run({command!r}, capture_output=True, text=True); sys.stdout.write(r.stdout); sys.stderr.write(r.stderr); sys.stderr.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)); sys.exit(r.returncode)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env={**os.environ, **environment})
+    wall = time.perf_counter() - before
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[:6])} failed:\n{done.stderr[-2000:]}")
+    return wall, done.stdout, int(done.stderr.split()[-1].rsplit("}", 1)[-1] or 0) / 1024 if done.stderr.split() else 0.0
+
+
+def row(*cells: object) -> None:
+    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
+def bench_plan() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PLAN, str(HERE / "llama.ucpl")], capture_output=True, text=True, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    phases = ", ".join(f"{k} {v:.2f}" for k, v in found["phases"].items())
+    row("plan Llama-3.1-405B, 16,384 -> 12,288 ranks", f"{found['seconds']:.2f} s, {found['gib']:.2f} GiB", "limit 10 s, 1.5 GiB", phases)
+
+
+def bench_start(pairs: int) -> None:
+    base = [sys.executable, "-c", "import lark, attrs, numpy, networkx"]
+    spec = HERE.parent / "specs" / "deepspeed.ucpl"
+    cases = {
+        "ucpl check specs/deepspeed.ucpl": [sys.executable, "-m", "ucpl", "check", str(spec)],
+        "ucpl plan (benchmarks/llama.ucpl, tp2 -> tp4)": [
+            sys.executable, "-m", "ucpl", "plan", "--from", f"{HERE / 'llama.ucpl'}:megatron(tp=2, pp=2, dp=2)",
+            "--to", f"{HERE / 'llama.ucpl'}:megatron(tp=4, pp=1, dp=2)",
+        ],
+        "ucpl --help": [sys.executable, "-m", "ucpl", "--help"],
+    }  # fmt: skip
+    for name, command in cases.items():
+        ours, theirs = [], []
+        for _ in range(pairs):
+            theirs.append(run(base)[0])
+            ours.append(run(command)[0])
+        a, b = statistics.median(ours), statistics.median(theirs)
+        row(f"start: {name}", f"{a:.2f} s", f"{a / b:.2f} x the imports alone ({b:.2f} s)", "limit 2 x for check and plan")
+
+
+def bench_convert(pairs: int, gib: float) -> None:
+    python = os.environ.get("UCPL_INTEROP_PYTHON", str(HERE.parent / ".venv-interop" / "bin" / "python"))
+    if not Path(python).exists():
+        raise SystemExit("convert needs DeepSpeed: `make interop` makes its environment, or set UCPL_INTEROP_PYTHON")
+    with tempfile.TemporaryDirectory(prefix="ucpl-bench-") as folder:
+        top = Path(folder)
+        layers = max(1, round((gib * 2**30 / 16 - 24.6e6) / 4.73e6))  # 12 bytes of state and 4 of weight a parameter
+        subprocess.run(
+            [python, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29655", str(HERE / "make_checkpoint.py"), "1", str(top / "source"), str(layers)],
+            check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        )  # fmt: skip
+        source = top / "source"
+        size = sum(p.stat().st_size for p in source.rglob("*") if p.is_file())
+        step = next(p for p in source.iterdir() if p.is_dir())
+        times: dict[str, list[float]] = {}
+        peaks: dict[str, float] = {}
+        for _ in range(pairs):
+            for name, command in {
+                "cp -r, fsync": ["sh", "-c", f"cp -r {source} {top / 'out'} && sync -f {top / 'out'}"],
+                "ucpl convert zero1 dp2 -> dp3": [sys.executable, "-m", "ucpl", "convert", str(source), str(top / "out"), "--to", "zero1(dp=3)"],
+                "ucpl convert, --memory 64M": [sys.executable, "-m", "ucpl", "convert", str(source), str(top / "out"), "--to", "zero1(dp=3)", "--memory", "64M"],
+                "ucpl convert zero1 dp2 -> zero3 dp3": [sys.executable, "-m", "ucpl", "convert", str(source), str(top / "out"), "--to", "zero3(dp=3)"],
+                "ds_to_universal": [python, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state", "--input_folder", str(step), "--output_folder", str(top / "out")],
+            }.items():  # fmt: skip
+                wall, _, peak = run(command, DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
+                times.setdefault(name, []).append(wall)
+                peaks[name] = max(peaks.get(name, 0.0), peak)
+                shutil.rmtree(top / "out")
+        peer = statistics.median(times["ds_to_universal"])
+        copy = statistics.median(times["cp -r, fsync"])
+        for name, walls in times.items():
+            here = statistics.median(walls)
+            low, high = min(walls), max(walls)
+            row(
+                f"{name}, {size / 1e9:.2f} GB",
+                f"{here:.2f} s ({low:.2f}-{high:.2f}), {peaks[name]:.0f} MiB",
+                f"{peer / here:.1f} x as fast as ds_to_universal",
+                f"{here / copy:.2f} x the time of cp",
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("which", nargs="*", choices=["plan", "start", "convert", []], default=[])
+    parser.add_argument("--gib", type=float, default=1.5)
+    parser.add_argument("--pairs", type=int, default=5)
+    given = parser.parse_args()
+    which = given.which or ["plan", "start", "convert"]
+    row("what", "figure", "beside", "note")
+    row("---", "---", "---", "---")
+    if "plan" in which:
+        bench_plan()
+    if "start" in which:
+        bench_start(given.pairs)
+    if "convert" in which:
+        bench_convert(given.pairs, given.gib)
+
+
+if __name__ == "__main__":
+    main()
