@@ -47,8 +47,9 @@ splits = st.one_of(
     st.builds(nodes.Split, names, st.just("sizes"), some(exprs)),
     st.builds(nodes.Split, names, st.sampled_from(["chunk", "spread"]), st.just(()), maybe),
 )
+bounds = st.none() | st.tuples(maybe, maybe)
 axis_leaves = st.one_of(
-    st.builds(nodes.Dim, dotted), st.builds(nodes.Each), st.builds(nodes.Any_), st.builds(nodes.Rest)
+    st.builds(nodes.Dim, dotted, bounds), st.builds(nodes.Any_, bounds), st.builds(nodes.Each), st.builds(nodes.Rest)
 )
 
 

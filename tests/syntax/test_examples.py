@@ -159,6 +159,14 @@ LAYOUT = [
     Entry("units", (), (split(Dim("o"), Split("tp", "spread", (), Name("d"))),)),
     Entry("rows", (), (split(Pad(Dim("vocab"), Number(128), "live"), TP), Dim("h"))),
     Entry("flatten", (), (Pad(Dim("vocab"), Number(128), "undefined"),)),
+    Entry("parts", (), (Stack((
+        Term(None, (split(Dim("d", (None, Number(24))), TP),)),
+        Term(None, (split(Dim("d", (Number(24), Number(32))), TP),)),
+        Term(None, (Dim("d", (Number(32), None)),)),
+    )), Dim("h"))),
+    Entry("parts_of_any", (), (Stack((
+        Term(None, (split(Any_((None, Name("n"))), TP),)), Term(None, (split(Any_((Name("n"), None)), TP),)),
+    )), Any_())),
     Entry("scalar", (), ()),
     Entry("lossy_one", (), axes("h"), (Clause("dtype", ("bf16",)), Clause("lossy", ()))),
     Entry("gone", (), None),

@@ -127,7 +127,8 @@ def print_axis(axis: Axis) -> str:
 def _axis(axis: Axis, words: frozenset[str]) -> str:
     match axis:
         case nodes.Dim():
-            return quote("_") if axis.name == "_" else _path(axis.name, words)
+            name = quote("_") if axis.name == "_" else _path(axis.name, words)
+            return name + _part(axis.range)
         case nodes.Stack():
             return f"({' + '.join(_term(term) for term in axis.terms)})"
         case nodes.Pad():
@@ -140,13 +141,17 @@ def _axis(axis: Axis, words: frozenset[str]) -> str:
         case nodes.Each():
             return "each"
         case nodes.Any_():
-            return "_"
+            return f"_{_part(axis.range)}"
         case nodes.Rest():
             return "..."
         case nodes.Cut():
             return _axis(axis.axis, words) + "".join(_split(split) for split in axis.splits)
         case _:
             assert_never(axis)
+
+
+def _part(bounds: tuple[Expr | None, Expr | None] | None) -> str:
+    return "" if bounds is None else f"[{_bound(bounds[0])}..{_bound(bounds[1])}]"
 
 
 def _term(term: nodes.Term) -> str:

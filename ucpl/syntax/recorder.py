@@ -184,6 +184,11 @@ class Recorder:
     # -- patterns -----------------------------------------------------------------------------------------------------
 
     def dim(self, children: Children) -> nodes.Axis:
+        span = self.span(children)
+        bounds = None
+        if children[-1].type == "RSQB":
+            bounds = children[-2].value
+            children = children[:-3]
         part = self.path(children)
         # Quotes make a name of a word of the language. Any other quoted text here lacks the clause word before it.
         if part.kind == "quoted" and part.value != "_" and part.value.partition(".")[0] not in PATTERN_WORDS:
@@ -194,8 +199,14 @@ class Recorder:
                 remedy=f"to name what is stored, put the clause word before it: as {self._literal(part)}",
             )
         if part.value == "_" and part.kind == "path":
-            return nodes.Any_(span=part.span)
-        return nodes.Dim(part.value, span=part.span)
+            return nodes.Any_(bounds, span=span)
+        return nodes.Dim(part.value, bounds, span=span)
+
+    def bounds(self, children: Children) -> Part:
+        dots = next(i for i, child in enumerate(children) if isinstance(child, Token))
+        start = children[0] if dots else None
+        stop = children[-1] if dots + 1 < len(children) else None
+        return Part("bounds", (start, stop), self.span(children))
 
     def _literal(self, part: Part) -> str:
         return self.source.text[part.span.start : part.span.stop]
