@@ -32,7 +32,8 @@ WIDE = {**BF16, "wide_gradients": True}  # BF16_Optimizer at stage 1
 FEW = {"model": "few", "dtype": "fp32", "optimizer": "lion", "groups": 3}
 SGD = {**FP32, "optimizer": "sgd", "freeze": True}
 YOUNG = {**FP32, "steps": 0}
-# DeepSpeed keeps no hyper-parameters with it, and cannot load its own: it asserts a step that torch's optimizers keep elsewhere.
+# DeepSpeed keeps no hyper-parameters with it, and cannot load its own: it asks for a step that torch's optimizers keep
+# elsewhere.
 ELASTIC = {**FP32, "zero": {"elastic_checkpoint": True}, "keeps_no_hyper": True}
 
 # name: (stage, dp, the run)
@@ -190,6 +191,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for t in TARGETS
             if t.dp == world and not errors[t]
         ]
+        # What DeepSpeed makes of its own files: in bf16 even that is not bit-equal to a run that was never interrupted.
+        jobs += [
+            {"do": "load", "run": t.run, "steps": t.run.get("steps", STEPS), "folder": str(folder / t.source)}
+            | {"truth": str(folder / f"{t.source}.truth"), "result": str(folder / f"{t.source}.again.json")}
+            for t in TARGETS
+            if t.dp == world and t.is_same
+        ]
         if jobs:
             torchrun(world, jobs, folder)
     for target in TARGETS:  # not needed any more, and not small all together
@@ -210,15 +218,15 @@ def result(folder: Path, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
 def test_deepspeed_loads_what_was_converted_and_trains_on(target: Target, folder: Path) -> None:
+    """State bit-equal; losses as of a run that was never interrupted, and bit-equal to a plain restart where there is one."""
     source, found = result(folder, target.source), result(folder, str(target))
     assert found["differences"] == []
     if target.run.get("keeps_no_hyper"):
         return  # the schedule's first step has another learning rate
     if target.is_same:
-        assert found["after"] == source["after"]
-    else:
-        tolerance = TOLERANCE[target.run["dtype"]]
-        assert found["after"] == pytest.approx(source["after"], rel=0, abs=tolerance)
+        assert found["after"] == result(folder, f"{target.source}.again")["after"]
+    tolerance = TOLERANCE[target.run["dtype"]]
+    assert found["after"] == pytest.approx(source["after"], rel=0, abs=tolerance)
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.spoiled], ids=str)
