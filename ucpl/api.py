@@ -1,26 +1,60 @@
-"""The Python API: what the command line does, as functions. `import ucpl` gives these names."""
+"""The Python API: what the command line does, as functions. `import ucpl` gives these names.
+
+Rooms are imported where they are needed: a plan from specs alone waits for no store, `apply` for no compiler.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ucpl.errors import Label, UcplError, fail
-from ucpl.extents import Key
-from ucpl.frontends.infer import Inferred, infer, with_arguments
-from ucpl.graph import Graph, build
-from ucpl.layout import Layout, Library, expand, load, resolve
-from ucpl.layout.scope import Value
-from ucpl.proofs import fit
-from ucpl.regions import Placement, locate
-from ucpl.schedule import Plan, order
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.registry import open_checkpoint
-from ucpl.syntax import nodes, parse_call, print_file
+from ucpl.errors import Label, fail
+
+if TYPE_CHECKING:
+    from ucpl.extents import Key
+    from ucpl.frontends.infer import Inferred
+    from ucpl.graph import Graph
+    from ucpl.layout import Layout, Library
+    from ucpl.layout.scope import Value
+    from ucpl.proofs.compare import Likeness
+    from ucpl.proofs.verify import Verdict
+    from ucpl.regions import Placement
+    from ucpl.runtime.counters import Report
+    from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.syntax import nodes
+
+__all__ = [
+    "Converted",
+    "Side",
+    "apply",
+    "compare",
+    "convert",
+    "infer",
+    "load",
+    "load_plan",
+    "make_plan",
+    "open_checkpoint",
+    "parse_target",
+    "plan",
+    "save_plan",
+    "side",
+    "source_side",
+    "target_side",
+    "verify",
+]
+
+MEMORY = 512 << 20  # bytes of all buffers together
+WORKERS = 2
+Progress = Callable[[int, int], None]  # (bytes done, all of them)
+Here = str | Path
+
+
+# ---- sides: a layout, located ----------------------------------------------------------------------------------------
 
 
 @frozen(eq=False)
@@ -29,7 +63,7 @@ class Side:
 
     library: Library
     call: nodes.Call
-    model: nodes.Model | None
+    model: nodes.Model | None  # what a layout of any model is over
     placement: Placement
     inherited: dict[str, tuple[Value, str]]
 
@@ -38,17 +72,15 @@ class Side:
         return self.placement.layout
 
 
-def parse_target(text: str) -> tuple[Library, nodes.Call]:
-    """`zero1(dp=8)` or `path/to/file.ucpl:megatron(tp=2)`: a library that knows the layout, and the call."""
-    head, colon, rest = text.partition(".ucpl:")
-    if colon:
-        path = Path(head + ".ucpl")
-        return load((str(path), read_text(path))), parse_call(rest)
-    return load(), parse_call(text)
+def load(path: Here) -> Library:
+    """The models, layouts and plans of a .ucpl file and of what it imports, over the shipped specs. Raises: UcplError."""
+    from ucpl.layout import load as library_of
+
+    return library_of((str(path), read_text(Path(path))))
 
 
 def read_text(path: Path) -> str:
-    """A text file of the user's. Raises E170 where it cannot be read."""
+    """A text file of the user's. Raises: UcplError E170 where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -56,8 +88,45 @@ def read_text(path: Path) -> str:
         fail("E170", f"{path} cannot be read: {reason}", Label(str(path)))
 
 
+def parse_target(text: str) -> tuple[Library, nodes.Call]:
+    """`zero1(dp=8)` or `path/to/file.ucpl:megatron(tp=2)`: a library that knows the layout, and the call."""
+    from ucpl.layout import load as library_of
+    from ucpl.syntax import parse_call
+
+    head, colon, rest = text.partition(".ucpl:")
+    if colon:
+        return load(head + ".ucpl"), parse_call(rest)
+    return library_of(), parse_call(text)
+
+
+def is_checkpoint(text: str) -> bool:
+    """Whether a LAYOUT is given as the checkpoint that has it: a path that exists."""
+    return ".ucpl:" not in text and not text.endswith(")") and Path(text).exists()
+
+
+def of_any(library: Library, call: nodes.Call) -> bool:
+    """Whether the layout that is called needs a model from elsewhere."""
+    from ucpl.syntax import nodes
+
+    known = library.layout(call.name).node
+    assert isinstance(known, nodes.Layout)
+    return known.of == "any"
+
+
+def model_named(text: str) -> nodes.Model:
+    """`FILE:NAME`, a model of a .ucpl file. Raises: UcplError E178, E110."""
+    from ucpl.syntax import nodes
+
+    file, _, name = text.rpartition(":")
+    if not file or not name:
+        fail("E178", f"`{text}` names no model", Label("<command line>", where=text), remedy="write --model FILE.ucpl:NAME")
+    found = load(file).model(name).node
+    assert isinstance(found, nodes.Model)
+    return found
+
+
 def side(
-    text: str,
+    target: str | tuple[Library, nodes.Call],
     *,
     model: nodes.Model | None = None,
     inherited: dict[str, tuple[Value, str]] | None = None,
@@ -66,36 +135,59 @@ def side(
     rank: int | None = None,
 ) -> Side:
     """Resolve and locate a layout by its call."""
-    library, call = parse_target(text)
+    from ucpl.layout import resolve
+    from ucpl.regions import locate
+
+    library, call = parse_target(target) if isinstance(target, str) else target
+    model = model if of_any(library, call) else None
     layout = resolve(library, call, model=model, config=config, define_sizes=sizes, inherited=inherited)
     return Side(library, call, model, locate(layout, rank=rank), inherited or {})
 
 
 def source_side(
-    checkpoint: Checkpoint, text: str | None, config: dict[str, Any] | None = None, sizes: dict[str, Value] | None = None
-) -> tuple[Side, nodes.Model | None]:
-    """The source of a conversion: inferred, or as a spec says; it must describe the checkpoint. Raises E320-E323."""
-    if text is None:
-        found = infer(checkpoint)
-        made = Side(found.library, found.call, found.model, found.placement, found.inherited)
-        model: nodes.Model | None = found.model
-    else:
-        from ucpl.frontends.infer import inherited_settings, model_of, stated_of
+    checkpoint: Checkpoint,
+    source: str | tuple[Library, nodes.Call] | None,
+    config: dict[str, Any] | None = None,
+    sizes: dict[str, Value] | None = None,
+) -> tuple[Side, nodes.Model]:
+    """The source of a conversion: inferred, or as a spec says; it must describe the checkpoint. Raises: UcplError E320-E323."""
+    from ucpl.frontends.infer import infer as infer_layout
+    from ucpl.frontends.infer import inherited_settings, model_of, stated_of
+    from ucpl.layout import resolve
+    from ucpl.proofs import fit
+    from ucpl.regions import locate
+    from ucpl.syntax import nodes
 
-        library, call = parse_target(text)
-        known = library.layout(call.name)
-        assert isinstance(known.node, nodes.Layout)
-        model = model_of(checkpoint, {}) if known.node.of == "any" else None
-        layout = resolve(
-            library, call, model=model, config=config, define_sizes=sizes, inherited=inherited_settings(checkpoint)
-        )
-        made = Side(library, call, model, locate(layout, stated=stated_of(checkpoint)), inherited_settings(checkpoint))
-        if model is None:
-            named = library.model(layout.model_name).node
-            assert isinstance(named, nodes.Model)
-            model = named
+    if source is None:
+        found = infer_layout(checkpoint)
+        made = Side(found.library, found.call, found.model, found.placement, found.inherited)
+        model = found.model
+    else:
+        library, call = parse_target(source) if isinstance(source, str) else source
+        inherited = inherited_settings(checkpoint)
+        given = model_of(checkpoint, {}) if of_any(library, call) else None
+        layout = resolve(library, call, model=given, config=config, define_sizes=sizes, inherited=inherited)
+        made = Side(library, call, given, locate(layout, stated=stated_of(checkpoint)), inherited)
+        named = given or library.model(layout.model_name).node
+        assert isinstance(named, nodes.Model)
+        model = named
     fit.demand(made.placement, checkpoint)
     return made, model
+
+
+def target_side(
+    target: str | tuple[Library, nodes.Call],
+    source: Side,
+    model: nodes.Model | None,
+    *,
+    config: dict[str, Any] | None = None,
+    sizes: dict[str, Value] | None = None,
+) -> Side:
+    """The target of a conversion: what its call leaves open comes from the source, with its origin."""
+    return side(target, model=model, inherited=dict(source.inherited), config=config, sizes=sizes)
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
 
 
 def make_plan(
@@ -107,12 +199,15 @@ def make_plan(
     name: str = "convert",
 ) -> tuple[Graph, Plan]:
     """Build, prove and order. Deterministic: the same specs give the same plan."""
+    from ucpl.graph import build
+    from ucpl.schedule import order
+
     graph = build(source.placement, target.placement, drop=drop, dtype_of=dtype_of(checkpoint))
-    plan = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=closed_text(target))
-    return graph, plan
+    return graph, order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=closed_text(target))
 
 
 def dtype_of(checkpoint: Checkpoint | None) -> Callable[[str, Key], str | None] | None:
+    """The dtype of a stored tensor, as a checkpoint's headers say."""
     if checkpoint is None:
         return None
     known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
@@ -121,11 +216,10 @@ def dtype_of(checkpoint: Checkpoint | None) -> Callable[[str, Key], str | None] 
 
 def closed_text(target: Side) -> str:
     """The target's .ucpl text, closed where the layout is of any model."""
+    from ucpl.layout import expand
+    from ucpl.syntax import nodes, print_file
+
     if target.model is None:
-        return ""
-    known = target.library.layout(target.call.name)
-    assert isinstance(known.node, nodes.Layout)
-    if known.node.of != "any":
         return ""
     layout = expand(target.library, target.call, target.model, inherited=target.inherited)
     return print_file(nodes.File("layout.ucpl", 1, (target.model, layout)))
@@ -133,6 +227,8 @@ def closed_text(target: Side) -> str:
 
 def spec_digest(source: Side, target: Side) -> str:
     """SHA-256 over the closure of files and parameters of both sides."""
+    from ucpl.syntax import nodes, print_file
+
     digest = hashlib.sha256()
     for one in (source, target):
         digest.update(one.layout.call.encode())
@@ -144,29 +240,175 @@ def spec_digest(source: Side, target: Side) -> str:
     return digest.hexdigest()
 
 
-def target_side(
-    text: str,
-    source: Side,
-    model: nodes.Model | None,
+def sides(
+    source: str | tuple[Library, nodes.Call],
+    target: str | tuple[Library, nodes.Call],
     *,
+    model: nodes.Model | None = None,
+    checkpoint: Checkpoint | None = None,
     config: dict[str, Any] | None = None,
     sizes: dict[str, Value] | None = None,
-) -> Side:
-    """The target of a conversion: what its call leaves open comes from the source, with its origin."""
-    inherited = {k: (v, o) for k, (v, o) in source.inherited.items()}
-    return side(text, model=model, inherited=inherited, config=config, sizes=sizes)
+) -> tuple[Side, Side]:
+    """Both sides of a plan. A source that is a path is that checkpoint; its headers, or `model`, close layouts of any model."""
+    if checkpoint is not None:
+        described = None if isinstance(source, str) and is_checkpoint(source) else source
+        here, known = source_side(checkpoint, described, config, sizes)
+        return here, target_side(target, here, model or known, config=config, sizes=sizes)
+    ours, theirs = (parse_target(one) if isinstance(one, str) else one for one in (source, target))
+    if model is None:  # a side of a named model says what the other is over
+        model = next((_model_of(*one) for one in (ours, theirs) if not of_any(*one)), None)
+    here = side(ours, model=model, config=config, sizes=sizes)
+    there = side(theirs, model=model, config=config, sizes=sizes, inherited=here.inherited)
+    return here, there
 
 
-__all__ = [
-    "Checkpoint",
-    "Inferred",
-    "Side",
-    "UcplError",
-    "infer",
-    "make_plan",
-    "open_checkpoint",
-    "side",
-    "source_side",
-    "target_side",
-    "with_arguments",
-]
+def _model_of(library: Library, call: nodes.Call) -> nodes.Model:
+    from ucpl.syntax import nodes
+
+    known = library.layout(call.name).node
+    assert isinstance(known, nodes.Layout)
+    found = library.model(known.of).node
+    assert isinstance(found, nodes.Model)
+    return found
+
+
+def plan(
+    source: str,
+    target: str,
+    *,
+    model: str | None = None,
+    checkpoint: Here | None = None,
+    drop: Sequence[str] = (),
+    config: dict[str, Any] | None = None,
+    sizes: dict[str, Value] | None = None,
+    name: str = "convert",
+) -> Plan:
+    """The plan from one layout to another, proved. `source` may be a checkpoint; layouts of any model need it or `model`."""
+    if checkpoint is None and is_checkpoint(source):
+        checkpoint = source
+    opened = open_checkpoint(checkpoint) if checkpoint is not None else None
+    known = model_named(model) if model is not None else None
+    here, there = sides(source, target, model=known, checkpoint=opened, config=config, sizes=sizes)
+    return make_plan(here, there, checkpoint=opened, drop=tuple(drop), name=name)[1]
+
+
+def load_plan(path: Here) -> Plan:
+    """A plan from its file. Raises: UcplError E350, E351."""
+    from ucpl.schedule.files import load_plan as read
+
+    return read(Path(path))
+
+
+def save_plan(plan: Plan, path: Here) -> None:
+    """A plan into a file; the same plan gives the same bytes."""
+    from ucpl.schedule.files import save_plan as write
+
+    write(plan, Path(path))
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+@frozen(eq=False)
+class Converted:
+    """What `convert` did: the plan it made and the run's report. It prints as the report."""
+
+    plan: Plan
+    report: Report
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+
+def open_checkpoint(path: Here) -> Checkpoint:
+    """A checkpoint's headers. Raises: UcplError, exit 3."""
+    from ucpl.stores.registry import open_checkpoint as read
+
+    return read(Path(path))
+
+
+def infer(checkpoint: Here) -> Inferred:
+    """The model and layout of a checkpoint found in the wild; `.text()` is the .ucpl."""
+    from ucpl.frontends.infer import infer as infer_layout
+
+    return infer_layout(open_checkpoint(checkpoint))
+
+
+def apply(
+    plan: Plan | Here,
+    source: Here,
+    target: Here,
+    *,
+    memory: int = MEMORY,
+    workers: int = WORKERS,
+    resume: bool = False,
+    force: bool = False,
+    verify_source: bool = False,
+    allow_globals: Sequence[str] = (),
+    tag: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Run exactly that plan. Raises: UcplError E600-E605 where the source is not what the plan was made for."""
+    from ucpl.runtime.execute import execute
+    from ucpl.schedule.plan import Plan as Made
+    from ucpl.stores.registry import framework
+
+    made = plan if isinstance(plan, Made) else load_plan(plan)
+    return execute(
+        made,
+        open_checkpoint(source),
+        framework(made.target.framework),
+        Path(target),
+        memory=memory,
+        workers=workers,
+        resume=resume,
+        force=force,
+        verify_source=verify_source,
+        allow_globals=tuple(allow_globals),
+        tag=tag,
+        progress=progress,
+    )
+
+
+def convert(
+    source: Here,
+    target: Here,
+    to: str,
+    *,
+    layout: str | None = None,
+    drop: Sequence[str] = (),
+    config: dict[str, Any] | None = None,
+    sizes: dict[str, Value] | None = None,
+    **how: Any,
+) -> Converted:
+    """Infer the source (or take it as `layout` says), plan, prove, and write the target. `how`: as for `apply`."""
+    opened = open_checkpoint(source)
+    here, model = source_side(opened, layout, config, sizes)
+    there = target_side(to, here, model, config=config, sizes=sizes)
+    _, made = make_plan(here, there, checkpoint=opened, drop=tuple(drop))
+    return Converted(made, apply(made, source, target, **how))
+
+
+def compare(
+    a: Here,
+    b: Here,
+    *,
+    a_layout: str | None = None,
+    b_layout: str | None = None,
+    memory: int = MEMORY,
+    workers: int = WORKERS,
+) -> Likeness:
+    """Whether two checkpoints hold the same logical state, whatever their layouts. True where they do."""
+    from ucpl.proofs.compare import likeness
+
+    ours, theirs = open_checkpoint(a), open_checkpoint(b)
+    here, there = source_side(ours, a_layout)[0], source_side(theirs, b_layout)[0]
+    return likeness(ours, here.placement, theirs, there.placement, memory=memory, workers=workers)
+
+
+def verify(checkpoint: Here, *, layout: str | None = None, memory: int = MEMORY, workers: int = WORKERS) -> Verdict:
+    """Read a checkpoint back: digests, CRCs, copies, weights against masters. True where nothing is wrong."""
+    from ucpl.proofs.verify import verdict
+
+    opened = open_checkpoint(checkpoint)
+    return verdict(opened, source_side(opened, layout)[0].placement, memory=memory, workers=workers)

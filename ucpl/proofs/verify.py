@@ -1,0 +1,127 @@
+"""Is a checkpoint whole and consistent? All that vouches for its bytes, and all that its values must agree on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import evolve, frozen
+
+from ucpl.errors import Diagnostic, Label, UcplError, catalogue
+from ucpl.graph import build
+from ucpl.layout import Derivation
+from ucpl.proofs.where import element_at, only, pairs_of
+from ucpl.regions import Placement
+from ucpl.runtime.compare import Unequal
+from ucpl.runtime.compare import compare as hold_against
+from ucpl.runtime.verify import Verified, verify_files
+from ucpl.schedule import order
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.scalars import number_of
+
+__all__ = ["Verdict", "verdict"]
+
+WITNESS = (
+    "not witnessed: which tensor is which, and the order of its parts (q, k, v; gate, up), is as the names say;"
+    " only the framework's own model shows that it trains on"
+)
+
+
+@frozen
+class Verdict:
+    """What `verify` found. True where nothing is wrong; `notes` say what was held against what, and what was not."""
+
+    findings: tuple[Diagnostic, ...]
+    files: Verified
+    copied: int  # elements of declared copies (replicas, tied tensors) that were compared
+    rounded: int  # weights that were compared with their masters
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.findings
+
+
+def verdict(checkpoint: Checkpoint, placement: Placement, *, memory: int = 512 << 20, workers: int = 2) -> Verdict:
+    """Verify an opened and located checkpoint. What is wrong with it is a finding, not an error."""
+    files = verify_files(checkpoint, memory=memory, workers=workers)
+    findings = list(files.findings)
+    notes: list[str] = []
+    copied = rounded = 0
+    try:
+        copied, found = _copies(checkpoint, placement, memory, workers)
+        findings += found
+        notes.append(f"{copied:,} elements of copies equal each other" if copied else "no copies are kept: nothing to hold against each other")
+        rounded, found = _masters(checkpoint, placement, memory, workers)
+        findings += found
+        notes.append(
+            f"{rounded:,} weights are their fp32 masters, rounded to nearest even" if rounded and not found
+            else "" if rounded else "weights and masters are not both stored: nothing to hold against each other"
+        )
+    except UcplError as error:
+        findings += error.diagnostics
+    notes += _steps(checkpoint)
+    notes.append(WITNESS)
+    return Verdict(tuple(findings), files, copied, rounded, tuple(n for n in notes if n))
+
+
+def _copies(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:
+    """Replicas and second names: the checkpoint against itself, where an element has more than one place."""
+    graph = build(placement, placement, dtype_of=_dtype_of(checkpoint))
+    plan = order(graph, name="copies")
+    count = sum(m.elements for m in plan.moves if m.kind == "check")
+    if not count:
+        return 0, []
+    compared = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
+    return count, [_finding("E700", u, placement, "copies differ") for u in compared]
+
+
+def _masters(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:
+    """Stored weights against the fp32 that they are rounded from, where both are kept."""
+    pairs = pairs_of(placement)
+    both = {path for path, state in pairs if state == "weight" and (path, "fp32") in pairs}
+    if not both:
+        return 0, []
+    masters = only(placement, {(path, "fp32") for path in both})
+    masters.layout = evolve(masters.layout, derived=(Derivation("weight", "fp32"),))
+    weights = only(placement, {(path, "weight") for path in both})
+    plan = order(build(masters, weights, dtype_of=_dtype_of(checkpoint)), name="masters")
+    compared = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
+    return compared.elements, [_finding("E701", u, weights, "the weight is not its master, rounded") for u in compared]
+
+
+def _finding(code: str, u: Unequal, placement: Placement, text: str) -> Diagnostic:
+    home = [h for p in placement.parts for h in p.homes][u.target]
+    position = 0
+    for n, i in zip(home.shape, u.element, strict=True):
+        position = position * n + i
+    state, element = element_at(placement, u.target, position)
+    return Diagnostic(
+        code,
+        f"{state} of {element}: {text}, {u.value} is not {u.wanted}",
+        (
+            Label(u.file, u.value, where=f"{u.key}{list(u.element)}"),
+            Label(u.source_file, u.wanted, where=f"{u.source_key}{list(u.source_element)}"),
+        ),
+        remedy=catalogue()[code].remedy,
+    )
+
+
+def _steps(checkpoint: Checkpoint) -> list[str]:
+    """What is one number a parameter: equal within each group, or said to differ."""
+    out = []
+    for state, values in checkpoint.envelope.scalars.items():
+        for i, group in enumerate(checkpoint.envelope.groups):
+            mine = [number_of(values[m]) for m in group.members if m in values]
+            seen: list[Any] = []
+            for value in mine:
+                if value not in seen:
+                    seen.append(value)
+            if len(seen) == 1:
+                out.append(f"{state} is {seen[0]} for all {len(mine)} parameters of group {i}")
+            elif seen:
+                out.append(f"{state} differs within group {i}: {', '.join(map(str, seen[:8]))}")
+    return out
+
+
+def _dtype_of(checkpoint: Checkpoint) -> Any:
+    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
+    return lambda file, key: known.get((file, tuple(map(str, key))))
