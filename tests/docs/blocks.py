@@ -1,0 +1,164 @@
+"""Fenced blocks of the pages: where they stand, what their first line asks for, and how each is put to the test.
+
+The info string of a block says what it is (GitHub colours by its first word alone):
+
+    ucpl file            a whole file          ucpl model, ucpl layout, ucpl top     statements of one place
+    ucpl cells CALL      a whole file; the `text` block after it says what each stored tensor holds
+    ucpl wrong CODE      a whole file, or a fragment (`ucpl wrong CODE layout`): the code that it is refused with
+    console              lines after `$` are run; a line `...` stands for any lines; no other line: any output
+    console no-run       an example that a test cannot run
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from ucpl.layout import load, resolve
+from ucpl.regions import Placement, locate
+from ucpl.syntax import nodes, parse, parse_call
+
+ROOT = Path(__file__).parents[2]
+MARK = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1[ \t]*$", re.DOTALL | re.MULTILINE)
+# A fragment that is wrong is held against a small model of its own, so that it is wrong for one reason.
+WRONG = {
+    "top": ("ucpl 1\n", "\n"),
+    "model": ("ucpl 1\nmodel m {\n", "\n}\n"),
+    "layout": (
+        "ucpl 1\nmodel m {\n  dim r = 4, c = 2\n  a : r c\n}\n"
+        'layout x(tp = 2, dp = 2) of m {\n  mesh dp tp\n  file weights = torch "{tp}.pt"\n',
+        "\n}\n",
+    ),
+}
+PLACES = {
+    "top": ("ucpl 1\n", "\n"),
+    "model": ("ucpl 1\nmodel m {\n", "\n}\n"),
+    "layout": ("ucpl 1\nlayout x(tp = 2, pp = 2, dp = 4) of any {\n", "\n}\n"),
+}
+
+
+@frozen
+class Block:
+    page: str
+    line: int
+    info: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line} {' '.join(self.info)}"
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    name = page.relative_to(ROOT).as_posix()
+    return [
+        Block(name, text.count("\n", 0, m.start()) + 1, tuple(m[2].split(maxsplit=2)), m[3]) for m in MARK.finditer(text)
+    ]
+
+
+def whole(text: str, place: str) -> str:
+    """A fragment as a file."""
+    before, after = PLACES[place]
+    return before + text + after
+
+
+def items_of(block: Block) -> list[Any]:
+    """The records of a block, in order: its statements, or those inside the place that it is a part of."""
+    place = block.info[1] if len(block.info) > 1 else "file"
+    if place not in PLACES:
+        return list(parse(block.text, str(block)).statements)
+    file = parse(whole(block.text, place), str(block))
+    if place == "top":
+        return list(file.statements)
+    (only,) = file.statements
+    assert isinstance(only, nodes.Model | nodes.Layout)
+    return list(only.items)
+
+
+# ---- records as text -------------------------------------------------------------------------------------------------
+
+
+def shown(value: Any) -> str:
+    """A record in short: fields that are not their default, in order; names of dims and numbers as they are."""
+    match value:
+        case nodes.Dim(name=name) | nodes.Dimension(name=str(name), size=None, range=None):
+            return name
+        case nodes.Number(value=number):
+            return str(number)
+        case nodes.Name(path=path):
+            return f"${path}"
+        case nodes.Text(value=text):
+            return repr(text)
+        case tuple():
+            return f"[{', '.join(map(shown, value))}]"
+        case _ if attrs.has(type(value)):
+            parts = []
+            for f in attrs.fields(type(value)):
+                got = getattr(value, f.name)
+                if f.name == "span" or (f.default is not attrs.NOTHING and got == f.default):
+                    continue
+                parts.append(shown(got) if f.default is attrs.NOTHING else f"{f.name}={shown(got)}")
+            return f"{type(value).__name__.rstrip('_')}({', '.join(parts)})"
+        case _:
+            return repr(value)
+
+
+def records(block: Block) -> str:
+    """Every record of a block below the line that it was read from."""
+    out = []
+    for item in items_of(block):
+        if isinstance(item, nodes.Model | nodes.Layout):
+            inner, head = item.items, attrs.evolve(item, items=())
+            out.append(f"  {shown(head)}")
+            out += [f"    {shown(i)}" for i in inner]
+        else:
+            out.append(f"  {shown(item)}")
+    return "\n".join(out)
+
+
+# ---- what is stored --------------------------------------------------------------------------------------------------
+
+
+def located(text: str, call: str | None = None) -> Placement:
+    """The layout that `call` names (the last one of the text, without arguments, where there is none), located."""
+    file = parse(text, "page.ucpl")
+    layouts = [s for s in file.statements if isinstance(s, nodes.Layout)]
+    models = [s for s in file.statements if isinstance(s, nodes.Model)]
+    asked = parse_call(call) if call else nodes.Call(layouts[-1].name)
+    return locate(resolve(load(("page.ucpl", text)), asked, model=models[0] if models else None))
+
+
+def cells(placement: Placement) -> str:
+    """One line a stored tensor: its file, its key, and what each cell holds; `.` is padding, `/` ends a row."""
+    rows = []
+    for part in placement.parts:
+        for number, home in enumerate(part.homes):
+            numel = 1
+            for n in home.shape:
+                numel *= n
+            held = ["."] * numel
+            p = part.pieces
+            for i in range(len(p)):
+                if p.home[i] != number:
+                    continue
+                tensor = placement.layout.tensors[placement.tensors[p.tensor[i]]]
+                for index in product(*(range(a, b) for a, b in zip(p.low[i].tolist(), p.high[i].tolist(), strict=True))):
+                    place = int(p.offset[i]) + sum((x - a) * s for x, a, s in zip(index, p.low[i].tolist(), p.stride[i].tolist(), strict=True))
+                    whole = [
+                        str(start + x * step)
+                        for x, start, step in zip(index, tensor.starts, tensor.steps, strict=False)
+                    ]
+                    assert held[place] == ".", "two elements in one cell"
+                    held[place] = f"{tensor.path}{','.join(whole)}" if len(whole) > 1 else f"{tensor.path}{''.join(whole)}"
+            width = home.shape[-1] if home.shape else 1
+            lines = [" ".join(held[i : i + width]) for i in range(0, numel, max(width, 1))]
+            rows.append((home.file, "/".join(map(str, home.key)), " / ".join(lines)))
+    wide = max((len(f) for f, _, _ in rows), default=0)
+    keys = max((len(k) for _, k, _ in rows), default=0)
+    return "\n".join(f"{f.ljust(wide)}  {k.ljust(keys)}  {c}".rstrip() for f, k, c in rows)

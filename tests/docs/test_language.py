@@ -1,0 +1,136 @@
+"""docs/LANGUAGE.md says what is so: its examples become the records that are meant, and store what it shows."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import attrs
+import pytest
+
+from tests.docs.blocks import ROOT, WRONG, Block, blocks, cells, items_of, located, records
+from ucpl.errors import UcplError, catalogue
+from ucpl.layout.scope import Scope
+from ucpl.resources import grammar_text
+from ucpl.syntax import nodes
+from ucpl.syntax.recorder import ENTRY_CLASSES
+from ucpl.syntax.words import CLAUSE_WORDS
+
+PAGE = ROOT / "docs" / "LANGUAGE.md"
+GOLDEN = ROOT / "tests" / "docs" / "language.records"
+ALL = blocks(PAGE)
+RIGHT = [b for b in ALL if b.info[:1] == ("ucpl",) and b.info[1] != "wrong"]
+FAULTY = [b for b in ALL if b.info[:2] == ("ucpl", "wrong")]
+CELLS = [(b, ALL[i + 1]) for i, b in enumerate(ALL) if b.info[:2] == ("ucpl", "cells")]
+
+
+def test_every_block_says_what_it_is() -> None:
+    known = {"file", "cells", "wrong", "top", "model", "layout"}
+    assert [str(b) for b in ALL if b.info != ("text",) and (b.info[:1] != ("ucpl",) or b.info[1] not in known)] == []
+
+
+def test_every_example_becomes_the_records_that_are_meant() -> None:
+    """The records were read by a person. After a change: look at each that differs before writing it down."""
+    kept = GOLDEN.read_text(encoding="utf-8").split("\n\n")
+    found = [f"{' '.join(b.info)} | {b.text.strip().splitlines()[0]}\n{records(b)}" for b in RIGHT]
+    assert found == [k.rstrip("\n") for k in kept]
+
+
+@pytest.mark.parametrize(("block", "shown"), CELLS, ids=lambda b: str(b))
+def test_each_stored_tensor_holds_what_the_page_shows(block: Block, shown: Block) -> None:
+    assert shown.info == ("text",)
+    assert cells(located(block.text, block.info[2])) == shown.text.rstrip("\n")
+
+
+@pytest.mark.parametrize("block", FAULTY, ids=str)
+def test_each_wrong_example_is_refused_with_its_code(block: Block) -> None:
+    code, *place = block.info[2].split()
+    before, after = WRONG[place[0]] if place else ("", "")
+    with pytest.raises(UcplError) as caught:
+        located(before + block.text + after)
+    assert [d.code for d in caught.value.diagnostics] == [code]
+
+
+# ---- nothing is left out ---------------------------------------------------------------------------------------------
+
+
+def everything() -> list[Any]:
+    """All records of all examples, those inside others too."""
+    out: list[Any] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, tuple):
+            for one in value:
+                walk(one)
+        elif attrs.has(type(value)) and not isinstance(value, nodes.Span):
+            out.append(value)
+            for f in attrs.fields(type(value)):
+                walk(getattr(value, f.name))
+
+    for block in RIGHT:
+        walk(tuple(items_of(block)))
+    return out
+
+
+def test_every_kind_of_record_has_an_example() -> None:
+    kinds = {k for k in vars(nodes).values() if isinstance(k, type) and attrs.has(k)} - {nodes.Span, nodes.File}
+    assert sorted(k.__name__ for k in kinds - {type(r) for r in everything()}) == []
+
+
+def test_every_variant_has_an_example() -> None:
+    found = everything()
+
+    def of(kind: type, name: str) -> set[Any]:
+        return {getattr(r, name) for r in found if isinstance(r, kind)}
+
+    policies = {r.args[0] for r in found if isinstance(r, nodes.Clause) and r.word == "copies"}
+    words = {r.word for r in found if isinstance(r, nodes.Clause)} - {"copies"} | policies
+    assert CLAUSE_WORDS - words == set()
+    assert of(nodes.Split, "kind") == {"equal", "sizes", "chunk", "spread"}
+    assert of(nodes.Pad, "kind") == {"zero", "live", "undefined"}
+    assert of(nodes.Tensor, "kind") == {"parameter", "buffer", "frozen"}
+    assert of(nodes.Blob, "fate") == {"keep", "first", "drop"}
+    assert set(ENTRY_CLASSES) - of(nodes.Entry, "of") == set()
+    assert {"+", "-", "*", "/", "%", "==", "!=", "<=", ">", "and", "or"} - of(nodes.Binary, "operator") == set()
+    groups = [r for r in found if isinstance(r, nodes.Group)]
+    assert any(g.members for g in groups) and any(g.without for g in groups) and any(g.stated for g in groups)
+    assert any(g.of_model for g in groups) and any(g.indices for g in groups) and any(g.order == "reversed" for g in groups)
+    assert {"like", None} <= {r.shape if r.shape in ("like", None) else "flat" for r in found if isinstance(r, nodes.States)}
+
+
+def test_every_function_and_every_limit_is_named() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    source = (ROOT / "ucpl" / "layout" / "scope.py").read_text(encoding="utf-8")
+    functions = set(re.findall(r'case "(\w+)"(?: if|:)', source)) - {"+", "-"}
+    assert functions >= {"min", "max", "lcm", "default", "size", "ceil"}
+    assert [f for f in functions if f"{f}(" not in text] == []
+    assert Scope(given={"a": 7}).lookup("a.size", nodes.NOWHERE) == 7  # as the page says of x.size
+    limits = {c for c, e in catalogue().items() if re.search(r"\btoo (large|deep|many|long)\b", e.title) and c < "E300"}
+    assert [c for c in limits if c not in text] == []
+
+
+def test_every_statement_of_the_grammar_is_explained() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    words = set(re.findall(r'^\w+: *"(\w+)"', grammar_text(), re.MULTILINE)) | {"none", "like", "each", "flat", "trim", "pad"}
+    assert {"let", "model", "layout", "mesh", "derive", "blob"} <= words
+    assert [w for w in words if not re.search(rf"\b{w}\b", text)] == []
+
+
+@pytest.mark.parametrize("name", sorted(["zero0", "zero1", "zero2", "zero3", "plain"]))
+def test_every_line_that_is_explained_stands_in_the_shipped_specs(name: str) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert re.search(rf"^### .*`{name}\(", text, re.MULTILINE)
+
+
+def test_what_the_page_quotes_of_shipped_layouts_is_what_ships() -> None:
+    """Lines under "The layouts that ship" are those of specs/, but for spaces and comments; one `let` is shortened."""
+    text = PAGE.read_text(encoding="utf-8").partition("## The layouts that ship")[2].partition("\n## ")[0]
+    quoted = [m[1] for m in re.finditer(r"```ucpl layout\n(.*?)```", text, re.DOTALL)]
+    assert len(quoted) > 5
+
+    def lines(source: str) -> list[str]:
+        joined = re.sub(r"\n +(?=in |as |when |buckets )", " ", re.sub(r" *#[^\n]*", "", source))
+        return [" ".join(line.split()) for line in joined.splitlines() if line.strip()]
+
+    shipped = {line for path in (ROOT / "specs").glob("*.ucpl") for line in lines(path.read_text(encoding="utf-8"))}
+    assert [line for q in quoted for line in lines(q) if line not in shipped and not line.startswith("let ")] == []
