@@ -108,6 +108,7 @@ def test_texts_print_and_format_to_what_they_mean(path):
 
 MEMBERS = [f'"block.{i}, w"' for i in range(9)]
 LONG = "k" * 70
+ARGUMENTS = [f"argument{i} = {i}" for i in range(9)]
 EXAMPLES = {
     "spaces": (["ucpl   1"], ["ucpl 1"]),
     "comments around the header": (
@@ -138,6 +139,13 @@ EXAMPLES = {
         ["ucpl 1", "layout x() of any {", f"  group g = {', '.join(MEMBERS)} order reversed", "}"],
         ["ucpl 1", "layout x() of any {", f"  group g = {', '.join(MEMBERS[:7])},",
          f"      {', '.join(MEMBERS[7:])} order reversed", "}"],
+    ),
+    "long calls": (
+        ["ucpl 1", f"layout x({', '.join(ARGUMENTS)}) of any {{", f"  framework f({', '.join(ARGUMENTS)})",
+         "  derive a from b when c", "}"],
+        ["ucpl 1", f"layout x({', '.join(ARGUMENTS[:7])},", f"    {', '.join(ARGUMENTS[7:])}) of any {{",
+         f"  framework f({', '.join(ARGUMENTS[:7])},", f"      {', '.join(ARGUMENTS[7:])})",
+         "  derive a from b when c", "}"],
     ),
 }  # fmt: skip
 

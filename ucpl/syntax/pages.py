@@ -20,7 +20,8 @@ __all__ = ["format_text", "print_file"]
 
 _WIDTH_MAX = 120
 _HEAD_MAX = 40  # a head longer than this does not push the others' columns out
-_BODY_MAX = 56
+_BODY_MAX = 64
+_LISTS = frozenset({"assert", "block", "dim", "framework", "group", "import", "let", "plan", "use"})  # broken at commas
 _WORD = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^",])+')
 # Clauses that cannot start a line: there the word would start a statement (`dtype f32`) or be a name (`value [1]`).
 _UNSTARTED = re.compile(r"dtype |\w+ \[")
@@ -137,7 +138,8 @@ def _run(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
     for piece, lines in zip(pieces, texts, strict=True):
         yield from (indent + line if line else "" for line in piece.above)
         if piece.body is not None:
-            yield f"{lines[0]} {piece.body[0]}"
+            yield from lines[:-1]
+            yield f"{lines[-1]} {piece.body[0]}"
             yield from piece.body[1:]
             lines = [f"{indent}}}"]
         if piece.beside:
@@ -154,25 +156,24 @@ def _column(rows: Sequence[Row], text: Callable[[Row], str], most: int) -> int:
 def _lines(row: Row, head: int, body: int, indent: str) -> list[str]:
     """One statement: on one line if it fits, else its clauses on lines of their own."""
     if not row.sign:
-        line = indent + row.head
+        line = padded = indent + row.head
+        gap = " "
     else:
         line = f"{indent}{row.head.ljust(head)} {row.sign} {row.body}"
-    if not row.tail:
-        return _wrapped(line, indent) if row.kind == "group" else [line]
-    padded = line + " " * max(0, body - len(row.body)) if row.sign else line
+        padded = line + " " * max(0, body - len(row.body))
+        gap = "  "
     for start in (padded, line):
-        whole = f"{start}  {' '.join(row.tail)}"
+        whole = f"{start}{gap}{' '.join(row.tail)}" if row.tail else line
         if len(whole) <= _WIDTH_MAX:
             return [whole]
-    lines = _wrapped(line, indent) if row.kind == "group" else [line]
-    deeper = indent + "    "
+    lines = _wrapped(line, indent) if row.kind in _LISTS else [line]
     for i, clause in enumerate(row.tail):
         stuck = _UNSTARTED.match(clause) is not None
         fits = (i > 0 or len(lines) > 1) and len(lines[-1]) + 1 + len(clause) <= _WIDTH_MAX
         if stuck or fits:
             lines[-1] += f" {clause}"
         else:
-            lines.append(deeper + clause)
+            lines.append(f"{indent}    {clause}")
     return lines
 
 
