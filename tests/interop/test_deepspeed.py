@@ -19,7 +19,9 @@ from attrs import field, frozen
 
 pytestmark = pytest.mark.interop
 
+ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("deepspeed_job.py")
+CONVERT = "import sys, ucpl; ucpl.convert(sys.argv[1], sys.argv[2], to=sys.argv[3])"
 STEPS = 3
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at another degree or stage
 
@@ -135,8 +137,13 @@ def torchrun(world: int, jobs: list[dict[str, Any]], folder: Path) -> None:
 
 def convert(source: Path, target: Path, call: str) -> str:
     """Empty, or what went wrong."""
-    command = [sys.executable, "-m", "ucpl", "convert", str(source), str(target), "--to", call]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", CONVERT, str(source), str(target), call],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     return "" if done.returncode == 0 else f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
 
 

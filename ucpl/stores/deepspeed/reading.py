@@ -639,13 +639,14 @@ def _flat_shards(found: _Found, model: _Model, optims: list[TorchFile], dp: int)
     dealt = dp if found.settings["round_robin"].value and not is_plain_bf16 else 1
     hypers: list[dict[str, Any]]
     if elastic:
-        hypers = [{} for _ in shapes]
+        hypers = _rates(model, len(shapes))
         found.remarks.append(
-            "elastic_checkpoint keeps no hyper-parameters (lr, weight decay, betas): they are not in this checkpoint"
+            "elastic_checkpoint keeps no hyper-parameters: weight decay, betas and the like are not in this checkpoint"
+            + ("; learning rates are those of the schedule" if hypers[:1] != [{}] else ", nor are learning rates")
         )
         step = optims[0].value["optimizer_state_dict"].get("base_optimizer_state_step")
-        if step is not None:
-            hypers = [{"step": step} for _ in shapes]
+        if step is not None and "step" not in found.scalars:
+            hypers = [{**hyper, "step": step} for hyper in hypers]
     else:
         hypers = [_hyper(optims[0], group) for group in bases[0]["param_groups"]]
         if len(hypers) != len(shapes):
@@ -659,6 +660,18 @@ def _flat_shards(found: _Found, model: _Model, optims: list[TorchFile], dp: int)
         name = str(g)
         found.groups.append(ParameterGroup(name, undeal(tuple(group), dealt), hyper))
         found.stated.append(Flat(g, name, {}, tuple(group.items()), flat.starts, flat.numel, "dp"))
+
+
+def _rates(model: _Model, count: int) -> list[dict[str, Any]]:
+    """Learning rates of an elastic checkpoint's groups, from the schedule: nothing else keeps them."""
+    schedule = model.meta.get("lr_scheduler")
+    out: list[dict[str, Any]] = [{} for _ in range(count)]
+    for key, name in (("_last_lr", "lr"), ("base_lrs", "initial_lr")):
+        rates = schedule.get(key) if isinstance(schedule, dict) else None
+        if isinstance(rates, list) and len(rates) == count and all(isinstance(rate, (int, float)) for rate in rates):
+            for hyper, rate in zip(out, rates, strict=True):
+                hyper[name] = rate
+    return out
 
 
 def _ids(part: TorchFile, base: dict[Any, Any], g: int) -> Any:
