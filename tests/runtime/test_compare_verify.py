@@ -42,7 +42,7 @@ def mend(made):
 @settings(max_examples=60)
 @given(st.sampled_from(["to_a.pt", "to_b.pt"]), st.floats(0, 1, exclude_max=True), st.integers(0, 7))
 def test_a_flip_anywhere_is_found_under_the_manifest(made, name, place, bit):
-    _, plan, out, content = made
+    _, _, out, content = made
     clean = open_target(out, content)
     try:
         planted(made, name, int(place * len(content[name])), bit)
@@ -140,7 +140,7 @@ def test_compare_ignores_padding_and_sees_a_mean_once(tmp_path):
 
 
 def test_compare_refuses_a_target_that_the_plan_is_not_for(made):
-    source, plan, out, content = made
+    source, plan, out, _ = made
     with pytest.raises(UcplError) as caught:
         compare(plan, source, open_target(out, ["to_a.pt"]), memory=MEMORY)
     assert caught.value.diagnostics[0].code == "E600" and "the target has no" in caught.value.diagnostics[0].message

@@ -20,6 +20,12 @@ class Torch:
     def __init__(self, carried=(), unsafe=(), texts=None):
         self.carried, self.unsafe, self.texts = carried, unsafe, {"latest": "step1"} if texts is None else texts
 
+    def recognises(self, path):
+        return False
+
+    def open(self, path):
+        raise NotImplementedError
+
     def skeleton(self, structure, targets, source, tag):
         files: dict[str, list[int]] = {}
         for t, tensor in enumerate(targets):
@@ -74,7 +80,7 @@ def write_source(root: Path, tensors, crc=True) -> Checkpoint:
         data = content.setdefault(t.file, bytearray(b"head"))
         data += b"x" * (5 * i % 7)
         order = t.order or tuple(range(t.bits.ndim))
-        laid = np.ascontiguousarray(t.bits.transpose(order))
+        laid = t.bits.transpose(order).copy(order="C")
         strides = dict(zip(order, (s // laid.itemsize for s in laid.strides), strict=True))
         pad = np.full(1, 7, laid.dtype)
         raw = pad.tobytes() * t.before + laid.tobytes() + pad.tobytes() * t.after

@@ -51,7 +51,7 @@ class Crew:
                 self._left -= 1
                 self._ended.notify_all()
 
-    def run(self, meanwhile: Callable[[], None] | None = None, every: float = 0.25) -> None:
+    def run(self, meanwhile: Callable[[], None] | None = None, every: float = 0.05) -> None:
         """Start all and wait for all, calling `meanwhile` now and then in this thread.
 
         Raises: the first error of a worker, or what `meanwhile` or the user (KeyboardInterrupt) raised, once all have ended.

@@ -44,7 +44,7 @@ __all__ = ["execute", "moves_of"]
 Progress = Callable[[int, int], None]  # (bytes of the target that are done, all of them)
 
 SINGLE = (".pt", ".pth", ".bin")  # a target of this name is one file
-SYNC_BYTES = 256 << 20  # written bytes after which they are synced and journalled, at the latest
+SYNC_BYTES = 128 << 20  # written bytes after which they are synced and journalled, at the latest
 SYNC_SECONDS = 1.0
 _FINAL = ("E505", "E605", "E611", "E612", "E613")  # what `--resume` cannot go on from
 

@@ -165,7 +165,8 @@ def fit(
                 )
             )
         else:
-            found.append(Place(tensor.file, tensor.key, tensor.label, tensor.dtype, tensor.shape, extent))
+            # A store may divide a file that the plan names (shards): where the tensor lies, its extent says.
+            found.append(Place(extent.file, tensor.key, tensor.label, tensor.dtype, tensor.shape, extent))
         if len(misfits) == 20:
             break
     if misfits:

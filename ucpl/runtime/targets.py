@@ -120,7 +120,7 @@ def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
                     Label(path, where=storage),
                 )
     for t, tensor in enumerate(targets):
-        if t not in homes:
+        if t not in homes and places[t].numel:
             fail("E604", f"{places[t].text} of {tensor.file} has no place in the target's files", Label(tensor.file))
     units.sort(key=lambda u: (u.file, u.start))
     names = [f.path for f in files] + [_inside(name) for name in skeleton.texts]

@@ -68,8 +68,8 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
     stated: dict[str, Any] = manifest["files"] if manifest is not None else {}
     names = {Path(os.path.relpath(root / file, base)).as_posix() for file in checkpoint.files} | set(stated)
     held: dict[tuple[str, str], list[str]] = {}
-    for (file, _), extent in (*checkpoint.extents.items(), *checkpoint.carried_extents.items()):
-        name = Path(os.path.relpath(root / file, base)).as_posix()
+    for extent in (*checkpoint.extents.values(), *checkpoint.carried_extents.values()):
+        name = Path(os.path.relpath(root / extent.file, base)).as_posix()
         held.setdefault((name, extent.storage), []).append("/".join(map(str, extent.key)))
     spans: list[_Span] = []
     sizes: dict[str, int] = {}
