@@ -301,6 +301,13 @@ class EntryPlacer:
             elif dim in bracket or all(d in bracket for d in self._leaves(dim)):
                 per_dim.append([(-1, -1, 0, 0)])
             else:
+                if tensor.counts[i] != self.layout.sizes[dim]:
+                    fail(
+                        "E209",
+                        f"`{path}` has only a range of `{dim}`, and the pattern writes `{dim}` by its digits",
+                        at(self.entry.span),
+                        at(tensor.span, f"{tensor.counts[i]} of {self.layout.sizes[dim]}"),
+                    )
                 per_dim.append(self._digit_runs(dim, by_name, tensor, i))
         out = []
         for combination in product(*per_dim):

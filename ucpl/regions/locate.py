@@ -16,7 +16,7 @@ from ucpl.extents import Flat, Key
 from ucpl.layout import Entry, FileRule, Group, Layout, States
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
-from ucpl.layout.templates import Template, key_steps, render
+from ucpl.layout.templates import Template, key_steps, render, template
 from ucpl.regions import flats as fl
 from ucpl.regions.boxes import clip
 from ucpl.regions.cells import CutError
@@ -48,6 +48,7 @@ class _Locator:
     k: int = field(init=False)
     placers: list[EntryPlacer] = field(factory=list)
     templates: dict[int, tuple[Template, ...]] = field(factory=dict)
+    nests: dict[tuple[str, str], Template] = field(factory=dict)
     claimed: dict[tuple[str, Key], tuple[Any, Any]] = field(factory=dict)
     flats: dict[Any, Flat] = field(factory=dict)
     orders: dict[Any, list[list[fl.Member]]] = field(factory=dict)
@@ -160,7 +161,7 @@ class _Locator:
 
     def steps(self, template: Template) -> tuple[Template, ...]:
         if id(template) not in self.templates:
-            self.templates[id(template)] = key_steps(template)
+            self.templates[id(template)] = key_steps(template) if template.text else ()  # "": the file is the tensor
         return self.templates[id(template)]
 
     def key(self, template: Template, variables: dict[str, Any]) -> list[str | int]:
@@ -238,9 +239,16 @@ class _Locator:
                 for state in names:
                     inner = key
                     if line.storing.key is not None and placer.entry.storing.key is not None and "key" in key.names:
-                        inner = placer.entry.storing.key
+                        inner = self.nested(key, placer.entry.storing.key)
                     out.append(self.entry_part(placer, rule, inner, state, line))
         return out
+
+    def nested(self, outer: Template, inner: Template) -> Template:
+        """`{key}` in the template of a `like` line is the entry's own key."""
+        memo = (outer.text, inner.text)
+        if memo not in self.nests:
+            self.nests[memo] = template(outer.text.replace("{key}", inner.text), outer.span)
+        return self.nests[memo]
 
     def flat_parts(
         self, line: States, rule: FileRule, g: str | None, group: Group | None, names: tuple[str, ...], bucket: dict[Any, int]
@@ -270,6 +278,8 @@ class _Locator:
             start = bucket.get(context, 0)
             runs = self.flat_runs(line, group, g, full, places[0][0], involved)
             for offset, (members, variables) in enumerate(runs):
+                if len(members) == 1:  # a flat of one tensor may be called by its name
+                    variables = {"name": members[0].name, **variables}
                 found = self.windows(line, axis, chain, members, places)
                 here_only = {a: full[a] for a in outer}
                 record = (g, context, start + offset)

@@ -1,0 +1,97 @@
+"""A located layout, position by position, beside what the oracle says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.oracle import Meaning, Padding, homes, mean
+from ucpl.layout import Layout, load, resolve
+from ucpl.regions import POLICIES, Part, Placement, locate
+from ucpl.syntax import nodes, parse_call
+
+Place = tuple[str, str]
+
+
+class TwoMeanings(ValueError):
+    """The oracle finds two tensors, or two pieces, in one place."""
+
+
+def both(
+    text: str,
+    call: str,
+    *,
+    name: str = "text.ucpl",
+    model: nodes.Model | None = None,
+    config: dict[str, Any] | None = None,
+    sizes: dict[str, Any] | None = None,
+) -> tuple[Meaning, Layout]:
+    """The same call, understood by the oracle and by the compiler."""
+    meaning = mean(text, call, name=name, model=model, config=config, sizes=sizes)
+    layout = resolve(load((name, text)), parse_call(call), model=model, config=config, define_sizes=sizes)
+    return meaning, layout
+
+
+def cells_of(placement: Placement, part: Part, number: int) -> list[Any]:
+    """The positions of one home: (tensor, index) or None. Two pieces on one position are a mistake."""
+    home, pieces = part.homes[number], part.pieces
+    out: list[Any] = [None] * int(np.prod(home.shape, dtype=np.int64))
+    for row in np.flatnonzero(pieces.home == number).tolist():
+        low, high = pieces.low[row], pieces.high[row]
+        path = placement.tensors[int(pieces.tensor[row])]
+        dims = len(placement.layout.tensors[path].dims)
+        for index in np.ndindex(*(high - low).tolist()):
+            place = int(pieces.offset[row] + (np.array(index, dtype=np.int64) * pieces.stride[row]).sum())
+            assert out[place] is None, (home.key, place, "holds two elements")
+            out[place] = (path, tuple((low + index).tolist()[:dims]))
+    return out
+
+
+def table(placement: Placement, rank: int | None = None) -> dict[Place, tuple[Any, ...]]:
+    """(file, key) -> all that is said of a home."""
+    out: dict[Place, tuple[Any, ...]] = {}
+    for part in placement.parts:
+        policies: dict[int, dict[str, str]] = {}
+        for t, h, p in zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), part.pieces.policy.tolist(), strict=True):
+            policies.setdefault(h, {})[placement.tensors[t]] = POLICIES[p]
+        for i, home in enumerate(part.homes):
+            place = (home.file, "/".join(map(str, home.key)))
+            assert place not in out, f"{place} is listed twice"
+            cells = cells_of(placement, part, i)
+            assert home.padding == cells.count(None), place
+            said = (part.state, part.form, home.shape, cells, policies.get(i, {}), part.value, part.dtype)
+            out[place] = (*said, *(() if rank is not None else (home.rank,)))
+    return out
+
+
+def agree(meaning: Meaning, placement: Placement, stated: Any = None, rank: int | None = None) -> int:
+    """Assert that a placement says what the oracle says; how many homes there are."""
+    found = table(placement, rank)
+    undefined = {(h.file, "/".join(map(str, h.key))): h.undefined for p in placement.parts for h in p.homes}
+    wanted: dict[Place, tuple[Any, ...]] = {}
+    for home in homes(meaning, stated):
+        if rank is not None and home.rank != rank:
+            continue
+        plain = [None if isinstance(c, Padding) else c for c in home.cells]
+        value = (float(home.value[0]), float(home.value[1]))
+        said = (home.state, home.form, home.shape, plain, home.policy, value, home.dtype)
+        place = (home.file, home.key)
+        if place in wanted:
+            # A place that two entries name holds what both say; the first says how copies are trusted.
+            if wanted[place][:4] != said[:4]:
+                raise TwoMeanings(place)
+            continue
+        wanted[place] = (*said, *(() if rank is not None else (home.rank,)))
+        pads = [c for c in home.cells if isinstance(c, Padding)]
+        if pads and place in undefined:
+            assert undefined[place] or Padding.UNDEFINED not in pads, place
+    assert set(found) == set(wanted)
+    for place, said in wanted.items():
+        assert found[place] == said, place
+    return len(wanted)
+
+
+def check(text: str, call: str, **more: Any) -> int:
+    meaning, layout = both(text, call, **more)
+    return agree(meaning, locate(layout))

@@ -1,0 +1,10 @@
+"""What a text means, by the slowest possible rule: every element is visited in Python.
+
+Nothing here is fast, and nothing here is shared with the compiler but the reading of text (ucpl.syntax). It exists so that the
+compiler can be held against it; only tests import it.
+"""
+
+from tests.oracle.homes import Home, Padding, homes
+from tests.oracle.names import Meaning, mean
+
+__all__ = ["Home", "Meaning", "Padding", "homes", "mean"]

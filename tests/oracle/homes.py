@@ -1,0 +1,340 @@
+"""Every stored tensor on every rank, position by position."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import groupby, product
+from typing import Any
+
+from attrs import frozen
+
+from tests.oracle.cells import Cell, Padding, cells_of, join
+from tests.oracle.names import Meaning, Numbers, Refused, digits_of
+from ucpl.syntax import nodes
+
+__all__ = ["Home", "Padding", "homes"]
+
+
+@frozen
+class Home:
+    """One stored tensor on one rank. A cell is (tensor, index in positions of that tensor), or a Padding; row-major."""
+
+    rank: int
+    form: str
+    file: str
+    key: str
+    state: str
+    shape: tuple[int, ...]
+    cells: list[Any]
+    policy: dict[str, str]  # tensor -> what holds between its copies
+    value: tuple[Fraction, Fraction]  # stored = a * x + b
+    dtype: str | None
+    is_alias: bool
+
+
+@frozen
+class Local:
+    """What an entry stores on a rank for one choice of its indices."""
+
+    entry: nodes.Entry
+    choice: tuple[tuple[str, int, Any], ...]  # (name, local position, cell)
+    names: dict[str, Any]  # for templates
+    shape: tuple[int, ...]
+    cells: list[Any]
+
+
+def homes(meaning: Meaning, stated: Any = None) -> list[Home]:
+    """Homes on all ranks. `stated`: (file rule, key, coordinates) -> flats, for groups `from FILE "key"`."""
+    return [home for rank in range(meaning.ranks) for home in _Rank(meaning, rank, stated).homes()]
+
+
+class _Rank:
+    def __init__(self, meaning: Meaning, rank: int, stated: Any) -> None:
+        self.meaning, self.numbers, self.stated = meaning, meaning.numbers, stated
+        self.rank = {"rank": rank}
+        for mesh in meaning.meshes:
+            rest = rank
+            for axis in reversed(mesh.axes):
+                rest, here = divmod(rest, meaning.degree(axis))
+                self.rank.setdefault(axis, here)
+
+    # ---- small readings ------------------------------------------------------------------------------------------------
+
+    def clause(self, item: Any, word: str, default: Any = None) -> Any:
+        return next((c.args for c in item.clauses if c.word == word), default)
+
+    def is_here(self, item: Any) -> bool:
+        return all(
+            self.rank[c.args[0]] == self.numbers.value(c.args[1]) % self.meaning.degree(c.args[0])
+            for c in item.clauses
+            if c.word == "at"
+        )
+
+    def value(self, dim: str, index: dict[str, int]) -> int:
+        """The index of a dim from its digits."""
+        if dim in index:
+            return index[dim]
+        total = 0
+        for digit in digits_of(self.meaning.indices[dim]):
+            total = total * self.numbers.name(digit) + self.value(digit, index)
+        return total
+
+    def knows(self, dim: str, index: dict[str, int]) -> bool:
+        if dim in index:
+            return True
+        digits = digits_of(self.meaning.indices[dim]) if dim in self.meaning.indices else [dim]
+        return digits != [dim] and all(self.knows(d, index) for d in digits)
+
+    def choices(self, axis: nodes.Axis) -> list[tuple[str, int, Any]]:
+        name = next(iter(digits_of(axis)), "")
+        return [(name, i, c) for i, c in enumerate(cells_of(axis, self.numbers, self.rank, self.meaning.indices))]
+
+    def names_of(self, choice: tuple[tuple[str, int, Any], ...]) -> dict[str, Any]:
+        env: dict[str, Any] = {}
+        for name, local, cell in choice:
+            env |= {**dict(cell.index), f"{name}.local": local, name: self.value(name, dict(cell.index))}
+        return env
+
+    def targets(self, entry: nodes.Entry) -> dict[str | None, str]:
+        path = self.meaning.aliases.get(entry.path, entry.path)
+        out: dict[str | None, str] = {}
+        for label in _labels(entry.shape or ()) or [None]:
+            before = path.rpartition(".")[0]
+            among = [path] if label is None else [f"{before}.{label}" if before else label, f"{path}.{label}", label]
+            out[label] = next((t for t in among if t in self.meaning.tensors), among[0])
+        return out
+
+    # ---- entries -------------------------------------------------------------------------------------------------------
+
+    def locals(self, entries: list[nodes.Entry]) -> list[Local]:
+        """In the order of a model's parameters: entries that share the first indices are one loop body."""
+
+        def walk(run: list[nodes.Entry], depth: int, chosen: tuple[Any, ...]) -> list[tuple[nodes.Entry, Any]]:
+            out: list[tuple[nodes.Entry, Any]] = []
+            for lead, same in groupby(run, key=lambda e: e.indices[depth : depth + 1]):
+                body = list(same)
+                if not lead:
+                    out += [(e, chosen) for e in body]
+                    continue
+                for one in self.choices(lead[0]):
+                    out += walk(body, depth + 1, (*chosen, one))
+            return out
+
+        found = []
+        for entry, choice in walk([e for e in entries if self.is_here(e)], 0, ()):
+            local = self.local(entry, choice)
+            if local is not None:
+                found.append(local)
+        return found
+
+    def local(self, entry: nodes.Entry, choice: tuple[Any, ...]) -> Local | None:
+        targets = {label: (path, self.meaning.tensors[path]) for label, path in self.targets(entry).items()}
+        fixed = {k: v for _, _, cell in choice for k, v in cell.index}
+
+        def exists(index: dict[str, int]) -> bool:
+            return all(
+                self.value(d, index) in r
+                for _, t in targets.values()
+                for d, r in zip(t.dims, t.ranges, strict=True)
+                if self.knows(d, index)
+            )
+
+        if not exists(fixed):
+            return None
+        axes = []
+        for axis in entry.shape or ():
+            cells = cells_of(axis, self.numbers, self.rank)
+            axes.append([c for c in cells if isinstance(c, Padding) or exists({**fixed, **dict(c.index)})])
+        out: list[Any] = []
+        for combination in product(*axes):
+            cell = join(combination) if combination else Cell()
+            if isinstance(cell, Padding):
+                out.append(cell)
+                continue
+            path, tensor = targets[cell.label]
+            names = [*fixed, *(n for n, _ in cell.index)]
+            need = [x for d in tensor.dims for x in self.leaves(d, names)]
+            if sorted(need) != sorted(names):
+                raise Refused(f"{entry.path}: {path} has the dims {need}, the pattern names {names}")
+            index = fixed | dict(cell.index)
+            out.append((path, tuple(r.index(self.value(d, index)) for d, r in zip(tensor.dims, tensor.ranges, strict=True))))
+        env = self.names_of(choice)
+        owner = self.meaning.aliases.get(entry.path)
+        env |= {"name": owner or entry.path, "alias": entry.path, "owner": owner or entry.path}
+        return Local(entry, choice, env, tuple(map(len, axes)), out)
+
+    def leaves(self, dim: str, names: list[str]) -> list[str]:
+        digits = digits_of(self.meaning.indices[dim]) if dim in self.meaning.indices else [dim]
+        if dim in names or digits == [dim]:
+            return [dim]
+        return [x for d in digits for x in self.leaves(d, names)]
+
+    # ---- homes ---------------------------------------------------------------------------------------------------------
+
+    def homes(self) -> list[Home]:
+        out: list[Home] = []
+        for local in self.locals(self.meaning.entries):
+            template = self.clause(local.entry, "as")
+            rule = self.file(local.entry, "weights")
+            if template and rule.form is not None:
+                out.append(self.home(local.entry, rule, template[0], local, "weight", {}))
+        for line in self.meaning.lines:
+            rule = self.file(line, "optim" if "optim" in self.meaning.files else "weights")
+            if rule.form is None or not self.is_here(line):
+                continue
+            out += self.like(line, rule) if line.shape == "like" else self.flats(line, rule)
+        return out
+
+    def file(self, item: Any, default: str) -> nodes.Files:
+        return self.meaning.files[self.clause(item, "in", (default,))[0]]
+
+    def home(self, item: Any, rule: nodes.Files, template: str, local: Local, state: str, env: dict[str, Any]) -> Home:
+        here = {**self.rank, **local.names, **env, "state": state}
+        key = self.numbers.render(template, here)
+        here["key"] = key
+        policy = {c[0]: self.clause(item, "copies", ("same",))[0] for c in local.cells if not isinstance(c, Padding)}
+        return Home(
+            self.rank["rank"],
+            rule.form or "",
+            self.numbers.render(rule.template, here),
+            self.numbers.render(rule.key, here) if rule.key else key,
+            state,
+            local.shape,
+            local.cells,
+            policy | (self.own_policies(policy) if state != "weight" else {}),
+            self.affine(item),
+            self.clause(item, "dtype", (None,))[0],
+            isinstance(item, nodes.Entry) and item.path in self.meaning.aliases,
+        )
+
+    def own_policies(self, among: dict[str, str]) -> dict[str, str]:
+        """A clause of an entry on this rank holds for its states, too."""
+        out = {}
+        for entry in self.meaning.entries:
+            said = self.clause(entry, "copies")
+            if said and said[0] != "same" and self.is_here(entry):
+                out |= {p: said[0] for p in self.targets(entry).values() if p in among}
+        return out
+
+    def affine(self, item: Any) -> tuple[Fraction, Fraction]:
+        said = self.clause(item, "value")
+        if said is None:
+            return Fraction(1), Fraction(0)
+        at = [Numbers({**self.numbers.given, "x": x}, self.numbers.written).value(said[0]) for x in (0, 1)]
+        return Fraction(at[1] - at[0]), Fraction(at[0])
+
+    # ---- states ----------------------------------------------------------------------------------------------------------
+
+    def states_of(self, line: nodes.States, group: str | None) -> list[str]:
+        """The states that a line stores for a group: those it names, or those that no other line names."""
+
+        def kept(s: nodes.State) -> bool:
+            return not s.scalar and (s.groups is None or group is None or group in s.groups)
+
+        model = [n for s in self.meaning.states if kept(s) for n in s.names]
+        known = [n for s in self.meaning.states for n in s.names]
+        if line.names is not None:
+            return [n for n in line.names if n == "weight" or n in model or n not in known]
+        spoken = {
+            n
+            for other in self.meaning.lines
+            if other.names and (other.groups is None or group is None or group in other.groups)
+            for n in other.names
+        }
+        return [n for n in model if n not in spoken | self.meaning.derived]
+
+    def is_trained(self, entry: nodes.Entry) -> bool:
+        return all(self.meaning.tensors[p].kind == "parameter" for p in self.targets(entry).values())
+
+    def like(self, line: nodes.States, rule: nodes.Files) -> list[Home]:
+        out, number = [], 0
+        for position, name in enumerate(line.groups or (None,)):
+            group = self.meaning.groups.get(name) if name else None
+            trained = [e for e in self.meaning.entries if e.path not in self.meaning.aliases and self.is_trained(e)]
+            if group is not None and group.members is not None:
+                trained = [e for m in group.members for e in trained if e.path == m]
+            for member, entry in enumerate(trained):
+                env = {"group": position, "member": member, "number": number, "bucket": number}
+                number += 1
+                own, said = self.clause(entry, "as"), self.clause(line, "as")
+                if own is None and said is None:
+                    continue
+                template = own[0] if said is None else said[0].replace("{key}", own[0] if own else "{key}")
+                for local in self.locals([entry]):
+                    for state in self.states_of(line, name):
+                        out.append(self.home(line, rule, template, local, state, env))
+        return out
+
+    def flats(self, line: nodes.States, rule: nodes.Files) -> list[Home]:
+        out, bucket = [], 0
+        assert isinstance(line.shape, tuple)
+        (axis,) = line.shape
+        for name in line.groups or (None,):
+            group = self.meaning.groups.get(name) if name else None
+            for env, members in self.runs(line, group):
+                cells = cells_of(axis, self.numbers, self.rank, None, None, members)
+                flat = Local(nodes.Entry("", (), ()), (), {}, (len(cells),), cells)
+                for state in self.states_of(line, name):
+                    here = {**env, "bucket": bucket, "group": name or ""}
+                    out.append(self.home(line, rule, self.clause(line, "as")[0], flat, state, here))
+                bucket += 1
+        return out
+
+    def runs(self, line: nodes.States, group: nodes.Group | None) -> list[tuple[dict[str, Any], list[list[Any]]]]:
+        """(names for templates, cells of each tensor) of each flat of a group on this rank."""
+        entries = [e for e in self.meaning.entries if e.path not in self.meaning.aliases]
+        if group is not None and group.members is not None:
+            entries = [e for m in group.members for e in entries if e.path == m]
+        else:
+            gone = {m for g in (group.without or () if group else ()) for m in self.meaning.groups[g].members or ()}
+            entries = [e for e in entries if e.path not in gone and self.is_trained(e)]
+        once, tensors = set(), []
+        for local in self.locals(entries):  # a second home on this rank is the same parameter
+            mark = (tuple(self.targets(local.entry).items()), tuple(c for _, _, c in local.choice))
+            if mark not in once and local.cells:
+                once.add(mark)
+                tensors.append(local)
+        if group is not None and group.stated is not None:
+            by_name = {self.numbers.render(self.clause(t.entry, "as")[0], {**self.rank, **t.names}): t for t in tensors}
+            return [({}, [by_name[n].cells for n, _ in flat]) for flat in self.stated(*group.stated, self.rank)]
+        out = []
+        for chosen in product(*(self.choices(a) for a in (group.indices if group else ()))):
+            env = self.names_of(chosen)
+            mine = [t.cells for t in tensors if all(t.names.get(k) == v for k, v in env.items())]
+            if group is not None and group.order == "reversed":
+                mine = mine[::-1]
+            elif group is not None and group.order is not None:
+                ways = self.numbers.value(group.order)
+                mine = [t for i in range(ways) for t in mine[i::ways]]
+            out += [(env, flat) for flat in self.buckets(line, mine)]
+        return out
+
+    def buckets(self, line: nodes.States, tensors: list[list[Any]]) -> list[list[list[Any]]]:
+        """A flat is closed once what this rank holds of it, before it is padded or cut as a whole, has enough elements."""
+        limit = self.clause(line, "buckets")
+        if limit is None:
+            return [tensors] if tensors else []
+        assert isinstance(line.shape, tuple)
+        axis: Any = line.shape[0]
+        while not isinstance(axis, nodes.Flat):
+            axis = axis.axis if not isinstance(axis, nodes.Stack) else axis.terms[0].axes[0]
+        out: list[list[list[Any]]] = []
+        full: list[list[Any]] = []
+        for one in tensors:
+            full.append(one)
+            if len(cells_of(axis, self.numbers, self.rank, None, None, full)) >= self.numbers.value(limit[0]):
+                out.append(full)
+                full = []
+        return [*out, full] if full else out
+
+
+def _labels(axes: tuple[nodes.Axis, ...]) -> list[str | None]:
+    out: list[str | None] = []
+    for axis in axes:
+        match axis:
+            case nodes.Stack(terms=terms):
+                for t in terms:
+                    out += [t.label] if t.label is not None else _labels(t.axes)
+            case nodes.Cut(axis=inner) | nodes.Pad(axis=inner) | nodes.Trim(axis=inner):
+                out += _labels((inner,))
+    return list(dict.fromkeys(out))

@@ -1,0 +1,515 @@
+"""Names, numbers and statements of a text: what `extends`, `use`, classes of tensors and conditions come to."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import evolve, field, frozen, mutable
+
+from ucpl.syntax import nodes, parse, parse_call, parse_expr
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+
+class Refused(ValueError):
+    """The text asks for what the language does not allow."""
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+COMPARE = {
+    "<": int.__lt__, ">": int.__gt__, "<=": int.__le__, ">=": int.__ge__, "==": lambda a, b: a == b, "!=": lambda a, b: a != b,
+}  # fmt: skip
+
+
+@mutable
+class Numbers:
+    """Values of names: what was given wins over what is written."""
+
+    given: dict[str, Any] = field(factory=dict)
+    written: dict[str, nodes.Expr] = field(factory=dict)
+    config: dict[str, Any] = field(factory=dict)
+
+    def knows(self, name: str) -> bool:
+        return name in self.given or name in self.written
+
+    def name(self, path: str) -> Any:
+        if path in self.given:
+            return self.given[path]
+        if path in self.written:
+            return self.value(self.written[path])
+        if path.startswith("config."):
+            node: Any = self.config
+            for step in path.split(".")[1:]:
+                node = node.get(step) if isinstance(node, dict) else None
+            return int(node) if isinstance(node, bool) else node
+        if path.endswith(".size"):
+            return self.name(path[: -len(".size")])
+        raise Refused(f"no number is called {path}")
+
+    def value(self, expr: Any) -> Any:
+        match expr:
+            case nodes.Number(value=value) | nodes.Text(value=value):
+                return value
+            case nodes.Name(path=path):
+                return self.name(path)
+            case nodes.List(items=items):
+                return [self.value(i) for i in items]
+            case nodes.Unary(operator="not", operand=operand):
+                return int(not self.value(operand))
+            case nodes.Unary(operand=operand):
+                return -self.value(operand)
+            case nodes.Binary(operator="and", left=left, right=right):
+                return int(bool(self.value(left) and self.value(right)))
+            case nodes.Binary(operator="or", left=left, right=right):
+                return int(bool(self.value(left) or self.value(right)))
+            case nodes.Binary(operator=operator, left=left, right=right):
+                a, b = self.value(left), self.value(right)
+                if operator in COMPARE:
+                    return int(COMPARE[operator](a, b))
+                if operator == "/" and a % b:
+                    raise Refused(f"{a} / {b} leaves a remainder")
+                match operator:
+                    case "+":
+                        return a + b
+                    case "-":
+                        return a - b
+                    case "*":
+                        return a * b
+                    case "/":
+                        return a // b
+                    case "%":
+                        return a % b
+            case nodes.Function(name="default", args=args):
+                return next((v for v in map(self.value, args) if v is not None), None)
+            case nodes.Function(name="ceil", args=(a, b)):
+                return math.ceil(Fraction(self.value(a), self.value(b)))
+            case nodes.Function(name="size", args=(a,)):
+                return self.value(a)
+            case nodes.Function(name=name, args=args):
+                how: Any = {"min": min, "max": max, "lcm": math.lcm, "gcd": math.gcd}[name]
+                return how(*map(self.value, args)) if name in ("lcm", "gcd") else how(map(self.value, args))
+        raise TypeError(expr)
+
+    def holds(self, when: nodes.Expr | None) -> bool:
+        return when is None or bool(self.value(when))
+
+    def render(self, template: str, here: dict[str, Any]) -> str:
+        """Braces filled in: a name of `here` is that value; size(a) and a.size are sizes all the same."""
+        inner = Numbers({**self.given, **here}, self.written, self.config)
+
+        def one(m: re.Match[str]) -> str:
+            text = re.sub(r"size\(\s*([\w.]+)\s*\)|([\w.]+)\.size", lambda s: str(self.name(s[1] or s[2])), m[1])
+            text = text.strip()
+            value = inner.given[text] if text in inner.given else inner.value(parse_expr(text))
+            return format(value, m[2] or "")
+
+        return re.sub(r"\{([^{}:]*)(?::([^{}]*))?\}", one, template)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def known_names(text: str, name: str) -> dict[str, tuple[Any, nodes.File]]:
+    """Every model and layout that a text defines or imports, over the shipped specs."""
+    found: dict[str, tuple[Any, nodes.File]] = {}
+    for path in sorted(SPECS.glob("*.ucpl")):
+        found |= defined(parse(path.read_text(), path.name), path.parent)
+    return found | defined(parse(text, name), Path(name).parent)
+
+
+def defined(file: nodes.File, beside: Path) -> dict[str, tuple[Any, nodes.File]]:
+    found: dict[str, tuple[Any, nodes.File]] = {}
+    for item in file.statements:
+        if isinstance(item, nodes.Import):
+            found |= defined(parse((beside / item.file).read_text(), item.file), beside)
+    return found | {s.name: (s, file) for s in file.statements if isinstance(s, nodes.Model | nodes.Layout)}
+
+
+def lets(file: nodes.File) -> list[Any]:
+    return [s for s in file.statements if isinstance(s, nodes.Let)]
+
+
+# ---- use: names under a prefix -----------------------------------------------------------------------------------------
+
+
+def own_names(items: list[Any]) -> set[str]:
+    """Every name that the statements define themselves."""
+    out: set[str] = set()
+    for item in items:
+        match item:
+            case nodes.Let() | nodes.Dims():
+                out |= {b.name for b in item.bindings}
+            case nodes.Tensor() | nodes.Alias() | nodes.Entry():
+                out |= {item.path}
+            case nodes.Files() | nodes.Index() | nodes.Group():
+                out |= {item.name}
+    axes = {a for i in items if isinstance(i, nodes.Mesh) for a in i.axes}
+    return out - axes - {"*"}
+
+
+def under(items: list[Any], prefix: str, key: str | None) -> list[Any]:
+    """The same statements with every name of their own under `prefix.`"""
+    own = own_names(items)
+
+    def name(text: str) -> str:
+        base = text.removesuffix(".local").removesuffix(".size")
+        return f"{prefix}.{text}" if text in own or base in own else text
+
+    def member(text: str) -> str:
+        return f"{prefix}.{text}" if text != "*" else text
+
+    def template(text: str) -> str:
+        return re.sub(
+            r"\{([^{}:]*)((?::[^{}]*)?)\}",
+            lambda m: "{" + re.sub(r"[A-Za-z_][\w.]*", lambda n: name(n[0]), m[1]) + m[2] + "}",
+            text,
+        )
+
+    def walk(node: Any) -> Any:
+        match node:
+            case tuple():
+                return tuple(map(walk, node))
+            case nodes.Name():
+                return evolve(node, path=name(node.path))
+            case nodes.Dim():
+                return evolve(node, name=name(node.name), range=walk(node.range))
+            case nodes.Dimension(name=str()):
+                return evolve(node, name=name(node.name), range=walk(node.range))
+            case nodes.Binding():
+                return evolve(node, name=name(node.name), value=walk(node.value))
+            case nodes.Clause(word="as"):
+                text = template(node.args[0])
+                return evolve(node, args=((key or "{key}").replace("{key}", text),))
+            case nodes.Clause(word="in"):
+                return evolve(node, args=(member(node.args[0]),))
+            case nodes.Clause(word=("value" | "when" | "buckets")):
+                return evolve(node, args=walk(node.args))
+            case nodes.Clause(word="at"):
+                return evolve(node, args=(node.args[0], walk(node.args[1])))
+            case nodes.Clause():
+                return node
+            case nodes.Entry():
+                clauses = walk(node.clauses)
+                if not any(c.word == "in" for c in clauses):
+                    clauses = (*clauses, nodes.Clause("in", (f"{prefix}.weights",)))
+                return evolve(node, path=member(node.path), indices=walk(node.indices), shape=walk(node.shape), clauses=clauses)
+            case nodes.Tensor():
+                return evolve(node, path=member(node.path), dims=walk(node.dims), when=walk(node.when))
+            case nodes.Alias():
+                return evolve(node, path=member(node.path), owner=member(node.owner), when=walk(node.when))
+            case nodes.Files():
+                return evolve(
+                    node,
+                    name=member(node.name),
+                    template=template(node.template),
+                    key=node.key and template(node.key),
+                    when=walk(node.when),
+                )
+            case nodes.Index():
+                return evolve(node, name=name(node.name), axis=walk(node.axis))
+            case nodes.Group():
+                return evolve(
+                    node,
+                    name=member(node.name),
+                    indices=walk(node.indices),
+                    members=node.members and tuple(map(member, node.members)),
+                    without=node.without and tuple(map(member, node.without)),
+                    order=walk(node.order),
+                )
+            case nodes.States():
+                return evolve(
+                    node, groups=node.groups and tuple(map(member, node.groups)), shape=walk(node.shape), clauses=walk(node.clauses)
+                )
+            case nodes.Mesh() | nodes.State() | nodes.DefaultDtype() | None | str() | int():
+                return node
+        fields = {f.name: walk(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name not in ("span", "name", "mesh_axis")}
+        return evolve(node, **fields)
+
+    return [walk(i) for i in items]
+
+
+# ---- a layout with everything bound ------------------------------------------------------------------------------------
+
+
+@frozen
+class Tensor:
+    dims: tuple[str, ...]
+    ranges: tuple[range, ...]  # the indices of each whole dim that it has
+    dtype: str | None
+    kind: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(len, self.ranges))
+
+
+@mutable
+class Meaning:
+    """A layout over its model, every statement in force."""
+
+    numbers: Numbers
+    tensors: dict[str, Tensor] = field(factory=dict)
+    aliases: dict[str, str] = field(factory=dict)
+    states: list[nodes.State] = field(factory=list)
+    meshes: list[nodes.Mesh] = field(factory=list)
+    indices: dict[str, nodes.Axis] = field(factory=dict)
+    files: dict[str, nodes.Files] = field(factory=dict)
+    entries: list[nodes.Entry] = field(factory=list)  # wildcards written out; `none` gone
+    groups: dict[str, nodes.Group] = field(factory=dict)
+    lines: list[nodes.States] = field(factory=list)
+    derived: set[str] = field(factory=set)
+
+    def degree(self, axis: str) -> int:
+        return int(self.numbers.name(axis))
+
+    @property
+    def ranks(self) -> int:
+        return math.prod(self.degree(a) for a in self.meshes[0].axes) if self.meshes else 1
+
+
+def mean(
+    text: str,
+    call: str,
+    *,
+    name: str = "text.ucpl",
+    model: nodes.Model | None = None,
+    config: dict[str, Any] | None = None,
+    sizes: dict[str, Any] | None = None,
+) -> Meaning:
+    """The layout that `call` names in a text (or in the shipped specs), over its model or the one given."""
+    known = known_names(text, name)
+    numbers = Numbers(dict(sizes or {}), {}, config or {})
+    node = parse_call(call)
+    layout, file = known[node.name]
+    given = given_to(layout.parameters, node, numbers)
+    items = statements(known, layout, given, numbers)
+    if layout.of == "any":
+        assert model is not None
+        model_items = list(model.items)
+    else:
+        inner, model_file = known[layout.of]
+        bind(lets(model_file), numbers)
+        model_items = used(known, list(inner.items), numbers)
+    bind(model_items, numbers)
+    bind(items, numbers)
+    numbers.given.update(sizes or {})
+    out = Meaning(numbers)
+    out.meshes = [i for i in items if isinstance(i, nodes.Mesh)]
+    if len({math.prod(out.degree(a) for a in m.axes) for m in out.meshes}) > 1:
+        raise Refused("meshes of different size")
+    out.indices = {i.name: i.axis for i in [*model_items, *items] if isinstance(i, nodes.Index)}
+    for dim, axis in out.indices.items():  # one unknown digit of a dim is inferred
+        unknown = [d for d in digits_of(axis) if not numbers.knows(d)]
+        if unknown:
+            rest = math.prod(numbers.name(d) for d in digits_of(axis) if d not in unknown)
+            numbers.given[unknown[0]] = numbers.name(dim) // rest
+    default = next((i.name for i in reversed(model_items) if isinstance(i, nodes.DefaultDtype)), None)
+    for item in model_items:
+        if isinstance(item, nodes.Tensor) and numbers.holds(item.when):
+            out.tensors[item.path] = tensor_of(item, numbers, default)
+        if isinstance(item, nodes.Alias) and numbers.holds(item.when):
+            out.aliases[item.path] = item.owner
+        if isinstance(item, nodes.State):
+            out.states.append(item)
+    out.files = {i.name: i for i in items if isinstance(i, nodes.Files) and numbers.holds(i.when)}
+    out.entries = entries_of(out, items)
+    out.groups = groups_of(out, items, model_items)
+    out.lines = [i for i in items if isinstance(i, nodes.States) and i.shape is not None and clauses_hold(out, i)]
+    out.lines = [evolve(i, groups=model_group_names(out)) if i.groups == ("*",) else i for i in out.lines]
+    out.derived = {i.state for i in items if isinstance(i, nodes.Derive) and numbers.holds(i.when)}
+    return out
+
+
+def given_to(parameters: tuple[nodes.Parameter, ...], call: nodes.Call, numbers: Numbers) -> dict[str, Any]:
+    names = [p.name for p in parameters]
+    return {a.name or names[i]: numbers.value(a.value) for i, a in enumerate(call.arguments)}
+
+
+def bind(items: list[Any], numbers: Numbers) -> None:
+    for item in items:
+        if isinstance(item, nodes.Let | nodes.Dims):
+            numbers.written.update({b.name: b.value for b in item.bindings})
+
+
+def used(known: dict[str, Any], items: list[Any], numbers: Numbers) -> list[Any]:
+    """`use` written out."""
+    out: list[Any] = []
+    for item in items:
+        if not isinstance(item, nodes.Use):
+            out.append(item)
+            continue
+        inner, file = known[item.call.name]
+        body = [*lets(file), *used(known, list(inner.items), numbers)]
+        if isinstance(inner, nodes.Layout):
+            given = given_to(inner.parameters, item.call, numbers)
+            for p in inner.parameters:
+                value = given[p.name] if p.name in given else numbers.value(p.default)
+                body.append(nodes.Let((nodes.Binding(p.name, nodes.Number(value)),)))
+        out += under(body, item.name, item.key)
+    return out
+
+
+def statements(known: dict[str, Any], layout: nodes.Layout, given: dict[str, Any], numbers: Numbers) -> list[Any]:
+    """Those of the base in order, replaced in place where the left side is the same; new ones last."""
+    _, file = known[layout.name]
+    bind(lets(file), numbers)
+    for p in layout.parameters:
+        if p.name in given:
+            numbers.given[p.name] = given[p.name]
+        elif p.default is not None:
+            numbers.given[p.name] = numbers.value(p.default)
+    body = used(known, list(layout.items), numbers)
+    bind(body, numbers)
+    if layout.extends is None:
+        return body
+    base, _ = known[layout.extends.name]
+    inner = statements(known, base, given_to(base.parameters, layout.extends, numbers), numbers)
+    out: list[Any] = []
+    done: set[Any] = set()
+    for item in inner:
+        side = left(item)
+        mine = [i for i in body if left(i) == side]
+        if not mine:
+            out.append(item)
+        elif side not in done:
+            done.add(side)
+            out += mine
+    fresh = {left(i) for i in inner}
+    bind(body, numbers)
+    return out + [i for i in body if left(i) not in fresh]
+
+
+def left(item: Any) -> Any:
+    match item:
+        case nodes.Entry():
+            return "entry", item.path, item.of
+        case nodes.States():
+            return "state", item.names, item.groups
+        case nodes.Group() | nodes.Files() | nodes.Index() | nodes.Mesh() | nodes.Blob():
+            return type(item), item.name
+        case nodes.Derive():
+            return "derive", item.state
+        case nodes.Framework():
+            return "framework"
+        case nodes.Let() | nodes.Dims():
+            return type(item), tuple(b.name for b in item.bindings)
+    return id(item)
+
+
+def digits_of(axis: nodes.Axis) -> list[str]:
+    match axis:
+        case nodes.Dim(name=name):
+            return [name]
+        case nodes.Cut(axis=inner) | nodes.Pad(axis=inner):
+            return digits_of(inner)
+        case nodes.Stack(terms=(term,)):
+            return [d for a in term.axes for d in digits_of(a)]
+    return []
+
+
+def tensor_of(item: nodes.Tensor, numbers: Numbers, default: str | None) -> Tensor:
+    names, ranges = [], []
+    for n, dim in enumerate(item.dims):
+        name = dim.name if dim.name is not None else f"{item.path}#{n}"
+        if dim.name is None:
+            numbers.given[name] = dim.size
+        start, stop, step = (None if e is None else numbers.value(e) for e in dim.range or (None, None, None))
+        names.append(name)
+        ranges.append(range(numbers.name(name))[start:stop:step])
+    return Tensor(tuple(names), tuple(ranges), item.dtype or default, item.kind)
+
+
+def clauses_hold(meaning: Meaning, item: Any) -> bool:
+    return all(meaning.numbers.holds(c.args[0]) for c in item.clauses if c.word == "when")
+
+
+SPEAKS_OF = {"parameter": ("trainable", "parameter", None), "frozen": ("frozen", "parameter", None), "buffer": ("buffer", None)}
+
+
+def entries_of(meaning: Meaning, items: list[Any]) -> list[nodes.Entry]:
+    """Entries in force. A wildcard stands for each tensor that no line names, where the first wildcard stands."""
+    written = [i for i in items if isinstance(i, nodes.Entry)]
+    named = {i.path for i in written if i.path != "*"}
+    inforce = [i for i in written if clauses_hold(meaning, i)]
+    wild = [i for i in inforce if i.path == "*"]
+    out: list[nodes.Entry] = []
+    first = next((i for i in written if i.path == "*"), None)
+    for item in written:
+        if item is first:
+            for path, tensor in meaning.tensors.items():
+                if path not in named:
+                    said = next((c for c in SPEAKS_OF[tensor.kind] if any(w.of == c for w in wild)), "nobody")
+                    out += [evolve(w, path=path) for w in wild if w.of == said and w.shape is not None]
+            for alias in meaning.aliases:
+                if alias not in named:
+                    out += [evolve(w, path=alias) for w in wild if w.of == "alias" and w.shape is not None]
+        elif item.path != "*" and item.shape is not None and item in inforce:
+            out.append(item)
+    return [with_dims(meaning, e) for e in out]
+
+
+def with_dims(meaning: Meaning, entry: nodes.Entry) -> nodes.Entry:
+    """`_` and `...` written out."""
+    path = meaning.aliases.get(entry.path, entry.path)
+    if path not in meaning.tensors:
+        return entry
+    left = list(meaning.tensors[path].dims)
+
+    def fill(axes: tuple[nodes.Axis, ...]) -> tuple[nodes.Axis, ...]:
+        out: list[nodes.Axis] = []
+        for axis in axes:
+            match axis:
+                case nodes.Any_():
+                    out.append(nodes.Dim(left.pop(0), axis.range))
+                case nodes.Rest():
+                    out += [nodes.Dim(n) for n in left]
+                    left.clear()
+                case nodes.Dim(name=name):
+                    if name in left:
+                        left.remove(name)
+                    out.append(axis)
+                case nodes.Cut() | nodes.Pad() | nodes.Trim():
+                    inner = fill((axis.axis,))
+                    whole = inner[0] if len(inner) == 1 else nodes.Stack((nodes.Term(None, inner),))
+                    out.append(evolve(axis, axis=whole))
+                case nodes.Stack(terms=terms):
+                    before, new = list(left), []
+                    for t in terms:  # terms of a sum are ways through the same dims
+                        left[:] = before
+                        new.append(evolve(t, axes=fill(t.axes)))
+                    out.append(nodes.Stack(tuple(new)))
+                case _:
+                    out.append(axis)
+        return tuple(out)
+
+    assert entry.shape is not None
+    return evolve(entry, shape=fill(entry.shape))
+
+
+def model_group_names(meaning: Meaning) -> tuple[str, ...]:
+    return tuple(n for n, g in meaning.groups.items() if g.of_model)
+
+
+def groups_of(meaning: Meaning, items: list[Any], model_items: list[Any]) -> dict[str, nodes.Group]:
+    trained = tuple(p for p, t in meaning.tensors.items() if t.kind == "parameter")
+    of_model: list[tuple[str, tuple[str, ...]]] = []
+    for item in model_items:
+        if isinstance(item, nodes.Group):
+            gone = {m for n, members in of_model if n in (item.without or ()) for m in members}
+            of_model.append((item.name, item.members or tuple(p for p in trained if p not in gone)))
+    found: dict[str, nodes.Group] = {}
+    for item in items:
+        if isinstance(item, nodes.Group) and item.of_model:
+            for name, members in of_model or [("parameters", trained)]:
+                found[name] = evolve(item, name=name, members=members)
+        elif isinstance(item, nodes.Group):
+            found[item.name] = item
+    for name, members in of_model:
+        found.setdefault(name, nodes.Group(name, members=members, of_model=True))
+    return found

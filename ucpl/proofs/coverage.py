@@ -1,0 +1,597 @@
+"""Is a finished graph right? Proved from the two placements and the moves alone, by none of the code that made the moves.
+
+A move takes positions of one stored tensor to positions of another. Each side's placement says which elements lie there: both
+sides of every move are turned back into boxes of logical tensors, and must be the same boxes at the same places of the move.
+Then what the moves fill is held against what the target keeps, and what they read against what the source has. Nothing is
+decided by a count: a swap, or a hole beside an overlap of its size, keeps every count.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ucpl.errors import Label, fail
+from ucpl.extents import StoredTensor, key_text
+from ucpl.graph import Graph
+from ucpl.regions import Placement, element_name
+
+I64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+def prove(graph: Graph) -> None:
+    """Prove that every move brings every element to its own place, and that nothing is missing or filled twice.
+
+    Raises UcplError, naming the first element: E340 for one that a move brings to another's place; E341 for one that is filled
+    twice, E342 for one that nothing fills; E343 for one of the source that is neither used nor checked nor left out by name;
+    E344 for a move from or to a place where no element lies, E345 for one that stands in a tensor twice.
+    """
+    _Proof(graph).run()
+
+
+@frozen(eq=False)
+class _Pieces:
+    """All pieces of one side, sorted by stored tensor and position. Dims of a row stand by falling stride: `dim` says which."""
+
+    home: I64  # index into the graph's stored tensors
+    first: I64  # position of its first element
+    last: I64  # ... and behind its last one
+    tensor: I64  # index into the target's tensors
+    state: I64  # index into the proof's states
+    policy: I64
+    size: I64  # (N, K)
+    stride: I64  # (N, K); of dims of size 1, which stand last: 0
+    dim: I64  # (N, K) the logical dim of each column
+    low: I64  # (N, K) the first index of each column's dim
+
+    def __len__(self) -> int:
+        return len(self.home)
+
+
+@frozen(eq=False)
+class _Boxes:
+    """What moves take on one side. Element (i, j, ...) of a box is element `begin + i * step...` of its move, row-major."""
+
+    move: I64
+    piece: I64
+    low: I64  # (M, K) in logical dims, positions of the tensor
+    high: I64
+    begin: I64
+    step: I64  # (M, K), in logical dims; 0 along dims of size 1
+
+    def __len__(self) -> int:
+        return len(self.move)
+
+    @property
+    def volume(self) -> I64:
+        out: I64 = (self.high - self.low).prod(axis=1)
+        return out
+
+    def take(self, rows: I64 | Mask) -> _Boxes:
+        return _Boxes(
+            self.move[rows], self.piece[rows], self.low[rows], self.high[rows], self.begin[rows], self.step[rows]
+        )
+
+
+@frozen(eq=False)
+class _Moves:
+    """All moves of a graph in one table."""
+
+    kind: NDArray[np.str_]
+    state: I64  # that is filled
+    home: tuple[I64, I64]  # of source, of target
+    offset: tuple[I64, I64]
+    stride: tuple[I64, I64]  # (N, D) each
+    shape: I64  # (N, D)
+
+    @property
+    def numel(self) -> I64:
+        out: I64 = self.shape.prod(axis=1)
+        return out
+
+
+class _Proof:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.number = {path: i for i, path in enumerate(graph.target.tensors)}
+        parts = (*graph.source.parts, *graph.target.parts)
+        self.k = max([1, *(p.pieces.low.shape[1] for p in parts)])
+        self.states = list(dict.fromkeys([p.state for p in parts] + [b.state for b in graph.batches]))
+        self.source = self.pieces(graph.source, graph.sources)
+        self.target = self.pieces(graph.target, graph.targets)
+        self.moves = self.table()
+
+    def run(self) -> None:
+        moves = self.moves
+        source = self.boxes(0, self.source)
+        target = self.boxes(1, self.target)
+        for boxes, side in ((source, 0), (target, 1)):
+            held = np.bincount(boxes.move, weights=boxes.volume, minlength=len(moves.state)).astype(np.int64)
+            bad = np.flatnonzero(held != moves.numel)
+            if len(bad):
+                self.outside(int(bad[0]), side)
+        self.same_elements(source, target)
+        self.filled(target)
+        self.used(source)
+
+    # ---- tables ----------------------------------------------------------------------------------------------------------
+
+    def pieces(self, placement: Placement, stored: list[StoredTensor]) -> _Pieces:
+        where = {(s.file, s.key): i for i, s in enumerate(stored) if s.shares is None}
+        k = self.k
+        wide = {"home": [], "offset": [], "tensor": [], "state": [], "policy": [], "low": [], "high": [], "stride": []}  # type: ignore[var-annotated]
+        common = np.array([self.number.get(p, -1) for p in placement.tensors] or [-1], dtype=np.int64)
+        for part in placement.parts:
+            homes = np.array([where.get((h.file, h.key), -1) for h in part.homes] or [-1], dtype=np.int64)
+            p, missing = part.pieces, k - part.pieces.low.shape[1]
+            if not len(p):
+                continue
+            wide["home"].append(homes[p.home])
+            wide["offset"].append(p.offset)
+            wide["tensor"].append(common[p.tensor])
+            wide["state"].append(np.full(len(p), self.states.index(part.state)))
+            wide["policy"].append(p.policy.astype(np.int64))
+            for name, array, fill in (("low", p.low, 0), ("high", p.high, 1), ("stride", p.stride, 0)):
+                wide[name].append(np.pad(array, ((0, 0), (0, missing)), constant_values=fill))
+        empty = {n: np.zeros((0, k) if n in ("low", "high", "stride") else 0, dtype=np.int64) for n in wide}
+        flat = {n: np.concatenate(v) if v else empty[n] for n, v in wide.items()}
+        keep = (flat["home"] >= 0) & (flat["high"] > flat["low"]).all(axis=1)
+        flat = {n: v[keep] for n, v in flat.items()}
+        order = np.lexsort((flat["offset"], flat["home"]))
+        flat = {n: v[order] for n, v in flat.items()}
+        size = flat["high"] - flat["low"]
+        stride = np.where(size > 1, flat["stride"], 0)
+        dim = np.argsort(-stride, axis=1, kind="stable")
+        size, stride, low = (np.take_along_axis(a, dim, 1) for a in (size, stride, flat["low"]))
+        last = flat["offset"] + ((size - 1) * stride).sum(axis=1) + 1
+        return _Pieces(
+            flat["home"], flat["offset"], last, flat["tensor"], flat["state"], flat["policy"], size, stride, dim, low
+        )
+
+    def table(self) -> _Moves:
+        batches = [b for b in self.graph.batches if len(b.fragments)]
+        d = max([1, *(b.fragments.shape.shape[1] for b in batches)])
+
+        def flat(name: str) -> I64:
+            return np.concatenate([getattr(b.fragments, name) for b in batches] or [np.zeros(0, np.int64)]).astype(np.int64)
+
+        def wide(name: str, fill: int) -> I64:
+            rows = [
+                np.pad(a, ((0, 0), (0, d - a.shape[1])), constant_values=fill)
+                for b in batches
+                for a in (getattr(b.fragments, name),)
+            ]
+            out: I64 = np.concatenate(rows or [np.zeros((0, d), np.int64)]).astype(np.int64)
+            return out
+
+        counts = [len(b.fragments) for b in batches]
+        return _Moves(
+            np.repeat(np.array([b.kind for b in batches] or ["copy"]), counts or [0]),
+            np.repeat(np.array([self.states.index(b.state) for b in batches] or [0], dtype=np.int64), counts or [0]),
+            (flat("source"), flat("target")),
+            (flat("source_offset"), flat("target_offset")),
+            (wide("source_stride", 1), wide("target_stride", 1)),
+            wide("shape", 1),
+        )
+
+    # ---- moves as boxes --------------------------------------------------------------------------------------------------
+
+    def boxes(self, side: int, pieces: _Pieces) -> _Boxes:
+        """Both kinds of move: runs, which may cross many pieces, and strided boxes, which lie in one piece."""
+        moves = self.moves
+        wide = moves.shape > 1
+        is_run = wide[:, 1:].sum(axis=1) == 0
+        is_run &= (moves.stride[side][:, 0] == 1) | ~wide[:, 0]
+        runs, boxes = np.flatnonzero(is_run), np.flatnonzero(~is_run)
+        return _joined([self.run_boxes(side, pieces, runs), self.strided_boxes(side, pieces, boxes)], self.k)
+
+    def run_boxes(self, side: int, pieces: _Pieces, rows: I64) -> _Boxes:
+        start = self.moves.offset[side][rows]
+        stop = start + self.moves.numel[rows]
+        i, piece = _meet(self.moves.home[side][rows], start, stop, pieces.home, pieces.first, pieces.last)
+        at, low, high = _between(pieces, piece, start[i] - pieces.first[piece], stop[i] - pieces.first[piece])
+        i, piece = i[at], piece[at]
+        begin = pieces.first[piece] + (low * pieces.stride[piece]).sum(axis=1) - start[i]
+        return self.logical(pieces, rows[i], piece, low, high, begin, pieces.stride[piece])
+
+    def strided_boxes(self, side: int, pieces: _Pieces, rows: I64) -> _Boxes:
+        """A box of a move as a box of the piece that holds its first element: each dim of the move walks digits of the piece."""
+        moves, k = self.moves, self.k
+        offset = moves.offset[side][rows]
+        i, piece = _meet(moves.home[side][rows], offset, offset + 1, pieces.home, pieces.first, pieces.last)
+        rest = offset[i] - pieces.first[piece]
+        digit = np.zeros((len(i), k), dtype=np.int64)
+        for c in range(k):
+            step = np.maximum(pieces.stride[piece, c], 1)
+            digit[:, c] = np.where(pieces.size[piece, c] > 1, np.minimum(rest // step, pieces.size[piece, c] - 1), 0)
+            rest = rest - digit[:, c] * pieces.stride[piece, c]
+        inside = rest == 0
+        i, piece, digit = i[inside], piece[inside], digit[inside]
+        low, high, step = digit.copy(), digit + 1, np.zeros_like(digit)
+        size, stride = pieces.size[piece], pieces.stride[piece]
+        fits = np.ones(len(i), dtype=bool)
+        weight = np.ones(len(i), dtype=np.int64)
+        taken = np.zeros_like(digit, dtype=bool)
+        every = np.arange(len(i))
+        for d in range(moves.shape.shape[1] - 1, -1, -1):
+            left = moves.shape[rows[i], d].copy()
+            pace = moves.stride[side][rows[i], d].copy()
+            for _ in range(k):
+                open_ = fits & (left > 1)
+                if not open_.any():
+                    break
+                match = (stride == pace[:, None]) & (size > 1) & ~taken
+                fits &= ~open_ | match.any(axis=1)
+                column = match.argmax(axis=1)
+                room = size[every, column] - digit[every, column]
+                ends = open_ & fits & (left <= room)
+                whole = open_ & fits & ~ends & (digit[every, column] == 0) & (left % size[every, column] == 0)
+                fits &= ~open_ | ends | whole
+                count = np.where(ends, left, size[every, column])
+                some = ends | whole
+                high[every[some], column[some]] = low[every[some], column[some]] + count[some]
+                step[every[some], column[some]] = weight[some]
+                taken[every[some], column[some]] = True
+                left = np.where(some, left // count, left)
+                pace = np.where(some, pace * count, pace)
+                weight = np.where(some, weight * count, weight)
+            fits &= left == 1
+        good = np.flatnonzero(fits)
+        found = self.logical(
+            pieces, rows[i[good]], piece[good], low[good], high[good], np.zeros(len(good), dtype=np.int64), step[good]
+        )
+        lone = rows[~np.isin(np.arange(len(rows)), i[good])]
+        return _joined([found, *(self.element_boxes(side, pieces, int(row)) for row in lone)], self.k)
+
+    def element_boxes(self, side: int, pieces: _Pieces, row: int) -> _Boxes:
+        """A move that is no box of one piece: its elements one by one."""
+        positions = _positions(self.moves.offset[side][row], self.moves.shape[row], self.moves.stride[side][row])
+        n = len(positions)
+        home = np.full(n, self.moves.home[side][row])
+        i, piece = _meet(home, positions, positions + 1, pieces.home, pieces.first, pieces.last)
+        at, low, high = _between(pieces, piece, positions[i] - pieces.first[piece], positions[i] - pieces.first[piece] + 1)
+        i, piece = i[at], piece[at]
+        return self.logical(pieces, np.full(len(i), row), piece, low, high, i, np.zeros_like(low))
+
+    def logical(self, pieces: _Pieces, move: I64, piece: I64, low: I64, high: I64, begin: I64, step: I64) -> _Boxes:
+        """Columns of a piece put back in the order of the tensor's dims."""
+        dim, base = pieces.dim[piece], pieces.low[piece]
+        out = [np.empty_like(low) for _ in range(3)]
+        for array, values in zip(out, (base + low, base + high, np.where(high - low > 1, step, 0)), strict=True):
+            np.put_along_axis(array, dim, values, 1)
+        return _Boxes(move, piece, out[0], out[1], begin, out[2])
+
+    # ---- the three proofs ------------------------------------------------------------------------------------------------
+
+    def same_elements(self, source: _Boxes, target: _Boxes) -> None:
+        """Both sides of each move are the same elements at the same places of the move."""
+        ends = [b.begin + ((b.high - b.low - 1) * b.step).sum(axis=1) + 1 for b in (source, target)]
+        order = np.lexsort((target.begin, target.move))
+        t = target.take(order)
+        i, j = _meet(source.move, source.begin, ends[0], t.move, t.begin, ends[1][order])
+        s, t = source.take(i), t.take(j)
+        low, high = np.maximum(s.low, t.low), np.minimum(s.high, t.high)
+        shared = (low < high).all(axis=1) & (self.source.tensor[s.piece] == self.target.tensor[t.piece])
+        shared &= self.is_origin(self.source.state[s.piece], self.moves.state[s.move])
+        shared &= self.target.state[t.piece] == self.moves.state[t.move]
+        at_s = s.begin + ((low - s.low) * s.step).sum(axis=1)
+        at_t = t.begin + ((low - t.low) * t.step).sum(axis=1)
+        shared &= (at_s == at_t) & ((high - low == 1) | (s.step == t.step)).all(axis=1)
+        volume = np.where(shared, (high - low).clip(0).prod(axis=1), 0)
+        agreed = np.bincount(s.move, weights=volume, minlength=len(self.moves.state)).astype(np.int64)
+        bad = np.flatnonzero(agreed != self.moves.numel)
+        if len(bad):
+            self.misplaced(int(bad[0]))
+
+    def is_origin(self, have: I64, want: I64) -> Mask:
+        """Whether a state of the source may fill a state of the target: its own, or one that is derived from it."""
+        allowed = np.eye(len(self.states), dtype=bool)
+        for d in self.graph.source.layout.derived:
+            if d.state in self.states and d.source in self.states:
+                allowed[self.states.index(d.source), self.states.index(d.state)] = True
+        out: Mask = allowed[have, want]
+        return out
+
+    def filled(self, target: _Boxes) -> None:
+        """Every element of every stored tensor of the target once; every tensor of the target as a whole."""
+        pieces = self.target
+        copies = target.take(self.moves.kind[target.move] == "copy")
+        reduced = target.take(np.isin(self.moves.kind[target.move], ("mean", "sum")))
+        both = _joined([copies, _distinct(reduced)], self.k)  # all rows of a mean go to one place
+        i, j = _overlaps(both)
+        if len(i):
+            index = np.maximum(both.low[i[0]], both.low[j[0]])
+            piece = int(both.piece[i[0]])
+            self.blame("E341", "is filled twice", self.graph.targets, self.target, piece, index, "target")
+        low, high = _box_of(pieces)
+        held = np.bincount(both.piece, weights=both.volume, minlength=len(pieces)).astype(np.int64)
+        bad = np.flatnonzero(held != (high - low).prod(axis=1))
+        if len(bad):
+            piece = int(bad[0])
+            mine = np.flatnonzero(both.piece == piece)
+            index = _first_left(low[piece], high[piece], both.low[mine], both.high[mine])
+            assert index is not None
+            self.blame("E342", "is filled by nothing", self.graph.targets, self.target, piece, index, "target")
+        self.whole()
+
+    def whole(self) -> None:
+        """The pieces of the target together are all of each tensor that it keeps."""
+        pieces, layout = self.target, self.graph.target.layout
+        low, high = _box_of(pieces)
+        group = pieces.tensor * len(self.states) + pieces.state
+        distinct = np.unique(np.concatenate([group[:, None], low, high], axis=1), axis=0)
+        group, low, high = distinct[:, 0], distinct[:, 1 : self.k + 1], distinct[:, self.k + 1 :]
+        for g, rows in _rows_by(group):
+            path, state = self.graph.target.tensors[g // len(self.states)], self.states[g % len(self.states)]
+            counts = np.ones(self.k, dtype=np.int64)
+            counts[: len(layout.tensors[path].counts)] = layout.tensors[path].counts
+            if len(rows) == 1 and (low[rows[0]] == 0).all() and (high[rows[0]] == counts).all():
+                continue
+            if _is_exact(counts, low[rows], high[rows]):
+                continue
+            index = _first_left(np.zeros(self.k, dtype=np.int64), counts, low[rows], high[rows])
+            if index is not None:
+                fail(
+                    "E342",
+                    f"{state} of {element_name(layout, path, tuple(index.tolist()))} is nowhere in the target",
+                    Label(layout.call, "target", where=f"{path}/{state}"),
+                )
+
+    def used(self, source: _Boxes) -> None:
+        """Every element of every piece of the source moves or is checked, unless its state is left out or any copy will do."""
+        pieces, graph = self.source, self.graph
+        boxes = _distinct(source)
+        i, j = _overlaps(boxes)
+        crossed = np.unique(boxes.piece[i]) if len(i) else np.zeros(0, dtype=np.int64)
+        low, high = _box_of(pieces)
+        held = np.bincount(boxes.piece, weights=boxes.volume, minlength=len(pieces)).astype(np.int64)
+        suspect = held != (high - low).prod(axis=1)
+        suspect[crossed] = True
+        suspect &= pieces.policy != 3  # any
+        left_out = {text.split(": ")[0] for text in graph.dropped}
+        order = np.argsort(boxes.piece, kind="stable")
+        by_piece = boxes.piece[order]
+        for piece in np.flatnonzero(suspect).tolist():
+            tensor = graph.target.tensors[int(pieces.tensor[piece])] if pieces.tensor[piece] >= 0 else None
+            if tensor is None or f"{self.states[int(pieces.state[piece])]} of {tensor}" in left_out:
+                continue
+            mine = order[np.searchsorted(by_piece, piece) : np.searchsorted(by_piece, piece, side="right")]
+            index = _first_left(low[piece], high[piece], boxes.low[mine], boxes.high[mine])
+            if index is not None:
+                self.blame(
+                    "E343", "is neither used nor checked as a copy", graph.sources, pieces, piece, index, "source"
+                )
+        listed = {(s.file, s.key) for s in graph.sources}
+        for part in graph.source.parts:
+            tensors = [graph.source.tensors[t] for t in np.unique(part.pieces.tensor).tolist()]
+            lost = [t for t in tensors if f"{part.state} of {t}" not in left_out]
+            absent = next((h for h in part.homes if (h.file, h.key) not in listed), None)
+            if lost and absent is not None:
+                index = (0,) * len(graph.source.layout.tensors[lost[0]].dims)
+                fail(
+                    "E343",
+                    f"{part.state} of {element_name(graph.source.layout, lost[0], index)} is neither used nor checked as a copy",
+                    Label(absent.file, "source", where=key_text(absent.key)),
+                )
+
+    # ---- what is wrong ---------------------------------------------------------------------------------------------------
+
+    def outside(self, row: int, side: int) -> NoReturn:
+        """A move from or to positions where no element lies (padding, or past the end), or where two do."""
+        stored = (self.graph.sources, self.graph.targets)[side]
+        pieces = (self.source, self.target)[side]
+        boxes = self.element_boxes(side, pieces, row)
+        count = np.bincount(boxes.begin, minlength=int(self.moves.numel[row]))
+        n = int(np.flatnonzero(count != 1)[0])
+        positions = _positions(self.moves.offset[side][row], self.moves.shape[row], self.moves.stride[side][row])
+        home = stored[int(self.moves.home[side][row])]
+        other = self.element_boxes(1 - side, (self.target, self.source)[side], row)
+        named = self.name_at(other, n, (self.target, self.source)[side])
+        way = ("comes from", "goes to")[side]
+        if count[n] > 1:
+            two = [self.name(pieces, int(boxes.piece[b]), boxes.low[b]) for b in np.flatnonzero(boxes.begin == n)[:2]]
+            fail(
+                "E345",
+                f"{two[0]} and {two[1]} lie on one position, {positions[n]} of {key_text(home.key)}",
+                Label(home.file, ("source", "target")[side], where=key_text(home.key)),
+            )
+        fail(
+            "E344",
+            f"{named} {way} position {positions[n]} of {key_text(home.key)}, where no element lies",
+            Label(home.file, ("source", "target")[side], where=key_text(home.key)),
+        )
+
+    def misplaced(self, row: int) -> NoReturn:
+        """Name the first element of a move that goes to another's place."""
+        a, b = self.element_boxes(0, self.source, row), self.element_boxes(1, self.target, row)
+        a, b = a.take(np.argsort(a.begin, kind="stable")), b.take(np.argsort(b.begin, kind="stable"))
+        same = (a.low == b.low).all(axis=1) & (self.source.tensor[a.piece] == self.target.tensor[b.piece])
+        same &= self.is_origin(self.source.state[a.piece], self.moves.state[a.move])
+        same &= self.target.state[b.piece] == self.moves.state[b.move]
+        n = int(np.flatnonzero(~same)[0])
+        s, t = (stored[int(self.moves.home[i][row])] for i, stored in enumerate((self.graph.sources, self.graph.targets)))
+        fail(
+            "E340",
+            f"{self.name(self.source, int(a.piece[n]), a.low[n])} is brought to the place of"
+            f" {self.name(self.target, int(b.piece[n]), b.low[n])}",
+            Label(s.file, "from here", where=key_text(s.key)),
+            Label(t.file, "to here", where=key_text(t.key)),
+        )
+
+    def name_at(self, boxes: _Boxes, n: int, pieces: _Pieces) -> str:
+        found = np.flatnonzero(boxes.begin == n)
+        return self.name(pieces, int(boxes.piece[found[0]]), boxes.low[found[0]]) if len(found) else "an element"
+
+    def name(self, pieces: _Pieces, piece: int, index: I64) -> str:
+        path = self.graph.target.tensors[int(pieces.tensor[piece])]
+        element = element_name(self.graph.target.layout, path, tuple(index.tolist()))
+        return f"{self.states[int(pieces.state[piece])]} of {element}"
+
+    def blame(
+        self, code: str, what: str, stored: list[StoredTensor], pieces: _Pieces, piece: int, index: I64, side: str
+    ) -> NoReturn:
+        home = stored[int(pieces.home[piece])]
+        fail(code, f"{self.name(pieces, piece, index)} {what}", Label(home.file, side, where=key_text(home.key)))
+
+
+# ---- joins of intervals and boxes ----------------------------------------------------------------------------------------
+
+
+def _meet(group_a: I64, start_a: I64, stop_a: I64, group_b: I64, start_b: I64, stop_b: I64) -> tuple[I64, I64]:
+    """Pairs of half-open intervals of one group that share a position. b is sorted by group, then start."""
+    if not len(group_a) or not len(group_b):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    top = int(max(stop_a.max(), stop_b.max(), 0)) + 1
+    assert int(max(group_a.max(), group_b.max()) + 1) * top < 1 << 62
+    reach = np.maximum.accumulate(group_b * top + stop_b)  # the furthest stop so far; of an earlier group it is too small
+    first = np.searchsorted(reach, group_a * top + start_a, side="right")
+    last = np.searchsorted(group_b * top + start_b, group_a * top + stop_a, side="left")
+    count = np.maximum(last - first, 0)
+    i = np.repeat(np.arange(len(group_a)), count)
+    j = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(len(i))
+    real = (group_a[i] == group_b[j]) & (start_a[i] < stop_b[j]) & (start_b[j] < stop_a[i])
+    return i[real], j[real]
+
+
+def _between(pieces: _Pieces, piece: I64, start: I64, stop: I64) -> tuple[I64, I64, I64]:
+    """The elements of pieces at positions start <= p < stop, counted from each piece's first, as boxes of its columns.
+
+    Columns nest: what the inner ones span is no more than one step of an outer one. Returns (row, low, high).
+    """
+    k = pieces.size.shape[1]
+    row = np.arange(len(piece))
+    place = np.zeros(len(piece), dtype=np.int64)
+    low, high = np.zeros((len(piece), k), dtype=np.int64), pieces.size[piece].copy()
+    done: list[tuple[I64, I64, I64]] = []
+    for c in range(k + 1):
+        size, stride = pieces.size[piece[row]], pieces.stride[piece[row]]
+        span = ((size - 1) * stride)[:, c:].sum(axis=1) + 1
+        meets = (place < stop[row]) & (place + span > start[row])
+        within = (place >= start[row]) & (place + span <= stop[row])
+        done.append((row[within], low[within], high[within]))
+        go = meets & ~within
+        row, place, low, high = row[go], place[go], low[go], high[go]
+        if c == k or not len(row):
+            break
+        size, stride, span = size[go, c], np.maximum(stride[go, c], 1), span[go] - (size[go, c] - 1) * stride[go, c]
+        inside = np.clip(-((place - start[row]) // stride), 0, size)  # the first index that begins at or after start
+        outside = np.clip((stop[row] - span - place) // stride + 1, inside, size)  # behind the last that ends by stop
+        full = outside > inside
+        low[:, c], high[:, c] = inside, outside
+        done.append((row[full], low[full], high[full]))
+        parts = []
+        for index in (inside - 1, outside):
+            real = (index >= 0) & (index < size)
+            parts.append((np.flatnonzero(real), index[real]))
+        at, index = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+        row, place, low, high = row[at], place[at] + index * stride[at], low[at], high[at]
+        low[:, c], high[:, c] = index, index + 1
+    rows, lows, highs = (np.concatenate([d[n] for d in done]) for n in range(3))
+    return rows, lows, highs
+
+
+def _positions(offset: I64, shape: I64, stride: I64) -> I64:
+    """Positions of a strided move, row-major."""
+    out = np.array(offset, dtype=np.int64)
+    for n, step in zip(shape.tolist(), stride.tolist(), strict=True):
+        out = out[..., None] + np.arange(n) * step
+    return out.ravel()
+
+
+def _joined(tables: list[_Boxes], k: int) -> _Boxes:
+    return _Boxes(
+        *(
+            np.concatenate([getattr(t, f) for t in tables] or [np.zeros((0, k) if f in ("low", "high", "step") else 0, np.int64)])
+            for f in ("move", "piece", "low", "high", "begin", "step")
+        )
+    )
+
+
+def _distinct(boxes: _Boxes) -> _Boxes:
+    """One of each box of each piece."""
+    if not len(boxes):
+        return boxes
+    _, first = np.unique(np.concatenate([boxes.piece[:, None], boxes.low, boxes.high], axis=1), axis=0, return_index=True)
+    return boxes.take(first.astype(np.int64))
+
+
+def _box_of(pieces: _Pieces) -> tuple[I64, I64]:
+    """Each piece in logical dims."""
+    low, high = np.empty_like(pieces.low), np.empty_like(pieces.low)
+    np.put_along_axis(low, pieces.dim, pieces.low, 1)
+    np.put_along_axis(high, pieces.dim, pieces.low + pieces.size, 1)
+    return low, high
+
+
+def _overlaps(boxes: _Boxes) -> tuple[I64, I64]:
+    """Pairs of boxes of one piece that share an element: swept along the dim that has the most different starts."""
+    return _pairs(boxes.piece, boxes.low, boxes.high)
+
+
+def _pairs(group: I64, low: I64, high: I64) -> tuple[I64, I64]:
+    n, k = low.shape
+    empty = np.zeros(0, dtype=np.int64)
+    if n < 2:
+        return empty, empty
+    order = np.argsort(group, kind="stable")
+    new = np.ones(n, dtype=bool)
+    new[1:] = group[order][1:] != group[order][:-1]
+    number = np.cumsum(new) - 1  # of each ordered row
+    most, best = np.zeros(int(number[-1]) + 1, dtype=np.int64), np.zeros(int(number[-1]) + 1, dtype=np.int64)
+    for c in range(k):
+        by = np.lexsort((low[order, c], number))
+        fresh = np.ones(n, dtype=bool)
+        fresh[1:] = (number[by][1:] != number[by][:-1]) | (low[order, c][by][1:] != low[order, c][by][:-1])
+        distinct = np.bincount(number[by][fresh], minlength=len(most))
+        best = np.where(distinct > most, c, best)
+        most = np.maximum(most, distinct)
+    column = best[number]
+    start, stop = low[order, column], high[order, column]
+    sort = np.lexsort((start, number))
+    order, number, start, stop = order[sort], number[sort], start[sort], stop[sort]
+    i, j = _meet(number, start, stop, number, start, stop)
+    later = i < j
+    i, j = order[i[later]], order[j[later]]
+    real = ((low[i] < high[j]) & (low[j] < high[i])).all(axis=1)
+    return i[real], j[real]
+
+
+def _rows_by(group: I64) -> list[tuple[int, I64]]:
+    order = np.argsort(group, kind="stable")
+    values, starts = np.unique(group[order], return_index=True)
+    return list(zip(values.tolist(), np.split(order, starts[1:]), strict=True)) if len(values) else []
+
+
+def _is_exact(counts: I64, low: I64, high: I64) -> bool:
+    """Whether boxes that share nothing fill 0 .. counts."""
+    if int((high - low).prod(axis=1).sum()) != int(counts.prod()):
+        return False
+    i, _ = _pairs(np.zeros(len(low), dtype=np.int64), low, high)
+    return len(i) == 0
+
+
+def _first_left(low: I64, high: I64, others_low: I64, others_high: I64) -> I64 | None:
+    """The first element (of some box left over) of a box that no other box has."""
+    left = [(low, high)]
+    for a, b in zip(others_low, others_high, strict=True):
+        rest: list[tuple[I64, I64]] = []
+        for x, y in left:
+            if (np.maximum(x, a) >= np.minimum(y, b)).any():
+                rest.append((x, y))
+                continue
+            x, y = x.copy(), y.copy()
+            for c in range(len(x)):
+                if x[c] < a[c]:
+                    rest.append((x.copy(), np.where(np.arange(len(x)) == c, a[c], y)))
+                    x[c] = a[c]
+                if y[c] > b[c]:
+                    rest.append((np.where(np.arange(len(x)) == c, b[c], x), y.copy()))
+                    y[c] = b[c]
+        left = rest
+        if not left:
+            return None
+    return min((x for x, _ in left), key=lambda x: tuple(x.tolist()))
