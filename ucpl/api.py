@@ -32,6 +32,7 @@ __all__ = [
     "Converted",
     "Side",
     "apply",
+    "closed_call",
     "compare",
     "convert",
     "infer",
@@ -66,6 +67,7 @@ class Side:
     model: nodes.Model | None  # what a layout of any model is over
     placement: Placement
     inherited: dict[str, tuple[Value, str]]
+    config: dict[str, Any] | None = None  # what `config.x` is
 
     @property
     def layout(self) -> Layout:
@@ -75,7 +77,11 @@ class Side:
 def load(path: Here) -> Library:
     """The models, layouts and plans of a .ucpl file and of what it imports, over the shipped specs. Raises: UcplError."""
     from ucpl.layout import load as library_of
+    from ucpl.resources import spec_files, spec_text
 
+    name = str(path).removeprefix("specs/")
+    if not Path(path).exists() and name in dict(spec_files()):  # a shipped one, wherever we are
+        return library_of((f"specs/{name}", spec_text(name)))
     return library_of((str(path), read_text(Path(path))))
 
 
@@ -97,6 +103,21 @@ def parse_target(text: str) -> tuple[Library, nodes.Call]:
     if colon:
         return load(head + ".ucpl"), parse_call(rest)
     return library_of(), parse_call(text)
+
+
+def closed_call(
+    file: nodes.File, call: nodes.Call, config: dict[str, Any] | None = None, sizes: dict[str, Value] | None = None
+) -> nodes.Call:
+    """The call of a `plan` statement, its arguments evaluated where they stand: the file's own `let` are known there."""
+    from attrs import evolve
+
+    from ucpl.layout.resolve import _literal
+    from ucpl.layout.scope import Scope
+    from ucpl.syntax import nodes
+
+    lets = {b.name: b.value for s in file.statements if isinstance(s, nodes.Let) for b in s.bindings}
+    scope = Scope(given={k: v for k, v in (sizes or {}).items() if k in lets}, bindings=lets, config=config or {})
+    return evolve(call, arguments=tuple(evolve(a, value=_literal(scope.evaluate(a.value))) for a in call.arguments))
 
 
 def is_checkpoint(text: str) -> bool:
@@ -141,7 +162,14 @@ def side(
     library, call = parse_target(target) if isinstance(target, str) else target
     model = model if of_any(library, call) else None
     layout = resolve(library, call, model=model, config=config, define_sizes=sizes, inherited=inherited)
-    return Side(library, call, model, locate(layout, rank=rank), inherited or {})
+    return Side(library, call, model, locate(layout, rank=rank), inherited or {}, config)
+
+
+def config_of(checkpoint: Checkpoint, config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Sizes as a config.json gives them: the one given, else the checkpoint's own."""
+    from ucpl.stores.huggingface import config_of as own
+
+    return config if config is not None else own(checkpoint)
 
 
 def source_side(
@@ -158,16 +186,17 @@ def source_side(
     from ucpl.regions import locate
     from ucpl.syntax import nodes
 
+    config = config_of(checkpoint, config)
     if source is None:
         found = infer_layout(checkpoint)
-        made = Side(found.library, found.call, found.model, found.placement, found.inherited)
+        made = Side(found.library, found.call, found.model, found.placement, found.inherited, config)
         model = found.model
     else:
         library, call = parse_target(source) if isinstance(source, str) else source
         inherited = inherited_settings(checkpoint)
         given = model_of(checkpoint, {}) if of_any(library, call) else None
         layout = resolve(library, call, model=given, config=config, define_sizes=sizes, inherited=inherited)
-        made = Side(library, call, given, locate(layout, stated=stated_of(checkpoint)), inherited)
+        made = Side(library, call, given, locate(layout, stated=stated_of(checkpoint)), inherited, config)
         named = given or library.model(layout.model_name).node
         assert isinstance(named, nodes.Model)
         model = named
@@ -184,7 +213,8 @@ def target_side(
     sizes: dict[str, Value] | None = None,
 ) -> Side:
     """The target of a conversion: what its call leaves open comes from the source, with its origin."""
-    return side(target, model=model, inherited=dict(source.inherited), config=config, sizes=sizes)
+    known = config if config is not None else source.config
+    return side(target, model=model, inherited=dict(source.inherited), config=known, sizes=sizes)
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -221,7 +251,7 @@ def closed_text(target: Side) -> str:
 
     if target.model is None:
         return ""
-    layout = expand(target.library, target.call, target.model, inherited=target.inherited)
+    layout = expand(target.library, target.call, target.model, inherited=target.inherited, config=target.config)
     return print_file(nodes.File("layout.ucpl", 1, (target.model, layout)))
 
 
@@ -286,7 +316,10 @@ def plan(
     """The plan from one layout to another, proved. `source` may be a checkpoint; layouts of any model need it or `model`."""
     if checkpoint is None and is_checkpoint(source):
         checkpoint = source
-    opened = open_checkpoint(checkpoint) if checkpoint is not None else None
+    described = None if is_checkpoint(source) else source
+    opened = None
+    if checkpoint is not None:
+        opened = open_checkpoint(checkpoint, described, config=config, sizes=sizes)
     known = model_named(model) if model is not None else None
     here, there = sides(source, target, model=known, checkpoint=opened, config=config, sizes=sizes)
     return make_plan(here, there, checkpoint=opened, drop=tuple(drop), name=name)[1]
@@ -320,11 +353,47 @@ class Converted:
         return str(self.report)
 
 
-def open_checkpoint(path: Here) -> Checkpoint:
-    """A checkpoint's headers. Raises: UcplError, exit 3."""
+def open_checkpoint(
+    path: Here,
+    layout: str | tuple[Library, nodes.Call] | None = None,
+    *,
+    config: dict[str, Any] | None = None,
+    sizes: dict[str, Value] | None = None,
+    plan: Plan | None = None,
+) -> Checkpoint:
+    """A checkpoint's headers. What no framework describes, a layout (or a plan) of framework torch() does.
+
+    Raises: UcplError, exit 3.
+    """
+    from ucpl.stores.generic import NAME, open_files
     from ucpl.stores.registry import open_checkpoint as read
 
-    return read(Path(path))
+    here = Path(path)
+    if plan is not None and plan.source.framework == NAME:
+        return open_files(here, (t.file for t in plan.sources))
+    if layout is not None and here.exists():
+        library, call = parse_target(layout) if isinstance(layout, str) else layout
+        if not of_any(library, call):
+            known = config if config is not None else _config_beside(here)
+            placement = side((library, call), config=known, sizes=sizes).placement
+            if placement.layout.framework == NAME:
+                aside = [tuple(b.key.text.split("/")) for b in placement.layout.blobs if b.key is not None]
+                return open_files(here, (home.file for part in placement.parts for home in part.homes), aside)
+    return read(here)
+
+
+def _config_beside(path: Path) -> dict[str, Any] | None:
+    """config.json of a folder, if it has one."""
+    import json
+
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if not file.is_file():
+        return None
+    try:
+        value = json.loads(read_text(file))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def infer(checkpoint: Here) -> Inferred:
@@ -336,7 +405,7 @@ def infer(checkpoint: Here) -> Inferred:
 
 def apply(
     plan: Plan | Here,
-    source: Here,
+    source: Here | Checkpoint,
     target: Here,
     *,
     memory: int = MEMORY,
@@ -356,7 +425,7 @@ def apply(
     made = plan if isinstance(plan, Made) else load_plan(plan)
     return execute(
         made,
-        open_checkpoint(source),
+        open_checkpoint(source, plan=made) if isinstance(source, str | Path) else source,
         framework(made.target.framework),
         Path(target),
         memory=memory,
@@ -382,11 +451,11 @@ def convert(
     **how: Any,
 ) -> Converted:
     """Infer the source (or take it as `layout` says), plan, prove, and write the target. `how`: as for `apply`."""
-    opened = open_checkpoint(source)
+    opened = open_checkpoint(source, layout, config=config, sizes=sizes)
     here, model = source_side(opened, layout, config, sizes)
     there = target_side(to, here, model, config=config, sizes=sizes)
     _, made = make_plan(here, there, checkpoint=opened, drop=tuple(drop))
-    return Converted(made, apply(made, source, target, **how))
+    return Converted(made, apply(made, opened, target, **how))
 
 
 def compare(
@@ -401,7 +470,7 @@ def compare(
     """Whether two checkpoints hold the same logical state, whatever their layouts. True where they do."""
     from ucpl.proofs.compare import likeness
 
-    ours, theirs = open_checkpoint(a), open_checkpoint(b)
+    ours, theirs = open_checkpoint(a, a_layout), open_checkpoint(b, b_layout)
     here, there = source_side(ours, a_layout)[0], source_side(theirs, b_layout)[0]
     return likeness(ours, here.placement, theirs, there.placement, memory=memory, workers=workers)
 
@@ -410,5 +479,5 @@ def verify(checkpoint: Here, *, layout: str | None = None, memory: int = MEMORY,
     """Read a checkpoint back: digests, CRCs, copies, weights against masters. True where nothing is wrong."""
     from ucpl.proofs.verify import verdict
 
-    opened = open_checkpoint(checkpoint)
+    opened = open_checkpoint(checkpoint, layout)
     return verdict(opened, source_side(opened, layout)[0].placement, memory=memory, workers=workers)

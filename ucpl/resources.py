@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-__all__ = ["grammar_text", "spec_files", "spec_text"]
+__all__ = ["example_folder", "grammar_text", "spec_files", "spec_text"]
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -24,6 +24,11 @@ def _folder(name: str) -> Path:
 def grammar_text() -> str:
     """The grammar of the language, as lark reads it."""
     return (_folder("grammar") / "ucpl.lark").read_text(encoding="utf-8")
+
+
+def example_folder() -> Path:
+    """The folder of shipped examples."""
+    return _folder("examples")
 
 
 def spec_files() -> list[tuple[str, Path]]:

@@ -7,9 +7,12 @@ from pathlib import Path
 from ucpl.errors import Label, fail
 from ucpl.stores.checkpoint import Checkpoint, Framework
 from ucpl.stores.deepspeed import DeepSpeed
+from ucpl.stores.generic import Generic
+from ucpl.stores.huggingface import HuggingFace
+from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.plain import Plain
 
-FRAMEWORKS: tuple[Framework, ...] = (DeepSpeed(), Plain())
+FRAMEWORKS: tuple[Framework, ...] = (Universal(), DeepSpeed(), Plain(), HuggingFace(), Generic())
 
 
 def framework(name: str) -> Framework:
@@ -20,14 +23,18 @@ def framework(name: str) -> Framework:
     fail(
         "E436",
         f"no framework is called `{name}`" if name else "the layout names no framework",
-        Label("<layout>", where=f"framework {name}"),
+        Label("<layout>", where=f"framework {name}".rstrip()),
         remedy=f"one of {', '.join(f.name for f in FRAMEWORKS)}",
     )
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read the headers of a checkpoint of any known framework. Raises UcplError E435 (exit 3) where none knows it."""
-    if not path.exists():
+    try:
+        path.stat()
+    except PermissionError as error:
+        fail("E400", f"{path} cannot be read: {error.strerror}", Label(str(path)))
+    except OSError:
         fail("E437", f"{path} does not exist", Label(str(path)))
     for one in FRAMEWORKS:
         if one.recognises(path):

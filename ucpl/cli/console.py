@@ -1,0 +1,135 @@
+"""What the command line prints: answers on standard output, progress and diagnostics on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
+
+from ucpl.errors import Diagnostic
+
+__all__ = ["Console", "bytes_text"]
+
+
+class Console:
+    """With `json`, answers are one JSON object and `say` is silent."""
+
+    def __init__(self, *, json: bool = False, debug: bool = False) -> None:
+        self.json = json
+        self.debug = debug
+        self._closed = False
+        self._answered = False
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, ValueError):
+                stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+    # ---- standard output ---------------------------------------------------------------------------------------------
+
+    def say(self, text: str = "") -> None:
+        """A line (or several) of the answer, for people."""
+        if not self.json:
+            self._write(sys.stdout, _printable(text) + "\n")
+
+    def raw(self, text: str) -> None:
+        """A text that is the answer itself: a .ucpl file."""
+        if not self.json:
+            self._write(sys.stdout, text)
+
+    def answer(self, value: dict[str, Any]) -> None:
+        """The answer for programs: the one object of `--json`."""
+        if self.json:
+            from json import dumps
+
+            self._answered = True
+            self._write(sys.stdout, dumps(value, ensure_ascii=False, default=str) + "\n")
+
+    def failed(self, status: int, diagnostics: Sequence[Diagnostic]) -> None:
+        """The object of `--json` where an error ended the verb."""
+        if not self._answered:
+            self.answer({"status": status, "diagnostics": [diagnostic_object(d) for d in diagnostics]})
+
+    def close_output(self) -> None:
+        """Nobody reads any more: go on without printing."""
+        self._closed = True
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(BrokenPipeError, ValueError, OSError):
+                stream.flush()
+
+    def _write(self, stream: IO[str], text: str) -> None:
+        if self._closed:
+            return
+        try:
+            stream.write(text)
+        except BrokenPipeError:  # the reader has what it wanted: the work goes on, and its status stands
+            self.close_output()
+
+    # ---- standard error ----------------------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            sys.stderr.write(_printable(text) + "\n")
+
+    def diagnostics(self, diagnostics: Sequence[Diagnostic]) -> None:
+        """Findings as people read them, with the lines that they point at."""
+        from ucpl.cli.sources import with_source
+        from ucpl.errors.render import render_diagnostic
+
+        color = self._colored(sys.stderr)
+        with contextlib.suppress(BrokenPipeError):
+            self.flush()
+            sys.stderr.write("\n\n".join(render_diagnostic(with_source(d), color) for d in diagnostics) + "\n")
+
+    @staticmethod
+    def _colored(stream: IO[str]) -> bool:
+        return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    @contextlib.contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[int, int], None] | None]:
+        """A bar on standard error, where that is a terminal; otherwise nothing."""
+        if self.json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+            yield None
+            return
+        from rich.console import Console as Terminal
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        terminal = Terminal(stderr=True, no_color=bool(os.environ.get("NO_COLOR")))
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
+        with Progress(*columns, console=terminal, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _printable(text: str) -> str:
+    """Names come from files that anybody may have written: what a terminal would obey is replaced."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+def diagnostic_object(d: Diagnostic) -> dict[str, Any]:
+    return {
+        "code": d.code,
+        "message": d.message,
+        "places": [
+            {k: v for k, v in (("file", p.file), ("line", p.line), ("column", p.column), ("where", p.where), ("text", p.text)) if v}
+            for p in d.labels
+        ],
+        "notes": list(d.notes),
+        "remedy": d.remedy,
+    }
+
+
+def bytes_text(n: int) -> str:
+    """A number of bytes in few words: 174,885 bytes (171 KiB)."""
+    size, unit = float(n), ""
+    for unit in ("", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{n:,} bytes" + (f" ({size:.3g} {unit})" if unit else "")

@@ -1,0 +1,96 @@
+"""Convert the shipped checkpoint (DeepSpeed, four ranks) through a .plan file for three ranks of another stage, and prove it."""
+
+from __future__ import annotations
+
+import tempfile
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ucpl.cli.console import bytes_text
+from ucpl.cli.options import add_json
+from ucpl.cli.report import plan_lines, plan_object, run_lines, run_object
+from ucpl.errors import Exit, fail
+
+if TYPE_CHECKING:
+    from ucpl.cli.console import Console
+
+EXAMPLE = "ucpl demo\nucpl demo --to 'zero1(dp=8)' --keep converted"
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--to", default="zero3(dp=3)", metavar="LAYOUT", help="the target (default: zero3(dp=3))")
+    parser.add_argument("--keep", metavar="DST", help="write here, and leave it, instead of in a temporary folder")
+    add_json(parser)
+
+
+def run(options: Namespace, console: Console) -> int:
+    from ucpl import api
+    from ucpl.resources import example_folder
+
+    source = example_folder() / "checkpoint"
+    if not (source / "latest").is_file():
+        fail("E183", f"{source} is not there")
+    before = _digest(source)
+    with tempfile.TemporaryDirectory(prefix="ucpl-demo-") as name:
+        folder = Path(name)
+        target = Path(options.keep) if options.keep else folder / "converted"
+        plan_file = folder / "demo.plan"
+        console.say(f"1. plan: {source} to {options.to}, every element proved to have one source")
+        opened = api.open_checkpoint(source)
+        here, model = api.source_side(opened, None)
+        _, made = api.make_plan(here, api.target_side(options.to, here, model), checkpoint=opened, name="demo")
+        api.save_plan(made, plan_file)
+        _say(console, plan_lines(made))
+        console.say(f"   {plan_file.name}: {bytes_text(plan_file.stat().st_size)}")
+        console.say(f"\n2. apply demo.plan: {target.name if not options.keep else target}")
+        plan = api.load_plan(plan_file)
+        report = api.apply(plan, opened, target)
+        _say(console, run_lines(report))
+        console.say("\n3. verify: everything is read back, and held against all that vouches for it")
+        verdict = api.verify(target)
+        _say(console, [f"{verdict.files.bytes_protected:,} of {verdict.files.bytes_protected + verdict.files.bytes_unprotected:,} bytes are protected by a CRC or the manifest", *verdict.notes])
+        console.say("\n4. compare: the same logical state as the source?")
+        likeness = api.compare(source, target)
+        _say(console, [f"{likeness.elements:,} elements of {likeness.tensors} tensors, {likeness.values} values beside them: "
+                       + ("bit for bit equal" if likeness else "different"), *map(str, likeness.differences)])  # fmt: skip
+        console.say("\n5. there and back: as one plain file, from the source and from the target")
+        files = [folder / "source.pt", folder / "target.pt"]
+        for one, file in zip((source, target), files, strict=True):
+            api.convert(one, file, "plain()")
+        back = api.compare(*files)
+        _say(console, ["bit for bit equal" if back else "different"])
+        unchanged = _digest(source) == before
+        good = bool(verdict) and bool(likeness) and bool(back) and unchanged
+        console.say(f"\n{'proved' if good else 'NOT proved'}: {opened.framework} {made.source_call.partition('(')[0]} on "
+                    f"{opened.envelope.settings['dp'].value} ranks is {made.target_call.partition(',')[0]}...); the source is {'unchanged' if unchanged else 'CHANGED'}")  # fmt: skip
+        if verdict.findings:
+            console.diagnostics(verdict.findings)
+        console.answer(
+            {
+                "proved": good,
+                "plan": plan_object(plan),
+                "report": run_object(report),
+                "sound": bool(verdict),
+                "equal": bool(likeness),
+                "elements": likeness.elements,
+                "source_unchanged": unchanged,
+            }
+        )
+    return Exit.DONE if good else Exit.ANSWER_IS_NO
+
+
+def _say(console: Console, lines: list[Any]) -> None:
+    for line in lines:
+        console.say(f"   {line}")
+
+
+def _digest(folder: Path) -> str:
+    """SHA-256 of every file's name and bytes."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,44 @@
+"""Write the .ucpl of a checkpoint: its model and the layout that it is stored in. The text converts as the checkpoint does."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ucpl.cli.options import add_json, write_text
+from ucpl.errors import Exit
+
+if TYPE_CHECKING:
+    from ucpl.cli.console import Console
+
+EXAMPLE = "ucpl infer runs/step-1000 -o inferred.ucpl"
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="CKPT", help="a save folder, one step's folder, or a plain file")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write here instead of to standard output")
+    add_json(parser)
+
+
+def run(options: Namespace, console: Console) -> int:
+    from ucpl import api
+    from ucpl.proofs import fit
+
+    found = api.infer(options.checkpoint)
+    fit.demand(found.placement, found.checkpoint)
+    text = found.text()
+    if options.output:
+        write_text(Path(options.output), text)
+        console.say(f"{options.output}: model {found.model.name}, layout stored: {found.layout.call}")
+    else:
+        console.raw(text)
+    console.answer(
+        {
+            "layout": found.layout.call,
+            "tensors": len(found.layout.tensors),
+            "origins": {name: {"value": v, "origin": o} for name, (v, o) in found.inherited.items()},
+            "text": text,
+        }
+    )
+    return Exit.DONE

@@ -1,0 +1,101 @@
+"""Plan a conversion and prove it: every element of the target has one source. Specs are enough; no tensor is read."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ucpl.cli.options import add_json, add_sizes, config_of, sizes_of, write_text
+from ucpl.cli.report import plan_object
+from ucpl.errors import Exit, Label, fail
+
+if TYPE_CHECKING:
+    from ucpl.cli.console import Console
+    from ucpl.schedule.plan import Plan
+
+EXAMPLE = """
+ucpl plan --from runs/on-4 --to 'zero1(dp=8)' -o grow.plan
+ucpl plan --from 'zero1(dp=4)' --to 'zero3(dp=3)' --model model.ucpl:gpt
+ucpl plan restart.ucpl grow -o grow.plan
+"""
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a .ucpl file with a `plan` statement")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the statement's name")
+    parser.add_argument("--from", dest="source", metavar="LAYOUT", help="a layout, or a checkpoint, whose headers are read")
+    parser.add_argument("--to", dest="target", metavar="LAYOUT")
+    parser.add_argument("--model", metavar="FILE:NAME", help="the model, where both layouts are of any")
+    parser.add_argument("--checkpoint", metavar="CKPT", help="the checkpoint that --from describes: its headers give model and dtypes")
+    parser.add_argument("--rank", type=int, metavar="R", help="list what is put into the files of one rank of the target")
+    parser.add_argument("--drop", action="append", default=[], metavar="NAME", help="leave out a tensor or a state; may repeat")
+    parser.add_argument("-o", "--output", metavar="FILE.plan", help="write the plan here")
+    add_sizes(parser)
+    add_json(parser)
+
+
+def run(options: Namespace, console: Console) -> int:
+    from ucpl import api
+    from ucpl.schedule.text import summary
+
+    sizes, config = sizes_of(options), config_of(options)
+    name, drop = "convert", tuple(options.drop)
+    source: Any
+    target: Any
+    if options.file is not None:
+        if options.name is None or options.source or options.target:
+            fail("E178", "a plan is FILE NAME, or --from LAYOUT --to LAYOUT", Label("<command line>", where="ucpl plan"))
+        library = api.load(options.file)
+        known = library.plan(options.name)
+        statement: Any = known.node
+        source, target = (
+            (library, api.closed_call(known.file, call, config, sizes)) for call in (statement.source, statement.target)
+        )
+        name, drop = statement.name, (*statement.drop, *drop)
+    else:
+        if options.source is None or options.target is None:
+            fail("E178", "a plan needs both --from and --to, or FILE NAME", Label("<command line>", where="ucpl plan"))
+        source, target = options.source, options.target
+    checkpoint = options.checkpoint
+    if checkpoint is None and isinstance(source, str) and api.is_checkpoint(source):
+        checkpoint = source
+    opened = api.open_checkpoint(checkpoint) if checkpoint is not None else None
+    model = api.model_named(options.model) if options.model else None
+    here, there = api.sides(source, target, model=model, checkpoint=opened, config=config, sizes=sizes)
+    if options.rank is not None and not 0 <= options.rank < max(1, there.layout.ranks):
+        fail(
+            "E180",
+            f"--rank {options.rank}: {there.layout.call} has ranks 0 to {there.layout.ranks - 1}",
+            Label("<command line>", where=f"--rank {options.rank}"),
+        )
+    _, plan = api.make_plan(here, there, checkpoint=opened, drop=drop, name=name)
+    if options.output:
+        from ucpl.schedule.files import plan_bytes
+
+        write_text(Path(options.output), plan_bytes(plan))
+    console.say(summary(plan).rstrip("\n"))
+    if options.rank is not None:
+        console.say("\n".join(rank_lines(plan, options.rank)))
+    if options.output:
+        console.say(f"written    {options.output}")
+    console.answer({"plan": plan_object(plan), "output": options.output})
+    return Exit.DONE
+
+
+def rank_lines(plan: Plan, rank: int) -> list[str]:
+    """Runs of elements that end in stored tensors of one rank of the target (the first rank that holds them)."""
+    from ucpl.extents import key_text
+
+    out = []
+    for m in plan.moves:
+        for i in range(len(m)):
+            t, s = plan.targets[int(m.target[i])], plan.sources[int(m.source[i])]
+            if t.rank != rank or m.kind == "check":
+                continue
+            shape = "x".join(map(str, [n for n in m.shape[i].tolist() if n > 1] or [1]))
+            out.append(
+                f"rank {rank}     {plan.tensors[int(m.tensor[i])]} {m.state}: {shape} from {s.file} {key_text(s.key)}[{int(m.source_offset[i])}..]"
+                f" to {t.file} {key_text(t.key)}[{int(m.target_offset[i])}..]"
+            )
+    return out or [f"rank {rank}     holds nothing that another rank does not hold first"]

@@ -1,0 +1,74 @@
+"""How a plan and a run are told: what was decided and by whom, what moved, what was verified."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ucpl.cli.console import bytes_text
+
+if TYPE_CHECKING:
+    from ucpl.runtime.counters import Report
+    from ucpl.schedule.plan import Plan
+
+__all__ = ["plan_lines", "plan_object", "run_lines", "run_object"]
+
+_SHOWN = 12
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    out = [f"from          {plan.source_call}", f"to            {plan.target_call}"]
+    out += [f"  {o.name} = {o.value}: {o.origin}" for o in plan.origins]
+    out += [f"derived       {text}" for text in plan.derived]
+    return out + _dropped(plan)
+
+
+def _dropped(plan: Plan) -> list[str]:
+    """One line a reason, with the states and how many tensors: names only where there are few."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for text in plan.dropped:
+        what, _, reason = text.partition(": ")
+        state, _, tensor = what.partition(" of ")
+        reasons.setdefault((state, reason), []).append(tensor)
+    out = []
+    for (state, reason), tensors in reasons.items():
+        names = ", ".join(tensors[:_SHOWN]) if len(tensors) <= 3 else f"{len(tensors):,} tensors"
+        out.append(f"left out      {state} of {names}: {reason}")
+    return out
+
+
+def plan_object(plan: Plan) -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "source": plan.source_call,
+        "target": plan.target_call,
+        "origins": [{"name": o.name, "value": o.value, "origin": o.origin} for o in plan.origins],
+        "derived": list(plan.derived),
+        "dropped": list(plan.dropped),
+        "spec": plan.spec_digest,
+        "structure": plan.structure_digest,
+        "reads": len(plan.sources),
+        "writes": len(plan.targets),
+        "moves": [{"state": m.state, "kind": m.kind, "runs": len(m), "elements": m.elements} for m in plan.moves],
+    }
+
+
+def run_lines(report: Report) -> list[str]:
+    if report.done_before:
+        return [f"done          {report.target} was finished by an earlier run: nothing was moved"]
+    out = [
+        f"read          {bytes_text(report.bytes_read)}, {report.bytes_needed:,} needed",
+        f"written       {bytes_text(report.bytes_written)}, the target is {report.bytes_target:,} in {report.files} files",
+        f"buffers       {bytes_text(report.bytes_live_max)} at most",
+        f"verified      {report.bytes_read_back:,} bytes read back from the disk are what was written",
+        f"              {report.source_bytes_checked:,} bytes of the source match their CRC"
+        + (f", {report.source_bytes_unverified:,} were read in part (--verify-source reads them whole)" if report.source_bytes_unverified else ""),
+    ]
+    if report.tiles_resumed:
+        out.append(f"resumed       {report.tiles_resumed} of {report.tiles} tiles were done before")
+    return out
+
+
+def run_object(report: Report) -> dict[str, Any]:
+    import attrs
+
+    return attrs.asdict(report)

@@ -1,0 +1,144 @@
+"""From arguments to an exit status: finds the verb, loads it alone, and says whatever went wrong in one way.
+
+Exit status: as `Exit` says. A diagnostic about the command line itself is wrong usage (2), whatever its code says of files.
+What nobody foresaw ends with one line and 1: INTERFACE has no status for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ucpl.cli.console import Console
+from ucpl.cli.verbs import VERBS, load_verb, nearest
+from ucpl.errors import Exit, Label, UcplError, fail
+
+__all__ = ["run"]
+
+_OF_THE_CALLER = ("<command line>", "<call>", "<layout>")  # files of labels that are no files
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose complaints are diagnostics like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        fail("E171", message, Label("<command line>", where=self.prog), remedy=f"`{self.prog} --help` shows all, with an example")
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """As parse_args, with a suggestion for an option that does not exist."""
+        options, extra = self.parse_known_args(arguments)
+        if not extra:
+            return options
+        wrong = next((x for x in extra if x.startswith("-")), extra[0])
+        known = [name for action in self._actions for name in action.option_strings]
+        close = nearest(wrong.partition("=")[0], known) if wrong.startswith("-") else ""
+        fail(
+            "E171",
+            f"{self.prog} has no option `{wrong}`" if wrong.startswith("-") else f"`{wrong}` is one argument too many",
+            Label("<command line>", where=self.prog),
+            remedy=f"did you mean `{close}`?" if close else f"`{self.prog} --help` shows all, with an example",
+        )
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """One command. Never raises."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    before = arguments[: next((i for i, a in enumerate(arguments) if not a.startswith("-")), len(arguments))]
+    console = Console(json="--json" in arguments, debug="--debug" in arguments)
+    try:
+        rest = arguments[len(before) :]
+        return _run(before, rest, console)
+    except UcplError as error:
+        if console.debug:
+            raise
+        console.diagnostics(error.diagnostics)
+        status = status_of(error)
+        console.failed(status, error.diagnostics)
+        return status
+    except KeyboardInterrupt:
+        if console.debug:
+            raise
+        console.note("interrupted")
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        console.close_output()
+        return Exit.DONE
+    except SystemExit as exit:  # argparse's --help
+        return int(exit.code or 0)
+    except Exception as error:
+        if console.debug:
+            raise
+        console.note(f"internal error: {type(error).__name__}: {error} (run with --debug to see where)")
+        return Exit.ANSWER_IS_NO
+    finally:
+        console.flush()
+
+
+def _run(before: list[str], rest: list[str], console: Console) -> int:
+    parser = _top()
+    if not rest:
+        options = parser.parse(before)
+        if options.version:
+            from ucpl import __version__
+
+            console.say(f"ucpl {__version__}")
+            return Exit.DONE
+        parser.print_help()
+        return Exit.DONE if not before else Exit.WRONG_USAGE
+    name, arguments = rest[0], rest[1:]
+    parser.parse(before)
+    if name not in VERBS:
+        close = nearest(name, list(VERBS))
+        fail(
+            "E172",
+            f"there is no verb `{name}`",
+            Label("<command line>", where=f"ucpl {name}"),
+            remedy=f"did you mean `{close}`?" if close else f"verbs: {', '.join(VERBS)}",
+        )
+    verb = load_verb(name)
+    sub = Parser(
+        prog=f"ucpl {name}",
+        description=verb.__doc__,
+        epilog="example:\n" + "\n".join(f"  {line}" for line in verb.EXAMPLE.strip().splitlines()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.arguments(sub)
+    _common(sub)
+    options = sub.parse(arguments)
+    status: int = verb.run(options, console)
+    return status
+
+
+def _top() -> Parser:
+    width = max(map(len, VERBS))
+    listed = "\n".join(f"  {name.ljust(width)}  {VERBS[name]}" for name in VERBS)
+    parser = Parser(
+        prog="ucpl",
+        usage="ucpl [--debug] VERB ...",
+        description="The universal checkpoint language: converts training checkpoints between parallel layouts, proved bit for bit.",
+        epilog=f"verbs:\n{listed}\n\n`ucpl VERB --help` shows a verb's arguments, with an example.\n\n"
+        "exit status:\n  0 done, or equal; 1 the answer is no; 2 wrong usage; 3 the source is damaged; 4 the target cannot be\n"
+        "  written; 5 a plan does not fit its source; 130 interrupted",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _common(parser)
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    return parser
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--debug", action="store_true", help="show where an error was raised")
+
+
+def status_of(error: UcplError) -> int:
+    """The exit status of an error. What the catalogue calls a finding is wrong usage where the command line itself says it."""
+    status = error.exit_status
+    first = error.diagnostics[0]
+    if status == Exit.ANSWER_IS_NO and first.labels and first.labels[0].file in _OF_THE_CALLER:
+        return Exit.WRONG_USAGE
+    return status

@@ -1,0 +1,49 @@
+"""The verbs, each in a module of its own that is imported when it is called."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from importlib import import_module
+from typing import Protocol, cast
+
+from ucpl.cli.console import Console
+
+__all__ = ["VERBS", "Verb", "load_verb", "nearest"]
+
+VERBS = {
+    "demo": "convert a shipped real checkpoint in a temporary folder, and prove the result",
+    "inspect": "what a checkpoint is: framework, mesh, tensors, states, sizes, what looks wrong",
+    "infer": "write the .ucpl (model and layout) of a checkpoint found in the wild",
+    "check": "parse, resolve and type-check .ucpl files",
+    "fmt": "tidy .ucpl files",
+    "show": "a layout after each stage of the compiler",
+    "plan": "plan a conversion and prove it, before any byte moves",
+    "apply": "run exactly that plan",
+    "convert": "infer, plan, apply and verify in one go",
+    "compare": "the same logical state, whatever the layouts? names what differs and where",
+    "verify": "read everything back: digests, CRCs, copies, weights against masters",
+    "why": "where an element of a target comes from",
+    "roundtrip": "property-test that layouts of a spec round-trip through changed degrees",
+    "explain": "a diagnostic code: meaning, example, remedy",
+}
+
+
+class Verb(Protocol):
+    """A module of a verb. Its docstring is the description, EXAMPLE the end of its --help."""
+
+    EXAMPLE: str
+
+    def arguments(self, parser: ArgumentParser) -> None: ...
+
+    def run(self, options: Namespace, console: Console) -> int: ...
+
+
+def load_verb(name: str) -> Verb:
+    return cast(Verb, import_module(f"ucpl.cli.{name}"))
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """The name that was probably meant, or an empty text."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, names, 1, 0.6)), "")

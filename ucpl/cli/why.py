@@ -1,0 +1,180 @@
+"""Say where an element of a target comes from: file, key and position, of every state. Needs the plan alone."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+from ucpl.cli.options import add_json
+from ucpl.errors import Exit, Label, fail
+
+if TYPE_CHECKING:
+    from ucpl.cli.console import Console
+    from ucpl.schedule.plan import Plan
+
+EXAMPLE = "ucpl why grow.plan 'wte.weight[3, 17]'\nucpl why grow.plan wte.weight --state exp_avg"
+
+_ELEMENT = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<index>[^\[\]]*)\])?")
+_RUNS_SHOWN = 50
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="FILE.plan")
+    parser.add_argument("element", metavar="TENSOR[INDEX...]", help="an element, wte.weight[3, 17]; or a tensor, for all its runs")
+    parser.add_argument("--state", metavar="STATE", help="only this state: weight, fp32, exp_avg, ...")
+    add_json(parser)
+
+
+def run(options: Namespace, console: Console) -> int:
+    from ucpl import api
+
+    plan = api.load_plan(options.plan)
+    found = _ELEMENT.fullmatch(options.element.strip())
+    if found is None:
+        fail("E181", f"`{options.element}` is no tensor with an index", Label("<command line>", where=options.element))
+    name = found["name"].strip()
+    name = plan.target.aliases.get(name, name)
+    if name not in plan.tensors:
+        from ucpl.cli.verbs import nearest
+
+        close = nearest(name, list(plan.tensors))
+        fail(
+            "E182",
+            f"the plan has no tensor `{name}`",
+            Label(options.plan, where=name),
+            remedy=f"did you mean `{close}`?" if close else f"it has {', '.join(plan.tensors[:10])}" + (", ..." if len(plan.tensors) > 10 else ""),
+        )
+    if found["index"] is None:
+        answers = runs(plan, name, options.state)
+    else:
+        answers = element(plan, options, name, found["index"])
+    for a in answers[:_RUNS_SHOWN]:
+        console.say(sentence(a))
+    if len(answers) > _RUNS_SHOWN:
+        console.say(f"... and {len(answers) - _RUNS_SHOWN:,} more; --json has all")
+    if not answers:
+        console.say(f"{name} has no such state in this plan")
+    console.answer({"tensor": name, "from": answers})
+    return Exit.DONE if answers else Exit.ANSWER_IS_NO
+
+
+def sentence(a: dict[str, Any]) -> str:
+    what = f"{a['state']} of {a['element']}"
+    there = f"{a['target_file']}: {a['target_key']}{a['target_index']}"
+    here = f"{a['source_file']}: {a['source_key']}{a['source_index']}"
+    verb = {"copy": "is", "check": "must equal", "mean": "is the mean of copies, one of them", "sum": "is a sum, one part of it"}[a["kind"]]
+    size = f" ({a['elements']:,} elements from there on)" if a["elements"] > 1 else ""
+    rounded = ", rounded to nearest even" if a["rounded"] else ""
+    return f"{what}\n  at   {there}\n  {verb.ljust(4)} {here}{size}{rounded}"
+
+
+def runs(plan: Plan, name: str, state: str | None) -> list[dict[str, Any]]:
+    """Every run of a tensor, as the plan moves it."""
+    out = []
+    for m in plan.moves:
+        if state is None or m.state == state:
+            for i in (m.tensor == plan.tensors.index(name)).nonzero()[0].tolist():
+                begin = int(m.source_offset[i]), int(m.target_offset[i])
+                out.append(_told(plan, m, i, *begin, name, int(m.shape[i].prod())))
+    return out
+
+
+def element(plan: Plan, options: Namespace, name: str, text: str) -> list[dict[str, Any]]:
+    """The moves that put one element where the target stores it. Raises: UcplError E181, E182."""
+    from ucpl.layout import load, resolve
+    from ucpl.proofs.where import spots_of
+    from ucpl.regions import locate
+    from ucpl.regions.placement import element_name
+    from ucpl.syntax import nodes
+
+    if not plan.layout_text:
+        fail(
+            "E181",
+            f"this plan's target is a layout of a model of its own: {name} has no index here",
+            Label(options.plan, where=f"{name}[{text}]"),
+            remedy=f"`ucpl why {options.plan} '{name}'` lists all its runs",
+        )
+    layout = resolve(load(("layout.ucpl", plan.layout_text)), nodes.Call("stored"))
+    placement = locate(layout)
+    tensor = layout.tensors[name]
+    index = _index(text, tensor.dims, tensor.counts, name)
+    element_text = element_name(layout, name, index)
+    homes = [(p.state, h) for p in placement.parts for h in p.homes]
+    first: list[int] = []
+    for part in placement.parts:
+        first.append(sum(len(p.homes) for p in placement.parts[: len(first)]))
+    target_of = {(t.file, tuple(map(str, t.key))): i for i, t in enumerate(plan.targets)}
+    out: list[dict[str, Any]] = []
+    for spot in spots_of(placement, name, index):
+        state, home = homes[first[spot.part] + spot.home]
+        if options.state is not None and state != options.state:
+            continue
+        target = target_of.get((home.file, tuple(map(str, home.key))))
+        if target is None:
+            continue
+        for m in plan.moves:
+            for i in (m.target == target).nonzero()[0].tolist():
+                at = _within(spot.position, int(m.target_offset[i]), m.target_stride[i].tolist(), m.shape[i].tolist())
+                if at is not None:
+                    source = int(m.source_offset[i]) + sum(a * int(s) for a, s in zip(at, m.source_stride[i], strict=True))
+                    out.append(_told(plan, m, i, source, spot.position, element_text, 1))
+    return out
+
+
+def _told(plan: Plan, m: Any, i: int, source: int, target: int, element_text: str, elements: int) -> dict[str, Any]:
+    from ucpl.extents import key_text
+
+    s, t = plan.sources[int(m.source[i])], plan.targets[int(m.target[i])]
+    return {
+        "element": element_text,
+        "state": m.state,
+        "kind": m.kind,
+        "rounded": bool(m.lossy),
+        "elements": elements,
+        "source_file": s.file,
+        "source_key": key_text(s.key),
+        "source_index": _unravel(source, s.shape),
+        "target_file": t.file,
+        "target_key": key_text(t.key),
+        "target_index": _unravel(target, t.shape),
+    }
+
+
+def _unravel(position: int, shape: tuple[int, ...]) -> list[int]:
+    out = []
+    for n in reversed(shape):
+        out.append(position % n)
+        position //= n
+    return out[::-1]
+
+
+def _within(position: int, offset: int, stride: list[int], shape: list[int]) -> list[int] | None:
+    """Where in a strided box a position lies; None: it does not."""
+    left = position - offset
+    at = [0] * len(shape)
+    if left < 0:
+        return None
+    for dim in sorted(range(len(shape)), key=lambda d: -stride[d]):
+        if stride[dim] > 0:
+            at[dim] = min(left // stride[dim], shape[dim] - 1)
+            left -= at[dim] * stride[dim]
+    return at if left == 0 else None
+
+
+def _index(text: str, dims: tuple[str, ...], counts: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """`3, 17` or `h=3, d=17`, in indices of the tensor as it is. Raises: UcplError E181, E182."""
+    parts = [p.strip() for p in text.split(",")] if text.strip() else []
+    values: list[int] = []
+    for n, part in enumerate(parts):
+        dim, equals, number = part.rpartition("=")
+        if not number.strip().isdigit() or (equals and (n >= len(dims) or dim.strip() != dims[n])):
+            fail("E181", f"`{part}` is no index of `{name}`", Label("<command line>", where=f"{name}[{text}]"))
+        values.append(int(number))
+    if len(values) != len(counts) or any(v >= n for v, n in zip(values, counts, strict=True)):
+        fail(
+            "E182",
+            f"`{name}` is {list(counts)}: it has no element {values}",
+            Label("<command line>", where=f"{name}[{text}]"),
+        )
+    return tuple(values)
