@@ -5,25 +5,16 @@
     assert ucpl.compare("run/", "run-on-8/")
 
 A room's verb each: `parse, resolve, locate, build, order, execute`; short cuts: `load, plan, apply, convert, compare, verify,
-infer`. A name is imported when it is first used, so that `import ucpl` costs nothing.
+infer`. A name is imported when it is first used, so that `import ucpl` costs nothing
+(`__init__.pyi` says to type checkers what they are).
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
-
-if TYPE_CHECKING:
-    from ucpl.api import apply, compare, convert, infer, load, load_plan, plan, save_plan, verify
-    from ucpl.errors import UcplError
-    from ucpl.graph import build
-    from ucpl.layout import resolve
-    from ucpl.regions import locate
-    from ucpl.runtime.execute import execute
-    from ucpl.schedule import order
-    from ucpl.syntax import parse
 
 _HOME = {
     "parse": "ucpl.syntax",

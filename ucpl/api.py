@@ -140,7 +140,12 @@ def model_named(text: str) -> nodes.Model:
 
     file, _, name = text.rpartition(":")
     if not file or not name:
-        fail("E178", f"`{text}` names no model", Label("<command line>", where=text), remedy="write --model FILE.ucpl:NAME")
+        fail(
+            "E178",
+            f"`{text}` names no model",
+            Label("<command line>", where=text),
+            remedy="write --model FILE.ucpl:NAME",
+        )
     found = load(file).model(name).node
     assert isinstance(found, nodes.Model)
     return found

@@ -22,7 +22,9 @@ ucpl apply grow.plan runs/on-4 runs/on-8
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("plan", metavar="FILE.plan")
-    parser.add_argument("source", metavar="SRC", help="the checkpoint that the plan was made for, or one of the same structure")
+    parser.add_argument(
+        "source", metavar="SRC", help="the checkpoint that the plan was made for, or one of the same structure"
+    )
     parser.add_argument("target", metavar="DST", help="a new folder (or a new file ending in .pt)")
     add_run(parser)
     add_json(parser)

@@ -130,7 +130,8 @@ class _Checked:
         try:
             self.located(library, call, models)
         except UcplError as error:
-            if not tried or error.diagnostics[0].code not in _OF_A_NUMBER and error.diagnostics[0].code[:2] != "E2":
+            code = error.diagnostics[0].code
+            if not tried or not (code in _OF_A_NUMBER or code.startswith("E2")):
                 raise
             said = ", ".join(f"{p} = 1" for p in tried)
             self.remarks.append(f"{node.name} is not checked further: at {said}, {error.diagnostics[0].message}")

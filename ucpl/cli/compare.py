@@ -29,7 +29,9 @@ def run(options: Namespace, console: Console) -> int:
 
     from ucpl import api
 
-    found = api.compare(options.a, options.b, a_layout=options.a_layout, b_layout=options.b_layout, **data_plane(options))
+    found = api.compare(
+        options.a, options.b, a_layout=options.a_layout, b_layout=options.b_layout, **data_plane(options)
+    )
     for difference in found.differences:
         console.say(f"differs       {difference}")
     compared = f"{found.tensors:,} tensors, {found.elements:,} elements, {found.values:,} values beside them"

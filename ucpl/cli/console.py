@@ -117,7 +117,17 @@ def diagnostic_object(d: Diagnostic) -> dict[str, Any]:
         "code": d.code,
         "message": d.message,
         "places": [
-            {k: v for k, v in (("file", p.file), ("line", p.line), ("column", p.column), ("where", p.where), ("text", p.text)) if v}
+            {
+                k: v
+                for k, v in (
+                    ("file", p.file),
+                    ("line", p.line),
+                    ("column", p.column),
+                    ("where", p.where),
+                    ("text", p.text),
+                )
+                if v
+            }
             for p in d.labels
         ],
         "notes": list(d.notes),

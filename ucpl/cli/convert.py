@@ -21,12 +21,16 @@ ucpl convert runs/on-4 model.pt --to 'plain()'
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SRC", help="a save folder (its latest step), one step's folder, or a plain file")
+    parser.add_argument(
+        "source", metavar="SRC", help="a save folder (its latest step), one step's folder, or a plain file"
+    )
     parser.add_argument("target", metavar="DST", help="a new folder, or a new file ending in .pt for plain()")
     parser.add_argument("--to", required=True, metavar="LAYOUT", help="zero1(dp=8), plain(), FILE.ucpl:NAME(tp=2)")
     parser.add_argument("--from", dest="layout", metavar="LAYOUT", help="the source's layout (default: inferred)")
     add_sizes(parser)
-    parser.add_argument("--drop", action="append", default=[], metavar="NAME", help="leave out a tensor or a state; may repeat")
+    parser.add_argument(
+        "--drop", action="append", default=[], metavar="NAME", help="leave out a tensor or a state; may repeat"
+    )
     parser.add_argument("--dry-run", action="store_true", help="plan and prove; write nothing")
     add_run(parser)
     add_json(parser)
@@ -36,9 +40,13 @@ def add_run(parser: ArgumentParser) -> None:
     """Arguments of verbs that write a target."""
     add_data_plane(parser)
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run into the same DST")
-    parser.add_argument("--force", action="store_true", help="replace DST; the old one stays until the new one is whole")
+    parser.add_argument(
+        "--force", action="store_true", help="replace DST; the old one stays until the new one is whole"
+    )
     parser.add_argument("--verify-source", action="store_true", help="check CRCs of members that are read in part, too")
-    parser.add_argument("--allow-global", action="append", default=[], metavar="NAME", help="carry this class of a pickle; may repeat")
+    parser.add_argument(
+        "--allow-global", action="append", default=[], metavar="NAME", help="carry this class of a pickle; may repeat"
+    )
 
 
 def run(options: Namespace, console: Console) -> int:

@@ -1,4 +1,4 @@
-"""Convert the shipped checkpoint (DeepSpeed, four ranks) through a .plan file for three ranks of another stage, and prove it."""
+"""Convert the shipped checkpoint (DeepSpeed, four ranks) through a .plan file to three ranks of another stage; prove it."""
 
 from __future__ import annotations
 
@@ -49,21 +49,25 @@ def run(options: Namespace, console: Console) -> int:
         _say(console, run_lines(report))
         console.say("\n3. verify: everything is read back, and held against all that vouches for it")
         verdict = api.verify(target)
-        _say(console, [f"{verdict.files.bytes_protected:,} of {verdict.files.bytes_protected + verdict.files.bytes_unprotected:,} bytes are protected by a CRC or the manifest", *verdict.notes])
+        whole = verdict.files.bytes_protected + verdict.files.bytes_unprotected
+        kept = f"{verdict.files.bytes_protected:,} of {whole:,} bytes are protected by a CRC or the manifest"
+        _say(console, [kept, *verdict.notes])
         console.say("\n4. compare: the same logical state as the source?")
         likeness = api.compare(source, target)
-        _say(console, [f"{likeness.elements:,} elements of {likeness.tensors} tensors, {likeness.values} values beside them: "
-                       + ("bit for bit equal" if likeness else "different"), *map(str, likeness.differences)])  # fmt: skip
+        held = f"{likeness.elements:,} elements of {likeness.tensors} tensors, {likeness.values} values beside them"
+        _say(console, [f"{held}: {_word(bool(likeness))}", *map(str, likeness.differences)])
         console.say("\n5. there and back: as one plain file, from the source and from the target")
         files = [folder / "source.pt", folder / "target.pt"]
         for one, file in zip((source, target), files, strict=True):
             api.convert(one, file, "plain()")
         back = api.compare(*files)
-        _say(console, ["bit for bit equal" if back else "different"])
+        _say(console, [_word(bool(back)), *map(str, back.differences)])
         unchanged = _digest(source) == before
         good = bool(verdict) and bool(likeness) and bool(back) and unchanged
-        console.say(f"\n{'proved' if good else 'NOT proved'}: {opened.framework} {made.source_call.partition('(')[0]} on "
-                    f"{opened.envelope.settings['dp'].value} ranks is {made.target_call.partition(',')[0]}...); the source is {'unchanged' if unchanged else 'CHANGED'}")  # fmt: skip
+        what = f"{_short(made.source_call)} and {_short(made.target_call)} hold the same state"
+        console.say(
+            f"\n{'proved' if good else 'NOT proved'}: {what}; the source is {'unchanged' if unchanged else 'CHANGED'}"
+        )
         if verdict.findings:
             console.diagnostics(verdict.findings)
         console.answer(
@@ -78,6 +82,16 @@ def run(options: Namespace, console: Console) -> int:
             }
         )
     return Exit.DONE if good else Exit.ANSWER_IS_NO
+
+
+def _word(equal: bool) -> str:
+    return "bit for bit equal" if equal else "different"
+
+
+def _short(call: str) -> str:
+    """`zero2(dp = 4)` of `zero2(dp = 4, bf16 = 0, ...)`."""
+    head, comma, _ = call.partition(",")
+    return f"{head})" if comma else head
 
 
 def _say(console: Console, lines: list[Any]) -> None:

@@ -38,10 +38,13 @@ def facts(c: Checkpoint) -> dict[str, Any]:
     """All that `inspect` says, as plain values."""
     from ucpl.extents import DTYPES
     from ucpl.proofs.values import value_text
+    from ucpl.stores.deepspeed.writing import KNOWN_GLOBALS
     from ucpl.stores.pickles import unsafe_globals
     from ucpl.stores.scalars import number_of
 
     envelope = c.envelope
+    elements = {t.name: _numel(t.shape) for t in c.tensors}
+    held = [envelope.carried, envelope.blobs, [g.hyper for g in envelope.groups]]
     kinds: dict[str, dict[str, int]] = {}
     for t in c.tensors:
         entry = kinds.setdefault(t.kind, {"tensors": 0, "elements": 0})
@@ -68,8 +71,10 @@ def facts(c: Checkpoint) -> dict[str, Any]:
         "tag": c.tag,
         "files": len(c.files),
         "bytes": sum(sizes),
-        "mesh": {n: s.value for n in _DEGREES if (s := envelope.settings.get(n)) is not None},
-        "settings": {n: {"value": s.value, "origin": s.origin} for n, s in envelope.settings.items() if n not in _DEGREES},
+        "mesh": {n: x.value for n in _DEGREES if (x := envelope.settings.get(n)) is not None},
+        "settings": {
+            n: {"value": s.value, "origin": s.origin} for n, s in envelope.settings.items() if n not in _DEGREES
+        },
         "kinds": kinds,
         "stored_tensors": len(c.extents),
         "bytes_by_dtype": dtypes,
@@ -78,9 +83,8 @@ def facts(c: Checkpoint) -> dict[str, Any]:
         "groups": [
             {
                 "members": len(g.members),
-                "elements": sum(_numel(t.shape) for t in c.tensors if t.name in set(g.members)),
-                "hyper": {k: number_of(v) if isinstance(number_of(v), (int, float, str, bool, type(None), list, tuple)) else value_text(v)
-                          for k, v in g.hyper.items()},
+                "elements": sum(elements[m] for m in g.members if m in elements),
+                "hyper": {k: _plain(number_of(v)) for k, v in g.hyper.items()},
             }
             for g in envelope.groups
         ],
@@ -89,12 +93,19 @@ def facts(c: Checkpoint) -> dict[str, Any]:
         "buffers": [t.name for t in c.tensors if t.kind == "buffer"],
         "carried": sorted(k for k in envelope.blobs),
         "client_state": {str(k): value_text(number_of(v)) for k, v in envelope.carried.items()},
-        "unknown_globals": sorted(set(unsafe_globals([envelope.carried, envelope.blobs, [g.hyper for g in envelope.groups]]))),
+        "unknown_globals": sorted(set(unsafe_globals(held)) - KNOWN_GLOBALS),
         "remarks": list(c.remarks),
         "tensors": [
-            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "kind": t.kind, "states": list(t.states)} for t in c.tensors
+            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "kind": t.kind, "states": list(t.states)}
+            for t in c.tensors
         ],
-    }  # fmt: skip
+    }
+
+
+def _plain(value: Any) -> Any:
+    from ucpl.proofs.values import value_text
+
+    return value if value is None or isinstance(value, (int, float, str, list, tuple)) else value_text(value)
 
 
 def lines(f: dict[str, Any], *, tensors: bool = False) -> list[str]:
@@ -114,7 +125,10 @@ def lines(f: dict[str, Any], *, tensors: bool = False) -> list[str]:
         out.append(f"{state.ljust(13)} {', '.join(map(str, values[:8]))}" + (", ..." if len(values) > 8 else ""))
     for i, g in enumerate(f["groups"]):
         said = ", ".join(f"{k} {g['hyper'][k]}" for k in ("lr", "weight_decay", "betas", "momentum") if k in g["hyper"])
-        out.append(f"group {str(i).ljust(7)} {g['members']:,} parameters, {g['elements']:,} elements" + (f"; {said}" if said else ""))
+        out.append(
+            f"group {str(i).ljust(7)} {g['members']:,} parameters, {g['elements']:,} elements"
+            + (f"; {said}" if said else "")
+        )
     out += [f"tied          {alias} is {owner}" for alias, owner in f["aliases"].items()]
     for name, word in (("frozen", "frozen"), ("buffers", "buffers")):
         if f[name]:
@@ -124,7 +138,10 @@ def lines(f: dict[str, Any], *, tensors: bool = False) -> list[str]:
     if f["carried"]:
         out.append("goes along    " + ", ".join(f["carried"]))
     out += [f"client_state  {key}: {text}" for key, text in f["client_state"].items()]
-    out += [f"unknown       {name}: kept inert, never imported; convert asks for --allow-global" for name in f["unknown_globals"]]
+    out += [
+        f"unknown       {name}: kept inert, never imported; convert asks for --allow-global"
+        for name in f["unknown_globals"]
+    ]
     if tensors:
         out += [f"  {t['name']}  {t['shape']} {t['dtype']} {t['kind']}" for t in f["tensors"]]
     out += [f"looks wrong   {text}" for text in f["remarks"]] or ["looks wrong   nothing"]

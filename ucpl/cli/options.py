@@ -34,20 +34,28 @@ def add_json(parser: ArgumentParser) -> None:
 
 
 def add_sizes(parser: ArgumentParser) -> None:
-    parser.add_argument("-D", dest="sizes", action="append", default=[], metavar="NAME=VALUE", help="a size of model or layout")
+    parser.add_argument(
+        "-D", dest="sizes", action="append", default=[], metavar="NAME=VALUE", help="a size of model or layout"
+    )
     parser.add_argument("--config", metavar="CONFIG.JSON", help="offers a Hugging Face config's sizes, as config.NAME")
 
 
 def add_data_plane(parser: ArgumentParser) -> None:
-    parser.add_argument("--memory", default="512M", metavar="SIZE", help="bound of all buffers together: 64M, 1G (default 512M)")
+    parser.add_argument(
+        "--memory", default="512M", metavar="SIZE", help="bound of all buffers together: 64M, 1G (default 512M)"
+    )
     parser.add_argument("--workers", default="2", metavar="N", help="threads that move data (default 2)")
 
 
-def data_plane(options: Namespace) -> dict[str, int]:
+def data_plane(options: Namespace) -> dict[str, Any]:
     """`memory` and `workers`, as numbers. Raises: UcplError E173."""
     text = options.workers
     if not text.isdigit() or not 1 <= int(text) <= _WORKERS_MAX:
-        fail("E173", f"--workers {text}: a number from 1 to {_WORKERS_MAX} is needed", Label("<command line>", where=f"--workers {text}"))
+        fail(
+            "E173",
+            f"--workers {text}: a number from 1 to {_WORKERS_MAX} is needed",
+            Label("<command line>", where=f"--workers {text}"),
+        )
     return {"memory": memory_of(options.memory), "workers": int(text)}
 
 
@@ -122,5 +130,3 @@ def write_text(path: Path, text: str | bytes) -> None:
             raise
     except OSError as error:
         fail("E179", f"{path} cannot be written: {error.strerror or error}", Label(str(path)))
-
-

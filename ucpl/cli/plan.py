@@ -24,12 +24,20 @@ ucpl plan restart.ucpl grow -o grow.plan
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="FILE", help="a .ucpl file with a `plan` statement")
     parser.add_argument("name", nargs="?", metavar="NAME", help="the statement's name")
-    parser.add_argument("--from", dest="source", metavar="LAYOUT", help="a layout, or a checkpoint, whose headers are read")
+    parser.add_argument(
+        "--from", dest="source", metavar="LAYOUT", help="a layout, or a checkpoint, whose headers are read"
+    )
     parser.add_argument("--to", dest="target", metavar="LAYOUT")
     parser.add_argument("--model", metavar="FILE:NAME", help="the model, where both layouts are of any")
-    parser.add_argument("--checkpoint", metavar="CKPT", help="the checkpoint that --from describes: its headers give model and dtypes")
-    parser.add_argument("--rank", type=int, metavar="R", help="list what is put into the files of one rank of the target")
-    parser.add_argument("--drop", action="append", default=[], metavar="NAME", help="leave out a tensor or a state; may repeat")
+    parser.add_argument(
+        "--checkpoint", metavar="CKPT", help="the checkpoint that --from describes: its headers give model and dtypes"
+    )
+    parser.add_argument(
+        "--rank", type=int, metavar="R", help="list what is put into the files of one rank of the target"
+    )
+    parser.add_argument(
+        "--drop", action="append", default=[], metavar="NAME", help="leave out a tensor or a state; may repeat"
+    )
     parser.add_argument("-o", "--output", metavar="FILE.plan", help="write the plan here")
     add_sizes(parser)
     add_json(parser)
@@ -45,7 +53,9 @@ def run(options: Namespace, console: Console) -> int:
     target: Any
     if options.file is not None:
         if options.name is None or options.source or options.target:
-            fail("E178", "a plan is FILE NAME, or --from LAYOUT --to LAYOUT", Label("<command line>", where="ucpl plan"))
+            fail(
+                "E178", "a plan is FILE NAME, or --from LAYOUT --to LAYOUT", Label("<command line>", where="ucpl plan")
+            )
         library = api.load(options.file)
         known = library.plan(options.name)
         statement: Any = known.node
@@ -94,8 +104,7 @@ def rank_lines(plan: Plan, rank: int) -> list[str]:
             if t.rank != rank or m.kind == "check":
                 continue
             shape = "x".join(map(str, [n for n in m.shape[i].tolist() if n > 1] or [1]))
-            out.append(
-                f"rank {rank}     {plan.tensors[int(m.tensor[i])]} {m.state}: {shape} from {s.file} {key_text(s.key)}[{int(m.source_offset[i])}..]"
-                f" to {t.file} {key_text(t.key)}[{int(m.target_offset[i])}..]"
-            )
+            here = f"{s.file} {key_text(s.key)}[{int(m.source_offset[i])}..]"
+            there = f"{t.file} {key_text(t.key)}[{int(m.target_offset[i])}..]"
+            out.append(f"rank {rank}     {plan.tensors[int(m.tensor[i])]} {m.state}: {shape} from {here} to {there}")
     return out or [f"rank {rank}     holds nothing that another rank does not hold first"]

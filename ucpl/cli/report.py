@@ -61,7 +61,11 @@ def run_lines(report: Report) -> list[str]:
         f"buffers       {bytes_text(report.bytes_live_max)} at most",
         f"verified      {report.bytes_read_back:,} bytes read back from the disk are what was written",
         f"              {report.source_bytes_checked:,} bytes of the source match their CRC"
-        + (f", {report.source_bytes_unverified:,} were read in part (--verify-source reads them whole)" if report.source_bytes_unverified else ""),
+        + (
+            f", {report.source_bytes_unverified:,} were read in part (--verify-source reads them whole)"
+            if report.source_bytes_unverified
+            else ""
+        ),
     ]
     if report.tiles_resumed:
         out.append(f"resumed       {report.tiles_resumed} of {report.tiles} tiles were done before")

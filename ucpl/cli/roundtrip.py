@@ -17,7 +17,9 @@ EXAMPLE = "ucpl roundtrip model.ucpl\nucpl roundtrip model.ucpl:megatron --examp
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE[:LAYOUT]", help="a .ucpl file, or one layout of it")
-    parser.add_argument("--examples", default="20", metavar="N", help="pairs of degrees to try for each layout (default 20)")
+    parser.add_argument(
+        "--examples", default="20", metavar="N", help="pairs of degrees to try for each layout (default 20)"
+    )
     parser.add_argument("--model", metavar="FILE:NAME", help="the model of layouts that are of any")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed tries other degrees")
     add_sizes(parser)

@@ -24,7 +24,12 @@ class Parser(argparse.ArgumentParser):
     """argparse whose complaints are diagnostics like all others."""
 
     def error(self, message: str) -> NoReturn:
-        fail("E171", message, Label("<command line>", where=self.prog), remedy=f"`{self.prog} --help` shows all, with an example")
+        fail(
+            "E171",
+            message,
+            Label("<command line>", where=self.prog),
+            remedy=f"`{self.prog} --help` shows all, with an example",
+        )
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """As parse_args, with a suggestion for an option that does not exist."""
@@ -118,7 +123,7 @@ def _top() -> Parser:
     parser = Parser(
         prog="ucpl",
         usage="ucpl [--debug] VERB ...",
-        description="The universal checkpoint language: converts training checkpoints between parallel layouts, proved bit for bit.",
+        description="The universal checkpoint language: training checkpoints between parallel layouts, proved bit for bit.",
         epilog=f"verbs:\n{listed}\n\n`ucpl VERB --help` shows a verb's arguments, with an example.\n\n"
         "exit status:\n  0 done, or equal; 1 the answer is no; 2 wrong usage; 3 the source is damaged; 4 the target cannot be\n"
         "  written; 5 a plan does not fit its source; 130 interrupted",

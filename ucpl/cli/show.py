@@ -1,6 +1,6 @@
 """Print a layout after a stage of the compiler: resolved, located, joined with another (build), or ordered into a plan.
 
-LAYOUT is a call, a checkpoint (its inferred layout), or a .plan file. `build` and `order` join LAYOUT with --to, or with itself.
+LAYOUT is a call, a checkpoint (its inferred layout), or a .plan file. `build` and `order` join it with --to, or with itself.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def run(options: Namespace, console: Console) -> int:
         case "build":
             from ucpl.graph import build
 
-            lines = str(build(here.placement, (there or here).placement, dtype_of=api.dtype_of(checkpoint))).splitlines()
+            lines = str(
+                build(here.placement, (there or here).placement, dtype_of=api.dtype_of(checkpoint))
+            ).splitlines()
         case _:
             from ucpl.cli.plan import rank_lines
             from ucpl.schedule.text import summary
@@ -114,17 +116,22 @@ def resolved(one: Side) -> Iterator[str]:
         yield f"origin     {name} = {value}: {origin}"
     for mesh in layout.meshes:
         name = f"{mesh.name}: " if mesh.name else ""
-        yield f"mesh       {name}{' '.join(f'{a}={n}' for a, n in zip(mesh.axes, mesh.degrees, strict=True))}, {layout.ranks} ranks"
+        degrees = " ".join(f"{a}={n}" for a, n in zip(mesh.axes, mesh.degrees, strict=True))
+        yield f"mesh       {name}{degrees}, {layout.ranks} ranks"
     for file in layout.files.values():
         path = f' "{file.path.text}"' if file.path else ""
         yield f"file       {file.name} = {file.form or 'none'}{path}" + (f' key "{file.key.text}"' if file.key else "")
     for path, t in layout.tensors.items():
         dims = " ".join(f"{d}={n}" if "#" not in d else str(n) for d, n in zip(t.dims, t.counts, strict=True))
-        yield f"tensor     {path} : {dims} {t.dtype or ''}".rstrip() + ("" if t.kind == "parameter" else f" is {t.kind}")
+        yield f"tensor     {path} : {dims} {t.dtype or ''}".rstrip() + (
+            "" if t.kind == "parameter" else f" is {t.kind}"
+        )
     for alias, owner in layout.aliases.items():
         yield f"alias      {alias} = {owner}"
     for g, members in layout.model_groups:
-        yield f"group      {g}: {len(members)} tensors, {', '.join(members[:6])}" + (", ..." if len(members) > 6 else "")
+        yield f"group      {g}: {len(members)} tensors, {', '.join(members[:6])}" + (
+            ", ..." if len(members) > 6 else ""
+        )
     for state in layout.states:
         yield f"state      {state.name} : {state.dtype}{' scalar' if state.scalar else ''}"
     for entry in layout.entries:
@@ -132,7 +139,8 @@ def resolved(one: Side) -> Iterator[str]:
         yield f"stores     {', '.join(entry.targets.values())} in {entry.storing.file}{key}"
     for line in layout.state_lines:
         key = f' as "{line.storing.key.text}"' if line.storing.key else ""
-        yield f"stores     state {', '.join(line.names or ('*',))} of {', '.join(line.groups or ('*',))} in {line.storing.file}{key}"
+        what = f"{', '.join(line.names or ('*',))} of {', '.join(line.groups or ('*',))}"
+        yield f"stores     state {what} in {line.storing.file}{key}"
     for d in layout.derived:
         yield f"derives    {d.state} from {d.source}"
 
@@ -142,7 +150,9 @@ def located(placement: Placement, rank: int | None) -> Iterator[str]:
     from ucpl.extents import key_text
     from ucpl.regions.placement import element_name
 
-    yield f"layout     {placement.layout.call}" + (f", rank {rank}" if rank is not None else f", {max(1, placement.layout.ranks)} ranks")
+    yield f"layout     {placement.layout.call}" + (
+        f", rank {rank}" if rank is not None else f", {max(1, placement.layout.ranks)} ranks"
+    )
     for part in placement.parts:
         rows: dict[int, list[int]] = {}
         for row, home in enumerate(part.pieces.home.tolist()):

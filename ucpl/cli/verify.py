@@ -29,7 +29,10 @@ def run(options: Namespace, console: Console) -> int:
     files = found.files
     total = files.bytes_protected + files.bytes_unprotected
     console.say(f"read          {bytes_text(files.bytes_read)} in {files.files} files, each against its CRC")
-    console.say("manifest      " + ("matches, file by file" if files.manifest else "none: this checkpoint was not written by ucpl"))
+    console.say(
+        "manifest      "
+        + ("matches, file by file" if files.manifest else "none: this checkpoint was not written by ucpl")
+    )
     console.say(f"protected     {files.bytes_protected:,} of {total:,} bytes by a CRC or the manifest")
     for name, size in files.unprotected.items():
         console.say(f"  bare        {size:,} bytes of {name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser, Namespace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ucpl.cli.options import add_json
@@ -21,7 +22,9 @@ _RUNS_SHOWN = 50
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("plan", metavar="FILE.plan")
-    parser.add_argument("element", metavar="TENSOR[INDEX...]", help="an element, wte.weight[3, 17]; or a tensor, for all its runs")
+    parser.add_argument(
+        "element", metavar="TENSOR[INDEX...]", help="an element, wte.weight[3, 17]; or a tensor, for all its runs"
+    )
     parser.add_argument("--state", metavar="STATE", help="only this state: weight, fp32, exp_avg, ...")
     add_json(parser)
 
@@ -43,7 +46,9 @@ def run(options: Namespace, console: Console) -> int:
             "E182",
             f"the plan has no tensor `{name}`",
             Label(options.plan, where=name),
-            remedy=f"did you mean `{close}`?" if close else f"it has {', '.join(plan.tensors[:10])}" + (", ..." if len(plan.tensors) > 10 else ""),
+            remedy=f"did you mean `{close}`?"
+            if close
+            else f"it has {', '.join(plan.tensors[:10])}" + (", ..." if len(plan.tensors) > 10 else ""),
         )
     if found["index"] is None:
         answers = runs(plan, name, options.state)
@@ -63,7 +68,12 @@ def sentence(a: dict[str, Any]) -> str:
     what = f"{a['state']} of {a['element']}"
     there = f"{a['target_file']}: {a['target_key']}{a['target_index']}"
     here = f"{a['source_file']}: {a['source_key']}{a['source_index']}"
-    verb = {"copy": "is", "check": "must equal", "mean": "is the mean of copies, one of them", "sum": "is a sum, one part of it"}[a["kind"]]
+    verb = {
+        "copy": "is",
+        "check": "must equal",
+        "mean": "is the mean of copies, one of them",
+        "sum": "is a sum, one part of it",
+    }[a["kind"]]
     size = f" ({a['elements']:,} elements from there on)" if a["elements"] > 1 else ""
     rounded = ", rounded to nearest even" if a["rounded"] else ""
     return f"{what}\n  at   {there}\n  {verb.ljust(4)} {here}{size}{rounded}"
@@ -101,9 +111,7 @@ def element(plan: Plan, options: Namespace, name: str, text: str) -> list[dict[s
     index = _index(text, tensor.dims, tensor.counts, name)
     element_text = element_name(layout, name, index)
     homes = [(p.state, h) for p in placement.parts for h in p.homes]
-    first: list[int] = []
-    for part in placement.parts:
-        first.append(sum(len(p.homes) for p in placement.parts[: len(first)]))
+    first = [0, *accumulate(len(p.homes) for p in placement.parts)]
     target_of = {(t.file, tuple(map(str, t.key))): i for i, t in enumerate(plan.targets)}
     out: list[dict[str, Any]] = []
     for spot in spots_of(placement, name, index):
@@ -117,7 +125,9 @@ def element(plan: Plan, options: Namespace, name: str, text: str) -> list[dict[s
             for i in (m.target == target).nonzero()[0].tolist():
                 at = _within(spot.position, int(m.target_offset[i]), m.target_stride[i].tolist(), m.shape[i].tolist())
                 if at is not None:
-                    source = int(m.source_offset[i]) + sum(a * int(s) for a, s in zip(at, m.source_stride[i], strict=True))
+                    source = int(m.source_offset[i]) + sum(
+                        a * int(s) for a, s in zip(at, m.source_stride[i], strict=True)
+                    )
                     out.append(_told(plan, m, i, source, spot.position, element_text, 1))
     return out
 

@@ -223,14 +223,24 @@ def _beside(a: Checkpoint, b: Checkpoint) -> tuple[list[Difference], int]:
                 if key in mine.hyper and key in yours.hyper:
                     hold("group", f"{name}.{key}", mine.hyper[key], yours.hyper[key])
                 elif key in ("lr", "weight_decay"):
-                    hold("group", name, {k: v for k, v in mine.hyper.items() if k == key}, {k: v for k, v in yours.hyper.items() if k == key})
+                    hold(
+                        "group",
+                        name,
+                        {k: v for k, v in mine.hyper.items() if k == key},
+                        {k: v for k, v in yours.hyper.items() if k == key},
+                    )
     for state in dict.fromkeys([*x.scalars, *y.scalars]):
         hold("scalar", state, x.scalars.get(state, {}), y.scalars.get(state, {}))
     for key in CONTINUES:
         if key in x.blobs and key in y.blobs:
             hold("carried", key, x.blobs[key], y.blobs[key])
         elif key in _EVERYWHERE and (key in x.blobs or key in y.blobs):
-            hold("carried", "", {k: v for k, v in x.blobs.items() if k == key}, {k: v for k, v in y.blobs.items() if k == key})
+            hold(
+                "carried",
+                "",
+                {k: v for k, v in x.blobs.items() if k == key},
+                {k: v for k, v in y.blobs.items() if k == key},
+            )
     for key in dict.fromkeys([*x.carried, *y.carried]):
         hold("carried", "client_state", *({key: e.carried[key]} if key in e.carried else {} for e in (x, y)))
     return out, count

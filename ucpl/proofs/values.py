@@ -106,7 +106,11 @@ def _tensors(path: str, a: TensorRef, b: TensorRef, ours: Beside, theirs: Beside
     size = DTYPES[mine.dtype].itemsize
     for x, y in zip(ours.chunks(mine), theirs.chunks(yours), strict=False):
         if x != y:
-            first = int(np.flatnonzero(np.frombuffer(x, np.uint8) != np.frombuffer(y, np.uint8))[0]) if len(x) == len(y) else 0
+            first = (
+                int(np.flatnonzero(np.frombuffer(x, np.uint8) != np.frombuffer(y, np.uint8))[0])
+                if len(x) == len(y)
+                else 0
+            )
             n = (at + first) // size
             low = n * size - at
             index = [int(i) for i in np.unravel_index(n, mine.shape)] if mine.shape else []

@@ -49,12 +49,19 @@ def verdict(checkpoint: Checkpoint, placement: Placement, *, memory: int = 512 <
     try:
         copied, found = _copies(checkpoint, placement, memory, workers)
         findings += found
-        notes.append(f"{copied:,} elements of copies equal each other" if copied else "no copies are kept: nothing to hold against each other")
+        notes.append(
+            f"{copied:,} elements of copies equal each other"
+            if copied
+            else "no copies are kept: nothing to hold against each other"
+        )
         rounded, found = _masters(checkpoint, placement, memory, workers)
         findings += found
         notes.append(
-            f"{rounded:,} weights are their fp32 masters, rounded to nearest even" if rounded and not found
-            else "" if rounded else "weights and masters are not both stored: nothing to hold against each other"
+            f"{rounded:,} weights are their fp32 masters, rounded to nearest even"
+            if rounded and not found
+            else ""
+            if rounded
+            else "weights and masters are not both stored: nothing to hold against each other"
         )
     except UcplError as error:
         findings += error.diagnostics
