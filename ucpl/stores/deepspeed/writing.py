@@ -95,7 +95,8 @@ class _Writer:
         for i, target in enumerate(targets):
             key = _text(target.key)
             index[target.file, key] = i
-            below.setdefault((target.file, key[:-1]), {})[key[-1]] = i
+            if key:
+                below.setdefault((target.file, key[:-1]), {})[key[-1]] = i
         kinds = {tensor.name: tensor for tensor in structure.tensors}
         empty = dict(blobs.get("empty_tensors") or {})
         known = {**kinds, **structure.aliases, **empty, **(blobs.get("module_extra") or {})}
