@@ -119,7 +119,7 @@ def whole_state(engine: Any) -> dict[str, dict[str, Any]]:
         for s, (params, flat) in enumerate(zip(o.fp16_groups, o.fp32_partitioned_groups_flat, strict=True)):
             hyper = inner.param_groups[o.sub_group_to_group_id[s]]
             whole = {
-                k: together(v).view(dist.get_world_size(), -1) if torch.is_tensor(v) and v.ndim else v
+                k: together(v).view(dist.get_world_size(), -1) if torch.is_tensor(v) and v.ndim and k != "step" else v
                 for k, v in {"fp32": flat.detach(), **inner.state.get(flat, {})}.items()
             }
             start = 0
@@ -140,7 +140,7 @@ def whole_state(engine: Any) -> dict[str, dict[str, Any]]:
             starts = getattr(o, "round_robin_bit16_offsets", None)
             begin = starts[g] if starts else [sum(p.numel() for p in params[:i]) for i in range(len(params))]
             whole = {
-                k: together(v) if torch.is_tensor(v) and v.ndim else v
+                k: together(v) if torch.is_tensor(v) and v.ndim and k != "step" else v
                 for k, v in {"fp32": flat.detach(), **inner.state.get(flat, {})}.items()
             }
             for p, a in zip(params, begin, strict=True):

@@ -64,7 +64,7 @@ class Target:
     spoiled: bool = False  # one moment is changed after the conversion: the check must fail
 
     def __str__(self) -> str:
-        way = "".join(f"-{v.replace('(dp=', '_dp').rstrip(')')}" for v in self.via)
+        way = "".join(f"-{v.replace('(dp=', '_dp').rstrip('()')}" for v in self.via)
         return f"{self.source}{way}-zero{self.stage}_dp{self.dp}{'-spoiled' if self.spoiled else ''}"
 
     @property
@@ -123,8 +123,8 @@ TARGETS = (
 )
 
 
-def torchrun(world: int, jobs: list[dict[str, Any]], folder: Path) -> None:
-    listed = folder / f"jobs{world}_{jobs[0]['do']}.json"
+def torchrun(world: int, who: str, jobs: list[dict[str, Any]], folder: Path) -> None:
+    listed = folder / f"jobs{world}_{jobs[0]['do']}_{who}.json"
     listed.write_text(json.dumps(jobs))
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
@@ -170,43 +170,43 @@ def spoil(folder: Path) -> None:
     torch.save(value, file)
 
 
+def alone(source: str) -> str:
+    """Sources that must have processes of their own, with their targets of the same degree and stage.
+
+    In bf16 on a CPU the same numbers give other last bits where other engines have run before in a process.
+    """
+    is_compared_by_bits = any(t.source == source and t.is_same for t in TARGETS)
+    return source if SOURCES[source][2]["dtype"] == "bf16" and is_compared_by_bits else ""
+
+
+def launch_all(jobs: list[tuple[int, str, dict[str, Any]]], folder: Path) -> None:
+    """Jobs by (world size, who must be alone): one torchrun each."""
+    for world, who in dict.fromkeys(sorted((world, who) for world, who, _ in jobs)):
+        torchrun(world, who, [job for w, x, job in jobs if (w, x) == (world, who)], folder)
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sources trained, targets converted and loaded; results lie in NAME.json."""
     folder = tmp_path_factory.mktemp("deepspeed")
-    for world in sorted({dp for _, dp, _ in SOURCES.values()}):
-        jobs = [
-            {"do": "train", "run": {**run, "stage": stage}, "steps": run.get("steps", STEPS)}
-            | {
-                "folder": str(folder / name),
-                "truth": str(folder / f"{name}.truth"),
-                "result": str(folder / f"{name}.json"),
-            }
-            for name, (stage, dp, run) in SOURCES.items()
-            if dp == world
-        ]
-        torchrun(world, jobs, folder)
+    jobs: list[tuple[int, str, dict[str, Any]]] = []
+    for name, (stage, dp, run) in SOURCES.items():
+        job: dict[str, Any] = {"do": "train", "run": {**run, "stage": stage}, "steps": run.get("steps", STEPS)}
+        job |= {"folder": str(folder / name), "truth": str(folder / f"{name}.truth")}
+        jobs.append((dp, alone(name), {**job, "result": str(folder / f"{name}.json")}))
+    launch_all(jobs, folder)
     with ThreadPoolExecutor(2) as pool:
         errors = dict(zip(TARGETS, pool.map(lambda t: convert_all(t, folder), TARGETS), strict=True))
+    jobs = []
     for target, error in errors.items():
+        result_file = folder / f"{target}.json"
         if error:
-            (folder / f"{target}.json").write_text(json.dumps({"error": error}))
-    for world in sorted({target.dp for target in TARGETS}):
-        jobs = [
-            {"do": "load", "run": t.run, "steps": t.run.get("steps", STEPS), "folder": str(folder / str(t))}
-            | {"truth": str(folder / f"{t.source}.truth"), "result": str(folder / f"{t}.json")}
-            for t in TARGETS
-            if t.dp == world and not errors[t]
-        ]
-        # What DeepSpeed makes of its own files: in bf16 even that is not bit-equal to a run that was never interrupted.
-        jobs += [
-            {"do": "load", "run": t.run, "steps": t.run.get("steps", STEPS), "folder": str(folder / t.source)}
-            | {"truth": str(folder / f"{t.source}.truth"), "result": str(folder / f"{t.source}.again.json")}
-            for t in TARGETS
-            if t.dp == world and t.is_same
-        ]
-        if jobs:
-            torchrun(world, jobs, folder)
+            result_file.write_text(json.dumps({"error": error}))
+            continue
+        job = {"do": "load", "run": target.run, "steps": target.run.get("steps", STEPS), "result": str(result_file)}
+        job |= {"folder": str(folder / str(target)), "truth": str(folder / f"{target.source}.truth")}
+        jobs.append((target.dp, alone(target.source) if target.is_same else "", job))
+    launch_all(jobs, folder)
     for target in TARGETS:  # not needed any more, and not small all together
         shutil.rmtree(folder / str(target), ignore_errors=True)
     return folder
@@ -225,15 +225,16 @@ def result(folder: Path, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
 def test_deepspeed_loads_what_was_converted_and_trains_on(target: Target, folder: Path) -> None:
-    """State bit-equal; losses as of a run that was never interrupted, and bit-equal to a plain restart where there is one."""
+    """State bit-equal; losses of a run that was never interrupted, bit-equal too at its own degree and stage."""
     source, found = result(folder, target.source), result(folder, str(target))
     assert found["differences"] == []
     if target.run.get("keeps_no_hyper"):
         return  # the schedule's first step has another learning rate
     if target.is_same:
-        assert found["after"] == result(folder, f"{target.source}.again")["after"]
-    tolerance = TOLERANCE[target.run["dtype"]]
-    assert found["after"] == pytest.approx(source["after"], rel=0, abs=tolerance)
+        assert found["after"] == source["after"]
+    else:
+        tolerance = TOLERANCE[target.run["dtype"]]
+        assert found["after"] == pytest.approx(source["after"], rel=0, abs=tolerance)
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.spoiled], ids=str)

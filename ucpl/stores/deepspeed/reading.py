@@ -188,6 +188,9 @@ def _not_yet(path: Path, why: str) -> NoReturn:
 
 
 def _refuse_parallel(listing: Listing) -> None:
+    old = [name for name in listing.optims.values() if "_optim_states" not in name]
+    if old:
+        _not_yet(listing.root / old[0], "its shards are named as before release 0.3.17")
     if listing.layers:
         _not_yet(listing.root / listing.layers[0], "its layers are in files of their own (PipelineModule)")
     if listing.experts:
@@ -534,10 +537,8 @@ def _named(model: _Model, found: _Found) -> tuple[NamedTensor, ...]:
 
 
 def _keep(found: _Found, part: TorchFile, key: Key, tensor: TensorRef) -> None:
-    if prod(tensor.shape) == 0:
-        found.consumed.add((part.file, key))
-    else:
-        found.payload[part.file, key] = part.extent(key, tensor)
+    """A rank that holds padding alone saves masters without elements: layouts name them, too."""
+    found.payload[part.file, key] = part.extent(key, tensor)
 
 
 def _state(
