@@ -58,7 +58,8 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     name = page.relative_to(ROOT).as_posix()
     return [
-        Block(name, text.count("\n", 0, m.start()) + 1, tuple(m[2].split(maxsplit=2)), m[3]) for m in MARK.finditer(text)
+        Block(name, text.count("\n", 0, m.start()) + 1, tuple(m[2].split(maxsplit=2)), m[3])
+        for m in MARK.finditer(text)
     ]
 
 
@@ -87,7 +88,7 @@ def items_of(block: Block) -> list[Any]:
 def shown(value: Any) -> str:
     """A record in short: fields that are not their default, in order; names of dims and numbers as they are."""
     match value:
-        case nodes.Dim(name=name) | nodes.Dimension(name=str(name), size=None, range=None):
+        case nodes.Dim(name=name, range=None) | nodes.Dimension(name=str(name), size=None, range=None):
             return name
         case nodes.Number(value=number):
             return str(number)
@@ -114,7 +115,7 @@ def records(block: Block) -> str:
     out = []
     for item in items_of(block):
         if isinstance(item, nodes.Model | nodes.Layout):
-            inner, head = item.items, attrs.evolve(item, items=())
+            inner, head = item.items, attrs.evolve(item, items=())  # type: ignore[arg-type]
             out.append(f"  {shown(head)}")
             out += [f"    {shown(i)}" for i in inner]
         else:
@@ -148,14 +149,12 @@ def cells(placement: Placement) -> str:
                 if p.home[i] != number:
                     continue
                 tensor = placement.layout.tensors[placement.tensors[p.tensor[i]]]
-                for index in product(*(range(a, b) for a, b in zip(p.low[i].tolist(), p.high[i].tolist(), strict=True))):
-                    place = int(p.offset[i]) + sum((x - a) * s for x, a, s in zip(index, p.low[i].tolist(), p.stride[i].tolist(), strict=True))
-                    whole = [
-                        str(start + x * step)
-                        for x, start, step in zip(index, tensor.starts, tensor.steps, strict=False)
-                    ]
+                low, high, stride = p.low[i].tolist(), p.high[i].tolist(), p.stride[i].tolist()
+                for index in product(*map(range, low, high)):
+                    place = int(p.offset[i]) + sum((x - a) * s for x, a, s in zip(index, low, stride, strict=True))
+                    whole = zip(index, tensor.starts, tensor.steps, strict=False)  # dims beyond its own are no index
                     assert held[place] == ".", "two elements in one cell"
-                    held[place] = f"{tensor.path}{','.join(whole)}" if len(whole) > 1 else f"{tensor.path}{''.join(whole)}"
+                    held[place] = tensor.path + ",".join(str(start + x * step) for x, start, step in whole)
             width = home.shape[-1] if home.shape else 1
             lines = [" ".join(held[i : i + width]) for i in range(0, numel, max(width, 1))]
             rows.append((home.file, "/".join(map(str, home.key)), " / ".join(lines)))

@@ -77,6 +77,15 @@ def test_every_kind_of_record_has_an_example() -> None:
     assert sorted(k.__name__ for k in kinds - {type(r) for r in everything()}) == []
 
 
+def test_every_field_of_every_record_is_used_in_an_example() -> None:
+    used = {
+        (type(r), f.name) for r in everything() for f in attrs.fields(type(r)) if getattr(r, f.name) not in (None, ())
+    }
+    kinds = {k for k in vars(nodes).values() if isinstance(k, type) and attrs.has(k)} - {nodes.Span, nodes.File}
+    fields = {(k, f.name) for k in kinds for f in attrs.fields(k) if f.name != "span"}
+    assert sorted(f"{k.__name__}.{name}" for k, name in fields - used) == []
+
+
 def test_every_variant_has_an_example() -> None:
     found = everything()
 
@@ -88,14 +97,24 @@ def test_every_variant_has_an_example() -> None:
     assert CLAUSE_WORDS - words == set()
     assert of(nodes.Split, "kind") == {"equal", "sizes", "chunk", "spread"}
     assert of(nodes.Pad, "kind") == {"zero", "live", "undefined"}
+    assert any(r.range for r in found if isinstance(r, nodes.Dim)) and any(
+        r.range for r in found if isinstance(r, nodes.Any_)
+    )
+    assert any(r.range for r in found if isinstance(r, nodes.Dimension))
     assert of(nodes.Tensor, "kind") == {"parameter", "buffer", "frozen"}
     assert of(nodes.Blob, "fate") == {"keep", "first", "drop"}
     assert set(ENTRY_CLASSES) - of(nodes.Entry, "of") == set()
     assert {"+", "-", "*", "/", "%", "==", "!=", "<=", ">", "and", "or"} - of(nodes.Binary, "operator") == set()
     groups = [r for r in found if isinstance(r, nodes.Group)]
     assert any(g.members for g in groups) and any(g.without for g in groups) and any(g.stated for g in groups)
-    assert any(g.of_model for g in groups) and any(g.indices for g in groups) and any(g.order == "reversed" for g in groups)
-    assert {"like", None} <= {r.shape if r.shape in ("like", None) else "flat" for r in found if isinstance(r, nodes.States)}
+    assert (
+        any(g.of_model for g in groups)
+        and any(g.indices for g in groups)
+        and any(g.order == "reversed" for g in groups)
+    )
+    assert {"like", None} <= {
+        r.shape if r.shape in ("like", None) else "flat" for r in found if isinstance(r, nodes.States)
+    }
 
 
 def test_every_function_and_every_limit_is_named() -> None:
@@ -111,7 +130,7 @@ def test_every_function_and_every_limit_is_named() -> None:
 
 def test_every_statement_of_the_grammar_is_explained() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    words = set(re.findall(r'^\w+: *"(\w+)"', grammar_text(), re.MULTILINE)) | {"none", "like", "each", "flat", "trim", "pad"}
+    words = set(re.findall(r'^\w+: *"(\w+)"', grammar_text(), re.MULTILINE)) | {"none", "like", "each", "flat", "trim"}
     assert {"let", "model", "layout", "mesh", "derive", "blob"} <= words
     assert [w for w in words if not re.search(rf"\b{w}\b", text)] == []
 
@@ -129,7 +148,7 @@ def test_what_the_page_quotes_of_shipped_layouts_is_what_ships() -> None:
     assert len(quoted) > 5
 
     def lines(source: str) -> list[str]:
-        joined = re.sub(r"\n +(?=in |as |when |buckets )", " ", re.sub(r" *#[^\n]*", "", source))
+        joined = re.sub(r"\n +(?=in |as |key |when |buckets )", " ", re.sub(r" *#[^\n]*", "", source))
         return [" ".join(line.split()) for line in joined.splitlines() if line.strip()]
 
     shipped = {line for path in (ROOT / "specs").glob("*.ucpl") for line in lines(path.read_text(encoding="utf-8"))}

@@ -1,0 +1,198 @@
+"""The pages hold: their commands run, their tables name what is there, and they speak of the product alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, Block, blocks
+from ucpl.errors import Exit
+from ucpl.errors.document import EXIT_MEANING
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = blocks(ROOT / "README.md")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# ---- what can be run is run ------------------------------------------------------------------------------------------
+
+
+def commands(block: Block) -> list[tuple[str, str]]:
+    """Each command of a console block and what the page shows of its output."""
+    found: list[tuple[str, list[str]]] = []
+    for line in block.text.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        else:
+            found[-1][1].append(line)
+    return [(command, "\n".join(lines)) for command, lines in found]
+
+
+def agrees(shown: str, output: str) -> bool:
+    """Whether an output is what a page shows. A line `...` stands for any lines; nothing shown: anything."""
+    if not shown:
+        return True
+    parts = [re.escape(p) for p in re.split(r"^\.\.\.$\n?", shown + "\n", flags=re.MULTILINE)]
+    return re.fullmatch(r"(?:.*\n)*?".join(parts), output if output.endswith("\n") else output + "\n") is not None
+
+
+@pytest.mark.parametrize(
+    ("shown", "output", "same"),
+    [
+        ("a", "a", True),
+        ("a", "b", False),
+        ("...\nb", "x\ny\nb\n", True),
+        ("...\nb", "x\ny\n", False),
+        ("a\n...", "a\n", True),
+    ],
+)
+def test_outputs_are_really_compared(shown: str, output: str, same: bool) -> None:
+    assert agrees(shown, output) == same
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with the examples in it."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    return tmp_path
+
+
+def run(command: str, here: Path) -> subprocess.CompletedProcess[str]:
+    script = f'ucpl() {{ "{sys.executable}" -m ucpl "$@"; }}\n{command}\n'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "120"}
+    return subprocess.run(
+        ["bash", "-c", script], cwd=here, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_the_commands_of_the_readme_do_what_it_shows(here: Path) -> None:
+    ran = 0
+    for block in README:
+        if block.info != ("console",):
+            continue
+        for command, shown in commands(block):
+            done = run(command, here)
+            ran += 1
+            assert done.returncode == 0, f"{block}: {command}\n{done.stdout}{done.stderr}"
+            assert agrees(shown, done.stdout), f"{block}: {command}\n{done.stdout}"
+    assert ran > 7
+
+
+def test_the_python_of_the_readme_runs(here: Path) -> None:
+    code = [b.text for b in README if b.info == ("python",)]
+    assert code
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(code)], cwd=here, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "E437 3"
+
+
+def test_what_the_readme_shows_of_an_inferred_text_is_in_it(here: Path) -> None:
+    import ucpl
+
+    shown = next(b for b in README if b.info == ("ucpl", "excerpt"))
+    text = ucpl.infer(here / "examples" / "checkpoint").text()
+    lines = {" ".join(line.split()) for line in text.splitlines()}
+    wanted = [" ".join(line.split()) for line in shown.text.splitlines()]
+    assert [line for line in wanted if line not in ("", "...") and line not in lines] == []
+
+
+def test_only_marked_blocks_are_not_run() -> None:
+    known = {("console",), ("console", "no-run"), ("python",), ("text",), ("ucpl", "excerpt")}
+    assert {b.info for b in README} <= known
+    assert [b.info for b in README].count(("console", "no-run")) == 1
+
+
+# ---- what is named is there ------------------------------------------------------------------------------------------
+
+
+def test_every_fault_of_the_table_has_its_test() -> None:
+    text = (ROOT / "docs" / "RELIABILITY.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 30
+    assert [f"{p}::{t}" for p, t in named if f"def {t}(" not in (ROOT / p).read_text(encoding="utf-8")] == []
+
+
+def test_every_failpoint_is_named_and_no_other() -> None:
+    text = (
+        (ROOT / "docs" / "RELIABILITY.md").read_text(encoding="utf-8").partition("### Failpoints")[2].partition("##")[0]
+    )
+    listed = set(re.findall(r"`([a-z-]+)`", text.partition("Places:")[2].partition("Actions:")[0]))
+    source = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "ucpl").rglob("*.py"))
+    assert listed == set(re.findall(r'failpoint\("([a-z-]+)"\)', source))
+
+
+def test_every_verb_of_the_codemap_is_there() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text, re.MULTILINE)
+    rooms = {p.parent.name for p in (ROOT / "ucpl").glob("*/__init__.py")} | {"resources", "testing"}
+    assert {room for room, _ in rows} == rooms
+    missing = []
+    for room, verbs in rows:
+        sources = [ROOT / "ucpl" / f"{room}.py", *(ROOT / "ucpl" / room).rglob("*.py")]
+        known = "\n".join(p.read_text(encoding="utf-8") for p in sources if p.is_file())
+        for verb in re.findall(r"`(?:\w+\.)?(\w+)`", verbs):
+            if not re.search(rf"\b(?:def|class) {verb}\b|^{verb} =|^    \"{verb}\"", known, re.MULTILINE):
+                missing.append(f"{room}: {verb}")
+    assert missing == []
+
+
+def test_modules_that_pages_name_are_there() -> None:
+    path = re.compile(r"`((?:ucpl|stores|syntax|layout|errors|tests|specs|grammar|benchmarks|examples)/[\w./]+)`")
+    missing = []
+    for page in PAGES:
+        for name in path.findall(page.read_text(encoding="utf-8")):
+            if not any((base / name).exists() for base in (ROOT, ROOT / "ucpl")) and "NAME" not in name:
+                missing.append(f"{relative(page)}: {name}")
+    assert missing == []
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert [p.name for p in folder.glob("*.md") if p.name != "README.md" and f"({p.name})" not in text] == []
+
+
+def test_the_readme_lists_every_exit_status() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert set(EXIT_MEANING) == {v for k, v in vars(Exit).items() if k.isupper()}
+    assert [s for s in EXIT_MEANING if not re.search(rf"^\| {s} \| ", text, re.MULTILINE)] == []
+
+
+def test_what_the_readme_says_of_python_is_the_package() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    ucpl = import_module("ucpl")
+    assert [n for n in re.findall(r"ucpl\.(\w+)\(", text) if not callable(getattr(ucpl, n))] == []
+    assert "`ucpl.parse, resolve, locate, build, order, execute`" in text
+    assert {"parse", "resolve", "locate", "build", "order", "execute"} <= set(ucpl.__all__)
+
+
+def test_the_readme_is_the_description_of_the_package() -> None:
+    assert 'readme = "README.md"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_a_heading_that_is_linked_to_is_there(page: Path) -> None:
+    def anchors(path: Path) -> set[str]:
+        prose = re.sub(r"^(```+).*?^\1", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        heads = re.findall(r"^#+ +(.*)$", prose, re.MULTILINE)
+        return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in heads}
+
+    text = re.sub(r"`[^`\n]*`", "", page.read_text(encoding="utf-8"))
+    wrong = []
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", text):
+        if "://" not in target and anchor not in anchors((page.parent / target) if target else page):
+            wrong.append(f"{target}#{anchor}")
+    assert wrong == []
