@@ -53,6 +53,8 @@ def layout_name(checkpoint: Checkpoint) -> str:
     match checkpoint.framework:
         case "deepspeed":
             return f"zero{settings['stage'].value}"
+        case "huggingface":
+            return "safetensors"
         case name:
             return name
 

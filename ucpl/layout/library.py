@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from pathlib import Path
 
 from attrs import define, field, frozen
@@ -24,10 +26,11 @@ class Known:
 
 @define
 class Library:
-    """Names that a text may use. Every file is parsed once."""
+    """Names that a text may use. Every file is parsed once, a shipped one when a name of it is asked for."""
 
     known: dict[str, Known] = field(factory=dict)
     files: dict[str, nodes.File] = field(factory=dict)
+    shipped: bool = True
 
     def model(self, name: str, span: nodes.Span = nodes.NOWHERE) -> Known:
         return self._find(name, nodes.Model, "model", span)
@@ -42,7 +45,20 @@ class Library:
         found = self.known.get(name)
         if found is not None and isinstance(found.node, kind):
             return found
+        shipped = _index() if self.shipped else {}
+        files = shipped.get(name, ())
+        if len(files) > 1:
+            fail(
+                "E383",
+                f"`{name}` is in {len(files)} of the shipped files: {', '.join(files)}",
+                at(span) if span.line else Label("<command line>", where=name),
+                remedy=f"say which: {files[0]}:{name}(...)",
+            )
+        if files and f"specs/{files[0]}" not in self.files:
+            self._lend(_shipped(files[0]))
+            return self._find(name, kind, word, span)
         names = [n for n, k in self.known.items() if isinstance(k.node, kind)]
+        names += [n for n in shipped if n not in self.known]
         close = nearest(name, names)
         listed = ", ".join(sorted(names)[:20]) or "none"
         fail(
@@ -58,22 +74,39 @@ class Library:
             if isinstance(item, nodes.Model | nodes.Layout | nodes.Plan):
                 self.known[item.name] = Known(item, file)
 
+    def _lend(self, file: nodes.File) -> None:
+        """A shipped file and what it imports; names that are known already keep their meaning."""
+        known = dict(self.known)
+        for item in file.statements:
+            if isinstance(item, nodes.Import) and f"specs/{item.file}" not in self.files:
+                self._lend(_shipped(item.file))
+        self.add(file)
+        self.known.update(known)
+
 
 def load(*texts: tuple[str, str], shipped: bool = True) -> Library:
     """A library of (name, text) files and what they import, over the shipped specs.
 
     `name` is a path: imports are found beside it, then among the shipped specs.
     """
-    library = Library()
-    if shipped:
-        for name, _ in spec_files():
-            library.add(_shipped(name))
+    library = Library(shipped=shipped)
     for name, text in texts:
         _load(library, name, text, ())
     return library
 
 
 _SHIPPED: dict[str, nodes.File] = {}
+_HEAD = re.compile(r"^(?:model|layout|plan)[ \t]+(\w+|\"[^\"]+\")", re.MULTILINE)
+
+
+@cache
+def _index() -> dict[str, tuple[str, ...]]:
+    """Which shipped files define a name, from the lines that begin a statement: nothing is parsed for it."""
+    found: dict[str, list[str]] = {}
+    for file, _ in spec_files():
+        for name in dict.fromkeys(_HEAD.findall(spec_text(file))):
+            found.setdefault(name.strip('"'), []).append(file)
+    return {name: tuple(files) for name, files in found.items()}
 
 
 def _shipped(name: str) -> nodes.File:
@@ -101,6 +134,7 @@ def _import(library: Library, file: nodes.File, item: nodes.Import, chain: tuple
         found = _load(library, str(beside), beside.read_text(encoding="utf-8"), chain)
     elif item.file in dict(spec_files()):
         found = _shipped(item.file)
+        library._lend(found)
         library.add(found)
     else:
         fail("E112", f'no file "{item.file}" beside {file.name} or among the shipped specs', at(item.span))

@@ -1,0 +1,164 @@
+"""Files that a spec alone describes: no framework's metadata, only tensors at keys. Read and written.
+
+A target's file is a nested dict made of the keys; it is a safetensors file where its name ends so, else one of torch.save. A
+source is the files that the spec names, each by its own form. `framework torch(tracker = "latest.txt", step = "release")`
+writes a small text beside them. config.json and its like go along, so that sizes are found on the way back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any, NoReturn
+
+from attrs import define, field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Envelope, Extent, Key, StoredTensor, Structure, TensorRef, key_text
+from ucpl.stores.carrying import Storages
+from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.huggingface import TEXTS, carried_texts, read_texts
+from ucpl.stores.pickles import walk
+from ucpl.stores.safetensors_files import read_safetensors_file
+from ucpl.stores.torch_files import read_torch_file
+from ucpl.stores.zips import open_file, read_exactly
+
+__all__ = ["Generic", "open_files"]
+
+NAME = "torch"
+
+
+class Generic:
+    name = NAME
+
+    def recognises(self, path: Path) -> bool:
+        """Never: nothing in such a folder says what it is. A spec does, and `open_files` reads what the spec names."""
+        return False
+
+    def open(self, path: Path) -> Checkpoint:
+        """Raises: UcplError E390."""
+        fail("E390", f"{path}: nothing here says how tensors lie in files", Label(str(path)))
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """Files as the keys say. Raises: UcplError E392, E393."""
+        by_file: dict[str, list[int]] = {}
+        for t, target in enumerate(targets):
+            by_file.setdefault(target.file, []).append(t)
+        files = tuple(_written(path, members, targets) for path, members in by_file.items())
+        texts = carried_texts(source)
+        tracker = structure.settings.get("tracker")
+        if tracker:
+            texts[str(tracker)] = f"{structure.settings.get('step', '')}\n"
+        return Skeleton(folder="", files=files, texts=texts)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def open_files(top: Path, files: Iterable[str], aside: Iterable[Key] = ()) -> Checkpoint:
+    """The files that a spec names, relative to a folder (or to that of a single file). Headers only.
+
+    aside: keys of values that are no part of the model (random states, say); tensors below them are not payload.
+
+    Raises: UcplError E391, and what the files raise.
+    """
+    root = top if top.is_dir() else top.parent
+    kept = [tuple(map(str, key)) for key in aside]
+    extents: dict[tuple[str, Key], Extent] = {}
+    others: dict[tuple[str, Key], Extent] = {}
+    names = sorted(set(files))
+    for name in names:
+        if not (root / name).is_file():
+            fail("E391", f"{name} is missing: the spec has tensors in it", Label(str(root / name), "not there"))
+        for extent in _extents(root, name):
+            text = tuple(map(str, extent.key))
+            is_aside = any(text[: len(key)] == key for key in kept)
+            (others if is_aside or extent.numel == 0 else extents)[name, extent.key] = extent
+    texts, remarks = read_texts(root) if top.is_dir() else ({}, [])
+    return Checkpoint(
+        top=top,
+        root=root,
+        tag=None,
+        framework=NAME,
+        version="",
+        extents=extents,
+        carried_extents=others,
+        envelope=Envelope(NAME, blobs={TEXTS: texts} if texts else {}),
+        tensors=(),
+        aliases={},
+        files=(*names, *(t for t in texts if t not in names)),
+        remarks=tuple(remarks),
+    )
+
+
+def _extents(root: Path, name: str) -> list[Extent]:
+    """Tensors of a torch or a safetensors file: the first bytes tell which it is."""
+    fd = open_file(root / name, name)
+    try:
+        head = read_exactly(fd, 0, min(9, os.fstat(fd).st_size), name)
+    finally:
+        os.close(fd)
+    if head[8:9] == b"{" and not head.startswith(b"PK"):
+        return list(read_safetensors_file(root, name).extents())
+    part = read_torch_file(root, name)
+    return [part.extent(key, value) for key, value in walk(part.value, name) if type(value) is TensorRef]
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+@define
+class _Tree:
+    """Nested dicts under construction. A dict whose keys count from 0 becomes a list."""
+
+    file: str
+    top: dict[str | int, Any] = field(factory=dict)
+
+    def put(self, key: Key, value: TensorRef) -> None:
+        node = self.top
+        for step in key[:-1]:
+            inner = node.setdefault(step, {})
+            if not isinstance(inner, dict):
+                self.clash(key)
+            node = inner
+        if key[-1] in node:
+            self.clash(key)
+        node[key[-1]] = value
+
+    def clash(self, key: Key) -> NoReturn:
+        fail("E392", f"{key_text(key)} of {self.file} is a tensor and a dict, too", Label(self.file, where=key_text(key)))
+
+
+def _settled(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value and set(value) == set(range(len(value))):
+        return [_settled(value[i]) for i in range(len(value))]
+    return {key: _settled(item) for key, item in value.items()}
+
+
+def _written(path: str, members: list[int], targets: tuple[StoredTensor, ...]) -> SkeletonFile:
+    is_safetensors = PurePosixPath(path).suffix == ".safetensors"
+    storages = Storages({})
+    storage_of: dict[int, str] = {}
+    made: dict[int, TensorRef] = {}
+    tree = _Tree(path)
+    flat: dict[str, TensorRef] = {}
+    for t in sorted(members, key=lambda t: (targets[t].shares is not None, t)):
+        target = targets[t]
+        shares = target.shares if target.shares in made and not is_safetensors else None
+        ref = made[shares] if shares is not None else storages.tensor(target.dtype, target.shape)
+        made[t] = ref
+        storage_of[t] = ref.storage.name
+        if not is_safetensors:
+            tree.put(target.key, ref)
+        elif (name := "/".join(map(str, target.key))) in flat:
+            tree.clash(target.key)
+        else:
+            flat[name] = ref
+    if is_safetensors:
+        return SkeletonFile(path, flat, "safetensors", {"format": "pt"}, storage_of)
+    return SkeletonFile(path, _settled(tree.top), storage_of=storage_of)

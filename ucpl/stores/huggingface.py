@@ -1,0 +1,440 @@
+"""Hugging Face folders: config.json, and weights in model.safetensors or in shards with an index. Read and written.
+
+A layout speaks of one file, `model.safetensors`: how it falls into shards is an option of this store (`shard = "5GB"`),
+decided by sizes while the target is laid out. Tensors of all shards are found under that one name.
+
+Not here: what a tensor means, and pytorch_model.bin.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from attrs import define, field, frozen
+
+from ucpl.errors import Label, fail
+from ucpl.extents import (
+    DTYPES,
+    Envelope,
+    Extent,
+    Key,
+    NamedTensor,
+    Setting,
+    StorageRef,
+    StoredTensor,
+    Structure,
+    TensorRef,
+    key_text,
+)
+from ucpl.stores.carrying import strides
+from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.safetensors_files import SafetensorsFile, read_safetensors_file
+
+__all__ = ["FILE", "TEXTS", "HuggingFace", "carried_texts", "config_of", "read_texts"]
+
+FILE = "model.safetensors"  # what layouts call the weights, however many shards they have
+INDEX = ".safetensors.index.json"
+TEXTS = "huggingface_files"  # the blob that holds config.json and the tokenizer's texts, by name
+TEXT_BYTES_MAX = 64 << 20
+EMPTY = "empty_tensors"
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
+_TEXT = (".json", ".txt", ".jinja", ".md")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+_NOT_OURS = ("DCP_SHARDING_INFO", "CUSTOM_METADATA")  # of torch's HuggingFaceStorageWriter: pieces, not whole tensors
+
+
+class HuggingFace:
+    name = "huggingface"
+
+    def recognises(self, path: Path) -> bool:
+        """A .safetensors file, or a folder with some of which each is whole by itself, a shard, or listed by an index."""
+        if path.is_file():
+            return path.suffix == ".safetensors"
+        return path.is_dir() and any(path.glob("*.safetensors"))
+
+    def open(self, path: Path) -> Checkpoint:
+        """Read all headers. Raises: UcplError E380-E386, and what the files raise (E400, E430-E434)."""
+        return _Folder.of(path).checkpoint(path)
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """Shards of at most `shard` bytes, an index where there are several, and the source's small files.
+
+        Raises: UcplError E387, E388.
+        """
+        return _Shards(structure, targets, source).skeleton()
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+@define(eq=False)
+class _Folder:
+    root: Path
+    names: list[str]  # the weights' files
+    weight_map: dict[str, str] | None  # what the index says: tensor -> file
+    index: str = ""
+    stated_size: Any = None  # what the index says, in bytes
+    remarks: list[str] = field(factory=list)
+    found: dict[str, Extent] = field(factory=dict)
+    aliases: dict[str, str] = field(factory=dict)
+
+    @classmethod
+    def of(cls, path: Path) -> _Folder:
+        if path.is_file():
+            return cls(path.parent, [path.name], None)
+        here = sorted(p.name for p in path.glob("*.safetensors") if p.is_file())
+        indexes = sorted(p.name for p in path.glob("*" + INDEX))
+        if len(indexes) > 1 and "model" + INDEX in indexes:
+            indexes = ["model" + INDEX]
+        if len(indexes) > 1:
+            fail("E384", f"{path} has {len(indexes)} indexes", Label(str(path), where=", ".join(indexes)))
+        if indexes:
+            return cls._indexed(path, indexes[0], here)
+        if FILE in here and len(here) > 1:
+            made = cls(path, [FILE], None)
+            made.remarks.append(f"{', '.join(n for n in here if n != FILE)}: not part of {FILE}, not read")
+            return made
+        if len(here) > 1:
+            cls._complete(path, here)
+        return cls(path, here, None)
+
+    @classmethod
+    def _indexed(cls, path: Path, index: str, here: list[str]) -> _Folder:
+        where = path / index
+        try:
+            value = json.loads(where.read_bytes())
+        except OSError as error:
+            fail("E400", f"{index} cannot be read: {error.strerror}", Label(str(where)))
+        except (ValueError, RecursionError) as error:
+            fail("E385", f"{index} is no JSON: {str(error)[:200]}", Label(str(where)))
+        weight_map = value.get("weight_map") if isinstance(value, dict) else None
+        if not isinstance(weight_map, dict) or not all(
+            isinstance(name, str) and isinstance(file, str) for name, file in weight_map.items()
+        ):
+            fail("E385", f"{index} has no weight_map from tensors to files", Label(str(where), where="weight_map"))
+        names = sorted(set(weight_map.values()))
+        for name in names:
+            if PurePosixPath(name).name != name or not name.endswith(".safetensors"):
+                fail("E385", f"{index} names {name!a}, which is no .safetensors file beside it", Label(str(where)))
+            if not (path / name).is_file():
+                tensor = next(t for t, f in weight_map.items() if f == name)
+                fail(
+                    "E380",
+                    f"{name} is missing: the index has {sum(f == name for f in weight_map.values())} tensors in it",
+                    Label(str(path / name), "not there"),
+                    Label(str(where), "is named here", where=tensor),
+                )
+        metadata = value.get("metadata")
+        made = cls(path, names, weight_map, index, metadata.get("total_size") if isinstance(metadata, dict) else None)
+        unlisted = [name for name in here if name not in names]
+        if unlisted:
+            made.remarks.append(f"{', '.join(unlisted)}: not listed in {index}, not read")
+        return made
+
+    @staticmethod
+    def _complete(path: Path, here: list[str]) -> None:
+        """Shards without an index: all of one set, none missing."""
+        shards = [(name, _SHARD.fullmatch(name)) for name in here]
+        odd = [name for name, match in shards if match is None]
+        sets = {(match["stem"], match["count"]) for _, match in shards if match is not None}
+        if odd or len(sets) != 1:
+            fail(
+                "E384",
+                f"{path} has {len(here)} .safetensors files, and no index says how they belong together",
+                Label(str(path), where=", ".join(here[:6]) + (", ..." if len(here) > 6 else "")),
+            )
+        ((stem, count),) = sets
+        for number in range(1, int(count) + 1):
+            name = f"{stem}-{number:0{len(count)}d}-of-{count}.safetensors"
+            if name not in here:
+                fail("E380", f"{name} is missing", Label(str(path / name), "not there"))
+
+    def checkpoint(self, top: Path) -> Checkpoint:
+        parts = [self.read(name) for name in self.names]
+        total = 0
+        for part in parts:
+            for name, extent in part.tensors.items():
+                total += extent.numel * DTYPES[extent.dtype].itemsize
+                self.keep(name, extent)
+        for name, file in (self.weight_map or {}).items():
+            if name not in self.found:
+                fail(
+                    "E381",
+                    f"{file} has no tensor {name}, where the index has it",
+                    Label(str(self.root / file), "not in this file", where=name),
+                    Label(str(self.root / self.index), "is listed here", where=name),
+                )
+        if isinstance(self.stated_size, int) and self.stated_size != total:
+            self.remarks.append(f"{self.index} states total_size {self.stated_size}, the shards hold {total} bytes")
+        for part in parts:
+            for alias, owner in (part.metadata or {}).items():
+                if owner in self.found and alias not in self.found:
+                    self.aliases[alias] = owner
+        texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
+        self.remarks += more
+        empty = {name: extent for name, extent in self.found.items() if extent.numel == 0}
+        blobs: dict[str, Any] = {TEXTS: texts} if texts else {}
+        if empty:
+            blobs[EMPTY] = {n: {"dtype": e.dtype, "shape": list(e.shape), "buffer": True} for n, e in empty.items()}
+        full = {name: extent for name, extent in self.found.items() if name not in empty}
+        return Checkpoint(
+            top=top,
+            root=self.root,
+            tag=None,
+            framework="huggingface",
+            version=_version(texts),
+            extents={(FILE, (name,)): extent for name, extent in full.items()},
+            carried_extents={},
+            envelope=Envelope(
+                "huggingface", _version(texts), {"shards": Setting(len(parts), f"files of {self.root.name}")}, blobs=blobs
+            ),
+            tensors=tuple(NamedTensor(name, e.shape, e.dtype, "parameter") for name, e in full.items()),
+            aliases=self.aliases,
+            files=(*self.names, *((self.index,) if self.index else ()), *texts),
+            remarks=tuple(self.remarks),
+        )
+
+    def read(self, name: str) -> SafetensorsFile:
+        part = read_safetensors_file(self.root, name)
+        if any(word in (part.metadata or {}) for word in _NOT_OURS):
+            fail(
+                "E386",
+                f"{name} holds pieces of tensors, as torch.distributed.checkpoint saves them",
+                Label(str(part.path), where="__metadata__"),
+            )
+        return part
+
+    def keep(self, name: str, extent: Extent) -> None:
+        stated = self.weight_map.get(name) if self.weight_map is not None else None
+        other = self.found.get(name)
+        if self.weight_map is not None and stated is None:
+            self.remarks.append(f"{name} of {extent.file} is not listed in {self.index}: loaders may leave it out")
+        if other is None:
+            self.found[name] = extent
+            if stated is not None and stated != extent.file:
+                self.remarks.append(f"{self.index} has {name} in {stated}, it is in {extent.file}")
+            return
+        if stated is None or stated not in (other.file, extent.file):
+            fail(
+                "E382",
+                f"{name} is in two files",
+                Label(str(self.root / other.file), "here", where=name),
+                Label(str(self.root / extent.file), "and here", where=name),
+            )
+        self.remarks.append(f"{name} is in {other.file} and in {extent.file}; the index says {stated}")
+        if stated == extent.file:
+            self.found[name] = extent
+
+
+def read_texts(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Small text files of a folder by name (config.json, the tokenizer's), and remarks on those that stay behind."""
+    texts: dict[str, str] = {}
+    remarks: list[str] = []
+    for path in sorted(folder.iterdir()):
+        if not path.is_file() or path.name.startswith("."):
+            continue
+        if path.suffix in _TEXT and not path.name.endswith(".index.json"):
+            try:
+                if path.stat().st_size > TEXT_BYTES_MAX:
+                    remarks.append(f"{path.name} is too large a text to be carried")
+                else:
+                    texts[path.name] = path.read_bytes().decode("utf-8")
+            except (OSError, UnicodeDecodeError):
+                remarks.append(f"{path.name} is no UTF-8 text: not carried")
+        elif path.suffix == ".model":
+            remarks.append(f"{path.name} is no text: copy it beside a converted checkpoint yourself")
+    return texts, remarks
+
+
+def config_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """The config.json that a checkpoint has, or that an earlier conversion carried. None where it has none."""
+    text = carried_texts(checkpoint).get("config.json")
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def carried_texts(checkpoint: Checkpoint) -> dict[str, str]:
+    """Texts of a Hugging Face folder that the checkpoint is, or once was."""
+    texts = checkpoint.envelope.blobs.get(TEXTS)
+    if not isinstance(texts, dict):
+        return {}
+    return {n: t for n, t in texts.items() if isinstance(n, str) and isinstance(t, str) and PurePosixPath(n).name == n}
+
+
+def _version(texts: Mapping[str, str]) -> str:
+    try:
+        return str(json.loads(texts.get("config.json", "{}")).get("transformers_version", ""))
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def shard_bytes(text: Any) -> int:
+    """`5GB`, `200MiB`, or a number of bytes. Powers of ten, of two with an i, as huggingface_hub reads them.
+
+    Raises: UcplError E387.
+    """
+    if isinstance(text, int) and text > 0:
+        return text
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    if match is not None:
+        base = 1024 if match[3] else 1000
+        size = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
+        if size > 0:
+            return size
+    fail("E387", f"`{text}` is no size of a shard", Label("<layout>", where="shard"), remedy='write shard = "5GB"')
+
+
+@frozen
+class _Tensor:
+    """One tensor of a shard: index of its target, or -1 for one without elements."""
+
+    target: int
+    name: str
+    ref: TensorRef
+    size: int
+
+
+@define(eq=False)
+class _Shards:
+    structure: Structure
+    targets: tuple[StoredTensor, ...]
+    source: Checkpoint
+    limit: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.limit = shard_bytes(self.structure.settings.get("shard", "5GB"))
+
+    def skeleton(self) -> Skeleton:
+        files: list[SkeletonFile] = []
+        texts = self.texts()
+        for planned, members in self.planned().items():
+            stem, shared = planned.removesuffix(".safetensors"), self.shared(planned)
+            shards = cut(members, self.limit)
+            paths = [planned]
+            if len(shards) > 1:
+                paths = [f"{stem}-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
+                texts[stem + INDEX] = index_text(paths, shards)
+            place = {t.target: i for i, shard in enumerate(shards) for t in shard if t.target >= 0}
+            names = {t.target: t.name for shard in shards for t in shard}
+            for i, (path, shard) in enumerate(zip(paths, shards, strict=True)):
+                storage_of = {t.target: t.ref.storage.name for t in shard if t.target >= 0}
+                metadata = {"format": "pt"}
+                for alias, owner in shared.items():
+                    if place[owner] == i:
+                        storage_of[alias] = storage_of[owner]
+                        metadata[_name(self.targets[alias].key)] = names[owner]
+                inside = {t.name for t in shard}
+                metadata |= {a: o for a, o in self.structure.aliases.items() if o in inside and a not in inside}
+                value = {t.name: t.ref for t in shard}
+                files.append(SkeletonFile(path, value, "safetensors", metadata, storage_of))
+        return Skeleton(folder="", files=tuple(files), texts=texts)
+
+    def planned(self) -> dict[str, list[_Tensor]]:
+        """Tensors by the file that the layout names, in natural order of their names: layer 2 before layer 10."""
+        out: dict[str, list[_Tensor]] = {}
+        for t, target in enumerate(self.targets):
+            if not target.file.endswith(".safetensors"):
+                fail("E388", f"the layout writes {target.file}: weights of a Hugging Face folder are .safetensors files",
+                     Label(target.file, where=key_text(target.key)))  # fmt: skip
+            if target.shares is None:
+                out.setdefault(target.file, []).append(_tensor(t, _name(target.key), target.dtype, target.shape))
+        empty = self.source.envelope.blobs.get(EMPTY)
+        for name, known in (empty.items() if isinstance(empty, dict) else ()):
+            if out and all(name != t.name for t in next(iter(out.values()))):
+                next(iter(out.values())).append(_tensor(-1, name, known["dtype"], tuple(known["shape"])))
+        return {file: sorted(tensors, key=lambda t: _natural(t.name)) for file, tensors in out.items()}
+
+    def shared(self, planned: str) -> dict[int, int]:
+        """Second names of tensors of a file: they are not written twice."""
+        return {t: s.shares for t, s in enumerate(self.targets) if s.shares is not None and s.file == planned}
+
+    def texts(self) -> dict[str, str]:
+        texts = {n: t for n, t in carried_texts(self.source).items() if not n.endswith(".index.json")}
+        if (config := texts.get("config.json")) is not None:
+            texts["config.json"] = with_dtype(config, self.targets)
+        return texts
+
+
+def _tensor(target: int, name: str, dtype: str, shape: tuple[int, ...]) -> _Tensor:
+    numel = 1
+    for n in shape:
+        numel *= n
+    ref = TensorRef(StorageRef(name, dtype, numel), 0, shape, strides(shape))
+    return _Tensor(target, name, ref, numel * DTYPES[dtype].itemsize)
+
+
+def _name(key: Key) -> str:
+    return "/".join(map(str, key))
+
+
+def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    return tuple((0, int(s), "") if s.isdigit() else (1, 0, s) for s in re.split(r"(\d+)", name) if s)
+
+
+def cut(tensors: list[_Tensor], limit: int) -> list[list[_Tensor]]:
+    """Shards as transformers cuts them: in order, a new one where the next tensor would not fit; a larger one stands alone."""
+    done: list[list[_Tensor]] = []
+    now: list[_Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if tensor.size > limit:
+            done.append([tensor])
+            continue
+        if size + tensor.size > limit:
+            done.append(now)
+            now, size = [], 0
+        now.append(tensor)
+        size += tensor.size
+    return done + ([now] if now or not done else [])
+
+
+def index_text(paths: list[str], shards: list[list[_Tensor]]) -> str:
+    """model.safetensors.index.json as transformers writes it."""
+    everything = [t for shard in shards for t in shard]
+    index = {
+        "metadata": {
+            "total_parameters": sum(t.ref.storage.numel for t in everything),
+            "total_size": sum(t.size for t in everything),
+        },
+        "weight_map": {
+            t.name: PurePosixPath(path).name for path, shard in zip(paths, shards, strict=True) for t in shard
+        },
+    }
+    return json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+_CONFIG_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+
+
+def with_dtype(config: str, targets: tuple[StoredTensor, ...]) -> str:
+    """config.json with the dtype that most weights are written in; as it was where that is what it says."""
+    try:
+        value = json.loads(config)
+    except (ValueError, RecursionError):
+        return config
+    counts: dict[str, int] = {}
+    for target in targets:
+        if target.dtype in _CONFIG_DTYPES:
+            counts[target.dtype] = counts.get(target.dtype, 0) + target.numel
+    key = next((k for k in ("dtype", "torch_dtype") if isinstance(value, dict) and k in value), None)
+    if key is None or not counts:
+        return config
+    dtype = _CONFIG_DTYPES[max(sorted(counts), key=lambda name: counts[name])]
+    if value[key] in (dtype, None):
+        return config
+    value[key] = dtype
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
