@@ -21,7 +21,6 @@ pytestmark = pytest.mark.interop
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("deepspeed_job.py")
-CONVERT = "import sys, ucpl; ucpl.convert(sys.argv[1], sys.argv[2], to=sys.argv[3])"
 STEPS = 3
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at another degree or stage
 
@@ -137,13 +136,8 @@ def torchrun(world: int, who: str, jobs: list[dict[str, Any]], folder: Path) -> 
 
 def convert(source: Path, target: Path, call: str) -> str:
     """Empty, or what went wrong."""
-    done = subprocess.run(
-        [sys.executable, "-c", CONVERT, str(source), str(target), call],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-m", "ucpl", "convert", str(source), str(target), "--to", call]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     return "" if done.returncode == 0 else f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
 
 
