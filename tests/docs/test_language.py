@@ -12,6 +12,7 @@ from tests.docs.blocks import ROOT, WRONG, Block, blocks, cells, items_of, locat
 from ucpl.errors import UcplError, catalogue
 from ucpl.layout.scope import Scope
 from ucpl.resources import grammar_text
+from ucpl.stores.registry import FRAMEWORKS
 from ucpl.syntax import nodes
 from ucpl.syntax.recorder import ENTRY_CLASSES
 from ucpl.syntax.words import CLAUSE_WORDS
@@ -153,3 +154,18 @@ def test_what_the_page_quotes_of_shipped_layouts_is_what_ships() -> None:
 
     shipped = {line for path in (ROOT / "specs").glob("*.ucpl") for line in lines(path.read_text(encoding="utf-8"))}
     assert [line for q in quoted for line in lines(q) if line not in shipped and not line.startswith("let ")] == []
+
+
+def test_every_line_of_the_dictionary_is_a_line_of_the_language() -> None:
+    text = PAGE.read_text(encoding="utf-8").partition("## If you know other words")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\|[^|]*\| `([^`]+)` \|$", text, re.MULTILINE)
+    assert len(lines) > 20
+    for line in lines:
+        (record,) = items_of(Block("dictionary", 0, ("ucpl", "layout"), f"{line}\n"))
+        assert isinstance(record, nodes.Entry | nodes.States), line
+
+
+def test_every_shipped_file_and_every_framework_is_named() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert [p.name for p in (ROOT / "specs").glob("*.ucpl") if f"specs/{p.name}" not in text] == []
+    assert [f.name for f in FRAMEWORKS if f"`{f.name}`" not in text] == []
