@@ -359,6 +359,19 @@ def both(shape, source_width, at):
     return flat, at, s, 0, t
 
 
+def test_a_thin_slice_is_not_read_with_its_gaps(tmp_path):
+    """One column of many: elements of 4 bytes, 16 KiB apart."""
+    full = bits_of("f32", (600, 4096), 1)
+    source = write_source(tmp_path / "src", [Stored("s", ("w",), "f32", full)])
+    target = [StoredTensor("d.pt", ("w",), "f32", (600,), "weight", "w")]
+    rows = [(0, 0, 0, (600,), 17, (4096,), 0, (1,))]
+    report = run(
+        plan_of([stored(e) for e in source.extents.values()], target, moves("copy", rows)), source, tmp_path / "out"
+    )
+    assert read_target(tmp_path / "out", "d.pt")["w"].tobytes() == full[:, 17].tobytes()
+    assert report.bytes_read == report.bytes_needed == 2400
+
+
 def test_many_small_tensors(tmp_path):
     tensors = [Stored(f"s{i % 4}", (f"t{i}",), "f32", bits_of("f32", (3, 1 + i % 5), i)) for i in range(2000)]
     source = write_source(tmp_path / "src", tensors)
