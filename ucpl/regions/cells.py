@@ -179,10 +179,10 @@ def _padding_at_end(cells: Cells) -> int:
             return _padding_at_end(only)
         case Product(factors=(first, *rest)):
             inner = rest[0] if len(rest) == 1 else Product(tuple(rest))
-            rows = _padding_at_end(first)
-            if rows == first.length:
+            rows, tail = _padding_at_end(first), _padding_at_end(inner)
+            if rows == first.length or tail == inner.length:
                 return cells.length
-            return rows * inner.length + _padding_at_end(inner)
+            return rows * inner.length + tail
     raise TypeError(cells)
 
 

@@ -235,13 +235,14 @@ def windows_of_chain(
             begin = np.cumsum(slot) - slot
             memo = (start, stop, begin, undefined, int(slot.sum()))
         start, stop, begin, undefined, total = memo
-        low, high, tail, length = 0, total, 0, total
-        real_end = int((begin + (stop - start))[stop > start].max(initial=0))
+        # The axis is `length` long; positions low..high of the flat begin it, and padding follows.
+        low, high, length = 0, total, total
         for op in chain.outer:
             match op:
                 case ax.Trim():
-                    length = min(length, max(0, real_end - low))
-                    high = low + length
+                    some = (stop > start) & (begin < high)
+                    high = min(high, int((begin + (stop - start))[some].max(initial=low)))
+                    length = max(0, high - low)
                 case ax.Pad(multiple=n, kind=kind):
                     tail = -length % n
                     length += tail
@@ -253,7 +254,7 @@ def windows_of_chain(
                         except ValueError as error:
                             raise CutError(str(error)) from None
                         low, length = low + a, b - a
-                    high = low + length
+                    high = min(high, low + length)
         visible = stop - start
         first = int(np.searchsorted(begin + visible, low, side="right"))
         last = int(np.searchsorted(begin, high, side="left"))

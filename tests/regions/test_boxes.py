@@ -1,0 +1,90 @@
+"""Joins of boxes, held against walking through every element."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucpl.regions.boxes import clip, overlaps, subtract
+
+
+def inside(low: Any, high: Any) -> set[tuple[int, ...]]:
+    return set(product(*(range(a, b) for a, b in zip(low, high, strict=True))))
+
+
+@st.composite
+def nested(draw: Any) -> tuple[int, list[int], list[int]]:
+    """A strided box whose dims nest, in any order of columns."""
+    size, stride, span = [], [], 1
+    for _ in range(draw(st.integers(1, 3))):
+        n = draw(st.integers(1, 4))
+        step = span + draw(st.integers(0, 3))
+        size.append(n)
+        stride.append(step)
+        span += (n - 1) * step
+    order = draw(st.permutations(range(len(size))))
+    pad = 3 - len(size)
+    return draw(st.integers(0, 9)), [size[i] for i in order] + [1] * pad, [stride[i] for i in order] + [0] * pad
+
+
+@given(st.lists(st.tuples(nested(), st.integers(0, 60), st.integers(0, 40)), min_size=1, max_size=4))
+def test_clip_keeps_the_elements_of_an_interval_and_no_other(rows: list[Any]) -> None:
+    offset = np.array([r[0][0] for r in rows])
+    size, stride = np.array([r[0][1] for r in rows]), np.array([r[0][2] for r in rows])
+    start = np.array([r[1] for r in rows])
+    stop = start + np.array([r[2] for r in rows])
+    row, low, high = clip(offset, size, stride, start, stop)
+    got = [(int(r), *e) for r, a, b in zip(row, low, high, strict=True) for e in inside(a, b)]
+    want = {
+        (i, *e)
+        for i in range(len(rows))
+        for e in np.ndindex(*size[i])
+        if start[i] <= offset[i] + (np.array(e) * stride[i]).sum() < stop[i]
+    }
+    assert len(got) == len(set(got))
+    assert set(got) == want
+
+
+boxes = st.lists(
+    st.tuples(st.integers(0, 1), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), min_size=2, max_size=2)),
+    max_size=9,
+)
+
+
+def columns(rows: list[Any]) -> tuple[Any, Any, Any]:
+    low = np.array([[a for a, _ in r[1]] for r in rows], dtype=np.int64).reshape(-1, 2)
+    size = np.array([[n for _, n in r[1]] for r in rows], dtype=np.int64).reshape(-1, 2)
+    return np.array([r[0] for r in rows], dtype=np.int64), low, low + size
+
+
+@given(boxes, boxes)
+def test_overlaps_are_the_pairs_that_share_an_element(a: list[Any], b: list[Any]) -> None:
+    ga, la, ha = columns(a)
+    gb, lb, hb = columns(b)
+    i, j = overlaps(ga, la, ha, gb, lb, hb)
+    got = list(zip(i.tolist(), j.tolist(), strict=True))
+    want = {
+        (x, y)
+        for x in range(len(a))
+        for y in range(len(b))
+        if ga[x] == gb[y] and inside(la[x], ha[x]) & inside(lb[y], hb[y])
+    }
+    assert len(got) == len(set(got))
+    assert set(got) == want
+
+
+@given(boxes)
+def test_subtract_leaves_what_no_other_box_has(rows: list[Any]) -> None:
+    _, low, high = columns(rows)
+    whole_low, whole_high = np.array([1, 0]), np.array([6, 5])
+    left = subtract(whole_low, whole_high, low, high)
+    got = [e for a, b in left for e in inside(a, b)]
+    assert len(got) == len(set(got))
+    taken: set[tuple[int, ...]] = set()
+    for a, b in zip(low, high, strict=True):
+        taken |= inside(a, b)
+    assert set(got) == inside(whole_low, whole_high) - taken

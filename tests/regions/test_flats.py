@@ -1,0 +1,78 @@
+"""Flat buffers have two ways to be worked out: arrays for chains of wrappers, the tree of cells for anything. They agree."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ucpl.layout import axes as ax
+from ucpl.regions.cells import CutError
+from ucpl.regions.entries import Choice, Local
+from ucpl.regions.flats import Member, chain_of, windows_of_chain, windows_of_tree
+
+DEGREES = {"dp": 3, "tp": 2}
+LAYOUT: Any = SimpleNamespace(sizes={})
+splits = st.one_of(
+    st.builds(ax.Split, st.sampled_from(sorted(DEGREES))),
+    st.builds(
+        ax.Split, st.sampled_from(sorted(DEGREES)), st.sampled_from(["chunk", "spread"]), st.just(()), st.integers(1, 3)
+    ),
+)
+
+
+@st.composite
+def wrapped(draw: Any, core: ax.Axis) -> ax.Axis:
+    axis = core
+    for _ in range(draw(st.integers(0, 4))):
+        kind = draw(st.integers(0, 2))
+        if kind == 0:
+            axis = ax.Pad(axis, draw(st.integers(1, 5)))
+        elif kind == 1:
+            axis = ax.Cut(axis, tuple(draw(st.lists(splits, min_size=1, max_size=2))))
+        elif not isinstance(axis, ax.Cut):
+            axis = ax.Trim(axis)
+    return axis
+
+
+chains = wrapped(ax.Each()).flatmap(lambda inner: wrapped(ax.Flat(inner)))
+
+
+def member(length: int) -> Member:
+    none = np.zeros((0, 1), dtype=np.int64)
+    local = Local((length,), (), none, none, none, none[:, 0], 0, False)
+    return Member(0, Choice((), {}), local, "x", length)
+
+
+def elements(window: Any) -> list[tuple[int, int, int]]:
+    """(position, member, element of it)"""
+    return sorted(
+        (p + i, m, a + i)
+        for m, a, b, p in zip(
+            window.member.tolist(), window.start.tolist(), window.stop.tolist(), window.position.tolist(), strict=True
+        )
+        for i in range(b - a)
+    )
+
+
+@settings(max_examples=400)
+@given(chains, st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_a_chain_gives_what_the_tree_of_cells_gives(axis: ax.Axis, lengths: list[int]) -> None:
+    places = [({"dp": d, "tp": t}, d * 2 + t) for d in range(3) for t in range(2)]
+    chain = chain_of(axis)
+    assert chain is not None
+    members = [member(n) for n in lengths]
+    try:
+        tree = windows_of_tree(axis, members, LAYOUT, DEGREES, places)
+    except CutError:
+        with pytest.raises(CutError):
+            windows_of_chain(chain, np.array(lengths), DEGREES, places)
+        assume(False)
+    fast = windows_of_chain(chain, np.array(lengths), DEGREES, places)
+    for a, b in zip(fast, tree, strict=True):
+        assert (a.here, a.rank, a.length, a.padding) == (b.here, b.rank, b.length, b.padding)
+        assert elements(a) == elements(b)
