@@ -51,6 +51,7 @@ __all__ = [
 
 MEMORY = 512 << 20  # bytes of all buffers together
 WORKERS = 2
+_OWN_NAMES = frozenset({"file"})  # what a target is called is no matter of the source's
 Progress = Callable[[int, int], None]  # (bytes done, all of them)
 Here = str | Path
 
@@ -219,7 +220,8 @@ def target_side(
 ) -> Side:
     """The target of a conversion: what its call leaves open comes from the source, with its origin."""
     known = config if config is not None else source.config
-    return side(target, model=model, inherited=dict(source.inherited), config=known, sizes=sizes)
+    inherited = {name: value for name, value in source.inherited.items() if name not in _OWN_NAMES}
+    return side(target, model=model, inherited=inherited, config=known, sizes=sizes)
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -293,8 +295,7 @@ def sides(
     if model is None:  # a side of a named model says what the other is over
         model = next((_model_of(*one) for one in (ours, theirs) if not of_any(*one)), None)
     here = side(ours, model=model, config=config, sizes=sizes)
-    there = side(theirs, model=model, config=config, sizes=sizes, inherited=here.inherited)
-    return here, there
+    return here, target_side(theirs, here, model, config=config, sizes=sizes)
 
 
 def _model_of(library: Library, call: nodes.Call) -> nodes.Model:
