@@ -597,7 +597,10 @@ def _hyper(part: TorchFile, group: dict[Any, Any]) -> dict[str, Any]:
 # ---- stages 1 and 2 ----------------------------------------------------------------------------------------------------
 
 
-def _flat_shards(found: _Found, model: _Model, optims: list[TorchFile], dp: int) -> None:
+def _flat_shards(
+    found: _Found, model: _Model, optims: list[TorchFile], dp: int, only: frozenset[int] | None = None
+) -> None:
+    """Flat buffers of the groups `only` (None: all), which `dp` ranks share: `optims` are theirs, in order."""
     shapes = _param_shapes(model.file, model.meta.get("param_shapes"))
     is_plain_bf16 = "zero_stage" not in optims[0].value["optimizer_state_dict"]
     found.set("bf16_optimizer", int(is_plain_bf16), f"zero_stage of {optims[0].file}")
@@ -610,7 +613,7 @@ def _flat_shards(found: _Found, model: _Model, optims: list[TorchFile], dp: int)
     for rank, (part, base) in enumerate(zip(optims, bases, strict=True)):
         if isinstance(base, list) != elastic:
             _differ(optims[0], part, "optimizer_state_dict/base_optimizer_state", "form")
-        _partition_counts(part, dp)
+        _partition_counts(part, dp, only)
         parts = _at(part, "optimizer_state_dict/single_partition_of_fp32_groups", list)
         if len(parts) != len(runs):
             fail(
@@ -620,6 +623,8 @@ def _flat_shards(found: _Found, model: _Model, optims: list[TorchFile], dp: int)
                 Label(str(model.file.path), where="param_shapes"),
             )
         for g, (flat, tensor) in enumerate(zip(runs, parts, strict=True)):
+            if only is not None and g not in only:
+                continue
             key: Key = ("optimizer_state_dict", "single_partition_of_fp32_groups", g)
             whole, lean = flat.part(dp), flat.lean(dp, rank)
             _flat(part, key, tensor, whole if is_plain_bf16 else lean, model)
@@ -658,6 +663,8 @@ def _flat_shards(found: _Found, model: _Model, optims: list[TorchFile], dp: int)
                 Label(str(model.file.path), where="param_shapes"),
             )
     for g, (group, flat, hyper) in enumerate(zip(shapes, runs, hypers, strict=True)):
+        if only is not None and g not in only:
+            continue
         name = str(g)
         found.groups.append(ParameterGroup(name, undeal(tuple(group), dealt), hyper))
         found.stated.append(Flat(g, name, {}, tuple(group.items()), flat.starts, flat.numel, "dp"))
@@ -697,12 +704,12 @@ def _flat(part: TorchFile, key: Key, tensor: Any, numel: int, model: _Model) -> 
         )
 
 
-def _partition_counts(part: TorchFile, dp: int) -> None:
+def _partition_counts(part: TorchFile, dp: int, only: frozenset[int] | None = None) -> None:
     counts = _at(part, "optimizer_state_dict", dict).get("partition_count")
     if counts is None:
         return
-    for count in counts if isinstance(counts, list) else [counts]:
-        if count != dp:
+    for g, count in enumerate(counts if isinstance(counts, list) else [counts]):
+        if count != dp and (only is None or g in only):
             fail(
                 "E454",
                 f"{part.file} was written by {count} data-parallel ranks, the folder has files of {dp}",
