@@ -160,6 +160,7 @@ def side(
     config: dict[str, Any] | None = None,
     sizes: dict[str, Value] | None = None,
     rank: int | None = None,
+    notes: tuple[tuple[str, Any, str], ...] = (),
 ) -> Side:
     """Resolve and locate a layout by its call."""
     from ucpl.layout import resolve
@@ -167,7 +168,7 @@ def side(
 
     library, call = parse_target(target) if isinstance(target, str) else target
     model = model if of_any(library, call) else None
-    layout = resolve(library, call, model=model, config=config, define_sizes=sizes, inherited=inherited)
+    layout = resolve(library, call, model=model, config=config, define_sizes=sizes, inherited=inherited, notes=notes)
     return Side(library, call, model, locate(layout, rank=rank), inherited or {}, config)
 
 
@@ -218,10 +219,23 @@ def target_side(
     config: dict[str, Any] | None = None,
     sizes: dict[str, Value] | None = None,
 ) -> Side:
-    """The target of a conversion: what its call leaves open comes from the source, with its origin."""
+    """The target of a conversion: what its call leaves open comes from the source, with its origin.
+
+    A shipped layout that is called at another tensor-parallel degree, `zero1(dp=2, tp=4)`, gets the cuts that DeepSpeed would
+    make at that degree, from the source's; `kv_heads` beside tp says what these may rest on (frontends/parallel). Where the
+    source is not tensor parallel, a layout of the user's own that extends zero1 says how tensors are cut.
+    """
+    from ucpl.frontends import parallel
+    from ucpl.regions.sharding import shardings_of
+
     known = config if config is not None else source.config
     inherited = {name: value for name, value in source.inherited.items() if name not in _OWN_NAMES}
-    return side(target, model=model, inherited=inherited, config=known, sizes=sizes)
+    library, call = parse_target(target) if isinstance(target, str) else target
+    notes: tuple[parallel.Note, ...] = ()
+    if model is not None and parallel.is_open(library, call):
+        made = parallel.target(library, call, model, shardings_of(source.layout), inherited, known)
+        library, call, notes = made.library, made.call, made.notes
+    return side((library, call), model=model, inherited=inherited, config=known, sizes=sizes, notes=notes)
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------

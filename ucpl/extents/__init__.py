@@ -14,6 +14,7 @@ from ucpl.extents.records import (
     TorchDType,
     key_text,
 )
+from ucpl.extents.sharding import Section, Sharding
 from ucpl.extents.structure import Flat, NamedTensor, StoredTensor, Structure
 
 __all__ = [
@@ -31,7 +32,9 @@ __all__ = [
     "NamedTensor",
     "ParameterGroup",
     "Scalar",
+    "Section",
     "Setting",
+    "Sharding",
     "Size",
     "Step",
     "StorageRef",

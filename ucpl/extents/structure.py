@@ -10,6 +10,7 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from ucpl.extents.records import Key
+from ucpl.extents.sharding import Sharding
 
 Plain = int | str | bool | float | None
 
@@ -75,3 +76,4 @@ class Structure:
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the optimizer's groups: (name, members in its order)
     flats: tuple[Flat, ...] = ()
     derived: dict[str, str] = field(factory=dict)  # state -> the state that it is derived from: not stored here
+    shardings: dict[str, Sharding] = field(factory=dict)  # by tensor, where it is cut over tp in sections; empty at tp 1

@@ -6,6 +6,7 @@ from attrs import evolve, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
+from ucpl.frontends import parallel
 from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
 from ucpl.regions import Placement, locate
@@ -40,11 +41,16 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     settings = inherited_settings(checkpoint)
     call = nodes.Call(layout_name(checkpoint))
     model = model_of(checkpoint, {})
-    placement = locate(resolve(library, call, model=model, inherited=settings), stated=stated_of(checkpoint))
+    notes: tuple[parallel.Note, ...] = ()
+    if checkpoint.shardings:
+        extended = parallel.stored(library, call, model, checkpoint.shardings, settings)
+        library, call, notes = extended.library, extended.call, extended.notes
+    placement = locate(resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint))
     dtypes = state_dtypes(checkpoint, placement)
     if dtypes:
         model = model_of(checkpoint, dtypes)
-        placement = locate(resolve(library, call, model=model, inherited=settings), stated=stated_of(checkpoint))
+        layout = resolve(library, call, model=model, inherited=settings, notes=notes)
+        placement = locate(layout, stated=stated_of(checkpoint))
     return Inferred(checkpoint, library, model, call, settings, placement.layout, placement)
 
 

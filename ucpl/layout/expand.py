@@ -108,3 +108,29 @@ def _named(item: nodes.Entry, path: str, names: dict[str, str]) -> nodes.Entry:
             clause = evolve(clause, args=(text,))
         clauses.append(clause)
     return nodes.Entry(path, (), item.shape, tuple(clauses), None)
+
+
+def wildcards_of(
+    library: Library,
+    call: nodes.Call,
+    model: nodes.Model,
+    *,
+    inherited: dict[str, tuple[Value, str]] | None = None,
+) -> dict[str, tuple[nodes.Entry, ...]]:
+    """What the wildcard entries of a layout of any model say of each tensor and alias, under its name; patterns as written."""
+    resolver = _Resolver(library, {}, {}, inherited or {})
+    known = library.layout(call.name, call.span)
+    assert isinstance(known.node, nodes.Layout)
+    arguments = resolver.arguments(known.node.parameters, call, resolver.scope)
+    items = resolver.statements(known, arguments, ())
+    resolver.bind(items)
+    tensors = resolver.tensors(list(model.items))
+    aliases = resolver.aliases(list(model.items), tensors)
+    classes: dict[str, list[nodes.Entry]] = {}
+    for item in items:
+        if isinstance(item, nodes.Entry) and item.path == "*" and resolver.entry_holds(item):
+            classes.setdefault(item.of or "*", []).append(item)
+    out: dict[str, tuple[nodes.Entry, ...]] = {}
+    for entry in _entries(classes, set(), tensors, aliases):
+        out[entry.path] = (*out.get(entry.path, ()), entry)
+    return out

@@ -46,6 +46,7 @@ def resolve(
     config: dict[str, Any] | None = None,
     define_sizes: dict[str, Value] | None = None,
     inherited: dict[str, tuple[Value, str]] | None = None,
+    notes: tuple[tuple[str, Any, str], ...] = (),
 ) -> Layout:
     """Close the layout that `call` names.
 
@@ -53,10 +54,12 @@ def resolve(
     config:       a Hugging Face config.json, as `config.x`.
     define_sizes: -D name=value; wins over `let` and `dim` of the same name.
     inherited:    values for parameters that the call leaves open, each with its origin (a source's own settings).
+    notes:        (name, value, origin) of what went into the call or the library itself: printed with the others.
 
     Raises UcplError E1xx.
     """
-    return _Resolver(library, config or {}, define_sizes or {}, inherited or {}).layout(call, model)
+    layout = _Resolver(library, config or {}, define_sizes or {}, inherited or {}).layout(call, model)
+    return evolve(layout, origins=(*layout.origins, *notes)) if notes else layout
 
 
 @define

@@ -109,7 +109,7 @@ class _Locator:
                 variables = {"rank": rank, **here, **entry.variables, **choice.variables, "state": state}
                 home = evolve(
                     self.home(rule, key, variables, local.shape, rank, local.padding, local.undefined),
-                    replica=tuple(here[a] for a in used if a not in placer.axes),
+                    replica=tuple(here[a] for a in used if a not in placer.axes and self.ranks.degrees[a] > 1),
                 )
                 mark = (tuple(entry.targets.items()), entry.shape, tuple(here[a] for a in placer.shape_axes), choice.digits)
                 if self.claim(home, mark, entry):
@@ -281,7 +281,7 @@ class _Locator:
                 if len(members) == 1:  # a flat of one tensor may be called by its name
                     variables = {"name": members[0].name, **variables}
                 found = self.windows(line, axis, chain, members, places)
-                here_only = {a: full[a] for a in outer}
+                here_only = {a: full[a] for a in outer if self.ranks.degrees[a] > 1}
                 record = (g, context, start + offset)
                 if record not in self.flats:
                     self.flats[record] = fl.flat_record(
@@ -299,7 +299,7 @@ class _Locator:
                         self.home(
                             rule, key, {**env, "state": "\0"}, (window.length,), window.rank, window.padding, window.undefined
                         ),
-                        replica=context,
+                        replica=tuple(here_only.values()),
                     )
             bucket[context] = start + len(runs)
         pieces = self.clipped(windows, line)
@@ -323,7 +323,7 @@ class _Locator:
             for i, h in enumerate(mine):
                 self.claim(h, (id(line), g, i), line)
             out.append(
-                Part(state, g or "all", rule.form or "", line.storing.dtype, line.storing.lossy, line.storing.value, mine, pieces, False, line.span)
+                Part(state, f"group {g}" if g else "all", rule.form or "", line.storing.dtype, line.storing.lossy, line.storing.value, mine, pieces, False, line.span)
             )
         return out
 

@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Flat, NamedTensor, StoredTensor, Structure
+from ucpl.extents import Flat, NamedTensor, Section, Sharding, StoredTensor, Structure
 from ucpl.schedule.plan import Moves, Origin, Plan
 from ucpl.schedule.text import summary
 
@@ -133,7 +133,14 @@ def _structure(raw: dict[str, Any]) -> Structure:
             for f in raw["flats"]
         ),
         derived=raw["derived"],
+        shardings={name: _sharding(s) for name, s in raw.get("shardings", {}).items()},
     )
+
+
+def _sharding(raw: dict[str, Any]) -> Sharding:
+    sections = tuple(Section(s["size"], None if s["widths"] is None else tuple(s["widths"])) for s in raw["sections"])
+    stages = None if raw["stages"] is None else tuple(raw["stages"])
+    return Sharding(tuple(raw["shape"]), raw["dim"], sections, raw["origin"], stages, raw["expert"])
 
 
 def _plan(raw: dict[str, Any], columns: bytes) -> Plan:

@@ -70,6 +70,8 @@ def structure_digest(sources: tuple[StoredTensor, ...]) -> str:
 
 def structure_of(placement: Placement) -> Structure:
     """A located layout in a framework's terms."""
+    from ucpl.regions.sharding import shardings_of
+
     layout = placement.layout
     groups = layout.model_groups
     if not groups:
@@ -101,6 +103,7 @@ def structure_of(placement: Placement) -> Structure:
         groups=groups,
         flats=tuple(_plain_flat(f) for f in placement.flats),
         derived={d.state: d.source for d in layout.derived},
+        shardings=shardings_of(layout),
     )
 
 

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-from ucpl.extents import Envelope, Extent, Flat, Key, NamedTensor, StoredTensor, Structure
+from ucpl.extents import Envelope, Extent, Flat, Key, NamedTensor, Sharding, StoredTensor, Structure
+from ucpl.extents.experts import Experts
+from ucpl.extents.pipeline import Pipeline
 
 
 @frozen(eq=False)
@@ -29,12 +31,15 @@ class Checkpoint:
     extents: dict[tuple[str, Key], Extent]
     carried_extents: dict[tuple[str, Key], Extent]
     envelope: Envelope
-    tensors: tuple[NamedTensor, ...]  # in the model's own order (shapes as stored on rank 0 where parallelism is unknown)
+    tensors: tuple[NamedTensor, ...]  # in the model's own order, whole
     aliases: dict[str, str]
     stated: tuple[Flat, ...] = ()  # flat buffers as the checkpoint itself states them (authoritative order)
     files: tuple[str, ...] = ()  # every file that belongs to it, relative to root
     remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
     carry: dict[str, Any] = field(factory=dict)
+    shardings: dict[str, Sharding] = field(factory=dict)  # of every tensor, where ranks hold different parts; else empty
+    pipeline: Pipeline | None = None  # its layers, where it is one
+    experts: Experts | None = None  # its experts, where files of their own hold them
 
 
 @frozen(eq=False)

@@ -1,0 +1,39 @@
+"""How one tensor lies on model-parallel ranks: a fact that a checkpoint states, before any layout says it in the language."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen
+class Section:
+    """A run of positions of the dim that is cut. `widths`: how many of them each tp rank holds; None: each holds all."""
+
+    size: int
+    widths: tuple[int, ...] | None
+
+
+@frozen
+class Sharding:
+    """One tensor over tensor-parallel ranks (and, where there are some, pipeline stages and experts).
+
+    A rank holds its part of each section, end to end along `dim`, and all of every other dim. Sections stand in the order
+    of the whole tensor: fused [q; k; v] is three, a plain column or row parallel weight is one.
+    """
+
+    shape: tuple[int, ...]  # whole
+    dim: int | None = None  # None: every tp rank holds all of it
+    sections: tuple[Section, ...] = ()
+    origin: str = ""  # where it is stated: "affine_map of mp_rank_00_model_states.pt"
+    stages: tuple[int, ...] | None = None  # pp coordinates that hold it; None: all of them
+    expert: int | None = None  # the global number of the expert that it belongs to
+
+    def width(self, tp: int) -> int:
+        """Positions of `dim` that tp rank `tp` holds."""
+        return sum(s.size if s.widths is None else s.widths[tp] for s in self.sections)
+
+    def local(self, tp: int) -> tuple[int, ...]:
+        """The shape on one tp rank."""
+        if self.dim is None:
+            return self.shape
+        return (*self.shape[: self.dim], self.width(tp), *self.shape[self.dim + 1 :])

@@ -1,0 +1,323 @@
+"""Facts about model-parallel tensors as a layout in the language: one that extends a shipped one with how this model is cut.
+
+For a source the widths are those found; for a target at another tensor-parallel degree they are DeepSpeed's own
+(module_inject/tp_shard.py of release 0.19.8, `get_shard_size`), which rest on a number that its checkpoints do not keep:
+the model's key-value heads. `kv_heads` says it. Where all numbers that the source's widths allow lead to one cut, it is not
+asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from attrs import evolve, frozen
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Section, Sharding
+from ucpl.layout import Library
+from ucpl.layout.expand import wildcards_of
+from ucpl.layout.scope import Scope, Value
+from ucpl.regions.sharding import TP
+from ucpl.syntax import nodes, parse, print_file
+
+Inherited = dict[str, tuple[Value, str]]
+Note = tuple[str, Any, str]  # (name, value, origin), as a plan prints them
+KV_HEADS = "kv_heads"
+GRAIN = "tp_grain_size"
+STORED, TARGET = "stored", "target"  # names of the layouts that are made
+
+# Configs name the number of key-value heads so; the later ones say "as many as query heads".
+_CONFIG_KEYS: tuple[str, ...] = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "n_head_kv", "kv_n_heads")
+_CONFIG_KEYS += ("num_attention_heads", "n_heads", "attention_heads")
+
+
+@frozen(eq=False)
+class Extended:
+    """A library with the layout that was made, its call, and where its numbers come from."""
+
+    library: Library
+    call: nodes.Call
+    notes: tuple[Note, ...] = ()
+
+
+# ---- whether there is anything to do -----------------------------------------------------------------------------------
+
+
+def is_open(library: Library, call: nodes.Call) -> bool:
+    """Whether a layout is of any model, knows of tensor parallelism, and says of no tensor by name how it is cut."""
+    known = library.layout(call.name).node
+    assert isinstance(known, nodes.Layout)
+    if known.of != "any" or TP not in {p.name for p in known.parameters}:
+        return False
+    while True:
+        if any(isinstance(i, nodes.Entry) and i.path != "*" for i in known.items):
+            return False
+        if known.extends is None:
+            return True
+        inner = library.layout(known.extends.name).node
+        assert isinstance(inner, nodes.Layout)
+        known = inner
+
+
+def degree_asked(library: Library, call: nodes.Call, axis: str, inherited: Inherited) -> int:
+    """The degree of an axis that a call leads to: its argument, else what is inherited, else 1."""
+    known = library.layout(call.name).node
+    assert isinstance(known, nodes.Layout)
+    for position, argument in enumerate(call.arguments):
+        name = argument.name
+        if name is None and position < len(known.parameters):
+            name = known.parameters[position].name
+        if name == axis:
+            return Scope().integer(argument.value)
+    value = inherited.get(axis, (1, ""))[0]
+    return value if isinstance(value, int) else 1
+
+
+# ---- a source ------------------------------------------------------------------------------------------------------------
+
+
+def stored(
+    library: Library, call: nodes.Call, model: nodes.Model, shardings: Mapping[str, Sharding], inherited: Inherited
+) -> Extended:
+    """The layout of a checkpoint whose tensors are sharded so."""
+    notes = _origins(shardings)
+    return evolve(_extended(library, call, model, shardings, inherited, STORED), notes=notes)
+
+
+def _origins(shardings: Mapping[str, Sharding]) -> tuple[Note, ...]:
+    counts: dict[str, int] = {}
+    for s in shardings.values():
+        if s.dim is not None:
+            counts[s.origin] = counts.get(s.origin, 0) + 1
+    return tuple(("cuts over tp", f"{n} tensor{'s' * (n > 1)}", origin) for origin, n in counts.items())
+
+
+# ---- a target ------------------------------------------------------------------------------------------------------------
+
+
+def target(
+    library: Library,
+    call: nodes.Call,
+    model: nodes.Model,
+    shardings: Mapping[str, Sharding],
+    inherited: Inherited,
+    config: dict[str, Any] | None = None,
+) -> Extended:
+    """The layout of a target that is called by the name of a shipped one, at its tensor-parallel degree.
+
+    Raises: UcplError E472 where the cuts at that degree are not known, E473 where they contradict the source's.
+    """
+    given = [a for a in call.arguments if a.name == KV_HEADS]
+    plain = evolve(call, arguments=tuple(a for a in call.arguments if a.name != KV_HEADS))
+    degree = degree_asked(library, plain, TP, inherited)
+    here = next((len(x.widths) for s in shardings.values() for x in s.sections if x.widths is not None), 1)
+    if degree == 1 and not any(s.stages is not None or s.expert is not None for s in shardings.values()):
+        return Extended(library, plain if shardings else call)
+    if degree > 1 and not shardings:
+        fail(
+            "E472",
+            f"`{call.name}` at tp = {degree}: the source is not tensor parallel, and nothing says how its tensors are cut",
+            Label("<call>", where=f"tp = {degree}"),
+        )
+    if degree == here:
+        notes = (("cuts over tp", f"{_cut(shardings)} tensors", "as the source's"),)
+        return evolve(_extended(library, plain, model, shardings, inherited, TARGET), notes=notes)
+    heads: tuple[int, str] | None = None
+    if given:
+        heads = Scope().integer(given[0].value), "given"
+    elif config is not None:
+        heads = heads_of(config)
+    grain = inherited.get(GRAIN, (1, ""))[0]
+    cut, note = recut(shardings, degree, heads, grain if isinstance(grain, int) else 1)
+    return evolve(_extended(library, plain, model, cut, inherited, TARGET), notes=note)
+
+
+def _cut(shardings: Mapping[str, Sharding]) -> int:
+    return sum(s.dim is not None for s in shardings.values())
+
+
+def heads_of(config: Mapping[str, Any]) -> tuple[int, str] | None:
+    """(key-value heads, where it stands) of a Hugging Face config, in the order in which DeepSpeed looks."""
+    inner = config.get("text_config")
+    said = inner if isinstance(inner, Mapping) else config
+    for key in _CONFIG_KEYS:
+        if isinstance(said.get(key), int):
+            return int(said[key]), f"{key} of the config"
+    return None
+
+
+def rule(size: int, degree: int, kv_heads: int, grain: int, module: str) -> tuple[int, ...]:
+    """Widths of `size` positions over `degree` ranks as DeepSpeed makes them. kv_heads 0: the model's config names none."""
+    by_heads = "mlp" not in module and module not in ("lm_head", "embed_out")
+    by_heads &= not any(s in module for s in ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"))
+    if kv_heads and size % kv_heads == 0 and by_heads:
+        return tuple(n * (size // kv_heads) for n in _spread(kv_heads, degree))
+    if size < grain:
+        return _spread(size, degree)
+    *first, last = (n * grain for n in _spread(size // grain, degree))
+    return (*first, last + size % grain)
+
+
+def _spread(count: int, ways: int) -> tuple[int, ...]:
+    return tuple(count // ways + (i < count % ways) for i in range(ways))
+
+
+def recut(
+    shardings: Mapping[str, Sharding], degree: int, heads: tuple[int, str] | None, grain: int
+) -> tuple[dict[str, Sharding], tuple[Note, ...]]:
+    """The same tensors cut over another number of ranks by DeepSpeed's rule. Raises: UcplError E472, E473."""
+    if degree == 1:
+        return {name: evolve(s, dim=None, sections=()) for name, s in shardings.items()}, ()
+    sections = [
+        (name, name.rpartition(".")[0], x.size, x.widths)
+        for name, s in shardings.items()
+        for x in s.sections
+        if x.widths is not None
+    ]
+    divisors = {n for size in {size for _, _, size, _ in sections} for n in range(1, size + 1) if size % n == 0}
+    fitting = [
+        n
+        for n in (0, *sorted(divisors))
+        if all(rule(size, len(widths), n, grain, module) == widths for _, module, size, widths in sections)
+    ]
+    if heads is None:
+        found: dict[tuple[tuple[int, ...], ...], int] = {}
+        for n in fitting:
+            found.setdefault(tuple(rule(size, degree, n, grain, module) for _, module, size, _ in sections), n)
+        if not found:
+            _unruly(sections, grain)
+        if len(found) > 1:
+            (one, a), (other, b) = list(found.items())[:2]
+            i = next(i for i, (x, y) in enumerate(zip(one, other, strict=True)) if x != y)
+            name, _, size, _ = sections[i]
+            fail(
+                "E472",
+                f"{size} positions of `{name}` over tp = {degree} are {list(one[i])} with kv_heads = {a}"
+                f" and {list(other[i])} with {b}, and the source does not say which",
+                Label("<call>", where=f"tp = {degree}"),
+            )
+        heads = fitting[0], "the only cut that the source's widths allow"
+    kv_heads, origin = heads
+    for name, module, size, widths in sections:
+        expected = rule(size, len(widths), kv_heads, grain, module)
+        if expected != widths:
+            fail(
+                "E473",
+                f"with kv_heads = {kv_heads} DeepSpeed cuts {size} positions of `{name}` into {list(expected)},"
+                f" the source holds {list(widths)}",
+                Label("<call>" if origin == "given" else origin, where=f"kv_heads = {kv_heads}"),
+                remedy=f"numbers that the source's widths allow: {', '.join(map(str, fitting)) or 'none'}",
+            )
+    out = {}
+    for name, s in shardings.items():
+        module = name.rpartition(".")[0]
+        new = tuple(
+            x if x.widths is None else Section(x.size, rule(x.size, degree, kv_heads, grain, module)) for x in s.sections
+        )
+        out[name] = evolve(s, sections=new, origin="DeepSpeed's rule")
+        if new and (empty := [r for r in range(degree) if not out[name].width(r)]):
+            fail(
+                "E473",
+                f"tp rank {empty[0]} of {degree} would hold nothing of `{name}`, whose dim {s.dim} is {s.shape[s.dim or 0]}",
+                Label("<call>", where=f"tp = {degree}, kv_heads = {kv_heads}"),
+            )
+    return out, ((KV_HEADS, kv_heads, origin), (GRAIN, grain, "ds_config"), *_origins(out))
+
+
+def _unruly(sections: list[tuple[str, str, int, tuple[int, ...]]], grain: int) -> None:
+    alone = (s for s in sections if all(rule(s[2], len(s[3]), n, grain, s[1]) != s[3] for n in range(s[2] + 1)))
+    name, _, size, widths = next(alone, sections[0])  # else each alone has a number, and all together have none
+    fail(
+        "E473",
+        f"the source holds {list(widths)} of {size} positions of `{name}`, which DeepSpeed's rule makes for no kv_heads",
+        Label("<source>", where=name),
+        remedy="write a layout of your own that extends zero1 for the target, and say the widths there",
+    )
+
+
+# ---- patterns --------------------------------------------------------------------------------------------------------------
+
+
+def pattern(sharding: Sharding) -> tuple[nodes.Axis, ...]:
+    """How a tensor is cut, as the axes of its entry: `(_[..24]@tp + _[24..]@tp) ...`."""
+    if sharding.dim is None:
+        return (nodes.Rest(),)
+    terms: list[nodes.Axis] = []
+    low = 0
+    several = len(sharding.sections) > 1
+    for i, section in enumerate(sharding.sections):
+        high = low + section.size
+        first = None if low == 0 else nodes.Number(low)
+        last = None if i + 1 == len(sharding.sections) else nodes.Number(high)
+        axis: nodes.Axis = nodes.Any_((first, last) if several else None)
+        if section.widths is not None:
+            axis = nodes.Cut(axis, (split(section.widths),))
+        terms.append(axis)
+        low = high
+    cut = nodes.Stack(tuple(nodes.Term(None, (axis,)) for axis in terms)) if several else terms[0]
+    before = (nodes.Any_(),) * sharding.dim
+    after = (nodes.Rest(),) if sharding.dim + 1 < len(sharding.shape) else ()
+    return (*before, cut, *after)
+
+
+def split(widths: tuple[int, ...]) -> nodes.Split:
+    """The shortest true way to say widths: equal, `@spread(tp)`, `@spread(tp, unit)`, or one by one."""
+    sizes = sorted(set(widths), reverse=True)
+    if len(sizes) == 1:
+        return nodes.Split(TP)
+    unit = sizes[0] - sizes[1]
+    larger_first = all(a >= b for a, b in pairwise(widths))
+    if len(sizes) == 2 and larger_first and sizes[1] % unit == 0:
+        return nodes.Split(TP, "spread", grain=None if unit == 1 else nodes.Number(unit))
+    return nodes.Split(TP, "sizes", tuple(nodes.Number(w) for w in widths))
+
+
+def _extended(
+    library: Library,
+    call: nodes.Call,
+    model: nodes.Model,
+    shardings: Mapping[str, Sharding],
+    inherited: Inherited,
+    name: str,
+) -> Extended:
+    """A layout that extends the one called: an entry for each tensor that is not a plain copy on every rank."""
+    known = library.layout(call.name).node
+    assert isinstance(known, nodes.Layout)
+    entries: list[nodes.Entry] = []
+    aliases: dict[str, list[str]] = {}
+    for item in model.items:
+        if isinstance(item, nodes.Alias):
+            aliases.setdefault(item.owner, []).append(item.path)
+    lines = wildcards_of(library, call, model, inherited=inherited)
+    for path, sharding in shardings.items():
+        if sharding.dim is None and sharding.stages is None:
+            continue
+        axes = pattern(sharding)
+        for place in (path, *aliases.get(path, ())):
+            entries += [evolve(e, shape=_filled(e.shape or (), axes)) for e in lines.get(place, ())]
+    base = nodes.Call(call.name, tuple(nodes.Argument(p.name, nodes.Name(p.name)) for p in known.parameters))
+    made = nodes.Layout(name, known.parameters, "any", base, tuple(entries))
+    file = f"{name}.ucpl"
+    text = print_file(nodes.File(file, 1, (made,)))
+    larger = evolve(library, known=dict(library.known), files=dict(library.files))
+    larger.add(parse(text, file))
+    return Extended(larger, evolve(call, name=name))
+
+
+def _filled(shape: tuple[nodes.Axis, ...], axes: tuple[nodes.Axis, ...]) -> tuple[nodes.Axis, ...]:
+    """A pattern of any tensor with this one's axes for `...`."""
+    out: list[nodes.Axis] = []
+    for axis in shape:
+        match axis:
+            case nodes.Rest():
+                out += axes
+            case nodes.Stack(terms=terms):
+                out.append(evolve(axis, terms=tuple(evolve(t, axes=_filled(t.axes, axes)) for t in terms)))
+            case nodes.Cut(axis=inner) | nodes.Pad(axis=inner) | nodes.Trim(axis=inner) | nodes.Flat(axis=inner):
+                (only,) = _filled((inner,), axes)
+                out.append(evolve(axis, axis=only))
+            case _:
+                out.append(axis)
+    return tuple(out)

@@ -1,0 +1,84 @@
+"""How a layout cuts each tensor over tensor-parallel ranks, as facts: what a store writes beside the tensors.
+
+Not here: patterns that are no sections of one dim (heads of q, k and v in turn, labelled parts): they are left out.
+"""
+
+from __future__ import annotations
+
+from ucpl.extents import Section, Sharding
+from ucpl.layout import Entry, Layout
+from ucpl.layout import axes as ax
+
+TP = "tp"  # the mesh axis of tensor parallelism
+
+
+def shardings_of(layout: Layout) -> dict[str, Sharding]:
+    """Every tensor whose pattern is sections of one dim, or none, by its path. Empty without tensor parallelism."""
+    degree = next((n for m in layout.meshes for a, n in zip(m.axes, m.degrees, strict=True) if a == TP), 1)
+    out: dict[str, Sharding] = {}
+    if degree == 1:
+        return out
+    for entry in layout.entries:
+        if entry.alias is None and entry.path not in out and entry.path in layout.tensors and not entry.indices:
+            found = _sharding(layout, entry, degree)
+            if found is not None:
+                out[entry.path] = found
+    return out
+
+
+def _sharding(layout: Layout, entry: Entry, degree: int) -> Sharding | None:
+    tensor = layout.tensors[entry.path]
+    axes = _unwrapped(entry.shape)
+    if set(entry.targets) != {None} or len(axes) != len(tensor.dims):
+        return None
+    cut: tuple[int, tuple[Section, ...]] | None = None
+    for i, (axis, dim, size) in enumerate(zip(axes, tensor.dims, tensor.counts, strict=True)):
+        sections = _sections(axis, dim, size, degree)
+        if sections is None:
+            return None
+        if all(s.widths is None for s in sections):
+            if len(sections) != 1:
+                return None
+            continue
+        if cut is not None:
+            return None
+        cut = (i, sections)
+    if cut is None:
+        return Sharding(tensor.counts)
+    return Sharding(tensor.counts, *cut, origin=f"layout {layout.name}")
+
+
+def _unwrapped(shape: tuple[ax.Axis, ...]) -> tuple[ax.Axis, ...]:
+    """The tensor's own axes inside `pad((...), dp)@dp`, a flattened tensor that is cut once more."""
+    if len(shape) != 1:
+        return shape
+    axis = shape[0]
+    while isinstance(axis, ax.Cut | ax.Pad | ax.Trim):
+        axis = axis.axis
+    return axis.terms[0].axes if isinstance(axis, ax.Stack) and len(axis.terms) == 1 else shape
+
+
+def _sections(axis: ax.Axis, dim: str, size: int, degree: int) -> tuple[Section, ...] | None:
+    """The sections of one dim, each cut over tp or not, in order; None where it is something else."""
+    parts = [axis]
+    if isinstance(axis, ax.Stack):
+        if any(t.label is not None or len(t.axes) != 1 for t in axis.terms):
+            return None
+        parts = [t.axes[0] for t in axis.terms]
+    out: list[Section] = []
+    end = 0
+    for part in parts:
+        inner, split = part, None
+        if isinstance(part, ax.Cut):
+            if len(part.splits) != 1 or part.splits[0].mesh_axis != TP:
+                return None
+            inner, split = part.axis, part.splits[0]
+        if not isinstance(inner, ax.Dim) or inner.name != dim or inner.low != end:
+            return None
+        end = size if inner.high is None else inner.high
+        widths = None
+        if split is not None:
+            places = [ax.piece_of(split, end - inner.low, degree, here) for here in range(degree)]
+            widths = tuple(b - a for a, b in places)
+        out.append(Section(end - inner.low, widths))
+    return tuple(out) if end == size else None
