@@ -10,6 +10,7 @@ import pytest
 
 from tests.docs.blocks import ROOT, WRONG, Block, blocks, cells, items_of, located, records
 from ucpl.errors import UcplError, catalogue
+from ucpl.errors.render import render_diagnostic
 from ucpl.layout.scope import Scope
 from ucpl.resources import grammar_text
 from ucpl.stores.registry import FRAMEWORKS
@@ -45,11 +46,17 @@ def test_each_stored_tensor_holds_what_the_page_shows(block: Block, shown: Block
 
 @pytest.mark.parametrize("block", FAULTY, ids=str)
 def test_each_wrong_example_is_refused_with_its_code(block: Block) -> None:
+    """And with the message that the page shows below it, if it does."""
     code, *place = block.info[2].split()
     before, after = WRONG[place[0]] if place else ("", "")
     with pytest.raises(UcplError) as caught:
         located(before + block.text + after)
-    assert [d.code for d in caught.value.diagnostics] == [code]
+    (found,) = caught.value.diagnostics
+    assert found.code == code
+    beneath = ALL[ALL.index(block) + 1]
+    if beneath.info == ("text",):
+        lines = iter(render_diagnostic(found).splitlines())
+        assert [line for line in beneath.text.splitlines() if line not in lines] == []  # in this order
 
 
 # ---- nothing is left out ---------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, Block, blocks
+from ucpl.cli.verbs import VERBS
 from ucpl.errors import Exit
 from ucpl.errors.document import EXIT_MEANING
 
@@ -169,6 +170,11 @@ def test_the_readme_lists_every_exit_status() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert set(EXIT_MEANING) == {v for k, v in vars(Exit).items() if k.isupper()}
     assert [s for s in EXIT_MEANING if not re.search(rf"^\| {s} \| ", text, re.MULTILINE)] == []
+
+
+def test_the_readme_lists_every_verb_as_the_command_line_does() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Verbs")[2].partition("\n## ")[0]
+    assert dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)) == VERBS
 
 
 def test_what_the_readme_says_of_python_is_the_package() -> None:
