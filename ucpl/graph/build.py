@@ -131,7 +131,18 @@ class _Builder:
         for state in states:
             self.state(state)
         self.leftovers()
+        self.settle_dtypes()
         return self.graph
+
+    def settle_dtypes(self) -> None:
+        """A target that is padding alone (a rank beyond the end of the vocabulary) has the dtype of its part's others."""
+        for number, part in enumerate(self.target.parts):
+            first = self.first_target[number]
+            homes = self.graph.targets[first : first + len(part.homes)]
+            known = next((t.dtype for t in homes if t.dtype), "")
+            for i, t in enumerate(homes):
+                if not t.dtype and known:
+                    self.graph.targets[first + i] = evolve(t, dtype=known)
 
     # ---- models ----------------------------------------------------------------------------------------------------
 

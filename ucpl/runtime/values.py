@@ -15,7 +15,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.extents import DTYPES
-from ucpl.runtime.rows import Rule
+from ucpl.runtime.rows import REDUCE, Rule
 
 __all__ = ["Conversion", "decode", "encode", "mean", "needs_arithmetic", "value_text"]
 
@@ -109,7 +109,9 @@ class Conversion:
 
     @property
     def check_exact(self) -> bool:
-        return not self.rule.lossy and self.rule.keeps_values and not _widens(self.source, self.target)
+        if self.rule.lossy or self.rule.kind == REDUCE:
+            return False
+        return not self.rule.keeps_values or not _widens(self.source, self.target)
 
     @property
     def is_possible(self) -> bool:
@@ -145,6 +147,9 @@ class Conversion:
         """The first element that the cast did not keep, where none may change."""
         with np.errstate(all="ignore"):
             before, after = decode(raw, self.source), decode(made, self.target)
+            if not self.rule.keeps_values:  # what is stored must give back the tensor's own value
+                a, b = self.rule.target_value
+                before, after = self.logical(raw), (after.astype(np.float64) - b) / a
             if before.dtype.kind in "iu" and after.dtype.kind in "iu":
                 same = (before == after) & ((before < 0) == (after < 0))
             elif before.dtype.kind in "iu":

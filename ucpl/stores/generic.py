@@ -78,6 +78,7 @@ def open_files(top: Path, files: Iterable[str], aside: Iterable[Key] = ()) -> Ch
             is_aside = any(text[: len(key)] == key for key in kept)
             (others if is_aside or extent.numel == 0 else extents)[name, extent.key] = extent
     texts, remarks = read_texts(root) if top.is_dir() else ({}, [])
+    texts = {name: text for name, text in texts.items() if not name.startswith("latest")}  # trackers are of one folder
     return Checkpoint(
         top=top,
         root=root,
@@ -129,7 +130,9 @@ class _Tree:
         node[key[-1]] = value
 
     def clash(self, key: Key) -> NoReturn:
-        fail("E392", f"{key_text(key)} of {self.file} is a tensor and a dict, too", Label(self.file, where=key_text(key)))
+        fail(
+            "E392", f"{key_text(key)} of {self.file} is a tensor and a dict, too", Label(self.file, where=key_text(key))
+        )
 
 
 def _settled(value: Any) -> Any:

@@ -192,7 +192,10 @@ class _Folder:
             extents={(FILE, (name,)): extent for name, extent in full.items()},
             carried_extents={},
             envelope=Envelope(
-                "huggingface", _version(texts), {"shards": Setting(len(parts), f"files of {self.root.name}")}, blobs=blobs
+                "huggingface",
+                _version(texts),
+                {"shards": Setting(len(parts), f"files of {self.root.name}")},
+                blobs=blobs,
             ),
             tensors=tuple(NamedTensor(name, e.shape, e.dtype, "parameter") for name, e in full.items()),
             aliases=self.aliases,
@@ -353,7 +356,7 @@ class _Shards:
             if target.shares is None:
                 out.setdefault(target.file, []).append(_tensor(t, _name(target.key), target.dtype, target.shape))
         empty = self.source.envelope.blobs.get(EMPTY)
-        for name, known in (empty.items() if isinstance(empty, dict) else ()):
+        for name, known in empty.items() if isinstance(empty, dict) else ():
             if out and all(name != t.name for t in next(iter(out.values()))):
                 next(iter(out.values())).append(_tensor(-1, name, known["dtype"], tuple(known["shape"])))
         return {file: sorted(tensors, key=lambda t: _natural(t.name)) for file, tensors in out.items()}

@@ -1,0 +1,199 @@
+"""Hugging Face folders, read and written: shards, index, ties, what is refused."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import ucpl
+from tests.hf.folders import WRITTEN, assert_equal, llama_config, llama_shapes, random_of, save, tensors_of
+from ucpl import api
+from ucpl.errors import UcplError
+from ucpl.stores.huggingface import shard_bytes
+
+
+def code_of(call, *args, **more) -> str:
+    with pytest.raises(UcplError) as caught:
+        call(*args, **more)
+    return caught.value.diagnostics[0].code
+
+
+@pytest.fixture
+def tensors():
+    return {f"layers.{i}.w": torch.arange(i * 64, i * 64 + 64, dtype=torch.float32).reshape(8, 8) for i in range(11)}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_what_transformers_wrote_is_read_and_written_to_equal_tensors(name, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(WRITTEN / name, source)
+    opened = api.open_checkpoint(source)
+    assert opened.framework == "huggingface" and not opened.remarks
+    assert {t.name for t in opened.tensors} == set(tensors_of(source))
+    ucpl.convert(source, tmp_path / "made", 'safetensors(shard="9KB")')
+    assert_equal(tensors_of(source), tensors_of(tmp_path / "made"))
+    for text in ("config.json", "generation_config.json"):
+        assert (tmp_path / "made" / text).read_bytes() == (source / text).read_bytes()
+    assert ucpl.compare(source, tmp_path / "made")
+    assert ucpl.verify(tmp_path / "made")
+
+
+@pytest.mark.parametrize(
+    "shard, files", [("700B", 6), ("256", 11), ("1", 11), ("1MB", 1), ("2.816KB", 1), ("2.815KB", 2)]
+)
+def test_shards_hold_at_most_the_size_asked_for_and_an_index_names_each_tensor_once(tensors, tmp_path, shard, files):
+    save(tmp_path / "source", tensors)
+    ucpl.convert(tmp_path / "source", tmp_path / "made", f'safetensors(shard="{shard}")')
+    assert_equal(tensors, tensors_of(tmp_path / "made"))
+    found = sorted((tmp_path / "made").glob("*.safetensors"))
+    assert len(found) == files
+    index = tmp_path / "made" / "model.safetensors.index.json"
+    assert index.exists() == (files > 1)
+    for path in found:
+        with safe_open(path, "pt") as opened:
+            assert opened.metadata()["format"] == "pt"
+    if files > 1:
+        stated = json.loads(index.read_text())
+        assert stated["metadata"] == {"total_parameters": 704, "total_size": 2816}
+        order = list(dict.fromkeys(stated["weight_map"][f"layers.{i}.w"] for i in range(11)))
+        assert order == [p.name for p in found], "layers 2 to 9 come before layer 10"
+
+
+@pytest.mark.parametrize(
+    "text, size", [("5GB", 5 * 10**9), ("20KB", 20000), ("1.5MiB", 3 << 19), ("7", 7), (9, 9), ("2 tb", 2 * 10**12)]
+)
+def test_sizes_of_shards(text, size):
+    assert shard_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["five", "", "0", "-1GB", 0, None, "1EB"])
+def test_what_is_no_size_is_refused(text):
+    assert code_of(shard_bytes, text) == "E387"
+
+
+def test_a_missing_shard_is_named_with_its_tensors(tensors, tmp_path):
+    source = save(tmp_path / "s", tensors, shards=3)
+    (source / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(UcplError, match=r"model-00002-of-00003\.safetensors is missing: .* 4 tensors") as caught:
+        api.open_checkpoint(source)
+    assert caught.value.exit_status == 3
+    (source / "model.safetensors.index.json").unlink()
+    assert code_of(api.open_checkpoint, source) == "E380"
+
+
+def test_numbered_shards_need_no_index(tensors, tmp_path):
+    source = save(tmp_path / "s", tensors, shards=3)
+    (source / "model.safetensors.index.json").unlink()
+    assert {t.name for t in api.open_checkpoint(source).tensors} == set(tensors)
+
+
+def test_an_index_and_shards_that_disagree(tensors, tmp_path):
+    source = save(tmp_path / "s", tensors, shards=2)
+    index = source / "model.safetensors.index.json"
+    value = json.loads(index.read_text())
+    one, two = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+    value["metadata"]["total_size"] = 1
+    value["weight_map"]["layers.0.w"] = two
+    del value["weight_map"]["layers.2.w"]
+    index.write_text(json.dumps(value))
+    remarks = "\n".join(api.open_checkpoint(source).remarks)
+    assert "states total_size 1, the shards hold 2816 bytes" in remarks
+    assert f"has layers.0.w in {two}, it is in {one}" in remarks
+    assert "layers.2.w" in remarks and "not listed" in remarks
+
+    value["weight_map"]["layers.99.w"] = one
+    index.write_text(json.dumps(value))
+    assert code_of(api.open_checkpoint, source) == "E381"
+    value["weight_map"]["layers.99.w"] = "../elsewhere.safetensors"
+    index.write_text(json.dumps(value))
+    assert code_of(api.open_checkpoint, source) == "E385"
+    index.write_text("{")
+    assert code_of(api.open_checkpoint, source) == "E385"
+
+
+def test_a_tensor_in_two_shards_is_the_one_that_the_index_means(tensors, tmp_path):
+    source = save(tmp_path / "s", tensors, shards=2)
+    two = source / "model-00002-of-00002.safetensors"
+    part = dict(list(tensors.items())[1::2])
+    save_file({**part, "layers.0.w": torch.full((8, 8), -1.0)}, two, {"format": "pt"})
+    opened = api.open_checkpoint(source)
+    assert any("layers.0.w is in" in r for r in opened.remarks)
+    assert opened.extents["model.safetensors", ("layers.0.w",)].file == "model-00001-of-00002.safetensors"
+    (source / "model.safetensors.index.json").unlink()
+    assert code_of(api.open_checkpoint, source) == "E382"
+
+
+def test_files_that_nothing_brings_together_are_refused_and_leftovers_are_told(tensors, tmp_path):
+    source = save(tmp_path / "s", tensors)
+    save_file({"x": torch.ones(1)}, source / "adapter.safetensors")
+    assert any("adapter.safetensors" in r for r in api.open_checkpoint(source).remarks)
+    (source / "model.safetensors").rename(source / "other.safetensors")
+    assert code_of(api.open_checkpoint, source) == "E384"
+    assert api.open_checkpoint(source / "other.safetensors").tensors[0].name == "layers.0.w"
+
+
+def test_pieces_of_torch_s_own_writer_are_refused(tmp_path):
+    (tmp_path / "s").mkdir()
+    save_file({"x": torch.ones(2)}, tmp_path / "s" / "model.safetensors", {"DCP_SHARDING_INFO": "{}"})
+    assert code_of(api.open_checkpoint, tmp_path / "s") == "E386"
+
+
+def test_a_tied_tensor_is_written_once_and_its_second_name_comes_back(tmp_path):
+    shared = torch.arange(12.0).reshape(3, 4)
+    torch.save(
+        {"params": {"a": {"weight": shared}, "b": {"weight": torch.ones(5)}}, "aliases": {"z": "a"}}, tmp_path / "p.pt"
+    )
+    ucpl.convert(tmp_path / "p.pt", tmp_path / "made", 'safetensors(shard="40B")')
+    assert_equal(tensors_of(tmp_path / "made"), {"a": shared, "b": torch.ones(5)})
+    assert api.open_checkpoint(tmp_path / "made").aliases == {"z": "a"}
+    ucpl.convert(tmp_path / "made", tmp_path / "back.pt", "plain()")
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert back["aliases"] == {"z": "a"} and torch.equal(back["params"]["a"]["weight"], shared)
+
+
+def test_optimizer_state_stays_behind_and_is_said_to(tmp_path):
+    w = torch.ones(3, 2)
+    torch.save(
+        {"params": {"w": {"weight": w, "exp_avg": w * 2, "exp_avg_sq": w * 3}}, "aliases": {}}, tmp_path / "p.pt"
+    )
+    done = ucpl.convert(tmp_path / "p.pt", tmp_path / "made", "safetensors()")
+    assert set(tensors_of(tmp_path / "made")) == {"w"}
+    assert any("exp_avg of w" in text for text in done.plan.dropped)
+
+
+def test_dtypes_empty_and_scalar_tensors_survive(tmp_path):
+    tensors = {
+        "bf": torch.arange(6).reshape(2, 3).to(torch.bfloat16), "half": torch.ones(3, dtype=torch.float16),
+        "int": torch.arange(5), "scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4), "bool": torch.tensor([True, False]),
+        "f8": torch.arange(4).to(torch.float8_e4m3fn),
+    }  # fmt: skip
+    save(tmp_path / "s", tensors)
+    ucpl.convert(tmp_path / "s", tmp_path / "made", "safetensors()")
+    assert_equal(tensors, tensors_of(tmp_path / "made"))
+
+
+def test_config_says_the_dtype_that_is_written(tmp_path):
+    config = llama_config(dtype="float32")
+    save(tmp_path / "s", random_of(llama_shapes(config), torch.bfloat16), config)
+    ucpl.convert(tmp_path / "s", tmp_path / "made", "safetensors()")
+    assert json.loads((tmp_path / "made" / "config.json").read_text()) == {**config, "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_damage_of_a_written_shard_is_found(tensors, tmp_path, damage):
+    save(tmp_path / "s", tensors)
+    ucpl.convert(tmp_path / "s", tmp_path / "made", 'safetensors(shard="1KB")')
+    path = tmp_path / "made" / "model-00002-of-00004.safetensors"
+    raw = bytearray(path.read_bytes())
+    if damage == "truncated":
+        path.write_bytes(raw[:-4])
+        assert code_of(api.open_checkpoint, tmp_path / "made") == "E433"
+    else:
+        raw[-3] ^= 1
+        path.write_bytes(raw)
+        verdict = ucpl.verify(tmp_path / "made")
+        assert not verdict and "model-00002-of-00004.safetensors" in str(verdict)
