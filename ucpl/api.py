@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 
 if TYPE_CHECKING:
     from ucpl.extents import Key
@@ -40,6 +40,7 @@ __all__ = [
     "load_plan",
     "make_plan",
     "open_checkpoint",
+    "open_written",
     "parse_target",
     "plan",
     "save_plan",
@@ -249,12 +250,20 @@ def make_plan(
     drop: tuple[str, ...] = (),
     name: str = "convert",
 ) -> tuple[Graph, Plan]:
-    """Build, prove and order. Deterministic: the same specs give the same plan."""
+    """Build, prove and order. Deterministic: the same specs give the same plan. `drop` may name keys of client_state, too."""
+    from attrs import evolve
+
     from ucpl.graph import build
     from ucpl.schedule import order
 
-    graph = build(source.placement, target.placement, drop=drop, dtype_of=dtype_of(checkpoint))
-    return graph, order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=closed_text(target))
+    beside = tuple(d for d in drop if checkpoint is not None and d in checkpoint.envelope.carried)
+    inside = tuple(d for d in drop if d not in beside)
+    graph = build(source.placement, target.placement, drop=inside, dtype_of=dtype_of(checkpoint))
+    made = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=closed_text(target))
+    if beside:
+        said = tuple(f"client_state of {d}: dropped by name" for d in beside)
+        made = evolve(made, dropped=made.dropped + said, carry={**made.carry, **dict.fromkeys(beside, "drop")})
+    return graph, made
 
 
 def dtype_of(checkpoint: Checkpoint | None) -> Callable[[str, Key], str | None] | None:
@@ -402,6 +411,15 @@ def open_checkpoint(
     return read(here)
 
 
+def open_written(plan: Plan, target: Here) -> Checkpoint:
+    """The headers of what a plan wrote. Raises: UcplError, exit 3."""
+    from ucpl.stores.generic import NAME, open_files
+
+    if plan.target.framework == NAME:
+        return open_files(Path(target), (t.file for t in plan.targets))
+    return open_checkpoint(target)
+
+
 def _config_beside(path: Path) -> dict[str, Any] | None:
     """config.json of a folder, if it has one."""
     import json
@@ -443,19 +461,62 @@ def apply(
     from ucpl.stores.registry import framework
 
     made = plan if isinstance(plan, Made) else load_plan(plan)
-    return execute(
-        made,
-        open_checkpoint(source, plan=made) if isinstance(source, str | Path) else source,
-        framework(made.target.framework),
-        Path(target),
-        memory=memory,
-        workers=workers,
-        resume=resume,
-        force=force,
-        verify_source=verify_source,
-        allow_globals=tuple(allow_globals),
-        tag=tag,
-        progress=progress,
+    opened = open_checkpoint(source, plan=made) if isinstance(source, str | Path) else source
+    kept = _without(opened, {name for name, fate in made.carry.items() if fate == "drop"})
+    try:
+        return execute(
+            made,
+            kept,
+            framework(made.target.framework),
+            Path(target),
+            memory=memory,
+            workers=workers,
+            resume=resume,
+            force=force,
+            verify_source=verify_source,
+            allow_globals=tuple(allow_globals),
+            tag=tag,
+            progress=progress,
+        )
+    except UcplError as error:
+        if error.diagnostics[0].code != "E504":
+            raise
+        raise _with_holders(error, kept) from None
+
+
+def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
+    """Which keys of client_state hold what is refused: they can be left out by name."""
+    from attrs import evolve
+
+    from ucpl.stores.pickles import unsafe_globals
+
+    holders = {key: unsafe_globals(value) for key, value in checkpoint.envelope.carried.items()}
+    found = []
+    for d in error.diagnostics:
+        name = d.message.rpartition(" ")[2]
+        keys = [str(key) for key, names in holders.items() if name in names]
+        remedy = f"--allow-global {name} carries it over, where you trust it"
+        remedy += "".join(f"; --drop {key} leaves out what holds it" for key in keys[:3])
+        labels = tuple(Label(str(checkpoint.top), f"holds {name}", where=f"client_state {key}") for key in keys[:3])
+        found.append(evolve(d, labels=labels or d.labels, remedy=remedy))
+    return UcplError(*found)
+
+
+def _without(checkpoint: Checkpoint, names: set[str]) -> Checkpoint:
+    """The checkpoint as if client_state had none of these keys."""
+    from attrs import evolve
+
+    if names.isdisjoint(checkpoint.envelope.carried):
+        return checkpoint
+
+    def rest(values: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in values.items() if key not in names}
+
+    carry = dict(checkpoint.carry)
+    if "client_state" in carry:  # one a rank
+        carry["client_state"] = [rest(values) for values in carry["client_state"]]
+    return evolve(
+        checkpoint, envelope=evolve(checkpoint.envelope, carried=rest(checkpoint.envelope.carried)), carry=carry
     )
 
 

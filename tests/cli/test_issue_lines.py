@@ -31,8 +31,8 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Bit for bit, with dtype and shape."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    raw = [t.contiguous().reshape(-1).view(torch.uint8).numpy() for t in (a, b)]
-    return np.array_equal(*raw)
+    x, y = (t.contiguous().reshape(-1).view(torch.uint8).numpy() for t in (a, b))
+    return np.array_equal(x, y)
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)

@@ -36,7 +36,7 @@ def run(options: Namespace, console: Console) -> int:
     target, plane = Path(options.target), data_plane(options)
     refuse_existing(target, options)
     plan = api.load_plan(options.plan)
-    opened = api.open_checkpoint(options.source)
+    opened = api.open_checkpoint(options.source, plan=plan)
     console.say("\n".join(plan_lines(plan)))
     with console.progress(str(target)) as progress:
         report = api.apply(

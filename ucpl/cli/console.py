@@ -13,6 +13,9 @@ from ucpl.errors import Diagnostic
 __all__ = ["Console", "bytes_text"]
 
 
+_SHOWN = 5  # findings of one kind of damage repeat for every file: the first few say it
+
+
 class Console:
     """With `json`, answers are one JSON object and `say` is silent."""
 
@@ -81,9 +84,12 @@ class Console:
         from ucpl.errors.render import render_diagnostic
 
         color = self._colored(sys.stderr)
+        texts = [render_diagnostic(with_source(d), color) for d in diagnostics[:_SHOWN]]
+        if len(diagnostics) > _SHOWN:
+            texts.append(f"... and {len(diagnostics) - _SHOWN} more findings")
         with contextlib.suppress(BrokenPipeError):
             self.flush()
-            sys.stderr.write("\n\n".join(render_diagnostic(with_source(d), color) for d in diagnostics) + "\n")
+            sys.stderr.write("\n\n".join(texts) + "\n")
 
     @staticmethod
     def _colored(stream: IO[str]) -> bool:

@@ -13,6 +13,7 @@ from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.schedule.plan import Plan
 
 EXAMPLE = """
 ucpl convert runs/on-4 runs/on-8 --to 'zero1(dp=8)'
@@ -55,8 +56,9 @@ def run(options: Namespace, console: Console) -> int:
     target = Path(options.target)
     sizes, config, plane = sizes_of(options), config_of(options), data_plane(options)
     refuse_existing(target, options)
-    opened = api.open_checkpoint(options.source)
-    here, model = api.source_side(opened, options.layout, config, sizes if options.layout else None)
+    of_source = sizes if options.layout else None
+    opened = api.open_checkpoint(options.source, options.layout, config=config, sizes=of_source)
+    here, model = api.source_side(opened, options.layout, config, of_source)
     there = api.target_side(options.to, here, model, config=config, sizes=sizes)
     _, plan = api.make_plan(here, there, checkpoint=opened, drop=tuple(options.drop))
     console.say("\n".join(plan_lines(plan)))
@@ -89,11 +91,12 @@ def refuse_existing(target: Path, options: Namespace) -> None:
         fail("E500", f"{target} exists", Label(str(target)))
 
 
-def look_again(target: Path, plan: object) -> None:
+def look_again(target: Path, plan: Plan) -> None:
     """Open what was written and find every tensor of the plan where it should be. Raises: UcplError."""
     from ucpl.runtime.rows import fit
-    from ucpl.schedule.plan import Plan
+    from ucpl.stores.generic import NAME, open_files
     from ucpl.stores.registry import open_checkpoint
 
-    assert isinstance(plan, Plan)
-    fit(plan.targets, open_checkpoint(target).extents, "target")
+    described = plan.target.framework == NAME  # files that nothing but a layout describes
+    opened = open_files(target, (t.file for t in plan.targets)) if described else open_checkpoint(target)
+    fit([t for t in plan.targets if t.numel], opened.extents, "target")

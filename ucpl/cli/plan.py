@@ -70,7 +70,10 @@ def run(options: Namespace, console: Console) -> int:
     checkpoint = options.checkpoint
     if checkpoint is None and isinstance(source, str) and api.is_checkpoint(source):
         checkpoint = source
-    opened = api.open_checkpoint(checkpoint) if checkpoint is not None else None
+    described = None if checkpoint == source else source
+    opened = None
+    if checkpoint is not None:
+        opened = api.open_checkpoint(checkpoint, described, config=config, sizes=sizes or None)
     model = api.model_named(options.model) if options.model else None
     here, there = api.sides(source, target, model=model, checkpoint=opened, config=config, sizes=sizes)
     if options.rank is not None and not 0 <= options.rank < max(1, there.layout.ranks):

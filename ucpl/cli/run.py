@@ -17,6 +17,7 @@ from ucpl.errors import Exit, Label, UcplError, fail
 
 __all__ = ["run"]
 
+_ASKED = ("E114",)  # what is missing is an argument, wherever the finding points
 _OF_THE_CALLER = ("<command line>", "<call>", "<layout>")  # files of labels that are no files
 
 
@@ -144,6 +145,8 @@ def status_of(error: UcplError) -> int:
     """The exit status of an error. What the catalogue calls a finding is wrong usage where the command line itself says it."""
     status = error.exit_status
     first = error.diagnostics[0]
-    if status == Exit.ANSWER_IS_NO and first.labels and first.labels[0].file in _OF_THE_CALLER:
+    if status != Exit.ANSWER_IS_NO:
+        return status
+    if first.code in _ASKED or (first.labels and first.labels[0].file in _OF_THE_CALLER):
         return Exit.WRONG_USAGE
     return status

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 from attrs import evolve
@@ -26,7 +25,6 @@ def _sourced(label: Label) -> Label:
     return evolve(label, source=lines[label.line - 1]) if label.line <= len(lines) else label
 
 
-@cache
 def _lines(name: str) -> tuple[str, ...]:
     try:
         if name.startswith("specs/") and not Path(name).is_file():

@@ -21,7 +21,7 @@ from ucpl.graph.copies import Chosen, choose
 from ucpl.graph.fragments import PASSES, Fragments, intersect
 from ucpl.graph.rows import Rows, rows_of
 from ucpl.layout import Layout
-from ucpl.layout.scope import at
+from ucpl.layout.scope import at, nearest
 from ucpl.regions import Home, Part, Placement, element_name
 from ucpl.regions.boxes import subtract
 
@@ -119,7 +119,14 @@ class _Builder:
         for name in self.drop:
             known = {p.state for p in self.source.parts} | set(self.source.tensors) | set(self.source.layout.aliases)
             if name not in known and not any(s.name == name for s in self.source.layout.states):
-                fail("E300", f"--drop {name}: no tensor or state of that name", Label("<command line>", where=f"--drop {name}"))
+                states = {p.state for p in self.source.parts}
+                close = nearest(name, [*sorted(states), *self.source.tensors])
+                fail(
+                    "E300",
+                    f"--drop {name}: no tensor or state of that name",
+                    Label("<command line>", where=f"--drop {name}"),
+                    remedy=f"did you mean `{close}`?" if close else f"its states: {', '.join(sorted(states))}",
+                )
         self.common = {path: i for i, path in enumerate(self.target.tensors)}
         self.k = max(
             [1]

@@ -14,7 +14,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ucpl.errors import fail
+from ucpl.errors import Label, fail
 
 __all__ = ["MEMORY_MIN", "TILE_MAX", "Budget", "Share", "Workspace", "share_of"]
 
@@ -51,6 +51,7 @@ def share_of(memory: int, workers: int) -> Share:
         fail(
             "E508",
             f"{memory} bytes of memory are too few for {workers} workers",
+            Label("<command line>", where="--memory, --workers"),
             remedy=f"Give at least {MEMORY_MIN * workers} bytes (--memory), or fewer workers.",
         )
     tile = min(TILE_MAX, each // 4 // _GRAIN * _GRAIN)
