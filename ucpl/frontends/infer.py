@@ -6,7 +6,7 @@ from attrs import evolve, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
-from ucpl.frontends import parallel
+from ucpl.frontends import parallel, stages
 from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
 from ucpl.regions import Placement, locate
@@ -42,9 +42,12 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     call = nodes.Call(layout_name(checkpoint))
     model = model_of(checkpoint, {})
     notes: tuple[parallel.Note, ...] = ()
+    parallel.demand(checkpoint.shardings, checkpoint)
     if checkpoint.shardings:
         extended = parallel.stored(library, call, model, checkpoint.shardings, settings)
         library, call, notes = extended.library, extended.call, extended.notes
+    for extended in facts_of(library, call, model, checkpoint):
+        library, call, notes = extended.library, extended.call, (*notes, *extended.notes)
     placement = locate(resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint))
     dtypes = state_dtypes(checkpoint, placement)
     if dtypes:
@@ -52,6 +55,15 @@ def infer(checkpoint: Checkpoint) -> Inferred:
         layout = resolve(library, call, model=model, inherited=settings, notes=notes)
         placement = locate(layout, stated=stated_of(checkpoint))
     return Inferred(checkpoint, library, model, call, settings, placement.layout, placement)
+
+
+def facts_of(library: Library, call: nodes.Call, model: nodes.Model, checkpoint: Checkpoint) -> list[parallel.Extended]:
+    """The layout with a pipeline's layers, or a model's experts."""
+    if checkpoint.pipeline is not None:
+        return [stages.stored_pipeline(library, call, model, checkpoint.pipeline)]
+    if checkpoint.experts is not None:
+        return [stages.stored_experts(library, call, model, checkpoint.experts)]
+    return []
 
 
 def layout_name(checkpoint: Checkpoint) -> str:

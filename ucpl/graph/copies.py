@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from ucpl.graph.rows import Rows
 from ucpl.regions.boxes import overlaps, subtract
+from ucpl.regions.placement import POLICIES
 
 I64 = NDArray[np.int64]
+ANY = POLICIES.index("any")
 
 
 @frozen(eq=False)
@@ -39,7 +41,8 @@ def choose(rows: Rows, is_alias: NDArray[np.bool_], replica: Callable[[int], obj
     n = len(rows)
     if n == 0:
         return Chosen(rows, rows, rows)
-    order = np.lexsort((np.arange(n), is_alias[rows.part]))
+    # A copy under `any` gives way to one that counts.
+    order = np.lexsort((np.arange(n), rows.policy == ANY, is_alias[rows.part]))
     rows = rows.take(order)
     columns = [rows.high[:, c] for c in reversed(range(rows.high.shape[1]))]
     columns += [rows.low[:, c] for c in reversed(range(rows.low.shape[1]))]

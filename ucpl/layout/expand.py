@@ -10,7 +10,7 @@ from typing import Any
 from attrs import evolve
 
 from ucpl.layout.library import Library
-from ucpl.layout.resolve import CLASSES, _literal, _Resolver
+from ucpl.layout.resolve import CLASSES, _literal, _overlay, _Resolver
 from ucpl.layout.scope import Value
 from ucpl.syntax import nodes
 
@@ -47,6 +47,7 @@ def expand(
     if inner:  # parameters of the layouts that it extends
         out.append(nodes.Let(tuple(nodes.Binding(n, _literal(resolver.scope.given[n])) for n in inner)))
     written = False
+    apart = {i.name for i in items if isinstance(i, nodes.Group) and not i.of_model}  # groups with lines of their own
     for item in items:
         match item:
             case nodes.Entry(path="*"):
@@ -60,10 +61,10 @@ def expand(
                 if resolver.holds(item.when):
                     out.append(evolve(item, when=None))
             case nodes.Group(of_model=True):
-                out += [evolve(item, name=g, of_model=False, members=m) for g, m in groups]
+                out += [evolve(item, name=g, of_model=False, members=m) for g, m in groups if g not in apart]
             case nodes.States():
                 if all(resolver.holds(c.args[0]) for c in item.clauses if c.word == "when"):
-                    named = tuple(g for g, _ in groups) if item.groups == ("*",) else item.groups
+                    named = tuple(g for g, _ in groups if g not in apart) if item.groups == ("*",) else item.groups
                     out.append(evolve(_decided(item), groups=named))
             case nodes.Assert():
                 pass
@@ -134,3 +135,19 @@ def wildcards_of(
     for entry in _entries(classes, set(), tensors, aliases):
         out[entry.path] = (*out.get(entry.path, ()), entry)
     return out
+
+
+def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:
+    """The statements of a layout and of what it extends, each left side once, as they are written."""
+    resolver = _Resolver(library, {}, {}, {})
+    known = library.layout(call.name, call.span)
+    assert isinstance(known.node, nodes.Layout)
+    chain = [known.node]
+    while chain[-1].extends is not None:
+        inner = library.layout(chain[-1].extends.name).node
+        assert isinstance(inner, nodes.Layout)
+        chain.append(inner)
+    items: list[nodes.LayoutItem] = []
+    for layout in reversed(chain):
+        items = _overlay(items, resolver.expand_uses(layout.items))
+    return items

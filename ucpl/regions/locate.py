@@ -46,6 +46,7 @@ class _Locator:
     ranks: Ranks = field(init=False)
     number: dict[str, int] = field(init=False)
     k: int = field(init=False)
+    is_raw: bool = field(init=False)  # no dim has a name: `infer` wrote the model, and paths are the checkpoint's own names
     placers: list[EntryPlacer] = field(factory=list)
     templates: dict[int, tuple[Template, ...]] = field(factory=dict)
     nests: dict[tuple[str, str], Template] = field(factory=dict)
@@ -61,6 +62,7 @@ class _Locator:
         tensors = tuple(layout.tensors)
         self.number = {path: i for i, path in enumerate(tensors)}
         self.k = max((len(t.dims) for t in layout.tensors.values()), default=0) or 1
+        self.is_raw = all("#" in dim for t in layout.tensors.values() for dim in t.dims)
         self.placers = [EntryPlacer(layout, e, self.number, self.k) for e in layout.entries]
         parts: list[Part] = []
         for placer in self.placers:
@@ -277,6 +279,8 @@ class _Locator:
             full = {a: int(c[places[0][1]]) for a, c in self.ranks.columns.items()}
             start = bucket.get(context, 0)
             runs = self.flat_runs(line, group, g, full, places[0][0], involved)
+            if "bucket" not in self.names_of(rule, key):
+                start = self.numbered(rule, key, start)
             for offset, (members, variables) in enumerate(runs):
                 if len(members) == 1:  # a flat of one tensor may be called by its name
                     variables = {"name": members[0].name, **variables}
@@ -326,6 +330,14 @@ class _Locator:
                 Part(state, f"group {g}" if g else "all", rule.form or "", line.storing.dtype, line.storing.lossy, line.storing.value, mine, pieces, False, line.span)
             )
         return out
+
+    def numbered(self, rule: FileRule, key: Template, start: int) -> int:
+        """The bucket that a key itself numbers, `base_optimizer_state/state/1/{state}`; else `start`."""
+        for template in (key, rule.key):
+            for step in reversed(self.steps(template) if template is not None else ()):
+                if len(step.parts) == 1 and isinstance(step.parts[0], str) and step.parts[0].isdigit():
+                    return int(step.parts[0])
+        return start
 
     def involved(self, group: Group | None) -> list[EntryPlacer]:
         if group is not None and group.members is not None:
@@ -380,7 +392,7 @@ class _Locator:
 
     def stored_name(self, e: int, choice: Choice, here: dict[str, int]) -> str:
         entry = self.placers[e].entry
-        if entry.storing.key is None:
+        if entry.storing.key is None or self.is_raw:
             return entry.path
         variables = {"rank": 0, **here, **entry.variables, **choice.variables, "state": "weight"}
         return "/".join(map(str, self.key(entry.storing.key, variables)))

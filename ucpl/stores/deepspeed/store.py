@@ -7,8 +7,10 @@ from pathlib import Path
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.deepspeed.experts import open_experts
 from ucpl.stores.deepspeed.folder import step_folder
 from ucpl.stores.deepspeed.names import LATEST, list_files
+from ucpl.stores.deepspeed.pipeline import open_pipeline
 from ucpl.stores.deepspeed.reading import open_step
 from ucpl.stores.deepspeed.writing import skeleton
 
@@ -32,6 +34,11 @@ class DeepSpeed:
     def open(self, path: Path) -> Checkpoint:
         """Read all headers of a save folder's latest step, or of one step's folder. Raises: UcplError E450-E469."""
         root, tag = step_folder(path)
+        listing = list_files(root)
+        if listing.layers:
+            return open_pipeline(path, root, tag, listing)
+        if listing.experts:
+            return open_experts(path, root, tag, listing)
         return open_step(path, root, tag)
 
     def skeleton(

@@ -1,0 +1,286 @@
+"""Facts about a pipeline's layers, or a model's experts, as a layout in the language that extends a shipped one.
+
+For a source the stages are those found. For a target at another degree layers are dealt as the source's partition_method
+deals them, where its stages tell which one it is; `partition` and `stages` beside pp say it otherwise.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.extents.experts import Experts
+from ucpl.extents.pipeline import METHODS, Layer, Pipeline, deal
+from ucpl.frontends.parallel import STORED, TARGET, Extended, Inherited, Note, degree_asked
+from ucpl.layout import Library
+from ucpl.layout.expand import items_of
+from ucpl.layout.scope import Scope
+from ucpl.syntax import nodes, parse, print_file
+
+STAGES, PARTITION, LAYERS, EP = "stages", "partition", "layers", "ep"
+_NOWHERE = "nowhere"
+
+
+def arguments(library: Library, call: nodes.Call, names: tuple[str, ...]) -> tuple[nodes.Call, dict[str, nodes.Expr]]:
+    """The call without the arguments `names`, and those. The layout called does not know them."""
+    known = library.layout(call.name).node
+    assert isinstance(known, nodes.Layout)
+    own = {p.name for p in known.parameters}
+    found = {a.name: a.value for a in call.arguments if a.name in names and a.name not in own}
+    kept = tuple(a for a in call.arguments if a.name is None or a.name not in found)
+    return evolve(call, arguments=kept), {str(name): value for name, value in found.items()}
+
+
+def _made(library: Library, call: nodes.Call, name: str, extra: tuple[nodes.Parameter, ...], items: list[nodes.LayoutItem]) -> Extended:
+    known = library.layout(call.name).node
+    assert isinstance(known, nodes.Layout)
+    base = nodes.Call(call.name, tuple(nodes.Argument(p.name, nodes.Name(p.name)) for p in known.parameters))
+    made = nodes.Layout(name, (*known.parameters, *extra), "any", base, tuple(items))
+    file = f"{name}.ucpl"
+    larger = evolve(library, known=dict(library.known), files=dict(library.files))
+    larger.add(parse(print_file(nodes.File(file, 1, (made,))), file))
+    return Extended(larger, evolve(call, name=name))
+
+
+# ---- pipelines -----------------------------------------------------------------------------------------------------------
+
+
+def stored_pipeline(library: Library, call: nodes.Call, model: nodes.Model, pipeline: Pipeline) -> Extended:
+    """The layout of a checkpoint whose layers lie so."""
+    return evolve(_pipelined(library, call, model, pipeline, STORED), notes=notes_of(pipeline))
+
+
+def notes_of(pipeline: Pipeline) -> tuple[Note, ...]:
+    out: list[Note] = [("layers of stages", pipeline.sizes, pipeline.origin)]
+    for tensor, stage in pipeline.trusted.items():
+        out.append((f"copy of {tensor}", f"stage {stage}", "the source: no gradient moves the copies on its other stages"))
+    return tuple(out)
+
+
+def target_pipeline(
+    library: Library, call: nodes.Call, model: nodes.Model, pipeline: Pipeline, inherited: Inherited
+) -> Extended:
+    """The layout of a target with these layers, at the pipeline-parallel degree of the call.
+
+    Raises: UcplError E476 where two methods deal the layers and nothing says which, E477 where the stages are impossible.
+    """
+    plain, given = arguments(library, call, (STAGES, PARTITION, LAYERS))
+    scope = Scope()
+    asked = Label("<call>", where=call.name)
+    if _stage_of(library, plain) != 1:
+        fail("E477", f"`{call.name}` for a PipelineModule, which DeepSpeed trains with ZeRO stage 1", asked)
+    if LAYERS in given:
+        count = scope.integer(given[LAYERS])
+        pipeline = _longer(pipeline, count, asked)
+    count = len(pipeline.layers)
+    sizes: list[int] | None = None
+    if STAGES in given:
+        listed = scope.evaluate(given[STAGES])
+        sizes = [n for n in listed if isinstance(n, int)] if isinstance(listed, list) else []
+        if not sizes or min(sizes) < 0 or sum(sizes) != count:
+            fail(
+                "E477",
+                f"stages = {listed} are {sum(sizes)} layers, and there are {count}",
+                Label("<call>", where=f"stages = {listed}"),
+                Label("<source>", f"{count} layers, functions among them", where=str(pipeline.sizes)),
+            )
+        if not any(a.name == "pp" for a in plain.arguments):
+            plain = evolve(plain, arguments=(*plain.arguments, nodes.Argument("pp", nodes.Number(len(sizes)))))
+    degree = degree_asked(library, plain, "pp", inherited)
+    if sizes is not None:
+        if len(sizes) != degree:
+            fail("E477", f"stages = {sizes} are {len(sizes)} stages, and pp is {degree}", asked)
+        made = pipeline.dealt(_bounds(sizes), "given")
+    elif PARTITION in given:
+        method = scope.evaluate(given[PARTITION])
+        if method not in METHODS:
+            fail("E477", f"partition = {method!r}", asked, remedy=f"one of {', '.join(METHODS)}; or list the stages: stages = [3, 2]")
+        made = pipeline.dealt(deal(str(method), pipeline.elements, degree), f"partition_method {method}, given")
+    elif degree == pipeline.stages:
+        made = pipeline.dealt(pipeline.bounds, "as the source's")
+    else:
+        made = _redealt(pipeline, degree)
+    if degree > count or 0 in made.sizes:
+        fail("E477", f"{count} layers on {degree} stages leave one without any: {made.sizes}", asked)
+    trusted = tuple(note for note in notes_of(pipeline) if note[0].startswith("copy of"))
+    extended = _pipelined(library, plain, model, made, TARGET)
+    return evolve(extended, notes=(("layers of stages", made.sizes, made.origin), *trusted))
+
+
+def _stage_of(library: Library, call: nodes.Call) -> int | None:
+    """ZeRO's stage, as the layout's framework statement says."""
+    for item in items_of(library, call):
+        if isinstance(item, nodes.Framework):
+            for argument in item.call.arguments:
+                if argument.name == "stage" and isinstance(argument.value, nodes.Number):
+                    return argument.value.value
+    return None
+
+
+def _bounds(sizes: list[int]) -> tuple[int, ...]:
+    return tuple(sum(sizes[:i]) for i in range(len(sizes) + 1))
+
+
+def _longer(pipeline: Pipeline, count: int, asked: Label) -> Pipeline:
+    """With functions behind the last layer."""
+    more = count - len(pipeline.layers)
+    if more < 0:
+        fail("E477", f"layers = {count}, and the source has {len(pipeline.layers)} at least", asked)
+    extra = tuple(Layer(len(pipeline.layers) + i) for i in range(more))
+    return evolve(
+        pipeline,
+        layers=(*pipeline.layers, *extra),
+        elements=(*pipeline.elements, *(0 for _ in extra)),
+        bounds=(*pipeline.bounds[:-1], count),
+    )
+
+
+def _redealt(pipeline: Pipeline, degree: int) -> Pipeline:
+    ways = {method: deal(method, pipeline.elements, degree) for method in pipeline.methods}
+    if degree == 1:
+        ways = {"": (0, len(pipeline.layers))}
+    if len(set(ways.values())) != 1:
+        said = (
+            " and ".join(f"{[b - a for a, b in zip(x, x[1:], strict=False)]} by '{m}'" for m, x in ways.items())
+            or "its stages are dealt by neither 'uniform' nor 'parameters'"
+        )
+        fail(
+            "E476",
+            f"{len(pipeline.layers)} layers on pp = {degree}: {said}, and the source does not say which",
+            Label("<call>", where=f"pp = {degree}"),
+            Label("<source>", pipeline.origin, where=f"layers of stages {pipeline.sizes}"),
+        )
+    method, bounds = next(iter(ways.items()))
+    origin = f"partition_method {method}, which the source's stages {pipeline.sizes} follow" if method else "one stage"
+    if pipeline.stages == 1 and degree > 1:
+        origin = "both partition methods deal so"
+    return pipeline.dealt(bounds, origin)
+
+
+def _pipelined(library: Library, call: nodes.Call, model: nodes.Model, pipeline: Pipeline, name: str) -> Extended:
+    """An entry for each place of each tensor: the copy that counts first."""
+    tensors = {item.path for item in model.items if isinstance(item, nodes.Tensor)}
+    items: list[nodes.LayoutItem] = []
+    for layer in pipeline.layers:
+        if layer.file is not None:
+            items.append(nodes.Files(_file(layer.number), "torch", layer.file))
+    items.append(nodes.Files(_NOWHERE, None))
+    for tensor, places in pipeline.places().items():
+        if tensor not in tensors:
+            continue  # it has no elements
+        first = pipeline.trusted.get(tensor)
+        for stage, layer, local in sorted(places, key=lambda x: (first is not None and x[0] != first, x[0], x[1].number)):
+            clauses: list[nodes.Clause] = []
+            if first is not None and stage != first:
+                clauses.append(nodes.Clause("copies", ("any", ("pp",))))
+            if pipeline.stages > 1:
+                clauses.append(nodes.Clause("at", ("pp", nodes.Number(stage))))
+            clauses.append(nodes.Clause("in", (_file(layer.number) if local is not None else _NOWHERE,)))
+            clauses.append(nodes.Clause("as", (local if local is not None else tensor,)))
+            items.append(nodes.Entry(tensor, (), (nodes.Rest(),), tuple(clauses)))
+    return _made(library, call, name, (), items)
+
+
+def _file(layer: int) -> str:
+    return f"layer_{layer:02d}"
+
+
+# ---- experts ---------------------------------------------------------------------------------------------------------------
+
+
+def stored_experts(library: Library, call: nodes.Call, model: nodes.Model, experts: Experts) -> Extended:
+    """The layout of a checkpoint with these experts."""
+    return _with_experts(library, call, model, experts, experts.ep, STORED)
+
+
+def target_experts(
+    library: Library, call: nodes.Call, model: nodes.Model, experts: Experts, inherited: Inherited
+) -> Extended:
+    """The layout of a target with these experts, at the expert-parallel degree of the call. Raises: UcplError E478."""
+    plain, given = arguments(library, call, (EP,))
+    asked = Label("<call>", where=call.name)
+    if _stage_of(library, plain) not in (1, 2):
+        fail("E478", f"`{call.name}` for deepspeed.moe, which DeepSpeed saves with ZeRO stage 1 or 2", asked)
+    dp = degree_asked(library, plain, "dp", inherited)
+    ep, origin = experts.ep, "as the source's"
+    if EP in given:
+        ep, origin = Scope().integer(given[EP]), "given"
+    counts = {one.module: one.count for one in experts.of.values()}
+    if ep < 1 or dp % ep:
+        fail("E478", f"ep = {ep} does not divide dp = {dp}: each expert would not be on equally many ranks", asked)
+    for module, count in counts.items():
+        if count % ep:
+            fail("E478", f"{count} experts of {module.rstrip('.')} do not divide by ep = {ep}", asked)
+    extended = _with_experts(library, plain, model, experts, ep, TARGET)
+    return evolve(extended, notes=(("ep", ep, origin), ("edp", dp // ep, "dp / ep: ranks that hold the same experts")))
+
+
+def _with_experts(
+    library: Library, call: nodes.Call, model: nodes.Model, experts: Experts, ep: int, name: str
+) -> Extended:
+    """Experts on a mesh of their own, in groups and flat buffers that dp / ep ranks share."""
+    items: list[nodes.LayoutItem] = [
+        nodes.Let((nodes.Binding("edp", nodes.Binary("/", nodes.Name("dp"), nodes.Name(EP))),)),
+        *(
+            nodes.Let((nodes.Binding("expert_ways", _edp(binding.value)),))
+            for item in items_of(library, call)
+            if isinstance(item, nodes.Let)
+            for binding in item.bindings
+            if binding.name == "ways"
+        ),
+        nodes.Mesh("expert", ("pp", "ep", "edp", "tp") if experts.is_data_first else ("pp", "edp", "ep", "tp")),
+    ]
+    tensors = {item.path for item in model.items if isinstance(item, nodes.Tensor)}
+    of_file: dict[str, str] = {}
+    for one in experts.of.values():
+        of_file.setdefault(one.file, one.file.removesuffix("_mp_rank_00_model_states.pt"))
+    items += [nodes.Files(short, "torch", file) for file, short in of_file.items()]
+    for tensor, one in experts.of.items():
+        if tensor not in tensors:
+            continue
+        clauses = [nodes.Clause("in", (of_file[one.file],)), nodes.Clause("as", (one.name,))]
+        if ep > 1:
+            clauses.insert(0, nodes.Clause("at", ("ep", nodes.Number(experts.rank(tensor, ep)))))
+        items.append(nodes.Entry(tensor, (), (nodes.Rest(),), tuple(clauses)))
+    # Their groups, and the lines of the base with edp for dp.
+    groups = [item for item in model.items if isinstance(item, nodes.Group)]
+    base = items_of(library, call)
+    for number, group in enumerate(groups):
+        if not group.members or group.members[0] not in experts.of:
+            continue
+        for item in base:
+            if isinstance(item, nodes.Group) and item.of_model:
+                items.append(evolve(item, name=group.name, of_model=False, members=group.members, order=_edp(item.order)))
+        for item in base:
+            if isinstance(item, nodes.States) and item.groups == ("*",) and not isinstance(item.shape, str):
+                clauses = [evolve(c, args=tuple(_numbered(a, number) for a in c.args)) if c.word == "as" else c for c in item.clauses]
+                shape = None if item.shape is None else tuple(_edp(axis) for axis in item.shape)
+                items.append(evolve(item, groups=(group.name,), shape=shape, clauses=(nodes.Clause("on", ("expert",)), *clauses)))
+    return _made(library, call, name, (nodes.Parameter(EP, nodes.Number(ep)),), items)
+
+
+def _numbered(text: object, number: int) -> object:
+    return text.replace("{bucket}", str(number)) if isinstance(text, str) else text
+
+
+def _edp(node: object):  # type: ignore[no-untyped-def]
+    """The same with edp where dp stands, as an axis or in an expression, and with the ways of dealing among edp."""
+    match node:
+        case nodes.Name(path="dp"):
+            return evolve(node, path="edp")
+        case nodes.Name(path="ways"):
+            return evolve(node, path="expert_ways")
+        case nodes.Split(mesh_axis="dp"):
+            return evolve(node, mesh_axis="edp", sizes=tuple(map(_edp, node.sizes)), grain=_edp(node.grain))
+        case nodes.Binary():
+            return evolve(node, left=_edp(node.left), right=_edp(node.right))
+        case nodes.Function():
+            return evolve(node, args=tuple(map(_edp, node.args)))
+        case nodes.Cut():
+            return evolve(node, axis=_edp(node.axis), splits=tuple(map(_edp, node.splits)))
+        case nodes.Pad():
+            return evolve(node, axis=_edp(node.axis), multiple=_edp(node.multiple))
+        case nodes.Trim() | nodes.Flat():
+            return evolve(node, axis=_edp(node.axis))
+        case _:
+            return node
