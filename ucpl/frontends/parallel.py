@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
@@ -21,6 +21,9 @@ from ucpl.layout.expand import wildcards_of
 from ucpl.layout.scope import Scope, Value
 from ucpl.regions.sharding import TP
 from ucpl.syntax import nodes, parse, print_file
+
+if TYPE_CHECKING:
+    from ucpl.stores.checkpoint import Checkpoint
 
 Inherited = dict[str, tuple[Value, str]]
 Note = tuple[str, Any, str]  # (name, value, origin), as a plan prints them
@@ -73,6 +76,22 @@ def degree_asked(library: Library, call: nodes.Call, axis: str, inherited: Inher
             return Scope().integer(argument.value)
     value = inherited.get(axis, (1, ""))[0]
     return value if isinstance(value, int) else 1
+
+
+def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
+    """Where ranks hold parts, each tensor's must be known. Raises: UcplError E464."""
+    setting = checkpoint.envelope.settings.get(TP)
+    if setting is None or setting.value == 1:
+        return
+    for tensor in checkpoint.tensors:
+        if tensor.name not in shardings:
+            shapes = checkpoint.carry.get("local_shapes", {}).get(tensor.name, ())
+            shown = ", ".join(str(list(shape)) for shape in shapes[:4])
+            fail(
+                "E464",
+                f"`{tensor.name}` is {shown} on tensor-parallel ranks, and nothing says what of the whole these are",
+                Label(str(checkpoint.root), where=tensor.name),
+            )
 
 
 # ---- a source ------------------------------------------------------------------------------------------------------------

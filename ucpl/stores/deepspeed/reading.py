@@ -4,7 +4,8 @@ Authoritative: `param_shapes` for order and shapes (never `param_slice_mappings`
 Read in deepspeed 0.19.8: engine.py (`_common_checkpoint_state`, `_save_zero_checkpoint`), stage_1_and_2.py, stage3.py,
 bf16_optimizer.py, fp16/unfused_optimizer.py, fp16/fused_optimizer.py (`state_dict` of each).
 
-Not here: pipeline stages, tensor parallel ranks and experts (E457 says so), and what DeepSpeed keeps in swap files.
+Not here: pipeline stages and experts, what DeepSpeed keeps in swap files, and how the parts of tensor-parallel ranks make up
+whole tensors (tensor_parallel).
 """
 
 from __future__ import annotations
@@ -105,9 +106,9 @@ def open_step(top: Path, root: Path, tag: str) -> Checkpoint:
     file = read_torch_file(root, first)
     meta = _meta(file)
     if mp_degree > 1 or meta.get("mp_world_size", 1) != 1:
-        dims = meta.get("checkpoint_parallel_dimensions") or {}
-        degrees = ", ".join(f"{k.removesuffix('_degree')} {v}" for k, v in dims.items()) or f"{mp_degree} ranks"
-        _not_yet(root / first, f"it is model-parallel ({degrees})")
+        from ucpl.stores.deepspeed.tensor_parallel import open_tensor_parallel
+
+        return open_tensor_parallel(top, root, tag, listing)
     dp = _degree(listing, meta, file, is_sliced)
     files = {first: file}
     for (rank, _), name in listing.models.items():
