@@ -40,7 +40,6 @@ __all__ = [
     "load_plan",
     "make_plan",
     "open_checkpoint",
-    "open_written",
     "parse_target",
     "plan",
     "save_plan",
@@ -70,6 +69,7 @@ class Side:
     placement: Placement
     inherited: dict[str, tuple[Value, str]]
     config: dict[str, Any] | None = None  # what `config.x` is
+    checkpoint: Checkpoint | None = None  # of a source: what its layers and experts are
 
     @property
     def layout(self) -> Layout:
@@ -197,14 +197,14 @@ def source_side(
     config = config_of(checkpoint, config)
     if source is None:
         found = infer_layout(checkpoint)
-        made = Side(found.library, found.call, found.model, found.placement, found.inherited, config)
+        made = Side(found.library, found.call, found.model, found.placement, found.inherited, config, checkpoint)
         model = found.model
     else:
         library, call = parse_target(source) if isinstance(source, str) else source
         inherited = inherited_settings(checkpoint)
         given = model_of(checkpoint, {}) if of_any(library, call) else None
         layout = resolve(library, call, model=given, config=config, define_sizes=sizes, inherited=inherited)
-        made = Side(library, call, given, locate(layout, stated=stated_of(checkpoint)), inherited, config)
+        made = Side(library, call, given, locate(layout, stated=stated_of(checkpoint)), inherited, config, checkpoint)
         named = given or library.model(layout.model_name).node
         assert isinstance(named, nodes.Model)
         model = named
@@ -224,9 +224,10 @@ def target_side(
 
     A shipped layout that is called at another tensor-parallel degree, `zero1(dp=2, tp=4)`, gets the cuts that DeepSpeed would
     make at that degree, from the source's; `kv_heads` beside tp says what these may rest on (frontends/parallel). Where the
-    source is not tensor parallel, a layout of the user's own that extends zero1 says how tensors are cut.
+    source is not tensor parallel, a layout of the user's own that extends zero1 says how tensors are cut. From a pipeline,
+    `pp`, `stages` and `partition` deal its layers; from a model with experts, `ep` deals those (frontends/stages).
     """
-    from ucpl.frontends import parallel
+    from ucpl.frontends import parallel, stages
     from ucpl.regions.sharding import shardings_of
 
     known = config if config is not None else source.config
@@ -234,7 +235,9 @@ def target_side(
     library, call = parse_target(target) if isinstance(target, str) else target
     notes: tuple[parallel.Note, ...] = ()
     if model is not None and parallel.is_open(library, call):
-        made = parallel.target(library, call, model, shardings_of(source.layout), inherited, known)
+        made = stages.target(library, call, model, source.checkpoint, inherited) or parallel.target(
+            library, call, model, shardings_of(source.layout), inherited, known
+        )
         library, call, notes = made.library, made.call, made.notes
     return side((library, call), model=model, inherited=inherited, config=known, sizes=sizes, notes=notes)
 
@@ -409,15 +412,6 @@ def open_checkpoint(
                 aside = [tuple(b.key.text.split("/")) for b in placement.layout.blobs if b.key is not None]
                 return open_files(here, (home.file for part in placement.parts for home in part.homes), aside)
     return read(here)
-
-
-def open_written(plan: Plan, target: Here) -> Checkpoint:
-    """The headers of what a plan wrote. Raises: UcplError, exit 3."""
-    from ucpl.stores.generic import NAME, open_files
-
-    if plan.target.framework == NAME:
-        return open_files(Path(target), (t.file for t in plan.targets))
-    return open_checkpoint(target)
 
 
 def _config_beside(path: Path) -> dict[str, Any] | None:

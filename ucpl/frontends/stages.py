@@ -6,6 +6,8 @@ deals them, where its stages tell which one it is; `partition` and `stages` besi
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attrs import evolve
 
 from ucpl.errors import Label, fail
@@ -16,6 +18,9 @@ from ucpl.layout import Library
 from ucpl.layout.expand import items_of
 from ucpl.layout.scope import Scope
 from ucpl.syntax import nodes, parse, print_file
+
+if TYPE_CHECKING:
+    from ucpl.stores.checkpoint import Checkpoint
 
 STAGES, PARTITION, LAYERS, EP = "stages", "partition", "layers", "ep"
 _NOWHERE = "nowhere"
@@ -40,6 +45,23 @@ def _made(library: Library, call: nodes.Call, name: str, extra: tuple[nodes.Para
     larger = evolve(library, known=dict(library.known), files=dict(library.files))
     larger.add(parse(print_file(nodes.File(file, 1, (made,))), file))
     return Extended(larger, evolve(call, name=name))
+
+
+def target(
+    library: Library, call: nodes.Call, model: nodes.Model, source: Checkpoint | None, inherited: Inherited
+) -> Extended | None:
+    """The layout of a target where the source is a pipeline or has experts, else None. Raises: UcplError E475-E478."""
+    if source is not None and source.pipeline is not None:
+        return target_pipeline(library, call, model, source.pipeline, inherited)
+    if source is not None and source.experts is not None:
+        return target_experts(library, call, model, source.experts, inherited)
+    if degree_asked(library, call, "pp", {}) > 1:
+        fail(
+            "E475",
+            f"`{call.name}` with pipeline stages: the source is no pipeline, and nothing says which tensors are a layer",
+            Label("<call>", where="pp"),
+        )
+    return None
 
 
 # ---- pipelines -----------------------------------------------------------------------------------------------------------
@@ -256,7 +278,9 @@ def _with_experts(
                 clauses = [evolve(c, args=tuple(_numbered(a, number) for a in c.args)) if c.word == "as" else c for c in item.clauses]
                 shape = None if item.shape is None else tuple(_edp(axis) for axis in item.shape)
                 items.append(evolve(item, groups=(group.name,), shape=shape, clauses=(nodes.Clause("on", ("expert",)), *clauses)))
-    return _made(library, call, name, (nodes.Parameter(EP, nodes.Number(ep)),), items)
+    called = evolve(call, arguments=(*call.arguments, nodes.Argument(EP, nodes.Number(ep))))
+    made = _made(library, call, name, (nodes.Parameter(EP),), items)
+    return evolve(made, call=evolve(called, name=name))
 
 
 def _numbered(text: object, number: int) -> object:
