@@ -19,7 +19,7 @@ from ucpl.extents import Flat
 from ucpl.layout import Group, Layout, States
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
-from ucpl.regions.cells import Cells, CutError, Labelled, Product, Range, build, padding_of, pieces_of
+from ucpl.regions.cells import Cells, Concat, CutError, Labelled, Padding, Range, build, padding_of, pieces_of
 from ucpl.regions.entries import Choice, EntryPlacer, Local
 
 I64 = NDArray[np.int64]
@@ -36,6 +36,12 @@ class Member:
     local: Local
     name: str  # the stored name
     length: int
+
+    @property
+    def real(self) -> int:
+        """Its length without padding of its own at the end."""
+        last = self.local.offset + ((self.local.high - self.local.low - 1).clip(0) * self.local.stride).sum(axis=1)
+        return int(last.max(initial=-1)) + 1 if self.local.padding else self.length
 
 
 @frozen(eq=False)
@@ -180,10 +186,10 @@ def chain_of(axis: ax.Axis) -> Chain | None:
 
 
 def slots(
-    chain: Chain, lengths: I64, degrees: dict[str, int], here: dict[str, int]
+    chain: Chain, lengths: I64, degrees: dict[str, int], here: dict[str, int], reals: I64 | None = None
 ) -> tuple[I64, I64, I64, bool]:
     """Each member inside the flat: visible elements [start, stop) and the length of its slot; and whether padding is undefined."""
-    start, stop, slot = np.zeros_like(lengths), lengths.copy(), lengths.copy()
+    start, stop, slot = np.zeros_like(lengths), (lengths if reals is None else reals).copy(), lengths.copy()
     undefined = False
     for op in chain.inner:
         match op:
@@ -224,14 +230,15 @@ def windows_of_chain(
     lengths: I64,
     degrees: dict[str, int],
     places: list[tuple[dict[str, int], int]],
+    reals: I64 | None = None,
 ) -> list[Window]:
-    """All stored pieces of one flat, one a coordinate of the axes that cut it."""
+    """All stored pieces of one flat, one a coordinate of the axes that cut it. `reals`: lengths without padding at the end."""
     inner_axes = {s.mesh_axis for op in chain.inner if isinstance(op, ax.Cut) for s in op.splits}
     out = []
     memo: Any = None
     for here, rank in places:
         if memo is None or inner_axes:
-            start, stop, slot, undefined = slots(chain, lengths, degrees, here)
+            start, stop, slot, undefined = slots(chain, lengths, degrees, here, reals)
             begin = np.cumsum(slot) - slot
             memo = (start, stop, begin, undefined, int(slot.sum()))
         start, stop, begin, undefined, total = memo
@@ -281,7 +288,9 @@ def windows_of_tree(
     places: list[tuple[dict[str, int], int]],
 ) -> list[Window]:
     """The same through the tree of cells: any pattern, slower."""
-    flat: list[Cells] = [Labelled(None, Product((Range("each", 0, m.length),)), i) for i, m in enumerate(members)]
+    flat: list[Cells] = [
+        Labelled(None, Concat((Range("each", 0, m.real), Padding(m.length - m.real))), i) for i, m in enumerate(members)
+    ]
     out = []
     for here, rank in places:
         cells = build(axis, layout.sizes, degrees, here, None, None, flat)
@@ -311,14 +320,18 @@ def buckets_of(
     assert isinstance(line.shape, tuple)
     chain = chain_of(line.shape[0])
     axis = line.shape[0]
-    while not isinstance(axis, ax.Flat) and isinstance(axis, ax.Pad | ax.Trim | ax.Cut):
-        axis = axis.axis
+    while not isinstance(axis, ax.Flat):
+        match axis:
+            case ax.Pad(axis=inner) | ax.Trim(axis=inner) | ax.Cut(axis=inner) | ax.Stack(terms=(ax.Term(axes=(inner,)),)):
+                axis = inner
+            case _:
+                break
     lengths = np.array([m.length for m in members], dtype=np.int64)
     if chain is not None:
-        slot = slots(chain, lengths, degrees, here)[2]
+        slot = slots(chain, lengths, degrees, here, np.array([m.real for m in members], dtype=np.int64))[2]
     else:
         slot = np.array(
-            [build(axis, layout.sizes, degrees, here, None, None, [Labelled(None, Range("each", 0, m.length), 0)]).length for m in members]
+            [build(axis, layout.sizes, degrees, here, None, None, [Concat((Range("each", 0, m.real), Padding(m.length - m.real)))]).length for m in members]
         )
     out: list[list[Member]] = []
     full: list[Member] = []

@@ -215,7 +215,7 @@ class _Locator:
         if line.shape == "like":
             return self.like_parts(line, rule)
         out: list[Part] = []
-        bucket: dict[Any, int] = {}
+        bucket = np.zeros(self.ranks.count, dtype=np.int64)  # how many flats of the line each rank has so far
         for g in line.groups or (None,):
             names = self.state_names(line, g)
             group = self.layout.groups.get(g) if g is not None else None
@@ -253,7 +253,7 @@ class _Locator:
         return self.nests[memo]
 
     def flat_parts(
-        self, line: States, rule: FileRule, g: str | None, group: Group | None, names: tuple[str, ...], bucket: dict[Any, int]
+        self, line: States, rule: FileRule, g: str | None, group: Group | None, names: tuple[str, ...], bucket: I64
     ) -> list[Part]:
         assert isinstance(line.shape, tuple)
         axis, key = line.shape[0], line.storing.key
@@ -266,18 +266,26 @@ class _Locator:
         involved = self.involved(group)
         shared = [a for p in involved for a in (*p.axes, *(x for x, _ in p.entry.storing.at))]
         template_axes = self.mesh_names(self.names_of(rule, key) - {"rank"})
-        outer = tuple(a for a in self.ranks.columns if a in {*shared, *template_axes} and a not in cut_axes)
+        # An axis that cuts the members themselves tells flats apart, though it may cut them as wholes, too.
+        outer = tuple(a for a in self.ranks.columns if a in shared or (a in template_axes and a not in cut_axes))
         used = (*outer, *(a for a in self.ranks.columns if a in cut_axes and a not in outer))
         if "rank" in self.names_of(rule, key):
             used = (*used, "rank")
         contexts: dict[tuple[int, ...], list[tuple[dict[str, int], int]]] = {}
-        for here, rank in self.combinations(used, line.storing.at):
-            contexts.setdefault(tuple(here[a] for a in outer), []).append((here, rank))
+        known = used if bucket.min() == bucket.max() else (*used, *(a for a in self.ranks.columns if a not in used and a != "rank"))
+        seen: set[tuple[int, ...]] = set()
+        for here, rank in self.combinations(known, line.storing.at):
+            context = (*(here[a] for a in outer), int(bucket[rank]))
+            place = (*context, *(here[a] for a in used))
+            if place not in seen:  # ranks that differ only in an axis of another group hold the same
+                seen.add(place)
+                contexts.setdefault(context, []).append((here, rank))
+        after = bucket.copy()
         homes: list[Home] = []
         windows: list[tuple[list[fl.Member], fl.Window, int]] = []
         for context, places in contexts.items():
             full = {a: int(c[places[0][1]]) for a, c in self.ranks.columns.items()}
-            start = bucket.get(context, 0)
+            start = context[-1]
             runs = self.flat_runs(line, group, g, full, places[0][0], involved)
             if "bucket" not in self.names_of(rule, key):
                 start = self.numbered(rule, key, start)
@@ -305,11 +313,16 @@ class _Locator:
                         ),
                         replica=tuple(here_only.values()),
                     )
-            bucket[context] = start + len(runs)
+            alike = bucket == context[-1]
+            for a, place_on_axis in (*((a, full[a]) for a in outer), *line.storing.at):
+                alike &= self.ranks.columns[a] == place_on_axis
+            after[alike] += len(runs)
+        bucket[:] = after
         pieces = self.clipped(windows, line)
         # What no piece covers is padding: of the flat, and of members that are padded themselves.
         held = np.bincount(pieces.home, weights=(pieces.high - pieces.low).prod(axis=1), minlength=len(homes)).astype(np.int64)
-        inner = [any(members[m].local.undefined for m in w.member.tolist()) for members, w, _ in windows]
+        odd = {id(members): any(m.local.undefined for m in members) for members, _, _ in windows}
+        inner = [odd[id(members)] for members, _, _ in windows]
         homes = [
             evolve(h, padding=h.shape[0] - n, undefined=h.undefined or u)
             for h, n, u in zip(homes, held.tolist(), inner, strict=True)
@@ -403,7 +416,8 @@ class _Locator:
         try:
             if chain is not None:
                 lengths = np.array([m.length for m in members], dtype=np.int64)
-                return fl.windows_of_chain(chain, lengths, self.ranks.degrees, places)
+                reals = np.array([m.real for m in members], dtype=np.int64)
+                return fl.windows_of_chain(chain, lengths, self.ranks.degrees, places, reals)
             return fl.windows_of_tree(axis, members, self.layout, self.ranks.degrees, places)
         except CutError as error:
             fail("E204", f"a flat buffer: {error.reason}", at(line.span, "cut here"), remedy="pad it first: pad(flat(each), dp)@dp")
