@@ -52,7 +52,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     """One command. Never raises."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     before = arguments[: next((i for i, a in enumerate(arguments) if not a.startswith("-")), len(arguments))]
-    console = Console(json="--json" in arguments, debug="--debug" in arguments)
+    console = Console(json="--json" in arguments, debug="--debug" in arguments, arguments=arguments)
     try:
         rest = arguments[len(before) :]
         return _run(before, rest, console)

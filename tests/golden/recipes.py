@@ -1,0 +1,474 @@
+"""How each case of errors/ is made: a folder with something wrong in it, and the command that must say so.
+
+A recipe gets an empty folder, makes what it needs there, and returns the command's arguments; paths in them are relative to
+the folder. `source` (or what `read_only` names) must be the same afterwards, and `target` must not be there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from tests.cli.command import FIXTURES, good
+
+Recipe = Callable[[Path], list[str]]
+
+
+@frozen
+class Case:
+    """A recipe, and what holds afterwards."""
+
+    name: str
+    make: Recipe
+    leaves_target: bool = False  # the target was there before, and stays as it was
+
+
+CASES: dict[str, Case] = {}
+STEP = "source/global_step3"
+MODEL = f"{STEP}/mp_rank_00_model_states.pt"
+CONVERT = ["convert", "source", "target", "--to", "zero1(dp=3)"]
+
+
+def case(make: Recipe) -> Recipe:
+    CASES[make.__name__] = Case(make.__name__, make)
+    return make
+
+
+def case_that_keeps_its_target(make: Recipe) -> Recipe:
+    CASES[make.__name__] = Case(make.__name__, make, leaves_target=True)
+    return make
+
+
+def source(folder: Path, name: str = "z1_dp4") -> Path:
+    """A copy of a real checkpoint."""
+    shutil.copytree(FIXTURES / name, folder / "source")
+    (folder / "source" / "truth.pt").unlink(missing_ok=True)
+    return folder / "source"
+
+
+def inferred(folder: Path, *changes: tuple[str, str]) -> str:
+    """The .ucpl of the source with some of its text changed, as a LAYOUT."""
+    good("infer", folder / "source", "-o", folder / "spec.ucpl")
+    text = (folder / "spec.ucpl").read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    (folder / "spec.ucpl").write_text(text)
+    return "spec.ucpl:stored()"
+
+
+def without_line(folder: Path, start: str) -> str:
+    """The .ucpl of the source without the line that starts so, as a LAYOUT."""
+    inferred(folder)
+    lines = (folder / "spec.ucpl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not re.match(start, line.lstrip())]
+    assert len(kept) == len(lines) - 1, (start, len(lines) - len(kept))
+    (folder / "spec.ucpl").write_text("".join(kept))
+    return "spec.ucpl:stored()"
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """The file of weights, with a value changed by torch."""
+    value = torch.load(folder / MODEL, weights_only=False)
+    change(value)
+    torch.save(value, folder / MODEL)
+
+
+def flip(path: Path, member: str, byte: int) -> None:
+    """One bit of a member's payload, its CRC left as it was."""
+    with zipfile.ZipFile(path) as archive:
+        info = next(i for i in archive.infolist() if i.filename.endswith(member))
+    raw = bytearray(path.read_bytes())
+    names = int.from_bytes(raw[info.header_offset + 26 : info.header_offset + 28], "little")
+    extra = int.from_bytes(raw[info.header_offset + 28 : info.header_offset + 30], "little")
+    raw[info.header_offset + 30 + names + extra + byte] ^= 0x10
+    path.write_bytes(raw)
+
+
+class Runs:
+    """A value whose pickle runs a command when it is loaded by pickle."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.system, (f"touch {self.marker}",))
+
+
+class Tracker:
+    """An object of the user's own in client_state."""
+
+    def __init__(self) -> None:
+        self.seen = 3
+
+
+Tracker.__module__, Tracker.__qualname__ = "my_project.tracking", "Tracker"
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+@case
+def unknown_verb(folder: Path) -> list[str]:
+    return ["covert", "source", "target"]
+
+
+@case
+def missing_arguments(folder: Path) -> list[str]:
+    return ["convert", "source"]
+
+
+@case
+def misspelt_option(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--memroy", "1G"]
+
+
+@case
+def bad_memory(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--memory", "lots"]
+
+
+@case
+def too_little_memory(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--memory", "64K"]
+
+
+@case
+def bad_workers(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--workers", "none"]
+
+
+@case
+def unknown_code(folder: Path) -> list[str]:
+    return ["explain", "E999"]
+
+
+@case
+def not_made_yet(folder: Path) -> list[str]:
+    return ["show", "zero1(dp=2)", "--svg", "picture.svg"]
+
+
+@case
+def unknown_layout(folder: Path) -> list[str]:
+    source(folder)
+    return ["convert", "source", "target", "--to", "zeor1(dp=3)"]
+
+
+@case
+def unknown_parameter(folder: Path) -> list[str]:
+    source(folder)
+    return ["convert", "source", "target", "--to", "zero1(pd=3)"]
+
+
+@case
+def unreadable_call(folder: Path) -> list[str]:
+    source(folder)
+    return ["convert", "source", "target", "--to", "zero1(dp=3"]
+
+
+@case
+def layout_without_a_model(folder: Path) -> list[str]:
+    return ["plan", "--from", "zero1(dp=2)", "--to", "zero1(dp=3)"]
+
+
+@case
+def half_a_plan(folder: Path) -> list[str]:
+    return ["plan", "--to", "zero1(dp=3)"]
+
+
+@case
+def drop_of_nothing(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--drop", "exp_avg_square"]
+
+
+# ---- texts -----------------------------------------------------------------------------------------------------------
+
+
+@case
+def missing_text(folder: Path) -> list[str]:
+    return ["check", "nowhere.ucpl"]
+
+
+@case
+def text_that_does_not_parse(folder: Path) -> list[str]:
+    (folder / "spec.ucpl").write_text("ucpl 1\n\nmodel m {\n  w : 4 8\n  b : 4 |\n}\n")
+    return ["check", "spec.ucpl"]
+
+
+@case
+def uneven_cut(folder: Path) -> list[str]:
+    text = """ucpl 1
+
+model m {
+  dim v = 67, h = 8
+  w : v h dtype f32
+}
+
+layout whole() of m {
+  file weights = torch "whole.pt"
+  w = v h as "w"
+}
+
+layout cut(tp) of m {
+  mesh tp
+  file weights = torch "rank_{tp}.pt"
+  w = v@tp h as "w"
+}
+
+plan grow = whole() -> cut(tp = 3)
+"""
+    (folder / "spec.ucpl").write_text(text)
+    return ["plan", "spec.ucpl", "grow"]
+
+
+@case
+def lossy_dtype(folder: Path) -> list[str]:
+    source(folder)
+    inferred(folder)
+    with open(folder / "spec.ucpl", "a") as file:
+        file.write(
+            '\nlayout narrow() of checkpoint extends stored() {\n  ln_f.bias = ... as "ln_f.bias" dtype bf16\n}\n'
+        )
+    return ["convert", "source", "target", "--to", "spec.ucpl:narrow()"]
+
+
+# ---- a spec against a checkpoint -------------------------------------------------------------------------------------
+
+
+@case
+def unlisted_tensor(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--from", without_line(folder, r"calls +=")]
+
+
+@case
+def entry_that_matches_nothing(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--from", inferred(folder, ('as "ln_f.bias"', 'as "ln_final.bias"'))]
+
+
+@case
+def shape_that_disagrees(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--from", inferred(folder, (": 67 24", ": 68 24"))]
+
+
+@case
+def order_that_disagrees(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--from", inferred(folder, ("mix, wte.weight, wpe.weight", "wte.weight, mix, wpe.weight"))]
+
+
+# ---- damaged checkpoints ---------------------------------------------------------------------------------------------
+
+
+@case
+def no_such_path(folder: Path) -> list[str]:
+    return ["convert", "source", "target", "--to", "plain()"]
+
+
+@case
+def empty_folder(folder: Path) -> list[str]:
+    (folder / "source").mkdir()
+    return CONVERT
+
+
+@case
+def text_file(folder: Path) -> list[str]:
+    (folder / "source").write_text("no checkpoint\n")
+    return CONVERT
+
+
+@case
+def latest_is_missing(folder: Path) -> list[str]:
+    (source(folder) / "latest").unlink()
+    shutil.copytree(folder / STEP, folder / "source" / "global_step6")
+    return CONVERT
+
+
+@case
+def latest_leads_nowhere(folder: Path) -> list[str]:
+    (source(folder) / "latest").write_text("global_step9")
+    return CONVERT
+
+
+@case
+def missing_rank(folder: Path) -> list[str]:
+    source(folder)
+    (folder / STEP / "zero_pp_rank_2_mp_rank_00_optim_states.pt").unlink()
+    return CONVERT
+
+
+@case
+def two_files_for_one_rank(folder: Path) -> list[str]:
+    source(folder)
+    name = "zero_pp_rank_2_mp_rank_00_optim_states.pt"
+    shutil.copy(folder / STEP / name, folder / STEP / f"bf16_{name}")
+    return CONVERT
+
+
+@case
+def truncated_file(folder: Path) -> list[str]:
+    source(folder)
+    path = folder / STEP / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    path.write_bytes(path.read_bytes()[:9000])
+    return CONVERT
+
+
+@case
+def flipped_bit(folder: Path) -> list[str]:
+    source(folder)
+    flip(folder / STEP / "zero_pp_rank_1_mp_rank_00_optim_states.pt", "/data/3", 1001)
+    return ["convert", "source", "target", "--to", "plain()"]
+
+
+@case
+def flipped_bit_found_by_verify(folder: Path) -> list[str]:
+    source(folder)
+    flip(folder / STEP / "zero_pp_rank_1_mp_rank_00_optim_states.pt", "/data/3", 1001)
+    return ["verify", "source"]
+
+
+@case
+def unequal_copies(folder: Path) -> list[str]:
+    """A tied head that has drifted from its owner."""
+
+    def drift(value: dict[str, Any]) -> None:
+        value["module"]["lm_head.weight"] = value["module"]["lm_head.weight"].clone()
+        value["module"]["lm_head.weight"][41, 7] += 1
+
+    source(folder)
+    changed(folder, drift)
+    return CONVERT
+
+
+@case
+def unequal_copies_found_by_verify(folder: Path) -> list[str]:
+    unequal_copies(folder)
+    return ["verify", "source"]
+
+
+@case
+def weight_that_is_not_its_master(folder: Path) -> list[str]:
+    def drift(value: dict[str, Any]) -> None:
+        value["module"]["blocks.0.mlp.down.weight"][3, 5] += 1
+
+    source(folder)
+    changed(folder, drift)
+    return ["verify", "source"]
+
+
+@case
+def pickle_that_would_run_code(folder: Path) -> list[str]:
+    source(folder)
+    changed(folder, lambda value: value.update(foo=Runs(folder / "marker")))
+    return CONVERT
+
+
+@case
+def object_of_unknown_class(folder: Path) -> list[str]:
+    import sys
+    from types import ModuleType
+
+    source(folder)
+    parent, module = ModuleType("my_project"), ModuleType("my_project.tracking")
+    module.Tracker = Tracker  # type: ignore[attr-defined]
+    sys.modules |= {"my_project": parent, "my_project.tracking": module}
+    try:
+        changed(folder, lambda value: value.update(foo=Tracker()))
+    finally:
+        del sys.modules["my_project"], sys.modules["my_project.tracking"]
+    return CONVERT
+
+
+@case
+def without_permission(folder: Path) -> list[str]:
+    source(folder)
+    (folder / MODEL).chmod(0)
+    return CONVERT
+
+
+# ---- targets and plans -----------------------------------------------------------------------------------------------
+
+
+@case_that_keeps_its_target
+def existing_target(folder: Path) -> list[str]:
+    source(folder)
+    (folder / "target").mkdir()
+    (folder / "target" / "precious.txt").write_text("mine\n")
+    return CONVERT
+
+
+@case
+def target_in_the_source(folder: Path) -> list[str]:
+    source(folder)
+    return ["convert", "source", "source/target", "--to", "zero1(dp=3)"]
+
+
+@case
+def target_without_a_folder(folder: Path) -> list[str]:
+    source(folder)
+    return ["convert", "source", "no/such/target", "--to", "zero1(dp=3)"]
+
+
+@case
+def plan_for_another_checkpoint(folder: Path) -> list[str]:
+    good("plan", "--from", FIXTURES / "z2_dp3_frozen", "--to", "zero1(dp=2)", "-o", folder / "other.plan")
+    source(folder, "z1_dp4")
+    return ["apply", "other.plan", "source", "target"]
+
+
+@case
+def plan_for_another_dtype(folder: Path) -> list[str]:
+    good("plan", "--from", FIXTURES / "z1_dp2_bf16opt", "--to", "plain()", "-o", folder / "other.plan")
+    source(folder, "z1_dp2_bf16")
+    return ["apply", "other.plan", "source", "target"]
+
+
+@case
+def damaged_plan(folder: Path) -> list[str]:
+    good("plan", "--from", source(folder), "--to", "zero1(dp=2)", "-o", folder / "some.plan")
+    raw = bytearray((folder / "some.plan").read_bytes())
+    raw[-9] ^= 1
+    (folder / "some.plan").write_bytes(raw)
+    return ["apply", "some.plan", "source", "target"]
+
+
+@case
+def no_plan(folder: Path) -> list[str]:
+    source(folder)
+    (folder / "some.plan").write_text(json.dumps({}))
+    return ["apply", "some.plan", "source", "target"]
+
+
+@case
+def element_that_the_plan_does_not_have(folder: Path) -> list[str]:
+    good("plan", "--from", source(folder), "--to", "zero1(dp=2)", "-o", folder / "some.plan")
+    return ["why", "some.plan", "wte.weight[67, 0]"]
+
+
+@case
+def tensor_that_the_plan_does_not_have(folder: Path) -> list[str]:
+    good("plan", "--from", source(folder), "--to", "zero1(dp=2)", "-o", folder / "some.plan")
+    return ["why", "some.plan", "wte.wieght[3, 4]"]
+
+
+def is_root() -> bool:
+    """Whom no permission stops."""
+    return os.geteuid() == 0
+
+
+__all__ = ["CASES", "Case", "is_root"]
