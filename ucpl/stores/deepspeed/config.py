@@ -32,6 +32,9 @@ def regenerated(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
             out[section] = {**(out.get(section) or {}), "enabled": bool(settings.get(setting))}
     if settings.get("bf16_optimizer"):
         out["data_types"] = {**(out.get("data_types") or {}), "grad_accum_dtype": "fp32"}
+    tp = int(settings.get("tp") or 1)
+    if tp > 1 or "tensor_parallel" in out:  # 0 is off; DeepSpeed takes no 1
+        out["tensor_parallel"] = {**(out.get("tensor_parallel") or {}), "autotp_size": tp if tp > 1 else 0}
     _batches(out, dp)
     return out
 

@@ -33,7 +33,8 @@ def shardings_of(file: TorchFile, info: Any, shapes: Mapping[str, Sequence[Shape
     if isinstance(affine, dict):
         if affine.get("version") != VERSION:
             _refuse(file, "affine_map", f"it is of version {affine.get('version')!r}; {VERSION} is read")
-        maps = affine.get("params") if isinstance(affine.get("params"), dict) else {}
+        params = affine.get("params")
+        maps = params if isinstance(params, dict) else {}
     described = _Patterns(file, maps)
     unsupported = _Patterns(file, info.get("autotp_unsupported_parameter_patterns") or {})
     lists = _Lists(file, info)
@@ -290,6 +291,9 @@ def info_of(shardings: Mapping[str, Sharding], degree: int, kept: Mapping[str, A
     for name, s in shardings.items():
         pattern = f"^{re.escape(name)}$"
         maps[pattern] = _map(s, degree)
+        if s.dim == 0 and len(s.shape) == 2 and ("embed" in name or "lm_head" in name) and "original_vocab_size" not in kept:
+            out["vocabulary_parameter_patterns"].append(pattern)
+            out.setdefault("original_vocab_size", s.shape[0])
         if s.dim is None:
             out["tp_replicated_parameter_patterns"].append(pattern)
         elif len(s.sections) > 1 and all(x.widths is not None for x in s.sections):

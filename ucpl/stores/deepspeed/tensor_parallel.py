@@ -9,6 +9,7 @@ Not here: tensor parallelism together with pipeline stages or experts (E457).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from attrs import evolve
 
@@ -67,8 +68,10 @@ def open_tensor_parallel(top: Path, root: Path, tag: str, listing: Listing) -> C
     _settings(found, first.value, first, parts[0], stage, dp, optims[0])
     found.set("tp", degree, f"names of the files of {root.name}, and mp_world_size of {first.file}")
     grain = _section(first.value.get("ds_config"), "tensor_parallel").get("tp_grain_size")
-    is_said = type(grain) is int and grain > 0
-    found.set("tp_grain_size", grain if is_said else 1, f"ds_config of {first.file}" if is_said else "DeepSpeed's default")
+    if isinstance(grain, int) and grain > 0:
+        found.set("tp_grain_size", int(grain), f"ds_config of {first.file}")
+    else:
+        found.set("tp_grain_size", 1, "DeepSpeed's default")
     models: list[_Model] = []
     ranks: list[_Found] = []
     for tp, (files, row) in enumerate(zip(metas, optims, strict=True)):
@@ -76,16 +79,17 @@ def open_tensor_parallel(top: Path, root: Path, tag: str, listing: Listing) -> C
             found.payload, found.consumed, found.states, found.scalars, found.scalar_extents, found.settings, found.blobs
         )
         files = files[:dp] if is_sliced else files[:1]
-        meta = files[0].value
+        said: dict[Any, Any] = files[0].value
         # `shared_params` stands in the first rank's file alone.
-        if tp and not meta.get("shared_params"):
-            meta = {**meta, "shared_params": first.value.get("shared_params")}
-        model = _model(files[0], meta, stage)
+        if tp and not said.get("shared_params"):
+            said = {**said, "shared_params": first.value.get("shared_params")}
+        model = _model(files[0], said, stage)
         _same_names(models[0] if models else model, model)
         models.append(model)
         _model_payload(mine, model, files, stage, dp)
         if tp == 0:
-            wide = max((DTYPES[model.tensors[n].storage.dtype].itemsize for n in model.shapes if n not in model.buffers), default=4)
+            parameters = [model.tensors[n] for n in model.shapes if n not in model.buffers]
+            wide = max((DTYPES[t.storage.dtype].itemsize for t in parameters), default=4)
             aligned = found.settings["parameter_alignment"]
             found.set("alignment", alignment_elements(wide) if aligned.value else 1, aligned.origin)
         if stage in (1, 2):
@@ -100,12 +104,13 @@ def open_tensor_parallel(top: Path, root: Path, tag: str, listing: Listing) -> C
     found.stated = [evolve(flat, coordinates={"tp": tp}) for tp, mine in enumerate(ranks) for flat in mine.stated]
     found.remarks = list(dict.fromkeys(remark for mine in ranks for remark in mine.remarks))
     local = {name: [model.shapes[name] for model in models] for name in models[0].shapes}
-    parameters = {name: shapes for name, shapes in local.items() if name not in models[0].buffers}
-    shardings = shardings_of(first, first.value.get(INFO), parameters)
+    buffers = models[0].buffers
+    of_parameters = {name: shapes for name, shapes in local.items() if name not in buffers}
+    shardings = shardings_of(first, first.value.get(INFO), of_parameters)
     shardings |= {
         name: Sharding(shapes[0], origin=f"buffer_names of {first.file}: buffers of one shape are copies")
         for name, shapes in local.items()
-        if name in models[0].buffers and len(set(shapes)) == 1
+        if name in buffers and len(set(shapes)) == 1
     }
     whole = {name: shardings[name].shape if name in shardings else shapes[0] for name, shapes in local.items()}
     unknown = [name for name in local if name not in shardings]

@@ -32,6 +32,7 @@ from ucpl.extents import (
 from ucpl.stores.carrying import Place, Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler, regenerated
+from ucpl.stores.deepspeed.cuts import INFO, info_of
 from ucpl.stores.deepspeed.names import LATEST, model_file, optim_file
 from ucpl.stores.deepspeed.order import Run, slice_numel
 from ucpl.stores.pickles import set_attributes, unsafe_globals
@@ -82,8 +83,9 @@ class _Writer:
     names: list[str]  # the module's, in its order
     kinds: dict[str, NamedTensor]
     empty: dict[str, dict[str, Any]]
-    flats: list[Flat]  # by bucket
+    flats_of: list[list[Flat]]  # by tensor-parallel rank, by bucket
     hypers: list[dict[str, Any]]  # by group of the structure
+    tp: int = 0  # the tensor-parallel rank whose files are being made
     used: set[int] = field(factory=set)
 
     @classmethod
@@ -101,9 +103,11 @@ class _Writer:
         empty = dict(blobs.get("empty_tensors") or {})
         known = {**kinds, **structure.aliases, **empty, **(blobs.get("module_extra") or {})}
         stated = [name for name in blobs.get("module_names") or () if name in known]
-        flats: dict[int, Flat] = {}
+        flats: list[dict[int, Flat]] = [{} for _ in range(int(settings.get("tp") or 1))]
         for flat in structure.flats:
-            flats.setdefault(flat.bucket, flat)
+            for tp, mine in enumerate(flats):
+                if flat.coordinates.get("tp", tp) == tp:
+                    mine.setdefault(flat.bucket, flat)
         return cls(
             structure=structure,
             targets=targets,
@@ -118,23 +122,25 @@ class _Writer:
             names=list(dict.fromkeys((*stated, *known))),
             kinds=kinds,
             empty=empty,
-            flats=[flats[bucket] for bucket in sorted(flats)],
+            flats_of=[[mine[bucket] for bucket in sorted(mine)] for mine in flats],
             hypers=_hypers(structure, source),
         )
 
     def skeleton(self, tag: str | None) -> Skeleton:
         files: list[tuple[_File, Any]] = []
-        for rank in range(self.dp if self.stage == 3 else 1):
-            file = _File(model_file(self.stage, rank, 0), Storages(self.carried))
-            files.append((file, self.model(file, rank)))
-        for rank in range(self.dp if self.stage else 0):
-            file = _File(optim_file(bool(self.settings.get("bf16")), rank, 0), Storages(self.carried))
-            files.append((file, self.shard(file, rank)))
+        for self.tp in range(self.degree):
+            for rank in range(self.dp if self.stage == 3 else 1):
+                file = _File(model_file(self.stage, rank, self.tp), Storages(self.carried))
+                files.append((file, self.model(file, rank)))
+        for self.tp in range(self.degree):
+            for rank in range(self.dp if self.stage else 0):
+                file = _File(optim_file(bool(self.settings.get("bf16")), rank, self.tp), Storages(self.carried))
+                files.append((file, self.shard(file, rank)))
         for i, target in enumerate(self.targets):
             if i not in self.used:
                 fail(
                     "E471",
-                    f"stage {self.stage} at dp {self.dp} has no place for {key_text(target.key)} of {target.file}",
+                    f"stage {self.stage} at dp {self.dp}, tp {self.degree} has no place for {key_text(target.key)} of {target.file}",
                     Label(target.file, where=key_text(target.key)),
                 )
         folder = tag or self.source.tag or f"global_step{self.blob('global_steps', 0)}"
@@ -150,6 +156,15 @@ class _Writer:
             texts={LATEST: folder},
             unsafe_globals=tuple(sorted(unsafe)),
         )
+
+    @property
+    def degree(self) -> int:
+        """Tensor-parallel ranks, each with files of its own."""
+        return len(self.flats_of)
+
+    @property
+    def flats(self) -> list[Flat]:
+        return self.flats_of[self.tp]
 
     def blob(self, name: str, default: Any = None) -> Any:
         return self.source.envelope.blobs.get(name, default)
@@ -187,13 +202,13 @@ class _Writer:
         value["param_shapes"] = self.param_shapes() if self.stage else None
         keeps_frozen = self.stage >= 2
         empties = {name: Size(e["shape"]) for name, e in self.empty.items() if not e["buffer"]}
-        shapes = {t.name: Size(t.shape) for t in frozen} | empties
+        shapes = {t.name: Size(self.local(t)) for t in frozen} | empties
         in_order = [name for name in self.names if name in shapes]
         value["frozen_param_shapes"] = OrderedDict((n, shapes[n]) for n in in_order) if keeps_frozen else None
-        if self.stage == 3:
-            value["shared_params"] = dict(self.structure.aliases) if rank == 0 else {}
+        if self.stage:
+            value["shared_params"] = dict(self.structure.aliases) if rank == 0 and self.tp == 0 else {}
         else:
-            value["shared_params"] = dict(self.structure.aliases) if self.stage else None
+            value["shared_params"] = None
         fragments: OrderedDict[str, Any] | None = None
         if keeps_frozen:
             fragments = OrderedDict((name, self.fragment(file, name)) for name in in_order)
@@ -203,11 +218,11 @@ class _Writer:
         for key in ("skipped_steps", "global_steps", "global_samples"):
             value[key] = self.blob(key, 0)
         value["dp_world_size"] = self.dp
-        value["mp_world_size"] = 1
-        value["checkpoint_parallel_dimensions"] = {"pp_degree": 1, "tp_degree": 1}
+        value["mp_world_size"] = self.degree
+        value["checkpoint_parallel_dimensions"] = {"pp_degree": 1, "tp_degree": self.degree}
         value["ds_config"] = file.storages.value(self.config)
         value["ds_version"] = FORMAT_VERSION
-        if (universal := self.blob("universal_checkpoint_info")) is not None:
+        if (universal := self.universal()) is not None:
             value["universal_checkpoint_info"] = file.storages.value(universal)
         client: dict[str, Any] = file.storages.value(self.client_state(rank))
         return value | client
@@ -215,10 +230,30 @@ class _Writer:
     def client_state(self, rank: int) -> dict[str, Any]:
         """Each rank's own where both sides have a file a rank and as many ranks; else the first rank's for all."""
         kept = self.source.carry.get("client_state")
-        if self.stage == 3 and kept and len(kept) == self.dp:
-            mine: dict[str, Any] = kept[rank]
-            return mine
-        return self.source.envelope.carried
+        if not kept or "client_state_of" in self.source.carry:
+            return self.source.envelope.carried
+        degree = self.source.carry.get("client_state_tp", 1)
+        each = len(kept) // degree  # files of a tensor-parallel rank
+        tp = self.tp if degree == self.degree else 0
+        mine: dict[str, Any] = kept[tp * each + (rank if self.stage == 3 and each == self.dp else 0)]
+        return mine
+
+    def universal(self) -> Any:
+        """universal_checkpoint_info: as the model's class gave it, and with tensor parallelism what AutoTP says of the cuts."""
+        kept = self.blob(INFO)
+        is_autotp = isinstance(kept, dict) and "tp_replicated_parameter_patterns" in kept
+        if self.degree == 1:
+            return None if is_autotp and self.source.shardings else kept
+        known = self.structure.shardings
+        parameters = [t.name for t in self.structure.tensors if t.kind != "buffer"]
+        if any(name not in known for name in parameters):
+            return None  # cut in a way that has no name there
+        return info_of({name: known[name] for name in parameters}, self.degree, kept if is_autotp else {})
+
+    def local(self, tensor: NamedTensor) -> tuple[int, ...]:
+        """A tensor's shape on this tensor-parallel rank."""
+        known = self.structure.shardings.get(tensor.name)
+        return tensor.shape if known is None else known.local(self.tp)
 
     def is_buffer(self, name: str) -> bool:
         return self.kinds[name].kind == "buffer" if name in self.kinds else bool(self.empty.get(name, {}).get("buffer"))
