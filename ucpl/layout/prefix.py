@@ -6,11 +6,19 @@ theirs, since ranks are shared. Files of the inner layout get a prefix, too, and
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
 
 from ucpl.syntax import nodes
+
+_BRACES = re.compile(r"\{([^{}:]*)((?::[^{}]*)?)\}")
+_WORDS = re.compile(r"[A-Za-z_][\w.]*(?!\s*\(|[\w.])")  # not the name of a function
+# What a stored tensor's place gives to a template, and words of expressions.
+_GIVEN = frozenset(
+    {"name", "alias", "owner", "key", "state", "bucket", "group", "member", "number", "rank", "and", "or", "not"}
+)
 
 
 def prefixed(items: list[Any], prefix: str, key: str | None) -> list[Any]:
@@ -23,6 +31,13 @@ def _rename(node: Any, prefix: str, shared: set[str], key: str | None) -> Any:
     def name(text: str) -> str:
         return text if text.partition(".")[0] in shared or text == "*" else f"{prefix}.{text}"
 
+    def template(text: str) -> str:
+        """The names in braces: dims of the inner model are under the prefix, what the place itself gives is not."""
+        return _BRACES.sub(lambda m: "{" + _WORDS.sub(lambda w: word(w[0]), m[1]) + m[2] + "}", text)
+
+    def word(text: str) -> str:
+        return text if text in _GIVEN else name(text)
+
     def walk(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(walk, value))
@@ -32,12 +47,16 @@ def _rename(node: Any, prefix: str, shared: set[str], key: str | None) -> Any:
         case nodes.Name(path=path):
             return attrs.evolve(node, path=name(path))
         case nodes.Dim():
-            return attrs.evolve(node, name=name(node.name))
+            return attrs.evolve(node, name=name(node.name), range=walk(node.range))
         case nodes.Term():
             return attrs.evolve(node, axes=walk(node.axes))
         case nodes.Mesh() | nodes.Split():
             return attrs.evolve(node, **({"sizes": walk(node.sizes), "grain": walk(node.grain)} if isinstance(node, nodes.Split) else {}))
-        case nodes.Clause(word=("at" | "copies" | "on" | "dtype" | "as")):
+        case nodes.Clause(word="as"):
+            return attrs.evolve(node, args=(template(node.args[0]),))
+        case nodes.Clause(word="at"):
+            return attrs.evolve(node, args=(node.args[0], walk(node.args[1])))
+        case nodes.Clause(word=("copies" | "on" | "dtype")):
             return node
         case nodes.Clause(word="in"):
             return attrs.evolve(node, args=(name(node.args[0]),))
@@ -62,10 +81,20 @@ def _rename(node: Any, prefix: str, shared: set[str], key: str | None) -> Any:
             return attrs.evolve(node, path=name(node.path), dims=walk(node.dims), when=walk(node.when))
         case nodes.Dimension():
             return attrs.evolve(node, name=node.name and name(node.name), range=walk(node.range))
-        case nodes.Files() | nodes.Binding() | nodes.Index():
+        case nodes.Files():
+            return attrs.evolve(
+                node,
+                name=name(node.name),
+                template=template(node.template),
+                key=node.key and template(node.key),
+                when=walk(node.when),
+            )
+        case nodes.Binding() | nodes.Index():
             fields = {f.name: walk(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name not in ("span", "name")}
             return attrs.evolve(node, **{**fields, "name": name(node.name)})
-        case nodes.State() | nodes.DefaultDtype():
+        case nodes.State():
+            return attrs.evolve(node, groups=node.groups and tuple(map(name, node.groups)))
+        case nodes.DefaultDtype():
             return node
     fields = {f.name: walk(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name != "span"}
     return attrs.evolve(node, **fields)

@@ -113,7 +113,7 @@ class _Locator:
                     self.home(rule, key, variables, local.shape, rank, local.padding, local.undefined),
                     replica=tuple(here[a] for a in used if a not in placer.axes and self.ranks.degrees[a] > 1),
                 )
-                mark = (tuple(entry.targets.items()), entry.shape, tuple(here[a] for a in placer.shape_axes), choice.digits)
+                mark = (state, tuple(entry.targets.items()), entry.shape, tuple(here[a] for a in placer.shape_axes), choice.digits)
                 if self.claim(home, mark, entry):
                     homes.append(home)
                     fresh.append(choice)
