@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from itertools import product
 from math import ceil
 from typing import Any
@@ -13,12 +12,12 @@ from tests.oracle.names import Numbers, Refused
 from ucpl.syntax import nodes
 
 
-class Padding(Enum):
-    """A position that belongs to no tensor."""
+@frozen
+class Padding:
+    """A position that belongs to no tensor. Where one of several axes is padding, it has the indices of the others."""
 
-    ZERO = "zero"
-    LIVE = "live"
-    UNDEFINED = "undefined"
+    kind: str = "zero"
+    index: tuple[tuple[str, int], ...] = ()
 
 
 @frozen
@@ -31,7 +30,8 @@ def join(cells: tuple[Any, ...]) -> Any:
     """Cells of several axes read as one position: padding in any of them is padding."""
     pads = [c for c in cells if isinstance(c, Padding)]
     if pads:
-        return max(pads, key=lambda p: p is Padding.UNDEFINED)
+        worst = max(pads, key=lambda p: p.kind == "undefined")
+        return Padding(worst.kind, tuple(i for c in cells for i in c.index))
     index: tuple[tuple[str, int], ...] = ()
     label = None
     for c in cells:

@@ -144,7 +144,7 @@ class _Rank:
         axes = []
         for axis in entry.shape or ():
             cells = cells_of(axis, self.numbers, self.rank)
-            axes.append([c for c in cells if isinstance(c, Padding) or exists({**fixed, **dict(c.index)})])
+            axes.append([c for c in cells if exists({**fixed, **dict(c.index)})])
         out: list[Any] = []
         for combination in product(*axes):
             cell = join(combination) if combination else Cell()
@@ -296,20 +296,28 @@ class _Rank:
                 tensors.append(local)
         if group is not None and group.stated is not None:
             by_name = {self.numbers.render(self.clause(t.entry, "as")[0], {**self.rank, **t.names}): t for t in tensors}
-            return [({}, [by_name[n].cells for n, _ in flat]) for flat in self.stated(*group.stated, self.rank)]
+            return [self.named([by_name[n] for n, _ in flat], {}) for flat in self.stated(*group.stated, self.rank)]
         out = []
         for chosen in product(*(self.choices(a) for a in (group.indices if group else ()))):
             env = self.names_of(chosen)
-            mine = [t.cells for t in tensors if all(t.names.get(k) == v for k, v in env.items())]
+            mine = [t for t in tensors if all(t.names.get(k) == v for k, v in env.items())]
             if group is not None and group.order == "reversed":
                 mine = mine[::-1]
             elif group is not None and group.order is not None:
                 ways = self.numbers.value(group.order)
                 mine = [t for i in range(ways) for t in mine[i::ways]]
-            out += [(env, flat) for flat in self.buckets(line, mine)]
+            out += [self.named(flat, env) for flat in self.buckets(line, mine)]
         return out
 
-    def buckets(self, line: nodes.States, tensors: list[list[Any]]) -> list[list[list[Any]]]:
+    def named(self, flat: list[Local], env: dict[str, Any]) -> tuple[dict[str, Any], list[list[Any]]]:
+        """Cells of the tensors; a flat of one tensor may be called by its name."""
+        if len(flat) == 1:
+            said = self.clause(flat[0].entry, "as")
+            own = {**self.rank, **flat[0].names, "state": "weight"}
+            env = {"name": self.numbers.render(said[0], own) if said else flat[0].entry.path, **env}
+        return env, [t.cells for t in flat]
+
+    def buckets(self, line: nodes.States, tensors: list[Local]) -> list[list[Local]]:
         """A flat is closed once what this rank holds of it, before it is padded or cut as a whole, has enough elements."""
         limit = self.clause(line, "buckets")
         if limit is None:
@@ -318,11 +326,11 @@ class _Rank:
         axis: Any = line.shape[0]
         while not isinstance(axis, nodes.Flat):
             axis = axis.axis if not isinstance(axis, nodes.Stack) else axis.terms[0].axes[0]
-        out: list[list[list[Any]]] = []
-        full: list[list[Any]] = []
+        out: list[list[Local]] = []
+        full: list[Local] = []
         for one in tensors:
             full.append(one)
-            if len(cells_of(axis, self.numbers, self.rank, None, None, full)) >= self.numbers.value(limit[0]):
+            if len(cells_of(axis, self.numbers, self.rank, None, None, [t.cells for t in full])) >= self.numbers.value(limit[0]):
                 out.append(full)
                 full = []
         return [*out, full] if full else out

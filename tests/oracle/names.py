@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,15 @@ class Numbers:
 
 def known_names(text: str, name: str) -> dict[str, tuple[Any, nodes.File]]:
     """Every model and layout that a text defines or imports, over the shipped specs."""
+    return shipped() | defined(parse(text, name), Path(name).parent)
+
+
+@cache
+def shipped() -> dict[str, tuple[Any, nodes.File]]:
     found: dict[str, tuple[Any, nodes.File]] = {}
     for path in sorted(SPECS.glob("*.ucpl")):
         found |= defined(parse(path.read_text(), path.name), path.parent)
-    return found | defined(parse(text, name), Path(name).parent)
+    return found
 
 
 def defined(file: nodes.File, beside: Path) -> dict[str, tuple[Any, nodes.File]]:
@@ -153,9 +159,10 @@ def own_names(items: list[Any]) -> set[str]:
     return out - axes - {"*"}
 
 
-def under(items: list[Any], prefix: str, key: str | None) -> list[Any]:
-    """The same statements with every name of their own under `prefix.`"""
-    own = own_names(items)
+def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> list[Any]:
+    """The same statements with every name of their own, or of their model, under `prefix.`"""
+    axes = {a for i in items if isinstance(i, nodes.Mesh) for a in i.axes}
+    own = (own_names(items) | model) - axes
 
     def name(text: str) -> str:
         base = text.removesuffix(".local").removesuffix(".size")
@@ -184,8 +191,7 @@ def under(items: list[Any], prefix: str, key: str | None) -> list[Any]:
             case nodes.Binding():
                 return evolve(node, name=name(node.name), value=walk(node.value))
             case nodes.Clause(word="as"):
-                text = template(node.args[0])
-                return evolve(node, args=((key or "{key}").replace("{key}", text),))
+                return evolve(node, args=(template(node.args[0]),))
             case nodes.Clause(word="in"):
                 return evolve(node, args=(member(node.args[0]),))
             case nodes.Clause(word=("value" | "when" | "buckets")):
@@ -198,6 +204,9 @@ def under(items: list[Any], prefix: str, key: str | None) -> list[Any]:
                 clauses = walk(node.clauses)
                 if not any(c.word == "in" for c in clauses):
                     clauses = (*clauses, nodes.Clause("in", (f"{prefix}.weights",)))
+                clauses = tuple(
+                    evolve(c, args=((key or "{key}").replace("{key}", c.args[0]),)) if c.word == "as" else c for c in clauses
+                )
                 return evolve(node, path=member(node.path), indices=walk(node.indices), shape=walk(node.shape), clauses=clauses)
             case nodes.Tensor():
                 return evolve(node, path=member(node.path), dims=walk(node.dims), when=walk(node.when))
@@ -226,7 +235,9 @@ def under(items: list[Any], prefix: str, key: str | None) -> list[Any]:
                 return evolve(
                     node, groups=node.groups and tuple(map(member, node.groups)), shape=walk(node.shape), clauses=walk(node.clauses)
                 )
-            case nodes.Mesh() | nodes.State() | nodes.DefaultDtype() | None | str() | int():
+            case nodes.State():
+                return evolve(node, groups=node.groups and tuple(map(member, node.groups)))
+            case nodes.Mesh() | nodes.DefaultDtype() | None | str() | int():
                 return node
         fields = {f.name: walk(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name not in ("span", "name", "mesh_axis")}
         return evolve(node, **fields)
@@ -351,7 +362,8 @@ def used(known: dict[str, Any], items: list[Any], numbers: Numbers) -> list[Any]
             for p in inner.parameters:
                 value = given[p.name] if p.name in given else numbers.value(p.default)
                 body.append(nodes.Let((nodes.Binding(p.name, nodes.Number(value)),)))
-        out += under(body, item.name, item.key)
+        of = known[inner.of][0].items if isinstance(inner, nodes.Layout) and inner.of != "any" else ()
+        out += under(body, item.name, item.key, own_names(used(known, list(of), numbers)))
     return out
 
 
