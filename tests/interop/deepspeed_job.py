@@ -211,12 +211,13 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
     return {"differences": found, "after": losses(engine, job["steps"], 2)}
 
 
-def main() -> None:
+def main(do: dict[str, Any]) -> None:
+    """Do the jobs listed, each by the function of its name."""
     torch.set_num_threads(1)
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     for job in json.loads(Path(sys.argv[1]).read_text()):
         try:
-            result = {"train": train, "load": load}[job["do"]](job)
+            result = do[job["do"]](job)
         except Exception:
             result = {"error": traceback.format_exc()[-3000:]}
         every: list[Any] = [None] * dist.get_world_size()
@@ -232,4 +233,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main({"train": train, "load": load})

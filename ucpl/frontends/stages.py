@@ -234,7 +234,7 @@ def target_experts(
         if count % ep:
             fail("E478", f"{count} experts of {module.rstrip('.')} do not divide by ep = {ep}", asked)
     extended = _with_experts(library, plain, model, experts, ep, TARGET)
-    return evolve(extended, notes=(("ep", ep, origin), ("edp", dp // ep, "dp / ep: ranks that hold the same experts")))
+    return evolve(extended, notes=(("experts of a rank", f"ep {ep}", origin), ("edp", dp // ep, "dp / ep: ranks that hold the same experts")))
 
 
 def _with_experts(

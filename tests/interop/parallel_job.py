@@ -1,0 +1,177 @@
+"""What runs under torchrun: pipelines and models with experts in real DeepSpeed. `python parallel_job.py JOBS`, as deepspeed_job."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import deepspeed
+import torch
+import torch.distributed as dist
+
+from tests.interop import deepspeed_job, models, parallel_models
+
+MICRO = 10  # sequences
+EXPERT = re.compile(r"(?P<module>.*\.deepspeed_experts\.)(?P<number>\d+)(?P<inner>\..*)")
+
+
+def config(run: dict[str, Any], dp: int) -> dict[str, Any]:
+    out = deepspeed_job.config({**run, "stage": run.get("stage", 1)})
+    micro = MICRO if "pp" in run else models.BATCH // dp
+    out |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": models.BATCH // dp // micro}
+    return out
+
+
+def groups_of(module: Any, run: dict[str, Any], spoil: float) -> list[dict[str, Any]]:
+    trained = [p for p in module.parameters() if p.requires_grad]
+    wide, flat = [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]
+    cut = [wide, flat] if run.get("groups", 2) == 2 else [trained]
+    rates = [(1e-2, 0.1), (5e-3, 0.0)]
+    return [
+        {"params": params, "lr": lr + spoil, "weight_decay": decay + spoil, "name": f"group {i}"}
+        for i, (params, (lr, decay)) in enumerate(zip(cut, rates, strict=False))
+    ]
+
+
+def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
+    torch.manual_seed(seed)
+    world = dist.get_world_size()
+    if "pp" in run:
+        module = parallel_models.pipeline(run["pp"], run["method"], seed)
+        dp = world // run["pp"]
+    else:
+        module, dp = parallel_models.Mixture(run["ep"]), world
+        torch.manual_seed(1000 * seed + dist.get_rank() % run["ep"])  # other experts on other ranks, the same on the same
+        for name, p in module.named_parameters():
+            if EXPERT.fullmatch(name):
+                p.data.normal_(std=0.3)
+    if spoil:
+        torch.manual_seed(seed + dist.get_rank())
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.copy_(torch.randn_like(tensor))
+    groups = groups_of(module, run, spoil)
+    if "ep" in run:
+        from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+
+        groups = split_params_into_different_moe_groups_for_optimizer(groups)
+    chosen = models.optimizer(run["optimizer"], groups)
+    schedule = torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: 1.0 / (1 + 0.1 * step))
+    made, *_ = deepspeed.initialize(model=module, optimizer=chosen, lr_scheduler=schedule, config=config(run, dp))
+    return made
+
+
+def losses(engine: Any, run: dict[str, Any], first: int, steps: int) -> list[float]:
+    if "pp" not in run:
+        return deepspeed_job.losses(engine, first, steps)
+    out = []
+    dp, here = engine.grid.get_data_parallel_world_size(), engine.grid.get_data_parallel_id()
+    share = models.BATCH // dp
+    for step in range(first, first + steps):
+        x, y = models.batch(step)
+        x, y = x[here * share : (here + 1) * share], y[here * share : (here + 1) * share]
+        parts = iter([(x[i : i + MICRO], y[i : i + MICRO]) for i in range(0, share, MICRO)])
+        out.append(float(engine.train_batch(data_iter=parts)))
+    return out
+
+
+# ---- the whole state -------------------------------------------------------------------------------------------------
+
+
+def together(part: torch.Tensor, group: Any) -> torch.Tensor:
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, part.contiguous(), group=group)
+    return torch.cat(parts)
+
+
+def held(engine: Any, run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What this rank's data-parallel group holds, by names of the whole model."""
+    o, inner = engine.optimizer, engine.optimizer.optimizer
+    names = {p: whole_name(n, engine, run) for n, p in engine.module.named_parameters()}
+    trained = set()
+    parts = getattr(o, "single_partition_of_fp32_groups", None) or o.fp32_groups_flat_partition
+    ordered = getattr(o, "round_robin_bit16_groups", None) or o.bf16_groups
+    for g, (flat, params) in enumerate(zip(parts, ordered, strict=True)):
+        hyper = inner.param_groups[g]
+        states = {"fp32": flat.detach(), **inner.state.get(flat, {})}
+        whole = {
+            k: together(v, o.real_dp_process_group[g]) if torch.is_tensor(v) and v.ndim else float(v)
+            for k, v in states.items()
+        }
+        start = 0
+        for p in params:
+            trained.add(p)
+            cut = {
+                k: v[start : start + p.numel()].reshape(p.shape).clone() if torch.is_tensor(v) else v
+                for k, v in whole.items()
+            }
+            start += p.numel()
+            kept = {"lr": hyper["lr"], "weight_decay": hyper["weight_decay"], "moe": hyper.get("moe", False)}
+            yield names[p], {"weight": p.detach().clone(), **cut, **kept}
+    for p, name in names.items():
+        if p not in trained:
+            yield name, {"weight": p.detach().clone()}
+    for name, buffer in engine.module.named_buffers():
+        yield name, {"buffer": buffer.clone()}
+
+
+def whole_name(name: str, engine: Any, run: dict[str, Any]) -> str:
+    found = EXPERT.fullmatch(name)
+    if found is None:
+        return name
+    module = dict(engine.module.named_modules())[found["module"].split(".deepspeed_moe.")[0]]
+    number = dist.get_rank() % run["ep"] * module.num_local_experts + int(found["number"])
+    return f"{found['module']}{number}{found['inner']}"
+
+
+def facts(engine: Any, run: dict[str, Any], client: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The whole state on every rank, and what ranks do not agree on. The first stage's copy of what is not tied counts."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, list(held(engine, run)))
+    found: dict[str, Any] = {}
+    apart = []
+    for rank, mine in enumerate(every):
+        for name, state in mine:
+            if name not in found:
+                found[name] = state
+                continue
+            if name == parallel_models.LOOSE and "weight" in state:
+                state = {**state, "weight": found[name]["weight"]}  # no file holds the last stage's
+            apart += [f"rank {rank}: {d}" for d in deepspeed_job.differences(state, found[name], name)]
+    out = {"params": found, "global_steps": engine.global_steps, "schedule": engine.lr_scheduler.state_dict()["last_epoch"]}
+    return {**out, "client": {key: client.get(key) for key in deepspeed_job.CLIENT}}, apart
+
+
+# ---- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def train(job: dict[str, Any]) -> dict[str, Any]:
+    run = job["run"]
+    engine = engine_of(run, seed=7, spoil=0.0)
+    before = losses(engine, run, 0, job["steps"])
+    engine.save_checkpoint(job["folder"], client_state=deepspeed_job.CLIENT)
+    truth, apart = facts(engine, run, deepspeed_job.CLIENT)
+    if dist.get_rank() == 0:
+        torch.save(truth, job["truth"])
+    return {"before": before, "apart": apart, "after": losses(engine, run, job["steps"], 2)}
+
+
+def load(job: dict[str, Any]) -> dict[str, Any]:
+    run = job["run"]
+    engine = engine_of(run, seed=99, spoil=0.25)
+    path, client = engine.load_checkpoint(job["folder"])
+    if path is None:
+        return {"error": "load_checkpoint found nothing"}
+    truth = torch.load(job["truth"], weights_only=False)
+    mine, apart = facts(engine, run, client)
+    found = deepspeed_job.differences(mine, truth) + ([] if job.get("loose") else apart)
+    return {"differences": found, "after": losses(engine, run, job["steps"], 2)}
+
+
+if __name__ == "__main__":
+    deepspeed_job.main({"train": train, "load": load})

@@ -1,0 +1,105 @@
+"""A pipeline and a model with experts, of our own: ties, functions among layers, odd sizes, layers with other numbers of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+TOKENS, WIDTH, PLACES = 11, 6, 7
+LOOSE = "tied_modules.embed.position.weight"  # in the tied module, and not tied
+
+
+class Embedding(nn.Module):
+    """Tied with the head; the positions are of the first stage alone, though the last one has them, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Embedding(TOKENS, WIDTH)
+        self.position = nn.Embedding(PLACES, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.word(x) + self.position(torch.arange(x.shape[1]))
+        return out
+
+
+def head(embedding: Embedding, h: torch.Tensor) -> torch.Tensor:
+    return F.linear(h, embedding.word.weight)
+
+
+def wave(h: torch.Tensor) -> torch.Tensor:
+    """A layer that saves nothing."""
+    return torch.sin(h) + h
+
+
+class Block(nn.Module):
+    def __init__(self, inner: int, frozen: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, inner)
+        self.down = nn.Linear(inner, WIDTH, bias=False)
+        self.register_buffer("seen", torch.zeros(2))
+        if frozen:
+            self.up.bias.requires_grad_(False)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = h + self.down(F.silu(self.up(self.norm(h))))
+        return out
+
+
+def pipeline(stages: int, method: str, seed: int) -> Any:
+    """Seven layers: tied, block, function, two blocks, a norm, tied."""
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+
+    layers = [
+        TiedLayerSpec("embed", Embedding, tied_weight_attr=["word.weight"]),
+        LayerSpec(Block, 13),
+        wave,
+        LayerSpec(Block, 5, frozen=True),
+        LayerSpec(Block, 17),
+        LayerSpec(nn.LayerNorm, WIDTH),
+        TiedLayerSpec("embed", Embedding, forward_fn=head, tied_weight_attr=["word.weight"]),
+    ]
+    return PipelineModule(
+        layers, num_stages=stages, loss_fn=loss, partition_method=method, base_seed=seed, seed_layers=True
+    )
+
+
+def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.float().reshape(-1, TOKENS), y.reshape(-1))
+
+
+class Expert(nn.Module):
+    def __init__(self, inner: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, inner)
+        self.down = nn.Linear(inner, WIDTH, bias=False)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down(F.silu(self.up(h)))
+        return out
+
+
+class Mixture(nn.Module):
+    """Two layers with experts, four and eight of them, between dense ones; the head is tied."""
+
+    def __init__(self, ep: int) -> None:
+        from deepspeed.moe.layer import MoE
+
+        super().__init__()
+        self.embed = nn.Embedding(TOKENS, WIDTH)
+        self.first = Block(9)
+        same = {"ep_size": ep, "k": 1, "capacity_factor": 8.0, "drop_tokens": False, "use_rts": False}
+        self.few = MoE(WIDTH, Expert(5), num_experts=4, **same)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.many = MoE(WIDTH, Expert(3), num_experts=8, **same)
+        self.head = nn.Linear(WIDTH, TOKENS, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = self.first(self.embed(x))
+        h = h + self.few(h)[0]
+        h = h + self.many(self.norm(h))[0]
+        return loss(self.head(h), y)
