@@ -117,6 +117,21 @@ def test_compare_names_the_first_element_that_differs(made, row, column, bit):
         mend(made)
 
 
+def test_compare_names_the_first_of_many(made):
+    source, plan, out, content = made
+    target = open_target(out, content)
+    start = target.extents["to_b.pt", ("b",)].storage_start
+    data = bytearray(content["to_b.pt"])
+    for element in (49_999, 31_007, 12_345, 20_000):
+        data[start + 4 * element] ^= 1
+    try:
+        (out / "to_b.pt").write_bytes(data)
+        (found,) = compare(plan, source, target, memory=MEMORY)
+        assert found.element == (12, 345)
+    finally:
+        mend(made)
+
+
 def test_compare_ignores_padding_and_sees_a_mean_once(tmp_path):
     a, b = (np.full((10, 10), v, np.float32) for v in (1, 3))
     source = write_source(

@@ -67,9 +67,12 @@ print(run(copies(source), source, top / "out", resume="resume" in sys.argv, forc
 
 def child(top: Path, fail: str, *more: str) -> int:
     env = {**os.environ, "UCPL_FAIL_AT": fail, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-c", CHILD, str(top), *more], env=env, cwd=ROOT, capture_output=True
-    ).returncode
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(top), *more], env=env, cwd=ROOT, capture_output=True, text=True
+    )
+    if done.returncode not in (0, -signal.SIGKILL):
+        pytest.fail(done.stderr)
+    return done.returncode
 
 
 def hand_over(top: Path, source) -> None:
@@ -125,7 +128,9 @@ def test_killed_again_and_again(simple):
     assert tree(out) == tree(out.with_name("wanted"))
 
 
-def test_between_moving_aside_and_publishing(simple, monkeypatch):
+@pytest.mark.parametrize("then", ["resume", "afresh", "another plan"])
+def test_between_moving_aside_and_publishing(simple, monkeypatch, then):
+    """Whatever comes next: the old target is back, or the new one is there."""
     source, plan, out = simple
     out.mkdir()
     (out / "old").write_text("old")
@@ -135,11 +140,41 @@ def test_between_moving_aside_and_publishing(simple, monkeypatch):
         run(plan, source, out, force=True)
     assert not out.exists()
     set_failpoints("")
-    # Whatever comes next, one of the two is there in the end.
-    with pytest.raises(UcplError):
-        run(evolve(plan, moves=(evolve(plan.moves[0], source=plan.moves[0].source + 9),)), source, out, resume=True)
-    run(plan, source, out, resume=True, force=True)
-    assert "to_a.pt" in tree(out)
+    if then == "resume":
+        assert run(plan, source, out, resume=True, force=True).tiles_resumed > 0
+        assert "to_a.pt" in tree(out) and sorted(os.listdir(out.parent)) == ["out", "src"]
+        return
+    other = evolve(plan, spec_digest="another")
+    with pytest.raises(UcplError) as caught:
+        run(plan if then == "afresh" else other, source, out, resume=then != "afresh")
+    assert caught.value.diagnostics[0].code == ("E500" if then == "afresh" else "E602")
+    assert tree(out) == {"old": b"old"}
+
+
+def test_no_record_is_written_before_its_data_is_synced(simple, monkeypatch):
+    from ucpl.runtime.journal import Journal
+    from ucpl.runtime.targets import TargetFiles
+
+    source, plan, out = simple
+    synced: set[int] = set()
+    recorded: list[bool] = []
+    sync, append = TargetFiles.sync, Journal.append
+
+    def watched_sync(self, indexes, *, drop=False):
+        indexes = list(indexes)
+        sync(self, indexes, drop=drop)
+        synced.update(indexes)
+
+    def watched_append(self, tiles, fragments):
+        per_file = -(-2_800_000 // (MEMORY // 2 // 4))  # tiles of one file
+        recorded.append({index // per_file for index, *_ in tiles} <= synced)
+        append(self, tiles, fragments)
+        synced.clear()
+
+    monkeypatch.setattr(TargetFiles, "sync", watched_sync)
+    monkeypatch.setattr(Journal, "append", watched_append)
+    run(plan, source, out)
+    assert recorded and all(recorded)
 
 
 @pytest.mark.parametrize(

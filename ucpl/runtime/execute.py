@@ -224,6 +224,8 @@ class _Run:
         if past is not None and past.publishing is not None and self._is(past.publishing):
             self.work.clear()
             return self._report(done_before=True)
+        if past is None:
+            self.work.restore()
         exists = os.path.lexists(self.target)
         if exists and past is None and resume and self._is_finished():
             self.work.clear()
@@ -270,6 +272,7 @@ class _Run:
             return past
         for name, what in (("digest", "plan"), ("content", "source"), ("files", "target's metadata")):
             if past.header.get(name) != self.digests[name]:
+                self.work.restore()
                 fail("E602", f"the interrupted run into {self.target} had another {what}", Label(str(self.work.folder)))
         return past
 

@@ -46,11 +46,20 @@ class Workplace:
     def aside(self) -> Path:
         return self.folder / "old"  # the replaced target, where names cannot be exchanged
 
-    def clear(self) -> None:
-        """Remove it. A target that was moved aside and not yet replaced goes back first. Raises: UcplError E503."""
+    def restore(self) -> None:
+        """Put back a target that was moved aside and not yet replaced. Raises: UcplError E503."""
+        if not os.path.lexists(self.aside) or os.path.lexists(self.target):
+            return
         try:
-            if os.path.lexists(self.aside) and not os.path.lexists(self.target):
-                os.rename(self.aside, self.target)
+            os.rename(self.aside, self.target)
+            sync_folder(self.target.parent)
+        except OSError as error:
+            cannot_write(self.target, error, resumable=False)
+
+    def clear(self) -> None:
+        """Remove it; what was moved aside goes back first. Raises: UcplError E503."""
+        self.restore()
+        try:
             if self.folder.is_symlink():
                 self.folder.unlink()
             elif self.folder.exists():
