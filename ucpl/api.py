@@ -205,9 +205,7 @@ def source_side(
         given = model_of(checkpoint, {}) if of_any(library, call) else None
         layout = resolve(library, call, model=given, config=config, define_sizes=sizes, inherited=inherited)
         made = Side(library, call, given, locate(layout, stated=stated_of(checkpoint)), inherited, config, checkpoint)
-        named = given or library.model(layout.model_name).node
-        assert isinstance(named, nodes.Model)
-        model = named
+        model = given or _model_of(library, call)
     fit.demand(made.placement, checkpoint)
     return made, model
 
@@ -325,13 +323,16 @@ def sides(
 
 
 def _model_of(library: Library, call: nodes.Call) -> nodes.Model:
+    from attrs import evolve
+
     from ucpl.syntax import nodes
 
     known = library.layout(call.name).node
     assert isinstance(known, nodes.Layout)
-    found = library.model(known.of).node
-    assert isinstance(found, nodes.Model)
-    return found
+    found = library.model(known.of)
+    assert isinstance(found.node, nodes.Model)
+    lets = tuple(s for s in found.file.statements if isinstance(s, nodes.Let))  # its file's numbers go along
+    return evolve(found.node, items=(*lets, *found.node.items))
 
 
 def plan(

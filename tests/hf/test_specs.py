@@ -307,3 +307,19 @@ def test_a_plan_file_of_a_spec_alone_runs_on_the_folder(tmp_path):
     assert_equal(tensors, tensors_of(tmp_path / "back"))
     assert ucpl.compare(tmp_path / "hf", tmp_path / "m", a_layout=back, b_layout=there)
     assert ucpl.verify(tmp_path / "m", layout=there)
+
+
+def test_a_named_model_goes_into_layouts_of_any_model_and_back(tmp_path):
+    """One tensor a line of the model, layers and heads as its axes; also the shipped ZeRO, as one would start a training."""
+    config = llama_config()
+    tensors = llama(tmp_path / "hf", config)
+    ucpl.convert(tmp_path / "hf", tmp_path / "p.pt", "plain()", layout="llama.ucpl:hf()")
+    params = torch.load(tmp_path / "p.pt", weights_only=True)["params"]
+    assert params["attn.q"]["weight"].shape == (4, 3, 3, 4, 36)
+    one = tensors["model.layers.2.self_attn.k_proj.weight"].reshape(3, 4, 36)
+    assert torch.equal(params["attn.k"]["weight"][2], one)
+    ucpl.convert(tmp_path / "hf", tmp_path / "s", "safetensors()", layout="llama.ucpl:hf()")
+    assert torch.equal(tensors_of(tmp_path / "s")["attn.k"][2], one)
+    ucpl.convert(tmp_path / "hf", tmp_path / "z", "zero1(dp=2)")
+    ucpl.convert(tmp_path / "z", tmp_path / "back", "safetensors()")
+    assert_equal(tensors, tensors_of(tmp_path / "back"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from importlib import import_module
+from keyword import iskeyword
 from typing import Protocol, cast
 
 from ucpl.cli.console import Console
@@ -14,6 +15,7 @@ VERBS = {
     "demo": "convert a shipped real checkpoint in a temporary folder, and prove the result",
     "inspect": "what a checkpoint is: framework, mesh, tensors, states, sizes, what looks wrong",
     "infer": "write the .ucpl (model and layout) of a checkpoint found in the wild",
+    "import": "write a first spec of a transformers model, from its config or its files",
     "check": "parse, resolve and type-check .ucpl files",
     "fmt": "tidy .ucpl files",
     "show": "a layout after each stage of the compiler",
@@ -39,7 +41,7 @@ class Verb(Protocol):
 
 
 def load_verb(name: str) -> Verb:
-    return cast(Verb, import_module(f"ucpl.cli.{name}"))
+    return cast(Verb, import_module(f"ucpl.cli.{name}{'_' * iskeyword(name)}"))
 
 
 def nearest(name: str, names: list[str]) -> str:

@@ -30,6 +30,7 @@ def expand(
     assert isinstance(known.node, nodes.Layout)
     arguments = resolver.arguments(known.node.parameters, call, resolver.scope)
     items = resolver.statements(known, arguments, ())
+    resolver.bind(model.items)
     resolver.bind(items)
     tensors = resolver.tensors(list(model.items))
     aliases = resolver.aliases(list(model.items), tensors)

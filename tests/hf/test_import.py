@@ -1,0 +1,174 @@
+"""import hf without transformers: from headers alone, and what a class would add, said by a stand-in."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import ucpl
+from tests.hf.folders import WRITTEN, llama_config, llama_shapes, random_of, save
+from ucpl import api
+from ucpl.errors import UcplError
+from ucpl.frontends import hf
+from ucpl.syntax import nodes, parse
+
+
+@pytest.fixture(autouse=True)
+def no_transformers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+
+
+def imported(source, folder):
+    """The text of a folder, written beside it; it must describe the folder, tensor for tensor."""
+    text = hf.import_hf(source)
+    (folder / "made.ucpl").write_text(text)
+    layout = f"{folder / 'made.ucpl'}:hf()"
+    opened = api.open_checkpoint(source, layout)
+    side, _ = api.source_side(opened, layout)
+    assert sum(len(p.homes) for p in side.placement.parts) == len(opened.extents)
+    return text, layout
+
+
+def tensors_of_text(text):
+    (model,) = [s for s in parse(text, "made").statements if isinstance(s, nodes.Model)]
+    return {i.path: i for i in model.items if isinstance(i, nodes.Tensor)}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_folder_that_transformers_wrote(name, tmp_path):
+    text, layout = imported(WRITTEN / name, tmp_path)
+    assert "transformers is not installed" in text
+    found = tensors_of_text(text)
+    assert len(found) == {"llama": 12, "gpt2": 16}[name]
+    ucpl.convert(WRITTEN / name, tmp_path / "p.pt", "plain()", layout=layout)
+    params = torch.load(tmp_path / "p.pt", weights_only=True)["params"]
+    path = {"llama": "model.layers.mlp.up_proj.weight", "gpt2": "transformer.h.mlp.c_fc.weight"}[name]
+    assert params[path]["weight"].shape == {"llama": (2, 48, 32), "gpt2": (2, 32, 128)}[name]
+
+
+def test_dims_are_named_where_one_key_has_their_size_and_never_on_a_square(tmp_path):
+    config = llama_config(hidden_size=36, num_attention_heads=9, head_dim=4)  # q_proj is 36 by 36
+    text, _ = imported(save(tmp_path / "s", random_of(llama_shapes(config)), config), tmp_path)
+    found = tensors_of_text(text)
+    dims = {path: [d.name for d in t.dims] for path, t in found.items()}
+    assert dims["model.embed_tokens.weight"] == ["vocab_size", "hidden_size"]
+    assert dims["model.layers.mlp.down_proj.weight"] == ["l", "hidden_size", "intermediate_size"]
+    assert dims["model.layers.self_attn.q_proj.weight"] == ["l", "n36", "m36"]
+    (line,) = [x for x in text.splitlines() if "q_proj.weight" in x and ": l" in x]
+    assert "square, 36 by 36" in line
+    assert "dim l = config.num_hidden_layers" in text
+
+
+def test_two_keys_of_one_size_name_nothing_and_are_told(tmp_path):
+    config = llama_config(vocab_size=36 * 3)  # what a fused q, k, v of this size would look like
+    text, _ = imported(save(tmp_path / "s", random_of(llama_shapes(config)), config), tmp_path)
+    assert "108 is config.vocab_size, 3 * config.hidden_size: which of them a dim is, the author knows." in text
+    assert [d.name for d in tensors_of_text(text)["model.embed_tokens.weight"].dims] == ["n108", "hidden_size"]
+    config = llama_config(intermediate_size=36)
+    text, _ = imported(save(tmp_path / "t", random_of(llama_shapes(config)), config), tmp_path)
+    assert "36 is config.hidden_size, config.intermediate_size" in text
+
+
+def test_headers_alone_without_a_config(tmp_path):
+    save(
+        tmp_path / "s",
+        {"a.0.w": torch.ones(2, 3), "a.1.w": torch.ones(2, 3), "b": torch.tensor(1.0), "c.x y": torch.ones(4)},
+    )
+    text, _ = imported(tmp_path / "s", tmp_path)
+    assert set(tensors_of_text(text)) == {"a.w", "b", "c.x y"}
+    assert "dim l = 2" in text
+
+
+@pytest.mark.parametrize(
+    "numbers, written",
+    [
+        ([0, 1, 2, 3], "l"), ([1, 2, 3], "l[1..]"), ([0, 1], "l[..2]"), ([1, 3], "l[1.. by 2]"), ([0, 1, 3], None),
+    ],
+)  # fmt: skip
+def test_layers_that_only_some_have(numbers, written, tmp_path):
+    tensors = {f"layers.{i}.norm": torch.ones(5) for i in range(4)} | {
+        f"layers.{i}.moe": torch.ones(7) for i in numbers
+    }
+    text, _ = imported(save(tmp_path / "s", tensors), tmp_path)
+    found = tensors_of_text(text)
+    if written is None:  # no range: each stays by itself
+        assert sum(path.endswith("moe") for path in found) == 3
+    else:
+        assert any("layers.moe" in line and f": {written} " in line for line in text.splitlines()), text
+
+
+def test_layers_of_different_shapes_stay_apart(tmp_path):
+    text, _ = imported(save(tmp_path / "s", {f"layers.{i}.w": torch.ones(i + 1) for i in range(3)}), tmp_path)
+    assert len(tensors_of_text(text)) == 3
+
+
+def test_two_towers_have_counts_of_their_own(tmp_path):
+    tensors = {f"encoder.layers.{i}.w": torch.ones(3) for i in range(2)} | {
+        f"decoder.layers.{i}.w": torch.ones(3) for i in range(5)
+    }
+    tensors |= {f"decoder.layers.{i}.experts.{e}.w": torch.ones(4) for i in range(5) for e in range(3)}
+    text, _ = imported(save(tmp_path / "s", tensors), tmp_path)
+    assert "dim l = 5" in text and "dim layers = 2" in text and "dim experts = 3" in text
+
+
+def test_dtypes_that_are_not_the_common_one_are_said(tmp_path):
+    save(
+        tmp_path / "s",
+        {"a": torch.ones(2, dtype=torch.bfloat16), "b": torch.ones(3, dtype=torch.bfloat16), "c": torch.arange(3)},
+    )
+    found = tensors_of_text(imported(tmp_path / "s", tmp_path)[0])
+    assert found["a"].dtype is None and found["c"].dtype == "i64"
+
+
+def test_what_a_class_adds(tmp_path, monkeypatch):
+    """Ties, buffers and a plan of tensor parallelism: as transformers would state them."""
+    config = llama_config(tie_word_embeddings=True)
+    shapes = {**llama_shapes(config), "model.seen": (2,)}
+    source = save(tmp_path / "s", random_of(shapes), config)
+    facts = hf._Class(
+        tuple(hf.Found(n, s, "f32", n == "model.seen") for n, s in shapes.items()),
+        {"lm_head.weight": "model.embed_tokens.weight"},
+        {
+            "model.layers.*.mlp.up_proj": "colwise",
+            "model.layers.*.mlp.down_proj": "rowwise",
+            "model.layers.*.self_attn.q_proj": "odd",
+        },
+    )
+    monkeypatch.setattr(hf, "_class_of", lambda *_, **__: facts)
+    text, layout = imported(source, tmp_path)
+    assert "alias lm_head.weight = model.embed_tokens.weight" in text
+    assert tensors_of_text(text)["model.seen"].kind == "buffer"
+    assert "model.layers.*.self_attn.q_proj.weight: the class's plan says `odd`" in text
+    parallel = layout.replace("hf()", "tensor_parallel(tp = 4)")
+    ucpl.convert(source, tmp_path / "tp", parallel, layout=layout)
+    ucpl.convert(tmp_path / "tp", tmp_path / "back", layout, layout=parallel)
+    assert ucpl.compare(source, tmp_path / "back", a_layout=layout, b_layout=layout)
+    first = api.open_checkpoint(tmp_path / "tp" / "tp_03.safetensors").extents[
+        "model.safetensors", ("model.layers.0.mlp.up_proj.weight",)
+    ]
+    assert first.shape == (4, 36)  # chunks of 22 over 4: 6 6 6 4
+
+
+@pytest.mark.parametrize(
+    "what, code", [("empty", "E395"), ("config alone", "E396"), ("broken", "E395"), ("a list", "E395")]
+)
+def test_what_cannot_be_imported(what, code, tmp_path):
+    text = {"config alone": json.dumps(llama_config()), "broken": "{", "a list": "[]"}.get(what)
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UcplError) as caught:
+        hf.import_hf(tmp_path)
+    assert caught.value.diagnostics[0].code == code
+
+
+def test_the_verb(tmp_path, capsys):
+    from ucpl.cli import main
+
+    assert main(["import", "hf", str(WRITTEN / "llama"), "-o", str(tmp_path / "a.ucpl")]) == 0
+    capsys.readouterr()
+    assert main(["import", "hf", str(WRITTEN / "llama")]) == 0
+    assert (tmp_path / "a.ucpl").read_text() == capsys.readouterr().out
+    assert main(["fmt", "--check", str(tmp_path / "a.ucpl")]) == 0
+    assert main(["check", str(tmp_path / "a.ucpl"), "--config", str(WRITTEN / "llama" / "config.json")]) == 0
+    assert main(["import", "hf", str(tmp_path / "nothing")]) == 3
