@@ -217,6 +217,7 @@ def target_side(
     *,
     config: dict[str, Any] | None = None,
     sizes: dict[str, Value] | None = None,
+    drop: Sequence[str] = (),
 ) -> Side:
     """The target of a conversion: what its call leaves open comes from the source, with its origin.
 
@@ -228,6 +229,7 @@ def target_side(
     from ucpl.frontends import parallel, stages
     from ucpl.regions.sharding import shardings_of
 
+    model = _lessened(model, set(drop)) if model is not None and drop else model
     known = config if config is not None else source.config
     inherited = {name: value for name, value in source.inherited.items() if name not in _OWN_NAMES}
     library, call = parse_target(target) if isinstance(target, str) else target
@@ -238,6 +240,30 @@ def target_side(
         )
         library, call, notes = made.library, made.call, made.notes
     return side((library, call), model=model, inherited=inherited, config=known, sizes=sizes, notes=notes)
+
+
+def _lessened(model: nodes.Model, drop: set[str]) -> nodes.Model:
+    """The model without these tensors and states: what a target of any model then has no place for."""
+    from attrs import evolve
+
+    from ucpl.syntax import nodes
+
+    items: list[nodes.ModelItem] = []
+    for item in model.items:
+        match item:
+            case nodes.Tensor(path=path) | nodes.Alias(path=path) if path in drop:
+                pass
+            case nodes.Alias(owner=owner) if owner in drop:
+                pass
+            case nodes.Group(members=tuple(members)):
+                kept = tuple(m for m in members if m not in drop)
+                items += [evolve(item, members=kept)] if kept else []
+            case nodes.State(names=names):
+                left = tuple(n for n in names if n not in drop)
+                items += [evolve(item, names=left)] if left else []
+            case _:
+                items.append(item)
+    return evolve(model, items=tuple(items))
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -257,12 +283,16 @@ def make_plan(
     from ucpl.graph import build
     from ucpl.schedule import order
 
-    beside = tuple(d for d in drop if checkpoint is not None and d in checkpoint.envelope.carried)
+    known = checkpoint.envelope if checkpoint is not None else None
+    beside = tuple(d for d in drop if known is not None and (d in known.carried or d in known.scalars))
     inside = tuple(d for d in drop if d not in beside)
     graph = build(source.placement, target.placement, drop=inside, dtype_of=dtype_of(checkpoint))
     made = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=closed_text(target))
     if beside:
-        said = tuple(f"client_state of {d}: dropped by name" for d in beside)
+        said = tuple(
+            f"{'client_state' if known is not None and d in known.carried else 'scalar'} of {d}: dropped by name"
+            for d in beside
+        )
         made = evolve(made, dropped=made.dropped + said, carry={**made.carry, **dict.fromkeys(beside, "drop")})
     return graph, made
 
@@ -309,17 +339,18 @@ def sides(
     checkpoint: Checkpoint | None = None,
     config: dict[str, Any] | None = None,
     sizes: dict[str, Value] | None = None,
+    drop: Sequence[str] = (),
 ) -> tuple[Side, Side]:
     """Both sides of a plan. A source that is a path is that checkpoint; its headers, or `model`, close layouts of any model."""
     if checkpoint is not None:
         described = None if isinstance(source, str) and is_checkpoint(source) else source
         here, known = source_side(checkpoint, described, config, sizes)
-        return here, target_side(target, here, model or known, config=config, sizes=sizes)
+        return here, target_side(target, here, model or known, config=config, sizes=sizes, drop=drop)
     ours, theirs = (parse_target(one) if isinstance(one, str) else one for one in (source, target))
     if model is None:  # a side of a named model says what the other is over
         model = next((_model_of(*one) for one in (ours, theirs) if not of_any(*one)), None)
     here = side(ours, model=model, config=config, sizes=sizes)
-    return here, target_side(theirs, here, model, config=config, sizes=sizes)
+    return here, target_side(theirs, here, model, config=config, sizes=sizes, drop=drop)
 
 
 def _model_of(library: Library, call: nodes.Call) -> nodes.Model:
@@ -354,7 +385,7 @@ def plan(
     if checkpoint is not None:
         opened = open_checkpoint(checkpoint, described, config=config, sizes=sizes)
     known = model_named(model) if model is not None else None
-    here, there = sides(source, target, model=known, checkpoint=opened, config=config, sizes=sizes)
+    here, there = sides(source, target, model=known, checkpoint=opened, config=config, sizes=sizes, drop=drop)
     return make_plan(here, there, checkpoint=opened, drop=tuple(drop), name=name)[1]
 
 
@@ -498,10 +529,10 @@ def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
 
 
 def _without(checkpoint: Checkpoint, names: set[str]) -> Checkpoint:
-    """The checkpoint as if client_state had none of these keys."""
+    """The checkpoint as if client_state had none of these keys, and no parameter these numbers."""
     from attrs import evolve
 
-    if names.isdisjoint(checkpoint.envelope.carried):
+    if names.isdisjoint(checkpoint.envelope.carried) and names.isdisjoint(checkpoint.envelope.scalars):
         return checkpoint
 
     def rest(values: dict[str, Any]) -> dict[str, Any]:
@@ -510,9 +541,9 @@ def _without(checkpoint: Checkpoint, names: set[str]) -> Checkpoint:
     carry = dict(checkpoint.carry)
     if "client_state" in carry:  # one a rank
         carry["client_state"] = [rest(values) for values in carry["client_state"]]
-    return evolve(
-        checkpoint, envelope=evolve(checkpoint.envelope, carried=rest(checkpoint.envelope.carried)), carry=carry
-    )
+    known = checkpoint.envelope
+    less = evolve(known, carried=rest(known.carried), scalars=rest(known.scalars))
+    return evolve(checkpoint, envelope=less, carry=carry)
 
 
 def convert(
@@ -529,7 +560,7 @@ def convert(
     """Infer the source (or take it as `layout` says), plan, prove, and write the target. `how`: as for `apply`."""
     opened = open_checkpoint(source, layout, config=config, sizes=sizes)
     here, model = source_side(opened, layout, config, sizes)
-    there = target_side(to, here, model, config=config, sizes=sizes)
+    there = target_side(to, here, model, config=config, sizes=sizes, drop=drop)
     _, made = make_plan(here, there, checkpoint=opened, drop=tuple(drop))
     return Converted(made, apply(made, opened, target, **how))
 

@@ -59,7 +59,7 @@ def run(options: Namespace, console: Console) -> int:
     of_source = sizes if options.layout else None
     opened = api.open_checkpoint(options.source, options.layout, config=config, sizes=of_source)
     here, model = api.source_side(opened, options.layout, config, of_source)
-    there = api.target_side(options.to, here, model, config=config, sizes=sizes)
+    there = api.target_side(options.to, here, model, config=config, sizes=sizes, drop=options.drop)
     _, plan = api.make_plan(here, there, checkpoint=opened, drop=tuple(options.drop))
     console.say("\n".join(plan_lines(plan)))
     if options.dry_run:
@@ -93,10 +93,15 @@ def refuse_existing(target: Path, options: Namespace) -> None:
 
 def look_again(target: Path, plan: Plan) -> None:
     """Open what was written and find every tensor of the plan where it should be. Raises: UcplError."""
+    from attrs import evolve
+
     from ucpl.runtime.rows import fit
     from ucpl.stores.generic import NAME, open_files
     from ucpl.stores.registry import open_checkpoint
 
+    written = [t for t in plan.targets if t.numel]
+    if target.is_file():  # one file, called as DST is
+        written = [evolve(t, file=target.name) for t in written]
     described = plan.target.framework == NAME  # files that nothing but a layout describes
-    opened = open_files(target, (t.file for t in plan.targets)) if described else open_checkpoint(target)
-    fit([t for t in plan.targets if t.numel], opened.extents, "target")
+    opened = open_files(target, (t.file for t in written)) if described else open_checkpoint(target)
+    fit(written, opened.extents, "target")

@@ -75,7 +75,7 @@ def run(options: Namespace, console: Console) -> int:
     if checkpoint is not None:
         opened = api.open_checkpoint(checkpoint, described, config=config, sizes=sizes or None)
     model = api.model_named(options.model) if options.model else None
-    here, there = api.sides(source, target, model=model, checkpoint=opened, config=config, sizes=sizes)
+    here, there = api.sides(source, target, model=model, checkpoint=opened, config=config, sizes=sizes, drop=drop)
     if options.rank is not None and not 0 <= options.rank < max(1, there.layout.ranks):
         fail(
             "E180",

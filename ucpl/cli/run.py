@@ -7,6 +7,7 @@ What nobody foresaw ends with one line and 1: INTERFACE has no status for it.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -52,6 +53,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     """One command. Never raises."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     before = arguments[: next((i for i, a in enumerate(arguments) if not a.startswith("-")), len(arguments))]
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, *thresholds[1:])  # imports make many objects and no garbage: a tenth of the start
     console = Console(json="--json" in arguments, debug="--debug" in arguments, arguments=arguments)
     try:
         rest = arguments[len(before) :]
@@ -79,6 +82,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         console.note(f"internal error: {type(error).__name__}: {error} (run with --debug to see where)")
         return Exit.ANSWER_IS_NO
     finally:
+        gc.set_threshold(*thresholds)
         console.flush()
 
 

@@ -1,0 +1,445 @@
+"""The promise of the command line: verbs, --help, --json, exit statuses, what is imported, what a terminal sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+
+import ucpl as package
+from tests.cli.command import FIXTURES, ROOT, alone, digest, good, ucpl
+from ucpl.cli import main
+from ucpl.cli.verbs import VERBS
+
+SOURCE = FIXTURES / "z1_dp4"
+HEAVY = ("torch", "rich", "hypothesis", "networkx")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    good("plan", "--from", SOURCE, "--to", "zero3(dp=3)", "-o", tmp_path / "grow.plan")
+    return tmp_path / "grow.plan"
+
+
+# ---- help and usage --------------------------------------------------------------------------------------------------
+
+
+def test_every_verb_of_the_interface_is_there_and_listed() -> None:
+    assert set(VERBS) >= {
+        "demo", "inspect", "infer", "check", "fmt", "show", "plan", "apply", "convert", "compare", "verify", "why",
+        "roundtrip", "explain",
+    }  # fmt: skip
+    text = good("--help").out
+    assert all(re.search(rf"^  {verb} +\S", text, re.MULTILINE) for verb in VERBS)
+    assert good().out == text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_an_example_of_that_verb(verb: str) -> None:
+    text = good(verb, "--help").out
+    assert re.search(rf"^  ucpl {verb}\b", text.partition("example:\n")[2], re.MULTILINE)
+    assert "--json" in text and "--debug" in text
+
+
+def test_the_version_is_the_project_s() -> None:
+    import tomllib
+
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert good("--version").out == f"ucpl {stated}\n" and package.__version__ == stated
+
+
+@pytest.mark.parametrize(
+    "argv", [("nosuchverb",), ("convert",), ("convert", "a", "b", "--to", "x", "c"), ("fmt", "--chekc", "x")]
+)
+def test_wrong_usage_is_2_and_says_so_on_standard_error(argv: tuple[str, ...]) -> None:
+    done = ucpl(*argv)
+    assert done.status == 2 and done.out == "" and done.err.startswith("error[E17")
+
+
+# ---- json ------------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_one_object_on_standard_output(tmp_path: Path, plan: Path) -> None:
+    spec = tmp_path / "spec.ucpl"
+    good("infer", SOURCE, "-o", spec)
+    for argv in (
+        ["inspect", SOURCE],
+        ["infer", SOURCE],
+        ["check", spec],
+        ["fmt", "--check", spec],
+        ["show", SOURCE, "--after", "resolve"],
+        ["plan", "--from", SOURCE, "--to", "zero1(dp=2)"],
+        ["apply", plan, SOURCE, tmp_path / "a"],
+        ["convert", SOURCE, tmp_path / "b", "--to", "plain()"],
+        ["compare", SOURCE, tmp_path / "a"],
+        ["verify", SOURCE],
+        ["why", plan, "wte.weight[3, 4]"],
+        ["explain", "E500"],
+        ["roundtrip", spec, "--examples", "2"],
+    ):
+        done = ucpl(*argv, "--json")
+        assert done.status == 0, (argv, done.err)
+        assert done.err == "" and isinstance(json.loads(done.out), dict), argv
+
+
+def test_an_error_is_an_object_too() -> None:
+    done = ucpl("inspect", "/nowhere", "--json")
+    assert done.status == 3 and "error[E437]" in done.err
+    assert done.json["status"] == 3 and done.json["diagnostics"][0]["code"] == "E437"
+
+
+# ---- imports and start ------------------------------------------------------------------------------------------------
+
+REPORT = f"""
+import sys
+from ucpl.cli import main
+status = main()
+print(*sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def test_who_reads_texts_and_headers_never_imports_torch(tmp_path: Path, plan: Path) -> None:
+    spec = tmp_path / "spec.ucpl"
+    good("infer", SOURCE, "-o", spec)
+    for argv in (
+        ["--help"],
+        ["explain", "E500"],
+        ["check", spec],
+        ["fmt", "--check", spec],
+        ["inspect", SOURCE],
+        ["infer", SOURCE],
+        ["show", f"{spec}:stored()"],
+        ["plan", "--from", "zero1(dp=4)", "--to", "zero3(dp=3)", "--model", f"{spec}:checkpoint"],
+        ["plan", "--from", SOURCE, "--to", "zero3(dp=3)"],
+        ["why", plan, "wte.weight[3, 4]"],
+        ["convert", SOURCE, tmp_path / "none", "--to", "zero1(dp=2)", "--dry-run"],
+    ):
+        done = alone(*argv, code=REPORT)
+        assert done.status == 0, (argv, done.err)
+        assert done.err.split() == [], argv
+
+
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[:2] in (["ucpl", room] for room in ("syntax", "layout", "regions", "graph")) or name == "lark":
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocked())
+from ucpl.cli import main
+sys.exit(main())
+"""
+
+
+def test_apply_needs_no_room_of_the_compiler(tmp_path: Path, plan: Path) -> None:
+    done = alone("apply", plan, SOURCE, tmp_path / "target", code=BLOCKED)
+    assert done.status == 0, done.err
+    good("compare", SOURCE, tmp_path / "target")
+    refused = alone("plan", "--from", SOURCE, "--to", "zero1(dp=2)", code=BLOCKED)
+    assert refused.status == 1 and "is blocked" in refused.err
+
+
+def start_of(code: str, *argv: str) -> float:
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code, *argv], cwd=ROOT, check=True, capture_output=True)
+    return time.perf_counter() - begin
+
+
+def test_check_and_plan_start_within_twice_the_base(tmp_path: Path) -> None:
+    """As a ratio to the imports that the project stands on, in interleaved runs, so that other load hits both."""
+    spec = tmp_path / "spec.ucpl"
+    good("infer", SOURCE, "-o", spec)
+    base = "import lark, attrs, numpy, networkx"
+    code = "import sys; from ucpl.cli import main; sys.exit(main())"
+    model = f"{spec}:checkpoint"
+    check = ("check", "specs/deepspeed.ucpl", "specs/plain.ucpl")
+    planned = ("plan", "--from", "zero1(dp=4)", "--to", "zero3(dp=3)", "--model", model)
+    start_of(code, *check)  # the parser's tables are kept
+    times = [(start_of(base), start_of(code, *check), start_of(code, *planned)) for _ in range(9)]
+    for run in (1, 2):
+        ratios = [column(t[run] for t in times) / column(t[0] for t in times) for column in (min, median)]
+        assert min(ratios) <= 2, (("base", "check", "plan")[run], [f"{r:.2f}" for r in ratios])
+
+
+# ---- what a terminal sees ---------------------------------------------------------------------------------------------
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m ucpl show {SOURCE} | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "" and done.stdout.startswith("layout")
+
+
+def test_an_interrupt_is_130_and_leaves_no_target(tmp_path: Path) -> None:
+    code = """
+import sys
+from ucpl.runtime import execute as _, targets
+from ucpl.cli import main
+def interrupt(*_, **__): raise KeyboardInterrupt
+targets.TargetFiles.write = interrupt
+sys.exit(main())
+"""
+    done = alone("convert", SOURCE, tmp_path / "target", "--to", "zero1(dp=2)", code=code)
+    assert done.status == 130 and "Traceback" not in done.err
+    assert not (tmp_path / "target").exists()
+
+
+def test_what_nobody_foresaw_is_one_line_and_debug_shows_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr("ucpl.stores.registry.open_checkpoint", broken)
+    done = ucpl("inspect", SOURCE)
+    assert (
+        done.status == 1 and done.err == "internal error: RuntimeError: no such thing (run with --debug to see where)\n"
+    )
+    with pytest.raises(RuntimeError, match="no such thing"):
+        main(["inspect", str(SOURCE), "--debug"])
+
+
+def test_names_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    value = {
+        "params": {"w\x1b[2J": {"weight": torch.zeros(2)}},
+        "buffers": {},
+        "aliases": {},
+        "groups": [],
+        "scalars": {},
+    }
+    torch.save(value, tmp_path / "evil.pt")
+    done = good("inspect", tmp_path / "evil.pt", "--tensors")
+    assert "\x1b" not in done.out and "w\ufffd[2J" in done.out
+
+
+def test_no_colour_where_there_is_no_terminal() -> None:
+    env = {**os.environ, "FORCE_COLOR": "1"}
+    env.pop("NO_COLOR", None)
+    done = subprocess.run([sys.executable, "-m", "ucpl", "inspect", "/nowhere"], cwd=ROOT, env=env, capture_output=True)
+    assert done.returncode == 3 and b"\x1b" not in done.stderr
+
+
+# ---- single verbs ------------------------------------------------------------------------------------------------------
+
+
+def test_demo_proves_what_it_says() -> None:
+    done = good("demo", "--json").json
+    assert done["proved"] and done["equal"] and done["sound"] and done["source_unchanged"]
+    text = good("demo").out
+    assert "proved: zero2(dp = 4) and zero3(dp = 3) hold the same state" in text
+
+
+def test_an_inferred_text_converts_as_the_checkpoint_does(tmp_path: Path) -> None:
+    good("infer", SOURCE, "-o", tmp_path / "spec.ucpl")
+    good("convert", SOURCE, tmp_path / "a", "--to", "zero3(dp=3)")
+    good("convert", SOURCE, tmp_path / "b", "--to", "zero3(dp=3)", "--from", f"{tmp_path}/spec.ucpl:stored()")
+    files = [p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*.pt")]
+    assert len(files) == 6
+    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+
+
+def test_the_same_plan_gives_the_same_bytes_under_any_hash_seed(tmp_path: Path) -> None:
+    found = set()
+    for seed in ("0", "1", "7"):
+        path = tmp_path / f"{seed}.plan"
+        argv = [sys.executable, "-m", "ucpl", "plan", "--from", str(SOURCE), "--to", "zero3(dp=3)", "-o", str(path)]
+        subprocess.run(argv, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True)
+        found.add(path.read_bytes())
+    assert len(found) == 1
+
+
+def test_apply_is_what_convert_does(tmp_path: Path, plan: Path) -> None:
+    good("apply", plan, SOURCE, tmp_path / "a")
+    good("convert", SOURCE, tmp_path / "b", "--to", "zero3(dp=3)")
+    files = [p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*.pt")]
+    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+
+
+@pytest.mark.parametrize(
+    ("element", "name", "index"), [("wte.weight[41, 7]", "wte.weight", (41, 7)), ("mix[2, 4]", "mix", (2, 4))]
+)
+def test_why_leads_to_the_value(element: str, name: str, index: tuple[int, ...], tmp_path: Path) -> None:
+    """The places that `why` names hold the value that torch finds in the truth."""
+    good("plan", "--from", SOURCE, "--to", "zero1(dp=3)", "-o", tmp_path / "some.plan")
+    good("apply", tmp_path / "some.plan", SOURCE, tmp_path / "target")
+    truth = torch.load(SOURCE / "truth.pt", weights_only=True)["params"][name]
+    found = good("why", tmp_path / "some.plan", element, "--json").json["from"]
+    copies = [a for a in found if a["kind"] == "copy"]
+    assert {a["state"] for a in copies} == {"weight", "fp32", "exp_avg", "exp_avg_sq"}
+
+    def value(folder: Path, file: str, key: str, at: list[int]) -> float:
+        tree = torch.load(folder / "global_step3" / file, weights_only=False)
+        steps = key.split("/")
+        for step in steps:
+            tree = tree[int(step)] if isinstance(tree, list) or (step.isdigit() and int(step) in tree) else tree[step]
+        return float(tree[tuple(at)])
+
+    for a in copies:
+        wanted = float(truth["fp32" if a["state"] == "weight" else a["state"]][index])
+        if a["state"] == "weight":  # the only file that needs no class of DeepSpeed's to load
+            assert value(SOURCE, a["source_file"], a["source_key"], a["source_index"]) == wanted
+            assert value(tmp_path / "target", a["target_file"], a["target_key"], a["target_index"]) == wanted
+
+
+def test_why_of_a_flat_buffer_agrees_with_its_bytes(tmp_path: Path) -> None:
+    """The same, of DeepSpeed's optimizer files: the element's bytes are read from the storage that the key has."""
+    from ucpl.api import open_checkpoint
+    from ucpl.extents import key_text
+
+    good("plan", "--from", SOURCE, "--to", "zero3(dp=3)", "-o", tmp_path / "some.plan")
+    good("apply", tmp_path / "some.plan", SOURCE, tmp_path / "target")
+    truth = torch.load(SOURCE / "truth.pt", weights_only=True)["params"]
+    sides = {"source": open_checkpoint(SOURCE), "target": open_checkpoint(tmp_path / "target")}
+    for name, index in (("wte.weight", (66, 23)), ("blocks.1.mlp.down.weight", (11, 36)), ("ln_f.bias", (23,))):
+        text = f"{name}[{', '.join(map(str, index))}]"
+        for a in good("why", tmp_path / "some.plan", text, "--state", "exp_avg", "--json").json["from"]:
+            for side, opened in sides.items():
+                (extent,) = [
+                    e
+                    for (f, k), e in opened.extents.items()
+                    if f == a[f"{side}_file"] and key_text(k) == a[f"{side}_key"]
+                ]
+                (position,) = a[f"{side}_index"]
+                raw = (opened.root / extent.file).read_bytes()[extent.storage_start :]
+                stored = torch.frombuffer(bytearray(raw[: extent.storage_bytes]), dtype=torch.float32)
+                assert stored[extent.offset + position] == truth[name]["exp_avg"][index], (side, text)
+
+
+def test_drop_leaves_out_a_state_a_tensor_and_a_key(tmp_path: Path) -> None:
+    drops = ["--drop", "exp_avg_sq", "--drop", "foo"]
+    done = good("convert", SOURCE, tmp_path / "a.pt", "--to", "plain()", *drops)
+    assert "exp_avg_sq" in done.out and "dropped by name" in done.out
+    plain = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert set(plain["params"]["mix"]) == {"weight", "fp32", "exp_avg", "step"}
+    assert set(plain["envelope"]["carried"]) == {"rng"}
+
+
+def test_force_replaces_and_resume_finds_it_done(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    good("convert", SOURCE, target, "--to", "zero1(dp=2)")
+    first = digest(target)
+    assert ucpl("convert", SOURCE, target, "--to", "zero1(dp=2)").status == 4
+    assert digest(target) == first
+    done = good("convert", SOURCE, target, "--to", "zero1(dp=2)", "--resume", "--json").json
+    assert done["report"]["done_before"]
+    assert ucpl("convert", SOURCE, target, "--to", "zero1(dp=3)", "--resume").status == 4
+    good("convert", SOURCE, target, "--to", "zero1(dp=3)", "--force")
+    assert len(list(target.glob("*/*_optim_states.pt"))) == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["target"]
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    done = good("convert", SOURCE, tmp_path / "target", "--to", "zero1(dp=2)", "--dry-run")
+    assert "nothing was written" in done.out and list(tmp_path.iterdir()) == []
+
+
+def test_origins_of_inherited_values_are_printed(tmp_path: Path) -> None:
+    out = good("convert", FIXTURES / "z3_dp2_subgroup", tmp_path / "t", "--to", "zero3(dp=3)").out
+    assert re.search(r"sub_group_size = 2000: ds_config of \S+", out)
+    assert "dp = 3: given" in out
+
+
+def test_a_carried_object_needs_leave(tmp_path: Path) -> None:
+    from tests.golden.recipes import CASES
+
+    argv = CASES["object_of_unknown_class"].make(tmp_path)
+    argv = [str(tmp_path / a) if a in ("source", "target") else a for a in argv]
+    assert ucpl(*argv).status == 4
+    good(*argv, "--allow-global", "my_project.tracking.Tracker")
+    target = argv[2]
+    unknown = good("inspect", target, "--json").json["unknown_globals"]
+    assert unknown == ["my_project.tracking.Tracker"]
+    good("compare", argv[1], target)
+    good(*argv, "--force", "--drop", "foo")
+    assert good("inspect", target, "--json").json["unknown_globals"] == []
+
+
+def test_explain_prints_every_code() -> None:
+    from ucpl.errors import catalogue
+
+    for code, entry in catalogue().items():
+        text = good("explain", code.lower()).out
+        assert entry.meaning in text and entry.remedy in text
+
+
+def test_fmt_tidies_once(tmp_path: Path) -> None:
+    path = tmp_path / "spec.ucpl"
+    path.write_text("ucpl 1\nmodel m {\n w:4 8 dtype f32 # a comment\n}\n")
+    assert ucpl("fmt", "--check", path).status == 1
+    good("fmt", path)
+    assert "# a comment" in path.read_text()
+    good("fmt", "--check", path)
+    assert [p.name for p in tmp_path.iterdir()] == ["spec.ucpl"]
+
+
+def test_check_finds_what_is_wrong_where(tmp_path: Path) -> None:
+    path = tmp_path / "spec.ucpl"
+    path.write_text(
+        'ucpl 1\nmodel m {\n  w : 4 8 dtype f32\n}\nlayout a() of m {\n  file weights = torch "a.pt"\n  x = 4 as "x"\n}\n'
+    )
+    done = ucpl("check", path, "--json")
+    assert done.status == 1 and done.json["diagnostics"][0]["places"][0]["line"] == 7
+
+
+@pytest.mark.parametrize("stage", ["resolve", "locate", "build", "order"])
+def test_show_prints_each_stage(stage: str) -> None:
+    text = good("show", SOURCE, "--after", stage, "--to", "zero3(dp=2)").out
+    wanted = {
+        "resolve": "tensor     mix : 3 5 f32",
+        "locate": "exp_avg    zero_pp_rank_3",
+        "build": "Merge(",
+        "order": "moves      exp_avg",
+    }
+    assert wanted[stage] in text
+
+
+def test_show_of_one_rank_shows_that_rank() -> None:
+    text = good("show", SOURCE, "--rank", "2").out
+    assert "zero_pp_rank_2_mp_rank_00" in text and "zero_pp_rank_1_mp_rank_00" not in text
+    assert ucpl("show", SOURCE, "--rank", "4").status == 2
+
+
+def test_a_plan_statement_knows_the_numbers_of_its_file(tmp_path: Path) -> None:
+    good("infer", SOURCE, "-o", tmp_path / "spec.ucpl")
+    (tmp_path / "restart.ucpl").write_text(
+        'ucpl 1\nfrom "spec.ucpl" import stored\nlet ranks = 2 + 3\nplan grow = stored(dp = 4) -> stored(dp = ranks)\n'
+    )
+    done = good("plan", tmp_path / "restart.ucpl", "grow", "--json").json["plan"]
+    assert done["name"] == "grow" and "dp = 5" in done["target"]
+
+
+# ---- Python ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_python_api_does_what_the_verbs_do(tmp_path: Path) -> None:
+    done = package.convert(SOURCE, tmp_path / "a", to="zero2(dp=2)")
+    assert done.report.bytes_read > 0 and package.compare(SOURCE, tmp_path / "a") and package.verify(tmp_path / "a")
+    made = package.plan(str(SOURCE), "zero3(dp=2)")
+    package.save_plan(made, tmp_path / "a.plan")
+    package.apply(package.load_plan(tmp_path / "a.plan"), SOURCE, tmp_path / "b")
+    assert package.compare(tmp_path / "a", tmp_path / "b")
+    assert "layout stored(" in package.infer(SOURCE).text()
+    with pytest.raises(package.UcplError, match="E437"):
+        package.verify(tmp_path / "nowhere")
+
+
+def test_every_name_of_the_package_is_there() -> None:
+    assert all(callable(getattr(package, name)) for name in package.__all__ if name != "__version__")
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError):
+        package.no_such_name  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_signals_are_left_alone() -> None:
+    """Running a verb in a program of one's own changes nothing of that program."""
+    before = signal.getsignal(signal.SIGINT)
+    good("explain", "E500")
+    assert signal.getsignal(signal.SIGINT) is before
