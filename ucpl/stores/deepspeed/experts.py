@@ -116,7 +116,9 @@ def open_experts(top: Path, root: Path, tag: str, listing: Listing) -> Checkpoin
         found.stated += [evolve(flat, coordinates={"ep": e}, cut="edp") for flat in mine.stated]
     for i, g in enumerate(sorted(ours)):
         members = _members(file, g, [locals_of[e][i].members for e in range(ep)], of)
-        found.groups.append(ParameterGroup(str(g), members, locals_of[0][i].hyper))
+        # Its name is that of the ranks that share it, ep_size_2: the target's is made anew.
+        hyper = {key: value for key, value in locals_of[0][i].hyper.items() if key != "name"}
+        found.groups.append(ParameterGroup(str(g), members, hyper))
     ordered = (file, *(part for part in _files(expert_files)), *optims)
     carried = {
         (part.file, extent.key): extent

@@ -83,9 +83,9 @@ class _Writer:
     names: list[str]  # the module's, in its order
     kinds: dict[str, NamedTensor]
     empty: dict[str, dict[str, Any]]
-    flats_of: list[list[Flat]]  # by tensor-parallel rank, by bucket
     hypers: list[dict[str, Any]]  # by group of the structure
-    tp: int = 0  # the tensor-parallel rank whose files are being made
+    here: dict[str, int] = field(factory=dict)  # coordinates of the rank whose file is being made
+    flats: list[Flat] = field(factory=list)  # that rank's, by bucket
     used: set[int] = field(factory=set)
 
     @classmethod
@@ -103,11 +103,6 @@ class _Writer:
         empty = dict(blobs.get("empty_tensors") or {})
         known = {**kinds, **structure.aliases, **empty, **(blobs.get("module_extra") or {})}
         stated = [name for name in blobs.get("module_names") or () if name in known]
-        flats: list[dict[int, Flat]] = [{} for _ in range(int(settings.get("tp") or 1))]
-        for flat in structure.flats:
-            for tp, mine in enumerate(flats):
-                if flat.coordinates.get("tp", tp) == tp:
-                    mine.setdefault(flat.bucket, flat)
         return cls(
             structure=structure,
             targets=targets,
@@ -122,25 +117,30 @@ class _Writer:
             names=list(dict.fromkeys((*stated, *known))),
             kinds=kinds,
             empty=empty,
-            flats_of=[[mine[bucket] for bucket in sorted(mine)] for mine in flats],
             hypers=_hypers(structure, source),
         )
 
     def skeleton(self, tag: str | None) -> Skeleton:
         files: list[tuple[_File, Any]] = []
-        for self.tp in range(self.degree):
+        for path, names in apart(self.targets, self.source).items():
+            file = _File(path, Storages(self.carried))
+            files.append((file, self.parts(file, names)))
+        for mp in range(self.stages * self.degree):
             for rank in range(self.dp if self.stage == 3 else 1):
-                file = _File(model_file(self.stage, rank, self.tp), Storages(self.carried))
+                self.stand(mp, rank)
+                file = _File(model_file(self.stage, rank, mp), Storages(self.carried))
                 files.append((file, self.model(file, rank)))
-        for self.tp in range(self.degree):
+        for mp in range(self.stages * self.degree):
             for rank in range(self.dp if self.stage else 0):
-                file = _File(optim_file(bool(self.settings.get("bf16")), rank, self.tp), Storages(self.carried))
-                files.append((file, self.shard(file, rank)))
+                self.stand(mp, rank)
+                file = _File(optim_file(bool(self.settings.get("bf16")), rank, mp), Storages(self.carried))
+                files.append((file, self.shard(file)))
         for i, target in enumerate(self.targets):
             if i not in self.used:
                 fail(
                     "E471",
-                    f"stage {self.stage} at dp {self.dp}, tp {self.degree} has no place for {key_text(target.key)} of {target.file}",
+                    f"stage {self.stage} at dp {self.dp}, tp {self.degree} has no place for {key_text(target.key)} of"
+                    f" {target.file}",
                     Label(target.file, where=key_text(target.key)),
                 )
         folder = tag or self.source.tag or f"global_step{self.blob('global_steps', 0)}"
@@ -160,11 +160,31 @@ class _Writer:
     @property
     def degree(self) -> int:
         """Tensor-parallel ranks, each with files of its own."""
-        return len(self.flats_of)
+        return int(self.settings.get("tp") or 1)
 
     @property
-    def flats(self) -> list[Flat]:
-        return self.flats_of[self.tp]
+    def stages(self) -> int:
+        """Pipeline stages, each with files of its own."""
+        return int(self.settings.get("pp") or 1)
+
+    @property
+    def tp(self) -> int:
+        return self.here["tp"]
+
+    def stand(self, mp: int, rank: int) -> None:
+        """Turn to the files of one rank."""
+        experts, ep = self.source.experts, int(self.settings.get("ep") or 1)
+        edp = self.dp // ep
+        if experts is not None and experts.is_data_first:
+            expert = {"ep": rank // edp, "edp": rank % edp}
+        else:
+            expert = {"edp": rank // ep, "ep": rank % ep}
+        self.here = {"pp": mp // self.degree, "tp": mp % self.degree, "dp": rank, **expert}
+        found: dict[int, Flat] = {}
+        for flat in self.structure.flats:
+            if all(self.here.get(axis, place) == place for axis, place in flat.coordinates.items()):
+                found.setdefault(flat.bucket, flat)
+        self.flats = [found[bucket] for bucket in sorted(found)]
 
     def blob(self, name: str, default: Any = None) -> Any:
         return self.source.envelope.blobs.get(name, default)
@@ -196,8 +216,10 @@ class _Writer:
 
     def model(self, file: _File, rank: int) -> dict[str, Any]:
         frozen = [t for t in self.structure.tensors if t.kind == "frozen"]
-        value: dict[str, Any] = {"module": self.module(file)}
-        value["buffer_names"] = [name for name in self.names if self.is_buffer(name)]
+        layers = self.blob("layer_files")
+        value: dict[str, Any] = {"module": self.module(file) if layers is None else None}
+        on_stage = None if layers is None else self.tensors_of_stage()
+        value["buffer_names"] = [n for n in self.names if self.is_buffer(n) and (on_stage is None or n in on_stage)]
         value["optimizer"] = self.whole(file) if self.stage == 0 else None
         value["param_shapes"] = self.param_shapes() if self.stage else None
         keeps_frozen = self.stage >= 2
@@ -206,7 +228,8 @@ class _Writer:
         in_order = [name for name in self.names if name in shapes]
         value["frozen_param_shapes"] = OrderedDict((n, shapes[n]) for n in in_order) if keeps_frozen else None
         if self.stage:
-            value["shared_params"] = dict(self.structure.aliases) if rank == 0 and self.tp == 0 else {}
+            is_first = rank == 0 and self.tp == 0 and self.here["pp"] == 0
+            value["shared_params"] = dict(self.structure.aliases) if is_first else {}
         else:
             value["shared_params"] = None
         fragments: OrderedDict[str, Any] | None = None
@@ -218,10 +241,12 @@ class _Writer:
         for key in ("skipped_steps", "global_steps", "global_samples"):
             value[key] = self.blob(key, 0)
         value["dp_world_size"] = self.dp
-        value["mp_world_size"] = self.degree
-        value["checkpoint_parallel_dimensions"] = {"pp_degree": 1, "tp_degree": self.degree}
+        value["mp_world_size"] = self.stages * self.degree
+        value["checkpoint_parallel_dimensions"] = {"pp_degree": self.stages, "tp_degree": self.degree}
         value["ds_config"] = file.storages.value(self.config)
         value["ds_version"] = FORMAT_VERSION
+        if self.source.experts is not None:
+            value |= {"num_experts": self.blob("num_experts"), "ds_autoep_layers": None}
         if (universal := self.universal()) is not None:
             value["universal_checkpoint_info"] = file.storages.value(universal)
         client: dict[str, Any] = file.storages.value(self.client_state(rank))
@@ -230,6 +255,9 @@ class _Writer:
     def client_state(self, rank: int) -> dict[str, Any]:
         """Each rank's own where both sides have a file a rank and as many ranks; else the first rank's for all."""
         kept = self.source.carry.get("client_state")
+        if self.source.carry.get("client_state_of") == "stage" and kept and len(kept) == self.stages:
+            of_stage: dict[str, Any] = kept[self.here["pp"]]
+            return of_stage
         if not kept or "client_state_of" in self.source.carry:
             return self.source.envelope.carried
         degree = self.source.carry.get("client_state_tp", 1)
@@ -261,7 +289,10 @@ class _Writer:
     def module(self, file: _File) -> OrderedDict[str, Any]:
         module: OrderedDict[str, Any] = OrderedDict()
         extra = self.blob("module_extra") or {}
+        experts = self.source.experts
         for name in self.names:
+            if experts is not None and name in experts.of:
+                continue  # in a file of its own
             if name in extra:
                 module[name] = file.storages.value(extra[name])
                 continue
@@ -286,6 +317,35 @@ class _Writer:
         set_attributes(module, file.storages.value(self.blob("module_attributes")))
         return module
 
+    def parts(self, file: _File, names: list[str]) -> dict[str, Any]:
+        """The file of one layer of a pipeline, or of one expert."""
+        known = (self.blob("layer_files") or {}).get(file.path)
+        out: dict[str, Any] = {} if known is None else OrderedDict()
+        for name in names if known is None else known["names"]:
+            made = self.tensor(file, (name,))
+            if made is None and known is not None and name in known["empty"]:
+                made = file.storages.empty(known["empty"][name]["dtype"], tuple(known["empty"][name]["shape"]))
+            if made is None and known is not None and name in known["extra"]:
+                out[name] = file.storages.value(known["extra"][name])
+                continue
+            if made is None:
+                fail("E471", f"the plan writes no {name} of {file.path}", Label(file.path, where=name))
+            out[name] = made
+        if isinstance(out, OrderedDict) and known is not None:
+            set_attributes(out, file.storages.value(known["attributes"]))
+        return out
+
+    def tensors_of_stage(self) -> set[str]:
+        """Tensors in files of layers on the stage whose file is being made."""
+        assert self.source.pipeline is not None
+        names = {(x.file, local): tensor for x in self.source.pipeline.layers for local, tensor in x.names}
+        ranks = self.dp * self.degree  # of a stage
+        return {
+            names[t.file, str(t.key[0])]
+            for t in self.targets
+            if t.rank // ranks == self.here["pp"] and (t.file, str(t.key[0])) in names
+        }
+
     def fragment(self, file: _File, name: str) -> TensorRef:
         made = self.tensor(file, ("frozen_param_fragments", name))
         if made is not None:
@@ -297,7 +357,28 @@ class _Writer:
         fail("E471", f"the plan writes no fragment of the frozen {name}", Label(file.path, where=name))
 
     def param_shapes(self) -> list[OrderedDict[str, Size]]:
-        return [OrderedDict((name, Size(shape)) for name, shape in flat.members) for flat in self.flats]
+        """Names are those of this rank's module: experts have local numbers there."""
+        return [OrderedDict((self.live(name), Size(shape)) for name, shape in flat.members) for flat in self.flats]
+
+    def live(self, name: str) -> str:
+        """What a tensor is called in the module of a rank that holds it."""
+        experts = self.source.experts
+        if experts is None or name not in experts.of:
+            return name
+        one = experts.of[name]
+        return f"{one.module}{one.number % (one.count // int(self.settings.get('ep') or 1))}.{one.inner}"
+
+    def hyper(self, file: _File, hyper: dict[str, Any]) -> dict[str, Any]:
+        """A group's hyper-parameters; a group of experts is called by the degree of expert parallelism."""
+        value: dict[str, Any] = file.storages.value(hyper)
+        if self.source.experts is not None and value.get("moe") is True:
+            value = {**value, "name": f"ep_size_{self.settings.get('ep') or 1}"}
+        return value
+
+    def cut(self, flat: Flat) -> tuple[int, int]:
+        """How many ranks share a flat buffer, and which of them this one is."""
+        axis = flat.cut if flat.cut is not None and flat.cut in self.here else "dp"
+        return int(self.settings.get(axis) or self.dp), self.here[axis]
 
     # ---- optimizer -----------------------------------------------------------------------------------------------------
 
@@ -359,8 +440,8 @@ class _Writer:
         numbers = file.storages.value(loss_scale_numbers(self.source.envelope.blobs))
         return {**numbers, "optimizer_state_dict": base, "fp32_groups": flats}
 
-    def shard(self, file: _File, rank: int) -> dict[str, Any]:
-        state = self.sliced(file) if self.stage == 3 else self.flat(file, rank)
+    def shard(self, file: _File) -> dict[str, Any]:
+        state = self.sliced(file) if self.stage == 3 else self.flat(file)
         return {
             "optimizer_state_dict": state,
             "ds_config": file.storages.value(self.config),
@@ -382,7 +463,7 @@ class _Writer:
         value = self.blob("clip_grad", self.config.get("gradient_clipping"))
         return {"clip_grad": value} if isinstance(value, (int, float)) else {}
 
-    def flat(self, file: _File, rank: int) -> dict[str, Any]:
+    def flat(self, file: _File) -> dict[str, Any]:
         """A shard of stages 1 and 2."""
         if len(self.flats) != len(self.structure.groups):
             fail(
@@ -412,24 +493,29 @@ class _Writer:
             }
             out["base_optimizer_state"] = {
                 "state": {g: state for g, state in held.items() if state},
-                "param_groups": [{**file.storages.value(hyper), "params": [g]} for g, hyper in enumerate(self.hypers)],
+                "param_groups": [{**self.hyper(file, hyper), "params": [g]} for g, hyper in enumerate(self.hypers)],
             }
         key: Key = (*here, "single_partition_of_fp32_groups")
         out["single_partition_of_fp32_groups"] = [
             self.tensor(file, (*key, g), True) or file.storages.empty("f32", (0,), True) for g in range(len(runs))
         ]
+        shared = [(*self.cut(flat), run) for flat, run in zip(self.flats, runs, strict=True)]
         if is_bf16_optimizer:
-            last = rank == self.dp - 1
-            out["group_paddings"] = [run.part(self.dp) * self.dp - run.numel if last else 0 for run in runs]
+            out["group_paddings"] = [
+                run.part(ways) * ways - run.numel if place == ways - 1 else 0 for ways, place, run in shared
+            ]
         else:
             out["zero_stage"] = _stage(self.stage)
-            out["group_paddings"] = [run.part(self.dp) - run.lean(self.dp, rank) for run in runs]
+            out["group_paddings"] = [run.part(ways) - run.lean(ways, place) for ways, place, run in shared]
             out["param_alignment_paddings"] = [_gaps(flat) for flat in self.flats]
-        out["partition_count"] = [self.dp] * len(runs)
+        out["partition_count"] = [ways for ways, _, _ in shared]
         out["ds_version"] = FORMAT_VERSION
         out["param_slice_mappings"] = [
-            _fragments(flat, rank * run.part(self.dp), (rank + 1) * run.part(self.dp))
-            for flat, run in zip(self.flats, runs, strict=True)
+            OrderedDict(
+                (self.live(name), where)
+                for name, where in _fragments(flat, place * run.part(ways), (place + 1) * run.part(ways)).items()
+            )
+            for flat, (ways, place, run) in zip(self.flats, shared, strict=True)
         ]
         return out
 
@@ -463,6 +549,17 @@ class _Writer:
             },
             "fp32_flat_groups": flats,
         }
+
+
+def apart(targets: tuple[StoredTensor, ...], source: Checkpoint) -> dict[str, list[str]]:
+    """Files of layers and of experts, with the names in each, in order."""
+    kept: dict[str, Any] = source.envelope.blobs.get("layer_files") or {}
+    out: dict[str, list[str]] = {file: [] for file in kept}
+    files = set(kept) | ({one.file for one in source.experts.of.values()} if source.experts is not None else set())
+    for target in targets:
+        if target.file in files:
+            out.setdefault(target.file, []).append(str(target.key[0]))
+    return dict(sorted(out.items()))
 
 
 def _hypers(structure: Structure, source: Checkpoint) -> list[dict[str, Any]]:
