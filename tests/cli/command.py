@@ -17,7 +17,9 @@ from ucpl.cli import main
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "deepspeed"
-CHECKPOINTS = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
+CHECKPOINTS = sorted(
+    path.name for path in FIXTURES.glob("z*")
+)  # the dense ones; tests of parallel ones stand elsewhere
 
 
 @frozen
