@@ -1,0 +1,225 @@
+"""DeepSpeed's AutoTP writes, ucpl converts to other degrees and stages, DeepSpeed loads with a plain `load_checkpoint`.
+
+One torchrun for each world size and degree: DeepSpeed makes its groups of ranks once in a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+
+pytestmark = pytest.mark.interop
+
+ROOT = Path(__file__).parents[2]
+JOB = Path(__file__).with_name("deepspeed_tp_job.py")
+CONVERT = "import sys, ucpl; ucpl.convert(sys.argv[1], sys.argv[2], to=sys.argv[3])"
+STEPS = 3
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at another degree or stage
+
+# name: (tp, dp, stage, dtype)
+SOURCES = {
+    "tp2_z1": (2, 2, 1, "fp32"),
+    "tp2_z3": (2, 2, 3, "fp32"),
+    "tp3_z2_bf16": (3, 1, 2, "bf16"),
+    "dense_z1": (1, 2, 1, "fp32"),
+}
+
+# What no dense checkpoint says: how the model is cut.
+SPEC = """ucpl 1
+
+layout cut(dp, tp) of any extends zero1(dp = dp, tp = tp) {
+  attn.qkv.weight    = (_[..24]@spread(tp, 6) + _[24..36]@spread(tp, 3) + _[36..]@spread(tp, 3)) ...  as "attn.qkv.weight"
+  attn.qkv.bias      = (_[..24]@spread(tp, 6) + _[24..36]@spread(tp, 3) + _[36..]@spread(tp, 3))      as "attn.qkv.bias"
+  attn.o_proj.weight = _ _@spread(tp, 6)                                                              as "attn.o_proj.weight"
+  mlp.gate_up.weight = (_[..37]@spread(tp) + _[37..]@spread(tp)) ...                                  as "mlp.gate_up.weight"
+  mlp.down.weight    = _ _@spread(tp)                                                                 as "mlp.down.weight"
+}
+"""
+
+
+@frozen
+class Target:
+    source: str
+    stage: int
+    tp: int
+    dp: int
+    calls: tuple[str, ...]  # layouts on the way, the target's own last
+    spoiled: bool = False  # one moment is changed after the conversion: the check must fail
+
+    def __str__(self) -> str:
+        way = "" if len(self.calls) == 1 else f"-by{len(self.calls) - 1}"
+        return f"{self.source}{way}-zero{self.stage}_tp{self.tp}_dp{self.dp}{'-spoiled' if self.spoiled else ''}"
+
+    @property
+    def run(self) -> dict[str, Any]:
+        return {"tp": self.tp, "stage": self.stage, "dtype": SOURCES[self.source][3]}
+
+    @property
+    def world(self) -> int:
+        return self.tp * self.dp
+
+    @property
+    def is_same(self) -> bool:
+        return SOURCES[self.source][:3] == (self.tp, self.dp, self.stage)
+
+
+TARGETS = (
+    Target("tp2_z1", 1, 1, 2, ("zero1(tp=1)",)),
+    Target("tp2_z1", 1, 1, 2, ("zero1(tp=1)",), spoiled=True),
+    Target("tp2_z1", 3, 1, 3, ("zero3(tp=1, dp=3)",)),
+    Target("tp2_z1", 1, 3, 1, ("zero1(tp=3, dp=1, kv_heads=4)",)),
+    Target("tp2_z1", 1, 4, 1, ("zero1(tp=4, dp=1, kv_heads=4)",)),
+    Target("tp2_z1", 3, 2, 1, ("zero3(dp=1)",)),
+    Target("tp2_z1", 1, 2, 2, ("zero3(tp=3, dp=3, kv_heads=4)", "zero2(tp=4, dp=1, kv_heads=4)", "zero1(tp=2, dp=2)")),
+    Target("tp2_z3", 1, 1, 2, ("zero1(tp=1)",)),
+    Target("tp2_z3", 3, 4, 1, ("zero3(tp=4, dp=1, kv_heads=4)",)),
+    Target("tp2_z3", 1, 2, 2, ("zero1(dp=2)",)),
+    Target("tp2_z3", 3, 2, 2, ("zero1(dp=3)", "zero3(dp=2)")),
+    Target("tp3_z2_bf16", 1, 1, 2, ("zero1(tp=1, dp=2)",)),
+    Target("tp3_z2_bf16", 3, 2, 2, ("zero3(tp=2, dp=2)",)),
+    Target("dense_z1", 1, 2, 2, ("SPEC:cut(dp=2, tp=2)",)),
+    Target("dense_z1", 1, 3, 1, ("SPEC:cut(dp=1, tp=3)",)),
+)
+
+
+def torchrun(world: int, jobs: list[dict[str, Any]], folder: Path) -> None:
+    run = jobs[0]["run"]
+    listed = folder / f"jobs{world}_{run['tp']}_{jobs[0]['do']}.json"
+    listed.write_text(json.dumps(jobs))
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
+    done = subprocess.run(
+        [*launch, str(JOB), str(listed)], env=environment, cwd=folder, capture_output=True, text=True, timeout=1500
+    )
+    if done.returncode:
+        listed.with_suffix(".log").write_text(done.stdout + done.stderr)
+
+
+def convert_all(target: Target, folder: Path) -> str:
+    """Empty, or what went wrong."""
+    here = folder / target.source
+    for n, call in enumerate(target.calls):
+        there = folder / f"{target}.{n}"
+        to = call.replace("SPEC", str(folder / "spec.ucpl"))
+        done = subprocess.run(
+            [sys.executable, "-c", CONVERT, str(here), str(there), to], cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
+        if done.returncode:
+            return f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+        here = there
+    if target.spoiled:
+        spoil(here)
+    here.rename(folder / str(target))
+    return ""
+
+
+def spoil(folder: Path) -> None:
+    """One element of one moment, by hand and with torch: the rest stays as it is."""
+    import torch
+
+    file = folder / (folder / "latest").read_text() / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    value = torch.load(file, weights_only=False)
+    value["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["exp_avg"][1] += 0.25
+    torch.save(value, file)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources trained, targets converted and loaded; results lie in NAME.json."""
+    folder = tmp_path_factory.mktemp("tensor_parallel")
+    (folder / "spec.ucpl").write_text(SPEC)
+
+    def job(do: str, run: dict[str, Any], name: str, truth: str, result: str) -> dict[str, Any]:
+        paths = {"folder": str(folder / name), "truth": str(folder / f"{truth}.truth"), "result": str(folder / f"{result}.json")}
+        return {"do": do, "run": run, "steps": STEPS, **paths}
+
+    jobs = [
+        ((tp * dp, tp), job("train", {"tp": tp, "stage": stage, "dtype": dtype}, name, name, name))
+        for name, (tp, dp, stage, dtype) in SOURCES.items()
+    ]
+    for (world, _), mine in groupby(sorted(jobs, key=lambda x: x[0]), key=lambda x: x[0]):
+        torchrun(world, [one for _, one in mine], folder)
+    errors = {target: convert_all(target, folder) for target in TARGETS}
+    for target, error in errors.items():
+        if error:
+            (folder / f"{target}.json").write_text(json.dumps({"error": error}))
+    fine = [t for t in TARGETS if not errors[t]]
+    jobs = [((t.world, t.tp), job("load", t.run, str(t), t.source, str(t))) for t in fine]
+    # What DeepSpeed makes of its own files.
+    jobs += [((t.world, t.tp), job("load", t.run, t.source, t.source, f"{t.source}.again")) for t in fine if t.is_same]
+    for (world, _), mine in groupby(sorted(jobs, key=lambda x: x[0]), key=lambda x: x[0]):
+        torchrun(world, [one for _, one in mine], folder)
+    return folder
+
+
+def result(folder: Path, name: str) -> dict[str, Any]:
+    file = folder / f"{name}.json"
+    if not file.exists():
+        logs = "\n".join(log.read_text()[-3000:] for log in folder.glob("*.log"))
+        pytest.fail(f"{name} was not reached:\n{logs}")
+    found: dict[str, Any] = json.loads(file.read_text())
+    if "error" in found:
+        pytest.fail(found["error"])
+    return found
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
+def test_deepspeed_loads_what_was_converted_and_trains_on(target: Target, folder: Path) -> None:
+    """State bit-equal; losses as of a run that was never interrupted, and bit-equal to a plain restart where there is one."""
+    source, found = result(folder, target.source), result(folder, str(target))
+    assert found["differences"] == []
+    if target.is_same:
+        assert found["after"] == result(folder, f"{target.source}.again")["after"]
+    assert found["after"] == pytest.approx(source["after"], rel=0, abs=TOLERANCE[target.run["dtype"]])
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.spoiled], ids=str)
+def test_a_changed_moment_is_found(target: Target, folder: Path) -> None:
+    source, found = result(folder, target.source), result(folder, str(target))
+    assert len(found["differences"]) == 1
+    assert found["differences"][0].endswith("/exp_avg differs")
+    assert found["after"] != pytest.approx(source["after"], rel=0, abs=TOLERANCE[target.run["dtype"]])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_train(name: str, folder: Path) -> None:
+    """What the losses are compared with must itself move."""
+    found = result(folder, name)
+    assert len({*found["before"], *found["after"]}) == len(found["before"]) + 2
+
+
+@pytest.mark.parametrize("call", ["zero1(tp=3, dp=2, kv_heads=4)", "SPEC:cut(dp=2, tp=3)"])
+def test_deepspeeds_own_converter_reads_what_was_written(call: str, folder: Path) -> None:
+    """ds_to_universal, from the metadata that ucpl made: whole tensors bit-equal to the truth."""
+    import torch
+
+    name = "dense_z1" if call.startswith("SPEC") else "tp2_z1"
+    there = folder / f"universal_{name}"
+    to = call.replace("SPEC", str(folder / "spec.ucpl"))
+    subprocess.run([sys.executable, "-c", CONVERT, str(folder / name), str(there), to], cwd=ROOT, check=True, timeout=300)
+    step = there / (there / "latest").read_text()
+    made = there / "universal"
+    shutil.rmtree(made, ignore_errors=True)
+    run = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--num_extract_workers", "1", "--num_merge_workers", "1"]
+    done = subprocess.run(
+        [*run, "--input_folder", str(step), "--output_folder", str(made)],
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    truth = torch.load(folder / f"{name}.truth", weights_only=False)["params"]
+    for parameter, states in truth.items():
+        for state in ("fp32", "exp_avg", "exp_avg_sq"):
+            atom = torch.load(made / "zero" / parameter / f"{state}.pt", weights_only=False)["param"]
+            assert torch.equal(atom, states[state]), (parameter, state)
