@@ -325,8 +325,10 @@ class _Builder:
         alias_s = np.array([p.is_alias for p in self.source.parts], dtype=bool)
         alias_t = np.array([p.is_alias for p in self.target.parts], dtype=bool)
         chosen = choose(rows, alias_s, self.replica_of(self.source, self.first_source), self.blame(self.source, self.graph.sources))
+        # How the target's own copies will be merged one day says nothing about what is written to them now: the same.
+        alike = evolve(target_rows, policy=np.zeros_like(target_rows.policy))
         firsts = choose(
-            target_rows, alias_t, self.replica_of(self.target, self.first_target), self.blame(self.target, self.graph.targets)
+            alike, alias_t, self.replica_of(self.target, self.first_target), self.blame(self.target, self.graph.targets)
         )
         self.covered(state, wanted, rows, chosen, self.source, "E308", "source")
         self.covered(state, wanted, target_rows, firsts, self.target, "E309", "target")

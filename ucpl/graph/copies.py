@@ -66,9 +66,12 @@ def choose(rows: Rows, is_alias: NDArray[np.bool_], replica: Callable[[int], obj
             j = int(first_of[group_of[i]])
             if rows.part[i] == rows.part[j] and replica(int(rows.home[i])) == replica(int(rows.home[j])):
                 overlap(rows, j, i, rows.low[i])
-    sizes = np.bincount(group_of)
-    reduces = (policy_of[group_of] == 1) | (policy_of[group_of] == 2)
-    reduces &= sizes[group_of] > 1
+    # A mean or a sum is over the members that ask for it or say nothing; those under `any` do not count.
+    accumulates = np.zeros(len(first_of), dtype=bool)
+    np.logical_or.at(accumulates, group_of, (rows.policy == 1) | (rows.policy == 2))
+    reduces = accumulates[group_of] & (rows.policy != ANY)
+    counted = np.bincount(group_of, weights=reduces).astype(np.int64)
+    reduces &= counted[group_of] > 1
     primary = rows.take(np.flatnonzero(is_first))
     copies = rows.take(np.flatnonzero(~is_first & (policy_of[group_of] == 0)))
     reduced = rows.take(np.flatnonzero(reduces))

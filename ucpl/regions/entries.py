@@ -206,6 +206,14 @@ class EntryPlacer:
                 out.append((i, position))
         return out
 
+    def box(self, local: Local, row: int, choice: Choice) -> tuple[str, I64, I64]:
+        """One row of a Local with its bracketed dims filled in: (tensor, low, high)."""
+        path = self.entry.targets[local.label_of[row]]
+        low, high = local.low[row].copy(), local.high[row].copy()
+        for dim, position in self.fixed(path, choice):
+            low[dim], high[dim] = position, position + 1
+        return path, low, high
+
     # ---- the stored axes -----------------------------------------------------------------------------------------
 
     def local(self, here: dict[str, int]) -> Local:

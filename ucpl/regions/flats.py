@@ -6,6 +6,7 @@ cuts at once; anything else goes through the tree of cells. A test says that bot
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any
@@ -128,17 +129,23 @@ def ordered(
     elif group is None or group.stated is not None:
         present = [e for e in present if _trained(layout, placers[e])]
     sequence = module_order(placers, present, lambda e: placers[e].choices(here))
-    members, seen = [], set()
+    members: list[Member] = []
+    homes = Counter(path for e in present if placers[e].entry.alias is None for path in placers[e].entry.targets.values())
+    held: dict[str, list[tuple[I64, I64]]] = {}  # boxes of tensors that several entries store
     for e, choice in sequence:
         placer = placers[e]
-        first = tuple(sorted((str(k), v) for k, v in placer.entry.targets.items()))
-        mark = (placer.entry.alias or first, choice.digits)
-        if placer.entry.alias is not None or mark in seen:
-            continue  # a second home on this rank is the same parameter
-        seen.add(mark)
+        if placer.entry.alias is not None:
+            continue  # a second name of a parameter
         local = placer.local(here)
-        if local.numel:
-            members.append(Member(e, choice, local, key_of(e, choice, here), local.numel))
+        if not local.numel:
+            continue
+        if any(homes[path] > 1 for path in placer.entry.targets.values()):
+            boxes = [placer.box(local, row, choice) for row in range(len(local.offset))]
+            if boxes and any((a <= boxes[0][1]).all() and (boxes[0][1] < b).all() for a, b in held.get(boxes[0][0], ())):
+                continue  # a second home on this rank is the same parameter
+            for path, low, high in boxes:
+                held.setdefault(path, []).append((low, high))
+        members.append(Member(e, choice, local, key_of(e, choice, here), local.numel))
     return members
 
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ucpl.errors import fail
 from ucpl.extents import Flat, Key
-from ucpl.layout import Entry, FileRule, Group, Layout, States
+from ucpl.layout import Entry, FileRule, Group, Layout, States, Storing
+from ucpl.layout.layout import Policy
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Template, key_steps, render, template
@@ -99,7 +100,6 @@ class _Locator:
         where = (*entry.storing.at, *(storing.at if like is not None else ()))
         homes: list[Home] = []
         tables: list[Pieces] = []
-        policy = entry.storing.policy if like is None or entry.storing.policy != "same" else storing.policy
         for here, rank in self.combinations(used, where):
             local = placer.local(here)
             choices = placer.choices(here)
@@ -117,7 +117,9 @@ class _Locator:
                 if self.claim(home, mark, entry):
                     homes.append(home)
                     fresh.append(choice)
-            tables.append(self.rows(placer, local, fresh, first, policy))
+            said = placer.entry.storing if like is None or entry.storing.policy != "same" else storing
+            kept = self.policy_at(said, placer.axes, rank)
+            tables.append(self.rows(placer, local, fresh, first, kept))
             if len(homes) > HOME_LIMIT:
                 fail("E214", f"`{entry.path}` is stored in more than {HOME_LIMIT} tensors", at(entry.span))
         value = storing.value if like is None else entry.storing.value
@@ -125,6 +127,18 @@ class _Locator:
             state, entry.path, rule.form or "", storing.dtype, storing.lossy, value, tuple(homes),
             joined(tables, self.k), entry.alias is not None, entry.span,
         )
+
+    def policy_at(self, storing: Storing, cut: tuple[str, ...], rank: int) -> Policy:
+        """Of a mean or sum over some axes, copies along the other axes count once: those at coordinate 0."""
+        axes = storing.policy_axes
+        if storing.policy not in ("mean", "sum") or not axes:
+            return storing.policy
+        if all(self.ranks.degrees.get(a, 1) == 1 for a in axes):
+            return "same"
+        mesh = self.layout.mesh_of(axes[0])
+        named = {*axes, *cut, *(a for a, _ in storing.at)}
+        first = all(self.ranks.columns[a][rank] == 0 for a in (mesh.axes if mesh else ()) if a not in named)
+        return storing.policy if first else "any"
 
     def claim(self, home: Home, mark: Any, entry: Entry | States) -> bool:
         """Whether this (file, key) is new. The same tensor on another rank is the same home; another tensor is an error."""
@@ -318,7 +332,7 @@ class _Locator:
                 alike &= self.ranks.columns[a] == place_on_axis
             after[alike] += len(runs)
         bucket[:] = after
-        pieces = self.clipped(windows, line)
+        pieces = self.reduced(self.clipped(windows, line), homes, cut_axes, involved, line)
         # What no piece covers is padding: of the flat, and of members that are padded themselves.
         held = np.bincount(pieces.home, weights=(pieces.high - pieces.low).prod(axis=1), minlength=len(homes)).astype(np.int64)
         odd = {id(members): any(m.local.undefined for m in members) for members, _, _ in windows}
@@ -343,6 +357,25 @@ class _Locator:
                 Part(state, f"group {g}" if g else "all", rule.form or "", line.storing.dtype, line.storing.lossy, line.storing.value, mine, pieces, False, line.span)
             )
         return out
+
+    def reduced(
+        self, pieces: Pieces, homes: list[Home], cut: tuple[str, ...], involved: list[EntryPlacer], line: States
+    ) -> Pieces:
+        """Pieces with the policy that holds at each home's rank."""
+        rows = np.flatnonzero((pieces.policy == POLICIES.index("mean")) | (pieces.policy == POLICIES.index("sum")))
+        if not len(rows):
+            return pieces
+        said = {
+            self.number[path]: (p.entry.storing, p.axes)
+            for p in involved
+            if p.entry.storing.policy != "same"
+            for path in p.entry.targets.values()
+        }
+        policy = pieces.policy.copy()
+        for row in rows.tolist():
+            storing, own = said.get(int(pieces.tensor[row]), (line.storing, ()))
+            policy[row] = POLICIES.index(self.policy_at(storing, (*own, *cut), homes[pieces.home[row]].rank))
+        return evolve(pieces, policy=policy)
 
     def numbered(self, rule: FileRule, key: Template, start: int) -> int:
         """The bucket that a key itself numbers, `base_optimizer_state/state/1/{state}`; else `start`."""

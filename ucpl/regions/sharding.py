@@ -31,6 +31,8 @@ def _sharding(layout: Layout, entry: Entry, degree: int) -> Sharding | None:
     axes = _unwrapped(entry.shape)
     if set(entry.targets) != {None} or len(axes) != len(tensor.dims):
         return None
+    if any(n != layout.sizes[d] for d, n in zip(tensor.dims, tensor.counts, strict=True)):
+        return None  # a dim of which the tensor has only a range is cut as a whole
     cut: tuple[int, tuple[Section, ...]] | None = None
     for i, (axis, dim, size) in enumerate(zip(axes, tensor.dims, tensor.counts, strict=True)):
         sections = _sections(axis, dim, size, degree)
