@@ -578,8 +578,8 @@ class _Drawn:
 
     def example(self, name: str) -> Example:
         lines = ["  mesh " + " ".join(self.degrees)]
-        lines += self.second_mesh()
         flats = self.draw(_booleans())
+        lines += self.second_mesh() if not flats else []
         if flats:
             self.state_axis = self.draw(_sampled(sorted(self.degrees)))
         self.index_rules()
@@ -674,7 +674,13 @@ class _Drawn:
         )
 
     def brackets(self, dims: list[str]) -> list[str]:
-        return [d for d in dims if self.draw(_integers(0, 2)) == 0]
+        """Dims in brackets; one mesh axis deals one of them at most, or elements off the diagonal had no home."""
+        out: list[str] = []
+        for d in dims:
+            dealt = [self.rules[i][1] for i in out if i in self.rules]
+            if self.draw(_integers(0, 2)) == 0 and (d not in self.rules or self.rules[d][1] not in dealt):
+                out.append(d)
+        return out
 
     def free(self, indices: list[str]) -> list[str]:
         """Mesh axes that may cut an entry with these indices: of one mesh, and dealing none of the indices."""
@@ -711,9 +717,11 @@ class _Drawn:
         bracket = f"[{', '.join(indices)}]" if indices else ""
         names = "".join(f".{{{x}}}" for x in [*indices, *used])
         policy = ""
-        spare = [a for a in self.degrees if a not in used and a != self.state_axis]
-        if spare and not place and self.draw(_integers(0, 3)) == 0:
-            policy = f" {self.draw(_sampled(['same', 'mean', 'any']))} @{spare[0]}"
+        indexed = {self.rules[i][1] for i in indices if i in self.rules}
+        spare = [a for a in self.degrees if a not in used and a not in indexed and a != self.state_axis]
+        if spare and not place and "ep" not in used and self.draw(_integers(0, 3)) == 0:
+            means = [] if self.state_axis else ["mean"]
+            policy = f" {self.draw(_sampled(['same', 'any', *means]))} @{spare[0]}"
         return f'  {path}{bracket} = {shape or "()"}{policy}{place} as "{path}{number or ""}{names}"'
 
     def pack(self, paths: list[str]) -> list[str]:
@@ -741,7 +749,9 @@ class _Drawn:
                 text, size = self.product(list(self.draw(_permutations([*inside, *o]))), free, cut[n])
                 texts.append(text)
                 lengths.append(size)
-            used += sorted({*cut[0], *cut[1]})
+            if set(cut[0]) != set(cut[1]):
+                return []  # a term that an axis does not cut would be stored more than once
+            used += sorted(cut[0])
             length = sum(lengths) if all(n is not None for n in lengths) else None  # type: ignore[assignment,arg-type]
             text = f"({labels[0]}: {texts[0]} + {labels[1]}: {texts[1]})"
         if length is not None:

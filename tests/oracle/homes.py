@@ -192,7 +192,7 @@ class _Rank:
         here = {**self.rank, **local.names, **env, "state": state}
         key = self.numbers.render(template, here)
         here["key"] = key
-        policy = {c[0]: self.clause(item, "copies", ("same",))[0] for c in local.cells if not isinstance(c, Padding)}
+        policy = {c[0]: self.policy(item, item) for c in local.cells if not isinstance(c, Padding)}
         return Home(
             self.rank["rank"],
             rule.form or "",
@@ -201,20 +201,36 @@ class _Rank:
             state,
             local.shape,
             local.cells,
-            policy | (self.own_policies(policy) if state != "weight" else {}),
+            policy | (self.own_policies(policy, item) if isinstance(item, nodes.States) else {}),
             self.affine(item),
             self.clause(item, "dtype", (None,))[0],
             isinstance(item, nodes.Entry) and item.path in self.meaning.aliases,
         )
 
-    def own_policies(self, among: dict[str, str]) -> dict[str, str]:
+    def own_policies(self, among: dict[str, str], item: Any) -> dict[str, str]:
         """A clause of an entry on this rank holds for its states, too."""
         out = {}
         for entry in self.meaning.entries:
             said = self.clause(entry, "copies")
             if said and said[0] != "same" and self.is_here(entry):
-                out |= {p: said[0] for p in self.targets(entry).values() if p in among}
+                out |= {p: self.policy(entry, item) for p in self.targets(entry).values() if p in among}
         return out
+
+    def policy(self, speaker: Any, item: Any) -> str:
+        """What a clause comes to on this rank. Copies beside those that are averaged or added count once, at coordinate 0."""
+        word, axes = self.clause(speaker, "copies", ("same", ()))
+        if word not in ("mean", "sum"):
+            return str(word)
+        if all(self.meaning.degree(a) == 1 for a in axes):
+            return "same"
+        shape = (*(speaker.shape if isinstance(speaker, nodes.Entry) else ()), *(item.shape if item.shape != "like" else ()))
+        indices = speaker.indices if isinstance(speaker, nodes.Entry) else ()
+        bound = [self.meaning.indices[d] for i in indices for d in digits_of(i) if d in self.meaning.indices]
+        cut = {a for axis in (*shape, *indices, *bound) for a in _cuts(axis)}
+        pinned = {c.args[0] for c in speaker.clauses if c.word == "at"}
+        mesh = next(m for m in self.meaning.meshes if axes[0] in m.axes)
+        others = [a for a in mesh.axes if a not in {*axes, *cut, *pinned}]
+        return str(word) if all(self.rank[a] == 0 for a in others) else "any"
 
     def affine(self, item: Any) -> tuple[Fraction, Fraction]:
         said = self.clause(item, "value")
@@ -288,11 +304,12 @@ class _Rank:
         else:
             gone = {m for g in (group.without or () if group else ()) for m in self.meaning.groups[g].members or ()}
             entries = [e for e in entries if e.path not in gone and self.is_trained(e)]
-        once, tensors = set(), []
+        once: set[Any] = set()
+        tensors = []
         for local in self.locals(entries):  # a second home on this rank is the same parameter
-            mark = (tuple(self.targets(local.entry).items()), tuple(c for _, _, c in local.choice))
-            if mark not in once and local.cells:
-                once.add(mark)
+            first = next((c for c in local.cells if not isinstance(c, Padding)), None)
+            if local.cells and (first is None or first not in once):
+                once.update(local.cells)
                 tensors.append(local)
         if group is not None and group.stated is not None:
             by_name = {self.numbers.render(self.clause(t.entry, "as")[0], {**self.rank, **t.names}): t for t in tensors}
@@ -346,3 +363,15 @@ def _labels(axes: tuple[nodes.Axis, ...]) -> list[str | None]:
             case nodes.Cut(axis=inner) | nodes.Pad(axis=inner) | nodes.Trim(axis=inner):
                 out += _labels((inner,))
     return list(dict.fromkeys(out))
+
+
+def _cuts(axis: nodes.Axis) -> set[str]:
+    """Mesh axes that cut anything inside an axis."""
+    match axis:
+        case nodes.Cut(axis=inner, splits=splits):
+            return {s.mesh_axis for s in splits} | _cuts(inner)
+        case nodes.Stack(terms=terms):
+            return {a for t in terms for inner in t.axes for a in _cuts(inner)}
+        case nodes.Pad(axis=inner) | nodes.Trim(axis=inner) | nodes.Flat(axis=inner):
+            return _cuts(inner)
+    return set()
