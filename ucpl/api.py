@@ -187,6 +187,7 @@ def source_side(
     sizes: dict[str, Value] | None = None,
 ) -> tuple[Side, nodes.Model]:
     """The source of a conversion: inferred, or as a spec says; it must describe the checkpoint. Raises: UcplError E320-E323."""
+    from ucpl.frontends import parallel
     from ucpl.frontends.infer import infer as infer_layout
     from ucpl.frontends.infer import inherited_settings, model_of, stated_of
     from ucpl.layout import resolve
@@ -202,7 +203,8 @@ def source_side(
     else:
         library, call = parse_target(source) if isinstance(source, str) else source
         inherited = inherited_settings(checkpoint)
-        given = model_of(checkpoint, {}) if of_any(library, call) else None
+        shaped = parallel.with_shapes(checkpoint, library, call)
+        given = model_of(shaped, {}) if of_any(library, call) else None
         layout = resolve(library, call, model=given, config=config, define_sizes=sizes, inherited=inherited)
         made = Side(library, call, given, locate(layout, stated=stated_of(checkpoint)), inherited, config, checkpoint)
         model = given or _model_of(library, call)

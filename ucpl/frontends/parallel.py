@@ -94,6 +94,39 @@ def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
             )
 
 
+def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> Checkpoint:
+    """The checkpoint with whole shapes of tensors whose cut only a layout says: the dim it cuts is as long as all parts."""
+    local = checkpoint.carry.get("local_shapes", {})
+    unknown = {name: shapes for name, shapes in local.items() if name not in checkpoint.shardings}
+    if not unknown:
+        return checkpoint
+    lines: dict[str, nodes.Entry] = {}
+    known = library.layout(call.name).node
+    while isinstance(known, nodes.Layout):
+        lines = {**{i.path: i for i in known.items if isinstance(i, nodes.Entry) and i.shape is not None}, **lines}
+        known = library.layout(known.extends.name).node if known.extends is not None else None  # type: ignore[assignment]
+    whole: dict[str, tuple[int, ...]] = {}
+    for name, shapes in unknown.items():
+        entry = lines.get(name)
+        dims = [d for d, axis in enumerate(entry.shape or ()) if _is_cut(axis)] if entry is not None else []
+        if len(dims) == 1 and dims[0] < len(shapes[0]):
+            d = dims[0]
+            whole[name] = (*shapes[0][:d], sum(s[d] for s in shapes), *shapes[0][d + 1 :])
+    return evolve(checkpoint, tensors=tuple(evolve(t, shape=whole.get(t.name, t.shape)) for t in checkpoint.tensors))
+
+
+def _is_cut(axis: nodes.Axis) -> bool:
+    match axis:
+        case nodes.Cut(axis=inner, splits=splits):
+            return any(s.mesh_axis == TP for s in splits) or _is_cut(inner)
+        case nodes.Stack(terms=terms):
+            return any(_is_cut(a) for t in terms for a in t.axes)
+        case nodes.Pad(axis=inner) | nodes.Trim(axis=inner) | nodes.Flat(axis=inner):
+            return _is_cut(inner)
+        case _:
+            return False
+
+
 # ---- a source ------------------------------------------------------------------------------------------------------------
 
 

@@ -302,7 +302,7 @@ def info_of(shardings: Mapping[str, Sharding], degree: int, kept: Mapping[str, A
             out["parameter_with_sub_params"].append({"patterns": [pattern], "shape": shape, "partition_dim": s.dim})
             widths[pattern] = [list(x.widths or ()) for x in s.sections]
         elif len(s.sections) > 1:
-            out["autotp_unsupported_parameter_patterns"][pattern] = "parts of it are replicated"
+            pass  # parts of it are copies, which only the map can say
         elif s.dim == 1:
             out["parameter_with_row_parallelism_patterns"].append(pattern)
     for key in ("parameter_with_row_parallelism_patterns", "tp_replicated_parameter_patterns"):
