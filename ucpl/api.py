@@ -278,8 +278,12 @@ def make_plan(
     checkpoint: Checkpoint | None = None,
     drop: tuple[str, ...] = (),
     name: str = "convert",
+    twice: bool = False,
 ) -> tuple[Graph, Plan]:
-    """Build, prove and order. Deterministic: the same specs give the same plan. `drop` may name keys of client_state, too."""
+    """Build, prove and order. Deterministic: the same specs give the same plan. `drop` may name keys of client_state, too.
+
+    `twice`: prove the finished moves once more, by code that made none of them (about twice the time of planning).
+    """
     from attrs import evolve
 
     from ucpl.graph import build
@@ -289,6 +293,10 @@ def make_plan(
     beside = tuple(d for d in drop if known is not None and (d in known.carried or d in known.scalars))
     inside = tuple(d for d in drop if d not in beside)
     graph = build(source.placement, target.placement, drop=inside, dtype_of=dtype_of(checkpoint))
+    if twice:
+        from ucpl.proofs.coverage import prove
+
+        prove(graph)
     made = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=closed_text(target))
     if beside:
         said = tuple(
@@ -563,7 +571,7 @@ def convert(
     opened = open_checkpoint(source, layout, config=config, sizes=sizes)
     here, model = source_side(opened, layout, config, sizes)
     there = target_side(to, here, model, config=config, sizes=sizes, drop=drop)
-    _, made = make_plan(here, there, checkpoint=opened, drop=tuple(drop))
+    _, made = make_plan(here, there, checkpoint=opened, drop=tuple(drop), twice=True)
     return Converted(made, apply(made, opened, target, **how))
 
 

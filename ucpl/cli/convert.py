@@ -60,10 +60,12 @@ def run(options: Namespace, console: Console) -> int:
     opened = api.open_checkpoint(options.source, options.layout, config=config, sizes=of_source)
     here, model = api.source_side(opened, options.layout, config, of_source)
     there = api.target_side(options.to, here, model, config=config, sizes=sizes, drop=options.drop)
-    _, plan = api.make_plan(here, there, checkpoint=opened, drop=tuple(options.drop))
+    _, plan = api.make_plan(here, there, checkpoint=opened, drop=tuple(options.drop), twice=True)
     console.say("\n".join(plan_lines(plan)))
     if options.dry_run:
-        console.say("proved        every element of the target has one source; nothing was written")
+        console.say(
+            "proved        every element of the target has one source, and stands where it belongs; nothing was written"
+        )
         console.answer({"plan": plan_object(plan), "written": False})
         return Exit.DONE
     with console.progress(str(target)) as progress:

@@ -39,7 +39,9 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"1. plan: {source} to {options.to}, every element proved to have one source")
         opened = api.open_checkpoint(source)
         here, model = api.source_side(opened, None)
-        _, made = api.make_plan(here, api.target_side(options.to, here, model), checkpoint=opened, name="demo")
+        _, made = api.make_plan(
+            here, api.target_side(options.to, here, model), checkpoint=opened, name="demo", twice=True
+        )
         api.save_plan(made, plan_file)
         _say(console, plan_lines(made))
         console.say(f"   {plan_file.name}: {bytes_text(plan_file.stat().st_size)}")

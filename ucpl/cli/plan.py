@@ -38,6 +38,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--drop", action="append", default=[], metavar="NAME", help="leave out a tensor or a state; may repeat"
     )
+    parser.add_argument("--prove", action="store_true", help="prove the finished plan once more, by code of its own")
     parser.add_argument("-o", "--output", metavar="FILE.plan", help="write the plan here")
     add_sizes(parser)
     add_json(parser)
@@ -82,7 +83,7 @@ def run(options: Namespace, console: Console) -> int:
             f"--rank {options.rank}: {there.layout.call} has ranks 0 to {there.layout.ranks - 1}",
             Label("<command line>", where=f"--rank {options.rank}"),
         )
-    _, plan = api.make_plan(here, there, checkpoint=opened, drop=drop, name=name)
+    _, plan = api.make_plan(here, there, checkpoint=opened, drop=drop, name=name, twice=options.prove)
     if options.output:
         from ucpl.schedule.files import plan_bytes
 
