@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,7 @@ def _grid(numbers: list[tuple[int, ...]]) -> tuple[range, ...] | None:
     ranges = []
     for column in zip(*numbers, strict=True):
         values = sorted(set(column))
-        steps = {b - a for a, b in zip(values, values[1:], strict=False)}
+        steps = {b - a for a, b in pairwise(values)}
         if len(steps) > 1:
             return None
         step = steps.pop() if steps else 1

@@ -10,6 +10,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.graph import build
 from ucpl.layout import Derivation
 from ucpl.proofs.where import element_at, only, pairs_of
+from ucpl.proofs.witnesses import stated_orders
 from ucpl.regions import Placement
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.compare import compare as hold_against
@@ -66,6 +67,8 @@ def verdict(checkpoint: Checkpoint, placement: Placement, *, memory: int = 512 <
     except UcplError as error:
         findings += error.diagnostics
     notes += _steps(checkpoint)
+    order_seen = stated_orders(placement, checkpoint)
+    notes.append(f"witness {order_seen}" if order_seen.verdict != "absent" else "")
     notes.append(WITNESS)
     return Verdict(tuple(findings), files, copied, rounded, tuple(n for n in notes if n))
 

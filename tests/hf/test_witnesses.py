@@ -1,0 +1,219 @@
+"""Every planted mistake is caught by a witness that has a name; where there is none, it says that it is absent.
+
+The class is a Llama of thirty lines of torch here; tests/interop/test_hf.py has transformers' own.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import ucpl
+from tests.hf.folders import llama_config, llama_shapes, save, tensors_of
+from ucpl import api
+from ucpl.frontends.infer import stated_of
+from ucpl.layout import load, resolve
+from ucpl.proofs.witnesses import transformers_class, witnesses
+from ucpl.regions import locate
+from ucpl.resources import spec_text
+from ucpl.syntax import nodes
+
+ROOT = Path(__file__).parents[2]
+CONFIG = llama_config(
+    num_attention_heads=9, num_key_value_heads=9, num_hidden_layers=2
+)  # q, k and v of one shape, out square
+
+
+def forward(folder: Path) -> np.ndarray:
+    """LlamaForCausalLM in fp64, by the paper: halves are turned, gate goes through SiLU."""
+    c = json.loads((folder / "config.json").read_text())
+    w = {name: t.double() for name, t in tensors_of(folder).items()}
+    n, g, d = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
+    ids = torch.arange(7) * 5 % c["vocab_size"]
+    x = w["model.embed_tokens.weight"][ids]
+    angle = torch.arange(7).double()[:, None] / 10000 ** (torch.arange(0, d, 2).double() / d)
+    cos, sin = angle.cos().repeat(1, 2)[:, None], angle.sin().repeat(1, 2)[:, None]
+
+    def norm(x, weight):
+        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+
+    def turned(x):
+        a, b = x.chunk(2, -1)
+        return x * cos + torch.cat([-b, a], -1) * sin
+
+    for i in range(c["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        y = norm(x, w[p + "input_layernorm.weight"])
+        q, k, v = ((y @ w[f"{p}self_attn.{a}_proj.weight"].T).view(7, -1, d) for a in "qkv")
+        q, k, v = turned(q), turned(k).repeat_interleave(n // g, 1), v.repeat_interleave(n // g, 1)
+        score = torch.einsum("qhd,khd->hqk", q, k) / d**0.5
+        score = score.masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf).softmax(-1)
+        x = x + torch.einsum("hqk,khd->qhd", score, v).reshape(7, -1) @ w[p + "self_attn.o_proj.weight"].T
+        y = norm(x, w[p + "post_attention_layernorm.weight"])
+        y = F.silu(y @ w[p + "mlp.gate_proj.weight"].T) * (y @ w[p + "mlp.up_proj.weight"].T)
+        x = x + y @ w[p + "mlp.down_proj.weight"].T
+    head = w["model.embed_tokens.weight"] if c["tie_word_embeddings"] else w["lm_head.weight"]
+    return (norm(x, w["model.norm.weight"]) @ head.T).numpy()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.manual_seed(3)
+    tensors = {name: torch.randn(shape) / 4 for name, shape in llama_shapes(CONFIG).items()}
+    return save(tmp_path_factory.mktemp("hf") / "model", tensors, CONFIG)
+
+
+def mistaken(tmp_path, *changes: tuple[str, str]) -> Path:
+    """The author's copy of the shipped spec, with a mistake in it."""
+    text = spec_text("llama.ucpl")
+    head, mark, body = text.partition("layout hf(")  # the model stays: a place in it is not a place in files
+    body = body.replace("@", "\0")
+    for old, new in changes:
+        old, new = (x if x == "@" else x.replace("@", "\0") for x in (old, new))
+        assert old in body, f"the mistake is not there to be made: {old}"
+        body = body.replace(old, new)
+    text = head + mark + body.replace("\0", "@")
+    (tmp_path / "mine.ucpl").write_text(text)
+    return tmp_path / "mine.ucpl"
+
+
+def swap(a: str, b: str) -> list[tuple[str, str]]:
+    return [(a, "@"), (b, a), ("@", b)]
+
+
+MISTAKES = {
+    "gate and up": swap("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "query and key": swap("q_proj.weight", "k_proj.weight"),
+    "key and value": swap("k_proj.weight", "v_proj.weight"),
+    "rotary pairs for halves": [
+        ("attn.q[l]    = (g r d) h  ", "attn.q[l]    = (g r k two) h"),
+        ("attn.k[l]    = (g d) h  ", "attn.k[l]    = (g k two) h"),
+    ],
+    "a square matrix on its side": [("attn.out[l]  = h (g r d) ", "attn.out[l]  = (g r d) h ")],
+    "norms in the other's place": swap("{l}.input_layernorm", "{l}.post_attention_layernorm"),
+}
+
+
+def of_name(found, name):
+    return next(w for w in found if w.name == name)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_that_every_shape_allows_are_caught_by_the_class(mistake, folder, tmp_path):
+    spec = mistaken(tmp_path, *MISTAKES[mistake])
+    layout = f"{spec}:hf()"
+    checkpoint = api.open_checkpoint(folder, layout)
+    side, _ = api.source_side(checkpoint, layout)  # fits: no shape tells
+    ucpl.convert(folder, tmp_path / "same", layout, layout=layout)
+    assert bool(ucpl.compare(folder, tmp_path / "same")), "a round trip through one wrong layout is the identity"
+    found = of_name(witnesses(side, checkpoint, forward=forward), "transformers")
+    assert found.verdict == "contradicts" and "logits differ" in found.detail
+
+
+def test_the_right_spec_agrees(folder, tmp_path):
+    layout = f"{mistaken(tmp_path)}:hf()"
+    checkpoint = api.open_checkpoint(folder, layout)
+    side, _ = api.source_side(checkpoint, layout)
+    found = witnesses(side, checkpoint, forward=forward)
+    assert [(w.name, w.verdict) for w in found] == [
+        ("stated order", "absent"), ("masters", "absent"), ("transformers", "agrees")
+    ]  # fmt: skip
+
+
+FUSED = {
+    "k before q": ("q: r d + k: d + v: d", "k: d + q: r d + v: d"),
+    "all q, then all k, then all v": ("(g (q: r d + k: d + v: d))@tp h", "(q: g r d + k: g d + v: g d)@tp h"),
+    "up before gate": ("(gate: f@tp + up: f@tp) h", "(up: f@tp + gate: f@tp) h"),
+    "packed, then cut": ("(gate: f@tp + up: f@tp) h", "(gate: f + up: f)@tp h"),
+    "stages in the other order": ("mesh pp tp", "mesh pp tp"),  # the files, not the spec
+}
+
+
+@pytest.mark.parametrize("mistake", [*FUSED, "none"])
+def test_a_megatron_folder_is_held_against_a_reference_in_another_dialect(mistake, folder, tmp_path):
+    ucpl.convert(folder, tmp_path / "m", "llama.ucpl:megatron(tp=2, pp=2)", layout="llama.ucpl:hf()")
+    if mistake == "stages in the other order":
+        for tp in range(2):
+            one, two = (
+                tmp_path / "m" / "release" / f"mp_rank_{tp:02}_{pp:03}" / "model_optim_rng.pt" for pp in range(2)
+            )
+            a, b = (torch.load(f, weights_only=True)["model"] for f in (one, two))
+            layers = [n for n in a if n.startswith("decoder.layers.")]
+            torch.save({"model": {**a, **{n: b[n] for n in layers}}}, one)
+            torch.save({"model": {**b, **{n: a[n] for n in layers}}}, two)
+    spec = mistaken(tmp_path, *([FUSED[mistake]] if mistake in FUSED else []))
+    layout = f"{spec}:megatron(tp=2, pp=2)"
+    checkpoint = api.open_checkpoint(tmp_path / "m", layout)
+    side, _ = api.source_side(checkpoint, layout)
+    assert transformers_class(side, checkpoint, forward=forward).verdict == "absent"
+    found = transformers_class(side, checkpoint, reference=folder, forward=forward)
+    assert found.verdict == ("agrees" if mistake == "none" else "contradicts"), found
+
+
+class Side:
+    def __init__(self, library, placement):
+        self.library, self.placement = library, placement
+
+
+def zero(change, checkpoint=ROOT / "examples" / "checkpoint"):
+    """The spec that `infer` writes of the example, changed; not fitted."""
+    opened = api.open_checkpoint(checkpoint)
+    text = change(api.infer(checkpoint).text())
+    library = load(("mine.ucpl", text))
+    layout = resolve(library, nodes.Call("stored"))
+    return Side(library, locate(layout, stated=stated_of(opened))), opened
+
+
+def swapped(text):
+    """Two tensors of one size, the other way round in the optimizer's group: shapes, sums and names are all as before."""
+    opened = api.open_checkpoint(ROOT / "examples" / "checkpoint")
+    sizes = {t.name: t.shape for t in opened.tensors}
+    for group in opened.envelope.groups:
+        for i, a in enumerate(group.members):
+            for b in group.members[i + 1 :]:
+                if sizes[a] == sizes[b]:
+                    lines = text.splitlines()
+                    at = next(n for n, x in enumerate(lines) if x.strip().startswith("layout "))
+                    return "\n".join([*lines[:at], *(_exchange(x, a, b) for x in lines[at:])])
+    raise AssertionError("the example has no two tensors of one size")
+
+
+def _exchange(line, a, b):
+    if not line.strip().startswith("group "):
+        return line
+    return re.sub(rf"(?<![\w.])({re.escape(a)}|{re.escape(b)})(?![\w.])", lambda m: b if m[1] == a else a, line)
+
+
+def test_registration_order_is_caught_by_stated_orders_and_by_masters():
+    side, opened = zero(lambda text: text)
+    assert {w.name: w.verdict for w in witnesses(side, opened)} == {
+        "stated order": "agrees", "masters": "agrees", "transformers": "absent"
+    }  # fmt: skip
+    side, opened = zero(swapped)
+    found = witnesses(side, opened)
+    assert (
+        of_name(found, "stated order").verdict == "contradicts"
+        and "another order" in of_name(found, "stated order").detail
+    )
+    assert of_name(found, "masters").verdict == "contradicts"
+
+
+def test_without_an_order_that_is_stated_masters_still_tell():
+    from attrs import evolve
+
+    side, opened = zero(swapped)
+    found = witnesses(side, evolve(opened, stated=()))
+    assert of_name(found, "stated order").verdict == "absent" and of_name(found, "masters").verdict == "contradicts"
+
+
+def test_what_has_no_witness_says_so(tmp_path):
+    save(tmp_path / "s", {"w": torch.ones(2, 2)})
+    opened = api.open_checkpoint(tmp_path / "s")
+    side, _ = api.source_side(opened, None)
+    found = witnesses(side, opened)
+    assert {w.verdict for w in found} == {"absent"} and all(w.detail and w.what for w in found)
+    assert any("not witnessed" in note for note in ucpl.verify(tmp_path / "s").notes)

@@ -1,0 +1,228 @@
+"""Witnesses: what speaks for a spec beside the spec itself. Each has a name, and says yes, no, or that it is not there.
+
+A wrong order, swapped gate and up, a transposed square matrix pass every check of shapes, and a round trip through one wrong
+layout is still the identity. Only something that knows the numbers otherwise can tell.
+
+Not here: copies that must equal each other (verify): they are written by one layout, so they share its mistakes.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from attrs import evolve, frozen
+from numpy.typing import NDArray
+
+from ucpl.errors import UcplError
+from ucpl.graph import build
+from ucpl.layout import Derivation, Library, resolve
+from ucpl.layout import load as library_of
+from ucpl.proofs import fit
+from ucpl.proofs.where import only, pairs_of
+from ucpl.regions import Placement, locate
+from ucpl.runtime.compare import compare as hold_against
+from ucpl.runtime.execute import execute
+from ucpl.schedule import order
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.huggingface import HuggingFace, config_of
+from ucpl.syntax import nodes
+
+__all__ = ["Witness", "masters", "stated_orders", "transformers_class", "witnesses"]
+
+Says = Literal["agrees", "contradicts", "absent"]
+Forward = Callable[[Path], NDArray[Any]]  # a Hugging Face folder -> logits
+
+
+class Described(Protocol):
+    """A side of a conversion: a located layout and where its names come from."""
+
+    @property
+    def library(self) -> Library: ...
+    @property
+    def placement(self) -> Placement: ...
+
+
+@frozen
+class Witness:
+    """`what` is held against what. `detail` says what was seen, or why the witness is absent."""
+
+    name: str  # "masters", "stated order", "transformers"
+    what: str
+    verdict: Says
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.verdict}, {self.detail}"
+
+
+def witnesses(
+    source_side: Described,
+    checkpoint: Checkpoint,
+    *,
+    reference: Path | None = None,
+    forward: Forward | None = None,
+    memory: int = 512 << 20,
+    workers: int = 2,
+) -> list[Witness]:
+    """All witnesses for a spec against a checkpoint, each with its verdict.
+
+    reference: a Hugging Face folder of the same weights, for a checkpoint that is none.
+    forward:   logits of a Hugging Face folder, in place of transformers' own class.
+    """
+    placement = source_side.placement
+    return [
+        stated_orders(placement, checkpoint),
+        masters(placement, checkpoint, memory=memory, workers=workers),
+        transformers_class(source_side, checkpoint, reference=reference, forward=forward),
+    ]
+
+
+# ---- what the checkpoint says of itself --------------------------------------------------------------------------------
+
+
+def stated_orders(placement: Placement, checkpoint: Checkpoint) -> Witness:
+    """The order of flat buffers, as the checkpoint's own metadata has it (DeepSpeed: param_shapes)."""
+
+    def says(verdict: Says, detail: str) -> Witness:
+        return Witness(
+            "stated order", "the members of flat buffers, against the checkpoint's metadata", verdict, detail
+        )
+
+    if not checkpoint.stated or not placement.flats:
+        return says("absent", "the checkpoint states no order" if placement.flats else "the layout has no flat buffers")
+    found = fit.orders(placement, checkpoint)
+    if found:
+        return says("contradicts", found[0].message)
+    return says("agrees", f"{len(placement.flats)} flat buffers are in the order that the checkpoint states")
+
+
+def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Witness:
+    """Weights against fp32 masters that lie elsewhere in another way: a name or an order that is wrong in one of them shows."""
+
+    def says(verdict: Says, detail: str) -> Witness:
+        return Witness("masters", "weights, against masters that are laid out otherwise", verdict, detail)
+
+    pairs = pairs_of(placement)
+    both = {path for path, state in pairs if state == "weight" and (path, "fp32") in pairs}
+    both = {path for path in both if _lies(placement, path, "weight") != _lies(placement, path, "fp32")}
+    if not both:
+        return says("absent", "no tensor has a weight and a master that lie in different ways")
+    left = only(placement, {(path, "fp32") for path in both})
+    left.layout = evolve(left.layout, derived=(Derivation("weight", "fp32"),))
+    right = only(placement, {(path, "weight") for path in both})
+    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
+    plan = order(build(left, right, dtype_of=lambda f, k: known.get((f, tuple(map(str, k))))), name="masters")
+    differing = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
+    for u in differing:
+        at = f"{u.key}{list(u.element)} of {u.file} is {u.value}, its master rounds to {u.wanted}"
+        return says("contradicts", at)
+    return says("agrees", f"{differing.elements:,} weights of {len(both)} tensors are their masters, rounded")
+
+
+def _lies(placement: Placement, path: str, state: str) -> list[tuple[bool, tuple[int, ...]]]:
+    """How a tensor's state is stored: whether by itself or in a group's flat, and in which shapes."""
+    number = placement.tensors.index(path)
+    found = []
+    for part in placement.parts:
+        if part.state == state:
+            homes = np.unique(part.pieces.home[part.pieces.tensor == number]).tolist()
+            found += [(part.label in placement.tensors, part.homes[h].shape) for h in homes]
+    return sorted(found)
+
+
+# ---- a framework's class -----------------------------------------------------------------------------------------------
+
+
+def transformers_class(
+    side: Described, checkpoint: Checkpoint, *, reference: Path | None = None, forward: Forward | None = None
+) -> Witness:
+    """Logits of the class that config.json names: loaded from the folder itself, and once more through the spec.
+
+    Through the spec means: read by the side's layout, written by the shipped spec of the same model as a Hugging Face folder.
+    """
+
+    def says(verdict: Says, detail: str) -> Witness:
+        return Witness("transformers", "logits of the class, loaded as it is and through the spec", verdict, detail)
+
+    folder = reference or (checkpoint.top if checkpoint.framework == "huggingface" else None)
+    if folder is None:
+        return says("absent", "there is no Hugging Face folder of the same weights")
+    config = config_of(checkpoint) or config_of(HuggingFace().open(folder))
+    if config is None:
+        return says("absent", "there is no config.json, so no class is named")
+    shipped = _shipped_layout(side.placement)
+    if shipped is None:
+        return says("absent", f"no shipped spec has model `{side.placement.layout.model_name}` and its tensors")
+    library, call = shipped
+    own = side.library.known.get(side.placement.layout.name)
+    if own is not None and own.file.name.startswith("specs/") and reference is None:
+        return says("absent", "the layout is itself the shipped one: a reference folder in another dialect would tell")
+    if forward is None:
+        forward = _forward()
+        if forward is None:
+            return says("absent", "transformers is not installed")
+    target = locate(resolve(library, call, config=config))
+    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
+    try:
+        plan = order(build(side.placement, target, dtype_of=lambda f, k: known.get((f, tuple(map(str, k))))))
+    except UcplError as error:
+        return says("contradicts", f"the shipped spec's tensors cannot be made of it: {error.diagnostics[0].message}")
+    with tempfile.TemporaryDirectory(prefix="ucpl-witness-") as place:
+        made = Path(place) / "through-the-spec"
+        execute(plan, checkpoint, HuggingFace(), made)
+        if not (made / "config.json").exists():
+            (made / "config.json").write_text(json.dumps(config))
+        try:
+            wanted, found = forward(folder), forward(made)
+        except Exception as error:
+            return says("absent", f"the class does not run: {type(error).__name__}: {str(error)[:200]}")
+    if wanted.shape == found.shape and np.array_equal(wanted, found, equal_nan=True):
+        return says("agrees", f"{wanted.size:,} logits are equal, bit for bit")
+    worst = float(np.nanmax(np.abs(wanted - found))) if wanted.shape == found.shape else float("nan")
+    return says("contradicts", f"the logits differ, by up to {worst:.3g}")
+
+
+def _shipped_layout(placement: Placement) -> tuple[Library, nodes.Call] | None:
+    """The `hf` layout of the shipped spec that has the side's model: the same name, tensors and dims."""
+    from ucpl.resources import spec_files, spec_text
+
+    mine = placement.layout
+    for name, _ in spec_files():
+        library = library_of((f"specs/{name}", spec_text(name)))
+        known = library.known.get(mine.model_name)
+        if known is None or not isinstance(known.node, nodes.Model) or known.file.name != f"specs/{name}":
+            continue
+        for call in (nodes.Call("hf"), nodes.Call("mixtral")):
+            try:
+                theirs = resolve(library, call, config=mine.config)
+            except UcplError:
+                continue
+            stored = {path for entry in theirs.entries for path in entry.targets.values()}
+            same = {p: t.dims for p, t in theirs.tensors.items()} == {p: t.dims for p, t in mine.tensors.items()}
+            if same and stored == set(mine.tensors):
+                return library, call
+    return None
+
+
+def _forward() -> Forward | None:
+    """transformers' own class, in fp32 on the processor; None where it is not installed."""
+    try:
+        torch, transformers = import_module("torch"), import_module("transformers")
+    except ImportError:
+        return None
+
+    def forward(folder: Path) -> NDArray[Any]:
+        model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
+        vocabulary = int(model.config.vocab_size)
+        ids = torch.tensor([[(7 * i * i + 3 * i + 1) % vocabulary for i in range(min(16, vocabulary))]])
+        with torch.no_grad():
+            logits: NDArray[Any] = model(ids).logits.numpy()
+        return logits
+
+    return forward
