@@ -55,11 +55,17 @@ def run(command: list[str], **environment: str) -> tuple[float, str, float]:
     """Wall seconds, standard output, and peak resident MiB of a command (its children included)."""
     before = time.perf_counter()
     probe = f"import resource, subprocess, sys; r = subprocess.run({command!r}, capture_output=True, text=True); sys.stdout.write(r.stdout); sys.stderr.write(r.stderr); sys.stderr.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)); sys.exit(r.returncode)"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env={**os.environ, **environment})
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, env={**os.environ, **environment}
+    )
     wall = time.perf_counter() - before
     if done.returncode:
         raise SystemExit(f"{' '.join(command[:6])} failed:\n{done.stderr[-2000:]}")
-    return wall, done.stdout, int(done.stderr.split()[-1].rsplit("}", 1)[-1] or 0) / 1024 if done.stderr.split() else 0.0
+    return (
+        wall,
+        done.stdout,
+        int(done.stderr.split()[-1].rsplit("}", 1)[-1] or 0) / 1024 if done.stderr.split() else 0.0,
+    )
 
 
 def row(*cells: object) -> None:
@@ -73,7 +79,12 @@ def bench_plan() -> None:
     )  # fmt: skip
     found = json.loads(done.stdout)
     phases = ", ".join(f"{k} {v:.2f}" for k, v in found["phases"].items())
-    row("plan Llama-3.1-405B, 16,384 -> 12,288 ranks", f"{found['seconds']:.2f} s, {found['gib']:.2f} GiB", "limit 10 s, 1.5 GiB", phases)
+    row(
+        "plan Llama-3.1-405B, 16,384 -> 12,288 ranks",
+        f"{found['seconds']:.2f} s, {found['gib']:.2f} GiB",
+        "limit 10 s, 1.5 GiB",
+        phases,
+    )
 
 
 def bench_start(pairs: int) -> None:
@@ -93,7 +104,12 @@ def bench_start(pairs: int) -> None:
             theirs.append(run(base)[0])
             ours.append(run(command)[0])
         a, b = statistics.median(ours), statistics.median(theirs)
-        row(f"start: {name}", f"{a:.2f} s", f"{a / b:.2f} x the imports alone ({b:.2f} s)", "limit 2 x for check and plan")
+        row(
+            f"start: {name}",
+            f"{a:.2f} s",
+            f"{a / b:.2f} x the imports alone ({b:.2f} s)",
+            "limit 2 x for check and plan",
+        )
 
 
 def bench_convert(pairs: int, gib: float) -> None:

@@ -145,6 +145,15 @@ def _open(top: Path, root: Path, tag: str) -> Checkpoint:
                 found.consumed.add((part.file, key))
     _settings(found, meta, file, stage, len(metas) if stage == 3 else 1, is_whole)
     _groups(found, model, file, meta, shared, stage, state)
+    for group in found.groups:  # one optimizer keeps the same states for all of a group
+        for state_name in dict.fromkeys(s for m in group.members for s in found.states.get(m, ())):
+            for member in group.members:
+                if prod(expected.get(member, (0,))) and state_name not in found.states.get(member, {}):
+                    fail(
+                        "E452",
+                        f"{member} has no {state_name}, and others of its group have",
+                        Label(str(root / ATOMS / member / f"{state_name}.pt"), "not there"),
+                    )
     reading._blobs(found, model, [])
     for key_ in ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad"):
         if key_ in shared and state is not None:
@@ -291,14 +300,17 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
         sizes = [prod(shapes[m]) for m in members]
         starts = [sum(sizes[:i]) for i in range(len(members))]
         flats.append(Flat(g, name, {}, tuple((m, shapes[m]) for m in members), tuple(starts), sum(sizes)))
-    settings = {**structure.settings, "dp": 1, "tp": 1, "pp": 1}
+    # Stage 2 would ask for frozen parameters a second time, which no universal folder has.
+    settings = {**structure.settings, "dp": 1, "tp": 1, "pp": 1, "stage": 3 if stage == 3 else 1}
     writer = writing._Writer.of(attrs.evolve(structure, flats=tuple(flats), settings=settings), targets, source)
     files: list[tuple[Any, Any]] = []
     for rank in range(int(structure.settings.get("files") or 1) if stage == 3 else 1):
         model = writing._File(model_file(stage, rank, 0), Storages(writer.carried))
+        writer.stand(0, rank)
         value = writer.model(model, rank)
         value.setdefault("universal_checkpoint_info", {"universal_checkpoint_version": VERSION})
         files.append((model, value))
+    writer.stand(0, 0)
     shared = writing._File(GLOBAL_STATE, Storages(writer.carried))
     files.append((shared, _shared(writer, shared, stage)))
     by_file: dict[str, list[int]] = {}
