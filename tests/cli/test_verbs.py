@@ -404,6 +404,7 @@ def test_show_prints_each_stage(stage: str) -> None:
 def test_show_of_one_rank_shows_that_rank() -> None:
     text = good("show", SOURCE, "--rank", "2").out
     assert "zero_pp_rank_2_mp_rank_00" in text and "zero_pp_rank_1_mp_rank_00" not in text
+    assert "module/wte.weight [67, 24], rank 2" in text, "what all ranks hold, this one holds, too"
     assert ucpl("show", SOURCE, "--rank", "4").status == 2
 
 

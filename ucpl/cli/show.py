@@ -63,7 +63,13 @@ def run(options: Namespace, console: Console) -> int:
         case "resolve":
             lines = list(resolved(here))
         case "locate":
-            lines = list(located(here.placement, options.rank))
+            placement = here.placement
+            if checkpoint is not None and options.rank is not None:
+                from ucpl.frontends.infer import stated_of
+                from ucpl.regions import locate
+
+                placement = locate(here.layout, rank=options.rank, stated=stated_of(checkpoint))
+            lines = list(located(placement, options.rank))
         case "build":
             from ucpl.graph import build
 
@@ -96,12 +102,11 @@ def sides(options: Namespace) -> tuple[Side, Side | None, Any]:
         return here, there, opened
     if options.to:
         return *api.sides(options.layout, options.to, model=model, config=config, sizes=sizes), None
-    # One rank is located alone: a layout of thousands does not enumerate the others.
-    rank = options.rank if options.after == "locate" else None
-    library, call = api.parse_target(options.layout)
-    if rank is not None and rank < 0:
-        rank = None
-    here = api.side((library, call), model=model, config=config, sizes=sizes)
+    one = api.parse_target(options.layout)
+    alone = options.rank is not None and options.after == "locate"
+    here = api.side(one, model=model, config=config, sizes=sizes, rank=0 if alone else None)
+    if alone and 0 < options.rank < here.layout.ranks:  # a layout of thousands of ranks does not enumerate the others
+        here = api.side(one, model=model, config=config, sizes=sizes, rank=options.rank)
     return here, None, None
 
 
