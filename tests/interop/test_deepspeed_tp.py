@@ -16,6 +16,12 @@ from typing import Any
 
 import pytest
 from attrs import frozen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucpl.extents import Section, Sharding
+from ucpl.frontends.parallel import rule
+from ucpl.stores.deepspeed.cuts import info_of
 
 pytestmark = pytest.mark.interop
 
@@ -139,7 +145,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "spec.ucpl").write_text(SPEC)
 
     def job(do: str, run: dict[str, Any], name: str, truth: str, result: str) -> dict[str, Any]:
-        paths = {"folder": str(folder / name), "truth": str(folder / f"{truth}.truth"), "result": str(folder / f"{result}.json")}
+        paths = {"folder": str(folder / name), "truth": str(folder / f"{truth}.truth")}
+        paths["result"] = str(folder / f"{result}.json")
         return {"do": do, "run": run, "steps": STEPS, **paths}
 
     jobs = [
@@ -209,9 +216,9 @@ def test_deepspeeds_own_converter_reads_what_was_written(call: str, folder: Path
     step = there / (there / "latest").read_text()
     made = there / "universal"
     shutil.rmtree(made, ignore_errors=True)
-    run = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--num_extract_workers", "1", "--num_merge_workers", "1"]
+    run = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(step)]
     done = subprocess.run(
-        [*run, "--input_folder", str(step), "--output_folder", str(made)],
+        [*run, "--output_folder", str(made), "--num_extract_workers", "1", "--num_merge_workers", "1"],
         env={**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"},
         capture_output=True,
         text=True,
@@ -223,3 +230,46 @@ def test_deepspeeds_own_converter_reads_what_was_written(call: str, folder: Path
         for state in ("fp32", "exp_avg", "exp_avg_sq"):
             atom = torch.load(made / "zero" / parameter / f"{state}.pt", weights_only=False)["param"]
             assert torch.equal(atom, states[state]), (parameter, state)
+
+
+# ---- DeepSpeed's own functions ------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 400),
+    st.integers(1, 9),
+    st.integers(0, 12),
+    st.integers(1, 70),
+    st.sampled_from(["attn.qkv", "mlp.up", "block.up_proj", "moe.w1", "lm_head", "embed_out", "x.lm_head", ""]),
+)
+def test_widths_are_those_that_deepspeed_makes(size: int, degree: int, heads: int, grain: int, module: str) -> None:
+    from deepspeed.module_inject.tp_shard import AutoTPMeta, get_shard_size_list
+
+    meta = AutoTPMeta(num_kv_heads=heads or None, tp_grain_size=grain)
+    assert rule(size, degree, heads, grain, module) == tuple(get_shard_size_list(size, degree, meta, module))
+
+
+@given(st.data())
+def test_maps_are_those_that_deepspeed_makes(data: st.DataObject) -> None:
+    from deepspeed.checkpoint.affine import contiguous_split_map, replicated_map, segmented_map, sub_param_map
+
+    degree = data.draw(st.integers(2, 4))
+    rest = tuple(data.draw(st.lists(st.integers(1, 4), max_size=2)))
+    dim = data.draw(st.integers(0, len(rest)))
+    pieces = st.lists(st.integers(1, 5), min_size=degree, max_size=degree).map(tuple)
+    widths = data.draw(st.lists(st.one_of(pieces, st.none()), min_size=1, max_size=3))
+    sections = tuple(Section(3 if w is None else sum(w), w) for w in widths)
+    shape = (*rest[:dim], sum(s.size for s in sections), *rest[dim:])
+    if widths == [None]:
+        mine, theirs = Sharding(shape), replicated_map(shape, degree)
+    else:
+        mine = Sharding(shape, dim, sections)
+        if None in widths:
+            cut = [list(w) for w in widths if w is not None]
+            theirs = segmented_map(shape, [(s.size, s.widths is None) for s in sections], dim, degree, cut)
+        elif len(widths) == 1:
+            theirs = contiguous_split_map(shape, list(widths[0]), dim)
+        else:
+            theirs = sub_param_map(shape, [s.size for s in sections], [list(w) for w in widths], dim)
+    (made,) = info_of({"w": mine}, degree, {})["affine_map"]["params"].values()
+    assert made == theirs.to_dict()

@@ -40,13 +40,13 @@ LINES
 
 def spec(tmp_path: Path, **changed: str) -> Path:
     """A layout that cuts the fixture's model, for those that cannot know it."""
-    fused = "(_[..24]@tp + _[24..32]@tp + _[32..]@tp)"
+    fused = "(_[..24]@spread(tp) + _[24..32]@spread(tp) + _[32..]@spread(tp))"
     lines = []
     for l in (0, 1):
         said = {
             f"blocks.{l}.attn.qkv.weight": f"{fused} ...",
             f"blocks.{l}.attn.qkv.bias": fused,
-            f"blocks.{l}.attn.o_proj.weight": "_ _@tp",
+            f"blocks.{l}.attn.o_proj.weight": "_ _@spread(tp)",
             f"blocks.{l}.mlp.gate_up.weight": changed.get("up", "(_[..37]@spread(tp) + _[37..]@spread(tp)) ..."),
             f"blocks.{l}.mlp.down.weight": "_ _@spread(tp)",
         }
@@ -263,6 +263,27 @@ def test_a_dense_source_needs_a_layout_that_cuts(tmp_path: Path) -> None:
     assert list(made["module"]) == list(theirs["module"])
     assert all(torch.equal(made["module"][name], theirs["module"][name]) for name in theirs["module"])
     assert made[INFO]["affine_map"] == theirs[INFO]["affine_map"]
+
+
+def test_a_section_that_every_rank_holds_whole(tmp_path: Path) -> None:
+    """As GPTBigCode's keys and values: there, checked as copies, and told in the map."""
+    convert(FIXTURE, tmp_path / "dense", to="zero1(tp=1)")
+    shared = spec(tmp_path, up="(_[..37]@spread(tp) + _[37..]) ...")
+    convert(tmp_path / "dense", tmp_path / "made", to=f"{shared}:cut(dp=2, tp=3)")
+    found = open_checkpoint(tmp_path / "made")
+    assert found.shardings[UP].sections == (Section(37, (13, 12, 12)), Section(37, None))
+    back = convert(tmp_path / "made", tmp_path / "plain.pt", to="plain()")
+    made = torch.load(tmp_path / "plain.pt", weights_only=True)
+    assert digests(made["params"]) == json.loads((FIXTURE / "truth.json").read_text())
+    place = back.plan.tensors.index(UP)
+    assert sum(int((m.tensor == place).sum()) for m in back.plan.moves if m.kind == "check" and m.state == "weight") == 2
+    file = tmp_path / "made" / STEP / "mp_rank_02_model_states.pt"
+    value = torch.load(file, weights_only=False)
+    value["module"][UP][12, 3] += 1  # the first row of the section that all hold
+    torch.save(value, file)
+    with pytest.raises(UcplError) as caught:
+        convert(tmp_path / "made", tmp_path / "no.pt", to="plain()")
+    assert UP in caught.value.diagnostics[0].message
 
 
 # ---- DeepSpeed's rule ------------------------------------------------------------------------------------------------------

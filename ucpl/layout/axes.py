@@ -125,6 +125,28 @@ def mesh_axes_of(axis: Axis) -> tuple[str, ...]:
     return tuple(found)
 
 
+def partly_cut(axes: tuple[Axis, ...]) -> frozenset[str]:
+    """Mesh axes that cut some terms of a sum and not others: each piece holds all of the others, as declared copies."""
+    found: set[str] = set()
+
+    def walk(node: Axis) -> None:
+        match node:
+            case Stack(terms=terms):
+                each = [{a for inner in term.axes for a in mesh_axes_of(inner)} for term in terms]
+                found.update(set().union(*each) - set.intersection(*each) if each else ())
+                for term in terms:
+                    for inner in term.axes:
+                        walk(inner)
+            case Cut(axis=inner) | Pad(axis=inner) | Trim(axis=inner) | Flat(axis=inner):
+                walk(inner)
+            case _:
+                pass
+
+    for axis in axes:
+        walk(axis)
+    return frozenset(found)
+
+
 def labels_of(axes: tuple[Axis, ...]) -> tuple[str | None, ...]:
     """Labels of the outermost labelled terms; (None,) where nothing is labelled."""
     found: dict[str, None] = {}
