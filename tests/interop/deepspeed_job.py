@@ -46,6 +46,8 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
     }
     if run["dtype"] == "bf16":
         out["bf16"] = {"enabled": True}
+    if run.get("universal"):
+        out["checkpoint"] = {"load_universal": True}
     if run.get("wide_gradients"):
         out["data_types"] = {"grad_accum_dtype": "fp32"}
     return out
