@@ -98,6 +98,8 @@ class _Locator:
         storing = like.storing if like is not None else entry.storing
         used = self.mesh_names(self.names_of(rule, key) | set(placer.axes) | {a for a, _ in entry.storing.at})
         where = (*entry.storing.at, *(storing.at if like is not None else ()))
+        # Along these, homes may hold the same elements: the axes that do not cut, or not everything.
+        shared = {a for a in used if a not in placer.axes} | ax.partly_cut(entry.shape)
         homes: list[Home] = []
         tables: list[Pieces] = []
         for here, rank in self.combinations(used, where):
@@ -111,7 +113,7 @@ class _Locator:
                 variables = {"rank": rank, **here, **entry.variables, **choice.variables, "state": state}
                 home = evolve(
                     self.home(rule, key, variables, local.shape, rank, local.padding, local.undefined),
-                    replica=tuple(here[a] for a in used if a not in placer.axes and self.ranks.degrees[a] > 1),
+                    replica=tuple(here[a] for a in used if a in shared and self.ranks.degrees[a] > 1),
                 )
                 mark = (state, tuple(entry.targets.items()), entry.shape, tuple(here[a] for a in placer.shape_axes), choice.digits)
                 if self.claim(home, mark, entry):
