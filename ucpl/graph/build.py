@@ -119,13 +119,13 @@ class _Builder:
         for name in self.drop:
             known = {p.state for p in self.source.parts} | set(self.source.tensors) | set(self.source.layout.aliases)
             if name not in known and not any(s.name == name for s in self.source.layout.states):
-                states = {p.state for p in self.source.parts}
-                close = nearest(name, [*sorted(states), *self.source.tensors])
+                held = sorted({p.state for p in self.source.parts})
+                close = nearest(name, [*held, *self.source.tensors])
                 fail(
                     "E300",
                     f"--drop {name}: no tensor or state of that name",
                     Label("<command line>", where=f"--drop {name}"),
-                    remedy=f"did you mean `{close}`?" if close else f"its states: {', '.join(sorted(states))}",
+                    remedy=f"did you mean `{close}`?" if close else f"its states: {', '.join(held)}",
                 )
         self.common = {path: i for i, path in enumerate(self.target.tensors)}
         self.k = max(
