@@ -32,7 +32,7 @@ from ucpl.runtime.journal import Journal, Past, read_journal
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, manifest_of, read_manifest, storage_crcs
 from ucpl.runtime.publish import Lock, Workplace, sync_folder, sync_folders
 from ucpl.runtime.reading import Fragments, Reader
-from ucpl.runtime.rows import Place, Rows, bind_rows, chosen, fit
+from ucpl.runtime.rows import Place, Rows, bind_rows, chosen, fit, without_echoes
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.tiles import Tiles, cut_tiles
@@ -78,7 +78,7 @@ def execute(
         _refuse_globals(skeleton, allow_globals)
         layout = lay_out(skeleton, plan.targets)
         sources += tuple(where for where, _ in layout.carried)
-        rows = bind_rows(moves_of(plan, layout), sources, layout.places)
+        rows = bind_rows(without_echoes(moves_of(plan, layout), sources), sources, layout.places)
         counters.bytes_needed = rows.bytes_needed
     run = _Run(plan, source, skeleton, layout, sources, rows, share, memory, workers, counters, place, progress)
     try:

@@ -19,7 +19,7 @@ from ucpl.extents import DTYPES, Extent, Key, StoredTensor, key_text
 from ucpl.runtime.boxes import Box, compose
 from ucpl.schedule.plan import Moves
 
-__all__ = ["COPY", "CHECK", "REDUCE", "Place", "Rows", "Rule", "bind_rows", "chosen", "fit"]
+__all__ = ["CHECK", "COPY", "REDUCE", "Place", "Rows", "Rule", "bind_rows", "chosen", "fit", "without_echoes"]
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -267,6 +267,37 @@ def chosen(m: Moves, rows: I64 | Bools) -> Moves:
         source_offset=m.source_offset[rows], source_stride=m.source_stride[rows], target_offset=m.target_offset[rows],
         target_stride=m.target_stride[rows],
     )  # fmt: skip
+
+
+def without_echoes(moves: Sequence[Moves], sources: Sequence[Place]) -> tuple[Moves, ...]:
+    """The moves without checks that would read a copy's own bytes again: a tied tensor under its second name.
+
+    Two source tensors that view the same bytes in the same way are one; a check of the one against a copy from the other, box by
+    box at the same target place, says nothing.
+    """
+    views: dict[object, int] = {}
+    same_as = np.empty(len(sources), np.int64)
+    for i, place in enumerate(sources):
+        e = place.extent
+        view = i if e is None else (e.file, e.storage_start, e.offset, e.shape, e.stride, e.dtype)
+        same_as[i] = views.setdefault(view, i)
+    if len(views) == len(sources):
+        return tuple(moves)
+
+    def boxes(m: Moves) -> list[bytes]:
+        width = m.shape.shape[1]
+        table = np.column_stack(
+            [same_as[m.source], m.target, m.target_offset, m.source_offset, m.shape, m.target_stride, m.source_stride]
+        ).astype(np.int64)
+        return [row.tobytes() + bytes([width]) for row in table]
+
+    copied = {box for m in moves if m.kind == "copy" and len(m) for box in boxes(m)}
+    out = []
+    for m in moves:
+        if m.kind == "check" and len(m):
+            m = chosen(m, np.array([box not in copied for box in boxes(m)], np.bool_))
+        out.append(m)
+    return tuple(out)
 
 
 def _base(place: Place) -> int:
