@@ -497,7 +497,7 @@ def models() -> st.SearchStrategy[nodes.Model]:
         ranges = {d: draw(_ranges(n)) for d, n in sizes.items()}
         for name in names:
             dims = draw(st.lists(st.sampled_from(sorted(sizes)), max_size=3, unique=True))
-            shown = [d + (ranges[d] if draw(st.integers(0, 3)) == 0 else "") for d in dims]
+            shown = [d + (ranges[d] if d != split and draw(st.integers(0, 3)) == 0 else "") for d in dims]
             kind = draw(st.sampled_from(("", "", "", "", " is buffer", " is frozen")))
             trained += [name] * (not kind)
             lines.append(f"  {name} : {' '.join(shown) or '()'}{kind}")
