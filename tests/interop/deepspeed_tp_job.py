@@ -65,7 +65,7 @@ class Decoder(nn.Module):
     class config:
         num_attention_heads, num_key_value_heads, hidden_size, model_type = HEADS, KV, HIDDEN, "small"
 
-    def __init__(self) -> None:
+    def __init__(self, freeze: bool) -> None:
         super().__init__()
         self.wte = nn.Embedding(WORDS, HIDDEN)
         self.ln = nn.LayerNorm(HIDDEN)
@@ -75,6 +75,9 @@ class Decoder(nn.Module):
         self.lm_head = nn.Linear(HIDDEN, WORDS, bias=False)
         self.lm_head.weight = self.wte.weight
         self.register_buffer("calls", torch.zeros(3))
+        if freeze:  # one that is cut, and one that is not
+            self.mlp.gate_up.weight.requires_grad_(False)
+            self.norm.weight.requires_grad_(False)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         self.calls.add_(1)  # type: ignore[operator]
@@ -123,7 +126,7 @@ def config(run: dict[str, Any], spoil: float) -> dict[str, Any]:
 def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
     """`spoil` scrambles what a load must set right."""
     torch.manual_seed(seed)
-    made, *_ = deepspeed.initialize(model=Decoder(), config=config(run, spoil))
+    made, *_ = deepspeed.initialize(model=Decoder(run.get("freeze", False)), config=config(run, spoil))
     return made
 
 
@@ -196,6 +199,10 @@ def local_state(engine: Any, tp: int) -> dict[str, dict[str, Any]]:
             for k, v in gathered.items():
                 here[k] = cut(v)[:numel].reshape(shape).clone() if isinstance(v, list) else float(v)
             found[names[p]] = here
+    for p, name in names.items():
+        if not p.requires_grad:
+            with deepspeed.zero.GatheredParameters([p] if hasattr(p, "ds_id") else []):
+                found[name] = {"weight": p.detach().clone()}
     return found
 
 

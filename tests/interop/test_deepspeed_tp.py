@@ -31,12 +31,15 @@ CONVERT = "import sys, ucpl; ucpl.convert(sys.argv[1], sys.argv[2], to=sys.argv[
 STEPS = 3
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at another degree or stage
 
-# name: (tp, dp, stage, dtype)
-SOURCES = {
-    "tp2_z1": (2, 2, 1, "fp32"),
-    "tp2_z3": (2, 2, 3, "fp32"),
-    "tp3_z2_bf16": (3, 1, 2, "bf16"),
-    "dense_z1": (1, 2, 1, "fp32"),
+FP32, BF16, FROZEN = {"dtype": "fp32"}, {"dtype": "bf16"}, {"dtype": "fp32", "freeze": True}
+# name: (tp, dp, stage, the run)
+SOURCES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
+    "tp2_z1": (2, 2, 1, FP32),
+    "tp2_z2_frozen": (2, 2, 2, FROZEN),
+    "tp2_z3": (2, 2, 3, FP32),
+    "tp2_z3_frozen": (2, 2, 3, FROZEN),
+    "tp3_z2_bf16": (3, 1, 2, BF16),
+    "dense_z1": (1, 2, 1, FP32),
 }
 
 # What no dense checkpoint says: how the model is cut.
@@ -67,7 +70,7 @@ class Target:
 
     @property
     def run(self) -> dict[str, Any]:
-        return {"tp": self.tp, "stage": self.stage, "dtype": SOURCES[self.source][3]}
+        return {"tp": self.tp, "stage": self.stage, **SOURCES[self.source][3]}
 
     @property
     def world(self) -> int:
@@ -90,6 +93,10 @@ TARGETS = (
     Target("tp2_z3", 3, 4, 1, ("zero3(tp=4, dp=1, kv_heads=4)",)),
     Target("tp2_z3", 1, 2, 2, ("zero1(dp=2)",)),
     Target("tp2_z3", 3, 2, 2, ("zero1(dp=3)", "zero3(dp=2)")),
+    Target("tp2_z2_frozen", 3, 3, 1, ("zero3(tp=3, dp=1, kv_heads=4)",)),
+    Target("tp2_z2_frozen", 2, 2, 2, ("zero3(dp=3)", "zero2(dp=2)")),
+    Target("tp2_z3_frozen", 1, 1, 2, ("zero1(tp=1)",)),
+    Target("tp2_z3_frozen", 3, 2, 2, ("zero1(tp=4, dp=3, kv_heads=4)", "zero3(tp=2, dp=2)")),
     Target("tp3_z2_bf16", 1, 1, 2, ("zero1(tp=1, dp=2)",)),
     Target("tp3_z2_bf16", 3, 2, 2, ("zero3(tp=2, dp=2)",)),
     Target("dense_z1", 1, 2, 2, ("SPEC:cut(dp=2, tp=2)",)),
@@ -150,8 +157,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return {"do": do, "run": run, "steps": STEPS, **paths}
 
     jobs = [
-        ((tp * dp, tp), job("train", {"tp": tp, "stage": stage, "dtype": dtype}, name, name, name))
-        for name, (tp, dp, stage, dtype) in SOURCES.items()
+        ((tp * dp, tp), job("train", {"tp": tp, "stage": stage, **run}, name, name, name))
+        for name, (tp, dp, stage, run) in SOURCES.items()
     ]
     for (world, _), mine in groupby(sorted(jobs, key=lambda x: x[0]), key=lambda x: x[0]):
         torchrun(world, [one for _, one in mine], folder)
@@ -268,7 +275,7 @@ def test_maps_are_those_that_deepspeed_makes(data: st.DataObject) -> None:
             cut = [list(w) for w in widths if w is not None]
             theirs = segmented_map(shape, [(s.size, s.widths is None) for s in sections], dim, degree, cut)
         elif len(widths) == 1:
-            theirs = contiguous_split_map(shape, list(widths[0]), dim)
+            theirs = contiguous_split_map(shape, list(widths[0] or ()), dim)
         else:
             theirs = sub_param_map(shape, [s.size for s in sections], [list(w) for w in widths], dim)
     (made,) = info_of({"w": mine}, degree, {})["affine_map"]["params"].values()

@@ -297,7 +297,7 @@ def test_heads_that_matter_are_asked_for() -> None:
 
 def test_heads_that_do_not_matter_are_not() -> None:
     four = {"w": Sharding((32, 2), 0, (Section(32, (8, 8, 8, 8)),)), "n": Sharding((2,))}
-    made, notes = recut(four, 2, None, 1)
+    made, notes = recut(four, 2, None)
     assert made["w"].sections == (Section(32, (16, 16)),)
     assert made["n"].dim is None
     assert "only cut" in {name: origin for name, _, origin in notes}["kv_heads"]
@@ -311,7 +311,7 @@ def test_heads_that_contradict_the_source_are_refused() -> None:
 
 def test_widths_that_no_rule_makes_are_said_to_be_so() -> None:
     odd = {"w": Sharding((7, 2), 0, (Section(7, (2, 5)),))}
-    assert "[2, 5] of 7" in refusal(lambda: recut(odd, 3, None, 1), "E473").message
+    assert "[2, 5] of 7" in refusal(lambda: recut(odd, 3, None), "E473").message
 
 
 def test_a_rank_that_would_hold_nothing_is_refused() -> None:

@@ -181,8 +181,8 @@ def target(
         heads = Scope().integer(given[0].value), "given"
     elif config is not None:
         heads = heads_of(config)
-    grain = inherited.get(GRAIN, (1, ""))[0]
-    cut, note = recut(shardings, degree, heads, grain if isinstance(grain, int) else 1)
+    grain, origin = inherited.get(GRAIN, (1, "DeepSpeed's default"))
+    cut, note = recut(shardings, degree, heads, (grain, origin) if isinstance(grain, int) else (1, "DeepSpeed's default"))
     return evolve(_extended(library, plain, model, cut, inherited, TARGET), notes=note)
 
 
@@ -217,9 +217,13 @@ def _spread(count: int, ways: int) -> tuple[int, ...]:
 
 
 def recut(
-    shardings: Mapping[str, Sharding], degree: int, heads: tuple[int, str] | None, grain: int
+    shardings: Mapping[str, Sharding],
+    degree: int,
+    heads: tuple[int, str] | None,
+    grain_said: tuple[int, str] = (1, "DeepSpeed's default"),
 ) -> tuple[dict[str, Sharding], tuple[Note, ...]]:
     """The same tensors cut over another number of ranks by DeepSpeed's rule. Raises: UcplError E472, E473."""
+    grain, grain_origin = grain_said
     if degree == 1:
         return {name: evolve(s, dim=None, sections=()) for name, s in shardings.items()}, ()
     sections = [
@@ -275,7 +279,7 @@ def recut(
                 f"tp rank {empty[0]} of {degree} would hold nothing of `{name}`, whose dim {s.dim} is {s.shape[s.dim or 0]}",
                 Label("<call>", where=f"tp = {degree}, kv_heads = {kv_heads}"),
             )
-    return out, ((KV_HEADS, kv_heads, origin), (GRAIN, grain, "ds_config"), *_origins(out))
+    return out, ((KV_HEADS, kv_heads, origin), (GRAIN, grain, grain_origin), *_origins(out))
 
 
 def _unruly(sections: list[tuple[str, str, int, tuple[int, ...]]], grain: int) -> None:
