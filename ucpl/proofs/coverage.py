@@ -537,9 +537,17 @@ def _pairs(group: I64, low: I64, high: I64) -> tuple[I64, I64]:
     empty = np.zeros(0, dtype=np.int64)
     if n < 2:
         return empty, empty
-    order = np.argsort(group, kind="stable")
+    # Dims along which every box of a group is one index wide tell boxes apart at once: they are part of the group.
+    _, group = np.unique(group, return_inverse=True)
+    wide = np.zeros((int(group.max()) + 1, k), dtype=bool)
+    for c in range(k):
+        wide[:, c] = np.bincount(group, weights=high[:, c] - low[:, c] != 1) > 0
+    columns = [np.where(wide[group, c], 0, low[:, c]) for c in range(k)]
+    order = np.lexsort((*columns, group))
     new = np.ones(n, dtype=bool)
     new[1:] = group[order][1:] != group[order][:-1]
+    for column in columns:
+        new[1:] |= column[order][1:] != column[order][:-1]
     number = np.cumsum(new) - 1  # of each ordered row
     most, best = np.zeros(int(number[-1]) + 1, dtype=np.int64), np.zeros(int(number[-1]) + 1, dtype=np.int64)
     for c in range(k):
@@ -549,8 +557,8 @@ def _pairs(group: I64, low: I64, high: I64) -> tuple[I64, I64]:
         distinct = np.bincount(number[by][fresh], minlength=len(most))
         best = np.where(distinct > most, c, best)
         most = np.maximum(most, distinct)
-    column = best[number]
-    start, stop = low[order, column], high[order, column]
+    sweep = best[number]
+    start, stop = low[order, sweep], high[order, sweep]
     sort = np.lexsort((start, number))
     order, number, start, stop = order[sort], number[sort], start[sort], stop[sort]
     i, j = _meet(number, start, stop, number, start, stop)
