@@ -24,6 +24,7 @@ from ucpl.layout import Layout
 from ucpl.layout.scope import at, nearest
 from ucpl.regions import Home, Part, Placement, element_name
 from ucpl.regions.boxes import subtract
+from ucpl.regions.placement import POLICIES
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -138,8 +139,16 @@ class _Builder:
         for state in states:
             self.state(state)
         self.leftovers()
+        self.live_rows()
         self.settle_dtypes()
         return self.graph
+
+    def live_rows(self) -> None:
+        """Padding that was trained is not a part of the model: that it stays behind is said."""
+        for part in self.source.parts:
+            count = sum(h.padding for h in part.homes if h.live)
+            if count:
+                self.graph.dropped.append(f"{part.state} of {part.label}: {count} elements of live padding are not kept")
 
     def settle_dtypes(self) -> None:
         """A target that is padding alone (a rank beyond the end of the vocabulary) has the dtype of its part's others."""
@@ -215,6 +224,8 @@ class _Builder:
                 for i, s in enumerate(stored):
                     owners.setdefault((s.file, f"{part.state}\0{part.label}"), self.first_target[number] + i)
             self.graph.targets += stored
+            if self.source is not self.target:
+                self.refuse_addends(part)
         for number, part in enumerate(self.target.parts):
             if not part.is_alias:
                 continue
@@ -226,6 +237,19 @@ class _Builder:
                     self.graph.targets[first + i] = StoredTensor(
                         s.file, s.key, s.dtype, s.shape, s.state, s.label, s.rank, owner, s.padding
                     )
+
+    def refuse_addends(self, part: Part) -> None:
+        """Partial sums are read, never written: how a value divides into addends is nowhere said. E311."""
+        addends = np.flatnonzero(part.pieces.policy == POLICIES.index("sum"))
+        p = part.pieces
+        boxes = np.concatenate([p.tensor[addends, None], p.low[addends], p.high[addends]], axis=1)
+        if len(np.unique(boxes, axis=0)) < len(boxes):
+            fail(
+                "E311",
+                f"{part.state} of `{part.label}` would be written as partial sums",
+                at(part.span, "a sum, in the target") if part.span.line else Label(self.target.layout.call, where=part.label),
+                remedy="write a target whose copies are `same` or `mean`",
+            )
 
     def place_source(self, number: int) -> int:
         if number not in self.first_source:
@@ -306,7 +330,7 @@ class _Builder:
             self.geometry[mark] = self.join(state, origin, source_parts, target_parts, wanted)
         found = self.geometry[mark].moved(source_parts, target_parts)
         for kind, fragments in found.fragments:
-            if kind == "copy":
+            if kind != "check":
                 self.cast(state, fragments, derived)
             self.batches(kind, state, fragments, derived)
         self.draw(state, origin, source_parts, parts, found)

@@ -76,6 +76,7 @@ class Local:
     offset: I64  # (P,)
     padding: int
     undefined: bool
+    live: bool = False
 
     @property
     def numel(self) -> int:
@@ -103,7 +104,23 @@ class EntryPlacer:
         self.degrees = {a: n for m in self.layout.meshes for a, n in zip(m.axes, m.degrees, strict=True)}
         self.shape_axes = tuple(dict.fromkeys(a for x in self.entry.shape for a in ax.mesh_axes_of(x)))
         self.index_axes = tuple(dict.fromkeys(a for x in self.entry.indices for a in self._index_axes(x, frozenset())))
+        named = self.entry.storing.mesh
+        mesh = next((m for m in self.layout.meshes if m.name == named), None)
+        if named and mesh is None:
+            fail(
+                "E218",
+                f"`{self.entry.path}` is on mesh `{named}`, and there is none of that name",
+                at(self.entry.span),
+                remedy=f"meshes: {', '.join(m.name for m in self.layout.meshes if m.name) or 'none has a name'}",
+            )
         for axis in (*self.shape_axes, *self.index_axes):
+            if named and mesh is not None and axis in self.degrees and axis not in mesh.axes:
+                fail(
+                    "E219",
+                    f"`{self.entry.path}` is on mesh `{named}` and cut over `{axis}`, which that mesh does not have",
+                    at(self.entry.span),
+                    remedy=f"mesh {named} has {', '.join(mesh.axes)}",
+                )
             if axis not in self.degrees:
                 fail(
                     "E201",
@@ -250,6 +267,7 @@ class EntryPlacer:
             np.array([r[4] for r in rows], dtype=np.int64),
             sum(pads.values()),
             "undefined" in pads,
+            "live" in pads,
         )
         self.locals[memo] = found
         return found

@@ -26,6 +26,7 @@ from ucpl.regions.placement import POLICIES, Home, Part, Pieces, Placement, join
 
 I64 = NDArray[np.int64]
 HOME_LIMIT = 20_000_000
+VALUED = ("weight", "fp32", "master", "param")
 
 
 def locate(layout: Layout, *, rank: int | None = None, stated: fl.Stated | None = None) -> Placement:
@@ -113,6 +114,7 @@ class _Locator:
                 variables = {"rank": rank, **here, **entry.variables, **choice.variables, "state": state}
                 home = evolve(
                     self.home(rule, key, variables, local.shape, rank, local.padding, local.undefined),
+                    live=local.live,
                     replica=tuple(here[a] for a in used if a in shared and self.ranks.degrees[a] > 1),
                 )
                 mark = (state, tuple(entry.targets.items()), entry.shape, tuple(here[a] for a in placer.shape_axes), choice.digits)
@@ -124,11 +126,17 @@ class _Locator:
             tables.append(self.rows(placer, local, fresh, first, kept))
             if len(homes) > HOME_LIMIT:
                 fail("E214", f"`{entry.path}` is stored in more than {HOME_LIMIT} tensors", at(entry.span))
-        value = storing.value if like is None else entry.storing.value
+        # `value x - 1` says how the parameter itself is stored: its moments do not shift with it.
+        value = entry.storing.value if state in self.valued else (1.0, 0.0)
         return Part(
             state, entry.path, rule.form or "", storing.dtype, storing.lossy, value, tuple(homes),
             joined(tables, self.k), entry.alias is not None, entry.span,
         )
+
+    @property
+    def valued(self) -> set[str]:
+        """States that hold the parameter's own value, as far as names and derivations tell."""
+        return {*VALUED, *(n for d in self.layout.derived for n in (d.state, d.source))}
 
     def policy_at(self, storing: Storing, cut: tuple[str, ...], rank: int) -> Policy:
         """Of a mean or sum over some axes, copies along the other axes count once: those at coordinate 0."""

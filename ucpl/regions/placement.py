@@ -27,6 +27,7 @@ class Home:
     rank: int  # the first rank that holds it
     padding: int
     undefined: bool = False  # whether its padding may hold anything
+    live: bool = False  # whether its padding is trained, too
     # Coordinates on mesh axes that do not cut it: two homes of one part may hold the same element only if these differ.
     replica: tuple[int, ...] = ()
 
