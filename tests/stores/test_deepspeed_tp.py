@@ -212,7 +212,10 @@ def test_a_missing_rank_is_named(folder: Path) -> None:
         "zero3(dp=3)",
         "zero3(tp=3, dp=1, kv_heads=0)",
         "zero0(dp=1)",
+        "zero0(dp=3, tp=3, kv_heads=0)",
         "zero3(tp=1, dp=5)",
+        "zero2(dp=3, round_robin=1, alignment=4)",
+        "zero3(tp=3, kv_heads=0, sub_group_size=700)",
     ],
 )
 def test_other_degrees_hold_the_same_state(call: str, tmp_path: Path) -> None:
@@ -251,6 +254,15 @@ def test_tp_1_is_plain_dense_deepspeed(tmp_path: Path) -> None:
     assert value["mp_world_size"] == 1
     assert value["ds_config"]["tensor_parallel"]["autotp_size"] == 0
     assert open_checkpoint(tmp_path / "made").shardings == {}
+
+
+def test_by_way_of_plain_nothing_of_the_ranks_is_left(tmp_path: Path) -> None:
+    convert(FIXTURE, tmp_path / "plain.pt", to="plain()")
+    convert(tmp_path / "plain.pt", tmp_path / "made", to="zero1(dp=2)")
+    value = torch.load(tmp_path / "made" / STEP / "mp_rank_00_model_states.pt", weights_only=False)
+    assert INFO not in value
+    assert value["mp_world_size"] == 1
+    assert compare(FIXTURE, tmp_path / "made")
 
 
 def test_a_dense_source_needs_a_layout_that_cuts(tmp_path: Path) -> None:

@@ -271,7 +271,8 @@ class _Writer:
         kept = self.blob(INFO)
         is_autotp = isinstance(kept, dict) and "tp_replicated_parameter_patterns" in kept
         if self.degree == 1:
-            return None if is_autotp and self.source.shardings else kept
+            is_of_ranks = isinstance(kept, dict) and bool({"affine_map", "sub_param_shard_widths"} & kept.keys())
+            return None if is_of_ranks or (is_autotp and self.source.shardings) else kept
         known = self.structure.shardings
         parameters = [t.name for t in self.structure.tensors if t.kind != "buffer"]
         if any(name not in known for name in parameters):
