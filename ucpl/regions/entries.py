@@ -114,7 +114,7 @@ class EntryPlacer:
                 remedy=f"meshes: {', '.join(m.name for m in self.layout.meshes if m.name) or 'none has a name'}",
             )
         for axis in (*self.shape_axes, *self.index_axes):
-            if named and mesh is not None and axis in self.degrees and axis not in mesh.axes:
+            if named and mesh is not None and self.degrees.get(axis, 1) > 1 and axis not in mesh.axes:
                 fail(
                     "E219",
                     f"`{self.entry.path}` is on mesh `{named}` and cut over `{axis}`, which that mesh does not have",
