@@ -227,6 +227,8 @@ def assert_round_trip(source: Side, target: Side, *, drop: tuple[str, ...] = ())
     Raises AssertionError naming the tensor and the element; UcplError where the plan itself is refused.
     """
     here, there = _located(source), _located(target)
+    if not drop:
+        _plan(there, here, ())  # a source of partial sums has no way back: refused before its copies are taken for addends
     same = _derived_from(here, there)
     whole = numbered(here, same)
     stored = lay_out(here, whole)
