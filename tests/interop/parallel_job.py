@@ -103,14 +103,14 @@ def held(engine: Any, run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
             k: together(v, o.real_dp_process_group[g]) if torch.is_tensor(v) and v.ndim else float(v)
             for k, v in states.items()
         }
-        start = 0
-        for p in params:
+        starts = getattr(o, "round_robin_bit16_offsets", None)  # alignment leaves gaps
+        begin = starts[g] if starts else [sum(p.numel() for p in params[:i]) for i in range(len(params))]
+        for p, start in zip(params, begin, strict=True):
             trained.add(p)
             cut = {
                 k: v[start : start + p.numel()].reshape(p.shape).clone() if torch.is_tensor(v) else v
                 for k, v in whole.items()
             }
-            start += p.numel()
             kept = {"lr": hyper["lr"], "weight_decay": hyper["weight_decay"], "moe": hyper.get("moe", False)}
             yield names[p], {"weight": p.detach().clone(), **cut, **kept}
     for p, name in names.items():

@@ -1,0 +1,154 @@
+"""Sources trained, targets converted and loaded, in processes of their own: what the tests of pipelines and experts share."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import field, frozen
+
+ROOT = Path(__file__).parents[2]
+JOB = Path(__file__).with_name("parallel_job.py")
+STEPS = 3
+SECONDS_MAX = 150  # of one process group
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at other degrees
+
+
+@frozen
+class Source:
+    world: int
+    run: dict[str, Any]
+
+
+@frozen
+class Target:
+    """What a source becomes: the call of its layout, and the run that loads it."""
+
+    source: str
+    world: int
+    call: str
+    run: dict[str, Any]  # what differs from the source's
+    via: tuple[str, ...] = field(default=())  # layouts on the way
+    spoiled: bool = False  # one moment is changed after the conversion: the check must fail
+
+    def __str__(self) -> str:
+        words = "-".join((self.source, *self.via, self.call, *(["spoiled"] if self.spoiled else [])))
+        return words.translate(str.maketrans({c: "_" for c in " (=,[]\"'"} | {")": None}))
+
+
+def torchrun(name: str, world: int, jobs: list[dict[str, Any]], folder: Path) -> None:
+    listed = folder / f"{name}.jobs.json"
+    listed.write_text(json.dumps(jobs))
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
+    log = folder / f"{name}.log"
+    with log.open("w") as out:
+        made = subprocess.Popen(
+            [*launch, str(JOB), str(listed)], env=environment, cwd=folder, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            made.wait(timeout=SECONDS_MAX)
+        except subprocess.TimeoutExpired:  # a rank failed, and the others wait for it
+            os.killpg(made.pid, signal.SIGKILL)
+            made.wait()
+            out.write(f"no end after {SECONDS_MAX} seconds")
+
+
+def convert(source: Path, target: Path, call: str) -> str:
+    """Empty, or what went wrong."""
+    command = [sys.executable, "-m", "ucpl", "convert", str(source), str(target), "--to", call]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return "" if done.returncode == 0 else f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+
+
+def convert_all(target: Target, folder: Path) -> str:
+    here = folder / target.source
+    for n, call in enumerate((*target.via, target.call)):
+        there = folder / f"{target}.{n}"
+        if error := convert(here, there, call):
+            return error
+        here = there
+    if target.spoiled:
+        spoil(here)
+    here.rename(folder / str(target))
+    return ""
+
+
+def spoil(folder: Path) -> None:
+    """One element of one moment, by hand and with torch: the rest stays as it is."""
+    import torch
+
+    file = folder / (folder / "latest").read_text() / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    value = torch.load(file, weights_only=False)
+    value["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["exp_avg"][1] += 0.25
+    torch.save(value, file)
+
+
+def work(sources: dict[str, Source], targets: tuple[Target, ...], folder: Path) -> Path:
+    """All jobs; results lie in NAME.json. Runs of one shape share their processes: one after another in them."""
+    jobs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for name, source in sources.items():
+        job = {"do": "train", "run": source.run, "steps": STEPS, "folder": str(folder / name)}
+        job |= {"truth": str(folder / f"{name}.truth"), "result": str(folder / f"{name}.json")}
+        jobs.setdefault(_shape(source.world, source.run), []).append(job)
+    _launch("train", jobs, folder)
+    with ThreadPoolExecutor(2) as pool:
+        errors = list(pool.map(lambda t: convert_all(t, folder), targets))
+    jobs = {}
+    for target, error in zip(targets, errors, strict=True):
+        result_file = folder / f"{target}.json"
+        if error:
+            result_file.write_text(json.dumps({"error": error}))
+            continue
+        run = {**sources[target.source].run, **target.run}
+        job = {"do": "load", "run": run, "steps": STEPS, "folder": str(folder / str(target))}
+        job |= {"truth": str(folder / f"{target.source}.truth"), "result": str(result_file)}
+        jobs.setdefault(_shape(target.world, run), []).append(job)
+    _launch("load", jobs, folder)
+    return folder
+
+
+def _shape(world: int, run: dict[str, Any]) -> tuple[Any, ...]:
+    return (world, run.get("pp"), run.get("ep"), run["dtype"])
+
+
+def _launch(do: str, jobs: dict[tuple[Any, ...], list[dict[str, Any]]], folder: Path) -> None:
+    for shape, listed in jobs.items():
+        torchrun("_".join(map(str, (do, *shape))), shape[0], listed, folder)
+
+
+def result(folder: Path, name: str) -> dict[str, Any]:
+    file = folder / f"{name}.json"
+    if not file.exists():
+        logs = "\n".join(log.read_text()[-3000:] for log in folder.glob("*.log"))
+        pytest.fail(f"{name} was not reached:\n{logs}")
+    found: dict[str, Any] = json.loads(file.read_text())
+    if "error" in found:
+        pytest.fail(found["error"])
+    return found
+
+
+def check(target: Target, sources: dict[str, Source], folder: Path) -> None:
+    """State bit-equal; losses of a run that was never interrupted, bit-equal too at its own degrees."""
+    source, found = result(folder, target.source), result(folder, str(target))
+    assert found["differences"] == []
+    known = sources[target.source]
+    if target.world == known.world and all(known.run.get(k) == v for k, v in target.run.items()):
+        assert found["after"] == source["after"]
+    else:
+        assert found["after"] == pytest.approx(source["after"], rel=0, abs=TOLERANCE[known.run["dtype"]])
+
+
+def check_spoiled(target: Target, sources: dict[str, Source], folder: Path) -> None:
+    source, found = result(folder, target.source), result(folder, str(target))
+    assert len(found["differences"]) == 1
+    assert found["differences"][0].endswith("/exp_avg differs")
+    tolerance = TOLERANCE[sources[target.source].run["dtype"]]
+    assert found["after"] != pytest.approx(source["after"], rel=0, abs=tolerance)
