@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import ucpl
-from tests.hf.folders import WRITTEN, assert_equal, llama_config, llama_shapes, random_of, save, tensors_of
+from tests.hf.folders import HERE, WRITTEN, assert_equal, llama_config, llama_shapes, random_of, save, tensors_of
 from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.stores.huggingface import shard_bytes
@@ -197,3 +197,15 @@ def test_damage_of_a_written_shard_is_found(tensors, tmp_path, damage):
         path.write_bytes(raw)
         verdict = ucpl.verify(tmp_path / "made")
         assert not verdict and "model-00002-of-00004.safetensors" in str(verdict)
+
+
+@pytest.mark.parametrize("shard", ["1KB", "5GB"])
+def test_a_checkpoint_of_deepspeed_s_becomes_a_folder_equal_to_its_truth(shard, tmp_path):
+    example = HERE.parents[1] / "examples" / "checkpoint"
+    truth = torch.load(example / "truth.pt", weights_only=False)
+    ucpl.convert(example, tmp_path / "made", f'safetensors(shard="{shard}")')
+    found = tensors_of(tmp_path / "made")
+    aliases = set(api.open_checkpoint(example).aliases)
+    want = {name: states["fp32"] if "fp32" in states else states["weight"] for name, states in truth["params"].items()}
+    assert_equal({n: t for n, t in {**want, **truth["buffers"]}.items() if n not in aliases}, found)
+    assert set(api.open_checkpoint(tmp_path / "made").aliases) == aliases

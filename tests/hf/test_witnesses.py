@@ -71,7 +71,7 @@ def mistaken(tmp_path, *changes: tuple[str, str]) -> Path:
     """The author's copy of the shipped spec, with a mistake in it."""
     text = spec_text("llama.ucpl")
     head, mark, body = text.partition("layout hf(")  # the model stays: a place in it is not a place in files
-    body = body.replace("@", "\0")
+    body = re.sub(r"(?<=\S) +", " ", body.replace("@", "\0"))
     for old, new in changes:
         old, new = (x if x == "@" else x.replace("@", "\0") for x in (old, new))
         assert old in body, f"the mistake is not there to be made: {old}"
@@ -90,10 +90,10 @@ MISTAKES = {
     "query and key": swap("q_proj.weight", "k_proj.weight"),
     "key and value": swap("k_proj.weight", "v_proj.weight"),
     "rotary pairs for halves": [
-        ("attn.q[l]    = (g r d) h  ", "attn.q[l]    = (g r k two) h"),
-        ("attn.k[l]    = (g d) h  ", "attn.k[l]    = (g k two) h"),
+        ("attn.q[l] = (g r d) h", "attn.q[l] = (g r k two) h"),
+        ("attn.k[l] = (g d) h", "attn.k[l] = (g k two) h"),
     ],
-    "a square matrix on its side": [("attn.out[l]  = h (g r d) ", "attn.out[l]  = (g r d) h ")],
+    "a square matrix on its side": [("attn.out[l] = h (g r d) as", "attn.out[l] = (g r d) h as")],
     "norms in the other's place": swap("{l}.input_layernorm", "{l}.post_attention_layernorm"),
 }
 

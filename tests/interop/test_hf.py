@@ -5,6 +5,7 @@ Logits are compared bit for bit in fp32; a load with a missing or an unexpected 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ ODD: dict[str, Any] = {
     "num_key_value_heads": 3, "head_dim": 4, "max_position_embeddings": 40, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 EVEN = {**ODD, "hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 4}  # out is square
+BIASED = {**ODD, "attention_bias": True, "mlp_bias": True}
+QWEN2 = {k: v for k, v in ODD.items() if k != "head_dim"}
 GPT2 = {
     "vocab_size": 61,
     "n_embd": 20,
@@ -42,12 +45,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "llama": ("Llama", EVEN, "llama.ucpl:hf()", "llama.ucpl:megatron(tp=2, pp=2)"),
     "llama odd heads": ("Llama", ODD, "llama.ucpl:hf()", "llama.ucpl:megatron(tp=2, pp=2)"),
     "llama tied": ("Llama", {**ODD, "tie_word_embeddings": True}, "llama.ucpl:hf()", "llama.ucpl:megatron(tp=2, pp=2)"),
-    "llama biased": ("Llama", {**ODD, "attention_bias": True, "mlp_bias": True}, "llama.ucpl:hf()", "llama.ucpl:megatron(tp=2)"),
+    "llama biased": ("Llama", BIASED, "llama.ucpl:hf()", "llama.ucpl:megatron(tp=2)"),
     "llama pairs": ("Llama", ODD, "llama.ucpl:hf()", "llama.ucpl:pairs()"),
     "llama norms minus one": ("Llama", ODD, "llama.ucpl:hf()", "llama.ucpl:megatron_1p(tp=2, pp=2)"),
     "llama autotp": ("Llama", ODD, "llama.ucpl:hf()", "llama.ucpl:autotp(tp=2)"),
     "mistral": ("Mistral", ODD, "llama.ucpl:hf()", "llama.ucpl:megatron(tp=2, pp=2)"),
-    "qwen2": ("Qwen2", {k: v for k, v in ODD.items() if k != "head_dim"}, "llama.ucpl:hf()", "llama.ucpl:megatron(tp=2, pp=2)"),
+    "qwen2": ("Qwen2", QWEN2, "llama.ucpl:hf()", "llama.ucpl:megatron(tp=2, pp=2)"),
     "qwen3": ("Qwen3", ODD, "llama.ucpl:hf()", "llama.ucpl:megatron(tp=2, pp=2)"),
     "mixtral": ("Mixtral", MIXTRAL, "llama.ucpl:mixtral()", "llama.ucpl:megatron_moe(tp=2, pp=2)"),
     "gpt2": ("GPT2", GPT2, "gpt2.ucpl:hf()", "gpt2.ucpl:megatron(tp=2, pp=2)"),
@@ -167,8 +170,8 @@ def swap(a: str, b: str) -> list[tuple[str, str]]:
 MISTAKES = {
     "gate and up": ("llama", swap("gate_proj", "up_proj")),
     "key and value": ("llama", swap("k_proj.weight", "v_proj.weight")),
-    "rotary": ("llama", [("= (g r d) h  ", "= (g r k two) h"), ("attn.k[l]    = (g d) h  ", "attn.k[l]    = (g k two) h")]),
-    "gpt2: a square matrix as it is not": ("gpt2", [("attn.out[l]  = (n d) h", "attn.out[l]  = h (n d)")]),
+    "rotary": ("llama", [("[l] = (g r d) h as", "[l] = (g r k two) h as"), ("k[l] = (g d) h as", "k[l] = (g k two) h as")]),
+    "gpt2: a square matrix as it is not": ("gpt2", [("attn.out[l] = (n d) h", "attn.out[l] = h (n d)")]),
     "gpt2: k before q": ("gpt2", [("h (q: n d + k: n d", "h (k: n d + q: n d")]),
     "gpt2: head by head": ("gpt2", [("h (q: n d + k: n d + v: n d)", "h (n (q: d + k: d + v: d))")]),
 }  # fmt: skip
@@ -179,6 +182,7 @@ def test_planted_mistakes_are_caught_by_the_class(mistake: str, tmp_path: Path) 
     name, changes = MISTAKES.get(mistake, ("gpt2" if "gpt2" in mistake else "llama", []))
     made(name, tmp_path / "hf")
     head, mark, body = spec_text(f"{name}.ucpl").partition("layout hf(")
+    body = re.sub(r"(?<=\S) +", " ", body)
     for old, new in changes:
         assert old in body
         body = body.replace(old, new)
