@@ -76,10 +76,10 @@ def choose(rows: Rows, is_alias: NDArray[np.bool_], replica: Callable[[int], obj
     copies = rows.take(np.flatnonzero(~is_first & (policy_of[group_of] == 0)))
     reduced = rows.take(np.flatnonzero(reduces))
     primary_reduced = reduces[is_first]
-    i, j = overlaps(primary.tensor, primary.low, primary.high, primary.tensor, primary.low, primary.high)
-    clash = i < j
+    one, other = overlaps(primary.tensor, primary.low, primary.high, primary.tensor, primary.low, primary.high)
+    clash = one < other
     if clash.any():
-        primary, extra = _disjoint(primary, i[clash], j[clash], primary_reduced, replica, overlap)
+        primary, extra = _disjoint(primary, one[clash], other[clash], primary_reduced, replica, overlap)
         copies = Rows(*(np.concatenate([getattr(copies, f), getattr(extra, f)]) for f in _names()))
     elif primary_reduced.any():
         primary = primary.take(np.flatnonzero(~primary_reduced))

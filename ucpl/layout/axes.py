@@ -132,8 +132,9 @@ def partly_cut(axes: tuple[Axis, ...]) -> frozenset[str]:
     def walk(node: Axis) -> None:
         match node:
             case Stack(terms=terms):
-                each = [{a for inner in term.axes for a in mesh_axes_of(inner)} for term in terms]
-                found.update(set().union(*each) - set.intersection(*each) if each else ())
+                each = [frozenset(a for inner in term.axes for a in mesh_axes_of(inner)) for term in terms]
+                if each:
+                    found.update(frozenset[str]().union(*each) - each[0].intersection(*each))
                 for term in terms:
                     for inner in term.axes:
                         walk(inner)

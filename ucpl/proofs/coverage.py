@@ -371,10 +371,10 @@ class _Proof:
             lost = [t for t in tensors if f"{part.state} of {t}" not in left_out]
             absent = next((h for h in part.homes if (h.file, h.key) not in listed), None)
             if lost and absent is not None:
-                index = (0,) * len(graph.source.layout.tensors[lost[0]].dims)
+                origin = (0,) * len(graph.source.layout.tensors[lost[0]].dims)
                 fail(
                     "E343",
-                    f"{part.state} of {element_name(graph.source.layout, lost[0], index)} is neither used nor checked as a copy",
+                    f"{part.state} of {element_name(graph.source.layout, lost[0], origin)} is neither used nor checked as a copy",
                     Label(absent.file, "source", where=key_text(absent.key)),
                 )
 

@@ -278,10 +278,10 @@ class EntryPlacer:
         for path in self.entry.targets.values():
             tensor = self.layout.tensors[path]
             for i, dim in enumerate(tensor.dims):
-                if tensor.counts[i] != self.layout.sizes.get(dim, tensor.counts[i]):
-                    limit = (tensor.starts[i], tensor.counts[i], tensor.steps[i])
-                    if limits.setdefault(dim, limit) != limit:
-                        fail("E207", f"tensors of `{self.entry.path}` have different ranges of `{dim}`", at(self.entry.span))
+                limit = (tensor.starts[i], tensor.counts[i], tensor.steps[i])
+                if limits.setdefault(dim, limit) != limit:
+                    fail("E207", f"tensors of `{self.entry.path}` have different ranges of `{dim}`", at(self.entry.span))
+        limits = {d: limit for d, limit in limits.items() if limit[1] != self.layout.sizes.get(d, limit[1])}
         return _restrict(cells, limits) if limits else cells
 
     def _rows(self, piece: Piece) -> list[tuple[str | None, list[int], list[int], list[int], int]]:

@@ -94,7 +94,16 @@ class _Locator:
                 out |= t.names
         return out
 
-    def entry_part(self, placer: EntryPlacer, rule: FileRule, key: Template, state: str, like: States | None = None) -> Part:
+    def entry_part(
+        self,
+        placer: EntryPlacer,
+        rule: FileRule,
+        key: Template,
+        state: str,
+        like: States | None = None,
+        counts: dict[str, int] | None = None,
+    ) -> Part:
+        """What one entry stores of one state. `like`: as a state line says; `counts`: numbers that its template may use."""
         entry = placer.entry
         storing = like.storing if like is not None else entry.storing
         used = self.mesh_names(self.names_of(rule, key) | set(placer.axes) | {a for a, _ in entry.storing.at})
@@ -111,7 +120,7 @@ class _Locator:
             first = len(homes)
             fresh = []
             for choice in choices:
-                variables = {"rank": rank, **here, **entry.variables, **choice.variables, "state": state}
+                variables = {"rank": rank, **here, **entry.variables, **(counts or {}), **choice.variables, "state": state}
                 home = evolve(
                     self.home(rule, key, variables, local.shape, rank, local.padding, local.undefined),
                     live=local.live,
@@ -257,7 +266,7 @@ class _Locator:
                 order = {m: i for i, m in enumerate(group.members)}
                 placers = sorted((p for p in placers if p.entry.path in order), key=lambda p: order[p.entry.path])
             for member, placer in enumerate(placers):
-                placer.entry.variables.update(group=number, member=member, number=position, bucket=number)  # type: ignore[arg-type]
+                counts = {"group": number, "member": member, "number": position, "bucket": number}
                 position += 1
                 key = line.storing.key or placer.entry.storing.key
                 if key is None:
@@ -266,7 +275,7 @@ class _Locator:
                     inner = key
                     if line.storing.key is not None and placer.entry.storing.key is not None and "key" in key.names:
                         inner = self.nested(key, placer.entry.storing.key)
-                    out.append(self.entry_part(placer, rule, inner, state, line))
+                    out.append(self.entry_part(placer, rule, inner, state, line, counts))
         return out
 
     def nested(self, outer: Template, inner: Template) -> Template:

@@ -149,12 +149,12 @@ def _plan(raw: dict[str, Any], columns: bytes) -> Plan:
     table = load(columns)
     moves = tuple(
         Moves(
-            m["kind"],
-            m["state"],
-            *(table[f"{i}.{name}"] for name in COLUMNS),
-            tuple(m["source_value"]),
-            tuple(m["target_value"]),
-            m["lossy"],
+            kind=m["kind"],
+            state=m["state"],
+            source_value=tuple(m["source_value"]),
+            target_value=tuple(m["target_value"]),
+            lossy=m["lossy"],
+            **{name: table[f"{i}.{name}"] for name in COLUMNS},
         )
         for i, m in enumerate(raw["moves"])
     )
