@@ -60,7 +60,7 @@ def test_each_pass_keeps_what_the_graph_does(pair: Pair) -> None:
 # ---- shipped layouts, through three other degrees and stages ---------------------------------------------------------
 
 ANY = """ucpl 1
-model any {
+model made {
   dtype f32
   wte : 7 5
   "blocks.0.w" : 11

@@ -1,0 +1,234 @@
+"""Every refusal of layouts, regions and graphs: its code, the place that it points at, and what it says.
+
+In the texts below, `⟦` stands right before the place that the first label must point at, and `⟧` before the second's.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ucpl.errors import UcplError, catalogue
+from ucpl.graph import build
+from ucpl.layout import load, resolve
+from ucpl.regions import locate
+from ucpl.syntax import parse_call
+
+
+def place_of(text: str, mark: str) -> tuple[int, int] | None:
+    """Line and column of a mark, as they are once all marks are gone."""
+    if mark not in text:
+        return None
+    before = text[: text.index(mark)].replace("⟦", "").replace("⟧", "")
+    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+
+
+def check(code: str, message: str, text: str, call: str, **more: Any) -> None:
+    plain = text.replace("⟦", "").replace("⟧", "")
+    target = more.pop("target", None)
+    with pytest.raises(UcplError) as caught:
+        library = load(("refused.ucpl", plain))
+        source = locate(resolve(library, parse_call(call), **{k: v for k, v in more.items() if k != "drop"}))
+        if target is not None:
+            build(source, locate(resolve(library, parse_call(target))), drop=more.get("drop", ()))
+    found = caught.value.diagnostics[0]
+    assert found.code == code, found
+    assert message in found.message, found.message
+    assert found.remedy
+    for mark, label in zip("⟦⟧", (*found.labels, None, None), strict=False):
+        want = place_of(text, mark)
+        if want is not None:
+            assert label is not None and (label.file, label.line, label.column) == ("refused.ucpl", *want), found.labels
+
+
+def text(model: str = "", layout: str = "", head: str = "x(dp)", top: str = "", mesh: str = "  mesh dp\n") -> str:
+    """A file of one model and one layout. The model has `w : a b` and a state unless it is given."""
+    model = model or "  dim a = 4, b = 3\n  dtype f32\n  w : a b\n  v : a\n  state s : f32\n"
+    return f"ucpl 1\n{top}model m {{\n{model}}}\nlayout {head} of m {{\n{mesh}{layout}}}\n"
+
+
+FILE = '  file weights = torch "f.{dp}"\n'
+W = FILE + '  w = a b as "w"\n  v = a as "v"\n'
+MODEL = "  dim a = 4, b = 3\n  dtype f32\n"
+
+REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
+    ("E101", "no number is called `aa`", text(layout=FILE + "  let x = ⟦aa / 2\n  w = a@dp[x, x] b as \"w\"\n"), "x(2)", {}),
+    ("E102", "`p` is defined by itself: p -> q -> p", text(layout="  let p = q, q = ⟦p\n" + W), "x(2)", {}),
+    (
+        "E103", "definitions are nested too deep",
+        text(layout="  let n0 = 1\n" + "".join(f"  let n{i} = n{i - 1}\n" for i in range(1, 230)) + FILE + '  w = pad(a, n229) b as "w"\n'),
+        "x(2)", {},
+    ),
+    ("E104", "a whole number is needed here, not 'four'", text(model='  dim a = "four"\n  w : ⟦a\n'), "x(2)", {}),
+    ("E104", "is no size of a piece", text(layout=FILE + '  w = a⟦@dp[2, "x"] b as "w"\n'), "x(2)", {}),
+    ("E105", "`config.width` has no value", text(model="  dim a = ⟦config.width + 1\n  w : a\n"), "x(2)", {}),
+    ("E106", "a number grew beyond 64 bits", text(model="  dim a = ⟦4611686018427387904 * 4\n  w : a\n"), "x(2)", {}),
+    ("E106", "`w` has", text(model="  dim a = 4294967296, b = 4294967296\n  ⟦w : a b\n"), "x(2)", {}),
+    ("E107", "division by zero", text(layout="  let p = ⟦dp / 0\n" + FILE + '  w = pad(a, p) b as "w"\n'), "x(2)", {}),
+    ("E108", "3 / 2 leaves a remainder of 1", text(layout="  let p = ⟦dp / 2\n" + FILE + '  w = pad(a, p) b as "w"\n'), "x(3)", {}),
+    ("E108", "a = 4 does not divide by 3", text(layout="  dim hi = 3\n  ⟦index a = (hi lo)\n" + W), "x(2)", {}),
+    ("E109", "no function is called `floor` with 2", text(layout="  let p = ⟦floor(3, 2)\n" + FILE + '  w = pad(a, p) b as "w"\n'), "x(2)", {}),
+    ("E110", "no layout is called `y`", text(layout=W), "y(2)", {}),
+    ("E110", "no model is called `n`", text(layout=W).replace("of m {", "of n {"), "x(2)", {}),
+    ("E112", 'no file "none.ucpl"', text(top='⟦from "none.ucpl" import m2\n', layout=W), "x(2)", {}),
+    ("E113", '"deepspeed.ucpl" defines no `zero9`', text(top='⟦from "deepspeed.ucpl" import zero9\n', layout=W), "x(2)", {}),
+    ("E114", "layout `z` is of any model", "ucpl 1\n⟦layout z() of any {\n}\n", "z()", {}),
+    ("E115", "-D q", text(layout=W), "x(2)", {"define_sizes": {"q": 1}}),
+    ("E116", "`x` takes 1 arguments, not 2", text(layout=W), "x(2, 3)", {}),
+    ("E117", "`x` has no parameter `dq`", text(layout=W), "x(dq = 2)", {}),
+    ("E118", "`dp` is given twice", text(layout=W), "x(2, dp = 3)", {}),
+    ("E119", "`x` extends itself: x -> y -> x", text(layout=W).replace("of m {\n  mesh", "of m extends y(dp) {\n  mesh") + "layout y(dp) of m extends x(dp) {\n}\n", "x(2)", {}),
+    ("E120", "`x` is no number format", text(layout='  ⟦file weights = torch "f.{dp:x}"\n'), "x(2)", {}),
+    ("E120", "do not pair up", text(layout='  ⟦file weights = torch "f.{dp"\n'), "x(2)", {}),
+    ("E121", "has 5000 characters", text(layout=f'  ⟦file weights = torch "{"f" * 5000}"\n'), "x(2)", {}),
+    ("E122", "names `l`, which has no value here", text(layout=FILE + '  w = a b ⟦as "w.{l}"\n'), "x(2)", {}),
+    ("E124", "`x` needs a value for `dp`", text(layout=W).replace("x(dp)", "x(⟦dp)"), "x()", {}),
+    ("E125", "`dp` is 2 here and 4 in the layout", text(layout=W) + "layout y(dp) of m extends x(2 * dp) {\n}\n", "y(2)", {}),
+    ("E130", "tensor `w` is defined twice", text(model="  dim a = 4\n  ⟧w : a when a\n  ⟦w : a when 1\n"), "x(2)", {}),
+    ("E130", "`w` is defined twice", text(model="  dim a = 4\n  w : a\n  ⟦alias w = w when 1\n"), "x(2)", {}),
+    ("E132", "dim `a` of `w` is -1", text(model="  dim a = 3 - 4\n  w : ⟦a\n"), "x(2)", {}),
+    ("E133", "`w` has dim `a` twice", text(model="  dim a = 4\n  w : a ⟦a\n"), "x(2)", {}),
+    ("E134", "step 0 of dim `a`", text(model="  dim a = 4\n  w : ⟦a[0.. by 0]\n"), "x(2)", {}),
+    ("E135", "alias `t` of `u`, which is no tensor", text(model="  dim a = 4\n  w : a\n  ⟦alias t = u\n"), "x(2)", {}),
+    ("E136", "`w` is in groups `p` and `q`", text(model="  dim a = 4\n  w : a\n  group p = w\n  ⟦group q = w\n"), "x(2)", {}),
+    ("E137", "no tensor is called `u`", text(layout=FILE + '  ⟦u = a as "u"\n'), "x(2)", {}),
+    ("E137", "no tensor is called `u`", text(layout=W + "  ⟦group g = w, u\n"), "x(2)", {}),
+    ("E140", "mesh axis `dp` is 0", text(mesh="  ⟦mesh dp\n", layout=W), "x(0)", {}),
+    ("E141", "a mesh of 2000000 ranks", text(mesh="  ⟦mesh dp\n", layout=W), "x(2000000)", {}),
+    ("E142", "mesh `other` has 3 ranks, the first mesh 2", text(mesh="  let q = 3\n  ⟧mesh dp\n  ⟦mesh other: q\n", layout=W), "x(2)", {}),
+    ("E143", "sizes of digits hi, lo are unknown", text(layout="  ⟦index a = (hi lo)\n" + W), "x(2)", {}),
+    ("E144", "the digits of `a` multiply to 6, and a is 4", text(layout="  dim hi = 2, lo = 3\n  ⟦index a = (hi lo)\n" + W), "x(2)", {}),
+    ("E145", "pad to a multiple of 0", text(layout=FILE + '  w = ⟦pad(a, 0) b as "w"\n'), "x(2)", {}),
+    ("E145", "a grain of 0", text(layout=FILE + '  w = a⟦@chunk(dp, 0) b as "w"\n'), "x(2)", {}),
+    ("E145", "order dealt 0", text(layout=W + "  ⟦group g = w order dealt 0\n"), "x(2)", {}),
+    ("E146", "trim the whole before it is cut", text(layout=FILE + '  w = ⟦trim(a@dp) b as "w"\n'), "x(2)", {}),
+    ("E147", "stand for the dims of one tensor", text(layout=W + "  index a = ⟦_\n"), "x(2)", {}),
+    ("E148", "`@q` cuts over a mesh axis that has no size", text(layout=FILE + '  w = a⟦@q b as "w"\n'), "x(2)", {}),
+    ("E149", "at dp[2], but dp is 2", text(layout=FILE + '  w = a b ⟦at dp[2] as "w"\n'), "x(2)", {}),
+    ("E149", "at dp[-3], but dp is 2", text(layout=FILE + '  w = a b ⟦at dp[-3] as "w"\n'), "x(2)", {}),
+    ("E151", "no file is called `wieghts`", text(layout=FILE + '  w = a b ⟦in wieghts as "w"\n'), "x(2)", {}),
+    ("E152", "is no a * x + b", text(layout=FILE + '  w = a b ⟦value x * x as "w"\n'), "x(2)", {}),
+    ("E153", "scales by 2", text(layout=FILE + '  w = a b ⟦value 2 * x as "w"\n'), "x(2)", {}),
+    ("E155", "`v` has no more dims for `_`", text(layout=FILE + '  ⟦* = _ _ as "{name}"\n', model=MODEL + "  ⟧v : a\n"), "x(2)", {}),
+    ("E156", "names 1 of the 2 dims of `w`", text(layout=FILE + '  ⟦* = _ as "{name}"\n', model=MODEL + "  ⟧w : a b\n"), "x(2)", {}),
+    ("E157", "no group is called `g`", text(layout=W + '  ⟦state * of g = flat(each) as "s"\n'), "x(2)", {}),
+    ("E157", "no group is called `g`", text(layout=W + "  ⟦group h = all - g\n"), "x(2)", {}),
+    ("E158", "a state line stores one axis", text(layout=W + '  ⟦state * = flat(each) a as "s"\n'), "x(2)", {}),
+    ("E159", "settings of a framework have names", text(layout=W + "  framework deepspeed(⟦1)\n"), "x(2)", {}),
+    ("E160", "dp = 3 does not divide 4", text(layout=W + '  ⟦assert a % dp == 0, "dp = {dp} does not divide {a}"\n'), "x(3)", {}),
+    ("E160", "`a % dp == 0` does not hold", text(layout=W + "  ⟦assert a % dp == 0\n"), "x(3)", {}),
+    ("E161", "2..9 is no range of `a`, which is 4", text(layout=FILE + '  w = (a[..2] + ⟦a[2..9]) b as "w"\n'), "x(2)", {}),
+    ("E162", "terms of a sum take different dims of `w`", text(layout=FILE + '  ⟦* = (_ _ + _) ... as "{name}"\n', model=MODEL + "  ⟧w : a b\n"), "x(2)", {}),
+    ("E201", "`w` is cut over `q`, which is in no mesh", text(layout=FILE + '  let q = 2\n  ⟦w = a@q b as "w"\n'), "x(2)", {}),
+    ("E201", "a state line is cut over `q`", text(layout=W + '  let q = 2\n  ⟦state * = pad(flat(each), 2)@q as "s"\n'), "x(2)", {}),
+    ("E202", "values", text(model="  dim a = 5000000\n  dtype f32\n  w : a\n", layout=FILE + '  ⟦w[a] = () as "w.{a}"\n'), "x(2)", {}),
+    ("E203", "index `a` of `w`: 4 does not divide by dp = 3", text(layout=FILE + '  index a = a@dp\n  ⟦w[a] = b as "w.{a}"\n'), "x(3)", {}),
+    ("E204", "`w`: 4 does not divide by dp = 3", text(layout=FILE + '  ⟦w = a@dp b as "w"\n'), "x(3)", {}),
+    ("E204", "4 is not a whole number of units of 3", text(layout=FILE + '  ⟦w = a@spread(dp, 3) b as "w"\n'), "x(2)", {}),
+    ("E204", "2 sizes that add up to 3 do not cut 4", text(layout=FILE + '  ⟦w = a@dp[1, 2] b as "w"\n'), "x(2)", {}),
+    ("E204", "a flat buffer: 15 does not divide by dp = 2", text(layout=W.replace('  v = a', '  v = a').replace("w = a b", "w = a b") + '  group g = w, v\n  ⟦state s of g = flat(each)@dp as "s"\n', model=MODEL + "  w : a b\n  v : b\n  state s : f32\n").replace("v = a as", "v = b as"), "x(2)", {}),
+    ("E205", "`w` has the dims a b, the pattern names a", text(layout=FILE + '  ⟦w = a as "w"\n', model=MODEL + "  ⟧w : a b\n"), "x(2)", {}),
+    ("E205", "the pattern names a b b", text(layout=FILE + '  ⟦w = a b b as "w"\n', model=MODEL + "  ⟧w : a b\n"), "x(2)", {}),
+    ("E207", "have different ranges of `a`", text(model=MODEL + "  w : a b\n  v : a[1..] b\n", layout=FILE + '  ⟦wv = (w: a b + v: a b) as "wv"\n'), "x(2)", {}),
+    ("E208", "has no label, and other parts have", text(model=MODEL + "  w : a b\n", layout=FILE + '  ⟦wv = (w: a + a) b as "wv"\n'), "x(2)", {}),
+    ("E209", "has only a range of `a`", text(model="  dim a = 4, hi = 2, lo = 2\n  dtype f32\n  index a = (hi lo)\n  ⟧w : a[1..]\n", layout=FILE + '  ⟦w = (lo hi) as "w"\n'), "x(2)", {}),
+    ("E210", "buckets 0", text(layout=W + '  ⟦state * = flat(each) buckets 0 as "s"\n'), "x(2)", {}),
+    ("E211", "group `g` is stated by a checkpoint", text(layout=W + '  ⟦group g = from weights "k"\n  state * of g = flat(each) as "s"\n'), "x(2)", {}),
+    ("E213", "rank 2 of 2", text(layout=W), "x(2)", {}),
+    ("E215", "two tensors, or two pieces of one, have one place: w of f.0", text(layout=FILE + '  ⟧w = a b as "w"\n  ⟦v = a as "w"\n'), "x(2)", {}),
+    ("E218", "`w` is on mesh `q`, and there is none of that name", text(layout=FILE + '  ⟦w = a b on q as "w"\n'), "x(2)", {}),
+    ("E219", "`w` is on mesh `other` and cut over `dp`", text(layout='  let p = 2\n  mesh other: p\n' + FILE + '  ⟦w = a@dp b on other as "w"\n'), "x(2)", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "message", "body", "call", "more"), REFUSED, ids=[f"{c}-{n}" for n, (c, *_) in enumerate(REFUSED)])
+def test_refused(code: str, message: str, body: str, call: str, more: dict[str, Any]) -> None:
+    if code == "E213":
+        with pytest.raises(UcplError) as caught:
+            locate(resolve(load(("refused.ucpl", body)), parse_call(call)), rank=2)
+        assert (caught.value.diagnostics[0].code, caught.value.diagnostics[0].message) == (code, message)
+        return
+    check(code, message, body, call, **more)
+
+
+def layouts(first: str, second: str, model: str = MODEL + "  w : a b\n  v : a\n  state s : f32\n") -> str:
+    return f"ucpl 1\nmodel m {{\n{model}}}\nlayout x(dp) of m {{\n  mesh dp\n{first}}}\nlayout y(dp) of m {{\n  mesh dp\n{second}}}\n"
+
+
+BOTH = layouts(W, W)
+JOINED: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("E300", "--drop q: no tensor or state", BOTH, {"drop": ("q",)}),
+    ("E303", "the target stores s of `v` and 1 more, and the source has none", layouts(W, W + '  state * = like as "{key}.{state}"\n'), {}),
+    ("E305", "no dtype is known for weight of `w`", layouts(W, W, "  dim a = 4, b = 3\n  w : a b\n  v : a\n"), {}),
+    ("E306", "weight of `w` would lose: f32 in the source, bf16 in the target", layouts(W, FILE + '  ⟧w = a b dtype bf16 as "w"\n  v = a as "v"\n'), {}),
+    ("E307", "no element type is called `b16`", layouts(W, FILE + '  w = a b dtype b16 as "w"\n  v = a as "v"\n'), {}),
+    ("E308", "6 elements of weight of `w` are nowhere in the source, the first w[a=2, b=0]", layouts(FILE + '  w = a@dp b at dp[0] as "w"\n  v = a as "v"\n', W), {}),
+    ("E309", "6 elements of weight of `w` are nowhere in the target, the first w[a=0, b=0]", layouts(W, FILE + '  w = a@dp b at dp[-1] as "w"\n  v = a as "v"\n'), {}),
+    ("E310", "weight of v has no place in the target", layouts(W, FILE + '  w = a b as "w"\n'), {}),
+    ("E310", "s of w has no place in the target", layouts(W + '  state * = like as "{key}.{state}"\n', W), {}),
+    ("E304", "w[a=2, b=0] has two places", layouts(FILE + '  w = (a[..3]@chunk(dp) + a[2..]@chunk(dp)) b as "w.{dp}"\n  v = a as "v"\n', W), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "message", "body", "more"), JOINED, ids=[f"{c}-{n}" for n, (c, *_) in enumerate(JOINED)])
+def test_refused_where_two_layouts_meet(code: str, message: str, body: str, more: dict[str, Any]) -> None:
+    check(code, message, body, "x(2)", target="y(2)", **more)
+
+
+def test_models_that_differ_are_refused_with_both_places() -> None:
+    one = "ucpl 1\nmodel m {\n  dim a = 4, b = 3\n  dtype f32\n  w : a b\n}\nlayout x() of m {\n  file weights = torch \"f\"\n  w = a b as \"w\"\n}\n"
+    for other, code, message in (
+        (one.replace("a = 4", "a = 5"), "E302", "`w` is [a=4, b=3] in the source and [a=5, b=3] in the target"),
+        (one.replace("  w : a b\n", "  w : a b\n  u : a\n"), "E301", "the target stores `u`, which the source's model lacks"),
+    ):
+        source, target = (locate(resolve(load((n, t)), parse_call("x()"))) for n, t in (("one.ucpl", one), ("two.ucpl", other)))
+        with pytest.raises(UcplError) as caught:
+            build(source, target)
+        found = caught.value.diagnostics[0]
+        assert (found.code, found.message) == (code, message)
+        lines = [(label.file, label.line, label.column) for label in found.labels]
+        assert lines == ([("one.ucpl", 5, 3), ("two.ucpl", 5, 3)] if code == "E302" else [("two.ucpl", 6, 3)])
+
+
+def test_imports_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "a.ucpl").write_text('ucpl 1\nfrom "b.ucpl" import n\nmodel m {\n  w : 1\n}\n')
+    (tmp_path / "b.ucpl").write_text('ucpl 1\nfrom "a.ucpl" import m\nmodel n {\n  w : 1\n}\n')
+    with pytest.raises(UcplError) as caught:
+        load((str(tmp_path / "a.ucpl"), (tmp_path / "a.ucpl").read_text()))
+    found = caught.value.diagnostics[0]
+    assert found.code == "E111" and "b.ucpl" in found.labels[0].file and found.labels[0].line == 2
+
+
+def test_what_the_checkpoint_states_otherwise() -> None:
+    body = text(layout=W + '  group g = from weights "k"\n  state * of g = flat(each) as "s"\n')
+    for flat, message in (([("u", (4,))], "states `u` in a flat buffer"), ([("v", (5,))], "`v`: the checkpoint says [5], the layout [4]")):
+        with pytest.raises(UcplError) as caught:
+            locate(resolve(load(("f.ucpl", body)), parse_call("x(1)")), stated=lambda *_, flat=flat: [flat])
+        assert caught.value.diagnostics[0].code == "E212" and message in caught.value.diagnostics[0].message
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["ucpl.layout.resolve"], "TENSOR_LIMIT", 1)
+    check("E131", "a model of more than 1 tensors", text(model="  dim a = 4\n  w : a\n  ⟦v : a\n"), "x(2)")
+    monkeypatch.undo()
+    monkeypatch.setattr(sys.modules["ucpl.regions.entries"], "PIECE_LIMIT", 3)
+    pairs = "  dim a = 8, hi = 4, lo = 2\n  dtype f32\n  index a = (hi lo)\n  w : a\n"
+    check("E206", "falls into more than 3 boxes", text(model=pairs, layout=FILE + '  ⟦w = (lo hi) as "w"\n'), "x(2)")
+    monkeypatch.undo()
+    monkeypatch.setattr(sys.modules["ucpl.regions.locate"], "HOME_LIMIT", 3)
+    check("E214", "`w` is stored in more than 3 tensors", text(layout=FILE + '  ⟦w[a] = b as "w.{a}"\n'), "x(2)")
+    monkeypatch.undo()
+    monkeypatch.setattr(sys.modules["ucpl.regions.entries"], "CHOICE_LIMIT", 10)
+    check("E202", "has more than 10 choices of its indices", text(layout=FILE + '  ⟦w[a, b] = () as "w.{a}.{b}"\n'), "x(2)")
+
+
+def test_every_code_of_these_rooms_is_provoked_here() -> None:
+    here = Path(__file__).read_text(encoding="utf-8")
+    rooms = [c for c in catalogue() if "E100" <= c < "E163" or "E200" <= c < "E220" or "E300" <= c < "E311"]
+    elsewhere = {"E217"}
+    assert [c for c in rooms if f'"{c}"' not in here and c not in elsewhere] == []
+
+

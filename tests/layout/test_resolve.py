@@ -1,0 +1,219 @@
+"""What a resolved layout says: numbers and where they came from, what `extends` replaces, what stands under a prefix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ucpl.errors import UcplError
+from ucpl.layout import Layout, expand, load, resolve
+from ucpl.regions import locate
+from ucpl.syntax import nodes, parse, parse_call, print_file
+
+BASE = """ucpl 1
+let unit = 2
+model m {
+  dim a = 4 * unit, b = default(config.width, 3)
+  dtype bf16
+  w : a b
+  v : a dtype f32
+  buf : b is buffer
+  ice : b is frozen
+  alias t = w
+  state s, fp32 : f32
+  state step : i64 scalar
+  state late : f32 of tail
+  group head = w
+  group tail = v
+  head_only : a when config.head
+}
+layout base(dp, pp = dp / 2) of m {
+  mesh pp dp
+  file weights = torch "f.{pp}.{dp}" key "module/{key}"
+  file optim   = torch "o.{pp}.{dp}"
+  w = a b as "w"
+  v = a   as "v"
+  * of buffer = ... as "{name}"
+  * of frozen = ... as "{name}"
+  group * = model
+  state * of * = flat(each) as "{state}/{bucket}"
+  blob rng @dp keep  in weights as "rng"
+  blob lr  @dp first
+  derive fp32 from w when unit
+}
+layout derived(dp) of m extends base(dp, pp = 2) {
+  let unit = 1
+  v = none
+  w = a@dp b as "w.{dp}"
+  w = a b at pp[-1] as "again"
+  file weights = torch "g.{dp}.{pp}"
+  blob rng @dp drop
+}
+"""
+
+
+def layout(call: str, text: str = BASE, **more: Any) -> Layout:
+    return resolve(load(("base.ucpl", text)), parse_call(call), **more)
+
+
+def test_sizes_come_from_lets_configs_and_the_command_line() -> None:
+    assert layout("base(2)").sizes["a"] == 8
+    assert layout("base(2)").tensors["w"].counts == (8, 3)
+    assert layout("base(2)", config={"width": 5}).tensors["w"].counts == (8, 5)
+    assert layout("base(2)", config={"width": 5}, define_sizes={"b": 7}).tensors["w"].counts == (8, 7)
+    assert layout("base(2)", define_sizes={"unit": 3}).tensors["w"].counts == (12, 3)
+
+
+def test_a_condition_decides_whether_a_tensor_is_there() -> None:
+    assert "head_only" not in layout("base(2)").tensors
+    assert "head_only" in layout("base(2)", config={"head": True}).tensors
+
+
+def test_parameters_have_values_and_origins() -> None:
+    found = layout("base(4)")
+    assert [(m.axes, m.degrees) for m in found.meshes] == [(("pp", "dp"), (2, 4))]
+    assert found.ranks == 8
+    assert found.call == "base(dp = 4, pp = 2)"
+    assert found.origins == (("dp", 4, "given"), ("pp", 2, "default of base.ucpl:18"))
+    inherited = layout("base()", inherited={"dp": (2, "ds_config of the source"), "pp": (1, "ds_config of the source")})
+    assert inherited.origins == (("dp", 2, "ds_config of the source"), ("pp", 1, "ds_config of the source"))
+    assert ("unit", 3, "-D") in layout("base(2)", define_sizes={"unit": 3}).origins
+
+
+def test_a_call_wins_over_what_is_inherited() -> None:
+    assert layout("base(dp = 4)", inherited={"dp": (2, "ds_config")}).sizes["dp"] == 4
+
+
+def test_tensors_have_dtypes_kinds_and_second_names() -> None:
+    found = layout("base(2)")
+    assert {p: t.dtype for p, t in found.tensors.items()} == {"w": "bf16", "v": "f32", "buf": "bf16", "ice": "bf16"}
+    assert {p: t.kind for p, t in found.tensors.items()} == {"w": "parameter", "v": "parameter", "buf": "buffer", "ice": "frozen"}
+    assert found.aliases == {"t": "w"}
+    assert found.model_groups == (("head", ("w",)), ("tail", ("v",)))
+
+
+def test_extends_replaces_in_place_keeps_the_rest_and_none_takes_back() -> None:
+    found = layout("derived(2)")
+    assert [(e.path, e.storing.key.text if e.storing.key else None) for e in found.entries] == [
+        ("w", "w.{dp}"), ("w", "again"), ("buf", "{name}"), ("ice", "{name}"),
+    ]  # fmt: skip
+    assert found.files["weights"].path is not None and found.files["weights"].path.text == "g.{dp}.{pp}"
+    assert found.sizes["unit"] == 1
+    assert found.entries[1].storing.at == (("pp", 1),)
+    assert [(b.name, b.fate) for b in found.blobs] == [("rng", "drop"), ("lr", "first")]
+    assert [m.degrees for m in found.meshes] == [(2, 2)]
+
+
+def test_blobs_say_over_which_axes_and_where() -> None:
+    rng, lr = layout("base(2)").blobs
+    assert (rng.name, rng.mesh_axes, rng.fate, rng.file, rng.key and rng.key.text) == ("rng", ("dp",), "keep", "weights", "rng")
+    assert (lr.fate, lr.file, lr.key) == ("first", "weights", None)
+
+
+def test_states_of_a_group_are_kept_for_that_group_alone() -> None:
+    parts = locate(layout("base(2, 1)")).parts
+    assert sorted((p.state, p.label) for p in parts if p.label.startswith("group")) == [
+        ("late", "group tail"), ("s", "group head"), ("s", "group tail"),
+    ]  # fmt: skip
+
+
+def test_what_is_derived_is_stored_by_no_wildcard_line() -> None:
+    found = layout("base(2)")
+    assert [(d.state, d.source) for d in found.derived] == [("fp32", "w")]
+    assert "fp32" not in {p.state for p in locate(found).parts}
+    assert layout("base(2)", define_sizes={"unit": 0}).derived == ()
+
+
+def test_values_are_sums_and_dtypes_and_lossy_are_kept() -> None:
+    text = BASE.replace('w = a b as "w"\n  v', 'w = a b value 3 + x - 1 dtype f16 lossy as "w"\n  v')
+    storing = layout("base(2)", text).entries[0].storing
+    assert (storing.value, storing.dtype, storing.lossy) == ((1.0, 2.0), "f16", True)
+
+
+def test_a_value_is_the_parameter_s_own_and_not_its_moments() -> None:
+    text = BASE.replace('w = a b as "w"\n  v', 'w = a b value x - 1 as "w"\n  v').replace(
+        'state * of * = flat(each) as "{state}/{bucket}"', 'state s = like in optim as "{key}.{state}"'
+    )
+    parts = {(p.state, p.label): p.value for p in locate(layout("base(2)", text)).parts}
+    assert parts["weight", "w"] == (1.0, -1.0)
+    assert parts["s", "w"] == (1.0, 0.0)
+
+
+def test_plans_are_found_by_name() -> None:
+    library = load(("base.ucpl", BASE + "plan grow = base(2) -> derived(dp = 4) drop s, late\n"))
+    plan = library.plan("grow").node
+    assert isinstance(plan, nodes.Plan)
+    assert (plan.source.name, plan.target.name, plan.drop) == ("base", "derived", ("s", "late"))
+    with pytest.raises(UcplError, match="E110"):
+        library.plan("grwo")
+
+
+INSIDE = """ucpl 1
+model vision {
+  dim l = 2, h = 3
+  dtype f32
+  blocks : l[1..] h
+  patch  : h
+  state s : f32 of late
+  group late = patch
+}
+layout laid(tp = 1, width = 2) of vision {
+  mesh tp
+  file weights = torch "v.{l}.{tp:02}.pt" key "in/{key}"
+  blocks[l] = h@tp as "blocks.{l}.{l.local}.{size(tp)}.{h}"
+  patch = pad(h[..1], width) h[1..] in extra as "patch"
+  file extra = torch "x.{tp}"
+}
+model both {
+  use vision() as eye
+  dim h = 4
+  w : h eye.h
+}
+layout all(tp) of both {
+  mesh tp
+  file weights = torch "w.pt"
+  use laid(tp = tp, width = 5) as eye key "tower.{key}"
+  w = h eye.h as "w"
+}
+"""
+
+
+def test_names_of_a_used_layout_stand_under_its_prefix() -> None:
+    text = INSIDE.replace("patch = pad(h[..1], width) h[1..]", "patch = pad((h[..1] + h[1..]), width)")
+    found = layout("all(3)", text)
+    assert set(found.tensors) == {"eye.blocks", "eye.patch", "w"}
+    assert found.tensors["w"].dims == ("h", "eye.h") and found.tensors["w"].counts == (4, 3)
+    assert found.model_groups == (("eye.late", ("eye.patch",)),)
+    assert found.states[0].groups == ("eye.late",)
+    homes = {(h.file, "/".join(map(str, h.key)), h.shape) for p in locate(found).parts for h in p.homes}
+    assert homes == {
+        ("w.pt", "w", (4, 3)),
+        *((f"v.1.{rank:02}.pt", "in/tower.blocks.1.1.3.3", (1,)) for rank in range(3)),
+        *((f"x.{rank}", "tower.patch", (5,)) for rank in range(3)),
+    }
+
+
+@pytest.mark.parametrize("call", ["zero0(dp = 2, bf16 = 1)", "zero1(dp = 3)", "zero2(dp = 2)", "zero3(dp = 2, sub_group_size = 9)", "plain()"])
+def test_a_layout_of_any_model_written_out_means_the_same(call: str) -> None:
+    """expand gives text that needs no other file; it is located alike."""
+    from tests.laws.agreement import table
+    from tests.laws.test_round_trip import ANY
+
+    (model,) = parse(ANY, "any.ucpl").statements
+    assert isinstance(model, nodes.Model)
+    library = load()
+    closed = expand(library, parse_call(call), model)
+    text = print_file(nodes.File("closed.ucpl", 1, (model, closed)))
+    straight = locate(resolve(library, parse_call(call), model=model))
+    written = locate(resolve(load(("closed.ucpl", text), shipped=False), parse_call("stored")))
+    assert table(written) == table(straight)
+
+
+def test_imports_are_found_beside_the_file_and_among_the_shipped(tmp_path: Path) -> None:
+    (tmp_path / "one.ucpl").write_text(BASE)
+    text = 'ucpl 1\nfrom "one.ucpl" import m, base\nfrom "deepspeed.ucpl" import zero1\nlayout mine(dp) of m extends base(dp, 1) {\n}\n'
+    library = load((str(tmp_path / "two.ucpl"), text))
+    assert resolve(library, parse_call("mine(2)")).sizes["a"] == 8
+    assert isinstance(library.layout("zero1").node, nodes.Layout)
