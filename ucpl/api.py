@@ -193,7 +193,6 @@ def source_side(
     from ucpl.layout import resolve
     from ucpl.proofs import fit
     from ucpl.regions import locate
-    from ucpl.syntax import nodes
 
     config = config_of(checkpoint, config)
     if source is None:

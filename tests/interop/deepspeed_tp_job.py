@@ -41,9 +41,7 @@ class Attention(nn.Module):
         heads = groups * (HEADS // KV)
         q, k, v = z.split([heads * WIDTH, groups * WIDTH, groups * WIDTH], -1)
         q = q.unflatten(-1, (heads, WIDTH)).transpose(1, 2)
-        k, v = (
-            t.unflatten(-1, (groups, WIDTH)).transpose(1, 2).repeat_interleave(HEADS // KV, 1) for t in (k, v)
-        )
+        k, v = (t.unflatten(-1, (groups, WIDTH)).transpose(1, 2).repeat_interleave(HEADS // KV, 1) for t in (k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
@@ -219,7 +217,9 @@ def whole_state(engine: Any, tp: int) -> dict[str, dict[str, Any]]:
         (entry,) = [m for pattern, m in maps.items() if pattern.replace("\\", "") == f"^{name}$"]
         how = ParamAffineMap.from_dict(entry)
         out[name] = {
-            k: how.rebuild({rank: objects[rank][name][k].contiguous() for rank in range(tp)}) if torch.is_tensor(v) else v
+            k: how.rebuild({rank: objects[rank][name][k].contiguous() for rank in range(tp)})
+            if torch.is_tensor(v)
+            else v
             for k, v in states.items()
         }
     return out

@@ -124,7 +124,11 @@ def convert_all(target: Target, folder: Path) -> str:
         there = folder / f"{target}.{n}"
         to = call.replace("SPEC", str(folder / "spec.ucpl"))
         done = subprocess.run(
-            [sys.executable, "-c", CONVERT, str(here), str(there), to], cwd=ROOT, capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", CONVERT, str(here), str(there), to],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         if done.returncode:
             return f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
@@ -219,7 +223,9 @@ def test_deepspeeds_own_converter_reads_what_was_written(call: str, folder: Path
     name = "dense_z1" if call.startswith("SPEC") else "tp2_z1"
     there = folder / f"universal_{name}"
     to = call.replace("SPEC", str(folder / "spec.ucpl"))
-    subprocess.run([sys.executable, "-c", CONVERT, str(folder / name), str(there), to], cwd=ROOT, check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-c", CONVERT, str(folder / name), str(there), to], cwd=ROOT, check=True, timeout=300
+    )
     step = there / (there / "latest").read_text()
     made = there / "universal"
     shutil.rmtree(made, ignore_errors=True)
@@ -277,6 +283,6 @@ def test_maps_are_those_that_deepspeed_makes(data: st.DataObject) -> None:
         elif len(widths) == 1:
             theirs = contiguous_split_map(shape, list(widths[0] or ()), dim)
         else:
-            theirs = sub_param_map(shape, [s.size for s in sections], [list(w) for w in widths], dim)
+            theirs = sub_param_map(shape, [s.size for s in sections], [list(w or ()) for w in widths], dim)
     (made,) = info_of({"w": mine}, degree, {})["affine_map"]["params"].values()
     assert made == theirs.to_dict()

@@ -185,7 +185,9 @@ def test_copies_that_differ_are_found(folder: Path, tmp_path: Path) -> None:
 
 
 def test_ranks_with_other_tensors_are_refused(folder: Path) -> None:
-    found = refusal(lambda: open_checkpoint(edited(folder, lambda v: v["module"].pop("lm_head.weight"), ranks=(1,))), "E459")
+    found = refusal(
+        lambda: open_checkpoint(edited(folder, lambda v: v["module"].pop("lm_head.weight"), ranks=(1,))), "E459"
+    )
     assert "lm_head.weight" in found.message
 
     def rename(value: dict[str, Any]) -> None:
@@ -288,7 +290,9 @@ def test_a_section_that_every_rank_holds_whole(tmp_path: Path) -> None:
     made = torch.load(tmp_path / "plain.pt", weights_only=True)
     assert digests(made["params"]) == json.loads((FIXTURE / "truth.json").read_text())
     place = back.plan.tensors.index(UP)
-    assert sum(int((m.tensor == place).sum()) for m in back.plan.moves if m.kind == "check" and m.state == "weight") == 2
+    assert (
+        sum(int((m.tensor == place).sum()) for m in back.plan.moves if m.kind == "check" and m.state == "weight") == 2
+    )
     file = tmp_path / "made" / STEP / "mp_rank_02_model_states.pt"
     value = torch.load(file, weights_only=False)
     value["module"][UP][12, 3] += 1  # the first row of the section that all hold
@@ -296,6 +300,26 @@ def test_a_section_that_every_rank_holds_whole(tmp_path: Path) -> None:
     with pytest.raises(UcplError) as caught:
         convert(tmp_path / "made", tmp_path / "no.pt", to="plain()")
     assert UP in caught.value.diagnostics[0].message
+
+
+def test_a_tied_tensor_is_cut_under_both_names(tmp_path: Path) -> None:
+    """As a vocabulary that is cut over ranks."""
+    convert(FIXTURE, tmp_path / "dense", to="zero1(tp=1)")
+    path = spec(tmp_path)
+    rows = [
+        '  wte.weight = _@spread(tp) ... as "wte.weight"',
+        '  lm_head.weight = _@spread(tp) ... as "lm_head.weight"',
+    ]
+    path.write_text(path.read_text().replace(" {\n", " {\n" + "\n".join(rows) + "\n", 1))
+    convert(tmp_path / "dense", tmp_path / "made", to=f"{path}:cut(dp=2, tp=3)")
+    found = infer(tmp_path / "made")
+    assert 'lm_head.weight = _@spread(tp) ... as "lm_head.weight"' in " ".join(found.text().split())
+    value = torch.load(tmp_path / "made" / STEP / "mp_rank_01_model_states.pt", weights_only=False)
+    one, other = value["module"]["wte.weight"], value["module"]["lm_head.weight"]
+    assert one.shape == (22, 24)
+    assert one.data_ptr() == other.data_ptr()
+    convert(tmp_path / "made", tmp_path / "again", to="zero3(tp=2, dp=3, kv_heads=0)")
+    assert compare(FIXTURE, tmp_path / "again")
 
 
 # ---- DeepSpeed's rule ------------------------------------------------------------------------------------------------------
@@ -351,7 +375,9 @@ def test_the_config_of_the_model_says_the_heads() -> None:
         (10, 4, 0, 64, "attn.out", (3, 3, 2, 2)),
     ],
 )
-def test_widths_are_deepspeeds(size: int, degree: int, heads: int, grain: int, module: str, widths: tuple[int, ...]) -> None:
+def test_widths_are_deepspeeds(
+    size: int, degree: int, heads: int, grain: int, module: str, widths: tuple[int, ...]
+) -> None:
     assert rule(size, degree, heads, grain, module) == widths
 
 

@@ -32,7 +32,13 @@ GRAIN = "tp_grain_size"
 STORED, TARGET = "stored", "target"  # names of the layouts that are made
 
 # Configs name the number of key-value heads so; the later ones say "as many as query heads".
-_CONFIG_KEYS: tuple[str, ...] = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "n_head_kv", "kv_n_heads")
+_CONFIG_KEYS: tuple[str, ...] = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "multi_query_group_num",
+    "n_head_kv",
+    "kv_n_heads",
+)
 _CONFIG_KEYS += ("num_attention_heads", "n_heads", "attention_heads")
 
 
@@ -182,7 +188,9 @@ def target(
     elif config is not None:
         heads = heads_of(config)
     grain, origin = inherited.get(GRAIN, (1, "DeepSpeed's default"))
-    cut, note = recut(shardings, degree, heads, (grain, origin) if isinstance(grain, int) else (1, "DeepSpeed's default"))
+    cut, note = recut(
+        shardings, degree, heads, (grain, origin) if isinstance(grain, int) else (1, "DeepSpeed's default")
+    )
     return evolve(_extended(library, plain, model, cut, inherited, TARGET), notes=note)
 
 
@@ -270,7 +278,8 @@ def recut(
     for name, s in shardings.items():
         module = name.rpartition(".")[0]
         new = tuple(
-            x if x.widths is None else Section(x.size, rule(x.size, degree, kv_heads, grain, module)) for x in s.sections
+            x if x.widths is None else Section(x.size, rule(x.size, degree, kv_heads, grain, module))
+            for x in s.sections
         )
         out[name] = evolve(s, sections=new, origin="DeepSpeed's rule")
         if new and (empty := [r for r in range(degree) if not out[name].width(r)]):

@@ -76,7 +76,9 @@ class _Patterns:
         if exact in self.table:
             return self.table[exact]
         if self.compiled is None:  # those that are no single name, written as DeepSpeed writes one
-            wide = {p: v for p, v in self.table.items() if not (p.startswith("^") and p.endswith("$") and _is_name(p[1:-1]))}
+            wide = {
+                p: v for p, v in self.table.items() if not (p.startswith("^") and p.endswith("$") and _is_name(p[1:-1]))
+            }
             self.compiled = [(self.pattern(p), v) for p, v in wide.items()]
         return next((v for p, v in self.compiled if p.match(name)), None)
 
@@ -186,7 +188,11 @@ def _affine(file: TorchFile, name: str, entry: Any, degree: int) -> Sharding:
         _refuse(file, name, "affine_map is of another form")
     if any(p.scale != 1.0 for row in pieces for p in row):
         _refuse(file, name, "a rank holds it scaled, so that its moments and learning rate are scaled, too")
-    dims = [d for d in range(len(whole)) if any(s[d] != whole[d] for s in (*shards, *(p.shape for row in pieces for p in row)))]
+    dims = [
+        d
+        for d in range(len(whole))
+        if any(s[d] != whole[d] for s in (*shards, *(p.shape for row in pieces for p in row)))
+    ]
     every = [dims[0]] if len(dims) == 1 else [0] if not dims and whole else []
     if len(dims) > 1 or (not every and whole):
         _refuse(file, name, "its pieces are parts of several dims")
@@ -291,7 +297,12 @@ def info_of(shardings: Mapping[str, Sharding], degree: int, kept: Mapping[str, A
     for name, s in shardings.items():
         pattern = f"^{re.escape(name)}$"
         maps[pattern] = _map(s, degree)
-        if s.dim == 0 and len(s.shape) == 2 and ("embed" in name or "lm_head" in name) and "original_vocab_size" not in kept:
+        if (
+            s.dim == 0
+            and len(s.shape) == 2
+            and ("embed" in name or "lm_head" in name)
+            and "original_vocab_size" not in kept
+        ):
             out["vocabulary_parameter_patterns"].append(pattern)
             out.setdefault("original_vocab_size", s.shape[0])
         if s.dim is None:

@@ -76,7 +76,13 @@ def open_tensor_parallel(top: Path, root: Path, tag: str, listing: Listing) -> C
     ranks: list[_Found] = []
     for tp, (files, row) in enumerate(zip(metas, optims, strict=True)):
         mine = _Found(
-            found.payload, found.consumed, found.states, found.scalars, found.scalar_extents, found.settings, found.blobs
+            found.payload,
+            found.consumed,
+            found.states,
+            found.scalars,
+            found.scalar_extents,
+            found.settings,
+            found.blobs,
         )
         files = files[:dp] if is_sliced else files[:1]
         said: dict[Any, Any] = files[0].value
