@@ -275,10 +275,13 @@ class EntryPlacer:
     def _restricted(self, cells: Cells) -> Cells:
         """Without indices that the tensors lack (`l[1..]` as an axis)."""
         limits: dict[str, tuple[int, int, int]] = {}
+        bracket = {name for axis in self.entry.indices for name in _dims_of(axis)}
         for path in self.entry.targets.values():
             tensor = self.layout.tensors[path]
             for i, dim in enumerate(tensor.dims):
                 limit = (tensor.starts[i], tensor.counts[i], tensor.steps[i])
+                if dim in bracket:
+                    continue  # an entry is there for the indices that all its tensors have
                 if limits.setdefault(dim, limit) != limit:
                     fail("E207", f"tensors of `{self.entry.path}` have different ranges of `{dim}`", at(self.entry.span))
         limits = {d: limit for d, limit in limits.items() if limit[1] != self.layout.sizes.get(d, limit[1])}
