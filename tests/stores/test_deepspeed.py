@@ -22,7 +22,7 @@ from ucpl.stores.deepspeed.order import deal, match, pack, run, slice_numel, und
 from ucpl.stores.scalars import number_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint"
-SHARED = Path(os.environ.get("UCPL_CHECKPOINTS", "/work/shared/checkpoints")) / "deepspeed"
+SHARED = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures")) / "deepspeed"
 DENSE = sorted(p.parent for p in SHARED.glob("z*/latest"))
 
 

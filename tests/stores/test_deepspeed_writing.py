@@ -21,7 +21,7 @@ from ucpl.stores.pickles import attributes_of
 from ucpl.stores.torch_files import layout_torch_file, read_torch_file
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint"
-SHARED = Path(os.environ.get("UCPL_CHECKPOINTS", "/work/shared/checkpoints")) / "deepspeed"
+SHARED = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures")) / "deepspeed"
 DENSE = [EXAMPLE, *sorted(p.parent for p in SHARED.glob("z*/latest"))]
 
 
