@@ -15,14 +15,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from ucpl.api import parse_target, read_text
+from ucpl.api import parse_target
 from ucpl.errors import UcplError, fail
 from ucpl.extents import Key, key_text
 from ucpl.graph import build
@@ -166,7 +165,9 @@ def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
                 assert np.isnan(target[target_at]).all(), f"{_named(plan, number)} is written twice"
                 target[target_at] = values
             else:
-                total, count, _ = sums.setdefault(number, (np.zeros_like(target), np.zeros(len(target), np.int64), moves))
+                total, count, _ = sums.setdefault(
+                    number, (np.zeros_like(target), np.zeros(len(target), np.int64), moves)
+                )
                 np.add.at(total, target_at, values)
                 np.add.at(count, target_at, 1)
     for number, (total, count, moves) in sums.items():
@@ -228,7 +229,9 @@ def assert_round_trip(source: Side, target: Side, *, drop: tuple[str, ...] = ())
     """
     here, there = _located(source), _located(target)
     if not drop:
-        _plan(there, here, ())  # a source of partial sums has no way back: refused before its copies are taken for addends
+        _plan(
+            there, here, ()
+        )  # a source of partial sums has no way back: refused before its copies are taken for addends
     same = _derived_from(here, there)
     whole = numbered(here, same)
     stored = lay_out(here, whole)
@@ -237,7 +240,9 @@ def assert_round_trip(source: Side, target: Side, *, drop: tuple[str, ...] = ())
         back = _moved(there, here, moved, whole, same, ())
         for (path, state), array in gather(here, back).items():
             wrong = np.argwhere(array != whole[path, state])
-            assert not len(wrong), f"{state} of {element_name(here.layout, path, tuple(wrong[0].tolist()))} came back changed"
+            assert not len(wrong), (
+                f"{state} of {element_name(here.layout, path, tuple(wrong[0].tolist()))} came back changed"
+            )
     return sum(t.numel for t in here.layout.tensors.values())
 
 
@@ -282,9 +287,14 @@ def _plan(source: Placement, target: Placement, drop: tuple[str, ...]) -> Plan:
 
 
 def _moved(
-    source: Placement, target: Placement, stored: dict[Place, F64], whole: Whole, same: dict[str, str], drop: tuple[str, ...]
+    source: Placement,
+    target: Placement,
+    stored: dict[Place, F64],
+    whole: Whole,
+    same: dict[str, str],
+    drop: tuple[str, ...],
 ) -> dict[Place, F64]:
-    """What the moves make of stored arrays. Raises AssertionError at the first place that differs from the target's own words."""
+    """What the moves make of stored arrays. Raises AssertionError at the first place that differs from the target."""
     plan = _plan(source, target, drop)
     moved = run(plan, stored)
     wanted = lay_out(target, whole)
@@ -443,7 +453,9 @@ def _small_sizes(
 ) -> dict[str, int]:
     """Sizes of dims that rest on a config that is not there; of all dims where the model is too large to number."""
     bindings = [b for i in (model.items if model else ()) if isinstance(i, nodes.Dims) for b in i.bindings]
-    out = {b.name: chance.choice((4, 6, 8, 12)) for b in bindings if b.name not in sizes and _lacks(b.value, config or {})}
+    out = {
+        b.name: chance.choice((4, 6, 8, 12)) for b in bindings if b.name not in sizes and _lacks(b.value, config or {})
+    }
     literal = [b for b in bindings if isinstance(b.value, nodes.Number) and b.name not in sizes]
     while literal and model is not None and _elements(model, {**sizes, **out}, config) > ELEMENTS_MAX:
         largest = max(literal, key=lambda b: b.value.value if isinstance(b.value, nodes.Number) else 0)
@@ -489,7 +501,10 @@ def models() -> st.SearchStrategy[nodes.Model]:
 
     @st.composite
     def drawn(draw: Callable[..., Any]) -> nodes.Model:
-        sizes = {d: draw(st.integers(1, 6)) for d in draw(st.lists(st.sampled_from(DIMS), min_size=1, max_size=4, unique=True))}
+        sizes = {
+            d: draw(st.integers(1, 6))
+            for d in draw(st.lists(st.sampled_from(DIMS), min_size=1, max_size=4, unique=True))
+        }
         lines = ["  dim " + ", ".join(f"{k} = {v}" for k, v in sizes.items()), "  dtype f32"]
         split = next((d for d, n in sizes.items() if n in (4, 6) and draw(st.booleans())), None)
         if split is not None:
@@ -519,9 +534,7 @@ def _ranges(size: int) -> st.SearchStrategy[str]:
     from hypothesis import strategies as st
 
     low = st.integers(0, size - 1)
-    return low.flatmap(
-        lambda a: st.sampled_from((f"[{a}..]", f"[..{a + 1}]", f"[{a}.. by 2]", f"[{a}..{size}]"))
-    )
+    return low.flatmap(lambda a: st.sampled_from((f"[{a}..]", f"[..{a + 1}]", f"[{a}.. by 2]", f"[{a}..{size}]")))
 
 
 def meshes() -> st.SearchStrategy[dict[str, int]]:
@@ -811,7 +824,13 @@ class _Drawn:
         used.append(axis)
         ways = self.degree(axis)
         grain = self.draw(_integers(1, 3))
-        how = [f"@chunk({axis})", f"@chunk({axis}, {grain})", f"@spread({axis})", f"@{axis}[{self.pieces(length, ways)}]", "pad"]
+        how = [
+            f"@chunk({axis})",
+            f"@chunk({axis}, {grain})",
+            f"@spread({axis})",
+            f"@{axis}[{self.pieces(length, ways)}]",
+            "pad",
+        ]
         if length % grain == 0:
             how.append(f"@spread({axis}, {grain})")
         if length % ways == 0:
@@ -832,7 +851,7 @@ class _Drawn:
     def like_states(self) -> list[str]:
         key = self.draw(_sampled(["{key}.{state}", "state/{state}/{key}"]))
         if self.draw(_booleans()):
-            return [f'  state fp32 = like in optim as "fp32/{{key}}"', f'  state * = like in optim as "{key}"']
+            return ['  state fp32 = like in optim as "fp32/{key}"', f'  state * = like in optim as "{key}"']
         return [f'  state * = like in optim as "{key}"']
 
     def flat_states(self) -> list[str]:
@@ -876,7 +895,11 @@ class _Drawn:
             f"trim(pad(flat(pad(each, {n}))@chunk({axis}), {grain}))",
             f"trim((flat(pad(each, {n}))))@chunk({axis})",
         ]
-        inner = [f"flat(each@chunk({axis}))", f"flat(each@spread({axis}))", f"pad(flat(pad(each@chunk({axis}), {n})), {grain})"]
+        inner = [
+            f"flat(each@chunk({axis}))",
+            f"flat(each@spread({axis}))",
+            f"pad(flat(pad(each@chunk({axis}), {n})), {grain})",
+        ]
         which = self.draw(_integers(0, 2))
         pattern = self.draw(_sampled((even, outer, inner)[which]))
         buckets = f" buckets {self.draw(_integers(1, 40))}" if which < 2 and self.draw(_booleans()) else ""

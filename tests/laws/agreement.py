@@ -53,7 +53,9 @@ def table(placement: Placement, rank: int | None = None) -> dict[Place, tuple[An
     out: dict[Place, tuple[Any, ...]] = {}
     for part in placement.parts:
         policies: dict[int, dict[str, str]] = {}
-        for t, h, p in zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), part.pieces.policy.tolist(), strict=True):
+        for t, h, p in zip(
+            part.pieces.tensor.tolist(), part.pieces.home.tolist(), part.pieces.policy.tolist(), strict=True
+        ):
             policies.setdefault(h, {})[placement.tensors[t]] = POLICIES[p]
         for i, home in enumerate(part.homes):
             place = (home.file, "/".join(map(str, home.key)))

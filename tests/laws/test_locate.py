@@ -89,8 +89,9 @@ model odd {
 }
 """
 SHIPPED = [
-    "zero0(dp = 2)", "zero0(dp = 1, bf16 = 1)", "zero1(dp = 3)", "zero1(dp = 2, round_robin = 1)", "zero1(dp = 2, alignment = 4)",
-    "zero1(dp = 2, elastic = 1)", "zero1(dp = 2, bf16 = 1, bf16_optimizer = 1, alignment = 4)", "zero2(dp = 3)",
+    "zero0(dp = 2)", "zero0(dp = 1, bf16 = 1)", "zero1(dp = 3)", "zero1(dp = 2, round_robin = 1)",
+    "zero1(dp = 2, alignment = 4)", "zero1(dp = 2, elastic = 1)",
+    "zero1(dp = 2, bf16 = 1, bf16_optimizer = 1, alignment = 4)", "zero2(dp = 3)",
     "zero2(dp = 2, bf16 = 1)", "zero3(dp = 2)", "zero3(dp = 3, sub_group_size = 10)", "plain()",
 ]  # fmt: skip
 
@@ -141,8 +142,8 @@ def test_the_part_of_one_rank_is_that_part_of_the_whole(example: Example) -> Non
 
 
 def small(body: str, call: str) -> tuple[str, str]:
-    text = f"ucpl 1\nmodel m {{\n  dim a = 5, b = 2\n  w : a b\n  state s : f32\n}}\nlayout x(dp) of m {{\n  mesh dp\n{body}\n}}\n"
-    return text, call
+    model = "ucpl 1\nmodel m {\n  dim a = 5, b = 2\n  w : a b\n  state s : f32\n}\n"
+    return f"{model}layout x(dp) of m {{\n  mesh dp\n{body}\n}}\n", call
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,10 @@ def small(body: str, call: str) -> tuple[str, str]:
         ('  file weights = torch "f"\n  w = a as "w"', "E205"),
         ('  file weights = torch "f"\n  w = a b b as "w"', "E205"),
         ('  file weights = torch "f"\n  w = a b as "w"\n  state s = flat(each)@dp@dp in weights as "s.{dp}"', "E204"),
-        ('  file weights = torch "f"\n  w = a b as "w"\n  state s = trim(pad(flat(each), dp)@dp) in weights as "s"', "E146"),
+        (
+            '  file weights = torch "f"\n  w = a b as "w"\n  state s = trim(pad(flat(each), dp)@dp) in weights as "s"',
+            "E146",
+        ),
     ],
 )
 def test_what_has_no_meaning_is_refused_by_both(body: str, code: str) -> None:

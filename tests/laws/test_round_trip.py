@@ -171,14 +171,15 @@ def test_elements_in_each_others_place_are_named(monkeypatch: pytest.MonkeyPatch
 
     real = module.run
 
-    def swapped(plan, stored):  # type: ignore[no-untyped-def]
+    def swapped(plan, stored):
         out = real(plan, stored)
         place = next(p for p in out if p[1] == ("w",))
         out[place][[0, 1]] = out[place][[1, 0]]
         return out
 
     monkeypatch.setattr(module, "run", swapped)
-    with pytest.raises(AssertionError, match=r"w of 0.pt, position 0: weight of w\[a=1, b=0\] instead of weight of w\[a=0, b=0\]"):
+    words = r"w of 0.pt, position 0: weight of w\[a=1, b=0\] instead of weight of w\[a=0, b=0\]"
+    with pytest.raises(AssertionError, match=words):
         assert_round_trip(Example(TWO, "rows(tp = 2)"), Example(TWO, "columns(tp = 3)"))
 
 

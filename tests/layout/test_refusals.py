@@ -3,6 +3,9 @@
 In the texts below, `⟦` stands right before the place that the first label must point at, and `⟧` before the second's.
 """
 
+# A table of texts, one refusal a line:
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import sys
@@ -129,7 +132,7 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E204", "`w`: 4 does not divide by dp = 3", text(layout=FILE + '  ⟦w = a@dp b as "w"\n'), "x(3)", {}),
     ("E204", "4 is not a whole number of units of 3", text(layout=FILE + '  ⟦w = a@spread(dp, 3) b as "w"\n'), "x(2)", {}),
     ("E204", "2 sizes that add up to 3 do not cut 4", text(layout=FILE + '  ⟦w = a@dp[1, 2] b as "w"\n'), "x(2)", {}),
-    ("E204", "a flat buffer: 15 does not divide by dp = 2", text(layout=W.replace('  v = a', '  v = a').replace("w = a b", "w = a b") + '  group g = w, v\n  ⟦state s of g = flat(each)@dp as "s"\n', model=MODEL + "  w : a b\n  v : b\n  state s : f32\n").replace("v = a as", "v = b as"), "x(2)", {}),
+    ("E204", "a flat buffer: 15 does not divide by dp = 2", text(layout=W + '  group g = w, v\n  ⟦state s of g = flat(each)@dp as "s"\n', model=MODEL + "  w : a b\n  v : b\n  state s : f32\n").replace("v = a as", "v = b as"), "x(2)", {}),
     ("E205", "`w` has the dims a b, the pattern names a", text(layout=FILE + '  ⟦w = a as "w"\n', model=MODEL + "  ⟧w : a b\n"), "x(2)", {}),
     ("E205", "the pattern names a b b", text(layout=FILE + '  ⟦w = a b b as "w"\n', model=MODEL + "  ⟧w : a b\n"), "x(2)", {}),
     ("E207", "have different ranges of `a`", text(model=MODEL + "  w : a b\n  v : a[1..] b\n", layout=FILE + '  ⟦wv = (w: a b + v: a b) as "wv"\n'), "x(2)", {}),
@@ -144,7 +147,9 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("code", "message", "body", "call", "more"), REFUSED, ids=[f"{c}-{n}" for n, (c, *_) in enumerate(REFUSED)])
+@pytest.mark.parametrize(
+    ("code", "message", "body", "call", "more"), REFUSED, ids=[f"{c}-{n}" for n, (c, *_) in enumerate(REFUSED)]
+)
 def test_refused(code: str, message: str, body: str, call: str, more: dict[str, Any]) -> None:
     if code == "E213":
         with pytest.raises(UcplError) as caught:
@@ -173,18 +178,26 @@ JOINED: list[tuple[str, str, str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("code", "message", "body", "more"), JOINED, ids=[f"{c}-{n}" for n, (c, *_) in enumerate(JOINED)])
+@pytest.mark.parametrize(
+    ("code", "message", "body", "more"), JOINED, ids=[f"{c}-{n}" for n, (c, *_) in enumerate(JOINED)]
+)
 def test_refused_where_two_layouts_meet(code: str, message: str, body: str, more: dict[str, Any]) -> None:
     check(code, message, body, "x(2)", target="y(2)", **more)
 
 
 def test_models_that_differ_are_refused_with_both_places() -> None:
-    one = "ucpl 1\nmodel m {\n  dim a = 4, b = 3\n  dtype f32\n  w : a b\n}\nlayout x() of m {\n  file weights = torch \"f\"\n  w = a b as \"w\"\n}\n"
+    one = 'ucpl 1\nmodel m {\n  dim a = 4, b = 3\n  dtype f32\n  w : a b\n}\nlayout x() of m {\n  file weights = torch "f"\n  w = a b as "w"\n}\n'
     for other, code, message in (
         (one.replace("a = 4", "a = 5"), "E302", "`w` is [a=4, b=3] in the source and [a=5, b=3] in the target"),
-        (one.replace("  w : a b\n", "  w : a b\n  u : a\n"), "E301", "the target stores `u`, which the source's model lacks"),
+        (
+            one.replace("  w : a b\n", "  w : a b\n  u : a\n"),
+            "E301",
+            "the target stores `u`, which the source's model lacks",
+        ),
     ):
-        source, target = (locate(resolve(load((n, t)), parse_call("x()"))) for n, t in (("one.ucpl", one), ("two.ucpl", other)))
+        source, target = (
+            locate(resolve(load((n, t)), parse_call("x()"))) for n, t in (("one.ucpl", one), ("two.ucpl", other))
+        )
         with pytest.raises(UcplError) as caught:
             build(source, target)
         found = caught.value.diagnostics[0]
@@ -204,7 +217,10 @@ def test_imports_in_a_circle(tmp_path: Path) -> None:
 
 def test_what_the_checkpoint_states_otherwise() -> None:
     body = text(layout=W + '  group g = from weights "k"\n  state * of g = flat(each) as "s"\n')
-    for flat, message in (([("u", (4,))], "states `u` in a flat buffer"), ([("v", (5,))], "`v`: the checkpoint says [5], the layout [4]")):
+    for flat, message in (
+        ([("u", (4,))], "states `u` in a flat buffer"),
+        ([("v", (5,))], "`v`: the checkpoint says [5], the layout [4]"),
+    ):
         with pytest.raises(UcplError) as caught:
             locate(resolve(load(("f.ucpl", body)), parse_call("x(1)")), stated=lambda *_, flat=flat: [flat])
         assert caught.value.diagnostics[0].code == "E212" and message in caught.value.diagnostics[0].message
@@ -222,7 +238,12 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     check("E214", "`w` is stored in more than 3 tensors", text(layout=FILE + '  ⟦w[a] = b as "w.{a}"\n'), "x(2)")
     monkeypatch.undo()
     monkeypatch.setattr(sys.modules["ucpl.regions.entries"], "CHOICE_LIMIT", 10)
-    check("E202", "has more than 10 choices of its indices", text(layout=FILE + '  ⟦w[a, b] = () as "w.{a}.{b}"\n'), "x(2)")
+    check(
+        "E202",
+        "has more than 10 choices of its indices",
+        text(layout=FILE + '  ⟦w[a, b] = () as "w.{a}.{b}"\n'),
+        "x(2)",
+    )
 
 
 def test_every_code_of_these_rooms_is_provoked_here() -> None:
@@ -230,5 +251,3 @@ def test_every_code_of_these_rooms_is_provoked_here() -> None:
     rooms = [c for c in catalogue() if "E100" <= c < "E163" or "E200" <= c < "E220" or "E300" <= c < "E311"]
     elsewhere = {"E217"}
     assert [c for c in rooms if f'"{c}"' not in here and c not in elsewhere] == []
-
-

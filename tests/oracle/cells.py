@@ -53,7 +53,8 @@ def cells_of(
 ) -> list[Any]:
     """The cells of one stored axis on one rank.
 
-    bound: what a name in brackets stands for by an `index` statement; each, flat: cells of one tensor, of every tensor of the group.
+    bound: what a name in brackets stands for by an `index` statement.
+    each, flat: cells of one tensor, of every tensor of the group.
     """
 
     def inner(node: nodes.Axis) -> list[Any]:

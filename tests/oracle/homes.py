@@ -157,7 +157,9 @@ class _Rank:
             if sorted(need) != sorted(names):
                 raise Refused(f"{entry.path}: {path} has the dims {need}, the pattern names {names}")
             index = fixed | dict(cell.index)
-            out.append((path, tuple(r.index(self.value(d, index)) for d, r in zip(tensor.dims, tensor.ranges, strict=True))))
+            out.append(
+                (path, tuple(r.index(self.value(d, index)) for d, r in zip(tensor.dims, tensor.ranges, strict=True)))
+            )
         env = self.names_of(choice)
         owner = self.meaning.aliases.get(entry.path)
         env |= {"name": owner or entry.path, "alias": entry.path, "owner": owner or entry.path}
@@ -209,7 +211,7 @@ class _Rank:
 
     def own_policies(self, among: dict[str, str], item: Any) -> dict[str, str]:
         """A clause of an entry on this rank holds for its states, too."""
-        out = {}
+        out: dict[str, str] = {}
         for entry in self.meaning.entries:
             said = self.clause(entry, "copies")
             if said and said[0] != "same" and self.is_here(entry):
@@ -223,7 +225,8 @@ class _Rank:
             return str(word)
         if all(self.meaning.degree(a) == 1 for a in axes):
             return "same"
-        shape = (*(speaker.shape if isinstance(speaker, nodes.Entry) else ()), *(item.shape if item.shape != "like" else ()))
+        shapes = [s.shape for s in (speaker, item) if isinstance(s.shape, tuple)]
+        shape = [axis for one in shapes for axis in one]
         indices = speaker.indices if isinstance(speaker, nodes.Entry) else ()
         bound = [self.meaning.indices[d] for i in indices for d in digits_of(i) if d in self.meaning.indices]
         cut = {a for axis in (*shape, *indices, *bound) for a in _cuts(axis)}
@@ -347,7 +350,8 @@ class _Rank:
         full: list[Local] = []
         for one in tensors:
             full.append(one)
-            if len(cells_of(axis, self.numbers, self.rank, None, None, [t.cells for t in full])) >= self.numbers.value(limit[0]):
+            held = cells_of(axis, self.numbers, self.rank, None, None, [t.cells for t in full])
+            if len(held) >= self.numbers.value(limit[0]):
                 out.append(full)
                 full = []
         return [*out, full] if full else out

@@ -186,8 +186,8 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
                 return evolve(node, path=name(node.path))
             case nodes.Dim():
                 return evolve(node, name=name(node.name), range=walk(node.range))
-            case nodes.Dimension(name=str()):
-                return evolve(node, name=name(node.name), range=walk(node.range))
+            case nodes.Dimension(name=str() as text):
+                return evolve(node, name=name(text), range=walk(node.range))
             case nodes.Binding():
                 return evolve(node, name=name(node.name), value=walk(node.value))
             case nodes.Clause(word="as"):
@@ -205,9 +205,12 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
                 if not any(c.word == "in" for c in clauses):
                     clauses = (*clauses, nodes.Clause("in", (f"{prefix}.weights",)))
                 clauses = tuple(
-                    evolve(c, args=((key or "{key}").replace("{key}", c.args[0]),)) if c.word == "as" else c for c in clauses
+                    evolve(c, args=((key or "{key}").replace("{key}", c.args[0]),)) if c.word == "as" else c
+                    for c in clauses
                 )
-                return evolve(node, path=member(node.path), indices=walk(node.indices), shape=walk(node.shape), clauses=clauses)
+                return evolve(
+                    node, path=member(node.path), indices=walk(node.indices), shape=walk(node.shape), clauses=clauses
+                )
             case nodes.Tensor():
                 return evolve(node, path=member(node.path), dims=walk(node.dims), when=walk(node.when))
             case nodes.Alias():
@@ -233,13 +236,17 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
                 )
             case nodes.States():
                 return evolve(
-                    node, groups=node.groups and tuple(map(member, node.groups)), shape=walk(node.shape), clauses=walk(node.clauses)
+                    node,
+                    groups=node.groups and tuple(map(member, node.groups)),
+                    shape=walk(node.shape),
+                    clauses=walk(node.clauses),
                 )
             case nodes.State():
                 return evolve(node, groups=node.groups and tuple(map(member, node.groups)))
             case nodes.Mesh() | nodes.DefaultDtype() | None | str() | int():
                 return node
-        fields = {f.name: walk(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name not in ("span", "name", "mesh_axis")}
+        kept = {"span", "name", "mesh_axis"}
+        fields = {f.name: walk(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name not in kept}
         return evolve(node, **fields)
 
     return [walk(i) for i in items]
@@ -297,7 +304,7 @@ def mean(
     known = known_names(text, name)
     numbers = Numbers(dict(sizes or {}), {}, config or {})
     node = parse_call(call)
-    layout, file = known[node.name]
+    layout, _ = known[node.name]
     given = given_to(layout.parameters, node, numbers)
     items = statements(known, layout, given, numbers)
     if layout.of == "any":
@@ -441,7 +448,11 @@ def clauses_hold(meaning: Meaning, item: Any) -> bool:
     return all(meaning.numbers.holds(c.args[0]) for c in item.clauses if c.word == "when")
 
 
-SPEAKS_OF = {"parameter": ("trainable", "parameter", None), "frozen": ("frozen", "parameter", None), "buffer": ("buffer", None)}
+SPEAKS_OF = {
+    "parameter": ("trainable", "parameter", None),
+    "frozen": ("frozen", "parameter", None),
+    "buffer": ("buffer", None),
+}
 
 
 def entries_of(meaning: Meaning, items: list[Any]) -> list[nodes.Entry]:

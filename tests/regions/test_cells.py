@@ -45,9 +45,8 @@ def trees(dims: str) -> st.SearchStrategy[Cells]:
         return first
     rest = trees(dims[1:])
     product = st.builds(lambda a, b: Product((a, b)), first, rest)
-    return st.one_of(
-        product, st.builds(lambda p, n: Concat((p, Padding(n))), product, st.integers(0, 4)), st.builds(lambda a, b: Concat((a, b)), product, product)
-    )
+    ended = st.builds(lambda p, n: Concat((p, Padding(n))), product, st.integers(0, 4))
+    return st.one_of(product, ended, st.builds(lambda a, b: Concat((a, b)), product, product))
 
 
 @given(trees("abc"), st.integers(0, 40), st.integers(0, 40))

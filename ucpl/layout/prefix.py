@@ -41,7 +41,11 @@ def _rename(node: Any, prefix: str, shared: set[str], key: str | None) -> Any:
     def walk(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(walk, value))
-        return _rename(value, prefix, shared, key) if attrs.has(type(value)) and not isinstance(value, nodes.Span) else value
+        return (
+            _rename(value, prefix, shared, key)
+            if attrs.has(type(value)) and not isinstance(value, nodes.Span)
+            else value
+        )
 
     match node:
         case nodes.Name(path=path):
@@ -51,7 +55,8 @@ def _rename(node: Any, prefix: str, shared: set[str], key: str | None) -> Any:
         case nodes.Term():
             return attrs.evolve(node, axes=walk(node.axes))
         case nodes.Mesh() | nodes.Split():
-            return attrs.evolve(node, **({"sizes": walk(node.sizes), "grain": walk(node.grain)} if isinstance(node, nodes.Split) else {}))
+            inner = {"sizes": walk(node.sizes), "grain": walk(node.grain)} if isinstance(node, nodes.Split) else {}
+            return attrs.evolve(node, **inner)
         case nodes.Clause(word="as"):
             return attrs.evolve(node, args=(template(node.args[0]),))
         case nodes.Clause(word="at"):
@@ -66,15 +71,25 @@ def _rename(node: Any, prefix: str, shared: set[str], key: str | None) -> Any:
                 clauses = (*clauses, nodes.Clause("in", (name("weights"),), span=node.span))
             if key is not None:
                 clauses = tuple(_wrap(c, key) for c in clauses)
-            return attrs.evolve(node, path=name(node.path), indices=walk(node.indices), shape=walk(node.shape), clauses=clauses)
+            return attrs.evolve(
+                node, path=name(node.path), indices=walk(node.indices), shape=walk(node.shape), clauses=clauses
+            )
         case nodes.Group():
             return attrs.evolve(
-                node, name=name(node.name), indices=walk(node.indices),
+                node,
+                name=name(node.name),
+                indices=walk(node.indices),
                 members=node.members and tuple(map(name, node.members)),
-                without=node.without and tuple(map(name, node.without)), order=walk(node.order),
+                without=node.without and tuple(map(name, node.without)),
+                order=walk(node.order),
             )
         case nodes.States():
-            return attrs.evolve(node, groups=node.groups and tuple(map(name, node.groups)), shape=walk(node.shape), clauses=walk(node.clauses))
+            return attrs.evolve(
+                node,
+                groups=node.groups and tuple(map(name, node.groups)),
+                shape=walk(node.shape),
+                clauses=walk(node.clauses),
+            )
         case nodes.Alias():
             return attrs.evolve(node, path=name(node.path), owner=name(node.owner), when=walk(node.when))
         case nodes.Tensor():
@@ -90,7 +105,9 @@ def _rename(node: Any, prefix: str, shared: set[str], key: str | None) -> Any:
                 when=walk(node.when),
             )
         case nodes.Binding() | nodes.Index():
-            fields = {f.name: walk(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name not in ("span", "name")}
+            fields = {
+                f.name: walk(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name not in ("span", "name")
+            }
             return attrs.evolve(node, **{**fields, "name": name(node.name)})
         case nodes.State():
             return attrs.evolve(node, groups=node.groups and tuple(map(name, node.groups)))

@@ -77,6 +77,9 @@ class _Boxes:
         )
 
 
+_FIELDS = ("move", "piece", "low", "high", "begin", "step")
+
+
 @frozen(eq=False)
 class _Moves:
     """All moves of a graph in one table."""
@@ -157,7 +160,9 @@ class _Proof:
         d = max([1, *(b.fragments.shape.shape[1] for b in batches)])
 
         def flat(name: str) -> I64:
-            return np.concatenate([getattr(b.fragments, name) for b in batches] or [np.zeros(0, np.int64)]).astype(np.int64)
+            return np.concatenate([getattr(b.fragments, name) for b in batches] or [np.zeros(0, np.int64)]).astype(
+                np.int64
+            )
 
         def wide(name: str, fill: int) -> I64:
             rows = [
@@ -199,7 +204,7 @@ class _Proof:
         return self.logical(pieces, rows[i], piece, low, high, begin, pieces.stride[piece])
 
     def strided_boxes(self, side: int, pieces: _Pieces, rows: I64) -> _Boxes:
-        """A box of a move as a box of the piece that holds its first element: each dim of the move walks digits of the piece."""
+        """A box of a move as a box of the piece that holds its first element: each dim of the move walks digits of it."""
         moves, k = self.moves, self.k
         offset = moves.offset[side][rows]
         i, piece = _meet(moves.home[side][rows], offset, offset + 1, pieces.home, pieces.first, pieces.last)
@@ -253,7 +258,9 @@ class _Proof:
         n = len(positions)
         home = np.full(n, self.moves.home[side][row])
         i, piece = _meet(home, positions, positions + 1, pieces.home, pieces.first, pieces.last)
-        at, low, high = _between(pieces, piece, positions[i] - pieces.first[piece], positions[i] - pieces.first[piece] + 1)
+        at, low, high = _between(
+            pieces, piece, positions[i] - pieces.first[piece], positions[i] - pieces.first[piece] + 1
+        )
         i, piece = i[at], piece[at]
         return self.logical(pieces, np.full(len(i), row), piece, low, high, i, np.zeros_like(low))
 
@@ -345,7 +352,7 @@ class _Proof:
         """Every element of every piece of the source moves or is checked, unless its state is left out or any copy will do."""
         pieces, graph = self.source, self.graph
         boxes = _distinct(source)
-        i, j = _overlaps(boxes)
+        i, _ = _overlaps(boxes)
         crossed = np.unique(boxes.piece[i]) if len(i) else np.zeros(0, dtype=np.int64)
         low, high = _box_of(pieces)
         held = np.bincount(boxes.piece, weights=boxes.volume, minlength=len(pieces)).astype(np.int64)
@@ -372,9 +379,10 @@ class _Proof:
             absent = next((h for h in part.homes if (h.file, h.key) not in listed), None)
             if lost and absent is not None:
                 origin = (0,) * len(graph.source.layout.tensors[lost[0]].dims)
+                element = element_name(graph.source.layout, lost[0], origin)
                 fail(
                     "E343",
-                    f"{part.state} of {element_name(graph.source.layout, lost[0], origin)} is neither used nor checked as a copy",
+                    f"{part.state} of {element} is neither used nor checked as a copy",
                     Label(absent.file, "source", where=key_text(absent.key)),
                 )
 
@@ -413,7 +421,9 @@ class _Proof:
         same &= self.is_origin(self.source.state[a.piece], self.moves.state[a.move])
         same &= self.target.state[b.piece] == self.moves.state[b.move]
         n = int(np.flatnonzero(~same)[0])
-        s, t = (stored[int(self.moves.home[i][row])] for i, stored in enumerate((self.graph.sources, self.graph.targets)))
+        s, t = (
+            stored[int(self.moves.home[i][row])] for i, stored in enumerate((self.graph.sources, self.graph.targets))
+        )
         fail(
             "E340",
             f"{self.name(self.source, int(a.piece[n]), a.low[n])} is brought to the place of"
@@ -447,7 +457,9 @@ def _meet(group_a: I64, start_a: I64, stop_a: I64, group_b: I64, start_b: I64, s
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     top = int(max(stop_a.max(), stop_b.max(), 0)) + 1
     assert int(max(group_a.max(), group_b.max()) + 1) * top < 1 << 62
-    reach = np.maximum.accumulate(group_b * top + stop_b)  # the furthest stop so far; of an earlier group it is too small
+    reach = np.maximum.accumulate(
+        group_b * top + stop_b
+    )  # the furthest stop so far; of an earlier group it is too small
     first = np.searchsorted(reach, group_a * top + start_a, side="right")
     last = np.searchsorted(group_b * top + start_b, group_a * top + stop_a, side="left")
     count = np.maximum(last - first, 0)
@@ -503,19 +515,17 @@ def _positions(offset: I64, shape: I64, stride: I64) -> I64:
 
 
 def _joined(tables: list[_Boxes], k: int) -> _Boxes:
-    return _Boxes(
-        *(
-            np.concatenate([getattr(t, f) for t in tables] or [np.zeros((0, k) if f in ("low", "high", "step") else 0, np.int64)])
-            for f in ("move", "piece", "low", "high", "begin", "step")
-        )
-    )
+    none = _Boxes(*(np.zeros((0, k) if f in ("low", "high", "step") else 0, np.int64) for f in _FIELDS))
+    return _Boxes(*(np.concatenate([getattr(t, f) for t in (none, *tables)]) for f in _FIELDS))
 
 
 def _distinct(boxes: _Boxes) -> _Boxes:
     """One of each box of each piece."""
     if not len(boxes):
         return boxes
-    _, first = np.unique(np.concatenate([boxes.piece[:, None], boxes.low, boxes.high], axis=1), axis=0, return_index=True)
+    _, first = np.unique(
+        np.concatenate([boxes.piece[:, None], boxes.low, boxes.high], axis=1), axis=0, return_index=True
+    )
     return boxes.take(first.astype(np.int64))
 
 
