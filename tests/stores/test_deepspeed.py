@@ -217,10 +217,18 @@ def test_a_shard_of_another_run(folder: Path) -> None:
     assert refusal(folder).code == "E456"
 
 
-@pytest.mark.parametrize("name", ["layer_00-model_states.pt", "layer_0_expert_1_mp_rank_00_model_states.pt"])
-def test_parallel_kinds_are_not_misread(folder: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("layer_00-model_states.pt", "E457"),
+        ("layer_0_expert_1_mp_rank_00_model_states.pt", "E452"),
+        ("layer_0_expert_0_mp_rank_00_model_states.pt", "E455"),
+        ("expp_rank_0_mp_rank_00_optim_states.pt", "E457"),
+    ],
+)
+def test_parallel_kinds_are_not_misread(folder: Path, name: str, code: str) -> None:
     shutil.copy(step(folder) / "mp_rank_00_model_states.pt", step(folder) / name)
-    assert refusal(folder).code == "E457"
+    assert refusal(folder).code == code
 
 
 def test_names_before_0_3_17(folder: Path) -> None:

@@ -1,0 +1,219 @@
+"""Experts (deepspeed.moe): files of their own, global and local numbers, flat buffers that fewer ranks share."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stores.test_deepspeed_writing import own_call, plain, unlike, written
+from ucpl.api import compare, convert, infer, open_checkpoint, plan
+from ucpl.errors import UcplError, catalogue
+from ucpl.stores.deepspeed import DeepSpeed
+from ucpl.stores.torch_files import read_torch_file
+
+torch = pytest.importorskip("torch")
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
+ONE = FIXTURES / "moe_ep2_dp2_z1"  # one layer of four experts, on two ranks
+TWO = FIXTURES / "moe_ep2_dp4_z1"  # layers of four and of eight, on four ranks
+BOTH = pytest.mark.parametrize("path", [ONE, TWO], ids=lambda p: p.name)
+STEP = "global_step3"
+MARK = ".deepspeed_moe.experts.deepspeed_experts."
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return shutil.copytree(TWO, tmp_path / "save")
+
+
+def refusal(run: Callable[[], Any], code: str) -> Any:
+    with pytest.raises(UcplError) as caught:
+        run()
+    diagnostic = caught.value.diagnostics[0]
+    assert diagnostic.code == code
+    assert code in catalogue()
+    return diagnostic
+
+
+def loaded(folder: Path, name: str) -> Any:
+    return torch.load(folder / STEP / name, weights_only=False)
+
+
+def edited(folder: Path, name: str, change: Callable[[Any], None]) -> Path:
+    value = loaded(folder, name)
+    change(value)
+    torch.save(value, folder / STEP / name)
+    return folder
+
+
+def assert_is_truth(path: Path, truth: Path) -> None:
+    found = torch.load(path / "plain.pt", weights_only=False)
+    every = {**found["params"], **{name: {"weight": t} for name, t in found.get("buffers", {}).items()}}
+    expected = torch.load(truth / "truth_full.pt", weights_only=False)["params"]
+    assert expected.keys() <= every.keys()
+    assert sum(MARK in name for name in every) == sum(MARK in name for name in expected)
+    for name, states in expected.items():
+        for state, value in states.items():
+            assert torch.equal(every[name][state], value), (name, state)
+
+
+@BOTH
+def test_plain_is_the_truth(path: Path, tmp_path: Path) -> None:
+    """Of `moe_ep2_dp2_z1` the truth has weights alone, which are the masters: it trains in fp32."""
+    convert(path, tmp_path / "plain", "plain()")
+    assert_is_truth(tmp_path / "plain", path)
+    for states in torch.load(tmp_path / "plain" / "plain.pt", weights_only=False)["params"].values():
+        if "fp32" in states:
+            assert torch.equal(states["weight"], states["fp32"])
+
+
+@BOTH
+def test_the_inferred_text_converts_identically(path: Path, tmp_path: Path) -> None:
+    spec = tmp_path / "found.ucpl"
+    spec.write_text(infer(path).text())
+    assert "mesh expert: pp edp ep tp" in spec.read_text()
+    convert(path, tmp_path / "a", "plain()")
+    convert(path, tmp_path / "b", "plain()", layout=f"{spec}:stored()")
+    assert (tmp_path / "a" / "plain.pt").read_bytes() == (tmp_path / "b" / "plain.pt").read_bytes()
+
+
+@BOTH
+def test_at_its_own_degrees_a_target_is_what_deepspeed_wrote(path: Path) -> None:
+    checkpoint = DeepSpeed().open(path)
+    _, _, skeleton = written(path, own_call(checkpoint))
+    assert sorted(file.path for file in skeleton.files) == sorted(checkpoint.files)
+    assert skeleton.unsafe_globals == ()
+    for file in skeleton.files:
+        theirs = plain(read_torch_file(checkpoint.root, file.path).value)
+        assert unlike(plain(file.value), theirs) == []
+
+
+@BOTH
+@pytest.mark.parametrize("call", ["zero1(dp=4, ep=1)", "zero2(dp=4, ep=4)", "zero1(dp=6, ep=2)", "zero2(dp=1, ep=1)"])
+def test_there_and_back(path: Path, call: str, tmp_path: Path) -> None:
+    convert(path, tmp_path / "there", call)
+    assert compare(path, tmp_path / "there")
+    dp = open_checkpoint(path).envelope.settings["dp"].value
+    convert(tmp_path / "there", tmp_path / "back", f"zero1(dp={dp}, ep=2)")
+    assert compare(path, tmp_path / "back")
+    convert(tmp_path / "back", tmp_path / "plain", "plain()")
+    assert_is_truth(tmp_path / "plain", path)
+    for name in sorted(p.name for p in (path / STEP).glob("*optim_states.pt")):
+        one, other = (loaded(p, name)["optimizer_state_dict"] for p in (path, tmp_path / "back"))
+        for a, b in zip(one["single_partition_of_fp32_groups"], other["single_partition_of_fp32_groups"], strict=True):
+            assert torch.equal(a, b)
+
+
+def test_experts_have_groups_and_local_numbers_of_their_own(tmp_path: Path) -> None:
+    convert(TWO, tmp_path / "four", "zero1(dp=4, ep=4)")
+    meta = loaded(tmp_path / "four", "mp_rank_00_model_states.pt")
+    assert meta["num_experts"] == [4, 8]
+    numbers = {
+        (name.partition(".")[0], int(name.rpartition(MARK)[2].partition(".")[0]))
+        for group in meta["param_shapes"]
+        for name in group
+        if MARK in name
+    }
+    assert numbers == {("few", 0), ("many", 0), ("many", 1)}
+    assert not any(MARK in name for name in meta["module"])
+    state = loaded(tmp_path / "four", "zero_pp_rank_3_mp_rank_00_optim_states.pt")["optimizer_state_dict"]
+    assert state["partition_count"] == [4, 4, 1, 1]
+    groups = state["base_optimizer_state"]["param_groups"]
+    assert [group["name"] for group in groups] == ["group 0", "group 1", "ep_size_4", "ep_size_4"]
+    assert [group.get("moe", False) for group in groups] == [False, False, True, True]
+    truth = torch.load(TWO / "truth_full.pt")["params"]
+    name = f"few{MARK}3.up.weight"  # of rank 3, and there 0
+    assert torch.equal(state["single_partition_of_fp32_groups"][2][:30].reshape(5, 6), truth[name]["fp32"])
+    fragments = state["param_slice_mappings"][2]
+    assert next(iter(fragments)) == f"few{MARK}0.up.weight"
+
+
+def test_ranks_may_hold_experts_data_first(folder: Path, tmp_path: Path) -> None:
+    """use_data_before_expert_parallelism: ranks 0 and 1 hold the first experts, 2 and 3 the last."""
+    edited(folder, "mp_rank_00_model_states.pt", lambda v: v["ds_config"].update(use_data_before_expert_parallelism=True))
+    shards = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(4)]
+    values = [loaded(folder, name) for name in shards]
+    for name, other in zip(shards, (0, 2, 1, 3), strict=True):
+        mine = values[int(name[13])]["optimizer_state_dict"]
+        theirs = values[other]["optimizer_state_dict"]
+        for g in (2, 3):
+            mine = {**mine}
+            mine["single_partition_of_fp32_groups"] = [*mine["single_partition_of_fp32_groups"]]
+            mine["single_partition_of_fp32_groups"][g] = theirs["single_partition_of_fp32_groups"][g]
+            base = {**mine["base_optimizer_state"], "state": {**mine["base_optimizer_state"]["state"]}}
+            base["state"][g] = theirs["base_optimizer_state"]["state"][g]
+            mine["base_optimizer_state"] = base
+        torch.save({**values[int(name[13])], "optimizer_state_dict": mine}, folder / STEP / name)
+    convert(folder, tmp_path / "plain", "plain()")
+    assert_is_truth(tmp_path / "plain", TWO)
+    convert(folder, tmp_path / "there", "zero1(dp=8, ep=4)")
+    assert compare(folder, tmp_path / "there")
+    one, other = (
+        loaded(tmp_path / "there", f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")["optimizer_state_dict"]
+        for rank in (0, 1)
+    )
+    assert one["partition_count"] == [8, 8, 2, 2]
+    whole = torch.cat([s["single_partition_of_fp32_groups"][3] for s in (one, other)])
+    truth = torch.load(TWO / "truth_full.pt")["params"]
+    assert torch.equal(whole[:5], truth[f"few{MARK}0.up.bias"]["fp32"])
+
+
+@pytest.mark.parametrize(
+    ("path", "call"),
+    [
+        (TWO, "zero1(dp=4, ep=3)"),
+        (TWO, "zero1(dp=8, ep=8)"),
+        (TWO, "zero1(dp=2, ep=4)"),
+        (TWO, "zero1(dp=4, ep=0)"),
+        (TWO, "zero3(dp=4)"),
+        (TWO, "zero0(dp=4)"),
+    ],
+)
+def test_impossible_degrees(path: Path, call: str) -> None:
+    assert refusal(lambda: plan(str(path), call), "E478").remedy
+
+
+def test_where_the_degree_comes_from() -> None:
+    def said(call: str) -> dict[str, tuple[Any, str]]:
+        return {o.name: (o.value, o.origin) for o in plan(str(TWO), call).origins}
+
+    assert said("zero1(dp=4, ep=4)")["experts of a rank"] == ("ep 4", "given")
+    assert said("zero1(dp=8)")["experts of a rank"] == ("ep 2", "as the source's")
+    assert said("zero1(dp=8)")["edp"][0] == 4
+
+
+def test_missing_files(folder: Path) -> None:
+    (folder / STEP / "layer_1_expert_5_mp_rank_00_model_states.pt").unlink()
+    assert "layer_1_expert_5" in refusal(lambda: open_checkpoint(folder), "E452").message
+
+
+def test_fewer_experts_than_stated(folder: Path) -> None:
+    for number in (2, 3):
+        (folder / STEP / f"layer_0_expert_{number}_mp_rank_00_model_states.pt").unlink()
+    assert "num_experts" in refusal(lambda: open_checkpoint(folder), "E456").message
+
+
+def test_an_expert_under_another_number(folder: Path) -> None:
+    step = folder / STEP
+    shutil.copy(step / "layer_0_expert_1_mp_rank_00_model_states.pt", step / "layer_0_expert_2_mp_rank_00_model_states.pt")
+    assert "expert 2" in refusal(lambda: open_checkpoint(folder), "E455").message
+
+
+def test_experts_and_masters_swapped_are_seen(folder: Path, tmp_path: Path) -> None:
+    """What files do not state is seen in values: `verify` holds weights against masters."""
+    from ucpl.api import verify
+
+    assert verify(folder)
+    names = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1)]  # other experts, same shapes
+    one, other = (loaded(folder, name) for name in names)
+    for g in (2, 3):
+        a, b = (v["optimizer_state_dict"]["single_partition_of_fp32_groups"] for v in (one, other))
+        a[g], b[g] = b[g], a[g]
+    for name, value in zip(names, (one, other), strict=True):
+        torch.save(value, folder / STEP / name)
+    assert not verify(folder)
