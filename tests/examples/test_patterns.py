@@ -79,7 +79,7 @@ def test_a_line_is_the_record_that_is_meant(name, layout, tensor):
     (found,) = [s for s in file.statements if isinstance(s, nodes.Layout) and s.name == layout]
     (entry,) = [i for i in found.items if isinstance(i, nodes.Entry) and i.path == tensor]
     axes, clauses = SAYS[name, layout, tensor]
-    assert [print_axis(a) for a in entry.shape] == axes
+    assert [print_axis(a) for a in entry.shape or ()] == axes
     said = [(c.word, c.args if c.word == "copies" else c.args[0]) for c in entry.clauses if c.word != "as"]
     assert said == clauses
 

@@ -318,9 +318,29 @@ class _Resolver:
                     if p.name not in arguments and p.default is not None:
                         value = self.scope.evaluate(p.default)
                     inner.append(nodes.Let((nodes.Binding(p.name, _literal(value), span=p.span),), span=p.span))
-            inner += self.expand_uses(known.node.items)
+            inner += self.flattened(known, ()) if isinstance(known.node, nodes.Layout) else self.expand_uses(known.node.items)
             out += prefixed(inner, item.name, item.key)
         return out
+
+    def flattened(self, known: Known, chain: tuple[str, ...]) -> list[Any]:
+        """Statements of a layout that is used, over those that it extends; parameters of the base are `let`."""
+        node = known.node
+        assert isinstance(node, nodes.Layout)
+        if node.name in chain or len(chain) > EXTENDS_LIMIT:
+            fail("E119", f"`{node.name}` extends itself: {' -> '.join([*chain, node.name])}", at(node.span))
+        own = self.expand_uses(node.items)
+        if node.extends is None:
+            return own
+        base = self.library.layout(node.extends.name, node.extends.span)
+        assert isinstance(base.node, nodes.Layout)
+        parameters = base.node.parameters
+        given = {a.name or parameters[i].name: a.value for i, a in enumerate(node.extends.arguments[: len(parameters)])}
+        lets: list[Any] = [s for s in base.file.statements if isinstance(s, nodes.Let)]
+        for p in parameters:
+            value = given.get(p.name, p.default)
+            if value is not None and not (isinstance(value, nodes.Name) and value.path == p.name):
+                lets.append(nodes.Let((nodes.Binding(p.name, value, span=p.span),), span=p.span))
+        return [*lets, *_overlay(self.flattened(base, (*chain, node.name)), own)]
 
     # ---- model -----------------------------------------------------------------------------------------------------
 
