@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,7 +41,7 @@ class Target:
 
     def __str__(self) -> str:
         words = "-".join((self.source, *self.via, self.call, *(["spoiled"] if self.spoiled else [])))
-        return words.translate(str.maketrans({c: "_" for c in " (=,[]\"'"} | {")": None}))
+        return re.sub("[^a-z0-9-]+", "_", words).rstrip("_")
 
 
 def torchrun(name: str, world: int, jobs: list[dict[str, Any]], folder: Path) -> None:
@@ -51,7 +52,12 @@ def torchrun(name: str, world: int, jobs: list[dict[str, Any]], folder: Path) ->
     log = folder / f"{name}.log"
     with log.open("w") as out:
         made = subprocess.Popen(
-            [*launch, str(JOB), str(listed)], env=environment, cwd=folder, stdout=out, stderr=out, start_new_session=True
+            [*launch, str(JOB), str(listed)],
+            env=environment,
+            cwd=folder,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
         try:
             made.wait(timeout=SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""What runs under torchrun: pipelines and models with experts in real DeepSpeed. `python parallel_job.py JOBS`, as deepspeed_job."""
+"""What runs under torchrun, as deepspeed_job: pipelines and models with experts. `python parallel_job.py JOBS`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
         dp = world // run["pp"]
     else:
         module, dp = parallel_models.Mixture(run["ep"]), world
-        torch.manual_seed(1000 * seed + dist.get_rank() % run["ep"])  # other experts on other ranks, the same on the same
+        torch.manual_seed(
+            1000 * seed + dist.get_rank() % run["ep"]
+        )  # other experts on other ranks, the same on the same
         for name, p in module.named_parameters():
             if EXPERT.fullmatch(name):
                 p.data.normal_(std=0.3)
@@ -143,7 +145,11 @@ def facts(engine: Any, run: dict[str, Any], client: dict[str, Any]) -> tuple[dic
             if name == parallel_models.LOOSE and "weight" in state:
                 state = {**state, "weight": found[name]["weight"]}  # no file holds the last stage's
             apart += [f"rank {rank}: {d}" for d in deepspeed_job.differences(state, found[name], name)]
-    out = {"params": found, "global_steps": engine.global_steps, "schedule": engine.lr_scheduler.state_dict()["last_epoch"]}
+    out = {
+        "params": found,
+        "global_steps": engine.global_steps,
+        "schedule": engine.lr_scheduler.state_dict()["last_epoch"],
+    }
     return {**out, "client": {key: client.get(key) for key in deepspeed_job.CLIENT}}, apart
 
 

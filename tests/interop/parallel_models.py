@@ -1,4 +1,4 @@
-"""A pipeline and a model with experts, of our own: ties, functions among layers, odd sizes, layers with other numbers of experts."""
+"""A pipeline and a model with experts: ties, functions among layers, odd sizes, layers with other numbers of experts."""
 
 from __future__ import annotations
 

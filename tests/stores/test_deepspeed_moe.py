@@ -135,7 +135,9 @@ def test_experts_have_groups_and_local_numbers_of_their_own(tmp_path: Path) -> N
 
 def test_ranks_may_hold_experts_data_first(folder: Path, tmp_path: Path) -> None:
     """use_data_before_expert_parallelism: ranks 0 and 1 hold the first experts, 2 and 3 the last."""
-    edited(folder, "mp_rank_00_model_states.pt", lambda v: v["ds_config"].update(use_data_before_expert_parallelism=True))
+    edited(
+        folder, "mp_rank_00_model_states.pt", lambda v: v["ds_config"].update(use_data_before_expert_parallelism=True)
+    )
     shards = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(4)]
     values = [loaded(folder, name) for name in shards]
     for name, other in zip(shards, (0, 2, 1, 3), strict=True):
@@ -200,7 +202,9 @@ def test_fewer_experts_than_stated(folder: Path) -> None:
 
 def test_an_expert_under_another_number(folder: Path) -> None:
     step = folder / STEP
-    shutil.copy(step / "layer_0_expert_1_mp_rank_00_model_states.pt", step / "layer_0_expert_2_mp_rank_00_model_states.pt")
+    shutil.copy(
+        step / "layer_0_expert_1_mp_rank_00_model_states.pt", step / "layer_0_expert_2_mp_rank_00_model_states.pt"
+    )
     assert "expert 2" in refusal(lambda: open_checkpoint(folder), "E455").message
 
 

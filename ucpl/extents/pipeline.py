@@ -88,7 +88,7 @@ def uniform(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def balanced(weights: list[int], stages: int) -> tuple[int, ...]:
-    """Bounds of partition_method 'parameters': the heaviest stage least heavier than the lightest, ties as DeepSpeed breaks them."""
+    """Bounds of partition_method 'parameters': stages as even as they can be, ties broken as DeepSpeed breaks them."""
     n = len(weights)
     if n <= stages:
         return uniform(n, stages)

@@ -6,6 +6,7 @@ deals them, where its stages tell which one it is; `partition` and `stages` besi
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -36,7 +37,9 @@ def arguments(library: Library, call: nodes.Call, names: tuple[str, ...]) -> tup
     return evolve(call, arguments=kept), {str(name): value for name, value in found.items()}
 
 
-def _made(library: Library, call: nodes.Call, name: str, extra: tuple[nodes.Parameter, ...], items: list[nodes.LayoutItem]) -> Extended:
+def _made(
+    library: Library, call: nodes.Call, name: str, extra: tuple[nodes.Parameter, ...], items: list[nodes.LayoutItem]
+) -> Extended:
     known = library.layout(call.name).node
     assert isinstance(known, nodes.Layout)
     base = nodes.Call(call.name, tuple(nodes.Argument(p.name, nodes.Name(p.name)) for p in known.parameters))
@@ -75,7 +78,9 @@ def stored_pipeline(library: Library, call: nodes.Call, model: nodes.Model, pipe
 def notes_of(pipeline: Pipeline) -> tuple[Note, ...]:
     out: list[Note] = [("layers of stages", pipeline.sizes, pipeline.origin)]
     for tensor, stage in pipeline.trusted.items():
-        out.append((f"copy of {tensor}", f"stage {stage}", "the source: no gradient moves the copies on its other stages"))
+        out.append(
+            (f"copy of {tensor}", f"stage {stage}", "the source: no gradient moves the copies on its other stages")
+        )
     return tuple(out)
 
 
@@ -116,7 +121,12 @@ def target_pipeline(
     elif PARTITION in given:
         method = scope.evaluate(given[PARTITION])
         if method not in METHODS:
-            fail("E477", f"partition = {method!r}", asked, remedy=f"one of {', '.join(METHODS)}; or list the stages: stages = [3, 2]")
+            fail(
+                "E477",
+                f"partition = {method!r}",
+                asked,
+                remedy=f"one of {', '.join(METHODS)}; or list the stages: stages = [3, 2]",
+            )
         made = pipeline.dealt(deal(str(method), pipeline.elements, degree), f"partition_method {method}, given")
     elif degree == pipeline.stages:
         made = pipeline.dealt(pipeline.bounds, "as the source's")
@@ -163,7 +173,7 @@ def _redealt(pipeline: Pipeline, degree: int) -> Pipeline:
         ways = {"": (0, len(pipeline.layers))}
     if len(set(ways.values())) != 1:
         said = (
-            " and ".join(f"{[b - a for a, b in zip(x, x[1:], strict=False)]} by '{m}'" for m, x in ways.items())
+            " and ".join(f"{[b - a for a, b in pairwise(x)]} by '{m}'" for m, x in ways.items())
             or "its stages are dealt by neither 'uniform' nor 'parameters'"
         )
         fail(
@@ -191,7 +201,9 @@ def _pipelined(library: Library, call: nodes.Call, model: nodes.Model, pipeline:
         if tensor not in tensors:
             continue  # it has no elements
         first = pipeline.trusted.get(tensor)
-        for stage, layer, local in sorted(places, key=lambda x: (first is not None and x[0] != first, x[0], x[1].number)):
+        for stage, layer, local in sorted(
+            places, key=lambda x: (first is not None and x[0] != first, x[0], x[1].number)
+        ):
             clauses: list[nodes.Clause] = []
             if first is not None and stage != first:
                 clauses.append(nodes.Clause("copies", ("any", ("pp",))))
@@ -234,7 +246,13 @@ def target_experts(
         if count % ep:
             fail("E478", f"{count} experts of {module.rstrip('.')} do not divide by ep = {ep}", asked)
     extended = _with_experts(library, plain, model, experts, ep, TARGET)
-    return evolve(extended, notes=(("experts of a rank", f"ep {ep}", origin), ("edp", dp // ep, "dp / ep: ranks that hold the same experts")))
+    return evolve(
+        extended,
+        notes=(
+            ("experts of a rank", f"ep {ep}", origin),
+            ("edp", dp // ep, "dp / ep: ranks that hold the same experts"),
+        ),
+    )
 
 
 def _with_experts(
@@ -272,12 +290,19 @@ def _with_experts(
             continue
         for item in base:
             if isinstance(item, nodes.Group) and item.of_model:
-                items.append(evolve(item, name=group.name, of_model=False, members=group.members, order=_edp(item.order)))
+                items.append(
+                    evolve(item, name=group.name, of_model=False, members=group.members, order=_edp(item.order))
+                )
         for item in base:
             if isinstance(item, nodes.States) and item.groups == ("*",) and not isinstance(item.shape, str):
-                clauses = [evolve(c, args=tuple(_numbered(a, number) for a in c.args)) if c.word == "as" else c for c in item.clauses]
+                clauses = [
+                    evolve(c, args=tuple(_numbered(a, number) for a in c.args)) if c.word == "as" else c
+                    for c in item.clauses
+                ]
                 shape = None if item.shape is None else tuple(_edp(axis) for axis in item.shape)
-                items.append(evolve(item, groups=(group.name,), shape=shape, clauses=(nodes.Clause("on", ("expert",)), *clauses)))
+                items.append(
+                    evolve(item, groups=(group.name,), shape=shape, clauses=(nodes.Clause("on", ("expert",)), *clauses))
+                )
     called = evolve(call, arguments=(*call.arguments, nodes.Argument(EP, nodes.Number(ep))))
     made = _made(library, call, name, (nodes.Parameter(EP),), items)
     return evolve(made, call=evolve(called, name=name))

@@ -398,8 +398,8 @@ class _Locator:
 
     def numbered(self, rule: FileRule, key: Template, start: int) -> int:
         """The bucket that a key itself numbers, `base_optimizer_state/state/1/{state}`; else `start`."""
-        for template in (key, rule.key):
-            for step in reversed(self.steps(template) if template is not None else ()):
+        for said in (key, rule.key):
+            for step in reversed(self.steps(said) if said is not None else ()):
                 if len(step.parts) == 1 and isinstance(step.parts[0], str) and step.parts[0].isdigit():
                     return int(step.parts[0])
         return start

@@ -32,8 +32,8 @@ from ucpl.stores.deepspeed.reading import (
     _flat_shards,
     _Found,
     _meta,
-    _model,
     _Model,
+    _model,
     _model_payload,
     _named,
     _not_yet,
@@ -56,7 +56,12 @@ def open_experts(top: Path, root: Path, tag: str, listing: Listing) -> Checkpoin
         _not_yet(root / listing.experts[0], "it has experts beside tensor or pipeline parallelism")
     if name is None:
         missing = root / "mp_rank_00_model_states.pt"
-        fail("E452", f"{missing.name} is missing", Label(str(missing), "not there"), Label(str(root / listing.experts[0])))
+        fail(
+            "E452",
+            f"{missing.name} is missing",
+            Label(str(missing), "not there"),
+            Label(str(root / listing.experts[0])),
+        )
     if not listing.optims:
         _not_yet(root / listing.experts[0], "it has experts and no ZeRO")
     file = read_torch_file(root, name)
@@ -93,8 +98,8 @@ def open_experts(top: Path, root: Path, tag: str, listing: Listing) -> Checkpoin
     plain = evolve(file, value={**meta, "param_shapes": [shapes[g] for g in sorted(dense)]})
     model = _model(plain, plain.value, stage)
     _model_payload(found, model, [plain], stage, dp)
-    for place, (part, ref) in expert_files.items():
-        found.payload[place] = part.extent(place[1], ref)
+    for (path, key), (part, ref) in expert_files.items():
+        found.payload[path, key] = part.extent(key, ref)
     # What the configuration makes of it, whose own files are checked below.
     every = {**model.tensors, **tensors}
     wide = max((DTYPES[every[n].storage.dtype].itemsize for n in (*model.trained, *tensors)), default=4)
@@ -151,7 +156,11 @@ def open_experts(top: Path, root: Path, tag: str, listing: Listing) -> Checkpoin
             *_named(model, found),
             *(
                 NamedTensor(
-                    n, t.shape, t.storage.dtype, "parameter" if n in trained else "frozen", tuple(found.states.get(n, ()))
+                    n,
+                    t.shape,
+                    t.storage.dtype,
+                    "parameter" if n in trained else "frozen",
+                    tuple(found.states.get(n, ())),
                 )
                 for n, t in tensors.items()
             ),
@@ -184,7 +193,12 @@ def _expert_files(
         lacking = sorted(set(range(max(present) + 1)) - present)
         if lacking:
             missing = f"layer_{layer}_expert_{lacking[0]}_mp_rank_00_model_states.pt"
-            fail("E452", f"{missing} is missing", Label(str(listing.root / missing), "not there"), Label(str(listing.root)))
+            fail(
+                "E452",
+                f"{missing} is missing",
+                Label(str(listing.root / missing), "not there"),
+                Label(str(listing.root)),
+            )
     for layer, number, name in sorted(sorted_files):
         part = read_torch_file(listing.root, name)
         if not isinstance(part.value, dict):
@@ -269,7 +283,12 @@ def _renamed(name: str, experts: Experts, e: int) -> str:
 
 
 def _local_model(
-    file: TorchFile, meta: dict[Any, Any], tensors: dict[str, TensorRef], shapes: list[dict[str, Shape]], experts: Experts, e: int
+    file: TorchFile,
+    meta: dict[Any, Any],
+    tensors: dict[str, TensorRef],
+    shapes: list[dict[str, Shape]],
+    experts: Experts,
+    e: int,
 ) -> _Model:
     """What a rank with the experts of `e` would state in its param_shapes, by global names."""
     named = [{_renamed(name, experts, e): shape for name, shape in group.items()} for group in shapes]
@@ -292,9 +311,7 @@ def _local_model(
     return _Model(file, {**meta, "param_shapes": named}, tensors, frozenset(), {}, (), (), {}, {})
 
 
-def _members(
-    file: TorchFile, g: int, by_rank: list[tuple[str, ...]], of: dict[str, Expert]
-) -> tuple[str, ...]:
+def _members(file: TorchFile, g: int, by_rank: list[tuple[str, ...]], of: dict[str, Expert]) -> tuple[str, ...]:
     """A group over all experts, in the order of the module: layer by layer, expert by expert."""
     held = {name for members in by_rank for name in members}
     modules = list(dict.fromkeys(of[name].module for name in by_rank[0]))

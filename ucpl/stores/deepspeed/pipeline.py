@@ -63,7 +63,10 @@ def open_pipeline(top: Path, root: Path, tag: str, listing: Listing) -> Checkpoi
     optims: list[list[TorchFile]] = []
     for s, meta in enumerate(metas):
         part = Listing(
-            listing.root, {(None, 0): meta.file}, {(r, 0): f for (r, mp), f in listing.optims.items() if mp == s}, listing.prefix
+            listing.root,
+            {(None, 0): meta.file},
+            {(r, 0): f for (r, mp), f in listing.optims.items() if mp == s},
+            listing.prefix,
         )
         dp = _degree(part, meta.value, meta, False)
         optims.append([read_torch_file(root, part.optims[rank, 0]) for rank in range(dp)])
@@ -76,7 +79,7 @@ def open_pipeline(top: Path, root: Path, tag: str, listing: Listing) -> Checkpoi
     wide = max((DTYPES[t.storage.dtype].itemsize for t in tensors.values()), default=4)
     aligned = found.settings["parameter_alignment"]
     found.set("alignment", alignment_elements(wide) if aligned.value else 1, aligned.origin)
-    for number, file in layers.items():
+    for file in layers.values():
         for name, ref in file.value.items():
             if isinstance(ref, TensorRef):
                 if prod(ref.shape):
@@ -165,7 +168,12 @@ def _metas(listing: Listing, stages: int) -> list[TorchFile]:
         name = listing.models.get((None, s))
         if name is None:
             missing = f"mp_rank_{s:02d}_model_states.pt"
-            fail("E452", f"{missing} is missing", Label(str(listing.root / missing), "not there"), Label(str(listing.root)))
+            fail(
+                "E452",
+                f"{missing} is missing",
+                Label(str(listing.root / missing), "not there"),
+                Label(str(listing.root)),
+            )
         meta = read_torch_file(listing.root, name)
         if not isinstance(meta.value, dict) or "module" not in meta.value:
             _wrong(meta, ("module",), "there")
@@ -247,9 +255,9 @@ def _pipeline(
     empty: dict[str, tuple[str, Shape]] = {}
     for number, file in files.items():
         refs = _refs(file)
-        key = None if number in own else _tied_key(number, file, refs, held)
-        prefix = f"{_TIED}{key}." if key is not None else f"{number}."
-        layers[number] = Layer(number, file.file, tuple((name, prefix + name) for name in refs), key)
+        tied = None if number in own else _tied_key(number, file, refs, held)
+        prefix = f"{_TIED}{tied}." if tied is not None else f"{number}."
+        layers[number] = Layer(number, file.file, tuple((name, prefix + name) for name in refs), tied)
         for name, ref in refs.items():
             stated = next((mine[prefix + name] for mine in flat if prefix + name in mine), ref.shape)
             if stated != ref.shape:
@@ -291,7 +299,9 @@ def _tied_key(
         if all(name in refs and refs[name].shape == shape for name, shape in inner.items())
     }
     if len(keys) > 1:
-        _not_yet(file.path, f"its layer {number} may be any of the tied modules {', '.join(sorted(keys))}, which are alike")
+        _not_yet(
+            file.path, f"its layer {number} may be any of the tied modules {', '.join(sorted(keys))}, which are alike"
+        )
     return next(iter(keys), None)
 
 
@@ -300,7 +310,7 @@ def _elements(layers: tuple[Layer, ...], flat: list[dict[str, Shape]]) -> tuple[
     trained = {name: prod(shape) for mine in flat for name, shape in mine.items()}
     own = {x.number: sum(trained.get(tensor, 0) for _, tensor in x.names) for x in layers}
     of_key = {x.tied: own[x.number] for x in layers if x.tied is not None and x.names}
-    return tuple(own[x.number] if x.names else of_key.get(x.tied, 0) for x in layers)
+    return tuple(own[x.number] if x.names else of_key.get(x.tied or "", 0) for x in layers)
 
 
 def _dealt(
@@ -330,7 +340,11 @@ def _dealt(
             if fitting:
                 layers, bounds = next(iter(fitting.values()))
                 how = " and ".join(fitting)
-                origin = f"param_shapes of each stage; partition_method {how} deals so" if stages > 1 else "there is one stage"
+                origin = (
+                    f"param_shapes of each stage; partition_method {how} deals so"
+                    if stages > 1
+                    else "there is one stage"
+                )
                 methods = tuple(m for m, found in fitting.items() if found == (layers, bounds))
                 return Pipeline(layers, bounds, _elements(layers, flat), methods, origin)
         for count in range(last + 1, last + 2 + _SPARE_LAYERS_MAX):
@@ -465,7 +479,10 @@ def _parts(found: _Found, tensor: str, stage: int, state: str) -> list[tuple[Ext
     wanted = [
         (file, extent)
         for (file, key), extent in found.payload.items()
-        if key[-1] == state and key[-2] == flat.bucket and f"mp_rank_{stage:02d}_" in file and "base_optimizer_state" in key
+        if key[-1] == state
+        and key[-2] == flat.bucket
+        and f"mp_rank_{stage:02d}_" in file
+        and "base_optimizer_state" in key
     ]
     for _, extent in sorted(wanted, key=lambda x: _dp_rank(x[0])):
         low, high = max(start - position, 0), min(stop - position, extent.numel)
@@ -523,6 +540,10 @@ def _blobs(
         kept[file.file] = {
             "names": [*file.value],
             "extra": {k: lifted(v, file.file) for k, v in file.value.items() if not isinstance(v, TensorRef)},
-            "empty": {k: {"dtype": v.storage.dtype, "shape": list(v.shape)} for k, v in _refs(file).items() if not prod(v.shape)},
+            "empty": {
+                k: {"dtype": v.storage.dtype, "shape": list(v.shape)}
+                for k, v in _refs(file).items()
+                if not prod(v.shape)
+            },
             "attributes": lifted(attributes_of(file.value), file.file) if isinstance(file.value, OrderedDict) else None,
         }
