@@ -1,5 +1,6 @@
 """Llama, Mixtral and GPT-2 through their dialects: hand-written expectations in plain torch, odd sizes, value changes."""
 
+import hashlib
 import json
 import shutil
 
@@ -323,3 +324,45 @@ def test_a_named_model_goes_into_layouts_of_any_model_and_back(tmp_path):
     ucpl.convert(tmp_path / "hf", tmp_path / "z", "zero1(dp=2)")
     ucpl.convert(tmp_path / "z", tmp_path / "back", "safetensors()")
     assert_equal(tensors, tensors_of(tmp_path / "back"))
+
+
+# ---- what Megatron itself wrote ----------------------------------------------------------------------------------------
+
+MEGATRON = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "vocab_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def formula(key: str, *shape: int) -> torch.Tensor:
+    """What the generator of the fixture put into a tensor: by the name and shape that Megatron itself gives the whole of it."""
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little")
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_megatron_s_own_folder_in_hugging_face_s_form(tmp_path):
+    """megatron-core 0.16.1, legacy format, tp 2, pp 2: each tensor by Megatron's own formula, stacked over layers."""
+    there = 'llama.ucpl:megatron_local(tp=2, pp=2, divisible=1, step="iter_0000010")'
+    ucpl.convert(WRITTEN / "megatron", tmp_path / "hf", "llama.ucpl:hf()", layout=there, config=MEGATRON)
+    found = tensors_of(tmp_path / "hf")
+    assert set(found) == set(llama_shapes({**MEGATRON, "head_dim": 8}))
+    qkv = formula("decoder.layers.self_attention.linear_qkv.weight", 4, 64, 32).reshape(4, 2, 4, 8, 32)
+    fc1 = formula("decoder.layers.mlp.linear_fc1.weight", 4, 96, 32)
+    fc1b = formula("decoder.layers.mlp.linear_fc1.bias", 4, 96)
+    out = formula("decoder.layers.self_attention.linear_proj.weight", 4, 32, 32)
+    for l in range(4):
+        p = f"model.layers.{l}."
+        assert torch.equal(found[p + "self_attn.q_proj.weight"], qkv[l, :, :2].reshape(32, 32))
+        assert torch.equal(found[p + "self_attn.k_proj.weight"], qkv[l, :, 2].reshape(16, 32))
+        assert torch.equal(found[p + "self_attn.v_proj.weight"], qkv[l, :, 3].reshape(16, 32))
+        assert torch.equal(found[p + "self_attn.o_proj.weight"], out[l])
+        assert torch.equal(found[p + "mlp.gate_proj.weight"], fc1[l, :48])
+        assert torch.equal(found[p + "mlp.up_proj.weight"], fc1[l, 48:])
+        assert torch.equal(found[p + "mlp.up_proj.bias"], fc1b[l, 48:])
+    assert torch.equal(found["model.embed_tokens.weight"], formula("embedding.word_embeddings.weight", 96, 32))
+    assert torch.equal(found["lm_head.weight"], formula("output_layer.weight", 96, 32))
+    ucpl.convert(tmp_path / "hf", tmp_path / "again", there, layout="llama.ucpl:hf()", config=MEGATRON)
+    for path in (WRITTEN / "megatron").glob("iter_*/*/*.pt"):
+        theirs = torch.load(path, weights_only=False)["model"]
+        ours = torch.load(tmp_path / "again" / path.relative_to(WRITTEN / "megatron"), weights_only=True)["model"]
+        assert_equal({n: t for n, t in theirs.items() if t is not None}, ours)
