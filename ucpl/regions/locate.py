@@ -351,6 +351,14 @@ class _Locator:
                 alike &= self.ranks.columns[a] == place_on_axis
             after[alike] += len(runs)
         bucket[:] = after
+        changed = next((p for p in involved if p.entry.storing.value != (1.0, 0.0)), None)
+        if changed is not None and self.valued & set(names):
+            fail(
+                "E217",
+                f"`{changed.entry.path}` is stored with another value, and inside a flat buffer that is not supported",
+                at(line.span, "the flat buffer"),
+                at(changed.entry.span, "value"),
+            )
         pieces = self.reduced(self.clipped(windows, line), homes, cut_axes, involved, line)
         # What no piece covers is padding: of the flat, and of members that are padded themselves.
         held = np.bincount(pieces.home, weights=(pieces.high - pieces.low).prod(axis=1), minlength=len(homes)).astype(np.int64)
