@@ -70,6 +70,7 @@ class Side:
     inherited: dict[str, tuple[Value, str]]
     config: dict[str, Any] | None = None  # what `config.x` is
     checkpoint: Checkpoint | None = None  # of a source: what its layers and experts are
+    sizes: dict[str, Value] | None = None  # given with -D
 
     @property
     def layout(self) -> Layout:
@@ -170,7 +171,7 @@ def side(
     library, call = parse_target(target) if isinstance(target, str) else target
     model = model if of_any(library, call) else None
     layout = resolve(library, call, model=model, config=config, define_sizes=sizes, inherited=inherited, notes=notes)
-    return Side(library, call, model, locate(layout, rank=rank), inherited or {}, config)
+    return Side(library, call, model, locate(layout, rank=rank), inherited or {}, config, sizes=sizes)
 
 
 def config_of(checkpoint: Checkpoint, config: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -195,6 +196,7 @@ def source_side(
     from ucpl.regions import locate
 
     config = config_of(checkpoint, config)
+    source = source or own_layout(checkpoint.top, checkpoint.framework)
     if source is None:
         found = infer_layout(checkpoint)
         made = Side(found.library, found.call, found.model, found.placement, found.inherited, config, checkpoint)
@@ -315,12 +317,12 @@ def dtype_of(checkpoint: Checkpoint | None) -> Callable[[str, Key], str | None] 
 
 
 def closed_text(target: Side) -> str:
-    """The target's .ucpl text, closed where the layout is of any model."""
-    from ucpl.layout import expand
+    """The target's model and layout as one .ucpl text that needs no other file."""
+    from ucpl.layout import close, expand
     from ucpl.syntax import nodes, print_file
 
-    if target.model is None:
-        return ""
+    if target.model is None or not of_any(target.library, target.call):
+        return print_file(close(target.library, target.call, config=target.config, sizes=target.sizes, inherited=target.inherited))
     layout = expand(target.library, target.call, target.model, inherited=target.inherited, config=target.config)
     return print_file(nodes.File("layout.ucpl", 1, (target.model, layout)))
 
@@ -442,6 +444,7 @@ def open_checkpoint(
     from ucpl.stores.registry import open_checkpoint as read
 
     here = Path(path)
+    layout = layout if layout is not None or plan is not None else own_layout(here)
     if plan is not None and plan.source.framework == NAME:
         return open_files(here, (t.file for t in plan.sources))
     if layout is not None and here.exists():
@@ -453,6 +456,20 @@ def open_checkpoint(
                 aside = [tuple(b.key.text.split("/")) for b in placement.layout.blobs if b.key is not None]
                 return open_files(here, (home.file for part in placement.parts for home in part.homes), aside)
     return read(here)
+
+
+def own_layout(path: Path, framework: str | None = None) -> str | None:
+    """The layout that a folder of framework torch() carries: nothing else would tell what its files are."""
+    from ucpl.stores.generic import NAME
+
+    text = path / "ucpl" / "layout.ucpl"
+    if framework not in (None, NAME) or not text.is_file():
+        return None
+    library, call = parse_target(f"{text}:stored()")
+    known = library.known.get(call.name)
+    items = getattr(known.node, "items", ()) if known is not None else ()
+    said = [item.call.name for item in items if type(item).__name__ == "Framework"]
+    return f"{text}:stored()" if said == [NAME] else None
 
 
 def _config_beside(path: Path) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl.stores.registry import open_checkpoint
+    from ucpl.api import open_checkpoint
 
     checkpoint = open_checkpoint(Path(options.checkpoint))
     found = facts(checkpoint)

@@ -1,6 +1,6 @@
 """Layouts: names bound, numbers filled in, `extends` applied, rules checked. `resolve` is the verb of this room."""
 
-from ucpl.layout.expand import expand
+from ucpl.layout.expand import close, expand
 from ucpl.layout.layout import (
     BlobRule,
     Derivation,
@@ -30,6 +30,7 @@ __all__ = [
     "Mesh",
     "States",
     "Storing",
+    "close",
     "expand",
     "load",
     "resolve",

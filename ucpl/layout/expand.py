@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from attrs import evolve
 
 from ucpl.layout.library import Library
@@ -152,3 +153,89 @@ def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:
     for layout in reversed(chain):
         items = _overlay(items, resolver.expand_uses(layout.items))
     return items
+
+
+def close(
+    library: Library,
+    call: nodes.Call,
+    *,
+    name: str = "stored",
+    config: dict[str, Any] | None = None,
+    sizes: dict[str, Value] | None = None,
+    inherited: dict[str, tuple[Value, str]] | None = None,
+) -> nodes.File:
+    """A layout of a named model and that model as one text that needs no other file: numbers filled in, conditions decided."""
+    resolver = _Resolver(library, config or {}, dict(sizes or {}), inherited or {})
+    resolver.layout(call, None)
+    known = library.layout(call.name, call.span)
+    assert isinstance(known.node, nodes.Layout)
+    model_known = library.model(known.node.of, known.node.span)
+    assert isinstance(model_known.node, nodes.Model)
+    arguments = resolver.arguments(known.node.parameters, call, resolver.scope)
+    items = resolver.statements(known, arguments, ())
+    lets = [s for f in (model_known.file, known.file) for s in f.statements if isinstance(s, nodes.Let)]
+    resolver.bind([*lets, *model_known.node.items, *items])
+    given = [n for n in resolver.scope.given if "#" not in n]
+    parameters = {p.name for p in known.node.parameters}
+    inner = [n for n in given if n not in parameters and not isinstance(resolver.scope.given[n], type(None))]
+    head: list[Any] = [nodes.Let(tuple(nodes.Binding(n, _literal(resolver.scope.given[n])) for n in inner))] if inner else []
+    model_items = _closed(resolver, [*lets, *resolver.expand_uses(model_known.node.items)], set(given))
+    layout_items = _closed(resolver, [*lets, *items], set(given))
+    layout = nodes.Layout(
+        name,
+        tuple(nodes.Parameter(p.name, _literal(resolver.scope.given[p.name])) for p in known.node.parameters),
+        model_known.node.name,
+        None,
+        (*head, *layout_items),
+    )
+    model = nodes.Model(model_known.node.name, tuple(model_items))
+    return nodes.File("layout.ucpl", 1, (model, layout))
+
+
+def _closed(resolver: _Resolver, items: list[Any], given: set[str]) -> list[Any]:
+    """Statements with their conditions decided, their numbers in place of names of a config, and no asserts."""
+    out: list[Any] = []
+    seen: set[str] = set()
+    for item in items:
+        match item:
+            case nodes.Assert():
+                continue
+            case nodes.Let() | nodes.Dims():
+                bindings = []
+                for binding in item.bindings:
+                    value = resolver.scope_value(binding.name)
+                    if value is None or binding.name in seen or (isinstance(item, nodes.Let) and binding.name in given):
+                        continue
+                    seen.add(binding.name)
+                    bindings.append(nodes.Binding(binding.name, _literal(value)))
+                if bindings:
+                    out.append(evolve(item, bindings=tuple(bindings)))
+            case nodes.Tensor() | nodes.Alias() | nodes.Files() | nodes.Derive():
+                if resolver.holds(item.when):
+                    out.append(_with_numbers(resolver, evolve(item, when=None)))
+            case nodes.Entry() | nodes.States():
+                if all(resolver.holds(c.args[0]) for c in item.clauses if c.word == "when"):
+                    out.append(_with_numbers(resolver, _decided(item)))
+            case _:
+                out.append(_with_numbers(resolver, item))
+    return out
+
+
+def _with_numbers(resolver: _Resolver, node: Any) -> Any:
+    """The same with what a config gives as literals."""
+    if isinstance(node, nodes.Name) and node.path.startswith("config."):
+        value = resolver.scope.lookup(node.path, node.span)
+        return node if value is None else _literal(value)
+    if isinstance(node, tuple):
+        return tuple(_with_numbers(resolver, n) for n in node)
+    if not attrs.has(type(node)) or isinstance(node, nodes.Span):
+        return node
+    changed = {}
+    for field in attrs.fields(type(node)):
+        if field.name == "span":
+            continue
+        before = getattr(node, field.name)
+        after = _with_numbers(resolver, before)
+        if after is not before:
+            changed[field.name] = after
+    return evolve(node, **changed) if changed else node

@@ -1,0 +1,75 @@
+"""A folder of a layout of one's own carries that layout, closed: reading it back needs no spec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ucpl
+from ucpl.syntax import parse
+
+torch = pytest.importorskip("torch")
+
+SPEC = """ucpl 1
+
+let wide = 4
+model own {
+  dim l = 3, h = wide, f = config.width, g = default(config.groups, 2)
+  up   : l f h
+  down : l h f
+  norm : h when config.has_norm
+  bias : h when not config.has_norm
+  dtype f32
+}
+
+layout whole() of own {
+  framework torch()
+  file weights = torch "whole.pt"
+  up   = l f h  as "up"
+  down = l h f  as "down"
+  norm = h      as "norm" when config.has_norm
+}
+
+layout cut(tp, pp = 1) of own {
+  framework torch()
+  mesh pp tp
+  index l = l@spread(pp)
+  file weights = torch "stage_{pp}_{tp:02}.pt" key "model/{key}"
+  up[l]   = f@spread(tp) h  as "{l}.up"
+  down[l] = h f@spread(tp)  as "{l}.down"
+  norm    = h  at pp[-1]    as "norm" when config.has_norm
+}
+
+layout cut_again(tp) of own extends cut(tp = tp, pp = 2) {
+  norm = h  at pp[0]  as "norm.first"
+}
+"""
+CONFIG = {"width": 7, "has_norm": True}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "own.ucpl").write_text(SPEC)
+    (tmp_path / "source").mkdir()
+    torch.save(
+        {"up": torch.arange(84.0).view(3, 7, 4), "down": torch.arange(84.0).view(3, 4, 7) + 1000, "norm": torch.ones(4)},
+        tmp_path / "source" / "whole.pt",
+    )
+    return tmp_path / "source"
+
+
+@pytest.mark.parametrize("call", ["cut(tp = 3, pp = 2)", "cut(tp = 2)", "cut_again(tp = 2)"])
+def test_back_without_a_spec(source: Path, tmp_path: Path, call: str) -> None:
+    spec = tmp_path / "own.ucpl"
+    ucpl.convert(source, tmp_path / "cut", to=f"{spec}:{call}", layout=f"{spec}:whole()", config=CONFIG)
+    text = (tmp_path / "cut" / "ucpl" / "layout.ucpl").read_text()
+    parse(text)
+    assert "config." not in text and "when" not in text
+    # No layout and no config here: the folder says what it is.
+    ucpl.convert(tmp_path / "cut", tmp_path / "back", to=f"{spec}:whole()", config=CONFIG)
+    was = torch.load(source / "whole.pt", weights_only=True)
+    back = torch.load(tmp_path / "back" / "whole.pt", weights_only=True)
+    assert set(back) == set(was) and all(torch.equal(back[name], was[name]) for name in was)
+    assert ucpl.verify(tmp_path / "cut")
+    assert ucpl.compare(tmp_path / "cut", tmp_path / "back")
