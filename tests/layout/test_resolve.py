@@ -156,6 +156,25 @@ def test_plans_are_found_by_name() -> None:
         library.plan("grwo")
 
 
+EXPRESSIONS = [
+    ("7 - 2 * 3", 1), ("(7 - 2) * 3", 15), ("-4 + 9", 5), ("12 / 4", 3), ("13 % 5", 3), ("2 == 2", 1), ("2 == 3", 0), ("2 != 3", 1),
+    ("2 != 2", 0), ("2 < 2", 0), ("2 <= 2", 1), ("3 > 2", 1), ("2 >= 3", 0), ("1 and 0", 0), ("2 and 3", 1), ("0 or 4", 1),
+    ("not 4", 0), ("not 0", 1), ("min(4, 2, 3)", 2), ("max(4, 2)", 4), ("lcm(4, 6)", 12), ("gcd(4, 6)", 2), ("ceil(7, 2)", 4),
+    ("size(a) + a.size", 16), ("default(config.none, 5)", 5), ("config.on", 1), ("config.deep.er", 9), ("default(config.on, 5)", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), EXPRESSIONS)
+def test_expressions(text: str, value: int) -> None:
+    """As the compiler has them, and as the oracle has them."""
+    from tests.oracle import mean
+
+    config = {"on": True, "deep": {"er": 9}}
+    whole = BASE.replace("let unit = 2", f"let unit = 2, asked = {text}")
+    assert layout("base(2)", whole, config=config).sizes["asked"] == value
+    assert mean(whole, "base(2)", config=config).numbers.name("asked") == value
+
+
 INSIDE = """ucpl 1
 model vision {
   dim l = 2, h = 3

@@ -105,6 +105,28 @@ def test_two_strides_swapped() -> None:
     assert refused(graph)[0] == "E340"
 
 
+def test_two_parts_that_lie_in_turn_and_change_places() -> None:
+    """w u w u ... moved as one run to where u w u w ... belongs: the same elements, each one step off."""
+    text = (
+        "ucpl 1\nmodel m {\n  dim a = 3, one = 1\n  dtype f32\n  w : a one\n  u : a one\n}\n"
+        'layout x() of m {\n  file weights = torch "f"\n  p = a (w: one + u: one) as "p"\n}\n'
+        'layout y() of m {\n  file weights = torch "f"\n  p = a (u: one + w: one) as "p"\n}\n'
+    )
+    graph = joined("x()", "y()", text)
+    fragments = graph.batches[0].fragments.take(np.zeros(1, dtype=np.int64))
+    change(
+        graph,
+        0,
+        **{n: getattr(fragments, n) for n in ("tensor", "source", "target", "row", "source_part")},
+        shape=np.array([[6]]),
+        source_offset=np.array([0]),
+        target_offset=np.array([0]),
+        source_stride=np.array([[1]]),
+        target_stride=np.array([[1]]),
+    )
+    assert refused(graph) == ("E340", "weight of w[a=0, one=0] is brought to the place of weight of u[a=0, one=0]")
+
+
 def test_a_hole() -> None:
     graph = joined()
     i, rows = copies(graph, "w")

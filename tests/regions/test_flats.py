@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from ucpl.layout import axes as ax
@@ -59,7 +59,13 @@ def elements(window: Any) -> list[tuple[int, int, int]]:
     )
 
 
+TP = ax.Split("tp")
+
+
 @settings(max_examples=400)
+@example(ax.Trim(ax.Pad(ax.Cut(ax.Flat(ax.Each()), (TP,)), 4)), [4, 6])
+@example(ax.Cut(ax.Pad(ax.Cut(ax.Flat(ax.Each()), (TP,)), 6), (ax.Split("dp"),)), [4, 6])
+@example(ax.Trim(ax.Cut(ax.Flat(ax.Pad(ax.Each(), 4)), (TP,))), [5, 1, 2])
 @given(chains, st.lists(st.integers(1, 9), min_size=1, max_size=4))
 def test_a_chain_gives_what_the_tree_of_cells_gives(axis: ax.Axis, lengths: list[int]) -> None:
     places = [({"dp": d, "tp": t}, d * 2 + t) for d in range(3) for t in range(2)]
