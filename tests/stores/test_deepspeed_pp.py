@@ -133,7 +133,8 @@ def test_the_copy_that_gets_a_gradient_counts(path: Path) -> None:
     found = plan(str(path), "plain()").origins + plan(str(path), "zero1(pp=1, dp=1)").origins
     said = [o for o in found if o.name == f"copy of {LOOSE[path]}"]
     assert [(o.value, "no gradient" in o.origin) for o in said] == [("stage 0", True)]
-    assert any(LOOSE[path] in remark and "that copy counts" in remark for remark in open_checkpoint(path).remarks)
+    setting = open_checkpoint(path).envelope.settings[f"copy of {LOOSE[path]}"]
+    assert (setting.value, "moments" in setting.origin) == ("stage 0", True)
 
 
 def test_a_copy_on_the_last_stage_counts_where_only_that_one_moves(folder: Path, tmp_path: Path) -> None:
@@ -163,6 +164,25 @@ def test_copies_of_a_tied_weight_that_differ_are_named(folder: Path, tmp_path: P
     said = str(caught.value) + "".join(str(label) for d in caught.value.diagnostics for label in d.labels)
     assert WORD in said
     assert not (tmp_path / "plain").exists()
+
+
+@BOTH
+def test_a_copy_that_does_not_count_is_no_damage(path: Path, tmp_path: Path) -> None:
+    """Both ways round, and one that counts still is."""
+    from ucpl.api import verify
+
+    convert(path, tmp_path / "one", "zero1(pp=1, dp=1)")
+    assert verify(path)
+    assert compare(path, tmp_path / "one")
+    assert compare(tmp_path / "one", path)
+    damaged = shutil.copytree(path, tmp_path / "damaged")
+
+    def drift(shards: list[dict[str, Any]]) -> None:
+        shards[0]["single_partition_of_fp32_groups"][0].data[3] += 1.0
+
+    edited(damaged, 1, drift)
+    assert not verify(damaged)
+    assert not compare(tmp_path / "one", damaged)
 
 
 def test_layers_follow_from_what_stages_hold() -> None:

@@ -7,6 +7,7 @@ deals them, where its stages tell which one it is; `partition` and `stages` besi
 from __future__ import annotations
 
 from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 STAGES, PARTITION, LAYERS, EP = "stages", "partition", "layers", "ep"
 _NOWHERE = "nowhere"
+GROUP_ELEMENTS_MAX = 178_956_971  # max_group_size of moe/utils.py, split_params_into_different_moe_groups_for_optimizer
 
 
 def arguments(library: Library, call: nodes.Call, names: tuple[str, ...]) -> tuple[nodes.Call, dict[str, nodes.Expr]]:
@@ -245,6 +247,8 @@ def target_experts(
     for module, count in counts.items():
         if count % ep:
             fail("E478", f"{count} experts of {module.rstrip('.')} do not divide by ep = {ep}", asked)
+    if ep != experts.ep:
+        _demand_whole_groups(model, experts, ep, asked)
     extended = _with_experts(library, plain, model, experts, ep, TARGET)
     return evolve(
         extended,
@@ -253,6 +257,23 @@ def target_experts(
             ("edp", dp // ep, "dp / ep: ranks that hold the same experts"),
         ),
     )
+
+
+def _demand_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
+    """DeepSpeed opens another group once a rank's experts would have too many elements in one: that is not made here."""
+    numels = {item.path: prod(d.size or 1 for d in item.dims) for item in model.items if isinstance(item, nodes.Tensor)}
+    groups = [g.members or () for g in model.items if isinstance(g, nodes.Group)]
+    for degree in (experts.ep, ep):
+        local = [[numels[m] for m in g if experts.rank(m, degree) == 0] for g in groups if g and g[0] in experts.of]
+        for held, following in zip(local, (*local[1:], []), strict=True):
+            more = following[0] if following and degree == experts.ep else 0  # what opened the next group
+            if sum(held) + more > GROUP_ELEMENTS_MAX:
+                fail(
+                    "E478",
+                    f"at ep = {degree} the experts of a rank are not in one parameter group of {GROUP_ELEMENTS_MAX} elements,"
+                    " and DeepSpeed would not make the same groups at another degree",
+                    asked,
+                )
 
 
 def _with_experts(

@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 from ucpl.extents import ParameterGroup, key_text
 from ucpl.graph import build
 from ucpl.proofs.values import Beside, apart
-from ucpl.proofs.where import Pair, element_at, only, pairs_of
+from ucpl.proofs.where import Pair, counted, element_at, only, pairs_of
 from ucpl.regions import Placement
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.compare import compare as hold_against
@@ -108,7 +108,7 @@ def likeness(
         if not reach:
             continue
         source = only(left, {p for p in reach if p in pairs_of(left)} | origins, {p for p, _ in reach})
-        target = only(right, reach)
+        target = counted(only(right, reach))
         known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in x.extents.items()}
         plan = order(build(source, target, dtype_of=_dtype_of(known)), name="compare")
         derived += plan.derived

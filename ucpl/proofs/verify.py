@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.graph import build
 from ucpl.layout import Derivation
-from ucpl.proofs.where import element_at, only, pairs_of
+from ucpl.proofs.where import counted, element_at, only, pairs_of
 from ucpl.proofs.witnesses import stated_orders
 from ucpl.regions import Placement
 from ucpl.runtime.compare import Unequal
@@ -75,7 +75,7 @@ def verdict(checkpoint: Checkpoint, placement: Placement, *, memory: int = 512 <
 
 def _copies(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:
     """Replicas and second names: the checkpoint against itself, where an element has more than one place."""
-    graph = build(placement, placement, dtype_of=_dtype_of(checkpoint))
+    graph = build(placement, counted(placement), dtype_of=_dtype_of(checkpoint))
     plan = order(graph, name="copies")
     count = sum(m.elements for m in plan.moves if m.kind == "check")
     if not count:
@@ -92,7 +92,7 @@ def _masters(checkpoint: Checkpoint, placement: Placement, memory: int, workers:
         return 0, []
     masters = only(placement, {(path, "fp32") for path in both})
     masters.layout = evolve(masters.layout, derived=(Derivation("weight", "fp32"),))
-    weights = only(placement, {(path, "weight") for path in both})
+    weights = counted(only(placement, {(path, "weight") for path in both}))
     plan = order(build(masters, weights, dtype_of=_dtype_of(checkpoint)), name="masters")
     compared = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
     return compared.elements, [_finding("E701", u, weights, "the weight is not its master, rounded") for u in compared]

@@ -9,9 +9,10 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ucpl.regions import Part, Placement
-from ucpl.regions.placement import element_name
+from ucpl.regions.boxes import subtract
+from ucpl.regions.placement import POLICIES, element_name
 
-__all__ = ["Spot", "element_at", "only", "pairs_of", "spots_of"]
+__all__ = ["Spot", "counted", "element_at", "only", "pairs_of", "spots_of"]
 
 Pair = tuple[str, str]  # (tensor, state)
 
@@ -41,6 +42,29 @@ def only(placement: Placement, pairs: set[Pair], tensors: set[str] | None = None
     known = {path for path, _ in pairs} if tensors is None else tensors
     layout = evolve(placement.layout, tensors={p: t for p, t in placement.layout.tensors.items() if p in known})
     return Placement(layout, placement.tensors, tuple(parts), placement.flats, placement.names)
+
+
+def counted(placement: Placement) -> Placement:
+    """Without copies under `any`, where others hold the whole tensor: nothing is said of what they are."""
+    loose = POLICIES.index("any")
+    drop: dict[str, set[int]] = {}
+    for state in {part.state for part in placement.parts if (part.pieces.policy == loose).any()}:
+        parts = [part.pieces for part in placement.parts if part.state == state]
+        for tensor in {int(t) for p in parts for t in p.tensor[p.policy == loose]}:
+            firm = [p.take(np.flatnonzero((p.tensor == tensor) & (p.policy != loose))) for p in parts]
+            low, high = (np.concatenate([getattr(p, side) for p in firm]) for side in ("low", "high"))
+            counts = placement.layout.tensors[placement.tensors[tensor]].counts
+            whole = np.ones(low.shape[1], dtype=np.int64)
+            whole[: len(counts)] = counts
+            if not subtract(np.zeros_like(whole), whole, low, high):
+                drop.setdefault(state, set()).add(tensor)
+    if not drop:
+        return placement
+    made = []
+    for part in placement.parts:
+        gone = np.isin(part.pieces.tensor, sorted(drop.get(part.state, ()))) & (part.pieces.policy == loose)
+        made.append(evolve(part, pieces=part.pieces.take(np.flatnonzero(~gone))) if gone.any() else part)
+    return Placement(placement.layout, placement.tensors, tuple(made), placement.flats, placement.names)
 
 
 def element_at(placement: Placement, target: int, position: int) -> tuple[str, str]:

@@ -99,10 +99,6 @@ def open_pipeline(top: Path, root: Path, tag: str, listing: Listing) -> Checkpoi
     groups = _groups(metas, found.groups, hypers, names)
     pipeline = evolve(pipeline, trusted=_trusted(root, pipeline, found))
     for tensor, held in pipeline.trusted.items():
-        copies = sorted({s for s, _, _ in pipeline.places()[tensor]})
-        found.remarks.append(
-            f"{tensor} is on stages {', '.join(map(str, copies))} and gets a gradient on stage {held} alone: that copy counts"
-        )
         found.set(f"copy of {tensor}", f"stage {held}", "moments that are zero throughout on its other stages")
     trained = {t for group in groups for t in group.members}
     buffers = set(pipeline.buffers)
