@@ -47,6 +47,7 @@ check: $(VENV)/ready fmt-check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
+	$(VENV)/bin/ucpl fmt --check specs/*.ucpl benchmarks/*.ucpl examples/*/*.ucpl
 
 interop: $(INTEROP)/ready
 	DS_ACCELERATOR=cpu $(INTEROP)/bin/python -m pytest $(or $(TESTS),tests/interop)

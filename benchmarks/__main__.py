@@ -2,8 +2,8 @@
 
     python -m benchmarks [plan] [start] [convert] [--gib 1.5] [--pairs 5]
 
-`convert` needs an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python): it makes a checkpoint with real DeepSpeed and
-runs DeepSpeed's own converter beside ours. Timings are medians of interleaved pairs.
+`convert` needs an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python): it makes a checkpoint with real
+DeepSpeed and runs DeepSpeed's own converter beside ours. Timings are medians of interleaved pairs.
 """
 
 from __future__ import annotations
@@ -46,15 +46,21 @@ marks["serialise"] = time.perf_counter()
 last, phases = begin, {}
 for name, when in marks.items():
     phases[name], last = when - last, when
-print(json.dumps({"seconds": last - begin, "phases": phases, "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-                  "moves": sum(map(len, plan.moves)), "elements": sum(m.elements for m in plan.moves if m.kind == "copy"), "plan_mb": size / 1e6}))
+print(json.dumps({"seconds": last - begin, "phases": phases,
+                  "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+                  "moves": sum(map(len, plan.moves)),
+                  "elements": sum(m.elements for m in plan.moves if m.kind == "copy"), "plan_mb": size / 1e6}))
 """
 
 
 def run(command: list[str], **environment: str) -> tuple[float, str, float]:
     """Wall seconds, standard output, and peak resident MiB of a command (its children included)."""
     before = time.perf_counter()
-    probe = f"import resource, subprocess, sys; r = subprocess.run({command!r}, capture_output=True, text=True); sys.stdout.write(r.stdout); sys.stderr.write(r.stderr); sys.stderr.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)); sys.exit(r.returncode)"
+    probe = (
+        f"import resource, subprocess, sys; r = subprocess.run({command!r}, capture_output=True, text=True);"
+        " sys.stdout.write(r.stdout); sys.stderr.write(r.stderr);"
+        " sys.stderr.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)); sys.exit(r.returncode)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, env={**os.environ, **environment}
     )
@@ -119,23 +125,30 @@ def bench_convert(pairs: int, gib: float) -> None:
     with tempfile.TemporaryDirectory(prefix="ucpl-bench-") as folder:
         top = Path(folder)
         layers = max(1, round((gib * 2**30 / 16 - 24.6e6) / 4.73e6))  # 12 bytes of state and 4 of weight a parameter
+        launch = [python, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29655"]
         subprocess.run(
-            [python, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29655", str(HERE / "make_checkpoint.py"), "1", str(top / "source"), str(layers)],
-            check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
-        )  # fmt: skip
+            [*launch, str(HERE / "make_checkpoint.py"), "1", str(top / "source"), str(layers)],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        )
         source = top / "source"
         size = sum(p.stat().st_size for p in source.rglob("*") if p.is_file())
         step = next(p for p in source.iterdir() if p.is_dir())
         times: dict[str, list[float]] = {}
         peaks: dict[str, float] = {}
+        out = str(top / "out")
+        ours = [sys.executable, "-m", "ucpl", "convert", str(source), out, "--to"]
+        theirs = [python, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+        commands = {
+            "cp -r, fsync": ["sh", "-c", f"cp -r {source} {out} && sync -f {out}"],
+            "ucpl convert zero1 dp2 -> dp3": [*ours, "zero1(dp=3)"],
+            "ucpl convert, --memory 64M": [*ours, "zero1(dp=3)", "--memory", "64M"],
+            "ucpl convert zero1 dp2 -> zero3 dp3": [*ours, "zero3(dp=3)"],
+            "ds_to_universal": [*theirs, "--input_folder", str(step), "--output_folder", out],
+        }
         for _ in range(pairs):
-            for name, command in {
-                "cp -r, fsync": ["sh", "-c", f"cp -r {source} {top / 'out'} && sync -f {top / 'out'}"],
-                "ucpl convert zero1 dp2 -> dp3": [sys.executable, "-m", "ucpl", "convert", str(source), str(top / "out"), "--to", "zero1(dp=3)"],
-                "ucpl convert, --memory 64M": [sys.executable, "-m", "ucpl", "convert", str(source), str(top / "out"), "--to", "zero1(dp=3)", "--memory", "64M"],
-                "ucpl convert zero1 dp2 -> zero3 dp3": [sys.executable, "-m", "ucpl", "convert", str(source), str(top / "out"), "--to", "zero3(dp=3)"],
-                "ds_to_universal": [python, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state", "--input_folder", str(step), "--output_folder", str(top / "out")],
-            }.items():  # fmt: skip
+            for name, command in commands.items():
                 wall, _, peak = run(command, DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
                 times.setdefault(name, []).append(wall)
                 peaks[name] = max(peaks.get(name, 0.0), peak)

@@ -322,7 +322,9 @@ def closed_text(target: Side) -> str:
     from ucpl.syntax import nodes, print_file
 
     if target.model is None or not of_any(target.library, target.call):
-        return print_file(close(target.library, target.call, config=target.config, sizes=target.sizes, inherited=target.inherited))
+        return print_file(
+            close(target.library, target.call, config=target.config, sizes=target.sizes, inherited=target.inherited)
+        )
     layout = expand(target.library, target.call, target.model, inherited=target.inherited, config=target.config)
     return print_file(nodes.File("layout.ucpl", 1, (target.model, layout)))
 

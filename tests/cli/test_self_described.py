@@ -53,7 +53,11 @@ def source(tmp_path: Path) -> Path:
     (tmp_path / "own.ucpl").write_text(SPEC)
     (tmp_path / "source").mkdir()
     torch.save(
-        {"up": torch.arange(84.0).view(3, 7, 4), "down": torch.arange(84.0).view(3, 4, 7) + 1000, "norm": torch.ones(4)},
+        {
+            "up": torch.arange(84.0).view(3, 7, 4),
+            "down": torch.arange(84.0).view(3, 4, 7) + 1000,
+            "norm": torch.ones(4),
+        },
         tmp_path / "source" / "whole.pt",
     )
     return tmp_path / "source"

@@ -76,4 +76,6 @@ class Structure:
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the optimizer's groups: (name, members in its order)
     flats: tuple[Flat, ...] = ()
     derived: dict[str, str] = field(factory=dict)  # state -> the state that it is derived from: not stored here
-    shardings: dict[str, Sharding] = field(factory=dict)  # by tensor, where it is cut over tp in sections; empty at tp 1
+    shardings: dict[str, Sharding] = field(
+        factory=dict
+    )  # by tensor, where it is cut over tp in sections; empty at tp 1

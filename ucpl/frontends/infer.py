@@ -48,7 +48,9 @@ def infer(checkpoint: Checkpoint) -> Inferred:
         library, call, notes = extended.library, extended.call, extended.notes
     for extended in facts_of(library, call, model, checkpoint):
         library, call, notes = extended.library, extended.call, (*notes, *extended.notes)
-    placement = locate(resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint))
+    placement = locate(
+        resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint)
+    )
     dtypes = state_dtypes(checkpoint, placement)
     if dtypes:
         model = model_of(checkpoint, dtypes)

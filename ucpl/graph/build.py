@@ -33,7 +33,8 @@ I64 = NDArray[np.int64]
 
 # Every value of the first is exactly a value of the second.
 EXACT = {
-    ("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64"), ("u8", "i16"), ("u8", "i32"), ("u8", "i64"),
+    ("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64"), ("u8", "i16"), ("u8", "i32"),
+    ("u8", "i64"),
     ("i8", "i16"), ("i8", "i32"), ("i8", "i64"), ("i16", "i32"), ("i16", "i64"), ("i32", "i64"), ("i32", "f64"), ("i16", "f32"),
     ("bool", "u8"), ("f8_e4m3fn", "f32"), ("f8_e5m2", "f32"), ("f8_e4m3fn", "bf16"), ("f8_e5m2", "bf16"),
 }  # fmt: skip
@@ -148,7 +149,9 @@ class _Builder:
         for part in self.source.parts:
             count = sum(h.padding for h in part.homes if h.live)
             if count:
-                self.graph.dropped.append(f"{part.state} of {part.label}: {count} elements of live padding are not kept")
+                self.graph.dropped.append(
+                    f"{part.state} of {part.label}: {count} elements of live padding are not kept"
+                )
 
     def settle_dtypes(self) -> None:
         """A target that is padding alone (a rank beyond the end of the vocabulary) has the dtype of its part's others."""
@@ -180,7 +183,8 @@ class _Builder:
             if other.counts != tensor.counts or (named and other.dims != tensor.dims):
                 fail(
                     "E302",
-                    f"`{path}` is {_shape(other.dims, other.counts)} in the source and {_shape(tensor.dims, tensor.counts)} in the target",
+                    f"`{path}` is {_shape(other.dims, other.counts)} in the source and"
+                    f" {_shape(tensor.dims, tensor.counts)} in the target",
                     at(other.span, "source") if other.span.line else Label(self.source.layout.call, where=path),
                     at(tensor.span, "target") if tensor.span.line else Label(self.target.layout.call, where=path),
                 )
@@ -200,7 +204,8 @@ class _Builder:
         if len(part.pieces):
             homes, index = np.unique(part.pieces.home, return_index=True)
             first_tensor = {
-                int(h): placement.tensors[int(part.pieces.tensor[i])] for h, i in zip(homes.tolist(), index.tolist(), strict=True)
+                int(h): placement.tensors[int(part.pieces.tensor[i])]
+                for h, i in zip(homes.tolist(), index.tolist(), strict=True)
             }
         any_path = next(iter(first_tensor.values()), None)
         out = []
@@ -212,7 +217,11 @@ class _Builder:
             dtype = memo[path]
             if self.dtype_of is not None and placement is self.source:
                 dtype = self.dtype_of(home.file, home.key) or dtype
-            out.append(StoredTensor(home.file, home.key, dtype or "", home.shape, part.state, part.label, home.rank, None, home.padding))
+            out.append(
+                StoredTensor(
+                    home.file, home.key, dtype or "", home.shape, part.state, part.label, home.rank, None, home.padding
+                )
+            )
         return out
 
     def place_targets(self) -> None:
@@ -247,7 +256,9 @@ class _Builder:
             fail(
                 "E311",
                 f"{part.state} of `{part.label}` would be written as partial sums",
-                at(part.span, "a sum, in the target") if part.span.line else Label(self.target.layout.call, where=part.label),
+                at(part.span, "a sum, in the target")
+                if part.span.line
+                else Label(self.target.layout.call, where=part.label),
                 remedy="write a target whose copies are `same` or `mean`",
             )
 
@@ -261,16 +272,15 @@ class _Builder:
 
     def renumber(self, placement: Placement, wanted: set[str] | None = None) -> I64:
         return np.array(
-            [self.common.get(p, -1) if wanted is None or p in wanted else -1 for p in placement.tensors] or [-1], dtype=np.int64
+            [self.common.get(p, -1) if wanted is None or p in wanted else -1 for p in placement.tensors] or [-1],
+            dtype=np.int64,
         )
 
     # ---- one state -------------------------------------------------------------------------------------------------
 
     def state(self, state: str) -> None:
         parts = [
-            (n, p)
-            for n, p in enumerate(self.target.parts)
-            if p.state == state and p.homes and not self.is_shared(n)
+            (n, p) for n, p in enumerate(self.target.parts) if p.state == state and p.homes and not self.is_shared(n)
         ]
         if not parts:
             return
@@ -303,7 +313,8 @@ class _Builder:
         missing = sorted(tensors)
         fail(
             "E303",
-            f"the target stores {state} of `{missing[0]}`" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            f"the target stores {state} of `{missing[0]}`"
+            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
             + ", and the source has none",
             Label(self.source.layout.call, "source", where=f"{missing[0]}/{state}"),
             Label(self.target.layout.call, "target", where=f"{missing[0]}/{state}"),
@@ -348,7 +359,9 @@ class _Builder:
         target_rows = rows_of(target_parts, self.renumber(self.target, wanted), self.k)
         alias_s = np.array([p.is_alias for p in self.source.parts], dtype=bool)
         alias_t = np.array([p.is_alias for p in self.target.parts], dtype=bool)
-        chosen = choose(rows, alias_s, self.replica_of(self.source, self.first_source), self.blame(self.source, self.graph.sources))
+        chosen = choose(
+            rows, alias_s, self.replica_of(self.source, self.first_source), self.blame(self.source, self.graph.sources)
+        )
         # How the target's own copies will be merged one day says nothing about what is written to them now: the same.
         alike = evolve(target_rows, policy=np.zeros_like(target_rows.policy))
         firsts = choose(
@@ -424,7 +437,10 @@ class _Builder:
         target_part = self.parts_of_targets(fragments.target)
         ways: dict[tuple[tuple[float, float], tuple[float, float], bool], int] = {}
         number_s = {n: source_values[n] for n in np.unique(fragments.source_part).tolist()}
-        number_t = {n: (self.target.parts[n].value, self.target.parts[n].lossy or derived) for n in np.unique(target_part).tolist()}
+        number_t = {
+            n: (self.target.parts[n].value, self.target.parts[n].lossy or derived)
+            for n in np.unique(target_part).tolist()
+        }
         way_of = np.zeros(len(fragments), dtype=np.int64)
         if len(set(number_s.values())) > 1 or len(set(number_t.values())) > 1:
             pairs = np.unique(np.stack([fragments.source_part, target_part], 1), axis=0)
@@ -461,14 +477,23 @@ class _Builder:
                         Label(self.source.layout.call, where=a.label),
                         remedy="write `dtype bf16` in the model, or give a checkpoint",
                     )
-                self.graph.targets[t] = StoredTensor(b.file, b.key, a.dtype, b.shape, b.state, b.label, b.rank, b.shares, b.padding)
+                self.graph.targets[t] = StoredTensor(
+                    b.file, b.key, a.dtype, b.shape, b.state, b.label, b.rank, b.shares, b.padding
+                )
                 continue
             if not a.dtype:
-                self.graph.sources[s] = StoredTensor(a.file, a.key, b.dtype, a.shape, a.state, a.label, a.rank, None, a.padding)
+                self.graph.sources[s] = StoredTensor(
+                    a.file, a.key, b.dtype, a.shape, a.state, a.label, a.rank, None, a.padding
+                )
                 continue
             for dtype in (a.dtype, b.dtype):
                 if dtype not in DTYPES:
-                    fail("E307", f"no element type is called `{dtype}`", Label(self.target.layout.call, where=b.label), remedy=f"one of {', '.join(DTYPES)}")
+                    fail(
+                        "E307",
+                        f"no element type is called `{dtype}`",
+                        Label(self.target.layout.call, where=b.label),
+                        remedy=f"one of {', '.join(DTYPES)}",
+                    )
             if a.dtype != b.dtype and (a.dtype, b.dtype) not in EXACT and not derived:
                 part = self.target.parts[self.target_part(t)]
                 if part.lossy:
@@ -477,7 +502,9 @@ class _Builder:
                     "E306",
                     f"{state} of `{b.label}` would lose: {a.dtype} in the source, {b.dtype} in the target",
                     Label(a.file, a.dtype, where="/".join(map(str, a.key))),
-                    at(part.span, b.dtype) if part.span.line else Label(b.file, b.dtype, where="/".join(map(str, b.key))),
+                    at(part.span, b.dtype)
+                    if part.span.line
+                    else Label(b.file, b.dtype, where="/".join(map(str, b.key))),
                     remedy=f"keep {a.dtype}, or write `dtype {b.dtype} lossy` on the entry",
                 )
 
@@ -505,7 +532,8 @@ class _Builder:
             first = element_name(self.target.layout, path, tuple(left[0][0].tolist())) if left else "beyond its shape"
             fail(
                 code,
-                f"{_count(range(missing), 'element')} of {state} of `{path}` {'is' if missing == 1 else 'are'} nowhere in the {where},"
+                f"{_count(range(missing), 'element')} of {state} of `{path}` {'is' if missing == 1 else 'are'}"
+                f" nowhere in the {where},"
                 f" the first {first}",
                 Label(placement.layout.call, where, where=f"{path}/{state}"),
             )
@@ -523,7 +551,9 @@ class _Builder:
                 text = f"{part.state} of {path}"
                 if part.state in self.drop or path in self.drop:
                     self.graph.dropped.append(f"{text}: dropped by name")
-                elif part.state in derived and any((path, d.source) in self.used for d in self.target.layout.derived if d.state == part.state):
+                elif part.state in derived and any(
+                    (path, d.source) in self.used for d in self.target.layout.derived if d.state == part.state
+                ):
                     self.graph.dropped.append(f"{text}: derived in the target")
                 elif part.state in taken_back:
                     self.graph.dropped.append(f"{text}: the target stores no {part.state}")
@@ -542,7 +572,12 @@ class _Builder:
         return set(out) | (states if "*" in out else set())
 
     def draw(
-        self, state: str, origin: str, source_parts: list[tuple[int, int, Part]], parts: list[tuple[int, Part]], found: Joined
+        self,
+        state: str,
+        origin: str,
+        source_parts: list[tuple[int, int, Part]],
+        parts: list[tuple[int, Part]],
+        found: Joined,
     ) -> None:
         """Nodes and edges of one state."""
         edge = self.graph.edges.append

@@ -113,7 +113,9 @@ def _disjoint(
         rest = subtract(rows.low[b], rows.high[b], lows, highs)
         new += [(b, low, high, True) for low, high in rest]
         shared = subtract(
-            rows.low[b], rows.high[b], np.array([x for x, _ in rest]).reshape(-1, rows.low.shape[1]),
+            rows.low[b],
+            rows.high[b],
+            np.array([x for x, _ in rest]).reshape(-1, rows.low.shape[1]),
             np.array([x for _, x in rest]).reshape(-1, rows.low.shape[1]),
         )
         if rows.policy[b] == 0:

@@ -38,7 +38,8 @@ class Fragments:
 
 
 _FIELDS = (
-    "tensor", "source", "target", "row", "shape", "source_offset", "source_stride", "target_offset", "target_stride", "source_part",
+    "tensor", "source", "target", "row", "shape", "source_offset", "source_stride", "target_offset", "target_stride",
+    "source_part",
 )  # fmt: skip
 
 

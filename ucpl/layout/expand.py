@@ -36,9 +36,7 @@ def expand(
     tensors = resolver.tensors(list(model.items))
     aliases = resolver.aliases(list(model.items), tensors)
     groups = resolver.groups_of_model(resolver.model_groups(list(model.items), tensors), tensors)
-    parameters = tuple(
-        nodes.Parameter(p.name, _literal(resolver.scope.given[p.name])) for p in known.node.parameters
-    )
+    parameters = tuple(nodes.Parameter(p.name, _literal(resolver.scope.given[p.name])) for p in known.node.parameters)
     explicit = {i.path for i in items if isinstance(i, nodes.Entry) and i.path != "*"}
     classes: dict[str, list[nodes.Entry]] = {}
     for item in items:
@@ -82,7 +80,11 @@ def _decided(item: Any) -> Any:
 def _entries(
     classes: dict[str, list[nodes.Entry]], explicit: set[str], tensors: dict[str, Any], aliases: dict[str, str]
 ) -> list[nodes.Entry]:
-    order = {"parameter": ("trainable", "parameter", "*"), "frozen": ("frozen", "parameter", "*"), "buffer": ("buffer", "*")}
+    order = {
+        "parameter": ("trainable", "parameter", "*"),
+        "frozen": ("frozen", "parameter", "*"),
+        "buffer": ("buffer", "*"),
+    }
     assert set(classes) <= {"*", *CLASSES}
     out: list[nodes.Entry] = []
     for path, tensor in tensors.items():
@@ -178,7 +180,9 @@ def close(
     given = [n for n in resolver.scope.given if "#" not in n]
     parameters = {p.name for p in known.node.parameters}
     inner = [n for n in given if n not in parameters and not isinstance(resolver.scope.given[n], type(None))]
-    head: list[Any] = [nodes.Let(tuple(nodes.Binding(n, _literal(resolver.scope.given[n])) for n in inner))] if inner else []
+    head: list[Any] = (
+        [nodes.Let(tuple(nodes.Binding(n, _literal(resolver.scope.given[n])) for n in inner))] if inner else []
+    )
     model_items = _closed(resolver, [*lets, *resolver.expand_uses(model_known.node.items)], set(given))
     layout_items = _closed(resolver, [*lets, *items], set(given))
     layout = nodes.Layout(

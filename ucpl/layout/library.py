@@ -41,7 +41,7 @@ class Library:
     def plan(self, name: str, span: nodes.Span = nodes.NOWHERE) -> Known:
         return self._find(name, nodes.Plan, "plan", span)
 
-    def _find(self, name: str, kind: type, word: str, span: nodes.Span) -> Known:
+    def _find(self, name: str, kind: type | tuple[type, ...], word: str, span: nodes.Span) -> Known:
         found = self.known.get(name)
         if found is not None and isinstance(found.node, kind):
             return found

@@ -240,9 +240,7 @@ class _Resolver:
             found[name] = (scope.evaluate(argument.value), "given")
         return found
 
-    def statements(
-        self, known: Known, arguments: dict[str, tuple[Value, str]], chain: tuple[str, ...]
-    ) -> list[Any]:
+    def statements(self, known: Known, arguments: dict[str, tuple[Value, str]], chain: tuple[str, ...]) -> list[Any]:
         """Statements in order, those of the base first, replaced where the left side is the same."""
         layout = known.node
         assert isinstance(layout, nodes.Layout)
@@ -307,7 +305,10 @@ class _Resolver:
                 out.append(item)
                 continue
             known = self.library._find(
-                item.call.name, (nodes.Model, nodes.Layout), "model or layout", item.span  # type: ignore[arg-type]
+                item.call.name,
+                (nodes.Model, nodes.Layout),
+                "model or layout",
+                item.span,
             )
             assert isinstance(known.node, nodes.Model | nodes.Layout)
             inner: list[Any] = [s for s in known.file.statements if isinstance(s, nodes.Let)]
@@ -318,7 +319,11 @@ class _Resolver:
                     if p.name not in arguments and p.default is not None:
                         value = self.scope.evaluate(p.default)
                     inner.append(nodes.Let((nodes.Binding(p.name, _literal(value), span=p.span),), span=p.span))
-            inner += self.flattened(known, ()) if isinstance(known.node, nodes.Layout) else self.expand_uses(known.node.items)
+            inner += (
+                self.flattened(known, ())
+                if isinstance(known.node, nodes.Layout)
+                else self.expand_uses(known.node.items)
+            )
             out += prefixed(inner, item.name, item.key)
         return out
 
@@ -499,7 +504,9 @@ class _Resolver:
             whole = self.scope.integer(nodes.Name(name, span=item.span))
             if unknown:
                 if known == 0 or whole % known:
-                    fail("E108", f"{name} = {whole} does not divide by {known}, the product of its digits", at(item.span))
+                    fail(
+                        "E108", f"{name} = {whole} does not divide by {known}, the product of its digits", at(item.span)
+                    )
                 self.scope.given[unknown[0]] = whole // known
             elif known != whole:
                 fail("E144", f"the digits of `{name}` multiply to {known}, and {name} is {whole}", at(item.span))
@@ -510,7 +517,7 @@ class _Resolver:
         here = getattr(node, "span", nodes.NOWHERE)
         here = here if here.line else span
         match node:
-            case nodes.Dim(name=name):
+            case nodes.Dim():
                 return self.ranged(node, here)
             case nodes.Stack(terms=terms):
                 return ax.Stack(tuple(ax.Term(t.label, tuple(self.axis(a, here) for a in t.axes)) for t in terms))
@@ -573,7 +580,9 @@ class _Resolver:
                 found[item.name] = FileRule(item.name, item.form, path, key, item.span)
         return found
 
-    def storing(self, clauses: tuple[nodes.Clause, ...], files: dict[str, FileRule], span: nodes.Span, default: str) -> Storing:
+    def storing(
+        self, clauses: tuple[nodes.Clause, ...], files: dict[str, FileRule], span: nodes.Span, default: str
+    ) -> Storing:
         said: dict[str, nodes.Clause] = {}
         at_clauses: list[tuple[str, int]] = []
         for clause in clauses:
@@ -676,7 +685,11 @@ class _Resolver:
         for path, tensor in tensors.items():
             if path in explicit:
                 continue
-            order = {"parameter": ("trainable", "parameter", "*"), "frozen": ("frozen", "parameter", "*"), "buffer": ("buffer", "*")}
+            order = {
+                "parameter": ("trainable", "parameter", "*"),
+                "frozen": ("frozen", "parameter", "*"),
+                "buffer": ("buffer", "*"),
+            }
             for name in order[tensor.kind]:
                 if name in classes:
                     for item in classes[name]:
@@ -722,7 +735,12 @@ class _Resolver:
                             got = fill(a)
                             filled += got if isinstance(got, list) else [got]
                         if new and left != after:
-                            fail("E162", f"terms of a sum take different dims of `{path}`", at(item.span), at(tensor.span))
+                            fail(
+                                "E162",
+                                f"terms of a sum take different dims of `{path}`",
+                                at(item.span),
+                                at(tensor.span),
+                            )
                         after = list(left)
                         new.append(evolve(t, axes=tuple(filled)))
                     return evolve(node, terms=tuple(new))
@@ -838,11 +856,20 @@ class _Resolver:
                 continue
             named = item.groups
             if named == ("*",):
-                named = tuple(g for g, group in groups.items() if group.of_model) or tuple(n for n, _ in model_groups) or None
+                named = (
+                    tuple(g for g, group in groups.items() if group.of_model)
+                    or tuple(n for n, _ in model_groups)
+                    or None
+                )
             for g in named or ():
                 if g not in groups and g not in dict(model_groups):
                     close = nearest(g, list(groups))
-                    fail("E157", f"no group is called `{g}`", at(item.span), remedy=f"did you mean `{close}`?" if close else "")
+                    fail(
+                        "E157",
+                        f"no group is called `{g}`",
+                        at(item.span),
+                        remedy=f"did you mean `{close}`?" if close else "",
+                    )
                 if g not in groups:
                     groups[g] = Group(g, (), dict(model_groups)[g], None, None, False, 1, True, item.span)
             if item.shape != "like" and len(item.shape) != 1:

@@ -18,9 +18,7 @@ NUMBER_LIMIT = 1 << 62  # sizes are 64-bit in files and columns
 
 def at(span: nodes.Span, text: str = "") -> Label:
     """A label for a place of a .ucpl text."""
-    return Label(
-        span.file, text, span.line or None, span.column or None, max(1, min(span.stop - span.start, 200))
-    )
+    return Label(span.file, text, span.line or None, span.column or None, max(1, min(span.stop - span.start, 200)))
 
 
 @define
@@ -70,7 +68,9 @@ class Scope:
             "E101",
             f"no number is called `{name}`",
             at(span, "used here"),
-            remedy=f"did you mean `{close}`?" if close else f"define it with `let {name} = ...` or give it with -D {name}=...",
+            remedy=f"did you mean `{close}`?"
+            if close
+            else f"define it with `let {name} = ...` or give it with -D {name}=...",
         )
 
     def _config(self, path: str) -> Value:

@@ -107,9 +107,9 @@ def _evaluate(expr: nodes.Expr, variables: dict[str, Any], scope: Scope, rule: T
             remedy=f"did you mean `{close}`?" if close else f"known here: {', '.join(sorted(variables))}",
         )
     sizes = _sized(expr, scope)
-    return Scope(given={**scope.given, **sizes, **variables}, bindings=scope.bindings, config=scope.config, values=scope.values).evaluate(
-        _size_calls(expr)
-    )
+    return Scope(
+        given={**scope.given, **sizes, **variables}, bindings=scope.bindings, config=scope.config, values=scope.values
+    ).evaluate(_size_calls(expr))
 
 
 def _size_calls(expr: nodes.Expr) -> nodes.Expr:

@@ -31,7 +31,8 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                 out.append(
                     Diagnostic(
                         "E321",
-                        f"{part.state} of `{part.label}` should be at {key_text(home.key)}, and the checkpoint has nothing there",
+                        f"{part.state} of `{part.label}` should be at {key_text(home.key)},"
+                        " and the checkpoint has nothing there",
                         (Label(str(checkpoint.root / home.file), "not in this file", where=key_text(home.key)), here),
                         remedy="correct the entry's name, or take the entry out",
                     )
@@ -41,7 +42,10 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                     Diagnostic(
                         "E322",
                         f"{key_text(home.key)} is {list(extent.shape)} in the checkpoint and {list(home.shape)} in the layout",
-                        (Label(str(checkpoint.root / home.file), f"{list(extent.shape)}", where=key_text(home.key)), here),
+                        (
+                            Label(str(checkpoint.root / home.file), f"{list(extent.shape)}", where=key_text(home.key)),
+                            here,
+                        ),
                         remedy="correct the sizes or the cut in the layout",
                     )
                 )
@@ -51,7 +55,10 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                 Diagnostic(
                     "E320",
                     f"no entry covers {'/'.join(key)}, {list(extent.shape)} {extent.dtype}",
-                    (Label(str(checkpoint.root / file), "is in the checkpoint", where="/".join(key)), Label(spec, "covers all but this")),
+                    (
+                        Label(str(checkpoint.root / file), "is in the checkpoint", where="/".join(key)),
+                        Label(spec, "covers all but this"),
+                    ),
                     remedy="add an entry for it to the layout",
                 )
             )
@@ -61,7 +68,9 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
 def orders(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     """Flat buffers whose members or order differ from what the checkpoint states."""
     out = []
-    stated: dict[tuple[int, tuple[tuple[str, int], ...]], Flat] = {_mark(f, f.coordinates): f for f in checkpoint.stated}
+    stated: dict[tuple[int, tuple[tuple[str, int], ...]], Flat] = {
+        _mark(f, f.coordinates): f for f in checkpoint.stated
+    }
     for flat in placement.flats:
         for theirs in [t for (b, _), t in stated.items() if b == flat.bucket and _agree(t, flat)]:
             ours_names = [n for n, _ in flat.members]
@@ -77,10 +86,13 @@ def orders(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                     "E323",
                     f"flat buffer {flat.bucket} is in another order than the checkpoint states, from tensor {n} on",
                     (
-                        Label(str(checkpoint.root), "states: " + _excerpt(their_names, n), where=f"bucket {flat.bucket}"),
+                        Label(
+                            str(checkpoint.root), "states: " + _excerpt(their_names, n), where=f"bucket {flat.bucket}"
+                        ),
                         Label(placement.layout.call, "says: " + _excerpt(ours_names, n), where=f"group {flat.group}"),
                     ),
-                    remedy="correct the group's members or its `order`; `ucpl infer` writes the order that the checkpoint states",
+                    remedy="correct the group's members or its `order`;"
+                    " `ucpl infer` writes the order that the checkpoint states",
                 )
             )
     return out

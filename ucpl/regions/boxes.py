@@ -98,7 +98,9 @@ def overlaps(
     for c in range(k):
         np.logical_or.at(wide[:, c], group_a, high_a[:, c] - low_a[:, c] != 1)
         np.logical_or.at(wide[:, c], group_b, high_b[:, c] - low_b[:, c] != 1)
-        both = np.concatenate([np.stack([group_a, low_a[:, c]], 1), np.stack([group_b, low_b[:, c]], 1)]).astype(np.int64)
+        both = np.concatenate([np.stack([group_a, low_a[:, c]], 1), np.stack([group_b, low_b[:, c]], 1)]).astype(
+            np.int64
+        )
         distinct = _unique_pairs(both)
         best[:, c] = np.bincount(distinct, minlength=groups)[:groups]
     best[~wide] = 0

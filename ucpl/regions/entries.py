@@ -37,7 +37,9 @@ class Ranks:
                     self.degrees[axis] = degree
         self.cache: dict[Any, list[tuple[dict[str, int], int]]] = {}
 
-    def combinations(self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...] = ()) -> list[tuple[dict[str, int], int]]:
+    def combinations(
+        self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...] = ()
+    ) -> list[tuple[dict[str, int], int]]:
         """Distinct coordinates over `axes` among ranks with the coordinates `where`, each with the first such rank."""
         memo = (axes, where)
         if memo in self.cache:
@@ -66,7 +68,10 @@ class Choice:
 
 @frozen(eq=False)
 class Local:
-    """What one entry stores at one coordinate, brackets aside: rows of boxes whose bracketed dims are open (low = high = -1)."""
+    """What one entry stores at one coordinate, brackets aside: rows of boxes.
+
+    Their bracketed dims are open: low = high = -1.
+    """
 
     shape: tuple[int, ...]
     label_of: tuple[str | None, ...]  # per row
@@ -158,7 +163,11 @@ class EntryPlacer:
             for cells in lists:
                 total *= max(1, len(cells))
             if total > CHOICE_LIMIT:
-                fail("E202", f"`{self.entry.path}` has more than {CHOICE_LIMIT} choices of its indices", at(self.entry.span))
+                fail(
+                    "E202",
+                    f"`{self.entry.path}` has more than {CHOICE_LIMIT} choices of its indices",
+                    at(self.entry.span),
+                )
         out = []
         for combination in product(*lists):
             digits: list[tuple[str, int]] = []
@@ -178,7 +187,12 @@ class EntryPlacer:
         try:
             cells = build(axis, self.layout.sizes, self.degrees, here, dict(self.layout.indices))
         except CutError as error:
-            fail("E203", f"index `{name}` of `{self.entry.path}`: {error.reason}", at(self.entry.span), at_index(self.layout, name))
+            fail(
+                "E203",
+                f"index `{name}` of `{self.entry.path}`: {error.reason}",
+                at(self.entry.span),
+                at_index(self.layout, name),
+            )
         if cells.length > CHOICE_LIMIT:
             fail("E202", f"index `{name}` has {cells.length} values", at(self.entry.span))
         return [(name, i, cell) for i, cell in enumerate(_enumerate(cells))]
@@ -196,7 +210,11 @@ class EntryPlacer:
         if dim in digits:
             return True
         rule = self.layout.indices.get(dim)
-        return rule is not None and ax.digits_of(rule) != (dim,) and all(self._has_digits(d, digits) for d in ax.digits_of(rule))
+        return (
+            rule is not None
+            and ax.digits_of(rule) != (dim,)
+            and all(self._has_digits(d, digits) for d in ax.digits_of(rule))
+        )
 
     def _exists(self, digits: dict[str, int]) -> bool:
         return all(
@@ -256,7 +274,11 @@ class EntryPlacer:
         for piece in pieces_of(whole):
             rows += self._rows(piece)
             if len(rows) > PIECE_LIMIT:
-                fail("E206", f"`{self.entry.path}` falls into more than {PIECE_LIMIT} boxes on one rank", at(self.entry.span))
+                fail(
+                    "E206",
+                    f"`{self.entry.path}` falls into more than {PIECE_LIMIT} boxes on one rank",
+                    at(self.entry.span),
+                )
         pads = padding_of(whole)
         found = Local(
             shape,
@@ -283,7 +305,9 @@ class EntryPlacer:
                 if dim in bracket:
                     continue  # an entry is there for the indices that all its tensors have
                 if limits.setdefault(dim, limit) != limit:
-                    fail("E207", f"tensors of `{self.entry.path}` have different ranges of `{dim}`", at(self.entry.span))
+                    fail(
+                        "E207", f"tensors of `{self.entry.path}` have different ranges of `{dim}`", at(self.entry.span)
+                    )
         limits = {d: limit for d, limit in limits.items() if limit[1] != self.layout.sizes.get(d, limit[1])}
         return _restrict(cells, limits) if limits else cells
 
@@ -326,7 +350,9 @@ class EntryPlacer:
                     per_dim.append([(low - start, high - start, stride, 0)])
                 else:
                     values = [v for v in range(low, high) if (v - start) % step == 0]
-                    per_dim.append([((v - start) // step, (v - start) // step + 1, 0, n * stride) for n, v in enumerate(values)])
+                    per_dim.append(
+                        [((v - start) // step, (v - start) // step + 1, 0, n * stride) for n, v in enumerate(values)]
+                    )
             elif dim in bracket or all(d in bracket for d in self._leaves(dim)):
                 per_dim.append([(-1, -1, 0, 0)])
             else:

@@ -118,7 +118,7 @@ def ordered(
     """The members of a group on the ranks `here`, in the order of the flat (before `dealt` or `reversed`)."""
     present = [e for e, p in enumerate(placers) if p.is_here(here)]
     if group is not None and group.members is not None:
-        wanted = [m for m in group.members]
+        wanted = list(group.members)
         by_path: dict[str, list[int]] = {}
         for e in present:
             by_path.setdefault(placers[e].entry.path, []).append(e)
@@ -130,7 +130,9 @@ def ordered(
         present = [e for e in present if _trained(layout, placers[e])]
     sequence = module_order(placers, present, lambda e: placers[e].choices(here))
     members: list[Member] = []
-    homes = Counter(path for e in present if placers[e].entry.alias is None for path in placers[e].entry.targets.values())
+    homes = Counter(
+        path for e in present if placers[e].entry.alias is None for path in placers[e].entry.targets.values()
+    )
     held: dict[str, list[tuple[I64, I64]]] = {}  # boxes of tensors that several entries store
     for e, choice in sequence:
         placer = placers[e]
@@ -141,7 +143,9 @@ def ordered(
             continue
         if any(homes[path] > 1 for path in placer.entry.targets.values()):
             boxes = [placer.box(local, row, choice) for row in range(len(local.offset))]
-            if boxes and any((a <= boxes[0][1]).all() and (boxes[0][1] < b).all() for a, b in held.get(boxes[0][0], ())):
+            if boxes and any(
+                (a <= boxes[0][1]).all() and (boxes[0][1] < b).all() for a, b in held.get(boxes[0][0], ())
+            ):
                 continue  # a second home on this rank is the same parameter
             for path, low, high in boxes:
                 held.setdefault(path, []).append((low, high))
@@ -195,7 +199,7 @@ def chain_of(axis: ax.Axis) -> Chain | None:
 def slots(
     chain: Chain, lengths: I64, degrees: dict[str, int], here: dict[str, int], reals: I64 | None = None
 ) -> tuple[I64, I64, I64, bool]:
-    """Each member inside the flat: visible elements [start, stop) and the length of its slot; and whether padding is undefined."""
+    """Each member inside the flat: visible elements [start, stop), length of its slot; whether padding is undefined."""
     start, stop, slot = np.zeros_like(lengths), (lengths if reals is None else reals).copy(), lengths.copy()
     undefined = False
     for op in chain.inner:
@@ -280,8 +284,15 @@ def windows_of_chain(
         held = int((b - a).sum())
         out.append(
             Window(
-                here, rank, length, length - held, undefined,
-                member, start[member] + a, start[member] + b, begin[member] + a - low,
+                here,
+                rank,
+                length,
+                length - held,
+                undefined,
+                member,
+                start[member] + a,
+                start[member] + b,
+                begin[member] + a - low,
             )
         )
     return out
@@ -304,14 +315,26 @@ def windows_of_tree(
         rows = []
         for piece in pieces_of(cells):
             ((_, low, high, stride),) = piece.digits
-            steps = [(low, high, piece.offset)] if stride == 1 else [
-                (v, v + 1, piece.offset + (v - low) * stride) for v in range(low, high)
-            ]
+            steps = (
+                [(low, high, piece.offset)]
+                if stride == 1
+                else [(v, v + 1, piece.offset + (v - low) * stride) for v in range(low, high)]
+            )
             rows += [(piece.tag, a, b, p) for a, b, p in steps]
         table = np.array(rows, dtype=np.int64).reshape(len(rows), 4)
         pads = padding_of(cells)
         out.append(
-            Window(here, rank, cells.length, sum(pads.values()), "undefined" in pads, table[:, 0], table[:, 1], table[:, 2], table[:, 3])
+            Window(
+                here,
+                rank,
+                cells.length,
+                sum(pads.values()),
+                "undefined" in pads,
+                table[:, 0],
+                table[:, 1],
+                table[:, 2],
+                table[:, 3],
+            )
         )
     return out
 
@@ -329,7 +352,12 @@ def buckets_of(
     axis = line.shape[0]
     while not isinstance(axis, ax.Flat):
         match axis:
-            case ax.Pad(axis=inner) | ax.Trim(axis=inner) | ax.Cut(axis=inner) | ax.Stack(terms=(ax.Term(axes=(inner,)),)):
+            case (
+                ax.Pad(axis=inner)
+                | ax.Trim(axis=inner)
+                | ax.Cut(axis=inner)
+                | ax.Stack(terms=(ax.Term(axes=(inner,)),))
+            ):
                 axis = inner
             case _:
                 break
@@ -338,7 +366,18 @@ def buckets_of(
         slot = slots(chain, lengths, degrees, here, np.array([m.real for m in members], dtype=np.int64))[2]
     else:
         slot = np.array(
-            [build(axis, layout.sizes, degrees, here, None, None, [Concat((Range("each", 0, m.real), Padding(m.length - m.real)))]).length for m in members]
+            [
+                build(
+                    axis,
+                    layout.sizes,
+                    degrees,
+                    here,
+                    None,
+                    None,
+                    [Concat((Range("each", 0, m.real), Padding(m.length - m.real)))],
+                ).length
+                for m in members
+            ]
         )
     out: list[list[Member]] = []
     full: list[Member] = []
@@ -400,7 +439,13 @@ def stated_order(
 
 
 def flat_record(
-    bucket: int, group: str, here: dict[str, int], members: list[Member], chain: Chain | None, degrees: dict[str, int], cut_axis: str | None
+    bucket: int,
+    group: str,
+    here: dict[str, int],
+    members: list[Member],
+    chain: Chain | None,
+    degrees: dict[str, int],
+    cut_axis: str | None,
 ) -> Flat:
     """What a store is told of a flat: names, local shapes, where each member begins when the flat is whole."""
     lengths = np.array([m.length for m in members], dtype=np.int64)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ucpl.errors import fail
 from ucpl.extents import Flat, Key
 from ucpl.layout import Entry, FileRule, Group, Layout, States, Storing
-from ucpl.layout.layout import Policy
 from ucpl.layout import axes as ax
+from ucpl.layout.layout import Policy
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Template, key_steps, render, template
 from ucpl.regions import flats as fl
@@ -48,7 +48,9 @@ class _Locator:
     ranks: Ranks = field(init=False)
     number: dict[str, int] = field(init=False)
     k: int = field(init=False)
-    is_raw: bool = field(init=False)  # no dim has a name: `infer` wrote the model, and paths are the checkpoint's own names
+    is_raw: bool = field(
+        init=False
+    )  # no dim has a name: `infer` wrote the model, and paths are the checkpoint's own names
     placers: list[EntryPlacer] = field(factory=list)
     templates: dict[int, tuple[Template, ...]] = field(factory=dict)
     nests: dict[tuple[str, str], Template] = field(factory=dict)
@@ -76,7 +78,9 @@ class _Locator:
             parts += self.state_parts(line)
         return Placement(layout, tensors, tuple(parts), tuple(self.flats.values()))
 
-    def combinations(self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...]) -> list[tuple[dict[str, int], int]]:
+    def combinations(
+        self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...]
+    ) -> list[tuple[dict[str, int], int]]:
         if self.rank is None:
             return self.ranks.combinations(axes, where)
         here = {a: int(c[self.rank]) for a, c in self.ranks.columns.items()}
@@ -120,13 +124,26 @@ class _Locator:
             first = len(homes)
             fresh = []
             for choice in choices:
-                variables = {"rank": rank, **here, **entry.variables, **(counts or {}), **choice.variables, "state": state}
+                variables = {
+                    "rank": rank,
+                    **here,
+                    **entry.variables,
+                    **(counts or {}),
+                    **choice.variables,
+                    "state": state,
+                }
                 home = evolve(
                     self.home(rule, key, variables, local.shape, rank, local.padding, local.undefined),
                     live=local.live,
                     replica=tuple(here[a] for a in used if a in shared and self.ranks.degrees[a] > 1),
                 )
-                mark = (state, tuple(entry.targets.items()), entry.shape, tuple(here[a] for a in placer.shape_axes), choice.digits)
+                mark = (
+                    state,
+                    tuple(entry.targets.items()),
+                    entry.shape,
+                    tuple(here[a] for a in placer.shape_axes),
+                    choice.digits,
+                )
                 if self.claim(home, mark, entry):
                     homes.append(home)
                     fresh.append(choice)
@@ -138,8 +155,16 @@ class _Locator:
         # `value x - 1` says how the parameter itself is stored: its moments do not shift with it.
         value = entry.storing.value if state in self.valued else (1.0, 0.0)
         return Part(
-            state, entry.path, rule.form or "", storing.dtype, storing.lossy, value, tuple(homes),
-            joined(tables, self.k), entry.alias is not None, entry.span,
+            state,
+            entry.path,
+            rule.form or "",
+            storing.dtype,
+            storing.lossy,
+            value,
+            tuple(homes),
+            joined(tables, self.k),
+            entry.alias is not None,
+            entry.span,
         )
 
     @property
@@ -177,16 +202,30 @@ class _Locator:
         )
 
     def home(
-        self, rule: FileRule, key: Template, variables: dict[str, Any], shape: tuple[int, ...], rank: int, padding: int, undefined: bool
+        self,
+        rule: FileRule,
+        key: Template,
+        variables: dict[str, Any],
+        shape: tuple[int, ...],
+        rank: int,
+        padding: int,
+        undefined: bool,
     ) -> Home:
         steps = self.key(key, variables)
         if rule.key is not None:
             outer: list[str | int] = []
             for step in self.steps(rule.key):
-                if step.text and len(step.parts) == 1 and not isinstance(step.parts[0], str) and step.parts[0].path == "key":
+                if (
+                    step.text
+                    and len(step.parts) == 1
+                    and not isinstance(step.parts[0], str)
+                    and step.parts[0].path == "key"
+                ):
                     outer += steps
                 else:
-                    outer.append(_step(render(step, {**variables, "key": "/".join(map(str, steps))}, self.layout.scope), step))
+                    outer.append(
+                        _step(render(step, {**variables, "key": "/".join(map(str, steps))}, self.layout.scope), step)
+                    )
             final = tuple(outer)
         else:
             final = tuple(steps)
@@ -229,7 +268,9 @@ class _Locator:
 
     def state_names(self, line: States, group: str | None) -> tuple[str, ...]:
         """Names of the states that a line stores for a group: those it names, or those that no other line names."""
-        model = [s for s in self.layout.states if not s.scalar and (s.groups is None or group is None or group in s.groups)]
+        model = [
+            s for s in self.layout.states if not s.scalar and (s.groups is None or group is None or group in s.groups)
+        ]
         if line.names is not None:
             known = {s.name for s in self.layout.states}
             return tuple(n for n in line.names if n == "weight" or n not in known or any(s.name == n for s in model))
@@ -295,7 +336,12 @@ class _Locator:
         cut_axes = ax.mesh_axes_of(axis)
         for a in cut_axes:
             if a not in self.ranks.columns:
-                fail("E201", f"a state line is cut over `{a}`, which is in no mesh", at(line.span), remedy=f"add it: mesh {a} ...")
+                fail(
+                    "E201",
+                    f"a state line is cut over `{a}`, which is in no mesh",
+                    at(line.span),
+                    remedy=f"add it: mesh {a} ...",
+                )
         involved = self.involved(group)
         shared = [a for p in involved for a in (*p.axes, *(x for x, _ in p.entry.storing.at))]
         template_axes = self.mesh_names(self.names_of(rule, key) - {"rank"})
@@ -305,7 +351,11 @@ class _Locator:
         if "rank" in self.names_of(rule, key):
             used = (*used, "rank")
         contexts: dict[tuple[int, ...], list[tuple[dict[str, int], int]]] = {}
-        known = used if bucket.min() == bucket.max() else (*used, *(a for a in self.ranks.columns if a not in used and a != "rank"))
+        known = (
+            used
+            if bucket.min() == bucket.max()
+            else (*used, *(a for a in self.ranks.columns if a not in used and a != "rank"))
+        )
         seen: set[tuple[int, ...]] = set()
         for here, rank in self.combinations(known, line.storing.at):
             context = (*(here[a] for a in outer), int(bucket[rank]))
@@ -330,19 +380,27 @@ class _Locator:
                 record = (g, context, start + offset)
                 if record not in self.flats:
                     self.flats[record] = fl.flat_record(
-                        start + offset, g or "", here_only, members, chain, self.ranks.degrees, cut_axes[-1] if cut_axes else None
+                        start + offset,
+                        g or "",
+                        here_only,
+                        members,
+                        chain,
+                        self.ranks.degrees,
+                        cut_axes[-1] if cut_axes else None,
                     )
                 for window in found:
                     env = {"rank": window.rank, **window.here, **variables, "bucket": start + offset, "group": g or ""}
-                    homes.append(
-                        Home(
-                            "", (), (window.length,), window.rank, window.padding, window.undefined
-                        )
-                    )
+                    homes.append(Home("", (), (window.length,), window.rank, window.padding, window.undefined))
                     windows.append((members, window, len(homes) - 1))
                     homes[-1] = evolve(
                         self.home(
-                            rule, key, {**env, "state": "\0"}, (window.length,), window.rank, window.padding, window.undefined
+                            rule,
+                            key,
+                            {**env, "state": "\0"},
+                            (window.length,),
+                            window.rank,
+                            window.padding,
+                            window.undefined,
                         ),
                         replica=tuple(here_only.values()),
                     )
@@ -361,7 +419,9 @@ class _Locator:
             )
         pieces = self.reduced(self.clipped(windows, line), homes, cut_axes, involved, line)
         # What no piece covers is padding: of the flat, and of members that are padded themselves.
-        held = np.bincount(pieces.home, weights=(pieces.high - pieces.low).prod(axis=1), minlength=len(homes)).astype(np.int64)
+        held = np.bincount(pieces.home, weights=(pieces.high - pieces.low).prod(axis=1), minlength=len(homes)).astype(
+            np.int64
+        )
         odd = {id(members): any(m.local.undefined for m in members) for members, _, _ in windows}
         inner = [odd[id(members)] for members, _, _ in windows]
         homes = [
@@ -381,7 +441,18 @@ class _Locator:
             for i, h in enumerate(mine):
                 self.claim(h, (id(line), g, i), line)
             out.append(
-                Part(state, f"group {g}" if g else "all", rule.form or "", line.storing.dtype, line.storing.lossy, line.storing.value, mine, pieces, False, line.span)
+                Part(
+                    state,
+                    f"group {g}" if g else "all",
+                    rule.form or "",
+                    line.storing.dtype,
+                    line.storing.lossy,
+                    line.storing.value,
+                    mine,
+                    pieces,
+                    False,
+                    line.span,
+                )
             )
         return out
 
@@ -458,7 +529,12 @@ class _Locator:
         for member in members:
             key = tuple(member.choice.variables.get(n, -1) for n in names)
             if key not in out:
-                variables = {v: member.choice.variables[v] for n in names for v in (n, f"{n}.local") if v in member.choice.variables}
+                variables = {
+                    v: member.choice.variables[v]
+                    for n in names
+                    for v in (n, f"{n}.local")
+                    if v in member.choice.variables
+                }
                 out[key] = ([], variables)
             out[key][0].append(member)
         return [out[k] for k in sorted(out)]
@@ -471,7 +547,12 @@ class _Locator:
         return "/".join(map(str, self.key(entry.storing.key, variables)))
 
     def windows(
-        self, line: States, axis: ax.Axis, chain: fl.Chain | None, members: list[fl.Member], places: list[tuple[dict[str, int], int]]
+        self,
+        line: States,
+        axis: ax.Axis,
+        chain: fl.Chain | None,
+        members: list[fl.Member],
+        places: list[tuple[dict[str, int], int]],
     ) -> list[fl.Window]:
         try:
             if chain is not None:
@@ -480,7 +561,12 @@ class _Locator:
                 return fl.windows_of_chain(chain, lengths, self.ranks.degrees, places, reals)
             return fl.windows_of_tree(axis, members, self.layout, self.ranks.degrees, places)
         except CutError as error:
-            fail("E204", f"a flat buffer: {error.reason}", at(line.span, "cut here"), remedy="pad it first: pad(flat(each), dp)@dp")
+            fail(
+                "E204",
+                f"a flat buffer: {error.reason}",
+                at(line.span, "cut here"),
+                remedy="pad it first: pad(flat(each), dp)@dp",
+            )
 
     def clipped(self, windows: list[tuple[list[fl.Member], fl.Window, int]], line: States) -> Pieces:
         """Intervals of members' local storage as boxes of logical tensors."""
@@ -502,7 +588,9 @@ class _Locator:
                     keep.append(member)
                     placer = self.placers[member.entry]
                     policy = placer.entry.storing.policy
-                    table = self.rows(placer, member.local, [member.choice], 0, policy if policy != "same" else line.storing.policy)
+                    table = self.rows(
+                        placer, member.local, [member.choice], 0, policy if policy != "same" else line.storing.policy
+                    )
                     base.append(table)
                     unique[id(member)] = (rows, len(table))
                     rows += len(table)
@@ -525,7 +613,9 @@ class _Locator:
         within = np.arange(len(interval)) - np.repeat(np.cumsum(count_all) - count_all, count_all)
         source = begin_all[interval] + within
         size = table.high[source] - table.low[source]
-        picked, low, high = clip(table.offset[source], size, table.stride[source], start_all[interval], stop_all[interval])
+        picked, low, high = clip(
+            table.offset[source], size, table.stride[source], start_all[interval], stop_all[interval]
+        )
         row = source[picked]
         at_interval = interval[picked]
         local = table.offset[row] + (low * table.stride[row]).sum(axis=1)
@@ -543,7 +633,7 @@ class _Locator:
 
 
 def _step(text: str, template: Template) -> str | int:
-    """A step of a key. Whole numbers that the template itself writes or counts are list or dict positions; a tensor's name never is."""
+    """A step of a key. A whole number that the template writes or counts is a position; a tensor's name never is."""
     names = template.names
     if text.isdigit() and not (names & {"name", "alias", "owner"}):
         return int(text)

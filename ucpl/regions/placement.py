@@ -104,7 +104,9 @@ def element_name(layout: Layout, path: str, index: tuple[int, ...]) -> str:
 
 def no_pieces(k: int) -> Pieces:
     z = np.zeros(0, dtype=np.int64)
-    return Pieces(z.astype(np.int32), z.astype(np.int32), z.reshape(0, k), z.reshape(0, k), z.reshape(0, k), z, z.astype(np.int8))
+    return Pieces(
+        z.astype(np.int32), z.astype(np.int32), z.reshape(0, k), z.reshape(0, k), z.reshape(0, k), z, z.astype(np.int8)
+    )
 
 
 def joined(parts: list[Pieces], k: int) -> Pieces:

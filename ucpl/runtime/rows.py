@@ -272,8 +272,8 @@ def chosen(m: Moves, rows: I64 | Bools) -> Moves:
 def without_echoes(moves: Sequence[Moves], sources: Sequence[Place]) -> tuple[Moves, ...]:
     """The moves without checks that would read a copy's own bytes again: a tied tensor under its second name.
 
-    Two source tensors that view the same bytes in the same way are one; a check of the one against a copy from the other, box by
-    box at the same target place, says nothing.
+    Two source tensors that view the same bytes in the same way are one; a check of the one against a copy from the other,
+    box by box at the same target place, says nothing.
     """
     views: dict[object, int] = {}
     same_as = np.empty(len(sources), np.int64)

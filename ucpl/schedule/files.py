@@ -1,11 +1,11 @@
 """Plans in files: a head that people read, a table of stored tensors, and columns of moves. No pickle.
 
-    ucpl-plan 1
-    sha256:...                  of all that follows
-    <summary, line by line>
-    ---
-    <one line of JSON>
-    <columns, in safetensors form>
+ucpl-plan 1
+sha256:...                  of all that follows
+<summary, line by line>
+---
+<one line of JSON>
+<columns, in safetensors form>
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ def plan_bytes(plan: Plan) -> bytes:
     columns = {
         f"{i}.{name}": np.ascontiguousarray(getattr(m, name)) for i, m in enumerate(plan.moves) for name in COLUMNS
     }
-    body = summary(plan).encode() + b"---\n" + json.dumps(_header(plan), separators=(",", ":")).encode() + b"\n" + save(columns)
+    body = (
+        summary(plan).encode()
+        + b"---\n"
+        + json.dumps(_header(plan), separators=(",", ":")).encode()
+        + b"\n"
+        + save(columns)
+    )
     return MAGIC + b"sha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 
@@ -74,7 +80,8 @@ def _stored(rows: tuple[StoredTensor, ...]) -> dict[str, Any]:
     return {
         "files": list(files),
         "rows": [
-            [files[s.file], list(s.key), s.dtype, list(s.shape), s.state, s.label, s.rank, s.shares, s.padding] for s in rows
+            [files[s.file], list(s.key), s.dtype, list(s.shape), s.state, s.label, s.rank, s.shares, s.padding]
+            for s in rows
         ],
     }
 
@@ -90,7 +97,13 @@ def _header(plan: Plan) -> dict[str, Any]:
         "targets": _stored(plan.targets),
         "tensors": list(plan.tensors),
         "moves": [
-            {"kind": m.kind, "state": m.state, "source_value": m.source_value, "target_value": m.target_value, "lossy": m.lossy}
+            {
+                "kind": m.kind,
+                "state": m.state,
+                "source_value": m.source_value,
+                "target_value": m.target_value,
+                "lossy": m.lossy,
+            }
             for m in plan.moves
         ],
         "origins": [[o.name, o.value, o.origin] for o in plan.origins],
@@ -188,7 +201,11 @@ def _checked(plan: Plan) -> None:
             raise ValueError("columns of different length")
         if not n:
             continue
-        for index, limit, what in ((m.source, len(plan.sources), "source"), (m.target, len(plan.targets), "target"), (m.tensor, len(plan.tensors), "tensor")):
+        for index, limit, what in (
+            (m.source, len(plan.sources), "source"),
+            (m.target, len(plan.targets), "target"),
+            (m.tensor, len(plan.tensors), "tensor"),
+        ):
             if index.min() < 0 or index.max() >= limit:
                 raise ValueError(f"a move names {what} {int(index.max())} of {limit}")
         if (m.shape < 1).any():

@@ -34,6 +34,8 @@ def _limited(lines: list[str]) -> list[str]:
 
 
 def _line(moves: Moves) -> str:
-    word = {"copy": "extract, merge, split", "check": "check", "mean": "reduce by mean", "sum": "reduce by sum"}[moves.kind]
+    word = {"copy": "extract, merge, split", "check": "check", "mean": "reduce by mean", "sum": "reduce by sum"}[
+        moves.kind
+    ]
     value = "" if moves.source_value == moves.target_value == (1.0, 0.0) else ", values changed"
     return f"moves      {moves.state}: {word}, {len(moves):,} runs, {moves.elements:,} elements{value}"

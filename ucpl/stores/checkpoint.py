@@ -37,7 +37,9 @@ class Checkpoint:
     files: tuple[str, ...] = ()  # every file that belongs to it, relative to root
     remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
     carry: dict[str, Any] = field(factory=dict)
-    shardings: dict[str, Sharding] = field(factory=dict)  # of every tensor, where ranks hold different parts; else empty
+    shardings: dict[str, Sharding] = field(
+        factory=dict
+    )  # of every tensor, where ranks hold different parts; else empty
     pipeline: Pipeline | None = None  # its layers, where it is one
     experts: Experts | None = None  # its experts, where files of their own hold them
 

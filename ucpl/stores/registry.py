@@ -7,9 +7,9 @@ from pathlib import Path
 from ucpl.errors import Label, fail
 from ucpl.stores.checkpoint import Checkpoint, Framework
 from ucpl.stores.deepspeed import DeepSpeed
+from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.generic import Generic
 from ucpl.stores.huggingface import HuggingFace
-from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.plain import Plain
 
 FRAMEWORKS: tuple[Framework, ...] = (Universal(), DeepSpeed(), Plain(), HuggingFace(), Generic())

@@ -467,7 +467,9 @@ class _Writer:
     def flat(self, file: _File) -> dict[str, Any]:
         """A shard of stages 1 and 2."""
         if self.stages > 1 and len(self.flats) < len(self.structure.groups):
-            lacking = next(g for g, (name, _) in enumerate(self.structure.groups) if name not in {f.group for f in self.flats})
+            lacking = next(
+                g for g, (name, _) in enumerate(self.structure.groups) if name not in {f.group for f in self.flats}
+            )
             fail(
                 "E471",
                 f"stage {self.here['pp']} of the pipeline holds no parameter of group {lacking}, and DeepSpeed flattens none",
