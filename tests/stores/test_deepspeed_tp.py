@@ -325,10 +325,20 @@ def test_a_tied_tensor_is_cut_under_both_names(tmp_path: Path) -> None:
 # ---- DeepSpeed's rule ------------------------------------------------------------------------------------------------------
 
 
-def test_heads_that_matter_are_asked_for() -> None:
-    found = refusal(lambda: plan(str(FIXTURE), "zero1(tp=4)"), "E472")
-    assert "[6, 6, 6, 6]" in found.message
-    assert "[12, 12, 0, 0]" in found.message
+def test_heads_that_matter_have_a_default_that_is_said() -> None:
+    made = plan(str(FIXTURE), "zero1(tp=4)")
+    (origin,) = [o for o in made.origins if o.name == "kv_heads"]
+    assert origin.value == 0
+    assert origin.origin.startswith("default") and "kv_heads=N" in origin.origin
+    assert {t.shape[0] for t in made.targets if str(t.key[-1]).endswith("o_proj.weight")} == {24}
+    assert {t.shape[1] for t in made.targets if str(t.key[-1]).endswith("o_proj.weight")} == {6}
+    refusal(lambda: plan(str(FIXTURE), "zero1(tp=4, kv_heads=2)"), "E473")  # a rank would hold nothing
+
+
+def test_heads_that_the_source_shows_need_no_saying() -> None:
+    by_heads = {"w": Sharding((24, 2), 0, (Section(24, (16, 8)),))}  # three heads of eight rows: no even cut
+    made, _ = recut(by_heads, 3, None)
+    assert made["w"].sections == (Section(24, (8, 8, 8)),)
 
 
 def test_heads_that_do_not_matter_are_not() -> None:

@@ -252,7 +252,7 @@ def recut(
             found.setdefault(tuple(rule(size, degree, n, grain, module) for _, module, size, _ in sections), n)
         if not found:
             _unruly(sections, grain)
-        if len(found) > 1:
+        if len(found) > 1 and 0 not in fitting:
             (one, a), (other, b) = list(found.items())[:2]
             i = next(i for i, (x, y) in enumerate(zip(one, other, strict=True)) if x != y)
             name, _, size, _ = sections[i]
@@ -263,6 +263,8 @@ def recut(
                 Label("<call>", where=f"tp = {degree}"),
             )
         heads = fitting[0], "the only cut that the source's widths allow"
+        if len(found) > 1:  # another number would be a contradiction of shapes when DeepSpeed loads, never a silent one
+            heads = 0, "default, as where the model's config names no heads; kv_heads=N where it names N, which cuts otherwise"
     kv_heads, origin = heads
     for name, module, size, widths in sections:
         expected = rule(size, len(widths), kv_heads, grain, module)
