@@ -96,6 +96,11 @@ def together(part: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
+def in_one_order(states: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Every rank gathers the same state at the same time: DeepSpeed's universal loader fills them in an order of its own."""
+    return sorted(states.items())
+
+
 def whole_state(engine: Any) -> dict[str, dict[str, Any]]:
     """{parameter: {"weight", "fp32", each state, "lr", "weight_decay"}} on every rank."""
     names = {p: n for n, p in engine.module.named_parameters()}
@@ -122,7 +127,7 @@ def whole_state(engine: Any) -> dict[str, dict[str, Any]]:
             hyper = inner.param_groups[o.sub_group_to_group_id[s]]
             whole = {
                 k: together(v).view(dist.get_world_size(), -1) if torch.is_tensor(v) and v.ndim and k != "step" else v
-                for k, v in {"fp32": flat.detach(), **inner.state.get(flat, {})}.items()
+                for k, v in in_one_order({"fp32": flat.detach(), **inner.state.get(flat, {})})
             }
             start = 0
             for p in params:
@@ -143,7 +148,7 @@ def whole_state(engine: Any) -> dict[str, dict[str, Any]]:
             begin = starts[g] if starts else [sum(p.numel() for p in params[:i]) for i in range(len(params))]
             whole = {
                 k: together(v) if torch.is_tensor(v) and v.ndim and k != "step" else v
-                for k, v in {"fp32": flat.detach(), **inner.state.get(flat, {})}.items()
+                for k, v in in_one_order({"fp32": flat.detach(), **inner.state.get(flat, {})})
             }
             for p, a in zip(params, begin, strict=True):
                 b = a + p.numel()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from tests.stores.test_deepspeed_writing import own_call, plain, unlike, written
 from ucpl.api import compare, convert, infer, open_checkpoint, plan
 from ucpl.errors import UcplError, catalogue
