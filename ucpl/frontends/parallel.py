@@ -264,7 +264,10 @@ def recut(
             )
         heads = fitting[0], "the only cut that the source's widths allow"
         if len(found) > 1:  # another number would be a contradiction of shapes when DeepSpeed loads, never a silent one
-            heads = 0, "default, as where the model's config names no heads; kv_heads=N where it names N, which cuts otherwise"
+            heads = (
+                0,
+                "default, as where the model's config names no heads; kv_heads=N where it names N, which cuts otherwise",
+            )
     kv_heads, origin = heads
     for name, module, size, widths in sections:
         expected = rule(size, len(widths), kv_heads, grain, module)
