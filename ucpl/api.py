@@ -17,6 +17,7 @@ from ucpl.errors import Label, UcplError, fail
 if TYPE_CHECKING:
     from ucpl.extents import Key
     from ucpl.frontends.infer import Inferred
+    from ucpl.frontends.sizes import Found
     from ucpl.graph import Graph
     from ucpl.layout import Layout, Library
     from ucpl.layout.scope import Value
@@ -71,6 +72,7 @@ class Side:
     config: dict[str, Any] | None = None  # what `config.x` is
     checkpoint: Checkpoint | None = None  # of a source: what its layers and experts are
     sizes: dict[str, Value] | None = None  # given with -D
+    found: Found | None = None  # sizes that the spec leaves open, from a checkpoint's shapes
 
     @property
     def layout(self) -> Layout:
@@ -126,6 +128,12 @@ def closed_call(
 def is_checkpoint(text: str) -> bool:
     """Whether a LAYOUT is given as the checkpoint that has it: a path that exists."""
     return ".ucpl:" not in text and not text.endswith(")") and Path(text).exists()
+
+
+def _model_name(library: Library, call: nodes.Call) -> str:
+    """The model that the layout called is of; "any" for one of any model."""
+    known = library.layout(call.name).node
+    return str(getattr(known, "of", "any"))
 
 
 def of_any(library: Library, call: nodes.Call) -> bool:
@@ -191,6 +199,7 @@ def source_side(
     from ucpl.frontends import parallel
     from ucpl.frontends.infer import infer as infer_layout
     from ucpl.frontends.infer import inherited_settings, model_of, stated_of
+    from ucpl.frontends.sizes import sizes_from, with_sizes
     from ucpl.layout import resolve
     from ucpl.proofs import fit
     from ucpl.regions import locate
@@ -204,10 +213,16 @@ def source_side(
     else:
         library, call = parse_target(source) if isinstance(source, str) else source
         inherited = inherited_settings(checkpoint)
+        found_sizes = sizes_from(checkpoint, library, call, config, sizes)
+        with_sizes(library, _model_name(library, call), found_sizes)
         shaped = parallel.with_shapes(checkpoint, library, call)
         given = model_of(shaped, {}) if of_any(library, call) else None
-        layout = resolve(library, call, model=given, config=config, define_sizes=sizes, inherited=inherited)
-        made = Side(library, call, given, locate(layout, stated=stated_of(checkpoint)), inherited, config, checkpoint)
+        notes = tuple((name, size, origin) for name, (size, origin) in found_sizes.items())
+        layout = resolve(
+            library, call, model=given, config=config, define_sizes=sizes, inherited=inherited, notes=notes
+        )
+        placement = locate(layout, stated=stated_of(checkpoint))
+        made = Side(library, call, given, placement, inherited, config, checkpoint, found=found_sizes)
         model = given or _model_of(library, call)
     fit.demand(made.placement, checkpoint)
     return made, model
@@ -237,6 +252,11 @@ def target_side(
     inherited = {name: value for name, value in source.inherited.items() if name not in _OWN_NAMES}
     library, call = parse_target(target) if isinstance(target, str) else target
     notes: tuple[parallel.Note, ...] = ()
+    if source.found:
+        from ucpl.frontends.sizes import with_sizes
+
+        with_sizes(library, _model_name(library, call), source.found)
+        notes = tuple((name, size, origin) for name, (size, origin) in source.found.items())
     if model is not None and parallel.is_open(library, call):
         made = stages.target(library, call, model, source.checkpoint, inherited) or parallel.target(
             library, call, model, shardings_of(source.layout), inherited, known
@@ -453,7 +473,15 @@ def open_checkpoint(
         library, call = parse_target(layout) if isinstance(layout, str) else layout
         if not of_any(library, call):
             known = config if config is not None else _config_beside(here)
-            placement = side((library, call), config=known, sizes=sizes).placement
+            try:
+                placement = side((library, call), config=known, sizes=sizes).placement
+            except UcplError as error:  # a size that only the checkpoint's shapes say: it must tell itself what it is
+                if error.diagnostics[0].code != "E101":
+                    raise
+                try:
+                    return read(here)
+                except UcplError:
+                    raise error from None
             if placement.layout.framework == NAME:
                 aside = [tuple(b.key.text.split("/")) for b in placement.layout.blobs if b.key is not None]
                 return open_files(here, (home.file for part in placement.parts for home in part.homes), aside)

@@ -1,0 +1,145 @@
+"""Sizes that a spec leaves open, from the shapes of a checkpoint: `dim` names that no statement, -D or config gives.
+
+An entry whose stored axis is one such dim, or a product of dims with one of them unknown, says its size; the values that a
+name's template takes (`layers.{l}.weight`) say how many indices there are. Every value is printed with the tensor it is from.
+
+Not here: dims inside sums, padded or unevenly cut axes. They stay unknown, and E101 asks for them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.layout import Library
+from ucpl.layout.scope import Scope, Value, at
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.syntax import nodes
+
+Found = dict[str, tuple[int, str]]  # name -> (size, where it is from)
+
+_HOLE = re.compile(r"\{([^{}:]*)(?::[^{}]*)?\}")
+_ROUNDS = 8
+
+
+def sizes_from(
+    checkpoint: Checkpoint,
+    library: Library,
+    call: nodes.Call,
+    config: dict[str, Any] | None = None,
+    given: dict[str, Value] | None = None,
+) -> Found:
+    """Sizes of the open dims of the layout's model. Raises: UcplError E163 where two tensors disagree."""
+    layout = library.layout(call.name).node
+    assert isinstance(layout, nodes.Layout)
+    if layout.of == "any":
+        return {}
+    known = library.model(layout.of)
+    assert isinstance(known.node, nodes.Model)
+    chain = _chain(library, layout)
+    statements = [*known.file.statements, *known.node.items, *(i for one in chain for i in one.items)]
+    bindings = {b.name: b.value for s in statements if isinstance(s, nodes.Let | nodes.Dims) for b in s.bindings}
+    parameters = {p.name: p.default for one in chain for p in one.parameters}
+    names = {d.name for t in known.node.items if isinstance(t, nodes.Tensor) for d in t.dims if d.name is not None}
+    open_names = names - bindings.keys() - parameters.keys() - (given or {}).keys()
+    if not open_names:
+        return {}
+    scope = Scope(given=dict(given or {}), bindings=bindings, config=config or {})
+    for one, parameter in zip(call.arguments, layout.parameters, strict=False):
+        scope.given[one.name or parameter.name] = scope.evaluate(one.value)
+    for name, default in parameters.items():
+        if name not in scope.given and default is not None:
+            scope.given[name] = scope.evaluate(default)
+    entries = [i for one in chain for i in one.items if isinstance(i, nodes.Entry) and i.shape is not None]
+    stored = [("/".join(map(str, key)), e.shape) for (_, key), e in checkpoint.extents.items()]
+    found: Found = {}
+    for _ in range(_ROUNDS):
+        before = len(found)
+        for entry in entries:
+            _learn(entry, stored, open_names, scope, found)
+        scope.given.update({name: size for name, (size, _) in found.items()})
+        if len(found) == before:
+            break
+    return found
+
+
+def _chain(library: Library, layout: nodes.Layout) -> list[nodes.Layout]:
+    """The layout and what it extends, the outermost first."""
+    out = [layout]
+    while out[-1].extends is not None and len(out) < 32:
+        base = library.layout(out[-1].extends.name).node
+        assert isinstance(base, nodes.Layout)
+        out.append(base)
+    return out
+
+
+def _learn(
+    entry: nodes.Entry, stored: list[tuple[str, tuple[int, ...]]], open_names: set[str], scope: Scope, found: Found
+) -> None:
+    text = next((c.args[0] for c in entry.clauses if c.word == "as"), None)
+    if text is None:
+        return
+    holes = [m[1] for m in _HOLE.finditer(text)]
+    parts = _HOLE.split(text)[::2]
+    pattern = re.compile("(?:^|/)" + "(.+?)".join(map(re.escape, parts)) + "$")
+    counts: dict[str, tuple[int, str]] = {}
+    for name, shape in stored:
+        match = pattern.search(name)
+        if match is None:
+            continue
+        for hole, value in zip(holes, match.groups(), strict=True):
+            if hole in open_names and value.isdigit():
+                counts[hole] = max(counts.get(hole, (0, "")), (int(value) + 1, f"names like {name}"))
+        if len(shape) == len(entry.shape or ()):
+            for i, axis in enumerate(entry.shape or ()):
+                _axis(axis, shape[i], f"shape of {name}", open_names, scope, found, entry)
+    for hole, (count, origin) in counts.items():
+        _say(hole, count, origin, found, entry)
+
+
+def _axis(
+    axis: nodes.Axis, size: int, origin: str, open_names: set[str], scope: Scope, found: Found, entry: nodes.Entry
+) -> None:
+    """What one stored axis says: a dim, cut evenly perhaps, or a product with one dim unknown."""
+    match axis:
+        case nodes.Cut(axis=inner, splits=splits):
+            if all(s.kind == "equal" and scope.knows(s.mesh_axis) for s in splits):
+                for s in splits:
+                    size *= scope.integer(nodes.Name(s.mesh_axis))
+                _axis(inner, size, origin, open_names, scope, found, entry)
+        case nodes.Dim(name=name, range=None) if name in open_names:
+            _say(name, size, origin, found, entry)
+        case nodes.Stack(terms=(nodes.Term(axes=axes),)) if all(isinstance(a, nodes.Dim) for a in axes):
+            unknown = [a for a in axes if isinstance(a, nodes.Dim) and not scope.knows(a.name)]
+            rest = 1
+            for a in axes:
+                if isinstance(a, nodes.Dim) and a not in unknown:
+                    rest *= scope.integer(nodes.Name(a.name))
+            if len(unknown) == 1 and rest and size % rest == 0 and isinstance(unknown[0], nodes.Dim):
+                if unknown[0].name in open_names:
+                    _say(unknown[0].name, size // rest, origin, found, entry)
+        case _:
+            pass
+
+
+def _say(name: str, size: int, origin: str, found: Found, entry: nodes.Entry) -> None:
+    was = found.setdefault(name, (size, origin))
+    if was[0] != size:
+        fail(
+            "E163",
+            f"dim `{name}` is {was[0]} by the {was[1]} and {size} by the {origin}",
+            at(entry.span, f"{size}"),
+            Label("<checkpoint>", f"{was[0]}", where=was[1]),
+        )
+
+
+def with_sizes(library: Library, model: str, found: Found) -> None:
+    """The library's model with the sizes found, as if it had said them."""
+    known = library.known.get(model)
+    if known is None or not found or not isinstance(known.node, nodes.Model):
+        return
+    said = nodes.Dims(tuple(nodes.Binding(name, nodes.Number(size)) for name, (size, _) in found.items()))
+    library.known[model] = evolve(known, node=evolve(known.node, items=(said, *known.node.items)))
