@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpl.regions.boxes import clip, overlaps, subtract
+from ucpl.columns import clip
+from ucpl.regions.boxes import overlaps, subtract
 
 
 def inside(low: Any, high: Any) -> set[tuple[int, ...]]:
