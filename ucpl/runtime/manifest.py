@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 import ucpl
 from ucpl.extents import key_text
+from ucpl.runtime.crc import combine, combine_groups
 from ucpl.runtime.targets import TargetPlan
 from ucpl.runtime.tiles import Tiles
 from ucpl.schedule.plan import Plan
-from ucpl.stores.crc import combine, combine_groups
 
 __all__ = ["FOLDER", "LAYOUT", "MANIFEST", "manifest_of", "read_manifest", "storage_crcs"]
 

@@ -18,10 +18,10 @@ from attrs import field, frozen
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.runtime.buffers import Budget, Workspace, share_of
+from ucpl.runtime.crc import combine
 from ucpl.runtime.crew import Crew, Queue
 from ucpl.runtime.manifest import MANIFEST, read_manifest
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.crc import combine
 from ucpl.stores.zips import read_zip_directory
 
 __all__ = ["Verified", "verify_files"]
