@@ -219,7 +219,16 @@ class _Builder:
                 dtype = self.dtype_of(home.file, home.key) or dtype
             out.append(
                 StoredTensor(
-                    home.file, home.key, dtype or "", home.shape, part.state, part.label, home.rank, None, home.padding
+                    home.file,
+                    home.key,
+                    dtype or "",
+                    home.shape,
+                    part.state,
+                    part.label,
+                    home.rank,
+                    None,
+                    home.padding,
+                    home.padding_kind,
                 )
             )
         return out
@@ -244,7 +253,7 @@ class _Builder:
                 owner = owners.get((s.file, f"{part.state}\0{part.label}"))
                 if owner is not None and self.graph.targets[owner].shape == s.shape:
                     self.graph.targets[first + i] = StoredTensor(
-                        s.file, s.key, s.dtype, s.shape, s.state, s.label, s.rank, owner, s.padding
+                        s.file, s.key, s.dtype, s.shape, s.state, s.label, s.rank, owner, s.padding, s.padding_kind
                     )
 
     def refuse_addends(self, part: Part) -> None:
@@ -478,12 +487,12 @@ class _Builder:
                         remedy="write `dtype bf16` in the model, or give a checkpoint",
                     )
                 self.graph.targets[t] = StoredTensor(
-                    b.file, b.key, a.dtype, b.shape, b.state, b.label, b.rank, b.shares, b.padding
+                    b.file, b.key, a.dtype, b.shape, b.state, b.label, b.rank, b.shares, b.padding, b.padding_kind
                 )
                 continue
             if not a.dtype:
                 self.graph.sources[s] = StoredTensor(
-                    a.file, a.key, b.dtype, a.shape, a.state, a.label, a.rank, None, a.padding
+                    a.file, a.key, b.dtype, a.shape, a.state, a.label, a.rank, None, a.padding, a.padding_kind
                 )
                 continue
             for dtype in (a.dtype, b.dtype):

@@ -422,11 +422,14 @@ class _Locator:
         held = np.bincount(pieces.home, weights=(pieces.high - pieces.low).prod(axis=1), minlength=len(homes)).astype(
             np.int64
         )
-        odd = {id(members): any(m.local.undefined for m in members) for members, _, _ in windows}
+        odd = {
+            id(members): (any(m.local.undefined for m in members), any(m.local.live for m in members))
+            for members, _, _ in windows
+        }
         inner = [odd[id(members)] for members, _, _ in windows]
         homes = [
-            evolve(h, padding=h.shape[0] - n, undefined=h.undefined or u)
-            for h, n, u in zip(homes, held.tolist(), inner, strict=True)
+            evolve(h, padding=h.shape[0] - n, undefined=h.undefined or u, live=h.live or v)
+            for h, n, (u, v) in zip(homes, held.tolist(), inner, strict=True)
         ]
         out = []
         for state in names:

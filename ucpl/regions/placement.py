@@ -7,6 +7,7 @@ from attrs import field, frozen, mutable
 from numpy.typing import NDArray
 
 from ucpl.extents import Flat, Key
+from ucpl.extents.structure import PadKind
 from ucpl.layout import Layout
 from ucpl.syntax.nodes import NOWHERE, Span
 
@@ -30,6 +31,10 @@ class Home:
     live: bool = False  # whether its padding is trained, too
     # Coordinates on mesh axes that do not cut it: two homes of one part may hold the same element only if these differ.
     replica: tuple[int, ...] = ()
+
+    @property
+    def padding_kind(self) -> PadKind:
+        return "undefined" if self.undefined else "live" if self.live else "zero"
 
 
 @frozen(eq=False)

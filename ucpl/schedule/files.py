@@ -80,7 +80,18 @@ def _stored(rows: tuple[StoredTensor, ...]) -> dict[str, Any]:
     return {
         "files": list(files),
         "rows": [
-            [files[s.file], list(s.key), s.dtype, list(s.shape), s.state, s.label, s.rank, s.shares, s.padding]
+            [
+                files[s.file],
+                list(s.key),
+                s.dtype,
+                list(s.shape),
+                s.state,
+                s.label,
+                s.rank,
+                s.shares,
+                s.padding,
+                s.padding_kind,
+            ]
             for s in rows
         ],
     }
@@ -119,8 +130,7 @@ def _header(plan: Plan) -> dict[str, Any]:
 def _rows(table: dict[str, Any]) -> tuple[StoredTensor, ...]:
     files = table["files"]
     return tuple(
-        StoredTensor(files[f], tuple(key), dtype, tuple(shape), state, label, rank, shares, padding)
-        for f, key, dtype, shape, state, label, rank, shares, padding in table["rows"]
+        StoredTensor(files[f], tuple(key), dtype, tuple(shape), *rest) for f, key, dtype, shape, *rest in table["rows"]
     )
 
 
