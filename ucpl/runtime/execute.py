@@ -23,13 +23,14 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.buffers import Budget, Share, Workspace, share_of
-from ucpl.runtime.counters import Counters, Report
+from ucpl.runtime.counters import Counters, Report, Unverified
 from ucpl.runtime.crew import Crew, Queue
-from ucpl.runtime.evidence import check_members, members_of
+from ucpl.runtime.evidence import Inspection, allowance, check_blanks, check_members, damage_of, members_of
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.identity import digest_of_files, digest_of_plan, digest_of_sources
 from ucpl.runtime.journal import Journal, Past, read_journal
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, manifest_of, read_manifest, storage_crcs
+from ucpl.runtime.padding import blanks_of
 from ucpl.runtime.publish import Lock, Workplace, sync_folder, sync_folders
 from ucpl.runtime.reading import Fragments, Reader
 from ucpl.runtime.rows import Place, Rows, bind_rows, chosen, fit, without_echoes
@@ -46,7 +47,7 @@ Progress = Callable[[int, int], None]  # (bytes of the target that are done, all
 SINGLE = (".pt", ".pth", ".bin")  # a target of this name is one file
 SYNC_BYTES = 128 << 20  # written bytes after which they are synced and journalled, at the latest
 SYNC_SECONDS = 1.0
-_FINAL = ("E505", "E605", "E611", "E612", "E613")  # what `--resume` cannot go on from
+_FINAL = ("E505", "E605", "E611", "E612", "E613", "E614")  # what `--resume` cannot go on from
 
 
 def execute(
@@ -175,6 +176,8 @@ class _Run:
         }
         self.journal: Journal | None = None
         self.fragments = Fragments()  # journalled
+        self.unverified: tuple[Unverified, ...] = ()
+        self.remarks: tuple[str, ...] = ()
         self.keep = False
 
     def close(self) -> None:
@@ -378,7 +381,11 @@ class _Run:
                     target = int(targets[tiles.unit[i]])
                     itemsize = self.layout.places[target].itemsize
                     low, size = int(tiles.low[i]), int(tiles.size[i])
-                    crc = assembler.assemble(target, low // itemsize, (low + size) // itemsize, reader, space)
+                    bounds = (low // itemsize, (low + size) // itemsize)
+                    try:
+                        crc = assembler.assemble(target, *bounds, reader, space)
+                    except UcplError as error:
+                        raise self._cause(error, target, bounds, space) from None
                     view = space.tile_view[:size]
                     begin = time.perf_counter()
                     if crc is None:
@@ -429,12 +436,29 @@ class _Run:
         if self.progress is not None:
             self.progress(done_bytes, total)
 
+    def _cause(self, error: UcplError, target: int, bounds: tuple[int, int], space: Workspace) -> UcplError:
+        """The damaged members of the source that a tile was made of, where its values are what fails; else the error."""
+        if error.diagnostics[0].code not in ("E605", "E613"):
+            return error
+        within = self.rows.within(target, *bounds)
+        used = np.unique(self.rows.source[within.start : within.stop]).tolist()
+        members = members_of((self.places[s] for s in used), self.sources)
+        found = damage_of(members, Inspection(self.sources, space.tile, self.counters))
+        return UcplError(*found) if found else error
+
     def _check_source(self, verify_source: bool) -> None:
+        """Members that were touched against their CRCs, padding against zero. Raises: UcplError E611, E612, E614."""
         self.sources.check_unchanged()
         touched = np.unique(self.rows.source)
         members = members_of((self.places[s] for s in touched.tolist()), self.sources)
+        blanks = blanks_of(self.plan.sources, self.places, self.rows, self.sources)
+        left = allowance(self.counters.bytes_needed, everything=verify_source)
         with Workspace(self.share, self.budget) as space:
-            check_members(members, self.fragments, self.sources, self.counters, rest=verify_source, buffer=space.tile)
+            how = Inspection(self.sources, space.tile, self.counters, left)
+            self.unverified = check_members(members, self.fragments, how)
+            findings, self.remarks = check_blanks(blanks, how, "E614")
+        if findings:
+            raise UcplError(*findings[:20])
 
     def _finish(self, unit_crc: np.ndarray) -> list[list[tuple[int, bytes]]]:
         """Patch what depends on CRCs. Returns, for each file, every byte that is no payload."""
@@ -512,7 +536,8 @@ class _Run:
         return Report(
             str(self.target), done_before, c.bytes_needed, c.bytes_read, c.bytes_read_verify, c.bytes_written,
             self.layout.size, c.bytes_read_back, self.budget.live_max, c.source_bytes_checked, c.source_bytes_unverified,
-            c.tiles, c.tiles_resumed, len(self.layout.files), dict(c.seconds),
+            c.tiles, c.tiles_resumed, len(self.layout.files), dict(c.seconds), c.source_bytes_without_crc, self.unverified,
+            self.remarks,
         )  # fmt: skip
 
 

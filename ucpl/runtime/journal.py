@@ -1,7 +1,10 @@
 """What is done, on disk: a header that says of which run, then one record for each finished tile.
 
     header   one line of JSON (what the run is: digests of plan, layout and source, tile size), "\\n"
-    record   48 bytes: kind, file, index or position, bytes, CRC-32, xxh3-64 of the tile, CRC-32 of the record
+    record   48 bytes: kind, file, index or position, bytes, xxh3-64 of the tile, CRC-32, CRC-32 of the record
+
+Runs of the source that were read are recorded, too. Where one record speaks of several runs, the place of the xxh3 holds how
+many they are and how far apart.
 
 A record is appended only after the bytes that it speaks of are on the disk, and the journal is synced after it. So a record
 that can be read is true; a torn or garbled tail is where the next run begins to append.
@@ -40,6 +43,8 @@ _RECORD = np.dtype(
     ]
 )
 _BODY = struct.Struct("<IIQQQI")
+_STEP_BITS = 40  # of the distance of runs; how many they are has the other 24: more than a tile has bytes
+_STEP_MAX = (1 << _STEP_BITS) - 1
 _CHECKED = _BODY.size  # 36: the record's own CRC follows
 assert _RECORD.itemsize == 48
 
@@ -83,8 +88,9 @@ def read_journal(path: Path) -> Past | None:
     tiles = records[records["kind"] == TILE]
     read = records[records["kind"] == FRAGMENT]
     fragments = Fragments()
-    for file, at, size, crc in zip(*(read[name].tolist() for name in ("file", "at", "size", "crc")), strict=True):
-        fragments.add(file, at, size, crc)
+    columns = (read[name].tolist() for name in ("file", "at", "size", "crc", "xxh3"))
+    for file, at, size, crc, comb in zip(*columns, strict=True):
+        fragments.add(file, at, size, crc, (comb >> _STEP_BITS, comb & _STEP_MAX) if comb else (1, 0))
     published = records[records["kind"] == PUBLISH]
     publishing = (int(published["at"][-1]), int(published["size"][-1])) if len(published) else None
     return Past(
@@ -118,8 +124,10 @@ class Journal:
     def append(self, tiles: list[tuple[int, int, int, int]], fragments: Fragments) -> None:
         """Records of tiles (index, bytes, CRC, xxh3) and of source runs, then sync. Raises: OSError."""
         parts = [_record(TILE, 0, index, size, xxh3, crc) for index, size, crc, xxh3 in tiles]
-        for file, at, size, crc in zip(fragments.file, fragments.position, fragments.size, fragments.crc, strict=True):
-            parts.append(_record(FRAGMENT, file, at, size, 0, crc))
+        f = fragments
+        for file, at, size, crc, count, step in zip(f.file, f.position, f.size, f.crc, f.count, f.step, strict=True):
+            if step <= _STEP_MAX:  # else it is read again
+                parts.append(_record(FRAGMENT, file, at, size, count << _STEP_BITS | step if count > 1 else 0, crc))
         self._write(b"".join(parts))
         failpoint("journal-synced")
 
