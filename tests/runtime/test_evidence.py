@@ -109,7 +109,7 @@ def test_columns_that_are_read_run_by_run_are_verified_without_reading_again(tmp
 def test_runs_apart_are_remembered_by_the_journal(tmp_path, monkeypatch):
     import sys
 
-    monkeypatch.setattr(sys.modules["ucpl.runtime.execute"], "SYNC_BYTES", 1)
+    monkeypatch.setattr(sys.modules["ucpl.runtime.moving"], "SYNC_BYTES", 1)
     full = bits_of("f32", (300, 4096), 1)
     source = write_source(tmp_path / "src", [Stored("s", ("w",), "f32", full)])
     targets = [StoredTensor(f"d{i}.pt", ("w",), "f32", (300, 2048), "weight", "w") for i in (0, 1)]

@@ -508,10 +508,10 @@ def test_the_folder_describes_itself(simple):
     assert (out / "ucpl/layout.ucpl").read_text() == plan.layout_text
     manifest = read_manifest(out)
     assert manifest is not None
-    for name, entry in manifest["files"].items():
+    for name, entry in manifest.files.items():
         data = (out / name).read_bytes()
-        assert (len(data), f"{zlib.crc32(data):08x}") == (entry["size"], entry["crc32"])
-    assert set(manifest["files"]) | {"ucpl/manifest.json"} == set(tree(out))
+        assert (len(data), zlib.crc32(data)) == (entry.size, entry.crc)
+    assert set(manifest.files) | {"ucpl/manifest.json"} == set(tree(out))
 
 
 def test_a_target_of_one_file(simple):
