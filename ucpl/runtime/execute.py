@@ -261,6 +261,10 @@ class _Run:
         try:
             tiles = cut_tiles(self.layout.units, self.plane.share.tile)
             return is_same(there, self.layout, tiles, Made(self._assembler(), self.sources), self.plane)
+        except UcplError as error:
+            if error.diagnostics[0].code != "E503":  # it cannot be opened: it is none of ours
+                raise
+            return False
         finally:
             there.close()
 
