@@ -26,7 +26,7 @@ assert _execute is execute
 @pytest.fixture(autouse=True)
 def no_failpoints(monkeypatch):
     """Every tile is journalled soon, so that there is something to resume."""
-    monkeypatch.setattr(sys.modules["ucpl.runtime.execute"], "SYNC_BYTES", 1)
+    monkeypatch.setattr(sys.modules["ucpl.runtime.moving"], "SYNC_BYTES", 1)
     yield
     set_failpoints("")
 
@@ -57,8 +57,7 @@ from pathlib import Path
 from tests.runtime.test_resume import MEMORY, Torch, copies, run
 from tests.runtime.world import Stored, bits_of, write_source
 import ucpl.runtime.crew, pickle
-execute = sys.modules["ucpl.runtime.execute"]
-execute.SYNC_BYTES = 1
+sys.modules["ucpl.runtime.moving"].SYNC_BYTES = 1
 top = Path(sys.argv[1])
 source = pickle.loads((top / "source.pickle").read_bytes())
 print(run(copies(source), source, top / "out", resume="resume" in sys.argv, force="force" in sys.argv))
@@ -167,7 +166,7 @@ def test_no_record_is_written_before_its_data_is_synced(simple, monkeypatch):
 
     def watched_append(self, tiles, fragments):
         per_file = -(-2_800_000 // (MEMORY // 2 // 4))  # tiles of one file
-        recorded.append({index // per_file for index, *_ in tiles} <= synced)
+        recorded.append({tile.index // per_file for tile in tiles} <= synced)
         append(self, tiles, fragments)
         synced.clear()
 

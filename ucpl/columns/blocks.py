@@ -6,6 +6,8 @@ others.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attrs import frozen
 
 from ucpl.columns.table import I64, Bools
@@ -62,6 +64,12 @@ class Block:
             text = name_text(name, coordinate, choice)
             steps.append(int(text) if counted and text.isdigit() else text)
         return name_text(self.file, coordinate, choice), tuple(steps)
+
+    def padding_kind(self, coordinate: int) -> Literal["zero", "live", "undefined"]:
+        """What the padding of the tensors at a coordinate holds: zeros, values that were trained, or anything."""
+        if self.undefined[coordinate]:
+            return "undefined"
+        return "live" if self.live[coordinate] else "zero"
 
     def take(self, coordinates: I64) -> Block:
         """The block at some of its coordinates."""

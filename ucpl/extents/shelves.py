@@ -41,6 +41,7 @@ class Shelf:
             int(self.block.rank[coordinate]),
             None if shared < 0 else shared,
             int(self.block.padding[coordinate]),
+            self.block.padding_kind(coordinate),
         )
 
 
@@ -84,7 +85,6 @@ class Shelves(Sequence[StoredTensor]):
 
 
 def _shelf(t: StoredTensor) -> Shelf:
-    one = np.zeros(1, dtype=np.bool_)
     block = Block(
         (t.file,) if t.file else (),
         tuple((str(step),) if str(step) else () for step in t.key),
@@ -93,8 +93,8 @@ def _shelf(t: StoredTensor) -> Shelf:
         np.array([t.shape], dtype=np.int64).reshape(1, len(t.shape)),
         np.array([t.rank], dtype=np.int64),
         np.array([t.padding], dtype=np.int64),
-        one,
-        one,
+        np.array([t.padding_kind == "undefined"], dtype=np.bool_),
+        np.array([t.padding_kind == "live"], dtype=np.bool_),
         np.zeros((1, 0), dtype=np.int64),
     )
     shares = None if t.shares is None else np.array([t.shares], dtype=np.int64)

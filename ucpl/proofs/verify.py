@@ -14,6 +14,7 @@ from ucpl.proofs.witnesses import stated_orders
 from ucpl.regions import Placement
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.compare import compare as hold_against
+from ucpl.runtime.evidence import check_padding
 from ucpl.runtime.verify import Verified, verify_files
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
@@ -74,14 +75,15 @@ def verdict(checkpoint: Checkpoint, placement: Placement, *, memory: int = 512 <
 
 
 def _copies(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:
-    """Replicas and second names: the checkpoint against itself, where an element has more than one place."""
+    """Replicas and second names: the checkpoint against itself, where an element has more than one place. And padding."""
     graph = build(placement, counted(placement), dtype_of=_dtype_of(checkpoint))
     plan = order(graph, name="copies")
+    padding = list(check_padding(plan, checkpoint, memory=memory))
     count = sum(m.elements for m in plan.moves if m.kind == "check")
     if not count:
-        return 0, []
+        return 0, padding
     compared = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
-    return count, [_finding("E700", u, placement, "copies differ") for u in compared]
+    return count, padding + [_finding("E700", u, placement, "copies differ") for u in compared]
 
 
 def _masters(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:

@@ -64,6 +64,15 @@ class Flats:
     variables: Env
 
 
+@frozen(eq=False)
+class Paddings:
+    """Of each window: cells that belong to no tensor, and what they may hold."""
+
+    count: I64
+    undefined: Bools
+    live: Bools
+
+
 @define
 class Found:
     """Windows of all contexts, as they are collected."""
@@ -145,8 +154,10 @@ class FlatParts:
         # What no piece covers is padding: of the flat, and of members that are padded themselves.
         held = np.bincount(pieces.home, weights=pieces.volume, minlength=len(length)).astype(np.int64)
         loose = [c.undefined | body.is_undefined(members) for members, body, c, _ in found.cuts]
-        undefined = np.concatenate(loose or [np.zeros(0, dtype=np.bool_)])
-        return [self.part(line, found, state, pieces, (length, length - held, undefined)) for state in names]
+        trained = [np.full(len(c.length), body.is_live(members)) for members, body, c, _ in found.cuts]
+        none = np.zeros(0, dtype=np.bool_)
+        padding = Paddings(length - held, np.concatenate([none, *loose]), np.concatenate([none, *trained]))
+        return [self.part(line, found, state, pieces, (length, padding)) for state in names]
 
     def contexts(self, line: Line, bucket: I64) -> list[Context]:
         ranks = self.site.ranks
@@ -423,16 +434,9 @@ class FlatParts:
 
     # ---- the part ----------------------------------------------------------------------------------------------------
 
-    def part(
-        self,
-        line: Line,
-        found: Found,
-        state: str,
-        pieces: Pieces,
-        sizes: tuple[I64, I64, Bools],
-    ) -> Part:
+    def part(self, line: Line, found: Found, state: str, pieces: Pieces, sizes: tuple[I64, Paddings]) -> Part:
         """One state of the line. All states share the pieces."""
-        length, padding, undefined = sizes
+        length, padding = sizes
         count = len(found.rank)
         blocks: tuple[Block, ...] = ()
         if count:
@@ -448,8 +452,8 @@ class FlatParts:
             )
             replica = np.array(found.replica, dtype=np.int64).reshape(count, -1)
             rank = np.array(found.rank, dtype=np.int64)
-            no = np.zeros(count, dtype=np.bool_)
-            blocks = (Block(file, key, counted, 1, length[:, None], rank, padding, undefined, no, replica),)
+            held = (padding.count, padding.undefined, padding.live)
+            blocks = (Block(file, key, counted, 1, length[:, None], rank, *held, replica),)
         homes = Homes(blocks)
 
         def mark(spot: Spot) -> object:

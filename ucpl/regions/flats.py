@@ -53,6 +53,9 @@ class Body:
     def is_undefined(self, members: Members) -> bool:
         return any(self.locals[e].undefined for e in np.unique(members.entry).tolist())
 
+    def is_live(self, members: Members) -> bool:
+        return any(self.locals[e].live for e in np.unique(members.entry).tolist())
+
 
 @frozen(eq=False)
 class Windows(Table):

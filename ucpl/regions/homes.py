@@ -10,6 +10,7 @@ from attrs import frozen
 
 from ucpl.columns import I64, Block
 from ucpl.extents import Key
+from ucpl.extents.structure import PadKind
 
 __all__ = ["Home", "Homes", "home_of"]
 
@@ -27,6 +28,10 @@ class Home:
     live: bool = False  # whether its padding is trained, too
     # Coordinates on mesh axes that do not cut it: two homes of one part may hold the same element only if these differ.
     replica: tuple[int, ...] = ()
+
+    @property
+    def padding_kind(self) -> PadKind:
+        return "undefined" if self.undefined else "live" if self.live else "zero"
 
 
 def home_of(block: Block, coordinate: int, choice: int) -> Home:

@@ -16,7 +16,7 @@ from ucpl.extents import key_text
 from ucpl.runtime.assemble import Assembler, Difference
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report
-from ucpl.runtime.crew import Crew, Queue
+from ucpl.runtime.crew import Queue, run_crew
 from ucpl.runtime.reading import Reader
 from ucpl.runtime.rows import Place, bind_rows, chosen, fit
 from ucpl.runtime.sources import SourceFiles
@@ -110,7 +110,7 @@ def compare(
 
     try:
         with counters.phase("compare"):
-            Crew(workers, work).run()
+            run_crew(workers, work)
         files.check_unchanged()
     finally:
         files.close()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ucpl.runtime.crc import crc_of_comb
 from ucpl.runtime.sources import SourceFiles
 
 __all__ = ["Fragments", "Reader", "strided"]
@@ -44,31 +45,35 @@ def strided(buffer: U8 | memoryview, at: int, shape: Ints, step: Ints, itemsize:
 
 
 class Fragments:
-    """Runs of source files that were read, with the CRC-32 of each: evidence for the CRCs of whole members."""
+    """Runs of source files that were read, with the CRC-32 of each: evidence for the CRCs of whole members.
+
+    A row is `count` runs of `size` bytes that begin `step` bytes apart. Its CRC is that of the whole span, with zeros
+    between the runs.
+    """
 
     def __init__(self) -> None:
         self.file = array("I")
         self.position = array("Q")
         self.size = array("Q")
         self.crc = array("I")
+        self.count = array("Q")
+        self.step = array("Q")
+        self._columns = (self.file, self.position, self.size, self.crc, self.count, self.step)
 
-    def add(self, file: int, position: int, size: int, crc: int) -> None:
-        self.file.append(file)
-        self.position.append(position)
-        self.size.append(size)
-        self.crc.append(crc)
+    def add(self, file: int, position: int, size: int, crc: int, comb: tuple[int, int] = (1, 0)) -> None:
+        """`comb`: how many runs, and how many bytes from the start of one to the next."""
+        for column, value in zip(self._columns, (file, position, size, crc, *comb), strict=True):
+            column.append(value)
 
     def __len__(self) -> int:
         return len(self.file)
 
     def extend(self, other: Fragments) -> None:
-        self.file.extend(other.file)
-        self.position.extend(other.position)
-        self.size.extend(other.size)
-        self.crc.extend(other.crc)
+        for mine, more in zip(self._columns, other._columns, strict=True):
+            mine.extend(more)
 
     def clear(self) -> None:
-        for column in (self.file, self.position, self.size, self.crc):
+        for column in self._columns:
             del column[:]
 
 
@@ -81,18 +86,27 @@ class Reader:
         self.bytes_read = 0
         self.digest = 0.0  # seconds in CRCs
 
-    def run(self, file: int, position: int, view: memoryview, *, evidence: bool = True) -> int | None:
-        """One run of a file into one run of a buffer. Returns its CRC where it was taken."""
+    def run(self, file: int, position: int, view: memoryview) -> int:
+        """One run of a file into one run of a buffer. Returns its CRC."""
         size = len(view)
         self.sources.read_into(file, position, [view], size)
         self.bytes_read += size
-        if not evidence:
-            return None
         begin = time.perf_counter()
         crc = zlib.crc32(view)
         self.digest += time.perf_counter() - begin
         self.fragments.add(file, position, size, crc)
         return crc
+
+    def comb(self, file: int, position: int, step: int, views: list[memoryview]) -> None:
+        """Runs of one size, `step` bytes apart in the file, each read by itself."""
+        size = len(views[0])
+        for i, view in enumerate(views):
+            self.sources.read_into(file, position + i * step, [view], size)
+        self.bytes_read += size * len(views)
+        begin = time.perf_counter()
+        crc = crc_of_comb([zlib.crc32(view) for view in views], size, step)
+        self.digest += time.perf_counter() - begin
+        self.fragments.add(file, position, size, crc, (len(views), step))
 
     def scatter(self, file: int, position: int, views: list[memoryview]) -> None:
         """One run of a file into several runs of a buffer."""
@@ -160,9 +174,8 @@ class Reader:
             axis = max(range(len(shape)), key=lambda i: step[i])
             if len(shape) == 1 or (one_run and len(shape) == 2 and axis == 0):
                 view, stop = out.data, itemsize if len(shape) == 1 else run
-                for i in range(shape[0]):
-                    begin = at + i * out_step[0]
-                    self.run(file, position + i * step[0], view[begin : begin + stop], evidence=False)
+                starts = range(at, at + shape[0] * out_step[0], out_step[0])
+                self.comb(file, position, step[0], [view[begin : begin + stop] for begin in starts])
                 return
             rest = (*shape[:axis], *shape[axis + 1 :])
             rest_step = (*step[:axis], *step[axis + 1 :])

@@ -11,17 +11,17 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from attrs import field, frozen
 
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.runtime.buffers import Budget, Workspace, share_of
-from ucpl.runtime.crew import Crew, Queue
-from ucpl.runtime.manifest import MANIFEST, read_manifest
+from ucpl.runtime.crc import combine
+from ucpl.runtime.crew import Queue, run_crew
+from ucpl.runtime.disk import disk, read_upto
+from ucpl.runtime.manifest import MANIFEST, Manifest, read_manifest
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.crc import combine
 from ucpl.stores.zips import read_zip_directory
 
 __all__ = ["Verified", "verify_files"]
@@ -65,7 +65,7 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
     findings: list[Diagnostic] = []
     root = checkpoint.root
     manifest, base = _manifest(checkpoint, findings)
-    stated: dict[str, Any] = manifest["files"] if manifest is not None else {}
+    stated = manifest.files if manifest is not None else {}
     names = {Path(os.path.relpath(root / file, base)).as_posix() for file in checkpoint.files} | set(stated)
     held: dict[tuple[str, str], list[str]] = {}
     for extent in (*checkpoint.extents.values(), *checkpoint.carried_extents.values()):
@@ -79,19 +79,18 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
         try:
             sizes[name] = (base / name).stat().st_size
             entry = stated.get(name)
-            if entry is not None and entry["size"] != sizes[name]:
+            if entry is not None and entry.size != sizes[name]:
                 findings.append(
-                    _finding("E631", base / name, f"{name} has {sizes[name]} bytes, the manifest says {entry['size']}")
+                    _finding("E631", base / name, f"{name} has {sizes[name]} bytes, the manifest says {entry.size}")
                 )
                 entry = None
             found = list(_members(base, name, held))
             if entry is not None:
                 found += [
-                    _Span(name, s["start"], s["size"], int(s["crc32"], 16), key, "E631", (s["tensor"] or s["key"],))
-                    for key, s in entry.get("storages", {}).items()
+                    _Span(name, s.start, s.size, s.crc, key, "E631", (s.holds,)) for key, s in entry.storages.items()
                 ]
                 found += _gaps(name, found, sizes[name])
-                whole[name] = int(entry["crc32"], 16)
+                whole[name] = entry.crc
             spans += found
             open_bytes = sizes[name] if entry is None else 0
             if entry is None:
@@ -102,7 +101,7 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
             findings.append(_finding("E633", base / name, str(error)))
         except OSError as error:
             findings.append(_finding("E633", base / name, f"{name} cannot be read: {error.strerror or error}"))
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except ValueError:  # its storages overlap
             findings.append(_finding("E632", base / MANIFEST, f"the manifest's entry of {name} is damaged"))
     # Spans of one file in a row are one piece of work: the bytes are read once for all digests of a span's range.
     work_items = list(_by_range(spans))
@@ -122,7 +121,7 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
                     bytes_read += size
                     seen.setdefault(same[0].file, []).append((same[0].start, size, crc))
 
-    Crew(workers, work).run()
+    run_crew(workers, work)
     for name, stated_crc in whole.items():
         parts = sorted(seen.get(name, ()))
         crc = combine([p[2] for p in parts], [p[1] for p in parts])
@@ -136,7 +135,7 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
     )
 
 
-def _manifest(checkpoint: Checkpoint, findings: list[Diagnostic]) -> tuple[dict[str, Any] | None, Path]:
+def _manifest(checkpoint: Checkpoint, findings: list[Diagnostic]) -> tuple[Manifest | None, Path]:
     """The manifest of the folder that the user named, or of one above its root; and the folder that its paths start from."""
     for top in dict.fromkeys((checkpoint.top, checkpoint.root, checkpoint.root.parent)):
         try:
@@ -151,13 +150,14 @@ def _manifest(checkpoint: Checkpoint, findings: list[Diagnostic]) -> tuple[dict[
 
 def _members(base: Path, name: str, held: dict[tuple[str, str], list[str]]) -> Iterator[_Span]:
     """The members of a file that is a zip archive."""
-    fd = os.open(base / name, os.O_RDONLY | os.O_CLOEXEC)
+    fd = disk().open(base / name, os.O_RDONLY)
     try:
-        if os.pread(fd, 4, 0) != b"PK\x03\x04":
+        head = bytearray(4)
+        if read_upto(fd, memoryview(head), 0) != 4 or head != b"PK\x03\x04":
             return
         directory = read_zip_directory(fd, name)
     finally:
-        os.close(fd)
+        disk().close(fd)
     for member in directory.members.values():
         storage = member.name.rpartition("/data/")[2]
         yield _Span(
@@ -207,14 +207,14 @@ def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Even
     step = space.share.tile
     crc, done = 0, 0
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = disk().open(path, os.O_RDONLY)
     except OSError as error:
         return [_finding("E633", path, f"{first.file} cannot be read: {error.strerror or error}")], 0, 0
     try:
         while done < first.size and not stop.is_set():
             want = min(step, first.size - done)
             view = space.tile_view[:want]
-            got = os.preadv(fd, [view], first.start + done)
+            got = disk().read(fd, [view], first.start + done)
             if not got:
                 return [_finding("E633", path, f"{first.file} ends at byte {first.start + done}")], done, crc
             view = view[:got]
@@ -224,7 +224,7 @@ def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Even
         what = f"{first.file} cannot be read at byte {first.start + done}: {error.strerror}"
         return [_finding("E633", path, what)], done, crc
     finally:
-        os.close(fd)
+        disk().close(fd)
     found = []
     for span in same:
         if not span.code:
