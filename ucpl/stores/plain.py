@@ -50,6 +50,7 @@ _OWN = frozenset(
 
 class Plain:
     name = "plain"
+    known_globals: frozenset[str] = frozenset()
 
     def recognises(self, path: Path) -> bool:
         if path.is_dir():
@@ -145,7 +146,7 @@ class _Opened:
             aliases=dict(aliases),
             files=(part.file,),
             remarks=() if self.value.get("groups") else ("no parameter groups are stated: no lr, no weight decay",),
-            carry={"scalar_extents": self.scalar_extents},
+            scalar_extents=self.scalar_extents,
         )
 
     def parameter(self, name: Any, states: Any) -> tuple[tuple[int, ...], str]:
@@ -258,9 +259,9 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
     for state, values in envelope.scalars.items():
         for name, value in values.items():
             if name in params:
-                extent = source.carry.get("scalar_extents", {}).get(state, {}).get(name)
+                extent = source.scalar_extents.get(state, {}).get(name)
                 is_tensor = isinstance(value, Scalar) and extent is not None
-                params[name][state] = storages.extent(extent) if is_tensor else number_of(value)
+                params[name][state] = storages.extent(extent) if is_tensor and extent else number_of(value)
     first = ("weight", "fp32")
     ordered = {
         name: {state: states[state] for state in dict.fromkeys((*(s for s in first if s in states), *states))}
