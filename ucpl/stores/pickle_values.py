@@ -277,6 +277,21 @@ def record_of(module: str, name: str) -> Global | TorchDType:
 _PLAIN_KEYS = frozenset({str, float, bool, type(None), bytes, complex, Global, TorchDType, Call, StorageRef, TensorRef})
 
 
+def is_key(value: Any) -> bool:
+    """Whether a value can be a key of a dict, or a member of a set: found without hashing it."""
+    parts, seen = [value], 0
+    while parts:
+        part = parts.pop()
+        seen += 1
+        if type(part) in (tuple, Size, frozenset) and len(part) <= KEY_PARTS_MAX:
+            parts.extend(part)
+        elif type(part) is not int and type(part) not in _PLAIN_KEYS:
+            return False
+        if seen > KEY_PARTS_MAX:
+            return False
+    return True
+
+
 def check_key(key: Any) -> None:
     """A key is hashed: this must be quick, bounded, and without recursion on the file's choosing."""
     if type(key) in _PLAIN_KEYS or (type(key) is int and -(1 << 64) < key < 1 << 64):

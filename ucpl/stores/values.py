@@ -20,6 +20,7 @@ from ucpl.stores.torch_files import TorchFile
 Shape = tuple[int, ...]
 
 _TEXT_SHOWN_MAX = 60  # characters
+_WHERE_SHOWN_MAX = 1000
 _NUMBER_MAX = 1 << 62  # of counts and sizes
 
 
@@ -47,11 +48,11 @@ class Value:
 
     def wrong(self, expected: str) -> NoReturn:
         """Refuse what is here. Raises: UcplError, of `code`."""
-        where = printable(key_text(self.key))
+        where = key_text(self.key)[:_WHERE_SHOWN_MAX]
         fail(
             self.code,
-            f"{printable(self.file)}: {where or 'its value'} is {kind_text(self.held)}, expected is {expected}",
-            Label(printable(str(self.path)), where=where),
+            f"{self.file}: {where or 'its value'} is {kind_text(self.held)}, expected is {expected}",
+            Label(str(self.path), where=where),
         )
 
     # ---- going down ------------------------------------------------------------------------------------------------
@@ -112,6 +113,13 @@ class Value:
             self.wrong(f"a whole number, {least} or more")
         return self.held
 
+    def number(self, below: float = _NUMBER_MAX) -> float:
+        """A finite number between 0 and `below`."""
+        if type(self.held) not in (int, float) or not 0 <= self.held < below:
+            self.wrong("a number")
+        held: float = self.held
+        return held
+
     def text(self) -> str:
         if type(self.held) is not str or not is_text(self.held):
             self.wrong("a text")
@@ -163,8 +171,3 @@ def is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def printable(text: str) -> str:
-    """A text of a file, as a message may hold it."""
-    return text.encode("utf-8", "backslashreplace").decode()

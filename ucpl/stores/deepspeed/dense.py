@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Sharding
+from ucpl.stores.deepspeed.affine import INFO
 from ucpl.stores.deepspeed.blobs import keep_module_facts, keep_run, keep_scaling, keep_whole_scaling
-from ucpl.stores.deepspeed.cuts import INFO, shardings_of
+from ucpl.stores.deepspeed.cuts import shardings_of
 from ucpl.stores.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.stores.deepspeed.gathered import Facts, Gathered, callers_of
 from ucpl.stores.deepspeed.module import Module, groups_of, keep_module, module_of, named_tensors
@@ -86,7 +87,7 @@ def _shardings(gathered: Gathered, first: TorchFile, module: Module, local: Shap
     """How each tensor is cut, where that is stated. A buffer of one shape is a copy."""
     of_parameters = {name: local[name] for name in module.parameters()}
     info = Value.of(first).find(INFO)
-    shardings = shardings_of(first, info.held if info is not None else None, of_parameters)
+    shardings = shardings_of(first, info, of_parameters)
     origin = f"buffer_names of {first.file}: buffers of one shape are copies"
     for name, shapes in local.items():
         if name in module.buffers and len(set(shapes)) == 1:

@@ -27,7 +27,7 @@ from ucpl.stores.deepspeed.names import Listing
 from ucpl.stores.deepspeed.settings import is_data_first, set_alignment
 from ucpl.stores.deepspeed.topology import Topology, not_yet
 from ucpl.stores.torch_files import TorchFile, read_torch_file
-from ucpl.stores.values import Value, printable
+from ucpl.stores.values import Value
 
 _FILE = re.compile(r"layer_(?P<layer>\d+)_expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt\Z")
 _MARK = ".deepspeed_moe.experts.deepspeed_experts."
@@ -151,8 +151,8 @@ def _expert_files(listing: Listing) -> _Files:
             if match is None or int(match["number"]) != number or not isinstance(value.held, TensorRef):
                 fail(
                     "E455",
-                    f"{name}: {printable(key)} is no tensor of expert {number}, which DeepSpeed would have written",
-                    Label(str(part.path), where=printable(key)),
+                    f"{name}: {key[:200]} is no tensor of expert {number}, which DeepSpeed would have written",
+                    Label(str(part.path), where=key[:200]),
                 )
             if key in held.tensors or not prod(value.held.shape):
                 not_yet(part.path, f"{key} is there twice, or has no elements")

@@ -8,22 +8,24 @@ from typing import Any
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, Size, TensorRef
-from ucpl.stores.deepspeed.cuts import INFO, info_of
+from ucpl.extents.pipeline import Pipeline
+from ucpl.stores.deepspeed.affine import INFO
+from ucpl.stores.deepspeed.cuts import info_of
 from ucpl.stores.deepspeed.optimizer_states import whole
-from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer
+from ucpl.stores.deepspeed.target import FORMAT_VERSION, Empty, TargetFile, Writer, blobs_of
 from ucpl.stores.pickles import set_attributes
 
 
 def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[str, Any]:
     frozen = [t for t in writer.structure.tensors if t.kind == "frozen"]
-    layers = writer.blob("layer_files")
-    value: dict[str, Any] = {"module": _module(writer, file) if layers is None else None}
-    on_stage = None if layers is None else _tensors_of_stage(writer)
+    pipeline = writer.source.pipeline
+    value: dict[str, Any] = {"module": _module(writer, file) if pipeline is None else None}
+    on_stage = None if pipeline is None else _tensors_of_stage(writer, pipeline)
     value["buffer_names"] = [n for n in writer.names if _is_buffer(writer, n) and (on_stage is None or n in on_stage)]
     value["optimizer"] = whole(writer, file) if writer.stage == 0 else None
     value["param_shapes"] = _param_shapes(writer) if writer.stage else None
     keeps_frozen = writer.stage >= 2
-    empties = {name: Size(e["shape"]) for name, e in writer.empty.items() if not e["buffer"]}
+    empties = {name: Size(e.shape) for name, e in writer.empty.items() if not e.buffer}
     shapes = {t.name: Size(_local(writer, t)) for t in frozen} | empties
     in_order = [name for name in writer.names if name in shapes]
     value["frozen_param_shapes"] = OrderedDict((n, shapes[n]) for n in in_order) if keeps_frozen else None
@@ -60,7 +62,7 @@ def _client_state(writer: Writer, rank: int) -> dict[str, Any]:
         return writer.source.envelope.carried
     pp = writer.here["pp"] if callers.pp == writer.stages else 0
     tp = writer.tp if callers.tp == writer.degree else 0
-    return callers.at(pp, tp, rank if writer.stage == 3 and callers.files == writer.dp else 0)
+    return callers.at(pp, tp, rank if writer.stage == 3 and 1 < callers.files == writer.dp else 0)
 
 
 def _universal(writer: Writer) -> Any:
@@ -84,9 +86,9 @@ def _local(writer: Writer, tensor: NamedTensor) -> tuple[int, ...]:
 
 
 def _is_buffer(writer: Writer, name: str) -> bool:
-    return (
-        writer.kinds[name].kind == "buffer" if name in writer.kinds else bool(writer.empty.get(name, {}).get("buffer"))
-    )
+    if name in writer.kinds:
+        return writer.kinds[name].kind == "buffer"
+    return name in writer.empty and writer.empty[name].buffer
 
 
 def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, Any]:
@@ -105,8 +107,7 @@ def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, Any]:
             made = file.storages.empty(owner.dtype)  # the values are in the shards and fragments
         if made is None and name in writer.empty:
             here = writer.empty[name]
-            shape = (0,) if writer.stage == 3 and not here["buffer"] else tuple(here["shape"])
-            made = file.storages.empty(here["dtype"], shape)
+            made = file.storages.empty(here.dtype, (0,) if writer.stage == 3 and not here.buffer else here.shape)
         if made is None and owner is not None and prod(owner.shape) == 0:
             made = file.storages.empty(owner.dtype, owner.shape)
         if made is None and owner is not None and name in writer.structure.aliases:
@@ -117,33 +118,42 @@ def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, Any]:
         if made is None:
             fail("E471", f"the plan writes no weight of {name}", Label(file.path, where=f"module/{name}"))
         module[name] = made
-    set_attributes(module, file.storages.value(writer.blob("module_attributes")))
+    attributes = blobs_of(writer.source).find("module_attributes")
+    set_attributes(module, None if attributes is None else file.storages.value(attributes.mapping()))
     return module
 
 
 def parts(writer: Writer, file: TargetFile, names: list[str]) -> dict[str, Any]:
     """The file of one layer of a pipeline, or of one expert."""
-    known = (writer.blob("layer_files") or {}).get(file.path)
-    out: dict[str, Any] = {} if known is None else OrderedDict()
-    for name in names if known is None else known["names"]:
+    layers = blobs_of(writer.source).find("layer_files") if writer.source.pipeline is not None else None
+    known = layers.find(file.path) if layers is not None else None
+    if known is None:
+        return {name: _needed(file, name, writer.tensor(file, (name,))) for name in names}
+    empty, extra, attributes = known.find("empty"), known.find("extra"), known.find("attributes")
+    out: OrderedDict[str, Any] = OrderedDict()
+    for name in known.at("names").texts():
         made = writer.tensor(file, (name,))
-        if made is None and known is not None and name in known["empty"]:
-            made = file.storages.empty(known["empty"][name]["dtype"], tuple(known["empty"][name]["shape"]))
-        if made is None and known is not None and name in known["extra"]:
-            out[name] = file.storages.value(known["extra"][name])
-            continue
-        if made is None:
-            fail("E471", f"the plan writes no {name} of {file.path}", Label(file.path, where=name))
-        out[name] = made
-    if isinstance(out, OrderedDict) and known is not None:
-        set_attributes(out, file.storages.value(known["attributes"]))
+        noted = empty.find(name) if empty is not None and made is None else None
+        if noted is not None:
+            one = Empty.of(noted)
+            made = file.storages.empty(one.dtype, one.shape)
+        if made is None and extra is not None and name in extra.mapping():
+            out[name] = file.storages.value(extra.mapping()[name])
+        else:
+            out[name] = _needed(file, name, made)
+    set_attributes(out, file.storages.value(attributes.mapping()) if attributes is not None else None)
     return out
 
 
-def _tensors_of_stage(writer: Writer) -> set[str]:
+def _needed(file: TargetFile, name: str, made: TensorRef | None) -> TensorRef:
+    if made is None:
+        fail("E471", f"the plan writes no {name} of {file.path}", Label(file.path, where=name))
+    return made
+
+
+def _tensors_of_stage(writer: Writer, pipeline: Pipeline) -> set[str]:
     """Tensors in files of layers on the stage whose file is being made."""
-    assert writer.source.pipeline is not None
-    names = {(x.file, local): tensor for x in writer.source.pipeline.layers for local, tensor in x.names}
+    names = {(x.file, local): tensor for x in pipeline.layers for local, tensor in x.names}
     ranks = writer.dp * writer.degree  # of a stage
     return {
         names[t.file, str(t.key[0])]
@@ -157,9 +167,8 @@ def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:
     if made is not None:
         return made
     if name in writer.empty:
-        return file.storages.empty(
-            writer.empty[name]["dtype"], (0,) if writer.stage == 3 else tuple(writer.empty[name]["shape"])
-        )
+        here = writer.empty[name]
+        return file.storages.empty(here.dtype, (0,) if writer.stage == 3 else here.shape)
     fail("E471", f"the plan writes no fragment of the frozen {name}", Label(file.path, where=name))
 
 

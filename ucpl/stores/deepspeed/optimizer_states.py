@@ -10,7 +10,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Call, Flat, Global, Key, TensorRef
 from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler
 from ucpl.stores.deepspeed.order import Run
-from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, text_of
+from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, blobs_of, text_of
 from ucpl.stores.scalars import number_of
 
 
@@ -64,9 +64,9 @@ def shard(writer: Writer, file: TargetFile) -> dict[str, Any]:
 
 
 def scaling(writer: Writer, file: TargetFile) -> dict[str, Any]:
-    blobs = writer.source.envelope.blobs
-    scaler = loss_scaler(blobs, writer.config, bool(writer.settings.get("fp16")))
-    dynamic = scaler.state.get("dynamic", False) if isinstance(scaler.state, dict) else False
+    blobs = blobs_of(writer.source)
+    scaler = loss_scaler(blobs, blobs.find("ds_config"), bool(writer.settings.get("fp16")))
+    dynamic = scaler.state.get("dynamic", False) is True if isinstance(scaler.state, dict) else False
     return {
         "loss_scaler": file.storages.value(scaler),
         "dynamic_loss_scale": writer.blob("dynamic_loss_scale", dynamic),

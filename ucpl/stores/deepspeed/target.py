@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
-from attrs import field, mutable
+from attrs import field, frozen, mutable
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Extent, Flat, Key, NamedTensor, Scalar, StoredTensor, Structure, TensorRef
+from ucpl.extents import DTYPES, Extent, Flat, Key, NamedTensor, Scalar, StoredTensor, Structure, TensorRef
 from ucpl.stores.carrying import Place, Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.deepspeed.config import regenerated
 from ucpl.stores.scalars import number_of
+from ucpl.stores.values import Value
 
 FORMAT_VERSION = "0.19.8"  # the release whose form is written
 
@@ -24,6 +26,26 @@ KNOWN_GLOBALS = frozenset(
         "deepspeed.utils.tensor_fragment.fragment_address",
     }
 )
+
+
+@frozen
+class Empty:
+    """A tensor without elements, which the plan does not name."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    buffer: bool = False
+
+    @classmethod
+    def of(cls, value: Value) -> Empty:
+        """As readers note it among what is carried."""
+        dtype, shape = value.at("dtype"), value.at("shape")
+        if not isinstance(dtype.held, str) or dtype.held not in DTYPES:
+            dtype.wrong("a dtype")
+        if prod(shape.shape()):
+            shape.wrong("a shape without elements")
+        buffer = value.find("buffer")
+        return cls(dtype.held, shape.shape(), buffer is not None and buffer.held is True)
 
 
 @mutable
@@ -49,7 +71,7 @@ class Writer:
     config: dict[str, Any]
     names: list[str]  # the module's, in its order
     kinds: dict[str, NamedTensor]
-    empty: dict[str, dict[str, Any]]
+    empty: dict[str, Empty]
     hypers: list[dict[str, Any]]  # by group of the structure
     here: dict[str, int] = field(factory=dict)  # coordinates of the rank whose file is being made
     flats: list[Flat] = field(factory=list)  # that rank's, by bucket
@@ -58,7 +80,7 @@ class Writer:
     @classmethod
     def of(cls, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Writer:
         settings = dict(structure.settings)
-        blobs = source.envelope.blobs
+        blobs = blobs_of(source)
         index: dict[tuple[str, tuple[str, ...]], int] = {}
         below: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
         for i, target in enumerate(targets):
@@ -67,9 +89,11 @@ class Writer:
             if key:
                 below.setdefault((target.file, key[:-1]), {})[key[-1]] = i
         kinds = {tensor.name: tensor for tensor in structure.tensors}
-        empty = dict(blobs.get("empty_tensors") or {})
-        known = {**kinds, **structure.aliases, **empty, **(blobs.get("module_extra") or {})}
-        stated = [name for name in blobs.get("module_names") or () if name in known]
+        empty = _empty(blobs.find("empty_tensors"))
+        extra = blobs.find("module_extra")
+        known = {**kinds, **structure.aliases, **empty, **(dict(extra.named()) if extra is not None else {})}
+        names = blobs.find("module_names")
+        stated = [name for name in names.texts() if name in known] if names is not None else []
         return cls(
             structure=structure,
             targets=targets,
@@ -80,7 +104,7 @@ class Writer:
             index=index,
             below=below,
             carried=by_place(source.carried_extents.values()),
-            config=regenerated(blobs.get("ds_config"), settings),
+            config=regenerated(blobs.find("ds_config"), settings),
             names=list(dict.fromkeys((*stated, *known))),
             kinds=kinds,
             empty=empty,
@@ -117,7 +141,14 @@ class Writer:
         self.flats = [found[bucket] for bucket in sorted(found)]
 
     def blob(self, name: str, default: Any = None) -> Any:
+        """What the source carries under a name, whatever it is."""
         return self.source.envelope.blobs.get(name, default)
+
+    @property
+    def folder(self) -> str:
+        """Of the step, where neither the call nor the source's folder names it."""
+        steps = self.blob("global_steps", 0)
+        return self.source.tag or f"global_step{steps if type(steps) is int and 0 <= steps < 1 << 62 else 0}"
 
     def tensor(self, file: TargetFile, key: Key, requires_grad: bool = False) -> TensorRef | None:
         """The tensor that a target fills, or None where the plan has none there."""
@@ -167,6 +198,15 @@ class Writer:
             return name
         one = experts.of[name]
         return f"{one.module}{one.number % (one.count // int(self.settings.get('ep') or 1))}.{one.inner}"
+
+
+def blobs_of(source: Checkpoint) -> Value:
+    """What the source carries, for those who need it in one form: it came from a file, and may be anything."""
+    return Value(source.top, source.top.name, (), source.envelope.blobs)
+
+
+def _empty(noted: Value | None) -> dict[str, Empty]:
+    return {name: Empty.of(one) for name, one in noted.named()} if noted is not None else {}
 
 
 def _hypers(structure: Structure, source: Checkpoint) -> list[dict[str, Any]]:

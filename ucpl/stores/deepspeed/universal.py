@@ -30,7 +30,7 @@ from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 
 _STATES = ("optimizer_state_dict", "state")
-_SHARD = ("fp32_flat_groups", "single_partition_of_fp32_groups", "base_optimizer_state")
+_SHARD = (("fp32_flat_groups",), ("single_partition_of_fp32_groups",), ("base_optimizer_state",))
 
 
 class Universal:
@@ -278,7 +278,7 @@ class _Universal:
             gathered.groups.append(ParameterGroup(str(g), members, hyper))
         states = base.find("state") if base is not None else None
         if self.shared is not None:  # a copy of one rank's shard, whose tensors atoms hold
-            held_twice = (e for e in self.shared.extents() if e.key[0] in _SHARD or e.key[:2] == _STATES)
+            held_twice = (e for e in self.shared.extents() if e.key[:1] in _SHARD or e.key[:2] == _STATES)
             gathered.consumed.update((extent.file, extent.key) for extent in held_twice)
         for s, group in enumerate(stated):
             if self.shared is not None and states is not None and (held := states.find(s)) is not None:

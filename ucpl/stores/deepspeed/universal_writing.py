@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import evolve
 
+from ucpl.errors import Label, fail
 from ucpl.extents import Flat, StoredTensor, Structure
 from ucpl.stores.carrying import Storages
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
@@ -23,6 +24,11 @@ VERSION = 0.4
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
+    layers = source.pipeline.layers if source.pipeline is not None else ()
+    experts = source.experts.of.values() if source.experts is not None else ()
+    apart = next((one.file for one in (*layers, *experts) if one.file is not None), None)
+    if apart is not None:
+        fail("E471", f"a universal folder has no place for files such as {apart}", Label(str(source.root / apart)))
     stage = int(structure.settings.get("stage") or 1)
     shapes = {t.name: t.shape for t in structure.tensors}
     flats = []
@@ -58,7 +64,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
                 if member in shapes:
                     file = TargetFile(f"{ATOMS}/{member}/{state}.pt", Storages(writer.carried))
                     files.append((file, writer.scalar(file, state, (member,))))
-    folder = tag or source.tag or f"global_step{writer.blob('global_steps', 0)}"
+    folder = tag or writer.folder
     folder = folder if folder.endswith("_universal") else f"{folder}_universal"
     unsafe = {g for _, v in files for g in unsafe_globals(v)} - KNOWN_GLOBALS
     return Skeleton(

@@ -17,7 +17,7 @@ from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.deepspeed.model_states import model_states, parts
 from ucpl.stores.deepspeed.names import LATEST, model_file, optim_file
 from ucpl.stores.deepspeed.optimizer_states import shard
-from ucpl.stores.deepspeed.target import KNOWN_GLOBALS, TargetFile, Writer
+from ucpl.stores.deepspeed.target import KNOWN_GLOBALS, TargetFile, Writer, blobs_of
 from ucpl.stores.pickles import unsafe_globals
 
 
@@ -49,7 +49,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
                 f" {target.file}",
                 Label(target.file, where=key_text(target.key)),
             )
-    folder = tag or writer.source.tag or f"global_step{writer.blob('global_steps', 0)}"
+    folder = tag or writer.folder
     unsafe = {name for _, value in files for name in unsafe_globals(value)} - KNOWN_GLOBALS
     return Skeleton(
         folder=folder,
@@ -64,7 +64,8 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
 def apart(targets: tuple[StoredTensor, ...], source: Checkpoint) -> dict[str, list[str]]:
     """Files of layers and of experts, with the names in each, in order."""
-    kept: dict[str, Any] = source.envelope.blobs.get("layer_files") or {}
+    layers = blobs_of(source).find("layer_files") if source.pipeline is not None else None
+    kept = [file for file, _ in layers.named()] if layers is not None else []
     out: dict[str, list[str]] = {file: [] for file in kept}
     files = set(kept) | ({one.file for one in source.experts.of.values()} if source.experts is not None else set())
     for target in targets:
