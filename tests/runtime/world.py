@@ -16,6 +16,7 @@ class Torch:
     """A framework: each file of the plan's targets becomes one torch file, a flat dict of its tensors."""
 
     name = "world"
+    known_globals: frozenset[str] = frozenset()
 
     def __init__(self, carried=(), unsafe=(), texts=None):
         self.carried, self.unsafe, self.texts = carried, unsafe, {"latest": "step1"} if texts is None else texts

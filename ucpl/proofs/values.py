@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from ucpl.extents import DTYPES, Call, Extent, Global, Scalar, TensorRef, TorchDType
-from ucpl.stores.carrying import by_place
+from ucpl.stores.carrying import by_place, origin_of
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.scalars import number_of
 
@@ -36,7 +36,7 @@ class Beside:
         self._known = by_place(checkpoint.carried_extents.values())
 
     def extent(self, t: TensorRef) -> Extent | None:
-        file, _, name = t.storage.name.rpartition("!")
+        file, name = origin_of(t.storage.name)
         return self._known.get((file, name, t.offset, t.shape, t.stride, t.storage.dtype))
 
     def chunks(self, extent: Extent) -> Iterator[bytes]:

@@ -49,6 +49,7 @@ _NOT_OURS = ("DCP_SHARDING_INFO", "CUSTOM_METADATA")  # of torch's HuggingFaceSt
 
 class HuggingFace:
     name = "huggingface"
+    known_globals: frozenset[str] = frozenset()
 
     def recognises(self, path: Path) -> bool:
         """A .safetensors file, or a folder with some of which each is whole by itself, a shard, or listed by an index."""

@@ -15,6 +15,10 @@ from ucpl.stores.plain import Plain
 FRAMEWORKS: tuple[Framework, ...] = (Universal(), DeepSpeed(), Plain(), HuggingFace(), Generic())
 
 
+# Classes that files of some framework name and that it needs: no reason to ask the user.
+KNOWN_GLOBALS = frozenset(name for one in FRAMEWORKS for name in one.known_globals)
+
+
 def framework(name: str) -> Framework:
     """A framework by the name that a layout's `framework` statement uses. Raises E436."""
     for one in FRAMEWORKS:
