@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ucpl.api import parse_target
 from ucpl.errors import UcplError, fail
 from ucpl.extents import Key, key_text
+from ucpl.frontends.texts import text_at
 from ucpl.graph import build
 from ucpl.layout import Layout, Library, load, resolve
 from ucpl.layout.scope import Value
@@ -360,7 +361,7 @@ def roundtrip(
     Degrees that do not suit the sizes (a cut leaves a remainder) are counted as refused. Raises AssertionError at the first
     element that does not come back, UcplError for a text that is wrong.
     """
-    library = load((name, file_text))
+    library = load((name, file_text), read=text_at)
     file = parse(file_text, name)
     chosen = [s for s in file.statements if isinstance(s, nodes.Layout) and layout_name in (None, s.name)]
     if not chosen and layout_name is not None:

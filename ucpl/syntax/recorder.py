@@ -564,7 +564,7 @@ class Recorder:
         if number != str(VERSION):
             fail(
                 "E003",
-                f"this file is written in version {number} of the language; this program reads version {VERSION}",
+                f"this file is written in version {number[:20]} of the language; this program reads version {VERSION}",
                 self.label(number, "not a version that is known here"),
             )
         return Part("header", VERSION, self.span(children))
