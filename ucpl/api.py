@@ -212,7 +212,7 @@ def source_side(
         library, call = parse_target(source) if isinstance(source, str) else source
         inherited = inherited_settings(checkpoint)
         found_sizes = sizes_from(checkpoint, library, call, config, sizes)
-        with_sizes(library, _model_name(library, call), found_sizes)
+        library = with_sizes(library, _model_name(library, call), found_sizes)
         shaped = parallel.with_shapes(checkpoint, library, call)
         given = model_of(shaped, {}) if of_any(library, call) else None
         notes = tuple((name, size, origin) for name, (size, origin) in found_sizes.items())
@@ -253,7 +253,7 @@ def target_side(
     if source.found:
         from ucpl.frontends.sizes import with_sizes
 
-        with_sizes(library, _model_name(library, call), source.found)
+        library = with_sizes(library, _model_name(library, call), source.found)
         notes = tuple((name, size, origin) for name, (size, origin) in source.found.items())
     if model is not None and parallel.is_open(library, call):
         made = stages.target(library, call, model, source.checkpoint, inherited) or parallel.target(

@@ -433,14 +433,8 @@ def _model_of(library: Library, name: str) -> nodes.Model:
 
 def _mesh_parameters(library: Library, layout: nodes.Layout) -> tuple[str, ...]:
     """Parameters that are degrees: axes of a mesh of the layout or of one that it extends; and those without a value."""
-    axes: set[str] = set()
-    node: nodes.Layout | None = layout
-    seen: set[str] = set()
-    while node is not None and node.name not in seen:
-        seen.add(node.name)
-        axes |= {a for i in node.items if isinstance(i, nodes.Mesh) for a in i.axes}
-        base = library.layout(node.extends.name).node if node.extends is not None else None
-        node = base if isinstance(base, nodes.Layout) else None
+    chain = library.chain(layout.name)
+    axes = {a for link in chain for i in link.node.items if isinstance(i, nodes.Mesh) for a in i.axes}
     return tuple(p.name for p in layout.parameters if p.name in axes or p.default is None)
 
 
