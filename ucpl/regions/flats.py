@@ -96,15 +96,7 @@ def _nth(placer: EntryPlacer, choice: Choice, depth: int) -> tuple[Any, ...]:
 
 
 def _index_name(axis: ax.Axis) -> str:
-    while not isinstance(axis, ax.Dim):
-        match axis:
-            case ax.Cut(axis=inner) | ax.Pad(axis=inner) | ax.Trim(axis=inner) | ax.Flat(axis=inner):
-                axis = inner
-            case ax.Stack(terms=terms):
-                axis = terms[0].axes[0]
-            case _:
-                return ""
-    return axis.name
+    return next(iter(ax.dims_of(axis)), "")
 
 
 def ordered(
