@@ -173,9 +173,9 @@ layout columns(tp) of m {
 
 
 def test_elements_in_each_others_place_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ucpl.testing as module
+    import ucpl.testing.laws as module
 
-    real = module.run
+    real = run
 
     def swapped(plan, stored):
         out = real(plan, stored)
