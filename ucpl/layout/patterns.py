@@ -9,7 +9,7 @@ from typing import assert_never
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import Mesh
-from ucpl.layout.scope import Scope, at
+from ucpl.layout.scope import Scope, at, nearest
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
 
@@ -60,9 +60,17 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
 
 
 def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Dim:
+    if not scope.knows(node.name):
+        close = nearest(node.name, scope.names())
+        fail(
+            "E169",
+            f"no dim is called `{node.name}`",
+            at(span),
+            remedy=f"did you mean `{close}`?" if close else "",
+        )
+    size = scope.size(node.name, span)
     if node.range is None:
         return ax.Dim(node.name)
-    size = scope.size(node.name, span)
     low = 0 if node.range[0] is None else scope.integer(node.range[0])
     high = size if node.range[1] is None else scope.integer(node.range[1])
     if not 0 <= low <= high <= size:
