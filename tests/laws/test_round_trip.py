@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.laws.test_locate import GPT, LAYOUTS, MEGATRON, MOE
 from ucpl.errors import UcplError
+from ucpl.frontends.texts import text_at
 from ucpl.graph import PASSES, build
 from ucpl.layout import Layout, load, resolve
 from ucpl.proofs.coverage import prove
@@ -117,7 +118,7 @@ def test_variants_of_stages_come_back(pair: tuple[str, str]) -> None:
 
 def written(file: str, call: str, sizes: dict[str, int]) -> Layout:
     text = (LAYOUTS / file).read_text()
-    return resolve(load((str(LAYOUTS / file), text)), parse_call(call), define_sizes=dict(sizes))
+    return resolve(load((str(LAYOUTS / file), text), read=text_at), parse_call(call), define_sizes=dict(sizes))
 
 
 FRAMEWORKS = [
@@ -172,9 +173,9 @@ layout columns(tp) of m {
 
 
 def test_elements_in_each_others_place_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ucpl.testing as module
+    import ucpl.testing.laws as module
 
-    real = module.run
+    real = run
 
     def swapped(plan, stored):
         out = real(plan, stored)

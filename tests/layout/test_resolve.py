@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ucpl.errors import UcplError
+from ucpl.frontends.texts import text_at
 from ucpl.layout import Layout, expand, load, resolve
 from ucpl.regions import locate
 from ucpl.syntax import nodes, parse, parse_call, print_file
@@ -245,6 +246,6 @@ def test_imports_are_found_beside_the_file_and_among_the_shipped(tmp_path: Path)
     (tmp_path / "one.ucpl").write_text(BASE)
     imports = 'ucpl 1\nfrom "one.ucpl" import m, base\nfrom "deepspeed.ucpl" import zero1\n'
     text = imports + "layout mine(dp) of m extends base(dp, 1) {\n}\n"
-    library = load((str(tmp_path / "two.ucpl"), text))
+    library = load((str(tmp_path / "two.ucpl"), text), read=text_at)
     assert resolve(library, parse_call("mine(2)")).sizes["a"] == 8
     assert isinstance(library.layout("zero1").node, nodes.Layout)

@@ -10,8 +10,8 @@ import numpy as np
 from attrs import define, field, frozen
 
 from ucpl.columns import I64
-from ucpl.extents import Key
 from ucpl.columns.blocks import CHOICE, COORDINATE, Block, Slot
+from ucpl.extents import Key
 from ucpl.regions.homes import Homes
 from ucpl.syntax.nodes import NOWHERE, Span
 

@@ -152,7 +152,7 @@ class EntryPlacer:
 
     def _index_axes(self, axis: ax.Axis, seen: frozenset[str]) -> tuple[str, ...]:
         found = list(ax.mesh_axes_of(axis))
-        for name in dims_of(axis):
+        for name in ax.dims_of(axis):
             if name in self.layout.indices and name not in seen:
                 found += self._index_axes(self.layout.indices[name], seen | {name})
         return tuple(found)
@@ -232,7 +232,7 @@ class EntryPlacer:
         return dims, table
 
     def _index_cells(self, axis: ax.Axis, here: dict[str, int]) -> list[tuple[str, int, tuple[tuple[str, int], ...]]]:
-        name = next(iter(dims_of(axis)), "")
+        name = next(iter(ax.dims_of(axis)), "")
         try:
             cells = build(axis, self.layout.sizes, self.degrees, here, dict(self.layout.indices))
         except CutError as error:
@@ -336,7 +336,7 @@ class EntryPlacer:
     def _restricted(self, cells: Cells) -> Cells:
         """Without indices that the tensors lack (`l[1..]` as an axis)."""
         limits: dict[str, tuple[int, int, int]] = {}
-        bracket = {name for axis in self.entry.indices for name in dims_of(axis)}
+        bracket = {name for axis in self.entry.indices for name in ax.dims_of(axis)}
         for path in self.entry.targets.values():
             tensor = self.layout.tensors[path]
             for i, dim in enumerate(tensor.dims):
@@ -368,7 +368,7 @@ class EntryPlacer:
             if dim in bracket or dim in names:
                 need.append(dim)
             else:
-                need += self._leaves(dim)
+                need += ax.leaves_of(dim, self.layout.indices)
         have = [*names, *(d for d in bracket if d in need)]
         if sorted(need) != sorted(have) or any(b not in need for b in bracket):
             fail(
@@ -392,7 +392,7 @@ class EntryPlacer:
                     per_dim.append(
                         [((v - start) // step, (v - start) // step + 1, 0, n * stride) for n, v in enumerate(values)]
                     )
-            elif dim in bracket or all(d in bracket for d in self._leaves(dim)):
+            elif dim in bracket or all(d in bracket for d in ax.leaves_of(dim, self.layout.indices)):
                 per_dim.append([(-1, -1, 0, 0)])
             else:
                 if tensor.counts[i] != self.layout.sizes[dim]:
@@ -412,23 +412,12 @@ class EntryPlacer:
         return out
 
     def _bracket_digits(self, axis: ax.Axis) -> list[str]:
-        out = []
-        for name in dims_of(axis):
-            rule = self.layout.indices.get(name)
-            digits = ax.digits_of(rule) if rule is not None else (name,)
-            out += [name] if digits == (name,) else [leaf for d in digits for leaf in self._leaves(d)]
-        return out
-
-    def _leaves(self, dim: str) -> list[str]:
-        rule = self.layout.indices.get(dim)
-        if rule is None or ax.digits_of(rule) == (dim,):
-            return [dim]
-        return [leaf for d in ax.digits_of(rule) for leaf in self._leaves(d)]
+        return [leaf for name in ax.dims_of(axis) for leaf in ax.leaves_of(name, self.layout.indices)]
 
     def _digit_runs(
         self, dim: str, by_name: dict[str, tuple[int, int, int]], tensor: LogicalTensor, i: int
     ) -> list[tuple[int, int, int, int]]:
-        leaves = self._leaves(dim)
+        leaves = ax.leaves_of(dim, self.layout.indices)
         weights, total = {}, 1
         for leaf in reversed(leaves):
             weights[leaf] = total
@@ -464,18 +453,6 @@ def _dims_remedy(need: list[str], have: list[str]) -> str:
     if extra:
         out.append(f"take out {', '.join(dict.fromkeys(extra))}")
     return " and ".join(out)
-
-
-def dims_of(axis: ax.Axis) -> list[str]:
-    match axis:
-        case ax.Dim(name=name):
-            return [name]
-        case ax.Cut(axis=inner) | ax.Pad(axis=inner) | ax.Trim(axis=inner) | ax.Flat(axis=inner):
-            return dims_of(inner)
-        case ax.Stack(terms=terms):
-            return [d for t in terms for a in t.axes for d in dims_of(a)]
-        case _:
-            return []
 
 
 def _enumerate(cells: Cells) -> list[tuple[tuple[str, int], ...]]:

@@ -8,15 +8,15 @@ from typing import NoReturn
 import numpy as np
 from attrs import define, field, frozen
 
+from ucpl.columns import Block
 from ucpl.errors import fail
 from ucpl.layout import FileRule, States, Storing
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
-from ucpl.layout.templates import Template, template
+from ucpl.layout.templates import Template, nested
 from ucpl.regions import flats as fl
 from ucpl.regions.claims import Holder, Place, Spot
 from ucpl.regions.entries import Choices, EntryPlacer, Local
-from ucpl.columns import Block
 from ucpl.regions.homes import Homes
 from ucpl.regions.names import MixedError, Variables
 from ucpl.regions.placement import POLICIES, Part, Pieces
@@ -47,7 +47,6 @@ class Spread:
 @define
 class EntryParts:
     site: Site
-    nests: dict[tuple[str, str], Template] = field(factory=dict)
     pieces_of: dict[object, Pieces] = field(factory=dict)  # states of one line share them
 
     def weight(self, placer: EntryPlacer, rule: FileRule, key: Template) -> Part:
@@ -72,16 +71,9 @@ class EntryParts:
                 if key is None:
                     continue
                 if line.storing.key is not None and placer.entry.storing.key is not None and "key" in key.names:
-                    key = self.nested(key, placer.entry.storing.key)
+                    key = nested(key, placer.entry.storing.key)
                 out += [self.part(placer, rule, key, state, line, counts) for state in names]
         return out
-
-    def nested(self, outer: Template, inner: Template) -> Template:
-        """`{key}` in the template of a `like` line is the entry's own key."""
-        memo = (outer.text, inner.text)
-        if memo not in self.nests:
-            self.nests[memo] = template(outer.text.replace("{key}", inner.text), outer.span)
-        return self.nests[memo]
 
     def part(
         self,

@@ -8,6 +8,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from ucpl.columns import I64, Bools, clip
+from ucpl.columns.blocks import Block, Name, name_text
 from ucpl.errors import fail
 from ucpl.extents import Flat
 from ucpl.layout import FileRule, Group, States
@@ -17,9 +18,8 @@ from ucpl.layout.templates import Template
 from ucpl.regions import flats as fl
 from ucpl.regions.cells import CutError
 from ucpl.regions.claims import Holder, Spot
-from ucpl.regions.entries import EntryPlacer, dims_of
+from ucpl.regions.entries import EntryPlacer
 from ucpl.regions.entry_parts import taken
-from ucpl.columns.blocks import Block, Name, name_text
 from ucpl.regions.homes import Homes
 from ucpl.regions.names import Variables
 from ucpl.regions.placement import POLICIES, Part, Pieces
@@ -267,7 +267,7 @@ class FlatParts:
         """`group block[l] = ...`: one flat an index."""
         if group is None or not group.indices:
             return [(members, {})]
-        names = [next(iter(dims_of(a)), "") for a in group.indices]
+        names = [next(iter(ax.dims_of(a)), "") for a in group.indices]
         found: dict[tuple[int, ...], tuple[list[int], Env]] = {}
         for i, (e, c) in enumerate(zip(members.entry.tolist(), members.choice.tolist(), strict=True)):
             known = body.choices[e].variables

@@ -20,7 +20,7 @@ from ucpl.layout import Group, Layout, States
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
 from ucpl.regions.cells import Cells, Concat, CutError, Labelled, Padding, Range, build, padding_of, pieces_of
-from ucpl.regions.entries import Choices, EntryPlacer, Local, dims_of
+from ucpl.regions.entries import Choices, EntryPlacer, Local
 
 Stated = Callable[[str, str, dict[str, int]], list[list[tuple[str, tuple[int, ...]]]]]
 Places = list[tuple[dict[str, int], int]]  # coordinates, each with the first rank there
@@ -100,7 +100,7 @@ def module_order(
                     for choice in fixed[e]:
                         yield e, choice
                 continue
-            name = next(iter(dims_of(lead[0])), "")
+            name = next(iter(ax.dims_of(lead[0])), "")
             seen: dict[tuple[int, int], None] = {}
             buckets: dict[int, dict[tuple[int, int], list[int]]] = {}
             for e in body:

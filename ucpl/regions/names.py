@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ucpl.columns import I64
-from ucpl.layout.scope import Scope
-from ucpl.layout.templates import Hole, Template, key_steps, render
 from ucpl.columns.blocks import CHOICE, COORDINATE, Name, Slot
+from ucpl.layout.templates import Hole, Template, key_steps, render
 
 __all__ = ["MixedError", "Namer", "Variables"]
 
@@ -51,7 +50,6 @@ class Variables:
 class Namer:
     """Closes templates; remembers how keys fall into steps."""
 
-    scope: Scope | None
     steps_of: dict[int, tuple[Template, ...]] = field(factory=dict)
 
     def steps(self, template: Template) -> tuple[Template, ...]:
@@ -93,10 +91,10 @@ class Namer:
         return _merged(out)
 
     def hole(self, hole: Hole, template: Template, variables: Variables) -> str | Slot:
-        alone = Template(template.text, (hole,), template.span)
-        axes = {a for name in alone.names if (a := variables.axis_of(name)) is not None}
+        alone = evolve(template, parts=(hole,))
+        axes = {a for name in hole.names if (a := variables.axis_of(name)) is not None}
         if not axes:
-            return self.rendered(alone, dict(variables.constants))
+            return render(alone, dict(variables.constants))
         if len(axes) > 1:
             if variables.coordinate_count == 1:
                 here = variables.at(COORDINATE, 0)
@@ -107,19 +105,15 @@ class Namer:
         columns = variables.choices if axis == CHOICE else variables.coordinates
         if hole.path is not None and hole.path in columns:
             return Slot(axis, columns[hole.path], hole.format)
-        named = [columns[n] for n in sorted(alone.names) if n in columns]
+        named = [columns[n] for n in sorted(hole.names) if n in columns]
         known: dict[tuple[object, ...], str] = {}
         texts = []
         for i in range(count):
             mark = tuple(c[i] for c in named)
             if mark not in known:
-                known[mark] = self.rendered(alone, variables.at(axis, i))
+                known[mark] = render(alone, variables.at(axis, i))
             texts.append(known[mark])
         return Slot(axis, tuple(texts))
-
-    def rendered(self, template: Template, variables: dict[str, int | str]) -> str:
-        assert self.scope is not None
-        return render(template, variables, self.scope)
 
 
 def counts(step: Template) -> bool:

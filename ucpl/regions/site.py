@@ -37,7 +37,7 @@ class Site:
         found: dict[Any, Choices] = {}
         placers = tuple(EntryPlacer(layout, e, number, k, choices_found=found) for e in layout.entries)
         is_raw = all("#" in dim for t in layout.tensors.values() for dim in t.dims)
-        return cls(layout, rank, Ranks(layout), number, k, is_raw, placers, Claims(), Namer(layout.scope))
+        return cls(layout, rank, Ranks(layout), number, k, is_raw, placers, Claims(), Namer())
 
     def combinations(
         self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...]
