@@ -11,11 +11,11 @@ from typing import Any, Literal
 from attrs import evolve, field, frozen
 
 from ucpl.graph import build
+from ucpl.proofs.against import hold_against
 from ucpl.proofs.envelopes import NO_GROUPS, Difference, Unsaid, beside, counted_names
 from ucpl.proofs.where import Pair, counted, element_at, only, pairs_of
 from ucpl.regions import Placement
 from ucpl.runtime.compare import Unequal
-from ucpl.runtime.compare import compare as hold_against
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
 

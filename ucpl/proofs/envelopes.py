@@ -193,6 +193,10 @@ class _Pair:
             self.hold("carried", "loss_scaler", self.a.blobs["loss_scaler"], self.b.blobs["loss_scaler"])
             return
         left, right = _scaling(self.a.blobs), _scaling(self.b.blobs)
+        if left["dynamic"] != right["dynamic"]:
+            a, b = (f"{'dynamic' if x['dynamic'] else 'fixed'}, at {x['cur_scale']}" for x in (left, right))
+            self.found.differences.append(Difference("carried", "loss_scaler", a=a, b=b))
+            return
         keys = [key for key in left if key in right]
         self.hold("carried", "loss_scaler", {k: left[k] for k in keys}, {k: right[k] for k in keys})
 

@@ -24,9 +24,9 @@ from ucpl.graph import build
 from ucpl.layout import Derivation, Library, resolve
 from ucpl.layout import load as library_of
 from ucpl.proofs import fit
+from ucpl.proofs.against import hold_against
 from ucpl.proofs.where import counted, only, pairs_of
 from ucpl.regions import Placement, locate
-from ucpl.runtime.compare import compare as hold_against
 from ucpl.runtime.execute import execute
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
