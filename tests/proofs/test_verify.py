@@ -74,6 +74,23 @@ def test_every_stored_copy_that_differs_is_a_finding(tmp_path: Path) -> None:
     ]
 
 
+def test_a_copy_that_lies_otherwise_is_held_against_its_elements(tmp_path: Path) -> None:
+    """The copy is on its side, and stored before the tensor that is read."""
+    path, layout = folder(tmp_path)
+    head = SPEC.partition("  w = a@tp")[0]
+    (tmp_path / "spec.ucpl").write_text(head + '  v = a as "v"\n  w = a b as "w"\n  w = b a as "side"\n}\n')
+    for wrong in (False, True):
+        for rank in range(2):
+            w = torch.arange(12.0).reshape(4, 3)
+            side = w.t().clone()
+            side[2, 1] += wrong and rank
+            torch.save({"w": w, "side": side, "v": torch.arange(4.0)}, path / f"{rank}.pt")
+        found = ucpl.verify(path, layout=layout)
+        assert found.copied == 4 + 3 * 12
+        said = [(d.message.partition(":")[0], d.labels[0].where) for d in found.findings]
+        assert said == ([("weight of w[a=1, b=2]", "side[2, 1]")] if wrong else [])
+
+
 def test_members_of_a_mean_may_differ(tmp_path: Path) -> None:
     path, layout = folder(tmp_path)
     head = SPEC.partition("  v = a as")[0]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from attrs import evolve, frozen
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
+from ucpl.extents import key_text
 from ucpl.graph import build
 from ucpl.layout import Derivation
 from ucpl.proofs.against import hold_against
@@ -15,7 +17,7 @@ from ucpl.proofs.witnesses import stated_orders
 from ucpl.regions import Placement
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.verify import Verified, verify_files
-from ucpl.schedule import order
+from ucpl.schedule import Moves, order
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.scalars import number_of
 
@@ -74,16 +76,43 @@ def verdict(checkpoint: Checkpoint, placement: Placement, *, memory: int = 512 <
 
 
 def _copies(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:
-    """Replicas and second names: the checkpoint against itself, where an element has more than one place."""
+    """Replicas and second names: the checkpoint against itself, where an element has more than one place.
+
+    Each copy is held against the place that is read. Members of a mean may differ: nothing is held against them.
+    """
     graph = build(placement, counted(placement), dtype_of=_dtype_of(checkpoint))
     plan = order(graph, name="copies")
-    count = sum(m.elements for m in plan.moves if m.kind == "check")
+    checks = tuple(_turned(m) for m in plan.moves if m.kind == "check")
+    count = sum(m.elements for m in checks)
     if not count:
         return 0, []
-    # One place of each element against all others. Where a mean is kept its members may differ, and none is held against it.
-    plan = evolve(plan, moves=tuple(m for m in plan.moves if m.kind == "copy"))
-    compared = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
+    back = evolve(plan, sources=plan.targets, targets=plan.sources, moves=checks)
+    compared = hold_against(back, checkpoint, checkpoint, memory=memory, workers=workers)
     return count, [_finding("E700", u, placement, "copies differ") for u in compared]
+
+
+def _turned(m: Moves) -> Moves:
+    """From the place that is read to its copy: every copy is filled once, so that each of several has its say."""
+    by_stride = np.argsort(-m.source_stride, axis=1, kind="stable")
+    shape, source, target = (
+        np.take_along_axis(columns, by_stride, 1) for columns in (m.shape, m.target_stride, m.source_stride)
+    )
+    rows = np.lexsort((m.target, m.source_offset, m.source))
+    return Moves(
+        "copy",
+        m.state,
+        m.tensor[rows],
+        m.target[rows],
+        m.source[rows],
+        shape[rows],
+        m.target_offset[rows],
+        source[rows],
+        m.source_offset[rows],
+        target[rows],
+        m.target_value,
+        m.source_value,
+        m.lossy,
+    )
 
 
 def _masters(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:
@@ -101,11 +130,12 @@ def _masters(checkpoint: Checkpoint, placement: Placement, memory: int, workers:
 
 
 def _finding(code: str, u: Unequal, placement: Placement, text: str) -> Diagnostic:
-    home = [h for p in placement.parts for h in p.homes][u.target]
+    homes = [h for p in placement.parts for h in p.homes]
+    number = next(n for n, h in enumerate(homes) if (h.file, key_text(h.key)) == (u.file, u.key))
     position = 0
-    for n, i in zip(home.shape, u.element, strict=True):
+    for n, i in zip(homes[number].shape, u.element, strict=True):
         position = position * n + i
-    state, element = element_at(placement, u.target, position)
+    state, element = element_at(placement, number, position)
     return Diagnostic(
         code,
         f"{state} of {element}: {text}, {u.value} is not {u.wanted}",
