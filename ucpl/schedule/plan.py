@@ -156,7 +156,9 @@ class Plan:
             Shelves.of(self.sources if sources is None else sources),
             Shelves.of(self.targets if targets is None else targets),
         )
-        spaces = tuple(Space.over(len(s), max((t.numel for t in s.each), default=1)) for s in (here, there))
+        spaces = tuple(
+            Space(max(40, Space.over(len(s), max((t.numel for t in s), default=1)).bits)) for s in (here, there)
+        )
         told = self.moves if moves is None else moves
         return evolve(
             self,

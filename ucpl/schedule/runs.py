@@ -74,6 +74,9 @@ class Runs:
         """Some of the moves."""
         return self.replace(**{n: getattr(self, n)[rows] for n in (*_NARROW, *_WIDE)})
 
+    def of_kind(self, kind: Kind) -> Runs:
+        return evolve(self, kind=kind)
+
     def replace(self, **columns: NDArray[np.integer]) -> Runs:
         """The same moves with other values in some columns."""
         return evolve(self, **columns)  # type: ignore[arg-type]
