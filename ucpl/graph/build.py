@@ -99,7 +99,7 @@ class _Drawing:
             self.source,
             self.target,
             self.net,
-            here.shelves(self.dtype_of),
+            here.shelves(self.dtype_of, sharing=False),
             there.shelves(None),
             (here.space, there.space),
             reads,

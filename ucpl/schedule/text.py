@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ucpl.columns import Slot
 from ucpl.columns.blocks import name_text
+from ucpl.columns.operations import net_text
 from ucpl.extents import DTYPES, Shelf, Shelves
 from ucpl.schedule.plan import Plan, Tally
 
@@ -27,6 +28,11 @@ def summary(plan: Plan) -> str:
     lines += _limited([f"dropped    {text}" for text in plan.dropped])
     lines += [_line(t) for t in plan.tallies]
     return "\n".join(lines) + "\n"
+
+
+def graph_text(plan: Plan) -> str:
+    """The graph that runs: a node a line, in the order in which it runs, with what each needs."""
+    return net_text(plan.net) + "\n"
 
 
 def files_of(shelves: Shelves) -> int:
