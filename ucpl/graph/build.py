@@ -74,12 +74,12 @@ class _Drawing:
     dropped: list[str] = field(factory=list)
 
     def run(self) -> Graph:
-        there = Side(self.target, self.target.layout)
+        there = Side(self.target, self.target.tensors, self.target.layout)
         for number in range(len(self.target.parts)):
             there.place(number)
         for part in self.target.parts:
             self.refuse_addends(part)
-        here = Side(self.source, self.target.layout)
+        here = Side(self.source, self.target.tensors, self.target.layout)
         routes = [r for state in dict.fromkeys(p.state for p in self.target.parts) for r in self.routes(state, there)]
         for route in routes:
             for number in route.lanes.sources:

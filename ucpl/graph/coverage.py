@@ -17,7 +17,7 @@ __all__ = ["covered"]
 def covered(state: str, wanted: frozenset[str], found: tuple[Rows, Chosen], side: Side, code: str, where: str) -> None:
     """Every element of every wanted tensor is in the primary boxes (or is reduced), which are disjoint. E308, E309."""
     rows, chosen = found
-    common = {path: i for i, path in enumerate(side.named.tensors)}
+    common = {path: i for i, path in enumerate(side.names)}
     k = rows.width
     held = np.zeros(len(common), dtype=np.int64)
     np.add.at(held, chosen.primary.tensor, chosen.primary.volume)

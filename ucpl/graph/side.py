@@ -22,9 +22,10 @@ DtypeOf = Callable[[str, Key], str | None]
 
 @define
 class Side:
-    """Parts of a placement that take part. `named` is the layout whose tensors' numbers the rows have."""
+    """Parts of a placement that take part. `names` are the tensors that its rows' numbers mean, `named` the layout they are of."""
 
     placement: Placement
+    names: tuple[str, ...]
     named: Layout
     first: dict[int, int] = field(factory=dict)  # of each part: the number of its first stored tensor
     count: int = 0
@@ -89,7 +90,7 @@ class Side:
 
     def overlap(self, rows: Rows, one: int, other: int, index: I64) -> NoReturn:
         """Two rows hold one element and are no declared copies. E304."""
-        path = list(self.named.tensors)[int(rows.tensor[one])]
+        path = self.names[int(rows.tensor[one])]
         (part_a, a), (_, b) = self.home(rows, one, index), self.home(rows, other, index)
         fail(
             "E304",

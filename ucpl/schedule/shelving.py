@@ -111,6 +111,8 @@ def _check(shelf: Shelf) -> None:
     count = len(b.rank)
     if b.choices < 1 or len(b.padding) != count or b.shape.shape[0] != count or (b.shape < 0).any():
         raise ValueError("a shelf whose columns are of different length")
+    if (b.rank < 0).any() or (b.padding < 0).any():
+        raise ValueError("a rank or padding below zero")
     slots = [p for n in (b.file, *b.key) for p in n if isinstance(p, Slot)]
     if any(len(s.values) != (b.choices if s.axis else count) for s in slots):
         raise ValueError("a slot of another length than its shelf")
@@ -144,6 +146,6 @@ def _unpacked(raw: Json) -> I64:
             raise ValueError("a column without end")
         return np.asarray(first + step * np.arange(n), dtype=np.int64)
     runs = np.array(raw["runs"], dtype=np.int64).reshape(-1, 2)
-    if (runs[:, 1] < 0).any() or int(runs[:, 1].clip(0, TENSORS_MAX).sum()) > TENSORS_MAX:
+    if ((runs[:, 1] < 0) | (runs[:, 1] > TENSORS_MAX)).any() or int(runs[:, 1].sum()) > TENSORS_MAX:
         raise ValueError("a column without end")
     return np.repeat(runs[:, 0], runs[:, 1])
