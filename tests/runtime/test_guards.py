@@ -290,7 +290,7 @@ def test_without_a_c_library_there_is_still_a_way(tmp_path, monkeypatch):
         raise OSError("no library")
 
     linux._libc.cache_clear()
-    monkeypatch.setattr(linux.ctypes, "CDLL", none)
+    monkeypatch.setattr("ctypes.CDLL", none)
     try:
         assert linux._libc() is None
         (tmp_path / "a").write_text("a")
