@@ -20,6 +20,7 @@ from ucpl.runtime.journal import DoneTile, Journal, read_journal
 from ucpl.runtime.linux import exchange, rename_new
 from ucpl.runtime.manifest import MANIFEST, read_manifest
 from ucpl.runtime.reading import Fragments
+from ucpl.schedule.files import load_plan
 
 
 @pytest.fixture(autouse=True)
@@ -213,6 +214,16 @@ def test_sides_of_a_plan_are_told_apart(small):
     one = evolve(plan, sources=(a, b), targets=())
     other = evolve(plan, sources=(a,), targets=(b,))
     assert digest_of_plan(one) != digest_of_plan(other)
+
+
+def test_a_plan_that_the_disk_does_not_give_is_not_to_be_made_anew(tmp_path):
+    """A folder in its place: its open fails for another reason than that it is not there."""
+    remedies = []
+    for path in (tmp_path / "no.plan", tmp_path):
+        with pytest.raises(UcplError) as caught:
+            load_plan(path)
+        remedies.append(caught.value.diagnostics[0].remedy)
+    assert "ucpl plan" in remedies[0] and "ucpl plan" not in remedies[1] and "disk" in remedies[1]
 
 
 # ---- names that must be free -----------------------------------------------------------------------------------------
