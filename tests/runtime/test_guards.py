@@ -105,21 +105,21 @@ def test_everything_but_the_texts_is_read_back(small):
 # ---- the source stays as it was --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["tile-written:1", "synced:1"])
-def test_a_source_that_changes_at_any_time_is_refused(small, monkeypatch, place):
-    """While data moves, and after it was checked: before anything is published."""
+@pytest.mark.parametrize(("place", "passed"), [("tile-written", False), ("synced", True)])
+def test_a_source_that_changes_at_any_time_is_refused(small, monkeypatch, place, passed):
+    """While data moves: before any time goes into reading back. After it was checked: before anything is published."""
     source, plan, out = small
-    moment, count = place.split(":")
-    room = sys.modules["ucpl.runtime.moving" if moment == "tile-written" else "ucpl.runtime.execute"]
     seen = []
 
     def now(name):
-        seen.append(name)
-        if name == moment and seen.count(name) == int(count):
+        if name == place and place not in seen:
             os.utime(source.root / "a", ns=(7, 7))
+        seen.append(name)
 
-    monkeypatch.setattr(room, "failpoint", now)
+    for room in ("moving", "execute"):
+        monkeypatch.setattr(sys.modules[f"ucpl.runtime.{room}"], "failpoint", now)
     assert code_of(lambda: run(plan, source, out)) == "E611"
+    assert ("synced" in seen) == passed
     assert not out.exists() and sorted(os.listdir(out.parent)) == ["src"]
 
 
@@ -127,12 +127,14 @@ def test_a_source_that_was_written_anew_has_changed_and_is_not_called_damaged(sm
     """Other bytes and another time: two checkpoints were mixed, which no CRC has to find out."""
     source, plan, out = small
     path = source.root / "b"
+    seen = []
 
     def now(name):
-        if name == "source-read" and not path.read_bytes().endswith(b"new"):
+        if name == "source-read" and not seen:
+            seen.append(name)
             data = bytearray(path.read_bytes())
             data[-1] ^= 1
-            path.write_bytes(data[:-3] + b"new")
+            path.write_bytes(data)
             os.utime(path, ns=(7, 7))
 
     monkeypatch.setattr(sys.modules["ucpl.runtime.sources"], "failpoint", now)
@@ -388,6 +390,20 @@ def test_what_is_no_manifest_is_said_to_be_none(small, text):
     (found,) = verify_files(open_target(out, ["to_a.pt", "to_b.pt"])).findings
     assert found.code == "E632"
     assert code_of(lambda: run(plan, source, out, resume=True)) == "E506"
+
+
+@pytest.mark.parametrize("value", [-1, True, 1.5, "7", None, 1 << 62])
+@pytest.mark.parametrize("of", ["a file", "a storage"])
+def test_a_size_that_no_file_has_is_no_manifest(small, value, of):
+    source, plan, out = small
+    run(plan, source, out)
+    manifest = json.loads((out / MANIFEST).read_bytes())
+    file = manifest["files"]["latest" if of == "a file" else "to_a.pt"]
+    entry = file if of == "a file" else next(iter(file["storages"].values()))
+    entry["size"] = value
+    (out / MANIFEST).write_bytes(json.dumps(manifest).encode())
+    with pytest.raises(ValueError, match="is no number of bytes"):
+        read_manifest(out)
 
 
 def test_storages_of_a_manifest_that_overlap_are_a_finding(small):
