@@ -12,7 +12,18 @@ import pytest
 from attrs import evolve
 
 from tests.runtime.recorder import Crash, Recorder, Short, Survivor, crash_states
-from tests.runtime.world import Stored, Torch, bits_of, copies, moves, plan_of, read_target, stored, write_source
+from tests.runtime.world import (
+    Stored,
+    Torch,
+    bits_of,
+    copies,
+    moves,
+    plan_of,
+    read_target,
+    remade,
+    stored,
+    write_source,
+)
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import execute, verify_files
@@ -121,7 +132,7 @@ def test_a_folder_survives_any_crash(world, tmp_path, each_tile_is_journalled, h
 
 def test_a_single_file_survives_any_crash(world, tmp_path, each_tile_is_journalled):
     source, plan = world
-    one = plan.of(targets=tuple(evolve(t, file="model.pt") for t in plan.targets))
+    one = remade(plan, targets=tuple(evolve(t, file="model.pt") for t in plan.targets))
     more = {"framework": Torch(texts={})}
     recorder, wanted = recorded((source, one), tmp_path, "out.pt", **more)
     assert isinstance(wanted, bytes)
@@ -357,7 +368,7 @@ def test_a_disk_that_fails_leaves_no_target_and_no_descriptor(world, tmp_path, w
 @pytest.fixture
 def single(world):
     source, plan = world
-    return source, plan.of(targets=tuple(evolve(t, file="model.pt") for t in plan.targets))
+    return source, remade(plan, targets=tuple(evolve(t, file="model.pt") for t in plan.targets))
 
 
 def test_resume_into_a_finished_single_file_is_done(single, tmp_path):

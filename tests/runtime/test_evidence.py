@@ -335,10 +335,10 @@ def test_a_zero_in_another_tensor_of_the_state_is_no_beginning(tmp_path):
     assert len(run(one, source, tmp_path / "out").remarks) == 1
 
 
-@pytest.mark.parametrize("odd", [0, 7, 14])
+@pytest.mark.parametrize("odd", [(0,), (7,), (14,), range(5, 10)], ids=str)
 def test_another_number_somewhere_is_no_beginning(tmp_path, odd):
-    values = [0x3DCCCCCD] * 15
-    values[odd] = 0
+    """One element, or one of the three runs of padding."""
+    values = [0 if i in odd else 0x3DCCCCCD for i in range(15)]
     source, plan = padded(tmp_path, values, state="sum")
     assert code_of(lambda: run(plan, source, tmp_path / "out")) == "E614"
 

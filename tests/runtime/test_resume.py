@@ -295,7 +295,7 @@ def test_resume_of_a_finished_target_is_done_and_of_another_is_refused(simple):
     assert tree(out) == before
 
 
-def test_more_memory_does_not_change_the_tiles_of_a_resumed_run_and_less_is_refused(simple):
+def test_more_memory_does_not_change_the_tiles_of_a_resumed_run(simple):
     source, plan, out = simple
     stopped(plan, source, out)
     header = json.loads((out.with_name(".out.ucpl-work") / "journal").read_bytes().split(b"\n")[0])
@@ -303,3 +303,15 @@ def test_more_memory_does_not_change_the_tiles_of_a_resumed_run_and_less_is_refu
     assert header["tile"] == MEMORY // 2 // 4
     execute(plan, source, Torch(), out.with_name("wanted"))
     assert tree(out) == tree(out.with_name("wanted"))
+
+
+def test_less_memory_than_the_tiles_of_an_interrupted_run_is_refused(simple):
+    source, plan, out = simple
+    set_failpoints("source-read:10:eio")
+    with pytest.raises(UcplError):
+        run(plan, source, out, memory=4 * MEMORY)
+    set_failpoints("")
+    with pytest.raises(UcplError) as caught:
+        run(plan, source, out, memory=MEMORY, resume=True)
+    assert caught.value.diagnostics[0].code == "E508"
+    assert run(plan, source, out, memory=4 * MEMORY, resume=True).tiles_resumed > 0

@@ -164,3 +164,9 @@ def open_target(folder: Path, files) -> Checkpoint:
         for extent in read_torch_file(folder, file).extents():
             extents[file, extent.key] = extent
     return Checkpoint(folder, folder, None, "world", "", extents, {}, Envelope("world"), (), {}, files=tuple(files))
+
+
+def remade(plan: Plan, **change) -> Plan:
+    """A plan with other sources, targets or moves. Its texts are those of `plan_of`."""
+    part = {name: change.get(name, getattr(plan, name)) for name in ("sources", "targets", "moves")}
+    return plan_of(part["sources"], part["targets"], *part["moves"], tensors=plan.tensors)

@@ -117,11 +117,14 @@ class EntryParts:
             spreads = [spreads[b].at(c, spreads[b].choices.take([j])) for b, c, j in kept]
             homes = Homes(blocks(spreads))
         said = entry.storing if like is None or entry.storing.policy != "same" else storing
-        memo = (id(placer), used, where, said.policy, said.policy_axes, said.at, tuple(id(s.choices) for s in spreads))
+        policy = (said.policy, said.policy_axes, said.at) if said.policy in ("mean", "sum") else said.policy
+        memo = (id(placer), used, where, policy, tuple(id(s.choices) for s in spreads))
         if kept is not None or memo not in self.pieces_of:
             starts = homes.starts.tolist()
             tables = [self.pieces(placer, s, first, said) for s, first in zip(spreads, starts, strict=False)]
-            self.pieces_of[memo if kept is None else object()] = pieces = Pieces.concat(tables, site.k)
+            pieces = Pieces.concat(tables, site.k)
+            if kept is None:
+                self.pieces_of[memo] = pieces
         else:
             pieces = self.pieces_of[memo]
         # `value x - 1` says how the parameter itself is stored: its moments do not shift with it.

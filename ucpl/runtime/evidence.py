@@ -176,22 +176,21 @@ def _damaged(member: Member, found: int, files: SourceFiles) -> Diagnostic:
 
 def _by_member(members: Sequence[Member], read: Fragments) -> list[tuple[I64, U32]]:
     """The fragments that lie in each member, sorted, each once: columns (position, size, count, step), and their CRCs."""
-    f = read
-    columns = (f.file, f.position, f.size, f.count, f.step)
-    table = np.stack([np.array(c, np.int64) for c in columns], axis=1).reshape(-1, 5)  # (fragments, 5)
-    crc = np.array(f.crc, np.uint32)
-    if len(table):
-        table, first = np.unique(table, axis=0, return_index=True)
-        crc = crc[first]
-    span = table[:, 2] + (table[:, 3] - 1) * table[:, 4]
+    of = [np.array(c, np.int64) for c in (read.file, read.position, read.size, read.count, read.step)]
+    order = np.lexsort(of[::-1])
+    file, position, size, count, step = of = [c[order] for c in of]
+    new = np.ones(len(file), np.bool_)  # the same run may be read twice
+    new[1:] = np.any([c[1:] != c[:-1] for c in of], axis=0)
+    new &= size > 0
+    file, position, size, count, step = (c[new] for c in of)
+    crc = np.array(read.crc, np.uint32)[order][new]
+    stop = position + size + (count - 1) * step
     found = []
     for m in members:
-        a = np.searchsorted(table[:, 0], m.file, "left")
-        b = np.searchsorted(table[:, 0], m.file, "right")
-        a, b = a + np.searchsorted(table[a:b, 1], [m.start, m.stop])
-        inside = np.arange(a, b)
-        inside = inside[(table[a:b, 1] + span[a:b] <= m.stop) & (table[a:b, 2] > 0)]
-        found.append((table[inside, 1:], crc[inside]))
+        a, b = np.searchsorted(file, (m.file, m.file + 1))
+        a, b = a + np.searchsorted(position[a:b], (m.start, m.stop))
+        inside = np.flatnonzero(stop[a:b] <= m.stop) + a
+        found.append((np.stack([c[inside] for c in (position, size, count, step)], axis=1), crc[inside]))
     return found
 
 

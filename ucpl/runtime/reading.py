@@ -12,9 +12,11 @@ from __future__ import annotations
 import time
 import zlib
 from array import array
+from math import prod
 from typing import Any
 
 import numpy as np
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from ucpl.runtime.crc import crc_of_comb
@@ -136,82 +138,88 @@ class Reader:
         staging: U8,
     ) -> None:
         """Read a box: element j lies at `position + sum(j * step)` of the file, goes to `at + sum(j * out_step)`. In bytes."""
-        shape, step, out_step = _merged(shape, step, out_step)
-        self._gather(file, position, shape, step, out, at, out_step, itemsize, staging)
+        self._gather(_Strip(file, position, *_merged(shape, step, out_step), at, itemsize), out, staging)
 
-    def _gather(
-        self,
-        file: int,
-        position: int,
-        shape: Ints,
-        step: Ints,
-        out: U8,
-        at: int,
-        out_step: Ints,
-        itemsize: int,
-        staging: U8,
-    ) -> None:
-        if not shape:
-            self.run(file, position, out.data[at : at + itemsize])
+    def _gather(self, s: _Strip, out: U8, staging: U8) -> None:
+        if not s.shape:
+            self.run(s.file, s.position, out.data[s.at : s.at + s.itemsize])
             return
-        count = 1
-        span = itemsize
-        for n, s in zip(shape, step, strict=True):
-            count *= n
-            span += (n - 1) * s
-        needed = count * itemsize
-        one_run = step[-1] == itemsize == out_step[-1]
-        run = shape[-1] * itemsize if one_run else itemsize
+        span, needed, run = s.span, s.needed, s.run
         if run == needed:
-            self.run(file, position, out.data[at : at + needed])
-            return
-        if span == needed and one_run and run >= SCATTER_MIN and _is_row_major(shape, step, itemsize):
+            self.run(s.file, s.position, out.data[s.at : s.at + needed])
+        elif span == needed and s.is_run and run >= SCATTER_MIN and _is_row_major(s.shape, s.step, s.itemsize):
             view = out.data
-            self.scatter(file, position, [view[i : i + run] for i in _starts(at, shape[:-1], out_step[:-1])])
+            starts = _starts(s.at, s.shape[:-1], s.out_step[:-1])
+            self.scatter(s.file, s.position, [view[i : i + run] for i in starts])
+        elif span - needed > needed // WASTE_MAX and (run >= RUN_MIN or span > CALL_BYTES * (needed // run)):
+            self._skip_gaps(s, out, staging)
+        elif span > len(staging):
+            axis = max(range(len(s.shape)), key=lambda i: (s.shape[i] - 1) * s.step[i])
+            half = s.shape[axis] // 2
+            for low, high in ((0, half), (half, s.shape[axis])):
+                part = s.part(axis, low, high)
+                merged = _merged(part.shape, part.step, part.out_step)
+                self._gather(_Strip(part.file, part.position, *merged, part.at, part.itemsize), out, staging)
+        else:
+            self.run(s.file, s.position, staging.data[:span])
+            there = strided(out, s.at, s.shape, s.out_step, s.itemsize)
+            there[...] = strided(staging, 0, s.shape, s.step, s.itemsize)
+
+    def _skip_gaps(self, s: _Strip, out: U8, staging: U8) -> None:
+        """Gaps are worth skipping. Along the widest dim, so that what lies together in the file stays together."""
+        axis = max(range(len(s.shape)), key=lambda i: s.step[i])
+        if len(s.shape) == 1 or (s.is_run and len(s.shape) == 2 and axis == 0):
+            size = s.itemsize if len(s.shape) == 1 else s.run
+            starts = range(s.at, s.at + s.shape[0] * s.out_step[0], s.out_step[0])
+            self.comb(s.file, s.position, s.step[0], [out.data[begin : begin + size] for begin in starts])
             return
-        if span - needed > needed // WASTE_MAX and (run >= RUN_MIN or span > CALL_BYTES * (needed // run)):
-            # Gaps are worth skipping. Along the widest dim, so that what lies together in the file stays together.
-            axis = max(range(len(shape)), key=lambda i: step[i])
-            if len(shape) == 1 or (one_run and len(shape) == 2 and axis == 0):
-                view, stop = out.data, itemsize if len(shape) == 1 else run
-                starts = range(at, at + shape[0] * out_step[0], out_step[0])
-                self.comb(file, position, step[0], [view[begin : begin + stop] for begin in starts])
-                return
-            rest = (*shape[:axis], *shape[axis + 1 :])
-            rest_step = (*step[:axis], *step[axis + 1 :])
-            rest_out = (*out_step[:axis], *out_step[axis + 1 :])
-            for i in range(shape[axis]):
-                self._gather(
-                    file,
-                    position + i * step[axis],
-                    rest,
-                    rest_step,
-                    out,
-                    at + i * out_step[axis],
-                    rest_out,
-                    itemsize,
-                    staging,
-                )
-            return
-        if span > len(staging):
-            axis = max(range(len(shape)), key=lambda i: (shape[i] - 1) * step[i])
-            half = shape[axis] // 2
-            for low, n in ((0, half), (half, shape[axis] - half)):
-                part = (*shape[:axis], n, *shape[axis + 1 :])
-                self.gather(
-                    file,
-                    position + low * step[axis],
-                    part,
-                    step,
-                    out,
-                    at + low * out_step[axis],
-                    out_step,
-                    itemsize,
-                    staging,
-                )
-            return
-        self.run(file, position, staging.data[:span])
-        strided(out, at, shape, out_step, itemsize)[...] = strided(staging, 0, shape, step, itemsize)
+        for i in range(s.shape[axis]):
+            self._gather(s.slice(axis, i), out, staging)
+
+
+@frozen
+class _Strip:
+    """A box of a file and where it goes, its dims merged. In bytes, but for `shape`."""
+
+    file: int
+    position: int
+    shape: Ints
+    step: Ints
+    out_step: Ints
+    at: int
+    itemsize: int
+
+    @property
+    def span(self) -> int:
+        """From the first byte to the last, gaps and all."""
+        return self.itemsize + sum((n - 1) * s for n, s in zip(self.shape, self.step, strict=True))
+
+    @property
+    def needed(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the last dim is a run of bytes on both sides."""
+        return self.step[-1] == self.itemsize == self.out_step[-1]
+
+    @property
+    def run(self) -> int:
+        """Bytes that lie together on both sides."""
+        return self.shape[-1] * self.itemsize if self.is_run else self.itemsize
+
+    def part(self, axis: int, low: int, high: int) -> _Strip:
+        shape = (*self.shape[:axis], high - low, *self.shape[axis + 1 :])
+        position, at = self.position + low * self.step[axis], self.at + low * self.out_step[axis]
+        return evolve(self, shape=shape, position=position, at=at)
+
+    def slice(self, axis: int, i: int) -> _Strip:
+        """One index of a dim, which is gone."""
+        shape, step, out_step = (
+            (*of[:axis], *of[axis + 1 :]) for of in (self.shape, self.step, self.out_step)
+        )  # fmt: skip
+        position, at = self.position + i * self.step[axis], self.at + i * self.out_step[axis]
+        return _Strip(self.file, position, shape, step, out_step, at, self.itemsize)
 
 
 def _is_row_major(shape: Ints, step: Ints, itemsize: int) -> bool:

@@ -50,7 +50,9 @@ def load_plan(path: Path) -> Plan:
     try:
         data = path.read_bytes()
     except OSError as error:
-        fail("E350", f"{path} cannot be read: {error.strerror}", Label(str(path)))
+        gone = isinstance(error, FileNotFoundError)
+        remedy = "" if gone else "the plan may be whole: see to the disk and to permissions, then run this again"
+        fail("E350", f"{path} cannot be read: {error.strerror}", Label(str(path)), remedy=remedy)
     if not data.startswith(b"ucpl-plan "):
         fail("E350", f"{path} is no plan", Label(str(path)), remedy="make one with `ucpl plan ... -o FILE.plan`")
     if not data.startswith(MAGIC):
