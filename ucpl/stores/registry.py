@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from ucpl.errors import Label, fail
@@ -35,11 +36,13 @@ def framework(name: str) -> Framework:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read the headers of a checkpoint of any known framework. Raises UcplError E435 (exit 3) where none knows it."""
     try:
-        path.stat()
+        mode = path.stat().st_mode
     except PermissionError as error:
         fail("E400", f"{path} cannot be read: {error.strerror}", Label(str(path)))
     except OSError:
         fail("E437", f"{path} does not exist", Label(str(path)))
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        fail("E400", f"{path} is neither a folder nor a regular file", Label(str(path)))
     for one in FRAMEWORKS:
         if one.recognises(path):
             return one.open(path)
