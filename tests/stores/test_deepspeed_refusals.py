@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -334,10 +335,15 @@ def test_views_of_one_storage_at_other_places_are_two_tensors(tmp_path: Path) ->
     assert {name: found.aliases.get(name) for name in ("one", "two", "uno")} == {"one": None, "two": None, "uno": "one"}
 
 
+def _zero_changed(changed: dict[str, Any], value: Any) -> None:
+    value["ds_config"]["zero_optimization"].update(changed)
+
+
 def test_sub_group_sizes_that_are_whole_are_taken(tmp_path: Path) -> None:
     for stated, expected in ((2.5, 10**9), (2e3, 2000), (float("inf"), 10**9), ("2000", 10**9), (0, 10**9)):
         folder = copied(Z1, tmp_path / str(stated))
-        change(folder / meta(), lambda v, n=stated: v["ds_config"]["zero_optimization"].update(sub_group_size=n))
+        changed = {"sub_group_size": stated}
+        change(folder / meta(), partial(_zero_changed, changed))
         assert open_checkpoint(folder).envelope.settings["sub_group_size"].value == expected
 
 

@@ -6,8 +6,10 @@ import stat
 from pathlib import Path
 
 from ucpl.errors import Label, fail
+from ucpl.extents import Structure
 from ucpl.stores.checkpoint import Checkpoint, Framework
 from ucpl.stores.deepspeed import DeepSpeed
+from ucpl.stores.deepspeed.advice import advice as deepspeed_advice
 from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.generic import Generic
 from ucpl.stores.huggingface import HuggingFace
@@ -31,6 +33,11 @@ def framework(name: str) -> Framework:
         Label("<layout>", where=f"framework {name}".rstrip()),
         remedy=f"one of {', '.join(f.name for f in FRAMEWORKS)}",
     )
+
+
+def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """What whoever loads a target of this source must do beside a plain load."""
+    return deepspeed_advice(source, structure) if structure.framework == DeepSpeed.name else ()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
