@@ -5,16 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.fuzz.containers import pickle_of, write_torch_file
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.extents import Call, Size, StorageRef, TensorRef
 from ucpl.stores.pickles import loads
 from ucpl.stores.registry import open_checkpoint
+from ucpl.stores.scalars import number_of
 from ucpl.stores.torch_files import read_torch_file
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
@@ -233,6 +236,14 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
         *(MOE, meta(), lambda v: v.update(num_experts=[n + 1 for n in v["num_experts"]]), "E456"),
         "num_experts is",
     ),
+    "experts of which ranks hold fewer than files have": (
+        *(MOE, meta(), lambda v: _without_last_local(v["param_shapes"]), "E456"),
+        "experts have files, and each of 2 ranks holds",
+    ),
+    "a frozen parameter without a fragment": (
+        *(Z3, "*model*", lambda v: _frozen(v), "E459"),
+        "the frozen more has no fragment",
+    ),
     "an expert's tensor in another's file": (
         *(MOE, "layer_1_expert_3_mp_rank_00_model_states.pt", lambda v: _renumber(v), "E455"),
         "is no tensor of expert 3",
@@ -269,6 +280,20 @@ def _bend(fragments: dict[str, TensorRef]) -> None:
 def _renumber(value: dict[str, Any]) -> None:
     for name in list(value):
         value[name.replace(".deepspeed_experts.3.", ".deepspeed_experts.4.")] = value.pop(name)
+
+
+def _frozen(value: dict[str, Any]) -> None:
+    """One more frozen parameter, as stage 3 names it, and its values nowhere."""
+    value["frozen_param_shapes"] = {**(value["frozen_param_shapes"] or {}), "more": Size([2])}
+    value["module"]["more"] = TensorRef(StorageRef("9000", "f32", 0), 0, (0,), (1,))
+
+
+def _without_last_local(groups: list[dict[str, Any]]) -> None:
+    mark = "deepspeed_experts."
+    last = max(name.partition(mark)[2].partition(".")[0] for group in groups for name in group if mark in name)
+    for group in groups:
+        for name in [name for name in group if f"{mark}{last}." in name]:
+            del group[name]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -383,3 +408,104 @@ def test_zero_stage_of_an_enum_and_of_a_number_is_one(tmp_path: Path) -> None:
     assert open_checkpoint(folder).envelope.settings["stage"].value == 1
     change(folder / optim(0), lambda v: v[STATE].update(zero_stage=Call(v[STATE]["loss_scaler"].function, (1, 2))))
     assert refusal(folder).code == "E455"
+
+
+def test_the_stage_of_an_optimizer_that_states_none_is_one(tmp_path: Path) -> None:
+    found = open_checkpoint(copied(Z1_BF16, tmp_path)).envelope.settings
+    assert (found["stage"].value, found["bf16_optimizer"].value) == (1, 1)
+
+
+@pytest.mark.parametrize(("name", "elements"), [(Z0, 8), (Z3, 4)])
+def test_alignment_is_of_sixteen_bytes_where_the_configuration_asks_for_it(
+    name: str, elements: int, tmp_path: Path
+) -> None:
+    folder = copied(name, tmp_path)
+    assert open_checkpoint(folder).envelope.settings["alignment"].value == 1
+    for path in folder.glob("*model_states.pt"):
+        change(path, partial(_zero_changed, {"parameter_alignment": True}))
+    assert open_checkpoint(folder).envelope.settings["alignment"].value == elements
+
+
+@pytest.mark.parametrize(("name", "elements"), [("z1_dp2_bf16", 8), (Z1, 4)])
+def test_alignment_is_that_of_the_trained_dtype(name: str, elements: int, tmp_path: Path) -> None:
+    folder = copied(name, tmp_path)
+    change(folder / meta(), partial(_zero_changed, {"parameter_alignment": True}))
+    found = refusal(folder)
+    assert (found.code, found.labels[1].text) == ("E456", f"alignment {elements}")
+
+
+def test_each_parameter_of_stage_3_is_padded_by_itself(tmp_path: Path) -> None:
+    opened = open_checkpoint(copied(Z3, tmp_path))
+    dp = 2
+    assert opened.stated
+    for flat in opened.stated:
+        numels = [prod(shape) for _, shape in flat.members]
+        padded = [-(-n // dp) * dp for n in numels]
+        assert flat.starts == tuple(sum(padded[:i]) for i in range(len(padded)))
+        assert flat.numel == flat.starts[-1] + numels[-1]
+    assert any(n % dp for flat in opened.stated for n in (prod(shape) for _, shape in flat.members))
+
+
+def test_flats_of_experts_are_cut_by_those_who_share_them(tmp_path: Path) -> None:
+    opened = open_checkpoint(copied(MOE, tmp_path))
+    found = {(flat.cut, flat.coordinates.get("ep")) for flat in opened.stated}
+    assert found == {("dp", None), ("edp", 0), ("edp", 1)}
+    assert opened.experts is not None
+    of = {name: one.number // (one.count // 2) for name, one in opened.experts.of.items()}
+    for flat in opened.stated:
+        if flat.cut == "edp":
+            assert {of[name] for name, _ in flat.members} == {flat.coordinates["ep"]}
+
+
+def zero0(path: Path, module: dict[str, torch.Tensor], optimizer: Any) -> Path:
+    """A checkpoint without ZeRO, as torch saves it."""
+    value = {
+        "module": module,
+        "buffer_names": [],
+        "optimizer": optimizer,
+        "param_shapes": None,
+        "dp_world_size": 1,
+        "mp_world_size": 1,
+        "ds_config": {"bf16": {"enabled": True}},
+        "ds_version": "0.19.8",
+    }
+    path.mkdir()
+    torch.save(value, path / meta())
+    return path
+
+
+def masters(*rows: list[torch.Tensor]) -> dict[str, Any]:
+    numbers = iter(range(100))
+    groups = [{"lr": 0.1, "params": [next(numbers) for _ in row]} for row in rows]
+    return {"optimizer_state_dict": {"state": {}, "param_groups": groups}, "fp32_groups": [list(row) for row in rows]}
+
+
+def test_parameters_of_one_shape_are_told_apart_by_their_masters(tmp_path: Path) -> None:
+    """Weights are views of one storage; masters lie half way between two of them, and round to the even one."""
+    one = torch.tensor([1.0, 2.0, 3.0, 1.0 + 2**-8])
+    two = torch.tensor([4.0, 5.0, 6.0, 1.0 + 3 * 2**-8])
+    both = torch.cat([one, two]).bfloat16()
+    module = {"a": both[:4], "b": both[4:]}
+    assert not torch.equal(module["a"].float(), one)
+    found = open_checkpoint(zero0(tmp_path / "s", module, masters([two], [one])))
+    assert [group.members for group in found.envelope.groups] == [("b",), ("a",)]
+
+
+def test_parameters_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
+    module = {"a": torch.ones(4).bfloat16(), "b": torch.ones(4).bfloat16()}
+    found = refusal(zero0(tmp_path / "s", module, masters([torch.ones(4)], [torch.ones(4)])))
+    assert (found.code, "there is several ways" in found.message) == ("E461", True)
+    none = refusal(zero0(tmp_path / "t", module, masters([torch.ones(5)])))
+    assert (none.code, "there is no way" in none.message) == ("E461", True)
+
+
+def test_the_step_of_a_parameter_without_dims_is_a_number(tmp_path: Path) -> None:
+    states = {"step": torch.tensor(3.0), "exp_avg": torch.tensor(0.5)}
+    optimizer = {"state": {0: states, 1: states}, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}
+    module = {"gain": torch.tensor(2.0), "more": torch.tensor(2.0)}
+    found = open_checkpoint(zero0(tmp_path / "s", module, optimizer))
+    assert [tensor.states for tensor in found.tensors] == [("exp_avg",), ("exp_avg",)]
+    assert {name: number_of(value) for name, value in found.envelope.scalars["step"].items()} == {
+        "gain": 3.0,
+        "more": 3.0,
+    }
