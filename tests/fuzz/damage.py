@@ -129,7 +129,7 @@ def _near(rng: Random, value: Any) -> Any:
                     -value,
                     value * 10**9,
                     value << 62,
-                    str(value),
+                    hex(value),
                     float(min(value, 1 << 60)),
                 )
             )
@@ -205,9 +205,12 @@ def _drop(container: Any, key: Any) -> None:
 
 
 def _short(value: Any) -> str:
-    return (
-        f"{type(value).__name__} {ascii(value)[:60]}" if type(value) is not int else f"int of {value.bit_length()} bits"
-    )
+    if type(value) is int:
+        return f"int of {value.bit_length()} bits"
+    try:
+        return f"{type(value).__name__} {ascii(value)[:60]}"
+    except ValueError:  # a number in it that Python does not print
+        return type(value).__name__
 
 
 def damage_bytes(rng: Random, raw: bytes, low: int = 0, high: int | None = None) -> tuple[bytes, str]:

@@ -17,6 +17,7 @@ from tests.stores.values import FIXTURES, assert_same
 from ucpl.errors import UcplError
 from ucpl.extents import Call, Global
 from ucpl.stores.pickles import dumps, loads, unsafe_globals, walk
+from ucpl.stores.torch_files import read_torch_file
 
 
 class Run:
@@ -282,3 +283,45 @@ def test_noise_never_surprises() -> None:
             loads(data)
         except UcplError:
             pass
+
+
+def number(size: int) -> bytes:
+    return b"\x8b" + struct.pack("<I", size) + bytes(size - 1) + b"\1"
+
+
+@pytest.mark.parametrize(
+    "data", [number(1025), b"L" + b"9" * 2500 + b"L\n", b"I" + b"9" * 2500 + b"\n"], ids=["8B", "L", "I"]
+)
+def test_numbers_that_python_does_not_print_are_refused(data: bytes) -> None:
+    with pytest.raises(UcplError) as caught:
+        loads(P + data + b".")
+    assert caught.value.diagnostics[0].code in ("E420", "E425")
+    largest = loads(P + number(1024) + b".")
+    assert len(str(largest)) < sys.get_int_max_str_digits()
+    assert loads(dumps(largest)) == largest
+    with pytest.raises(UcplError, match="E440"):
+        dumps(largest * 256)
+
+
+def test_halves_of_characters_are_kept_and_can_be_printed() -> None:
+    half = P + b"X\x03\0\0\0\xed\xa0\x80."
+    assert loads(half) == "\ud800"
+    assert dumps(loads(half)) == dumps("\ud800")
+    with pytest.raises(UcplError) as caught:
+        loads(P + b"c\xed\xa0\x80\nx\n.", "\ud800.pt")
+    assert caught.value.diagnostics[0].message.encode()
+    assert caught.value.diagnostics[0].labels[0].file == r"\ud800.pt"
+
+
+def test_an_archive_s_records_are_not_read_whole(tmp_path: Path) -> None:
+    """`version` and `byteorder` are a few bytes: more are refused by the directory, before any is read."""
+    import zipfile
+
+    for record in ("version", "byteorder"):
+        with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+            archive.writestr("a/data.pkl", dumps({}))
+            archive.writestr(f"a/{record}", b"little" + b"x" * 100)
+        with pytest.raises(UcplError) as caught:
+            read_torch_file(tmp_path, "a.pt")
+        assert caught.value.diagnostics[0].code == "E402"
+        assert record in caught.value.diagnostics[0].message

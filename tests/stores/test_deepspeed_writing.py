@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ucpl.api import make_plan, source_side, target_side
+from ucpl import api
+from ucpl.api import make_plan, open_checkpoint, source_side, target_side
 from ucpl.errors import UcplError
 from ucpl.extents import Call, StoredTensor, TensorRef
 from ucpl.schedule.plan import Plan
@@ -18,6 +19,7 @@ from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler, regenerated
 from ucpl.stores.pickles import attributes_of
+from ucpl.stores.registry import advice
 from ucpl.stores.torch_files import layout_torch_file, read_torch_file
 from ucpl.stores.values import Value
 
@@ -229,3 +231,18 @@ def test_loss_scaling_goes_over_between_its_two_forms() -> None:
     back = loss_scaler(held({"loss_scale_config": {**numbers, "cur_scale": 64.0, "cur_iter": 9}}), held(fp16), True)
     assert (back.state["cur_scale"], back.state["cur_iter"]) == (64.0, 9)
     assert loss_scaler(held({}), held({}), False).state == {"cur_scale": 1.0, "dynamic": False}
+
+
+def test_weights_alone_say_how_they_are_loaded() -> None:
+    """A plain `load_checkpoint` asks for what is not there: see tests/interop/test_weights_alone.py."""
+    fixtures = Path(__file__).parents[1] / "fixtures"
+    for name, call, is_said in (
+        ("containers/hf_llama.safetensors", "zero1(dp=2)", True),
+        ("containers/hf_llama.safetensors", "safetensors()", False),
+        ("deepspeed/z1_dp4", "zero1(dp=2)", False),
+        ("deepspeed/z1_dp2_sgdm", "zero3(dp=2)", False),
+        ("deepspeed/z1_dp2_elastic", "zero1(dp=3)", False),
+    ):
+        source = open_checkpoint(fixtures / name)
+        target = api.plan(str(source.top), call).target
+        assert any("load_optimizer_states=False" in text for text in advice(source, target)) == is_said

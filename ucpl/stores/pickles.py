@@ -23,6 +23,7 @@ from ucpl.stores.inert import (
     BYTEARRAY,
     COMPLEX,
     FROZENSET,
+    NUMBER_BYTES_MAX,
     ORDERED_DICT,
     PICKLE_BYTES_MAX,
     SET,
@@ -50,7 +51,7 @@ __all__ = [
     "walk",
 ]
 
-INT_TEXT_MAX = 4000  # digits of a number written out as text (protocol 0)
+INT_TEXT_MAX = NUMBER_BYTES_MAX * 12 // 5  # digits of a number written out as text (protocol 0)
 
 
 @frozen
@@ -322,6 +323,8 @@ def _rare(
         case 0x8B:  # LONG4
             if data[pos + 3] > 127:
                 raise Bad("E420", "has a number of negative length")
+            if NUMBER_BYTES_MAX < _u32(data, pos)[0] <= size - pos - 4:
+                raise Bad("E425", f"has a number of {_u32(data, pos)[0]} bytes")
             stack.append(int.from_bytes(block(4), "little", signed=True))
         case 0x43:  # SHORT_BINBYTES
             stack.append(block(1))

@@ -10,6 +10,15 @@ from ucpl.stores.zips import open_file
 NAME_BYTES_MAX = 4096
 
 
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8: pickles and JSON may hold halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_small(path: Path, most: int) -> bytes | None:
     """All of a file of at most `most` bytes; None where it is larger. Raises: UcplError E400."""
     fd = open_file(path, path.name)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
 from attrs import frozen
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Call, Global, Key, Size, Step, TensorRef, key_text
+from ucpl.extents import DTYPES, Call, Global, Key, Size, Step, TensorRef, key_text
+from ucpl.stores.inert import DIMS_MAX
+from ucpl.stores.texts import is_text
 from ucpl.stores.torch_files import TorchFile
 
 Shape = tuple[int, ...]
@@ -131,9 +134,33 @@ class Value:
 
     def shape(self) -> Shape:
         held = self.held
-        if not isinstance(held, tuple | list) or not all(type(n) is int and 0 <= n < _NUMBER_MAX for n in held):
+        if not isinstance(held, tuple | list) or len(held) > DIMS_MAX or not all(map(_is_count, held)):
             self.wrong("a shape")
         return tuple(held)
+
+
+@frozen
+class Empty:
+    """A tensor without elements, which the plan does not name."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    buffer: bool = False
+
+    @classmethod
+    def of(cls, value: Value) -> Empty:
+        """As readers note it among what is carried."""
+        dtype, shape = value.at("dtype"), value.at("shape")
+        if not isinstance(dtype.held, str) or dtype.held not in DTYPES:
+            dtype.wrong("a dtype")
+        if prod(shape.shape()):
+            shape.wrong("a shape without elements")
+        buffer = value.find("buffer")
+        return cls(dtype.held, shape.shape(), buffer is not None and buffer.held is True)
+
+
+def _is_count(n: Any) -> bool:
+    return type(n) is int and 0 <= n < _NUMBER_MAX
 
 
 def kind_text(held: Any) -> str:
@@ -162,12 +189,3 @@ def kind_text(held: Any) -> str:
             return f"an object of {name.module}.{name.name}"
         case _:
             return f"a {type(held).__name__}"
-
-
-def is_text(text: str) -> bool:
-    """Whether a text can be written as UTF-8: a pickle may hold halves of characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -12,8 +12,9 @@ from ucpl.extents.pipeline import Pipeline
 from ucpl.stores.deepspeed.affine import INFO
 from ucpl.stores.deepspeed.cuts import info_of
 from ucpl.stores.deepspeed.optimizer_states import whole
-from ucpl.stores.deepspeed.target import FORMAT_VERSION, Empty, TargetFile, Writer, blobs_of
+from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, blobs_of
 from ucpl.stores.pickles import set_attributes
+from ucpl.stores.values import Empty
 
 
 def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[str, Any]:

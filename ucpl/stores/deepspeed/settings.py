@@ -10,7 +10,8 @@ from ucpl.extents import DTYPES, TensorRef
 from ucpl.stores.deepspeed.gathered import Gathered
 from ucpl.stores.deepspeed.order import SUB_GROUP_DEFAULT, alignment_elements
 from ucpl.stores.deepspeed.topology import Topology
-from ucpl.stores.values import Value, is_text
+from ucpl.stores.texts import is_text
+from ucpl.stores.values import Value
 
 _SIZE_MAX = 1 << 62
 

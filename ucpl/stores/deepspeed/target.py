@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
-from attrs import field, frozen, mutable
+from attrs import field, mutable
 
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, Extent, Flat, Key, NamedTensor, Scalar, StoredTensor, Structure, TensorRef
+from ucpl.extents import Extent, Flat, Key, NamedTensor, Scalar, StoredTensor, Structure, TensorRef
 from ucpl.stores.carrying import Place, Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.deepspeed.config import regenerated
 from ucpl.stores.scalars import number_of
-from ucpl.stores.values import Value
+from ucpl.stores.values import Empty, Value
 
 FORMAT_VERSION = "0.19.8"  # the release whose form is written
 
@@ -26,26 +25,6 @@ KNOWN_GLOBALS = frozenset(
         "deepspeed.utils.tensor_fragment.fragment_address",
     }
 )
-
-
-@frozen
-class Empty:
-    """A tensor without elements, which the plan does not name."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    buffer: bool = False
-
-    @classmethod
-    def of(cls, value: Value) -> Empty:
-        """As readers note it among what is carried."""
-        dtype, shape = value.at("dtype"), value.at("shape")
-        if not isinstance(dtype.held, str) or dtype.held not in DTYPES:
-            dtype.wrong("a dtype")
-        if prod(shape.shape()):
-            shape.wrong("a shape without elements")
-        buffer = value.find("buffer")
-        return cls(dtype.held, shape.shape(), buffer is not None and buffer.held is True)
 
 
 @mutable
