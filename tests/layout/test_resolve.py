@@ -9,7 +9,7 @@ import pytest
 
 from ucpl.errors import UcplError
 from ucpl.frontends.texts import text_at
-from ucpl.layout import Layout, expand, load, resolve
+from ucpl.layout import Layout, close, expand, load, resolve
 from ucpl.regions import locate
 from ucpl.syntax import nodes, parse, parse_call, print_file
 
@@ -240,6 +240,55 @@ def test_a_layout_of_any_model_written_out_means_the_same(call: str) -> None:
     straight = locate(resolve(library, parse_call(call), model=model))
     written = locate(resolve(load(("closed.ucpl", text), shipped=False), parse_call("stored")))
     assert table(written) == table(straight)
+
+
+USED = """ucpl 1
+model inner {
+  dim a = 4
+  dtype f32
+  w : a
+  state s : f32
+}
+layout low(dp) of inner {
+  mesh dp
+  mesh other: dp
+  framework deepspeed(stage = 1)
+  file weights = torch "low.{dp}"
+  w = a@dp as "w"
+  group * = model
+  derive s from weight
+}
+model outer {
+  use inner() as in
+  z : 3 dtype f32
+}
+layout high(dp, tp = 1) of outer {
+  mesh tp dp
+  use low(dp) as in
+  framework deepspeed(stage = 2)
+  file weights = torch "high"
+  z = _ as "z"
+  group * = model
+  derive s from weight
+}
+"""
+
+
+@pytest.mark.parametrize("call", ["high(2)", "high(1, 2)", "low(2)"])
+def test_what_a_used_layout_says_again_is_closed_once(call: str) -> None:
+    library = load(("used.ucpl", USED))
+    try:
+        straight = resolve(library, parse_call(call))
+    except UcplError as error:
+        assert error.diagnostics[0].code == "E142"  # two meshes of different ranks
+        return
+    file = parse(print_file(close(library, parse_call(call))), "closed.ucpl")
+    again = resolve(load(("closed.ucpl", print_file(file)), shipped=False), parse_call("stored"))
+    assert (again.framework, again.settings) == (straight.framework, straight.settings)
+    assert set(again.derived) == set(straight.derived)
+    assert again.ranks == straight.ranks and {m.axes for m in again.meshes} == {m.axes for m in straight.meshes}
+    homes = [{(p.state, h.file, h.key, h.shape) for p in locate(x).parts for h in p.homes} for x in (again, straight)]
+    assert homes[0] == homes[1]
 
 
 def test_imports_are_found_beside_the_file_and_among_the_shipped(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import Entry, LogicalTensor
 from ucpl.layout.models import unknown_tensor
-from ucpl.layout.patterns import axes_closed, dims_in
+from ucpl.layout.patterns import axes_closed, demand_no_flat, dims_in
 from ucpl.layout.scope import Scope, at
 from ucpl.layout.storing import Ground, is_there, said_clauses
 from ucpl.syntax import nodes
@@ -76,6 +76,8 @@ def entries_of(
     items: Iterable[nodes.LayoutItem], ground: Ground, tensors: dict[str, LogicalTensor], aliases: dict[str, str]
 ) -> tuple[Entry, ...]:
     written = written_entries(items, ground.scope)
+    for item in written.items:
+        demand_no_flat((*item.indices, *(item.shape or ())), item.span)
     out: list[Entry] = []
     expanded = False
     for item in written.items:

@@ -13,7 +13,7 @@ from ucpl.layout.scope import Scope, at, nearest
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
 
-__all__ = ["axes_closed", "axis_closed", "dims_in", "index_rules", "meshes_of"]
+__all__ = ["axes_closed", "axis_closed", "demand_flat", "demand_no_flat", "dims_in", "index_rules", "meshes_of"]
 
 RANK_LIMIT = 1 << 20
 
@@ -95,6 +95,31 @@ def _split(split: nodes.Split, scope: Scope, span: nodes.Span) -> ax.Split:
     return ax.Split(split.mesh_axis, split.kind, tuple(sizes), grain)
 
 
+def demand_no_flat(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
+    """`flat` and `each` speak of the tensors of a group: they are refused where one tensor, or an index, is meant."""
+    for node in walk(*axes):
+        if isinstance(node, nodes.Flat | nodes.Each):
+            word = "each" if isinstance(node, nodes.Each) else "flat(...)"
+            fail(
+                "E158",
+                f"`{word}` stands for tensors of a group, and here one tensor or an index is meant",
+                at(node.span if node.span.line else span),
+                remedy="write it in a state line: state * = flat(each)",
+            )
+
+
+def demand_flat(axis: nodes.Axis, span: nodes.Span) -> None:
+    """One axis of a state line: of the tensors of a group, in each of which `each` stands, and of nothing else."""
+    flats = [n for n in walk(axis) if isinstance(n, nodes.Flat)]
+    eaches = [n for n in walk(axis) if isinstance(n, nodes.Each)]
+    inside = [[n for n in walk(flat.axis) if isinstance(n, nodes.Each)] for flat in flats]
+    odd = next((n for n in walk(axis) if isinstance(n, nodes.Dim | nodes.Any_ | nodes.Rest)), None)
+    if odd is None and flats and all(len(e) == 1 for e in inside) and len(eaches) == len(flats):
+        return
+    place = odd.span if odd is not None and odd.span.line else span
+    fail("E158", "a state line stores flat(each), padded and cut, and no dims by name", at(place))
+
+
 def dims_in(axes: Iterable[nodes.Axis]) -> list[str]:
     """Names of dims in patterns as they are written."""
     return [node.name for node in walk(*axes) if isinstance(node, nodes.Dim)]
@@ -129,6 +154,8 @@ def meshes_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Mesh, ..
 def index_rules(items: Iterable[nodes.Record], scope: Scope) -> dict[str, ax.Axis]:
     """`index` statements by name. A digit that has no size gets one first: slot = l / (vp * pp)."""
     rules = {i.name: i for i in items if isinstance(i, nodes.Index)}
+    for item in rules.values():
+        demand_no_flat([item.axis], item.span)
     for name, item in rules.items():
         digits = _digits(item.axis)
         if not digits:
