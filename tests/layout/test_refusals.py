@@ -108,6 +108,7 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E145", "pad to a multiple of 0", text(layout=FILE + '  w = ⟦pad(a, 0) b as "w"\n'), "x(2)", {}),
     ("E145", "a grain of 0", text(layout=FILE + '  w = a⟦@chunk(dp, 0) b as "w"\n'), "x(2)", {}),
     ("E145", "order dealt 0", text(layout=W + "  ⟦group g = w order dealt 0\n"), "x(2)", {}),
+    ("E145", "order dealt 4611686018427387904", text(layout=W + "  ⟦group g = w order dealt 4611686018427387904\n"), "x(2)", {}),
     ("E146", "trim the whole before it is cut", text(layout=FILE + '  w = ⟦trim(a@dp) b as "w"\n'), "x(2)", {}),
     ("E147", "stand for the dims of one tensor", text(layout=W + "  index a = ⟦_\n"), "x(2)", {}),
     ("E148", "`@q` cuts over a mesh axis that has no size", text(layout=FILE + '  w = a⟦@q b as "w"\n'), "x(2)", {}),

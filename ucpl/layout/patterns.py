@@ -13,7 +13,16 @@ from ucpl.layout.scope import Scope, at, nearest
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
 
-__all__ = ["axes_closed", "axis_closed", "demand_flat", "demand_no_flat", "dims_in", "index_rules", "meshes_of"]
+__all__ = [
+    "RANK_LIMIT",
+    "axes_closed",
+    "axis_closed",
+    "demand_flat",
+    "demand_no_flat",
+    "dims_in",
+    "index_rules",
+    "meshes_of",
+]
 
 RANK_LIMIT = 1 << 20
 

@@ -15,7 +15,7 @@ from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, LogicalTensor, Policy, States, Storing
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
-from ucpl.layout.patterns import axes_closed, demand_flat, demand_no_flat, dims_in
+from ucpl.layout.patterns import RANK_LIMIT, axes_closed, demand_flat, demand_no_flat, dims_in
 from ucpl.layout.scope import Scope, Value, at, nearest
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
 from ucpl.syntax import nodes, print_expr
@@ -150,7 +150,7 @@ def groups_of_layout(
             continue
         is_reversed = item.order == "reversed"
         dealt = 1 if item.order is None or item.order == "reversed" else ground.scope.integer(item.order)
-        if dealt < 1:
+        if not 1 <= dealt <= RANK_LIMIT:
             fail("E145", f"order dealt {dealt}", at(item.span))
         if item.of_model:
             for name, members in trained_groups(model_groups, tensors):
