@@ -129,6 +129,7 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E158", "`each` stands for tensors of a group", text(layout=FILE + '  w = ⟦each b as "w"\n'), "x(2)", {}),
     ("E158", "`flat(...)` stands for tensors of a group", text(layout=FILE + '  w[⟦flat(a)] = b as "w"\n'), "x(2)", {}),
     ("E158", "`each` stands for tensors of a group", text(layout=W + "  index a = ⟦each\n"), "x(2)", {}),
+    ("E158", "a flat has no key in its file", text(layout=W + "  ⟦state * = flat(each)\n"), "x(2)", {}),
     ("E159", "settings of a framework have names", text(layout=W + "  framework deepspeed(⟦1)\n"), "x(2)", {}),
     ("E160", "dp = 3 does not divide 4", text(layout=W + '  ⟦assert a % dp == 0, "dp = {dp} does not divide {a}"\n'), "x(3)", {}),
     ("E160", "`a % dp == 0` does not hold", text(layout=W + "  ⟦assert a % dp == 0\n"), "x(3)", {}),

@@ -193,6 +193,13 @@ def states_lines(
         default = "optim" if "optim" in ground.files else "weights"
         shape = item.shape if item.shape == "like" else axes_closed(item.shape, ground.scope, item.span)
         storing = ground.storing(clauses, item.span, default, brackets)
+        if shape != "like" and storing.key is None and ground.files[storing.file].form is not None:
+            fail(
+                "E158",
+                "a flat has no key in its file",
+                at(item.span),
+                remedy='write its key, as "{state}"; as "" for a file that is nothing else',
+            )
         out.append(States(item.names, named, shape, storing, buckets, item.span))
     return tuple(out)
 
