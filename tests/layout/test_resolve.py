@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
+from tests.layout.fuzzing import TRIAL
 from ucpl.errors import UcplError
 from ucpl.frontends.texts import text_at
 from ucpl.layout import Layout, close, expand, load, resolve
+from ucpl.layout.axes import dims_of
+from ucpl.layout.templates import PLACE_WORDS
 from ucpl.regions import locate
 from ucpl.syntax import nodes, parse, parse_call, print_file
 
@@ -298,3 +303,34 @@ def test_imports_are_found_beside_the_file_and_among_the_shipped(tmp_path: Path)
     library = load((str(tmp_path / "two.ucpl"), text), read=text_at)
     assert resolve(library, parse_call("mine(2)")).sizes["a"] == 8
     assert isinstance(library.layout("zero1").node, nodes.Layout)
+
+
+SHIPPED = ("zero1(dp = 2, round_robin = 0)", "zero3(dp = 2)", "universal()", "safetensors()", "plain()")
+
+
+def leaves(value: object) -> Iterator[object]:
+    """What a record holds, in the end."""
+    if attrs.has(type(value)):
+        yield from (leaf for f in attrs.fields(type(value)) for leaf in leaves(getattr(value, f.name)))
+    elif isinstance(value, tuple | list | frozenset):
+        yield from (leaf for one in value for leaf in leaves(one))
+    elif isinstance(value, dict):
+        yield from (leaf for pair in value.items() for leaf in leaves(pair))
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("call", ["base(2)", "derived(2)", *SHIPPED])
+def test_a_layout_is_data_and_prints(call: str) -> None:
+    """Numbers and names in records, and no name in a template's braces that only a scope could tell."""
+    library = load(("base.ucpl", BASE))
+    model = parse(TRIAL).statements[0]
+    assert isinstance(model, nodes.Model)
+    found = resolve(library, parse_call(call), model=model if call in SHIPPED else None)
+    assert {type(leaf) for leaf in leaves(found)} <= {int, str, float, bool, type(None)}
+    assert str(found).startswith("Layout(name=") and "Scope" not in str(found)
+    written = [t for rule in found.files.values() for t in (rule.path, rule.key) if t is not None]
+    written += [e.storing.key for e in (*found.entries, *found.state_lines) if e.storing.key is not None]
+    coordinates = {a for m in found.meshes for a in m.axes}
+    for template in written:
+        assert template.names <= coordinates | PLACE_WORDS | {t for e in found.entries for t in dims_of(*e.indices)}
