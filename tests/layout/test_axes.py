@@ -109,6 +109,13 @@ def test_axes_that_cut_some_terms_alone_make_copies_of_the_others() -> None:
     assert ax.partly_cut((ax.Cut(A, (TP,)),)) == frozenset()
 
 
+def test_the_longest_an_axis_can_be() -> None:
+    sizes = {"a": 5, "b": 3, "c": 7}
+    assert ax.longest(NESTED, sizes.__getitem__) == 24  # 5 * 3 + 7, to the next multiple of 4
+    assert ax.longest(ax.Trim(ax.Dim("c", 2, 6)), sizes.__getitem__) == 4
+    assert ax.longest(ax.Dim("c", 2), sizes.__getitem__) == 5
+
+
 def test_digits_and_leaves() -> None:
     rules: dict[str, ax.Axis] = {
         "l": ax.Stack((ax.Term(None, (ax.Dim("lap"), ax.Cut(ax.Dim("stage"), (TP,)))),)),

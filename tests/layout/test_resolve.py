@@ -14,7 +14,7 @@ from ucpl.errors import UcplError
 from ucpl.frontends.texts import text_at
 from ucpl.layout import Layout, close, expand, load, resolve
 from ucpl.layout.axes import dims_of
-from ucpl.layout.templates import PLACE_WORDS
+from ucpl.layout.templates import PLACE_WORDS, render
 from ucpl.regions import locate
 from ucpl.syntax import nodes, parse, parse_call, print_file
 
@@ -247,6 +247,55 @@ def test_a_layout_of_any_model_written_out_means_the_same(call: str) -> None:
     assert table(written) == table(straight)
 
 
+STACKED = """ucpl 1
+model m {
+  dim a = 4
+  dtype f32
+  w : a
+  v : a
+  ice : a is frozen
+  buf : a is buffer
+}
+layout low(dp, alignment = 2, tag = 7) of m {
+  mesh dp
+  let own = 1, other = 5
+  file weights = torch "f.{dp}"
+  w = pad(a, alignment) as "w.{own}.{other}.{tag}"
+  v = a as "v"
+  v = a as "again"
+  * of frozen = ... as "low/{name}"
+  * of buffer = ... as "low/{name}"
+}
+layout high(dp, tag = 8) of m extends low(dp, tag = tag) {
+  let own = 2
+  v = a as "instead"
+  * of frozen = ... as "high/{name}"
+  * of parameter = ... as "never/{name}"
+}
+"""
+
+
+def keys(found: Layout) -> dict[str, str]:
+    return {e.path: render(e.storing.key, e.variables) for e in found.entries if e.storing.key is not None}
+
+
+def test_what_is_said_of_one_class_leaves_the_others_as_they_were() -> None:
+    assert keys(layout("high(2)", STACKED)) == {"w": "w.2.5.8", "v": "instead", "ice": "high/ice", "buf": "low/buf"}
+    assert keys(layout("low(2)", STACKED)) == {"w": "w.1.5.7", "v": "again", "ice": "low/ice", "buf": "low/buf"}
+    assert keys(layout("high(2, 3)", STACKED))["w"] == "w.2.5.3"
+    # Two homes in the base are one here, and all else stands where it stood.
+    assert [e.path for e in layout("low(2)", STACKED).entries] == ["w", "v", "v", "ice", "buf"]
+    assert [e.path for e in layout("high(2)", STACKED).entries] == ["w", "v", "ice", "buf"]
+
+
+def test_only_the_layout_that_is_called_inherits() -> None:
+    inherited = {"alignment": (8, "the source"), "tag": (9, "the source")}
+    assert layout("high(2)", STACKED, inherited=inherited).sizes["alignment"] == 2
+    assert layout("low(2)", STACKED, inherited=inherited).sizes["alignment"] == 8
+    assert layout("low(2, 4)", STACKED, inherited=inherited).sizes["alignment"] == 4
+    assert keys(layout("high(2)", STACKED, inherited=inherited))["w"] == "w.2.5.9"
+
+
 USED = """ucpl 1
 model inner {
   dim a = 4
@@ -310,8 +359,9 @@ SHIPPED = ("zero1(dp = 2, round_robin = 0)", "zero3(dp = 2)", "universal()", "sa
 
 def leaves(value: object) -> Iterator[object]:
     """What a record holds, in the end."""
-    if attrs.has(type(value)):
-        yield from (leaf for f in attrs.fields(type(value)) for leaf in leaves(getattr(value, f.name)))
+    kind: type = type(value)
+    if attrs.has(kind):
+        yield from (leaf for f in attrs.fields(kind) for leaf in leaves(getattr(value, f.name)))
     elif isinstance(value, tuple | list | frozenset):
         yield from (leaf for one in value for leaf in leaves(one))
     elif isinstance(value, dict):
@@ -330,7 +380,8 @@ def test_a_layout_is_data_and_prints(call: str) -> None:
     assert {type(leaf) for leaf in leaves(found)} <= {int, str, float, bool, type(None)}
     assert str(found).startswith("Layout(name=") and "Scope" not in str(found)
     written = [t for rule in found.files.values() for t in (rule.path, rule.key) if t is not None]
-    written += [e.storing.key for e in (*found.entries, *found.state_lines) if e.storing.key is not None]
+    storings = [*(e.storing for e in found.entries), *(line.storing for line in found.state_lines)]
+    written += [s.key for s in storings if s.key is not None]
     coordinates = {a for m in found.meshes for a in m.axes}
     for template in written:
         assert template.names <= coordinates | PLACE_WORDS | {t for e in found.entries for t in dims_of(*e.indices)}

@@ -53,6 +53,7 @@ VALUES = {
     "default(config.none, 4)": 4,
     "default(config.depth, 4)": 3,
     "default(config.none, config.none, a)": 8,
+    "default(0, 4)": 0,
     "config.flag": 1,
     "config.inner.deep": 5,
     "config.list": [1, 2],
@@ -71,7 +72,8 @@ def scope() -> Scope:
 
 @pytest.mark.parametrize("text", VALUES)
 def test_the_value_of_an_expression(text: str) -> None:
-    assert scope().evaluate(parse_expr(text)) == VALUES[text]
+    found = scope().evaluate(parse_expr(text))
+    assert found == VALUES[text] and type(found) is type(VALUES[text])
 
 
 REFUSED = {
@@ -163,6 +165,14 @@ def test_deep_definitions_are_refused_and_not_a_stack_overflow() -> None:
         assert names.size("n89") == 1 + 89 * 50
     except UcplError as error:
         assert error.diagnostics[0].code == "E103"
+
+
+def test_definitions_are_nested_a_hundred_deep_and_no_deeper() -> None:
+    bindings = {f"n{i}": parse_expr(f"n{i - 1}") for i in range(1, 200)}
+    assert Scope(given={"n0": 1}, bindings=bindings).size("n99") == 1
+    with pytest.raises(UcplError) as caught:
+        Scope(given={"n0": 1}, bindings=bindings).size("n105")
+    assert caught.value.diagnostics[0].code == "E103"
 
 
 def test_a_value_as_it_is_written() -> None:

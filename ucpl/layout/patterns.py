@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 RANK_LIMIT = 1 << 20
+MULTIPLE_MAX = 1 << 40  # elements: of padding, grains and units; so that no sum of padded lengths leaves 64 bits
 
 
 # ---- one axis --------------------------------------------------------------------------------------------------------
@@ -44,7 +45,7 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
             return ax.Stack(tuple(ax.Term(t.label, axes_closed(t.axes, scope, here)) for t in terms))
         case nodes.Pad(axis=inner, multiple=multiple, kind=kind):
             n = scope.integer(multiple)
-            if n < 1:
+            if not 1 <= n <= MULTIPLE_MAX:
                 fail("E145", f"pad to a multiple of {n}", at(here))
             return ax.Pad(axis_closed(inner, scope, here), n, kind)
         case nodes.Trim(axis=inner):
@@ -99,7 +100,7 @@ def _split(split: nodes.Split, scope: Scope, span: nodes.Span) -> ax.Split:
                 fail("E104", f"{one!r} is no size of a piece", at(place))
             sizes.append(one)
     grain = 1 if split.grain is None else scope.integer(split.grain)
-    if grain < 1:
+    if not 1 <= grain <= MULTIPLE_MAX:
         fail("E145", f"a grain of {grain}", at(place))
     return ax.Split(split.mesh_axis, split.kind, tuple(sizes), grain)
 
