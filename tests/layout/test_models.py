@@ -97,11 +97,19 @@ L, A, B = ax.Dim("l"), ax.Dim("a"), ax.Dim("b")
         (
             'w = (_[..2]@dp + _[2..]) _ as "w"',
             "w",
-            (ax.Stack((ax.Term(None, (ax.Cut(ax.Dim("l", 0, 2), (ax.Split("dp"),)),)), ax.Term(None, (ax.Dim("l", 2, 6),)))), A),
+            (
+                ax.Stack(
+                    (
+                        ax.Term(None, (ax.Cut(ax.Dim("l", 0, 2), (ax.Split("dp"),)),)),
+                        ax.Term(None, (ax.Dim("l", 2, 6),)),
+                    )
+                ),
+                A,
+            ),
         ),
         ('w = trim(pad(_, 4)) _ as "w"', "w", (ax.Trim(ax.Pad(L, 4)), A)),
     ],
-)  # fmt: skip
+)
 def test_what_the_dims_of_any_model_become(line: str, path: str, want: tuple[ax.Axis, ...] | None) -> None:
     if want is None:  # `_` took l, so that a is left
         with pytest.raises(UcplError) as caught:
