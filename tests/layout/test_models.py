@@ -72,6 +72,12 @@ def test_an_inner_dtype_wins_over_the_last_that_is_said() -> None:
     assert {p: t.dtype for p, t in found.tensors.items()} == {"in.w": "f32", "v": "f32"}
 
 
+def test_the_digit_without_a_size_gets_what_is_left() -> None:
+    found = resolved("  dim lap = 2\n  index l = (lap slot)\n")
+    assert (found.sizes["lap"], found.sizes["slot"], found.sizes["l"]) == (2, 3, 6)
+    assert ax.digits_of(found.indices["l"]) == ("lap", "slot")
+
+
 # ---- patterns of any model --------------------------------------------------------------------------------------------
 
 
