@@ -296,6 +296,15 @@ def test_only_the_layout_that_is_called_inherits() -> None:
     assert keys(layout("high(2)", STACKED, inherited=inherited))["w"] == "w.2.5.9"
 
 
+def test_a_number_that_is_said_again_is_closed_once() -> None:
+    library = load(("stacked.ucpl", STACKED.replace("ucpl 1", "ucpl 1\nlet own = 9, apart = 3")))
+    straight = resolve(library, parse_call("high(2)"))
+    text = print_file(close(library, parse_call("high(2)")))
+    again = resolve(load(("closed.ucpl", text), shipped=False), parse_call("stored"))
+    assert (again.sizes["own"], again.sizes["apart"], again.sizes["other"]) == (2, 3, 5)
+    assert keys(again) == keys(straight) and again.tensors.keys() == straight.tensors.keys()
+
+
 USED = """ucpl 1
 model inner {
   dim a = 4
