@@ -135,6 +135,27 @@ def test_columns_give_what_each_place_gives(text: str, places: list[tuple[int, i
     assert found.tolist() == alone
 
 
+OPERATIONS = [*(f"a {o} b" for o in ("+", "-", "*", "%", "<", ">", "<=", ">=", "==", "!=", "and", "or")), "not a", "-a"]
+OPERATIONS += [
+    "min(a, b)",
+    "max(a, b)",
+    "gcd(a, b)",
+    "lcm(a, b)",
+    "ceil(a, b)",
+    "default(a, b)",
+    "a * b / b",
+    "min(a, 3)",
+]
+
+
+@pytest.mark.parametrize("text", OPERATIONS)
+def test_every_operation_over_columns(text: str) -> None:
+    a, b = np.array([0, 6, -4, 9, 3], dtype=np.int64), np.array([2, 6, 3, 4, 12], dtype=np.int64)
+    expr = parse_expr(text)
+    alone = [evaluate(expr, {"a": x, "b": y}) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    assert np.asarray(evaluate(expr, {"a": a, "b": b})).tolist() == alone
+
+
 def test_columns_do_not_wrap_around() -> None:
     huge = np.array([1, 1 << 40], dtype=np.int64)
     assert np.asarray(evaluate(parse_expr("a * 4 - a"), {"a": huge})).tolist() == [3, 3 << 40]
@@ -142,5 +163,7 @@ def test_columns_do_not_wrap_around() -> None:
         with pytest.raises(UcplError) as caught:
             evaluate(parse_expr(text), {"a": huge})
         assert caught.value.diagnostics[0].code == "E106"
+    with pytest.raises(UcplError):
+        evaluate(parse_expr("a * a"), {"a": -huge})
     mixed = {"a": np.array([1 << 61, 1], dtype=np.int64), "b": np.array([1, 1 << 40], dtype=np.int64)}
     assert np.asarray(evaluate(parse_expr("a * b"), mixed)).tolist() == [1 << 61, 1 << 40]

@@ -193,9 +193,10 @@ FUNCTIONS = ("default", *_MANY, *(name for name, _ in _FEW))
 
 def _function(expr: nodes.Function, numbers: Sequence[Number]) -> Number:
     match expr.name:
-        case "min" | "max" | "gcd" | "lcm" if numbers:
-            pick = _PICKS[expr.name]
-            return bounded(reduce(lambda a, b: pick(a, b, expr.span), numbers), expr.span)
+        case "min" | "max" | "gcd" if numbers:
+            return reduce(_PICKS[expr.name], numbers)
+        case "lcm" if numbers:
+            return bounded(reduce(lambda a, b: _lcm(a, b, expr.span), numbers), expr.span)
         case "size" if numbers:
             return numbers[0]
         case "ceil" if numbers:
@@ -205,15 +206,15 @@ def _function(expr: nodes.Function, numbers: Sequence[Number]) -> Number:
     fail("E109", f"no function is called `{expr.name}` with {len(expr.args)} arguments", at(expr.span))
 
 
-def _least(a: Number, b: Number, span: nodes.Span) -> Number:
+def _least(a: Number, b: Number) -> Number:
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else np.asarray(np.minimum(a, b))
 
 
-def _greatest(a: Number, b: Number, span: nodes.Span) -> Number:
+def _greatest(a: Number, b: Number) -> Number:
     return max(a, b) if isinstance(a, int) and isinstance(b, int) else np.asarray(np.maximum(a, b))
 
 
-def _gcd(a: Number, b: Number, span: nodes.Span) -> Number:
+def _gcd(a: Number, b: Number) -> Number:
     return math.gcd(a, b) if isinstance(a, int) and isinstance(b, int) else np.asarray(np.gcd(a, b))
 
 
@@ -224,9 +225,4 @@ def _lcm(a: Number, b: Number, span: nodes.Span) -> Number:
     return _fitting("*", step, np.abs(np.asarray(b, dtype=np.int64)), span)
 
 
-_PICKS: dict[str, Callable[[Number, Number, nodes.Span], Number]] = {
-    "min": _least,
-    "max": _greatest,
-    "gcd": _gcd,
-    "lcm": _lcm,
-}
+_PICKS: dict[str, Callable[[Number, Number], Number]] = {"min": _least, "max": _greatest, "gcd": _gcd}

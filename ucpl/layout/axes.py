@@ -5,7 +5,8 @@ Dims and mesh axes are still names; their sizes stand in `Layout.sizes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
 from typing import Literal, assert_never
 
 from attrs import frozen
@@ -168,6 +169,23 @@ def _labels(axes: tuple[Axis, ...]) -> Iterator[str]:
 def dims_of(*axes: Axis) -> tuple[str, ...]:
     """Names of the dims inside, in order, as often as they occur."""
     return tuple(node.name for node in walk(*axes) if isinstance(node, Dim))
+
+
+def longest(axis: Axis, size_of: Callable[[str], int]) -> int:
+    """How many cells an axis has before anything is cut off: no rank holds more of it."""
+    match axis:
+        case Dim(name=name, low=low, high=high):
+            return (size_of(name) if high is None else high) - low
+        case Stack(terms=terms):
+            return sum(prod(longest(a, size_of) for a in term.axes) for term in terms)
+        case Pad(axis=inner, multiple=multiple):
+            return -(-longest(inner, size_of) // multiple) * multiple
+        case Cut(axis=inner) | Trim(axis=inner) | Flat(axis=inner):
+            return longest(inner, size_of)
+        case Each():
+            return 0
+        case _:
+            assert_never(axis)
 
 
 def digits_of(axis: Axis) -> tuple[str, ...]:

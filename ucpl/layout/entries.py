@@ -11,8 +11,8 @@ from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import Entry, LogicalTensor
 from ucpl.layout.models import unknown_tensor
-from ucpl.layout.patterns import axes_closed, dims_in
-from ucpl.layout.scope import Scope, at
+from ucpl.layout.patterns import axes_closed, demand_no_flat, dims_in
+from ucpl.layout.scope import NUMBER_LIMIT, Scope, at
 from ucpl.layout.storing import Ground, is_there, said_clauses
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import inside, walk
@@ -76,6 +76,8 @@ def entries_of(
     items: Iterable[nodes.LayoutItem], ground: Ground, tensors: dict[str, LogicalTensor], aliases: dict[str, str]
 ) -> tuple[Entry, ...]:
     written = written_entries(items, ground.scope)
+    for item in written.items:
+        demand_no_flat((*item.indices, *(item.shape or ())), item.span)
     out: list[Entry] = []
     expanded = False
     for item in written.items:
@@ -91,11 +93,18 @@ def entries_of(
 
 def _refuse_many(entries: list[Entry], ground: Ground) -> None:
     """A limit that costs nothing: bracketed indices multiply, and what they name is not enumerated to be counted."""
-    total = 0
+    total = elements = 0
+
+    def size_of(name: str) -> int:
+        return ground.scope.size(name)
+
     for entry in entries:
         leaves = {leaf for name in ax.dims_of(*entry.indices) for leaf in ax.leaves_of(name, ground.indices)}
         count = prod(max(1, ground.scope.size(leaf, entry.span)) for leaf in leaves if ground.scope.knows(leaf))
         total += count
+        elements += count * prod(ax.longest(axis, size_of) for axis in entry.shape)
+        if elements > NUMBER_LIMIT:
+            fail("E106", f"`{entry.path}`, padded as it is, makes {elements} elements of all entries", at(entry.span))
         if total > STORED_MAX:
             fail(
                 "E168",

@@ -121,10 +121,38 @@ def close(
     opened.scope.bind([*lets, *opened.model_items, *opened.items])
     known = {n for n in opened.scope.given if "#" not in n}
     model_items = _closed(opened.scope, [*lets, *opened.model_items], known)
-    layout_items = [*_inner_parameters(opened), *_closed(opened.scope, [*lets, *opened.items], known)]
+    layout_items = [*_inner_parameters(opened), *_closed(opened.scope, [*lets, *_said_once(opened.items)], known)]
     model = nodes.Model(opened.model.name, tuple(model_items))
     layout = nodes.Layout(name, _parameters(opened), opened.model.name, None, tuple(layout_items))
     return nodes.File("layout.ucpl", 1, (model, layout))
+
+
+def _said_once(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
+    """Without what a layout that is used says again: one text says a mesh, the framework, a derived state once.
+
+    A second mesh without a name gets one, which nothing speaks of.
+    """
+    last = [i for i in items if isinstance(i, nodes.Framework)][-1:]
+    meshes: dict[str, tuple[str, ...]] = {}
+    seen: set[tuple[str, str]] = set()
+    out: list[nodes.LayoutItem] = []
+    for item in items:
+        match item:
+            case nodes.Mesh():
+                if item.axes in meshes.values():
+                    continue
+                name = f"{item.name or 'mesh'}{len(meshes)}" if item.name in meshes else item.name
+                meshes[name] = item.axes
+                out.append(evolve(item, name=name))
+            case nodes.Framework():
+                out += [item] if item is last[0] else []
+            case nodes.Derive(state=name) | nodes.Group(of_model=True, name=name):
+                mark = (type(item).__name__, name)
+                out += [item] if mark not in seen else []
+                seen.add(mark)
+            case _:
+                out.append(item)
+    return out
 
 
 def _closed(scope: Scope, items: Sequence[Item], given: set[str]) -> list[Item]:

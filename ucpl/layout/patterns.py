@@ -13,9 +13,19 @@ from ucpl.layout.scope import Scope, at, nearest
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
 
-__all__ = ["axes_closed", "axis_closed", "dims_in", "index_rules", "meshes_of"]
+__all__ = [
+    "RANK_LIMIT",
+    "axes_closed",
+    "axis_closed",
+    "demand_flat",
+    "demand_no_flat",
+    "dims_in",
+    "index_rules",
+    "meshes_of",
+]
 
 RANK_LIMIT = 1 << 20
+MULTIPLE_MAX = 1 << 40  # elements: of padding, grains and units; so that no sum of padded lengths leaves 64 bits
 
 
 # ---- one axis --------------------------------------------------------------------------------------------------------
@@ -35,7 +45,7 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
             return ax.Stack(tuple(ax.Term(t.label, axes_closed(t.axes, scope, here)) for t in terms))
         case nodes.Pad(axis=inner, multiple=multiple, kind=kind):
             n = scope.integer(multiple)
-            if n < 1:
+            if not 1 <= n <= MULTIPLE_MAX:
                 fail("E145", f"pad to a multiple of {n}", at(here))
             return ax.Pad(axis_closed(inner, scope, here), n, kind)
         case nodes.Trim(axis=inner):
@@ -90,9 +100,34 @@ def _split(split: nodes.Split, scope: Scope, span: nodes.Span) -> ax.Split:
                 fail("E104", f"{one!r} is no size of a piece", at(place))
             sizes.append(one)
     grain = 1 if split.grain is None else scope.integer(split.grain)
-    if grain < 1:
+    if not 1 <= grain <= MULTIPLE_MAX:
         fail("E145", f"a grain of {grain}", at(place))
     return ax.Split(split.mesh_axis, split.kind, tuple(sizes), grain)
+
+
+def demand_no_flat(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
+    """`flat` and `each` speak of the tensors of a group: they are refused where one tensor, or an index, is meant."""
+    for node in walk(*axes):
+        if isinstance(node, nodes.Flat | nodes.Each):
+            word = "each" if isinstance(node, nodes.Each) else "flat(...)"
+            fail(
+                "E158",
+                f"`{word}` stands for tensors of a group, and here one tensor or an index is meant",
+                at(node.span if node.span.line else span),
+                remedy="write it in a state line: state * = flat(each)",
+            )
+
+
+def demand_flat(axis: nodes.Axis, span: nodes.Span) -> None:
+    """One axis of a state line: of the tensors of a group, in each of which `each` stands, and of nothing else."""
+    flats = [n for n in walk(axis) if isinstance(n, nodes.Flat)]
+    eaches = [n for n in walk(axis) if isinstance(n, nodes.Each)]
+    inside = [[n for n in walk(flat.axis) if isinstance(n, nodes.Each)] for flat in flats]
+    odd = next((n for n in walk(axis) if isinstance(n, nodes.Dim | nodes.Any_ | nodes.Rest)), None)
+    if odd is None and flats and all(len(e) == 1 for e in inside) and len(eaches) == len(flats):
+        return
+    place = odd.span if odd is not None and odd.span.line else span
+    fail("E158", "a state line stores flat(each), padded and cut, and no dims by name", at(place))
 
 
 def dims_in(axes: Iterable[nodes.Axis]) -> list[str]:
@@ -129,6 +164,8 @@ def meshes_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Mesh, ..
 def index_rules(items: Iterable[nodes.Record], scope: Scope) -> dict[str, ax.Axis]:
     """`index` statements by name. A digit that has no size gets one first: slot = l / (vp * pp)."""
     rules = {i.name: i for i in items if isinstance(i, nodes.Index)}
+    for item in rules.values():
+        demand_no_flat([item.axis], item.span)
     for name, item in rules.items():
         digits = _digits(item.axis)
         if not digits:

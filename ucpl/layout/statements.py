@@ -116,7 +116,6 @@ class _Reader:
                 arguments = _arguments(chain[depth + 1].node.parameters, link.node.extends, self.scope)
         items: list[nodes.LayoutItem] = []
         for body in reversed(bodies):
-            self.scope.bind(body)  # the derived layout's numbers are those that hold
             items = overlay(items, body)
         return items
 

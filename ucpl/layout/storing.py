@@ -15,7 +15,7 @@ from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, LogicalTensor, Policy, States, Storing
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
-from ucpl.layout.patterns import axes_closed, dims_in
+from ucpl.layout.patterns import RANK_LIMIT, axes_closed, demand_flat, demand_no_flat, dims_in
 from ucpl.layout.scope import Scope, Value, at, nearest
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
 from ucpl.syntax import nodes, print_expr
@@ -150,7 +150,7 @@ def groups_of_layout(
             continue
         is_reversed = item.order == "reversed"
         dealt = 1 if item.order is None or item.order == "reversed" else ground.scope.integer(item.order)
-        if dealt < 1:
+        if not 1 <= dealt <= RANK_LIMIT:
             fail("E145", f"order dealt {dealt}", at(item.span))
         if item.of_model:
             for name, members in trained_groups(model_groups, tensors):
@@ -162,6 +162,7 @@ def groups_of_layout(
         for w in item.without or ():
             if w not in found:
                 fail("E157", f"no group is called `{w}`", at(item.span))
+        demand_no_flat(item.indices, item.span)
         indices = axes_closed(item.indices, ground.scope, item.span)
         found[item.name] = Group(
             item.name, indices, item.members, item.without, item.stated, is_reversed, dealt, False, item.span
@@ -185,11 +186,20 @@ def states_lines(
                 groups[g] = Group(g, (), dict(model_groups)[g], None, None, False, 1, True, item.span)
         if item.shape != "like" and len(item.shape) != 1:
             fail("E158", "a state line stores one axis, as in pad(flat(each), 2 * dp)@dp", at(item.span))
+        if item.shape != "like":
+            demand_flat(item.shape[0], item.span)
         buckets = next((ground.scope.integer(c.args[0]) for c in item.clauses if c.word == "buckets"), None)
         clauses = tuple(c for c in said_clauses(item) if c.word != "buckets")
         default = "optim" if "optim" in ground.files else "weights"
         shape = item.shape if item.shape == "like" else axes_closed(item.shape, ground.scope, item.span)
         storing = ground.storing(clauses, item.span, default, brackets)
+        if shape != "like" and storing.key is None and ground.files[storing.file].form is not None:
+            fail(
+                "E158",
+                "a flat has no key in its file",
+                at(item.span),
+                remedy='write its key, as "{state}"; as "" for a file that is nothing else',
+            )
         out.append(States(item.names, named, shape, storing, buckets, item.span))
     return tuple(out)
 

@@ -54,9 +54,9 @@ def assert_round_trip(source: Side, target: Side, *, drop: tuple[str, ...] = ())
     same = _derived_from(here, there)
     whole = numbered(here, same)
     stored = lay_out(here, whole)
-    moved = _moved(here, there, stored, whole, same, drop)
+    moved = _moved(here, there, stored, whole, drop)
     if not drop:
-        back = _moved(there, here, moved, whole, same, ())
+        back = _moved(there, here, moved, whole, ())
         for (path, state), array in gather(here, back).items():
             wrong = np.argwhere(array != whole[path, state])
             assert not len(wrong), (
@@ -110,7 +110,6 @@ def _moved(
     target: Placement,
     stored: dict[Place, F64],
     whole: Whole,
-    same: dict[str, str],
     drop: tuple[str, ...],
 ) -> dict[Place, F64]:
     """What the moves make of stored arrays. Raises AssertionError at the first place that differs from the target."""

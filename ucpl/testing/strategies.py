@@ -259,10 +259,12 @@ class _Drawn:
             used: list[str] = []
             rest = [d for d in dims if d not in indices]
             shape = self.axes(list(self.draw(_permutations(rest))), free, used)
-            out.append(self.entry(path, indices, shape, used, place, n))
+            out.append(self.entry(path, indices, shape, used, (place, n)))
         return out
 
-    def entry(self, path: str, indices: list[str], shape: str, used: list[str], place: str, number: int) -> str:
+    def entry(self, path: str, indices: list[str], shape: str, used: list[str], home: tuple[str, int] = ("", 0)) -> str:
+        """One line. `home`: the clause that says on which ranks, and the number of a tensor's second place."""
+        place, number = home
         bracket = f"[{', '.join(indices)}]" if indices else ""
         names = "".join(f".{{{x}}}" for x in [*indices, *used])
         policy = ""
@@ -308,7 +310,7 @@ class _Drawn:
         around = self.axes(list(self.draw(_permutations(outside))), [a for a in free if a not in used], used)
         shape = f"{around} {text}".strip() if self.draw(_booleans()) else f"{text} {around}".strip()
         path = f"{prefix}.pack" if prefix else "pack_" + "_".join(labels)
-        return [self.entry(path, indices, shape, used, "", 0)]
+        return [self.entry(path, indices, shape, used)]
 
     def axes(self, dims: list[str], free: list[str], used: list[str]) -> str:
         """Dims as stored axes: each alone, or several multiplied."""
