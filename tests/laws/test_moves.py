@@ -84,6 +84,8 @@ def comes_once_to_each_of_its_places(case: Case, fills: list[mv.Fill], shared: d
 def is_moved_or_checked(case: Case, fills: list[mv.Fill]) -> None:
     """Every element of the source, unless any of its copies will do."""
     used = {f.source for f in fills}
+    checked = [f.source for f in fills if f.kind == "check"]
+    assert len(checked) == len(set(checked)), "held against one place of the target, and not against each"
     loose = {
         (home.file, "/".join(map(str, home.key)))
         for part in case.placements[0].parts
