@@ -106,3 +106,13 @@ def test_positions_and_keys_beyond_what_a_whole_number_holds_are_ranked() -> Non
     point = np.array([[far * n, far * n, far * (n % 2)] for n in range(6)])
     i, j = overlaps(np.arange(6) % 3, point, point + 1, np.arange(6) % 3, point, point + 1)
     assert i.tolist() == j.tolist() == list(range(6))
+    group = np.repeat(np.arange(6), 2)
+    near = np.tile([[(1 << 61) - 4], [(1 << 61) - 2]], (6, 1))
+    i, j = overlaps(group, near, near + 3, group, near, near + 3)
+    assert list(zip(i.tolist(), j.tolist(), strict=True)) == [
+        (a, b) for a in range(12) for b in range(12) if a // 2 == b // 2
+    ]
+    group = np.array([0, 0, 1, 1])
+    corner = np.array([[0, 0], [(1 << 32) - 1, (1 << 32) - 1]] * 2)  # a group's number times both widths is 2^64
+    i, j = overlaps(group, corner, corner + 1, group, corner, corner + 1)
+    assert i.tolist() == j.tolist() == [0, 1, 2, 3]
