@@ -9,7 +9,7 @@ from tests.laws.test_round_trip import shipped
 from ucpl.errors import UcplError
 from ucpl.layout import load, resolve
 from ucpl.regions import Placement, locate
-from ucpl.syntax import parse_call
+from ucpl.syntax import nodes, parse, parse_call
 
 
 def located(body: str, call: str, model: str = "dim a = 4, b = 3\n  w : a b\n  v : a\n  u : b") -> Placement:
@@ -124,6 +124,16 @@ def test_digits_of_a_dim_may_lie_in_any_order() -> None:
                     at = dict(zip(names, (x, y, z), strict=True))
                     want.append(f"v{number[at['i'], at['j'], at['k']]}")
         assert cells == " ".join(want), pattern
+
+
+def test_a_number_that_a_template_writes_is_a_position_and_a_tensor_that_is_called_a_number_is_not() -> None:
+    (model,) = parse('ucpl 1\nmodel m {\n  dtype f32\n  "0" : 3\n  "1.w" : 2\n}\n', "m.ucpl").statements
+    assert isinstance(model, nodes.Model)
+    placement = locate(resolve(load(), parse_call("plain()"), model=model))
+    keys = {home.key for part in placement.parts for home in part.homes}
+    assert keys == {("params", "0", "weight"), ("params", "1.w", "weight")}
+    flats = {home.key[-1] for part in shipped("zero1(dp = 2)").parts if part.state == "fp32" for home in part.homes}
+    assert flats == {0, 1}
 
 
 # ---- what a store is told ----------------------------------------------------------------------------------------------
