@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from tests.laws import moves as mv
 from tests.laws.test_round_trip import shipped
@@ -162,3 +163,44 @@ def test_a_tensor_that_is_partly_cut_is_a_copy_where_it_is_not() -> None:
     plan = planned(layout("x", 'w = (a[..2]@tp + a[2..]) b as "w"'), WHOLE)
     checks = {f.source for f in mv.fills(plan) if f.kind == "check" and f.source[0][1] == "w"}
     assert checks == {(("1.pt", "w"), i) for i in range(6, 18)}
+
+
+def test_a_home_of_a_part_is_read_there_and_the_rest_from_another_home() -> None:
+    """Rows 0 and 1 are stored by themselves; columns hold all rows: of them rows 2 and 3 are read, the others are checked."""
+    plan = planned(layout("x", 'w = a[..2] b as "top"', 'w = a b@tp as "columns"'), WHOLE)
+    fills = mv.fills(plan)
+    assert read(plan, "copy") == {"top", "columns"}
+    copies = {f.source for f in fills if f.kind == "copy" and f.source[0][1] == "columns"}
+    checks = {f.source for f in fills if f.kind == "check" and f.source[0][1] == "columns"}
+    assert copies == {((f"{rank}.pt", "columns"), i) for rank in range(2) for i in range(6, 12)}
+    assert checks == {((f"{rank}.pt", "columns"), i) for rank in range(2) for i in range(6)}
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_two_boxes_of_one_stored_tensor_that_share_an_element_are_refused(rows: int) -> None:
+    """No text says such a thing: `locate` must not either. The same box twice, or one that reaches into another."""
+    text = MODEL + layout("x", 'w = a@tp b as "w"') + WHOLE
+    a, b = (locate(Example(text, call).layout()) for call in ("x(tp = 2)", "y(tp = 1)"))
+    part = next(p for p in a.parts if p.label == "w")
+    pieces = part.pieces.take(np.array([0, 1, 0]))
+    pieces.high[2, 0] = rows
+    pieces.home[2] = pieces.home[0]
+    a.parts = tuple(evolve(p, pieces=pieces) if p is part else p for p in a.parts)
+    if rows == 3:  # it reaches into the other rank's half: those two are declared copies of nothing, either
+        pieces.home[2] = pieces.home[1]
+    with pytest.raises(UcplError) as caught:
+        build(a, b)
+    assert caught.value.diagnostics[0].code == "E304"
+    assert caught.value.diagnostics[0].message.startswith("w[a=")
+
+
+def test_a_dtype_that_no_line_says_is_the_source_s_and_a_narrower_one_must_be_asked_for() -> None:
+    plan = planned(layout("x", 'w = a@tp b as "w"'), WHOLE)
+    assert {t.dtype for t in plan.targets} == {"f32"}
+    for dtype, code in (("f64", None), ("f32", None), ("bf16", "E306"), ("f16", "E306"), ("i32", "E306")):
+        target = layout("y", f'w = a b as "w" dtype {dtype}')
+        if code is not None:
+            assert refused(layout("x", 'w = a@tp b as "w"'), target)[0] == code, dtype
+            continue
+        made = planned(layout("x", 'w = a@tp b as "w"'), target)
+        assert {t.dtype for t in made.targets if t.key == ("w",)} == {dtype}
