@@ -204,3 +204,22 @@ def test_a_dtype_that_no_line_says_is_the_source_s_and_a_narrower_one_must_be_as
             continue
         made = planned(layout("x", 'w = a@tp b as "w"'), target)
         assert {t.dtype for t in made.targets if t.key == ("w",)} == {dtype}
+
+
+def test_runs_are_joined_within_one_stored_tensor_only() -> None:
+    """x and y follow each other in one tensor, and lie at following positions of two: there they are two moves."""
+    text = "ucpl 1\nmodel m {\n  dim i = 2, j = 2, k = 2\n  dtype f32\n  x : i\n  y : j\n  z : k\n}\n"
+    one = 'layout one() of m {\n  file weights = torch "f"\n  s = (x: i + y: j) as "s"\n  z = k as "z"\n}\n'
+    two = 'layout two() of m {\n  file weights = torch "f"\n  x = i as "x"\n  t = (z: k + y: j) as "t"\n}\n'
+    a, b = (locate(Example(text + one + two, call).layout()) for call in ("one()", "two()"))
+    for source, target in ((a, b), (b, a)):
+        graph = build(source, target)
+        prove(graph)
+        (moves,) = order(graph).moves
+        assert sorted(moves.shape[:, 0].tolist()) == [2, 2, 2]
+
+
+def test_a_mean_beside_homes_that_overlap_is_not_copied_as_well() -> None:
+    source = layout("x", 'w = a[..2] b as "top"', 'w = a b@tp as "columns"', 'v = a mean @tp as "v"')
+    plan = planned(source, WHOLE)
+    assert read(plan, "mean", "v") == {"v"} and read(plan, "copy", "v") == set()

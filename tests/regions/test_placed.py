@@ -136,6 +136,14 @@ def test_a_number_that_a_template_writes_is_a_position_and_a_tensor_that_is_call
     assert flats == {0, 1}
 
 
+def test_every_other_layer_has_the_tensor() -> None:
+    """It has positions of its own: layer 3 is its second."""
+    body = 'layout x() of m {\n  file weights = torch "f"\n  w[a] = b as "w.{a}"\n}\n'
+    assert lies(located(body, "x()", "dim a = 6, b = 2\n  w : a[1.. by 2] b")) == {
+        "f w.1": "w00 w01", "f w.3": "w10 w11", "f w.5": "w20 w21"
+    }  # fmt: skip
+
+
 # ---- what a store is told ----------------------------------------------------------------------------------------------
 
 
