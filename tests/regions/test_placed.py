@@ -126,6 +126,13 @@ def test_digits_of_a_dim_may_lie_in_any_order() -> None:
         assert cells == " ".join(want), pattern
 
 
+def test_a_digit_that_is_cut_and_lies_innermost_begins_where_its_rank_does() -> None:
+    """a = (i j), stored (j i) and cut over i: rank 1 has the indices 3, 4 and 5."""
+    body = 'layout x(tp) of m {\n  mesh tp\n  file weights = torch "{tp}"\n  v = (j i@tp) as "v"\n}\n'
+    found = lies(located(body, "x(tp = 2)", "dim i = 2, j = 3, a = 6\n  index a = (i j)\n  v : a"))
+    assert found == {"0 v": "v0 v1 v2", "1 v": "v3 v4 v5"}
+
+
 def test_a_number_that_a_template_writes_is_a_position_and_a_tensor_that_is_called_a_number_is_not() -> None:
     (model,) = parse('ucpl 1\nmodel m {\n  dtype f32\n  "0" : 3\n  "1.w" : 2\n}\n', "m.ucpl").statements
     assert isinstance(model, nodes.Model)
