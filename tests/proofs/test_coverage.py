@@ -279,9 +279,23 @@ def test_a_placement_that_lacks_an_element() -> None:
 
 
 def test_states_left_out_by_name_are_not_missed() -> None:
-    prove(build(shipped("zero1(dp = 2)"), shipped("plain()"), drop=("exp_avg",)))
+    prove(build(shipped("zero1(dp = 2)"), shipped("safetensors()"), drop=("fp32", "exp_avg", "exp_avg_sq")))
 
 
 def test_derived_weights_are_proved() -> None:
     prove(build(shipped("zero3(dp = 2)"), shipped("zero1(dp = 3)")))
     prove(build(shipped("zero1(dp = 3)"), shipped("zero3(dp = 2)")))
+
+
+def test_two_states_that_are_written_in_each_other_s_place() -> None:
+    """What is read is right, and named right; only where it goes is another state's."""
+    graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
+    one, other = (
+        next(i for i, b in enumerate(graph.batches) if b.state == state) for state in ("exp_avg", "exp_avg_sq")
+    )
+    targets = [graph.batches[i].fragments.target for i in (other, one)]
+    change(graph, one, target=targets[0])
+    change(graph, other, target=targets[1])
+    code, message = refused(graph)
+    assert code == "E340"
+    assert message == "exp_avg of wte[0, 0] is brought to the place of exp_avg_sq of wte[0, 0]"

@@ -31,6 +31,7 @@ def cost() -> Iterator[Cost]:
     gc.collect()
     was, tracing = sys.getprofile(), tracemalloc.is_tracing()
     tracemalloc.start()
+    tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
     sys.setprofile(count)
     try:

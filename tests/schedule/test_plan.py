@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.graph.test_build import located
+from tests.graph.test_alike import located
 from ucpl.errors import UcplError
 from ucpl.graph import build
 from ucpl.schedule import Plan, load_plan, order, plan_bytes, save_plan
