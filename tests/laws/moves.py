@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from tests.oracle import Home, Meaning, Padding, homes
 from ucpl.extents import key_text
 from ucpl.graph import Graph
-from ucpl.schedule import Plan
+from ucpl.schedule import Plan, Runs, order
+from ucpl.schedule.runs import sole
 
 Place = tuple[str, str]  # (file, key)
 Cell = tuple[str, str, tuple[int, ...]]  # (state, tensor, index in positions of the tensor)
@@ -62,8 +63,7 @@ def fills_of(graph: Graph) -> Iterator[tuple[tuple[int, int], list[Fill]]]:
     """The same of a graph, move by move: (batch, row) and what it moves. Positions may lie outside of a tensor."""
     sources = [(s.file, key_text(s.key)) for s in graph.sources]
     targets = [(t.file, key_text(t.key)) for t in graph.targets]
-    for b, batch in enumerate(graph.batches):
-        f = batch.fragments
+    for b, f in enumerate(told(graph)):
         for row in range(len(f)):
             ends = zip(
                 _positions(f.source_offset[row], f.shape[row], f.source_stride[row]),
@@ -71,7 +71,20 @@ def fills_of(graph: Graph) -> Iterator[tuple[tuple[int, int], list[Fill]]]:
                 strict=True,
             )
             place, goal = sources[int(f.source[row])], targets[int(f.target[row])]
-            yield (b, row), [Fill(batch.kind, batch.state, (place, int(x)), (goal, int(y))) for x, y in ends]
+            yield (b, row), [Fill(f.kind, f.state, (place, int(x)), (goal, int(y))) for x, y in ends]
+
+
+def told(graph: Graph) -> list[Runs]:
+    """The graph's moves, tensor by tensor."""
+    return list(order(graph).moves)
+
+
+def _plant(graph: Graph, runs: list[Runs]) -> None:
+    """Give the graph other moves, told tensor by tensor."""
+    other = sole(runs, graph.sources, graph.targets, graph.spaces)
+    graph.net.clear()
+    graph.net.add_nodes_from(other)
+    graph.net.add_edges_from(other.edges)
 
 
 def _positions(offset: Any, shape: NDArray[np.int64], stride: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -94,27 +107,28 @@ def _cells(home: Home) -> list[Cell | None]:
 
 
 # ---- planted mistakes --------------------------------------------------------------------------------------------------
-# Each takes the place of a move, (batch, row), and changes the graph.
+# Each takes the place of a move, (which of the runs that the graph tells, row), and changes the graph.
 
 Where = tuple[int, int]
 
 
 def _change(graph: Graph, batch: int, **columns: Any) -> None:
-    b = graph.batches[batch]
-    graph.batches[batch] = evolve(b, fragments=evolve(b.fragments, **columns))
+    runs = told(graph)
+    runs[batch] = runs[batch].replace(**columns)
+    _plant(graph, runs)
 
 
 def shift(graph: Graph, where: Where, side: int, by: int) -> None:
     """One end of a move begins elsewhere."""
     name = f"{SIDES[side]}_offset"
-    column = getattr(graph.batches[where[0]].fragments, name).copy()
+    column = getattr(told(graph)[where[0]], name).copy()
     column[where[1]] += by
     _change(graph, where[0], **{name: column})
 
 
 def swap(graph: Graph, one: Where, other: Where, side: int) -> None:
-    """Two moves of one batch exchange one end, with its strides."""
-    f = graph.batches[one[0]].fragments
+    """Two moves of one kind and state exchange one end, with its strides."""
+    f = told(graph)[one[0]]
     names = (SIDES[side], f"{SIDES[side]}_offset", f"{SIDES[side]}_stride")
     columns = {name: getattr(f, name).copy() for name in names}
     for column in columns.values():
@@ -125,47 +139,49 @@ def swap(graph: Graph, one: Where, other: Where, side: int) -> None:
 def turn(graph: Graph, where: Where, side: int) -> None:
     """Two strides of one end of a move exchanged."""
     name = f"{SIDES[side]}_stride"
-    column = getattr(graph.batches[where[0]].fragments, name).copy()
+    column = getattr(told(graph)[where[0]], name).copy()
     column[where[1]][:2] = column[where[1]][1::-1]
     _change(graph, where[0], **{name: column})
 
 
 def drop(graph: Graph, where: Where) -> None:
     """A move is left out."""
-    _rows(graph, where[0], [r for r in range(len(graph.batches[where[0]].fragments)) if r != where[1]])
+    _rows(graph, where[0], [r for r in range(len(told(graph)[where[0]])) if r != where[1]])
 
 
 def instead(graph: Graph, lost: Where, twice: Where) -> None:
-    """A move is left out and another one of its batch is done twice: with equal sizes, every count stays."""
-    rows = list(range(len(graph.batches[lost[0]].fragments)))
+    """A move is left out and another one of its kind is done twice: with equal sizes, every count stays."""
+    rows = list(range(len(told(graph)[lost[0]])))
     rows[lost[1]] = twice[1]
     _rows(graph, lost[0], rows)
 
 
 def rename(graph: Graph, batch: int, *, kind: str | None = None, state: str | None = None) -> None:
-    """A whole batch under another kind or state."""
-    b = graph.batches[batch]
-    graph.batches[batch] = evolve(b, kind=kind or b.kind, state=state or b.state)
+    """All moves of one kind and state under another kind or state."""
+    runs = told(graph)
+    runs[batch] = evolve(runs[batch], kind=kind or runs[batch].kind, state=state or runs[batch].state)
+    _plant(graph, runs)
 
 
 def cut_short(graph: Graph, where: Where) -> None:
     """A run loses its last element."""
-    shape = graph.batches[where[0]].fragments.shape.copy()
+    shape = told(graph)[where[0]].shape.copy()
     shape[where[1], 0] -= 1
     _change(graph, where[0], shape=shape)
 
 
 def _rows(graph: Graph, batch: int, rows: list[int]) -> None:
-    b = graph.batches[batch]
-    graph.batches[batch] = evolve(b, fragments=b.fragments.take(np.array(rows, dtype=np.int64)))
+    runs = told(graph)
+    runs[batch] = runs[batch].take(np.array(rows, dtype=np.int64))
+    _plant(graph, runs)
 
 
 def rows_alike(graph: Graph) -> list[tuple[Where, Where]]:
-    """Pairs of moves of one batch and one shape: what can be exchanged while every count stays."""
+    """Pairs of moves of one kind, state and shape: what can be exchanged while every count stays."""
     out = []
-    for b, batch in enumerate(graph.batches):
+    for b, runs in enumerate(told(graph)):
         shapes: dict[tuple[int, ...], int] = {}
-        for row, shape in enumerate(map(tuple, batch.fragments.shape.tolist())):
+        for row, shape in enumerate(map(tuple, runs.shape.tolist())):
             if shape in shapes:
                 out.append(((b, shapes[shape]), (b, row)))
             shapes[shape] = row
@@ -173,13 +189,13 @@ def rows_alike(graph: Graph) -> list[tuple[Where, Where]]:
 
 
 def moves(graph: Graph) -> list[Where]:
-    return [(b, row) for b, batch in enumerate(graph.batches) for row in range(len(batch.fragments))]
+    return [(b, row) for b, runs in enumerate(told(graph)) for row in range(len(runs))]
 
 
 def kind_of(graph: Graph, where: Where) -> str:
-    return graph.batches[where[0]].kind
+    return told(graph)[where[0]].kind
 
 
 def shape_of(graph: Graph, where: Where) -> list[int]:
-    found: list[int] = graph.batches[where[0]].fragments.shape[where[1]].tolist()
+    found: list[int] = told(graph)[where[0]].shape[where[1]].tolist()
     return found
