@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from attrs import evolve
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -188,15 +187,17 @@ def _cut_short(graph: Graph, chance: Any) -> None:
 
 
 def _kind(graph: Graph, chance: Any) -> None:
-    batch = chance.randrange(len(graph.batches))
-    mv.rename(graph, batch, kind="check" if graph.batches[batch].kind == "copy" else "copy")
+    runs = mv.told(graph)
+    which = chance.randrange(len(runs))
+    mv.rename(graph, which, kind="check" if runs[which].kind == "copy" else "copy")
 
 
 def _state(graph: Graph, chance: Any) -> None:
-    batch = chance.randrange(len(graph.batches))
-    others = {p.state for p in (*graph.source.parts, *graph.target.parts)} - {graph.batches[batch].state}
+    runs = mv.told(graph)
+    which = chance.randrange(len(runs))
+    others = {p.state for p in (*graph.source.parts, *graph.target.parts)} - {runs[which].state}
     assume(others)
-    mv.rename(graph, batch, state=chance.choice(sorted(others)))
+    mv.rename(graph, which, state=chance.choice(sorted(others)))
 
 
 MISTAKES: dict[str, Plant] = {
@@ -299,5 +300,5 @@ def test_a_right_graph_has_no_wrong_element() -> None:
     )
     case = Case((Example(text, "x(tp = 2)"), Example(text, "x(tp = 4)")))
     assert [wrong(case, code) for code in ("E340", "E341", "E342", "E343", "E344")] == [set()] * 5
-    case.graph.batches[0] = evolve(case.graph.batches[0], kind="check")
+    mv.rename(case.graph, 0, kind="check")
     assert wrong(case, "E342") == {f"weight of v[a={i}]" for i in range(4)}
