@@ -17,6 +17,7 @@ from tests.oracle import Home, Meaning, Padding, homes
 from ucpl.extents import key_text
 from ucpl.graph import Graph
 from ucpl.schedule import Plan, Runs, order
+from ucpl.schedule.plan import Kind
 from ucpl.schedule.runs import sole
 
 Place = tuple[str, str]  # (file, key)
@@ -156,7 +157,7 @@ def instead(graph: Graph, lost: Where, twice: Where) -> None:
     _rows(graph, lost[0], rows)
 
 
-def rename(graph: Graph, batch: int, *, kind: str | None = None, state: str | None = None) -> None:
+def rename(graph: Graph, batch: int, *, kind: Kind | None = None, state: str | None = None) -> None:
     """All moves of one kind and state under another kind or state."""
     runs = told(graph)
     runs[batch] = evolve(runs[batch], kind=kind or runs[batch].kind, state=state or runs[batch].state)

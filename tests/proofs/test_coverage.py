@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.test_round_trip import TWO, shipped
+from ucpl.columns.operations import Lane
 from ucpl.errors import UcplError
 from ucpl.extents import Shelves
 from ucpl.graph import Graph, build
@@ -109,7 +110,7 @@ def test_a_state_that_is_told_with_another_and_lies_elsewhere(side: str) -> None
     graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
     nodes = {n: n for n in graph.net}
     for node in graph.net:
-        lanes = getattr(node, "lanes", ())
+        lanes: tuple[Lane, ...] = getattr(node, "lanes", ())
         if [lane.state for lane in lanes] == ["exp_avg", "exp_avg_sq"]:
             shifted = evolve(lanes[1], **{side: getattr(lanes[1], side) - 1})
             nodes[node] = evolve(node, lanes=(lanes[0], shifted))

@@ -109,7 +109,7 @@ def test_everything_but_the_texts_is_read_back(small):
 def test_a_source_that_changes_at_any_time_is_refused(small, monkeypatch, place, passed):
     """While data moves: before any time goes into reading back. After it was checked: before anything is published."""
     source, plan, out = small
-    seen = []
+    seen: list[str] = []
 
     def now(name):
         if name == place and place not in seen:
@@ -127,7 +127,7 @@ def test_a_source_that_was_written_anew_has_changed_and_is_not_called_damaged(sm
     """Other bytes and another time: two checkpoints were mixed, which no CRC has to find out."""
     source, plan, out = small
     path = source.root / "b"
-    seen = []
+    seen: list[str] = []
 
     def now(name):
         if name == "source-read" and not seen:

@@ -22,7 +22,7 @@ DtypeOf = Callable[[str, Key], str | None]
 
 @define
 class Side:
-    """Parts of a placement that take part. `names` are the tensors that its rows' numbers mean, `named` the layout they are of."""
+    """Parts of a placement that take part. `names` are the tensors that numbers mean, `named` their layout."""
 
     placement: Placement
     names: tuple[str, ...]
