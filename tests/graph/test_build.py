@@ -151,7 +151,7 @@ def test_moments_do_not_shift_with_the_value_although_their_boxes_are_the_same()
 def test_a_state_that_is_left_out_without_being_named_is_missed(forgotten: str) -> None:
     graph = build(shipped("zero1(dp = 2)"), shipped("safetensors()"), drop=("fp32", "exp_avg", "exp_avg_sq"))
     prove(graph)
-    graph.dropped = [text for text in graph.dropped if not text.startswith(f"{forgotten} of ")]
+    graph = evolve(graph, dropped=tuple(text for text in graph.dropped if not text.startswith(f"{forgotten} of ")))
     with pytest.raises(UcplError) as caught:
         prove(graph)
     (found,) = caught.value.diagnostics
@@ -174,24 +174,6 @@ def test_a_home_of_a_part_is_read_there_and_the_rest_from_another_home() -> None
     checks = {f.source for f in fills if f.kind == "check" and f.source[0][1] == "columns"}
     assert copies == {((f"{rank}.pt", "columns"), i) for rank in range(2) for i in range(6, 12)}
     assert checks == {((f"{rank}.pt", "columns"), i) for rank in range(2) for i in range(6)}
-
-
-@pytest.mark.parametrize("rows", [2, 3])
-def test_two_boxes_of_one_stored_tensor_that_share_an_element_are_refused(rows: int) -> None:
-    """No text says such a thing: `locate` must not either. The same box twice, or one that reaches into another."""
-    text = MODEL + layout("x", 'w = a@tp b as "w"') + WHOLE
-    a, b = (locate(Example(text, call).layout()) for call in ("x(tp = 2)", "y(tp = 1)"))
-    part = next(p for p in a.parts if p.label == "w")
-    pieces = part.pieces.take(np.array([0, 1, 0]))
-    pieces.high[2, 0] = rows
-    pieces.home[2] = pieces.home[0]
-    a.parts = tuple(evolve(p, pieces=pieces) if p is part else p for p in a.parts)
-    if rows == 3:  # it reaches into the other rank's half: those two are declared copies of nothing, either
-        pieces.home[2] = pieces.home[1]
-    with pytest.raises(UcplError) as caught:
-        build(a, b)
-    assert caught.value.diagnostics[0].code == "E304"
-    assert caught.value.diagnostics[0].message.startswith("w[a=")
 
 
 def test_a_dtype_that_no_line_says_is_the_source_s_and_a_narrower_one_must_be_asked_for() -> None:

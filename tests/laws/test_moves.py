@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from attrs import evolve
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -299,5 +298,5 @@ def test_a_right_graph_has_no_wrong_element() -> None:
     )
     case = Case((Example(text, "x(tp = 2)"), Example(text, "x(tp = 4)")))
     assert [wrong(case, code) for code in ("E340", "E341", "E342", "E343", "E344")] == [set()] * 5
-    case.graph.batches[0] = evolve(case.graph.batches[0], kind="check")
+    mv.rename(case.graph, 0, kind="check")
     assert wrong(case, "E342") == {f"weight of v[a={i}]" for i in range(4)}

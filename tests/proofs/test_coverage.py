@@ -290,12 +290,11 @@ def test_derived_weights_are_proved() -> None:
 def test_two_states_that_are_written_in_each_other_s_place() -> None:
     """What is read is right, and named right; only where it goes is another state's."""
     graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
-    one, other = (
-        next(i for i, b in enumerate(graph.batches) if b.state == state) for state in ("exp_avg", "exp_avg_sq")
-    )
-    targets = [graph.batches[i].fragments.target for i in (other, one)]
-    change(graph, one, target=targets[0])
-    change(graph, other, target=targets[1])
+    runs = told(graph)
+    one, other = (next(i for i, r in enumerate(runs) if r.state == state) for state in ("exp_avg", "exp_avg_sq"))
+    targets = [runs[i].target for i in (other, one)]
+    runs[one], runs[other] = runs[one].replace(target=targets[0]), runs[other].replace(target=targets[1])
+    graph = planted(graph, runs)
     code, message = refused(graph)
     assert code == "E340"
     assert message == "exp_avg of wte[0, 0] is brought to the place of exp_avg_sq of wte[0, 0]"
