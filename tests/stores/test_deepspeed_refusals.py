@@ -9,12 +9,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 from tests.fuzz.containers import pickle_of, write_torch_file
 from ucpl.errors import Diagnostic, UcplError
-from ucpl.extents import Call, Size, StorageRef, TensorRef
+from ucpl.extents import Call, Extent, Size, StorageRef, TensorRef
+from ucpl.stores.deepspeed.copies import is_zero
 from ucpl.stores.pickles import loads
 from ucpl.stores.registry import open_checkpoint
 from ucpl.stores.scalars import number_of
@@ -509,3 +512,18 @@ def test_the_step_of_a_parameter_without_dims_is_a_number(tmp_path: Path) -> Non
         "gain": 3.0,
         "more": 3.0,
     }
+
+
+def test_the_expert_before_the_last_is_missed(tmp_path: Path) -> None:
+    folder = copied(MOE, tmp_path)
+    (folder / "layer_1_expert_6_mp_rank_00_model_states.pt").unlink()
+    assert refusal(folder).message == "layer_1_expert_6_mp_rank_00_model_states.pt is missing"
+
+
+def test_moments_are_zero_whatever_their_sign(tmp_path: Path) -> None:
+    numbers = np.array([1.0, 0.0, -0.0, 0.0, np.float32(1.8e-43), 0.0], "<f4")
+    (tmp_path / "a").write_bytes(bytes(8) + numbers.tobytes())
+    extent = Extent("a", ("k",), "f32", (5,), (1,), 1, "0", 8, numbers.nbytes)
+    found = {(low, high): is_zero(tmp_path, extent, low, high) for low in range(5) for high in range(low + 1, 6)}
+    assert {span for span, zero in found.items() if zero} == {(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3), (4, 5)}
+    assert not is_zero(tmp_path, evolve(extent, stride=(2,), shape=(2,)), 0, 2)

@@ -453,6 +453,11 @@ def test_what_autotp_published_is_written_again(file: TorchFile) -> None:
     assert info_of(parameters, 2, {}) == theirs
 
 
+def _one_row_on(entry: Any) -> list[Any]:
+    start, steps = entry["ranks"][1]["pieces"][0]["source"]
+    return [start + steps[0], steps]
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -461,6 +466,7 @@ def test_what_autotp_published_is_written_again(file: TorchFile) -> None:
         (lambda e: e["ranks"][0]["pieces"].reverse(), "not in its turn"),
         (lambda e: e["ranks"][0]["pieces"].pop(), "positions make up a shard"),
         (lambda e: e["ranks"].pop(1), "of 1 ranks"),
+        (lambda e: e["ranks"][1]["pieces"][0].update(source=_one_row_on(e)), "a piece begins at"),
         (lambda e: e.update(logical_shape=[41, 24]), "end at 40 of 41"),
     ],
 )

@@ -68,7 +68,9 @@ def _is_hooks(value: Any) -> bool:
     return value is None or (type(value) in (dict, OrderedDict) and not value)
 
 
-def _tensor(build: Build, storage: Any, offset: Any, shape: Any, stride: Any, requires_grad: Any) -> TensorRef:
+def _tensor(build: Build, storage: Any, geometry: tuple[Any, ...]) -> TensorRef:
+    """`geometry`: offset, shape, stride and requires_grad."""
+    offset, shape, stride, requires_grad = geometry
     if not (
         type(storage) is StorageRef
         and type(offset) is int
@@ -87,7 +89,7 @@ def _tensor(build: Build, storage: Any, offset: Any, shape: Any, stride: Any, re
 def _make_tensor(build: Build, args: tuple[Any, ...]) -> Any:
     if len(args) != 4:
         _wrong("a tensor")
-    return _tensor(build, *args, False)
+    return _tensor(build, args[0], (*args[1:], False))
 
 
 def _make_tensor_v2(build: Build, args: tuple[Any, ...]) -> Any:
@@ -95,7 +97,7 @@ def _make_tensor_v2(build: Build, args: tuple[Any, ...]) -> Any:
         _wrong("a tensor")
     if (len(args) > 5 and not _is_hooks(args[5])) or (len(args) > 6 and args[6]):
         return Call(REBUILD_TENSOR_V2, args)  # a conjugate or negated view, or hooks: kept, not read as a tensor
-    return _tensor(build, args[0], args[1], args[2], args[3], args[4])
+    return _tensor(build, args[0], args[1:5])
 
 
 def _make_tensor_v3(build: Build, args: tuple[Any, ...]) -> Any:
@@ -108,7 +110,7 @@ def _make_tensor_v3(build: Build, args: tuple[Any, ...]) -> Any:
     if nbytes % dtype.itemsize:
         _wrong(f"a tensor of {dtype.name} in a storage of {nbytes} bytes")
     storage = StorageRef(raw.name, dtype.name, nbytes // dtype.itemsize, raw.location)
-    return _tensor(build, storage, *args[1:5])
+    return _tensor(build, storage, args[1:5])
 
 
 def _make_parameter(build: Build, args: tuple[Any, ...]) -> Any:

@@ -33,7 +33,7 @@ def trusted(root: Path, pipeline: Pipeline, gathered: Gathered) -> dict[str, int
         moving = []
         for s in stages:
             extents = [x for name in moments for x in _parts(gathered, tensor, s, name)]
-            if any(not _is_zero(root, *part) for part in extents):
+            if any(not is_zero(root, *part) for part in extents):
                 moving.append(s)
         if moments and len(moving) < len(stages):
             out[tensor] = moving[0] if moving else stages[0]
@@ -69,7 +69,7 @@ def _dp_rank(file: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _is_zero(root: Path, extent: Extent, low: int, high: int) -> bool:
+def is_zero(root: Path, extent: Extent, low: int, high: int) -> bool:
     """Whether elements low..high are all 0, whatever their sign."""
     import numpy as np
 
