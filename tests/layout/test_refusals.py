@@ -258,7 +258,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = "  dim a = 8, hi = 4, lo = 2\n  dtype f32\n  index a = (hi lo)\n  w : a\n"
     check("E206", "falls into more than 3 boxes", text(model=pairs, layout=FILE + '  ⟦w = (lo hi) as "w"\n'), "x(2)")
     monkeypatch.undo()
-    monkeypatch.setattr(sys.modules["ucpl.regions.locate"], "HOME_LIMIT", 3)
+    monkeypatch.setattr(sys.modules["ucpl.regions.entry_parts"], "HOME_LIMIT", 3)
     check("E214", "`w` is stored in more than 3 tensors", text(layout=FILE + '  ⟦w[a] = b as "w.{a}"\n'), "x(2)")
     monkeypatch.undo()
     monkeypatch.setattr(sys.modules["ucpl.regions.entries"], "CHOICE_LIMIT", 10)

@@ -69,7 +69,7 @@ def run(tmp_path):
         )
         environment = {**os.environ, "UCPL_CACHE": str(cache)}
         done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=1800
         )
         assert done.stderr == ""
         return done.stdout

@@ -82,10 +82,11 @@ def read_exactly(fd: int, start: int, size: int, file: str) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def read_member(fd: int, member: Member, file: str) -> bytes:
-    """A whole member, its CRC checked. Raises: UcplError E400, E402, E408."""
-    if member.size > MEMBER_READ_MAX:
-        fail("E402", f"{file}: member {member.name} has {member.size} bytes", Label(file, where=member.name))
+def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX) -> bytes:
+    """A whole member of at most `most` bytes, its CRC checked. Raises: UcplError E400, E402, E408."""
+    if member.size > most:
+        what = f"{file}: member {member.name} has {member.size} bytes, more than {most} are not read"
+        fail("E402", what, Label(file, where=member.name))
     data = read_exactly(fd, member.start, member.size, file)
     found = zlib.crc32(data)
     if found != member.crc:

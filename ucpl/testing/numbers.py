@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ucpl.extents import Key, key_text
 from ucpl.regions import Part, Placement
 from ucpl.regions.placement import Home
-from ucpl.schedule import Moves, Plan
+from ucpl.schedule import Plan, Runs
 
 __all__ = ["F64", "I64", "Place", "Whole", "gather", "lay_out", "numbered", "run"]
 
@@ -94,8 +94,8 @@ def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
     """
     sources = [stored[s.file, s.key] for s in plan.sources]
     targets = [np.full(t.numel, np.nan) for t in plan.targets]
-    checks: list[tuple[Moves, int]] = []
-    sums: dict[int, tuple[F64, I64, Moves]] = {}
+    checks: list[tuple[Runs, int]] = []
+    sums: dict[int, tuple[F64, I64, Runs]] = {}
     for moves in plan.moves:
         for row in range(len(moves)):
             if moves.kind == "check":
@@ -135,13 +135,13 @@ def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
     return {(t.file, t.key): a for t, a in zip(plan.targets, targets, strict=True)}
 
 
-def _converted(moves: Moves, values: F64, kind: str) -> F64:
+def _converted(moves: Runs, values: F64, kind: str) -> F64:
     (a, b), (c, d) = moves.source_value, moves.target_value
     logical = (values - b) / a
     return logical if kind in ("mean", "sum") else c * logical + d
 
 
-def _ends(moves: Moves, row: int) -> tuple[I64, I64]:
+def _ends(moves: Runs, row: int) -> tuple[I64, I64]:
     source = np.array(moves.source_offset[row], dtype=np.int64)
     target = np.array(moves.target_offset[row], dtype=np.int64)
     for n, s, t in zip(
