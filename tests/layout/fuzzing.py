@@ -137,7 +137,7 @@ model trial {
 
 def seeds() -> list[str]:
     """Texts that are right, none of them long: what is wrong with a changed one is then what was changed."""
-    files = [*sorted((ROOT / "specs").rglob("*.ucpl")), *sorted((ROOT / "tests" / "layouts").glob("*.ucpl"))]
+    files = [*sorted((ROOT / "specs").rglob("*.ucpl")), *sorted((ROOT / "tests" / "specs").glob("*.ucpl"))]
     texts = [p.read_text(encoding="utf-8") for p in files]
     cases = [p.read_text(encoding="utf-8") for p in sorted((ROOT / "tests" / "syntax" / "examples").rglob("*.ucpl"))]
     return [*texts, *cases, *SMALL]
@@ -409,7 +409,7 @@ def _tried_layout(library: Library, layout: nodes.Layout, chance: random.Random)
         yield error.diagnostics[0].code
 
 
-BESIDE = {p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "tests" / "layouts").glob("*.ucpl"))}
+BESIDE = {p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "tests" / "specs").glob("*.ucpl"))}
 
 
 class TooSlow(Exception):

@@ -317,7 +317,7 @@ layout low(dp) of inner {
   mesh other: dp
   framework deepspeed(stage = 1)
   file weights = torch "low.{dp}"
-  w = a@dp as "w"
+  w = a@dp on other as "w"
   group * = model
   derive s from weight
 }
@@ -325,8 +325,8 @@ model outer {
   use inner() as in
   z : 3 dtype f32
 }
-layout high(dp, tp = 1) of outer {
-  mesh tp dp
+layout high(dp) of outer {
+  mesh dp
   use low(dp) as in
   framework deepspeed(stage = 2)
   file weights = torch "high"
@@ -337,19 +337,15 @@ layout high(dp, tp = 1) of outer {
 """
 
 
-@pytest.mark.parametrize("call", ["high(2)", "high(1, 2)", "low(2)"])
+@pytest.mark.parametrize("call", ["high(2)", "low(2)"])
 def test_what_a_used_layout_says_again_is_closed_once(call: str) -> None:
     library = load(("used.ucpl", USED))
-    try:
-        straight = resolve(library, parse_call(call))
-    except UcplError as error:
-        assert error.diagnostics[0].code == "E142"  # two meshes of different ranks
-        return
+    straight = resolve(library, parse_call(call))
     file = parse(print_file(close(library, parse_call(call))), "closed.ucpl")
     again = resolve(load(("closed.ucpl", print_file(file)), shipped=False), parse_call("stored"))
     assert (again.framework, again.settings) == (straight.framework, straight.settings)
     assert set(again.derived) == set(straight.derived)
-    assert again.ranks == straight.ranks and {m.axes for m in again.meshes} == {m.axes for m in straight.meshes}
+    assert [(m.name, m.axes, m.degrees) for m in again.meshes] == [("", ("dp",), (2,)), ("other", ("dp",), (2,))]
     homes = [{(p.state, h.file, h.key, h.shape) for p in locate(x).parts for h in p.homes} for x in (again, straight)]
     assert homes[0] == homes[1]
 

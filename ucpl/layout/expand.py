@@ -133,17 +133,17 @@ def _said_once(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
     A second mesh without a name gets one, which nothing speaks of.
     """
     last = [i for i in items if isinstance(i, nodes.Framework)][-1:]
-    meshes: dict[str, tuple[str, ...]] = {}
+    meshes: set[tuple[str, tuple[str, ...]]] = set()
     seen: set[tuple[str, str]] = set()
     out: list[nodes.LayoutItem] = []
     for item in items:
         match item:
             case nodes.Mesh():
-                if item.axes in meshes.values():
+                if (item.name, item.axes) in meshes:
                     continue
-                name = f"{item.name or 'mesh'}{len(meshes)}" if item.name in meshes else item.name
-                meshes[name] = item.axes
-                out.append(evolve(item, name=name))
+                is_second = any(name == item.name for name, _ in meshes)
+                out.append(evolve(item, name=f"{item.name or 'mesh'}{len(meshes)}") if is_second else item)
+                meshes.add((item.name, item.axes))
             case nodes.Framework():
                 out += [item] if item is last[0] else []
             case nodes.Derive(state=name) | nodes.Group(of_model=True, name=name):

@@ -14,7 +14,6 @@ from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
 
 __all__ = [
-    "RANK_LIMIT",
     "axes_closed",
     "axis_closed",
     "demand_flat",

@@ -15,7 +15,7 @@ from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, LogicalTensor, Policy, States, Storing
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
-from ucpl.layout.patterns import RANK_LIMIT, axes_closed, demand_flat, demand_no_flat, dims_in
+from ucpl.layout.patterns import axes_closed, demand_flat, demand_no_flat, dims_in
 from ucpl.layout.scope import Scope, Value, at, nearest
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
 from ucpl.syntax import nodes, print_expr
@@ -30,6 +30,8 @@ __all__ = [
     "is_there",
     "states_lines",
 ]
+
+DEALT_MAX = 1 << 16  # ways in which a group is dealt
 
 Clauses = tuple[nodes.Clause, ...]
 
@@ -87,6 +89,9 @@ class Ground:
     def coordinate(self, clause: nodes.Clause) -> tuple[str, int]:
         """`at pp[-1]`: a mesh axis and a coordinate on it."""
         axis, expr = clause.args
+        if self.scope.knows(axis) and axis not in self.mesh_axes:
+            axes = ", ".join(sorted(self.mesh_axes)) or "there is none"
+            fail("E149", f"at {axis}, which is no mesh axis", at(clause.span), remedy=f"mesh axes: {axes}")
         degree = self.scope.size(axis, clause.span)
         place = self.scope.integer(expr)
         if not -degree <= place < degree:
@@ -150,7 +155,7 @@ def groups_of_layout(
             continue
         is_reversed = item.order == "reversed"
         dealt = 1 if item.order is None or item.order == "reversed" else ground.scope.integer(item.order)
-        if not 1 <= dealt <= RANK_LIMIT:
+        if not 1 <= dealt <= DEALT_MAX:
             fail("E145", f"order dealt {dealt}", at(item.span))
         if item.of_model:
             for name, members in trained_groups(model_groups, tensors):
