@@ -49,9 +49,8 @@ def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
     # A copy under `any` gives way to one that counts.
     order = np.lexsort((np.arange(n), rows.policy == ANY, is_alias[rows.part]))
     rows = rows.take(order)
-    columns = [rows.high[:, c] for c in reversed(range(rows.high.shape[1]))]
-    columns += [rows.low[:, c] for c in reversed(range(rows.low.shape[1]))]
-    by_box = np.lexsort((np.arange(n), *columns, rows.tensor))
+    # Equal boxes have equal marks: they stand side by side, in the order of rows. That they are equal is looked at below.
+    by_box = np.argsort(_marks(rows), kind="stable")
     same = np.zeros(n, dtype=bool)
     same[1:] = (
         (rows.tensor[by_box[1:]] == rows.tensor[by_box[:-1]])
@@ -96,6 +95,15 @@ def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
     elif primary_reduced.any():
         primary = primary.take(np.flatnonzero(~primary_reduced))
     return Chosen(primary, copies, reduced)
+
+
+def _marks(rows: Rows) -> I64:
+    """A number of each row that is the same for the same box of the same tensor."""
+    mark = rows.tensor.astype(np.uint64)
+    for c in range(rows.width):
+        for column in (rows.low[:, c], rows.high[:, c]):
+            mark = (mark ^ (mark >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + column.astype(np.uint64)
+    return mark.astype(np.int64)
 
 
 def _disjoint(rows: Rows, i: I64, j: I64, reduces: Bools, stored: Stored) -> tuple[Rows, Rows]:

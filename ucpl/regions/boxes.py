@@ -32,13 +32,12 @@ def overlaps(
     wide = np.zeros((groups, k), dtype=bool)
     best = np.zeros((groups, k), dtype=np.int64)
     for c in range(k):
-        np.logical_or.at(wide[:, c], group_a, high_a[:, c] - low_a[:, c] != 1)
-        np.logical_or.at(wide[:, c], group_b, high_b[:, c] - low_b[:, c] != 1)
-        both = np.concatenate([np.stack([group_a, low_a[:, c]], 1), np.stack([group_b, low_b[:, c]], 1)]).astype(
-            np.int64
-        )
-        distinct = _unique_pairs(both)
-        best[:, c] = np.bincount(distinct, minlength=groups)[:groups]
+        for group, low, high in ((group_a, low_a, high_a), (group_b, low_b, high_b)):
+            wide[:, c] |= np.bincount(group, weights=high[:, c] - low[:, c] != 1, minlength=groups) > 0
+        if wide[:, c].any():  # how many places boxes begin at: the dim with the most tells most of them apart
+            best[:, c] = _distinct(
+                np.concatenate([group_a, group_b]), np.concatenate([low_a[:, c], low_b[:, c]]), groups
+            )
     best[~wide] = 0
     sweep = best.argmax(axis=1)
     point_a, point_b = ~wide[group_a], ~wide[group_b]
@@ -78,14 +77,15 @@ def overlaps(
     return np.concatenate(found_i), np.concatenate(found_j)
 
 
-def _unique_pairs(pairs: I64) -> I64:
-    """First column of each distinct (first, second) row."""
-    order = np.lexsort((pairs[:, 1], pairs[:, 0]))
-    ordered = pairs[order]
-    new = np.ones(len(ordered), dtype=bool)
-    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    out: I64 = ordered[new, 0]
-    return out
+def _distinct(group: I64, value: I64, groups: int) -> I64:
+    """How many different values each group has."""
+    value = value - value.min()
+    span = int(value.max()) + 1
+    if groups * span >= 1 << 62:
+        _, value = np.unique(value, return_inverse=True)
+        span = int(value.max()) + 1
+    found = np.unique(group.astype(np.int64) * span + value)
+    return np.bincount(found // span, minlength=groups)[:groups]
 
 
 def _keys(columns_a: list[NDArray[Any]], columns_b: list[NDArray[Any]]) -> tuple[I64, I64]:
