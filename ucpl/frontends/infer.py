@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
@@ -11,7 +11,7 @@ from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
 from ucpl.regions import Placement, locate
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.syntax import nodes, parse, print_file
+from ucpl.syntax import nodes, print_file
 
 MODEL_NAME = "checkpoint"
 LAYOUT_NAME = "stored"
@@ -153,18 +153,3 @@ def state_dtypes(checkpoint: Checkpoint, placement: Placement) -> dict[str, str]
                     Label(home.file, dtype, where=key_text(home.key)),
                 )
     return {s: d for s, d in out.items() if d != "f32"}
-
-
-def closed_layout(text: str, name: str) -> tuple[Library, nodes.Call]:
-    """A library with a text that `infer` wrote, and the call of its layout."""
-    library = load((name, text))
-    file = parse(text, name)
-    layouts = [s for s in file.statements if isinstance(s, nodes.Layout)]
-    return library, nodes.Call(layouts[-1].name)
-
-
-def with_arguments(call: nodes.Call, values: dict[str, Value]) -> nodes.Call:
-    """A call with more arguments by name."""
-    from ucpl.layout.resolve import _literal
-
-    return evolve(call, arguments=(*call.arguments, *(nodes.Argument(k, _literal(v)) for k, v in values.items())))
