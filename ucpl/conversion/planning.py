@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 from ucpl.conversion.given import Called, Given, called, is_checkpoint, library_of
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.sides import Side, sides
+from ucpl.conversion.training import demand_same_training
 
 if TYPE_CHECKING:
     from ucpl.extents import Key
@@ -58,13 +59,14 @@ def prepare(asked: Asked, given: Given) -> Prepared:
 
 
 def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool = False) -> Plan:
-    """Build, prove and order. What the target drops may be keys of client_state, too.
+    """Build, prove and order. Raises: UcplError E30x, E187. What the target drops may be keys of client_state, too.
 
     twice: prove the finished moves once more, by code that made none of them (about twice the time of planning).
     """
     from ucpl.graph import build
     from ucpl.schedule import order
 
+    demand_same_training(source, target)
     known = source.checkpoint.envelope if source.checkpoint is not None else None
     drop = target.given.drop
     beside = tuple(d for d in drop if known is not None and (d in known.carried or d in known.scalars))

@@ -8,6 +8,7 @@ from attrs import evolve, field, frozen
 
 from ucpl.conversion.given import Called, Config, Given
 from ucpl.conversion.opening import infer, own_layout
+from ucpl.conversion.training import training_of
 
 if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
@@ -115,7 +116,10 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         given,
         model=_lessened(model, set(given.drop)) if model is not None and given.drop else model,
         config=given.config if given.config is not None else source.given.config,
-        inherited={name: value for name, value in source.given.inherited.items() if name not in _OWN_NAMES},
+        inherited={
+            **training_of(source),
+            **{name: value for name, value in source.given.inherited.items() if name not in _OWN_NAMES},
+        },
     )
     notes: tuple[Note, ...] = ()
     if source.found:
