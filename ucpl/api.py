@@ -14,8 +14,8 @@ from attrs import frozen
 
 from ucpl.conversion.given import Given, called, library_of, model_named
 from ucpl.conversion.keywords import DataPlane, How, ToConvert, ToPlan, given_from, options_from
+from ucpl.conversion.opening import load_plan, open_for
 from ucpl.conversion.opening import open_checkpoint as open_headers
-from ucpl.conversion.opening import open_for
 from ucpl.conversion.planning import Asked, make_plan, prepare
 from ucpl.conversion.running import MEMORY, WORKERS, refuse_existing, run
 from ucpl.conversion.sides import Side
@@ -70,13 +70,6 @@ def plan(source: str, target: str, **how: Unpack[ToPlan]) -> Plan:
     model = how.get("model")
     asked = Asked(source, target, how.get("checkpoint"), how.get("name", "convert"), how.get("prove", False))
     return prepare(asked, given_from(how, model_named(model) if model else None)).plan
-
-
-def load_plan(path: Here) -> Plan:
-    """A plan from its file. Raises: UcplError E350, E351."""
-    from ucpl.schedule.files import load_plan as read
-
-    return read(Path(path))
 
 
 def save_plan(plan: Plan, path: Here) -> None:

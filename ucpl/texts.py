@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ucpl.errors import Label, fail
 
-__all__ = ["TEXT_MAX", "json_object", "read_text"]
+__all__ = ["TEXT_MAX", "is_endless", "json_object", "read_text"]
 
 TEXT_MAX = 64 << 20  # bytes
 _DIGITS_MAX = 18  # of a whole number that surely fits 64 bits
@@ -34,6 +34,11 @@ def read_text(path: Path) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         fail("E170", f"{path} cannot be read: it is no UTF-8 text", Label(str(path)))
+
+
+def is_endless(path: str | Path) -> bool:
+    """Whether a path is there and is neither a regular file nor a folder: a device, a pipe, a socket."""
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
 def _waiting_for_nobody(path: str, flags: int) -> int:

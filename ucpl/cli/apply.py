@@ -30,13 +30,12 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl.conversion.opening import open_for
+    from ucpl.conversion.opening import load_plan, open_for
     from ucpl.conversion.running import refuse_existing
-    from ucpl.schedule.files import load_plan
 
     target, how = Path(options.target), run_options(options)
     refuse_existing(target, how)
-    plan = load_plan(Path(options.plan))
+    plan = load_plan(options.plan)
     opened = open_for(plan, options.source)
     console.say("\n".join(plan_lines(plan)))
     return write(plan, opened, target, how, console)

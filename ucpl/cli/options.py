@@ -144,23 +144,26 @@ def config_of(path: Path) -> dict[str, object]:
 
 
 def write_text(path: Path, text: str | bytes) -> None:
-    """Write a small file, whole or not at all. Raises: UcplError E179."""
+    """Write a small file, whole or not at all. Where it is a link, the file that it leads to. Raises: UcplError E179."""
     import os
     import tempfile
 
     try:
         data = text.encode() if isinstance(text, str) else text
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        place = Path(os.path.realpath(path))
+        if place.exists() and not place.is_file():  # a rename would put a file where a device was
+            fail("E179", f"{path} is no regular file", Label(str(path)))
+        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(name, 0o666 & ~umask)
-            os.replace(name, path)
+            os.replace(name, place)
         except BaseException:
             os.unlink(name)
             raise
     except (OSError, ValueError) as error:  # a ValueError: a path or a text that no file can have
         reason = getattr(error, "strerror", None) or error
-        fail("E179", f"{path} cannot be written: {reason}", Label(str(path)))
+        fail("E179", f"{str(path)[:SHOWN]} cannot be written: {reason}", Label(str(path)))

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.conversion.given import Called, Config, Given, called
-from ucpl.errors import UcplError
-from ucpl.texts import json_object, read_text
+from ucpl.errors import Label, UcplError, fail
+from ucpl.texts import is_endless, json_object, read_text
 
 if TYPE_CHECKING:
     from ucpl.frontends.infer import Inferred
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["infer", "open_checkpoint", "open_for", "own_layout"]
+__all__ = ["infer", "load_plan", "open_checkpoint", "open_for", "own_layout"]
 
 
 def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given | None = None) -> Checkpoint:
@@ -29,7 +29,7 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
     from ucpl.stores.generic import NAME, open_files
     from ucpl.stores.registry import open_checkpoint as read
 
-    here, given = Path(path), given or Given()
+    here, given = _demand_stored(Path(path)), given or Given()
     if layout is None:  # what a checkpoint says of itself leaves no size open
         layout, given = own_layout(here), evolve(given, sizes={})
     if layout is None or layout.is_of_any or not os.path.exists(here):
@@ -55,9 +55,24 @@ def open_for(plan: Plan, path: str | Path) -> Checkpoint:
     from ucpl.stores.generic import NAME, open_files
     from ucpl.stores.registry import open_checkpoint as read
 
-    if plan.source.framework == NAME:
-        return open_files(Path(path), (t.file for t in plan.sources))
+    here = _demand_stored(Path(path))
+    return open_files(here, (t.file for t in plan.sources)) if plan.source.framework == NAME else read(here)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """A plan from its file. Raises: UcplError E350, E351."""
+    from ucpl.schedule.files import load_plan as read
+
+    if is_endless(path):
+        fail("E350", f"{path} is no regular file", Label(str(path)))
     return read(Path(path))
+
+
+def _demand_stored(path: Path) -> Path:
+    """A checkpoint is a folder or a file: a device has no end. Raises: UcplError E435."""
+    if is_endless(path):
+        fail("E435", f"{path} is no file and no folder", Label(str(path)))
+    return path
 
 
 def own_layout(path: Path, framework: str | None = None) -> Called | None:

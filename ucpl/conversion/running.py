@@ -44,8 +44,12 @@ def refuse_existing(target: Path, options: RunOptions) -> None:
     name = os.fsencode(target.name)
     if len(name) > _NAME_MAX or b"\0" in os.fsencode(target):
         fail("E186", f"no target can be called so: {len(name)} bytes, {_NAME_MAX} at most", Label(str(target)[:80]))
-    if os.path.lexists(target) and not (options.force or options.resume):
+    if not os.path.lexists(target):
+        return
+    if not (options.force or options.resume):
         fail("E500", f"{target} exists", Label(str(target)))
+    if not (target.is_file() or target.is_dir()):
+        fail("E500", f"{target} is no file and no folder", Label(str(target)), remedy="choose another place")
 
 
 def run(plan: Plan, source: Checkpoint, target: Path, options: RunOptions) -> Report:

@@ -126,9 +126,8 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         with_sizes(one.library, one.layout.of, source.found)
         notes = _notes_of(source.found)
     if given.model is not None and parallel.is_open(*one):
-        made = stages.target(*one, given.model, source.checkpoint, given.inherited) or parallel.target(
-            *one, given.model, shardings_of(source.layout), given.inherited, given.config
-        )
+        base = parallel.Base(*one, given.model, given.inherited, given.config)
+        made = stages.target(base, source.checkpoint) or parallel.target(base, shardings_of(source.layout))
         one, notes = Called(made.library, made.call), made.notes
     return located(one, given, notes=notes)
 

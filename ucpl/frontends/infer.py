@@ -10,6 +10,7 @@ from ucpl.frontends import parallel, stages
 from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
 from ucpl.regions import Placement, locate
+from ucpl.regions.flats import Stated
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes, print_file
 
@@ -44,9 +45,9 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     notes: tuple[parallel.Note, ...] = ()
     parallel.demand(checkpoint.shardings, checkpoint)
     if checkpoint.shardings:
-        extended = parallel.stored(library, call, model, checkpoint.shardings, settings)
+        extended = parallel.stored(parallel.Base(library, call, model, settings), checkpoint.shardings)
         library, call, notes = extended.library, extended.call, extended.notes
-    for extended in facts_of(library, call, model, checkpoint):
+    for extended in facts_of(parallel.Base(library, call, model, settings), checkpoint):
         library, call, notes = extended.library, extended.call, (*notes, *extended.notes)
     placement = locate(
         resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint)
@@ -59,12 +60,12 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     return Inferred(checkpoint, library, model, call, settings, placement.layout, placement)
 
 
-def facts_of(library: Library, call: nodes.Call, model: nodes.Model, checkpoint: Checkpoint) -> list[parallel.Extended]:
+def facts_of(base: parallel.Base, checkpoint: Checkpoint) -> list[parallel.Extended]:
     """The layout with a pipeline's layers, or a model's experts."""
     if checkpoint.pipeline is not None:
-        return [stages.stored_pipeline(library, call, model, checkpoint.pipeline)]
+        return [stages.stored_pipeline(base, checkpoint.pipeline)]
     if checkpoint.experts is not None:
-        return [stages.stored_experts(library, call, model, checkpoint.experts)]
+        return [stages.stored_experts(base, checkpoint.experts)]
     return []
 
 
@@ -117,13 +118,13 @@ def model_of(checkpoint: Checkpoint, dtypes: dict[str, str]) -> nodes.Model:
     return nodes.Model(MODEL_NAME, tuple(items))
 
 
-def stated_of(checkpoint: Checkpoint):  # type: ignore[no-untyped-def]
+def stated_of(checkpoint: Checkpoint) -> Stated:
     """Flats as the checkpoint states them, for `group g = from FILE "key"`."""
 
     def stated(file: str, key: str, here: dict[str, int]) -> list[list[tuple[str, tuple[int, ...]]]]:
         flats = [f for f in checkpoint.stated if all(here.get(a, v) == v for a, v in f.coordinates.items())]
         last = key.rpartition("/")[2]
-        if last.isdigit():
+        if last.isascii() and last.isdigit() and len(last) <= 9:
             flats = [f for f in flats if f.bucket == int(last)]
         return [list(f.members) for f in sorted(flats, key=lambda f: f.bucket)]
 
