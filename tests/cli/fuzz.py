@@ -135,7 +135,7 @@ class Place:
         shutil.copy(folder / "config10.json", folder / "odd" / "config.json")
         (folder / "hf").mkdir()
         odd = {
-            n: torch.zeros(2, 3) for n in ("a.²", "a.0.w", "a.1.w", "b." + "9" * 5000, "ä", "c.01", "x y", "λ.0", "#")
+            n: torch.zeros(2, 3) for n in ("a.²", "a.0.w", "a.1.w", "b." + "9" * 900, "ä", "c.01", "x y", "λ.0", "#")
         }
         save_file(odd, folder / "hf" / "model.safetensors")
         good("plan", "--from", folder / "z1_dp4", "--to", "zero3(dp=3)", "-o", folder / "grow.plan")

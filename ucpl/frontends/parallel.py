@@ -193,10 +193,9 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
         heads = Scope().integer(given[0].value), "given"
     elif base.config is not None:
         heads = heads_of(base.config)
-    grain, origin = base.inherited.get(GRAIN, (1, "DeepSpeed's default"))
-    cut, note = recut(
-        shardings, degree, heads, (grain, origin) if isinstance(grain, int) else (1, "DeepSpeed's default")
-    )
+    grain, origin = base.inherited.get(GRAIN, (0, ""))
+    said = (grain, origin) if isinstance(grain, int) and grain > 0 else (1, "DeepSpeed's default")
+    cut, note = recut(shardings, degree, heads, said)
     return evolve(_extended(plain, cut, TARGET), notes=note)
 
 
