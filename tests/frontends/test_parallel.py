@@ -269,6 +269,8 @@ def test_a_whole_shape_is_the_sum_along_the_dim_that_the_layout_cuts() -> None:
     assert shapes("over_named") == {"a": (6, 4), "b": (3, 4), "c": (3, 4)}, "its base says it of a"
     text = "layout both(dp, tp = 3) of any extends named(dp = dp, tp = tp) {\n"
     text += '  a = _ _ as "a"\n  b = pad(_, 4)@tp _ as "b"\n  c = _@tp _ as "c"\n}\n'
+    padded = text.replace("both", "padded").replace("pad(_, 4)@tp", "pad(_@tp, 4)")
+    assert shapes("padded", padded)["b"] == (6, 4)
     assert shapes("both", text) == {"a": (3, 4), "b": (6, 4), "c": (3, 4)}, "c is the checkpoint's own to say"
 
 
