@@ -36,8 +36,7 @@ def test_check_says_what_a_config_would_tell(spec: Path) -> None:
 
 def test_check_tries_degrees_at_one_and_says_so(spec: Path) -> None:
     (spec / "own.ucpl").write_text(SPEC.replace("  mesh pp tp\n", '  mesh pp tp\n  assert tp > 1, "two at least"\n'))
-    done = good("check", "own.ucpl", "--config", "config.json", "--json").json
-    (remark,) = done["remarks"]
+    (remark,) = good("check", "own.ucpl", "--config", "config.json", "--json").json["remarks"]
     assert remark.startswith("own.ucpl: cut is not checked further: at tp = 1, ")
     (spec / "own.ucpl").write_text(SPEC.replace("-> cut(tp = 2)", "-> cut(tp = 2, pp = 0)"))
     done = ucpl("check", "own.ucpl", "--config", "config.json", "--json")

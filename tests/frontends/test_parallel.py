@@ -149,6 +149,12 @@ def test_two_numbers_of_heads_that_would_cut_otherwise_are_not_chosen_from() -> 
     )
 
 
+def test_two_that_cut_alike_and_one_that_does_not_are_two() -> None:
+    with pytest.raises(UcplError) as caught:
+        recut({"a.w": cut(4, 4)}, 4, None, (6, "the config"))
+    assert "are [4, 4, 0, 0] with kv_heads = 2 and [2, 2, 2, 2] with 4" in code(caught)[1]
+
+
 def test_one_number_of_heads_that_holds_is_taken() -> None:
     made, notes = recut({"a.w": cut(8, 4, 4)}, 2, None)
     assert widths_of(made) == {"a.w": [(8, 8)]}

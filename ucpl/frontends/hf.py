@@ -297,7 +297,7 @@ class _Writer:
             brackets = tuple(nodes.Dim(i) for i in indices)
             said = nodes.Clause("as", (self.template(f, indices),))
             lines.entries.append(print_item(nodes.Entry(path, brackets, tuple(map(nodes.Dim, dims)), (said,))))
-            cut = self.cut(f, path, dims)
+            cut = self.cut(f, dims)
             if cut is not None:
                 lines.parallel.append(print_item(nodes.Entry(path, brackets, cut, (said,))))
         model = _identifier(str(self.facts.config.get("model_type") or "model"))
@@ -343,9 +343,9 @@ class _Writer:
             keys = [k for k in self.keys.get(length, ()) if wanted.search(k.rpartition(".")[2])]
             short = "l" if wanted is _LAYERS and "l" not in self.dims else _identifier(last)
             value = f"config.{keys[0]}" if len(keys) == 1 else str(length)
-            self.counts[container] = self.dim(short, value, length)
+            self.counts[container] = self.dim(short, value)
 
-    def dim(self, name: str, value: str, size: int) -> str:
+    def dim(self, name: str, value: str) -> str:
         """A dim of that name and value; another name where it is taken by another value."""
         n, base = 2, name
         while self.dims.get(name, value) != value or (name in self.counts.values()):
@@ -371,7 +371,7 @@ class _Writer:
             keys += self.multiples(size) if keys else []
             named = len(keys) == 1 and shape.count(size) == 1
             if named:
-                out.append(self.dim(_identifier(keys[0].rpartition(".")[2]), f"config.{keys[0]}", size))
+                out.append(self.dim(_identifier(keys[0].rpartition(".")[2]), f"config.{keys[0]}"))
                 continue
             if len(keys) > 1:
                 note = f"{size} is {', '.join(f'config.{k}' for k in keys)}: which of them a dim is, the author knows."
@@ -380,7 +380,7 @@ class _Writer:
                     self.said.append(note)
             for letter in "nmpqrstuvw":
                 if (name := f"{letter}{size}") not in out:
-                    out.append(self.dim(name, str(size), size))
+                    out.append(self.dim(name, str(size)))
                     break
         return tuple(out)
 
@@ -408,7 +408,7 @@ class _Writer:
         numbers = iter(indices)
         return ".".join(p or f"{{{next(numbers)}}}" for p in f.pattern)
 
-    def cut(self, f: Folded, path: str, dims: tuple[str, ...]) -> tuple[nodes.Axis, ...] | None:
+    def cut(self, f: Folded, dims: tuple[str, ...]) -> tuple[nodes.Axis, ...] | None:
         """The pattern with the cut that the class's plan states for the tensor's module, if it states one."""
         module, _, leaf = ".".join(p or "*" for p in f.pattern).rpartition(".")
         whole = f"{module}.{leaf}"
