@@ -117,6 +117,13 @@ def test_a_source_may_be_called_anything(here: Path) -> None:
     assert ucpl("verify", "new").status == 0 and ucpl("compare", odd, "new").status == 0
 
 
+def test_the_longest_name_that_a_target_may_have(here: Path) -> None:
+    longest = "n" * 244  # with what marks the hidden folder, 255
+    assert ucpl("convert", "source", longest, "--to", "zero1(dp=2)").status == 0
+    assert (here / longest / "latest").is_file()
+    assert ucpl("convert", "source", longest + "n", "--to", "zero1(dp=2)").err.startswith("error[E186]")
+
+
 def test_a_link_is_written_through(here: Path) -> None:
     (here / "real.ucpl").write_text("")
     (here / "link.ucpl").symlink_to("real.ucpl")

@@ -21,12 +21,13 @@ TENSORS = (
     NamedTensor("seen", (), "i64", "buffer"),
     NamedTensor("b.c", (3,), "f32", "parameter", ("exp_avg",)),
     NamedTensor("still", (2, 2), "f32", "frozen"),
+    NamedTensor("d", (2,), "f32", "parameter", ("exp_avg", "momentum")),
 )
 
 
 def known(**settings: int | float | str | None) -> Checkpoint:
     found = checkpoint(*TENSORS, stored=None, **settings)
-    groups = (ParameterGroup("0", ("a",), {}), ParameterGroup("1", ("b.c",), {}), ParameterGroup("2", (), {}))
+    groups = (ParameterGroup("0", ("a",), {}), ParameterGroup("1", ("b.c", "d"), {}), ParameterGroup("2", (), {}))
     scalars = {"step": {"a": 3, "b.c": 3}, "exp_avg": {"a": 1}}
     return evolve(found, aliases={"head": "a"}, envelope=evolve(found.envelope, groups=groups, scalars=scalars))
 
@@ -39,11 +40,12 @@ def test_a_model_has_its_tensors_in_order_aliases_groups_and_states() -> None:
         "seen : () dtype i64 is buffer",
         "b.c : 3 dtype f32",
         "still : 2 2 dtype f32 is frozen",
+        "d : 2 dtype f32",
         "alias head = a",
         'group "0" = a',
-        'group "1" = b.c',
+        'group "1" = b.c, d',
         "state exp_avg : f32",
-        'state momentum : f64 of "0"',
+        'state momentum : f64 of "0"',  # not of a group where one lacks it
         "state step : f32 scalar",
         "}",
     ]

@@ -64,9 +64,10 @@ def test_indices_are_counted_by_the_largest_number_of_a_whole_name() -> None:
     stored = {
         "model/x.2.w": (3, 5),
         "model/x.11.w": (3, 5),
-        "model/x.9.w.more": (3, 5),
+        "model/x.40.w.more": (3, 5),
         "model/ax.40.w": (3, 5),
         "x.0012.w": (3, 5),
+        "model/x.4.w": (3, 5),
     }
     assert found(entries, stored)["l"] == (13, "names like x.0012.w")
     assert "l" not in found(entries, {"x.².w": (3, 5)}) and "l" not in found(
@@ -81,6 +82,7 @@ def test_a_size_that_is_given_or_an_argument_is_not_looked_for() -> None:
     assert set(found(entries, {"e": (7, 3)}, "s(v = 9)", "s(v)")) == {"h"}
     assert found('  e = v@tp h as "e"', {"e": (7, 3)}, "s(3)", "s(tp)")["v"][0] == 21
     assert found('  e = v@tp h as "e"', {"e": (7, 3)}, "s()", "s(tp = 5)")["v"][0] == 35
+    assert found('  e = v@tp h as "e"', {"e": (7, 3)}, "s(3)", "s(tp = 5)")["v"][0] == 21
 
 
 def test_layouts_that_extend_another_know_its_entries() -> None:
