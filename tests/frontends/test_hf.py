@@ -128,3 +128,12 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b"\xff")
     with pytest.raises(UcplError, match="E170"):
         import_hf(tmp_path)
+
+
+def test_a_dim_counts_from_zero_to_the_last_number(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({f"a.{i}.w": torch.zeros(2, 3) for i in (1, 3, 5)}, tmp_path / "model.safetensors")
+    lines = [" ".join(line.split()) for line in import_hf(tmp_path).splitlines()]
+    assert "dim l = 6" in lines and "a.w : l[1.. by 2] n2 n3" in lines
+    assert 'a.w[l] = n2 n3 as "a.{l}.w"' in lines
