@@ -10,6 +10,7 @@ from tests.cli.command import FIXTURES, good, ucpl
 from tests.cli.fuzz import SPEC
 from ucpl.cli.options import memory_of, sizes_of
 from ucpl.errors import UcplError
+from ucpl.texts import json_object
 
 SOURCE = FIXTURES / "z1_dp4"
 
@@ -103,6 +104,13 @@ def test_sizes_are_numbers_or_words() -> None:
 def test_other_sizes_are_refused(texts: list[str]) -> None:
     with pytest.raises(UcplError, match="E177"):
         sizes_of(texts)
+
+
+def test_numbers_of_a_config_that_are_no_sizes_are_no_whole_numbers() -> None:
+    found = json_object('{"a": ' + "9" * 18 + ', "b": ' + "9" * 19 + ', "c": -' + "9" * 5000 + "}")
+    assert found == {"a": 10**18 - 1, "b": 1e19, "c": float("-inf")}
+    assert isinstance(found, dict) and type(found["b"]) is float
+    assert json_object("[1]") == "no JSON object" and "Expecting" in str(json_object("{"))
 
 
 def test_a_text_goes_where_it_can_or_nowhere(spec: Path) -> None:
