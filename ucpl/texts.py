@@ -9,6 +9,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from ucpl.errors import Label, fail
 
@@ -46,7 +47,7 @@ def _waiting_for_nobody(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def json_object(text: str) -> dict[str, object] | str:
+def json_object(text: str) -> dict[str, Any] | str:
     """The object that a JSON text is, or why it is none. Whole numbers beyond 64 bits become floats: none is a size."""
     try:
         value = json.loads(text, parse_int=_number)

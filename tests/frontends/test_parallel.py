@@ -265,8 +265,8 @@ def test_a_source_that_is_not_cut_says_nothing_of_cuts() -> None:
 
 def test_a_whole_shape_is_the_sum_along_the_dim_that_the_layout_cuts() -> None:
     found = checkpoint(*(NamedTensor(n, (3, 4), "f32", "parameter") for n in "abc"))
-    local = {n: [(3, 4), (2, 4), (1, 4)] for n in "abc"}
-    found = evolve(found, carry={"local_shapes": local}, shardings={"c": cut(3, 3)})
+    local = dict.fromkeys("abc", ((3, 4), (2, 4), (1, 4)))
+    found = evolve(found, local_shapes=local, shardings={"c": cut(3, 3)})
 
     def shapes(name: str, more: str = "") -> dict[str, tuple[int, ...]]:
         made = with_shapes(found, load(("bases.ucpl", BASES + more)), nodes.Call(name))
@@ -281,9 +281,7 @@ def test_a_whole_shape_is_the_sum_along_the_dim_that_the_layout_cuts() -> None:
 
 
 def test_parts_that_nothing_describes_are_named() -> None:
-    found = evolve(
-        checkpoint(NamedTensor("a", (3, 4), "f32", "parameter"), tp=2), carry={"local_shapes": {"a": [(3, 4), (2, 4)]}}
-    )
+    found = evolve(checkpoint(NamedTensor("a", (3, 4), "f32", "parameter"), tp=2), local_shapes={"a": ((3, 4), (2, 4))})
     with pytest.raises(UcplError, match=r"E464: `a` is \[3, 4\], \[2, 4\] on tensor-parallel ranks"):
         demand({}, found)
     demand({"a": cut(3, 2)}, found)

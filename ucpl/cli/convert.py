@@ -55,19 +55,22 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.given import called
     from ucpl.conversion.planning import Asked, prepare
     from ucpl.conversion.running import refuse_existing
+    from ucpl.stores.registry import advice
 
     target, given, how = Path(options.target), given_of(options), run_options(options)
     refuse_existing(target, how)
     described = called(options.layout) if options.layout is not None else None
     made = prepare(Asked(described, options.to, options.source, twice=True), given)
+    assert made.checkpoint is not None
     console.say("\n".join(plan_lines(made.plan)))
+    for text in advice(made.checkpoint, made.plan.target):
+        console.say(f"to load it    {text}")
     if options.dry_run:
         console.say(
             "proved        every element of the target has one source, and stands where it belongs; nothing was written"
         )
         console.answer({"plan": plan_object(made.plan), "written": False})
         return Exit.DONE
-    assert made.checkpoint is not None
     return write(made.plan, made.checkpoint, target, how, console)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ucpl.conversion.given import Given
     from ucpl.conversion.keywords import DataPlane
     from ucpl.conversion.running import RunOptions
-    from ucpl.layout.scope import Value
+    from ucpl.layout.scope import Json, Value
 
 __all__ = [
     "add_data_plane",
@@ -135,7 +135,7 @@ def sizes_of(texts: Sequence[str]) -> dict[str, Value]:
     return out
 
 
-def config_of(path: Path) -> dict[str, object]:
+def config_of(path: Path) -> dict[str, Json]:
     """The object in --config. Raises: UcplError E170, E176, E184."""
     found = json_object(read_text(path))
     if isinstance(found, str):

@@ -14,6 +14,7 @@ from ucpl.conversion.given import Called, Given
 from ucpl.conversion.planning import closed_call
 from ucpl.conversion.sides import located
 from ucpl.errors import Diagnostic, UcplError
+from ucpl.frontends.texts import text_at
 from ucpl.layout import Library, load
 from ucpl.syntax import nodes, parse
 from ucpl.texts import read_text
@@ -50,7 +51,7 @@ class Checked:
 def check(name: str, given: Given) -> Checked:
     """Everything that is wrong with a file. A file that cannot be read is a finding, too."""
     try:
-        library = load((name, read_text(Path(name))))
+        library = load((name, read_text(Path(name))), read=text_at)
     except UcplError as error:
         return Checked(name, error.diagnostics, (), {})
     file = library.files[name]

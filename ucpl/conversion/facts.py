@@ -71,8 +71,8 @@ class Facts(TypedDict):
 def facts(c: Checkpoint) -> Facts:
     """The facts of an opened checkpoint. No tensor is read."""
     from ucpl.proofs.values import value_text
-    from ucpl.stores.deepspeed.writing import KNOWN_GLOBALS
     from ucpl.stores.pickles import unsafe_globals
+    from ucpl.stores.registry import KNOWN_GLOBALS
     from ucpl.stores.scalars import number_of
 
     envelope = c.envelope

@@ -13,12 +13,12 @@ from ucpl.texts import read_text
 
 if TYPE_CHECKING:
     from ucpl.layout import Library
-    from ucpl.layout.scope import Value
+    from ucpl.layout.scope import Json, Value
     from ucpl.syntax import nodes
 
 __all__ = ["Called", "Config", "Given", "Inherited", "called", "is_checkpoint", "library_of", "model_named"]
 
-Config = dict[str, object]  # a config.json
+Config = dict[str, "Json"]  # a config.json
 Inherited = dict[str, tuple["Value", str]]  # values for what a call leaves open, each with its origin
 
 
@@ -67,13 +67,14 @@ def library_of(path: str | Path) -> Library:
 
     Raises: UcplError, E170 where the file cannot be read.
     """
+    from ucpl.frontends.texts import text_at
     from ucpl.layout import load
     from ucpl.resources import spec_files, spec_text
 
     name = str(path).removeprefix("specs/")
     if not os.path.exists(path) and name in dict(spec_files()):  # a shipped one, wherever we are
         return load((f"specs/{name}", spec_text(name)))
-    return load((str(path), read_text(Path(path))))
+    return load((str(path), read_text(Path(path))), read=text_at)
 
 
 def called(text: str | Called) -> Called:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ucpl.conversion.given import Given
 from ucpl.conversion.running import MEMORY, WORKERS, Progress, RunOptions
@@ -37,7 +37,7 @@ class How(DataPlane, total=False):
 class Beside(TypedDict, total=False):
     """What is said beside a layout's call."""
 
-    config: Mapping[str, object] | None  # a config.json, as `config.x`
+    config: Mapping[str, Any] | None  # a config.json, as `config.x`
     sizes: (
         Mapping[str, Value] | None
     )  # of model or layout, by name: of the target, and of a source that `layout` describes

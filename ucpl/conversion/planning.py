@@ -99,14 +99,13 @@ def statement(file: str, name: str, given: Given) -> tuple[Called, Called, nodes
 
 def closed_call(file: nodes.File, call: nodes.Call, given: Given) -> nodes.Call:
     """The call of a `plan` statement, its arguments evaluated where they stand: the file's own `let` are known there."""
-    from ucpl.layout.resolve import _literal
-    from ucpl.layout.scope import Scope
+    from ucpl.layout.scope import Scope, literal
     from ucpl.syntax import nodes
 
     lets = {b.name: b.value for s in file.statements if isinstance(s, nodes.Let) for b in s.bindings}
     sizes = {name: value for name, value in given.sizes.items() if name in lets}
     scope = Scope(given=sizes, bindings=lets, config=given.config or {})
-    return evolve(call, arguments=tuple(evolve(a, value=_literal(scope.evaluate(a.value))) for a in call.arguments))
+    return evolve(call, arguments=tuple(evolve(a, value=literal(scope.evaluate(a.value))) for a in call.arguments))
 
 
 def dtype_of(checkpoint: Checkpoint | None) -> Callable[[str, Key], str | None] | None:

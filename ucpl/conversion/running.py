@@ -119,9 +119,7 @@ def _without(checkpoint: Checkpoint, names: set[str]) -> Checkpoint:
     def rest(values: dict[str, T]) -> dict[str, T]:
         return {key: value for key, value in values.items() if key not in names}
 
-    carry = dict(checkpoint.carry)
-    if "client_state" in carry:  # one a rank
-        carry["client_state"] = [rest(values) for values in carry["client_state"]]
+    callers = evolve(checkpoint.caller_states, of=tuple(rest(values) for values in checkpoint.caller_states.of))
     known = checkpoint.envelope
     less = evolve(known, carried=rest(known.carried), scalars=rest(known.scalars))
-    return evolve(checkpoint, envelope=less, carry=carry)
+    return evolve(checkpoint, envelope=less, caller_states=callers)

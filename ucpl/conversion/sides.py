@@ -89,7 +89,7 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
         own = evolve(given, model=found.model, inherited=found.inherited)
         return Side(Called(found.library, found.call), own, found.placement, checkpoint)
     sizes = sizes_from(checkpoint, one.library, one.call, given.config, given.sizes)
-    with_sizes(one.library, one.layout.of, sizes)
+    one = Called(with_sizes(one.library, one.layout.of, sizes), one.call)
     shaped = parallel.with_shapes(checkpoint, one.library, one.call)
     given = evolve(
         given, model=model_of(shaped, {}) if one.is_of_any else None, inherited=inherited_settings(checkpoint)
@@ -123,7 +123,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     )
     notes: tuple[Note, ...] = ()
     if source.found:
-        with_sizes(one.library, one.layout.of, source.found)
+        one = Called(with_sizes(one.library, one.layout.of, source.found), one.call)
         notes = _notes_of(source.found)
     if given.model is not None and parallel.is_open(*one):
         base = parallel.Base(*one, given.model, given.inherited, given.config)

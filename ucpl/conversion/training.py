@@ -6,7 +6,7 @@ weights, files have other names. Until a plan says each of these as derived, non
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
@@ -56,7 +56,7 @@ def _refuse(target: Side, wanted: str, other: Label) -> None:
     fail("E187", f"{asked}, and the source {other.text}", _place(target.layout, flag or "bf16"), other)
 
 
-def _flags(settings: dict[str, object]) -> dict[str, bool] | None:
+def _flags(settings: Mapping[str, object]) -> dict[str, bool] | None:
     """bf16 and fp16 as a layout's framework or a checkpoint states them. None: it states neither."""
     found = {flag: bool(settings[flag]) for flag in _FLAGS if flag in settings}
     return {flag: found.get(flag, False) for flag in _FLAGS} if found else None

@@ -106,7 +106,7 @@ def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
         return
     for tensor in checkpoint.tensors:
         if tensor.name not in shardings:
-            shapes = checkpoint.carry.get("local_shapes", {}).get(tensor.name, ())
+            shapes = checkpoint.local_shapes.get(tensor.name, ())
             shown = ", ".join(str(list(shape)) for shape in shapes[:4])
             fail(
                 "E464",
@@ -117,7 +117,7 @@ def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
 
 def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> Checkpoint:
     """The checkpoint with whole shapes of tensors whose cut only a layout says: the dim it cuts is as long as all parts."""
-    local = checkpoint.carry.get("local_shapes", {})
+    local = checkpoint.local_shapes
     unknown = {name: shapes for name, shapes in local.items() if name not in checkpoint.shardings}
     if not unknown:
         return checkpoint

@@ -16,7 +16,7 @@ from attrs import define, evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.layout import Library
-from ucpl.layout.scope import Scope, Value, at
+from ucpl.layout.scope import Json, Scope, Value, at
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes
 
@@ -31,7 +31,7 @@ def sizes_from(
     checkpoint: Checkpoint,
     library: Library,
     call: nodes.Call,
-    config: Mapping[str, object] | None = None,
+    config: Mapping[str, Json] | None = None,
     given: dict[str, Value] | None = None,
 ) -> Found:
     """Sizes of the open dims of the layout's model. Raises: UcplError E163 where two tensors disagree."""
@@ -139,10 +139,11 @@ class _Learner:
             )
 
 
-def with_sizes(library: Library, model: str, found: Found) -> None:
-    """The library's model with the sizes found, as if it had said them."""
-    known = library.known.get(model)
-    if known is None or not found or not isinstance(known.node, nodes.Model):
-        return
+def with_sizes(library: Library, model: str, found: Found) -> Library:
+    """A library whose model has the sizes found, as if it had said them."""
+    if model == "any" or not found:
+        return library
+    known = library.model(model).node
+    assert isinstance(known, nodes.Model)
     said = nodes.Dims(tuple(nodes.Binding(name, nodes.Number(size)) for name, (size, _) in found.items()))
-    library.known[model] = evolve(known, node=evolve(known.node, items=(said, *known.node.items)))
+    return library.with_model(evolve(known, items=(said, *known.items)))
