@@ -265,7 +265,7 @@ def test_a_source_that_is_not_cut_says_nothing_of_cuts() -> None:
 
 def test_a_whole_shape_is_the_sum_along_the_dim_that_the_layout_cuts() -> None:
     found = checkpoint(*(NamedTensor(n, (3, 4), "f32", "parameter") for n in "abc"))
-    local = dict.fromkeys("abc", ((3, 4), (2, 4), (1, 4)))
+    local: dict[str, tuple[tuple[int, ...], ...]] = dict.fromkeys("abc", ((3, 4), (2, 4), (1, 4)))
     found = evolve(found, local_shapes=local, shardings={"c": cut(3, 3)})
 
     def shapes(name: str, more: str = "") -> dict[str, tuple[int, ...]]:
