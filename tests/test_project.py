@@ -78,7 +78,7 @@ def test_no_tracked_file_names_the_machine_it_was_made_on() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["ARCHITECTURE", "LANGUAGE", "ERRORS", "PERFORMANCE", "RELIABILITY"],
+    ["ARCHITECTURE", "LANGUAGE", "ERRORS", "PERFORMANCE", "RELIABILITY", "TUTORIAL"],
 )
 def test_the_page_exists_and_the_readme_leads_to_it(name: str) -> None:
     assert (ROOT / "docs" / f"{name}.md").is_file()
@@ -181,7 +181,7 @@ def test_the_wheel_carries_grammar_specs_examples_and_catalogue(tmp_path: Path) 
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    wanted = {"ucpl/py.typed", *map(relative, MODULES)}
+    wanted = {"ucpl/py.typed", "ucpl/__init__.pyi", *map(relative, MODULES)}
     wanted |= {relative(path) for path in (PACKAGE / "errors" / "catalogue").glob("*.toml")}
     for folder in ("grammar", "specs", "examples"):
         files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]

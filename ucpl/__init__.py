@@ -5,58 +5,34 @@
     assert ucpl.compare("run/", "run-on-8/")
 
 A room's verb each: `parse, resolve, locate, build, order, execute`; short cuts: `load, plan, apply, convert, compare, verify,
-infer`. A name is imported when it is first used, so that `import ucpl` costs nothing
-(`__init__.pyi` says to type checkers what they are).
+infer`. A name is imported when it is first used, so that `import ucpl` costs nothing. `__init__.pyi` is the list of names.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
-from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "parse": "ucpl.syntax",
-    "resolve": "ucpl.layout",
-    "locate": "ucpl.regions",
-    "build": "ucpl.graph",
-    "order": "ucpl.schedule",
-    "execute": "ucpl.runtime.execute",
-    "UcplError": "ucpl.errors",
-    **dict.fromkeys(
-        ("apply", "compare", "convert", "infer", "load", "load_plan", "plan", "save_plan", "verify"), "ucpl.api"
-    ),
-}
 
-__all__ = [
-    "UcplError",
-    "__version__",
-    "apply",
-    "build",
-    "compare",
-    "convert",
-    "execute",
-    "infer",
-    "load",
-    "load_plan",
-    "locate",
-    "order",
-    "parse",
-    "plan",
-    "resolve",
-    "save_plan",
-    "verify",
-]
+@cache
+def _homes() -> dict[str, str]:
+    """Public name -> the module that it lives in, as the stub beside this file says."""
+    with open(__file__.removesuffix(".py") + ".pyi", encoding="utf-8") as stub:
+        lines = [line.split() for line in stub]
+    return {words[-1]: words[1] for words in lines if words[:1] == ["from"]}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+def __getattr__(name: str) -> object:
+    if name == "__all__":
+        return ["__version__", *sorted(_homes())]
+    if name not in _homes():
         raise AttributeError(f"module 'ucpl' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    value: object = getattr(import_module(_homes()[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_homes()})

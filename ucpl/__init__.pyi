@@ -1,30 +1,20 @@
-from ucpl.api import apply, compare, convert, infer, load, load_plan, plan, save_plan, verify
-from ucpl.errors import UcplError
-from ucpl.graph import build
-from ucpl.layout import resolve
-from ucpl.regions import locate
-from ucpl.runtime.execute import execute
-from ucpl.schedule import order
-from ucpl.syntax import parse
+# The public names and where they live: type checkers read this, and `__init__.py` finds a name by it when it is first used.
+from ucpl.api import apply as apply
+from ucpl.api import compare as compare
+from ucpl.api import convert as convert
+from ucpl.api import infer as infer
+from ucpl.api import load as load
+from ucpl.api import load_plan as load_plan
+from ucpl.api import plan as plan
+from ucpl.api import save_plan as save_plan
+from ucpl.api import verify as verify
+from ucpl.errors import UcplError as UcplError
+from ucpl.graph import build as build
+from ucpl.layout import resolve as resolve
+from ucpl.regions import locate as locate
+from ucpl.runtime.execute import execute as execute
+from ucpl.schedule import order as order
+from ucpl.syntax import parse as parse
 
 __version__: str
-
-__all__ = [
-    "UcplError",
-    "__version__",
-    "apply",
-    "build",
-    "compare",
-    "convert",
-    "execute",
-    "infer",
-    "load",
-    "load_plan",
-    "locate",
-    "order",
-    "parse",
-    "plan",
-    "resolve",
-    "save_plan",
-    "verify",
-]
+__all__: list[str]

@@ -156,8 +156,8 @@ def unknown_code(folder: Path) -> list[str]:
 
 
 @case
-def not_made_yet(folder: Path) -> list[str]:
-    return ["show", "zero1(dp=2)", "--svg", "picture.svg"]
+def config_that_is_a_device(folder: Path) -> list[str]:
+    return ["check", "spec.ucpl", "--config", "/dev/zero"]
 
 
 @case

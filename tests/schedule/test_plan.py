@@ -95,7 +95,9 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "a column without end": lambda r: r["sources"]["columns"].__setitem__(0, {"count": [10**15, 0, 1]}),
     "runs without end": lambda r: r["sources"]["columns"].__setitem__(0, {"runs": [0, 10**15]}),
     "choices without names": lambda r: r["sources"]["shelves"][0].__setitem__("choices", 10**12),
-    "a size below zero": lambda r: r["sources"]["columns"].__setitem__(r["sources"]["shelves"][0]["shape"][0], [-5, -5]),
+    "a size below zero": lambda r: r["sources"]["columns"].__setitem__(
+        r["sources"]["shelves"][0]["shape"][0], [-5, -5]
+    ),
     "a rank below zero": lambda r: r["sources"]["columns"].__setitem__(r["sources"]["shelves"][0]["rank"], [-5, -5]),
     "a list for a dict": lambda r: r.__setitem__("source", []),
     "a number for a list": lambda r: r.__setitem__("tensors", 3),

@@ -32,7 +32,7 @@ DENSE = [EXAMPLE, *sorted(p.parent for p in SHARED.glob("z*/latest"))]
 def planned(path: Path, call: str) -> tuple[Checkpoint, Plan]:
     checkpoint = DeepSpeed().open(path)
     source, model = source_side(checkpoint, None)
-    _, plan = make_plan(source, target_side(call, source, model), checkpoint=checkpoint)
+    plan = make_plan(source, target_side(call, source, model))
     return checkpoint, plan
 
 

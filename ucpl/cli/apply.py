@@ -6,10 +6,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ucpl.cli.convert import add_run, look_again, refuse_existing
-from ucpl.cli.options import add_json, data_plane
-from ucpl.cli.report import plan_lines, plan_object, run_lines, run_object
-from ucpl.errors import Exit
+from ucpl.cli.convert import add_run, write
+from ucpl.cli.options import add_json, run_options
+from ucpl.cli.report import plan_lines
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -31,27 +30,12 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl import api
+    from ucpl.conversion.opening import load_plan, open_for
+    from ucpl.conversion.running import refuse_existing
 
-    target, plane = Path(options.target), data_plane(options)
-    refuse_existing(target, options)
-    plan = api.load_plan(options.plan)
-    opened = api.open_checkpoint(options.source, plan=plan)
+    target, how = Path(options.target), run_options(options)
+    refuse_existing(target, how)
+    plan = load_plan(options.plan)
+    opened = open_for(plan, options.source)
     console.say("\n".join(plan_lines(plan)))
-    with console.progress(str(target)) as progress:
-        report = api.apply(
-            plan,
-            opened,
-            target,
-            resume=options.resume,
-            force=options.force,
-            verify_source=options.verify_source,
-            allow_globals=options.allow_global,
-            progress=progress,
-            **plane,
-        )
-    look_again(target, plan)
-    console.say("\n".join(run_lines(report)))
-    console.say(f"done          {target}")
-    console.answer({"plan": plan_object(plan), "written": True, "report": run_object(report)})
-    return Exit.DONE
+    return write(plan, opened, target, how, console)

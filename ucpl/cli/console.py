@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO
 
 from ucpl.errors import Diagnostic
 
@@ -41,7 +41,7 @@ class Console:
         if not self.json:
             self._write(sys.stdout, text)
 
-    def answer(self, value: dict[str, Any]) -> None:
+    def answer(self, value: Mapping[str, object]) -> None:
         """The answer for programs: the one object of `--json`."""
         if self.json:
             from json import dumps
@@ -119,7 +119,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
-def diagnostic_object(d: Diagnostic) -> dict[str, Any]:
+def diagnostic_object(d: Diagnostic) -> dict[str, object]:
     return {
         "code": d.code,
         "message": d.message,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ucpl.cli.options import add_data_plane, add_json, add_sizes, config_of, data_plane, sizes_of
+from ucpl.cli.options import add_data_plane, add_json, add_sizes, given_of, run_options
 from ucpl.cli.report import plan_lines, plan_object, run_lines, run_object
-from ucpl.errors import Exit, Label, fail
+from ucpl.errors import Exit
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.conversion.running import RunOptions
     from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
 
 EXAMPLE = """
 ucpl convert runs/on-4 runs/on-8 --to 'zero1(dp=8)'
@@ -51,62 +52,37 @@ def add_run(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl import api
+    from ucpl.conversion.given import called
+    from ucpl.conversion.planning import Asked, prepare
+    from ucpl.conversion.running import refuse_existing
     from ucpl.stores.registry import advice
 
-    target = Path(options.target)
-    sizes, config, plane = sizes_of(options), config_of(options), data_plane(options)
-    refuse_existing(target, options)
-    of_source = sizes if options.layout else None
-    opened = api.open_checkpoint(options.source, options.layout, config=config, sizes=of_source)
-    here, model = api.source_side(opened, options.layout, config, of_source)
-    there = api.target_side(options.to, here, model, config=config, sizes=sizes, drop=options.drop)
-    _, plan = api.make_plan(here, there, checkpoint=opened, drop=tuple(options.drop), twice=True)
-    console.say("\n".join(plan_lines(plan)))
-    for text in advice(opened, plan.target):
+    target, given, how = Path(options.target), given_of(options), run_options(options)
+    refuse_existing(target, how)
+    described = called(options.layout) if options.layout is not None else None
+    made = prepare(Asked(described, options.to, options.source, twice=True), given)
+    assert made.checkpoint is not None
+    console.say("\n".join(plan_lines(made.plan)))
+    for text in advice(made.checkpoint, made.plan.target):
         console.say(f"to load it    {text}")
     if options.dry_run:
         console.say(
             "proved        every element of the target has one source, and stands where it belongs; nothing was written"
         )
-        console.answer({"plan": plan_object(plan), "written": False})
+        console.answer({"plan": plan_object(made.plan), "written": False})
         return Exit.DONE
+    return write(made.plan, made.checkpoint, target, how, console)
+
+
+def write(plan: Plan, source: Checkpoint, target: Path, how: RunOptions, console: Console) -> int:
+    """Run the plan, and tell what was done."""
+    from attrs import evolve
+
+    from ucpl.conversion.running import run as carry_out
+
     with console.progress(str(target)) as progress:
-        report = api.apply(
-            plan,
-            opened,
-            target,
-            resume=options.resume,
-            force=options.force,
-            verify_source=options.verify_source,
-            allow_globals=options.allow_global,
-            progress=progress,
-            **plane,
-        )
-    look_again(target, plan)
+        report = carry_out(plan, source, target, evolve(how, progress=progress))
     console.say("\n".join(run_lines(report)))
     console.say(f"done          {target}")
     console.answer({"plan": plan_object(plan), "written": True, "report": run_object(report)})
     return Exit.DONE
-
-
-def refuse_existing(target: Path, options: Namespace) -> None:
-    """Before any work. Raises: UcplError E500."""
-    if os.path.lexists(target) and not (options.force or options.resume):
-        fail("E500", f"{target} exists", Label(str(target)))
-
-
-def look_again(target: Path, plan: Plan) -> None:
-    """Open what was written and find every tensor of the plan where it should be. Raises: UcplError."""
-    from attrs import evolve
-
-    from ucpl.runtime.rows import fit
-    from ucpl.stores.generic import NAME, open_files
-    from ucpl.stores.registry import open_checkpoint
-
-    written = [t for t in plan.targets if t.numel]
-    if target.is_file():  # one file, called as DST is
-        written = [evolve(t, file=target.name) for t in written]
-    described = plan.target.framework == NAME  # files that nothing but a layout describes
-    opened = open_files(target, (t.file for t in written)) if described else open_checkpoint(target)
-    fit(written, opened.extents, "target")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
 from ucpl.cli.options import add_json
@@ -37,17 +37,13 @@ def run(options: Namespace, console: Console) -> int:
         target = Path(options.keep) if options.keep else folder / "converted"
         plan_file = folder / "demo.plan"
         console.say(f"1. plan: {source} to {options.to}, every element proved to have one source")
-        opened = api.open_checkpoint(source)
-        here, model = api.source_side(opened, None)
-        _, made = api.make_plan(
-            here, api.target_side(options.to, here, model), checkpoint=opened, name="demo", twice=True
-        )
+        made = api.plan(str(source), options.to, name="demo", prove=True)
         api.save_plan(made, plan_file)
         _say(console, plan_lines(made))
         console.say(f"   {plan_file.name}: {bytes_text(plan_file.stat().st_size)}")
         console.say(f"\n2. apply demo.plan: {target.name if not options.keep else target}")
         plan = api.load_plan(plan_file)
-        report = api.apply(plan, opened, target)
+        report = api.apply(plan, source, target)
         _say(console, run_lines(report))
         console.say("\n3. verify: everything is read back, and held against all that vouches for it")
         verdict = api.verify(target)
@@ -96,7 +92,7 @@ def _short(call: str) -> str:
     return f"{head})" if comma else head
 
 
-def _say(console: Console, lines: list[Any]) -> None:
+def _say(console: Console, lines: list[str]) -> None:
     for line in lines:
         console.say(f"   {line}")
 

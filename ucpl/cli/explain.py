@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from ucpl.cli.options import add_json
+from ucpl.cli.options import SHOWN, add_json
 from ucpl.errors import Exit, Label, catalogue, fail
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def run(options: Namespace, console: Console) -> int:
         close = sorted(codes, key=lambda known: (_distance(code, known), known))[0]
         fail(
             "E174",
-            f"no code is called `{options.code}`",
-            Label("<command line>", where=options.code),
+            f"no code is called `{options.code[:SHOWN]}`",
+            Label("<command line>", where=options.code[:SHOWN]),
             remedy=f"the nearest is {close}: {codes[close].title}",
         )
     console.say(f"{entry.code}: {entry.title} (exit status {entry.exit_status})\n\n{entry.meaning}\n")
@@ -49,7 +49,7 @@ def run(options: Namespace, console: Console) -> int:
 
 def _distance(code: str, known: str) -> float:
     """By number, where there is one; by letters otherwise."""
-    digits = "".join(c for c in code if c.isdigit())
+    digits = "".join(c for c in code if c in "0123456789")
     if digits:
         return abs(int(digits[:6]) - int(known[1:]))
     from difflib import SequenceMatcher

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.cli.options import add_json, write_text
 from ucpl.errors import Diagnostic, Exit, UcplError
+from ucpl.texts import read_text
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -22,7 +23,6 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl.api import read_text
     from ucpl.syntax import format_text
 
     changed: list[str] = []

@@ -23,10 +23,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console) -> int:
     from ucpl import api
-    from ucpl.proofs import fit
 
     found = api.infer(options.checkpoint)
-    fit.demand(found.placement, found.checkpoint)
     text = found.text()
     if options.output:
         write_text(Path(options.output), text)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
+from ucpl.texts import json_object, read_text
 
 if TYPE_CHECKING:
-    from ucpl.layout.scope import Value
+    from ucpl.conversion.given import Given
+    from ucpl.conversion.keywords import DataPlane
+    from ucpl.conversion.running import RunOptions
+    from ucpl.layout.scope import Json, Value
 
 __all__ = [
     "add_data_plane",
@@ -18,15 +23,22 @@ __all__ = [
     "add_sizes",
     "config_of",
     "data_plane",
+    "given_of",
     "memory_of",
+    "run_options",
     "sizes_of",
+    "whole_number",
     "write_text",
 ]
 
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_WORKERS_MAX = 1024
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WHOLE = re.compile(r"[+-]?[0-9](?:_?[0-9])*")
+WORKERS_MAX = 1024
+DIGITS_MAX = 18  # of a number that surely fits 64 bits
+NUMBER_MAX = 1 << 62
+SHOWN = 60  # characters of an argument that a message repeats
 
 
 def add_json(parser: ArgumentParser) -> None:
@@ -47,86 +59,111 @@ def add_data_plane(parser: ArgumentParser) -> None:
     parser.add_argument("--workers", default="2", metavar="N", help="threads that move data (default 2)")
 
 
-def data_plane(options: Namespace) -> dict[str, Any]:
+def data_plane(options: Namespace) -> DataPlane:
     """`memory` and `workers`, as numbers. Raises: UcplError E173."""
-    text = options.workers
-    if not text.isdigit() or not 1 <= int(text) <= _WORKERS_MAX:
+    return {"memory": memory_of(options.memory), "workers": whole_number("--workers", options.workers, WORKERS_MAX)}
+
+
+def run_options(options: Namespace) -> RunOptions:
+    """How a plan is run, of a verb with `add_run`. Raises: UcplError E173."""
+    from ucpl.conversion.running import RunOptions
+
+    return RunOptions(
+        **data_plane(options),
+        resume=options.resume,
+        force=options.force,
+        verify_source=options.verify_source,
+        allow_globals=tuple(options.allow_global),
+    )
+
+
+def whole_number(name: str, text: str, most: int, remedy: str = "") -> int:
+    """A number from 1. Raises: UcplError E173."""
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX and 1 <= int(text) <= most):
         fail(
             "E173",
-            f"--workers {text}: a number from 1 to {_WORKERS_MAX} is needed",
-            Label("<command line>", where=f"--workers {text}"),
+            f"{name} {text[:SHOWN]}: a number from 1 to {most} is needed",
+            Label("<command line>", where=f"{name} {text[:SHOWN]}"),
+            remedy=remedy,
         )
-    return {"memory": memory_of(options.memory), "workers": int(text)}
+    return int(text)
 
 
 def memory_of(text: str) -> int:
     """Bytes of `512M`, `1.5G`, `64MiB`, `1048576`; units are powers of 1024. Raises: UcplError E173."""
     found = _MEMORY.fullmatch(text.strip())
-    if found is None or float(found[1]) == 0:
+    size = float(found[1]) * (1 << _UNITS[found[2].upper()]) if found is not None else 0.0
+    if not 1 <= size < NUMBER_MAX:
         fail(
             "E173",
-            f"--memory {text}: no size of memory",
-            Label("<command line>", where=f"--memory {text}"),
+            f"--memory {text[:SHOWN]}: no size of memory",
+            Label("<command line>", where=f"--memory {text[:SHOWN]}"),
             remedy="write a number with a unit, as in 512M, 1.5G or 64MiB",
         )
-    return int(float(found[1]) * (1 << _UNITS[found[2].upper()]))
+    return int(size)
 
 
-def sizes_of(options: Namespace) -> dict[str, Value]:
+def given_of(options: Namespace) -> Given:
+    """What -D, --config, --model and --drop say, of a verb that has them. Raises: UcplError E110, E170-E178, E184."""
+    from ucpl.conversion.given import Given, model_named
+
+    model, config = getattr(options, "model", None), options.config
+    return Given(
+        model=model_named(model) if model else None,
+        config=config_of(Path(config)) if config is not None else None,
+        sizes=sizes_of(options.sizes),
+        drop=tuple(getattr(options, "drop", ())),
+    )
+
+
+def sizes_of(texts: Sequence[str]) -> dict[str, Value]:
     """The values of -D. Raises: UcplError E177."""
     out: dict[str, Value] = {}
-    for text in options.sizes:
+    for text in texts:
         name, equals, value = text.partition("=")
+        here = Label("<command line>", where=f"-D {text[:SHOWN]}")
         if not equals or not _NAME.fullmatch(name) or not value:
-            fail("E177", f"-D {text}: not of the form NAME=VALUE", Label("<command line>", where=f"-D {text}"))
+            fail("E177", f"-D {text[:SHOWN]}: not of the form NAME=VALUE", here)
         if name in out:
-            fail("E177", f"-D {name} is given twice", Label("<command line>", where=f"-D {text}"))
-        out[name] = _value(value)
+            fail("E177", f"-D {name[:SHOWN]} is given twice", here)
+        if not _WHOLE.fullmatch(value.strip()):
+            out[name] = value
+        elif len(value) > DIGITS_MAX:
+            fail("E177", f"-D {name[:SHOWN]}: a number of {len(value)} digits is no size", here)
+        else:
+            out[name] = int(value)
     return out
 
 
-def _value(text: str) -> Value:
-    try:
-        return int(text)
-    except ValueError:
-        return text
-
-
-def config_of(options: Namespace) -> dict[str, Any] | None:
-    """The object in --config. Raises: UcplError E170, E176."""
-    if options.config is None:
-        return None
-    import json
-
-    path = Path(options.config)
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        fail("E170", f"{path} cannot be read: {error.strerror}", Label(str(path)))
-    except (ValueError, RecursionError) as error:
-        fail("E176", f"{path} is no JSON", Label(str(path), str(error)[:200]))
-    if not isinstance(found, dict):
-        fail("E176", f"{path} holds no JSON object", Label(str(path)))
+def config_of(path: Path) -> dict[str, Json]:
+    """The object in --config. Raises: UcplError E170, E176, E184."""
+    found = json_object(read_text(path))
+    if isinstance(found, str):
+        fail("E176", f"{path} is no JSON object", Label(str(path), found))
     return found
 
 
 def write_text(path: Path, text: str | bytes) -> None:
-    """Write a small file, whole or not at all. Raises: UcplError E179."""
+    """Write a small file, whole or not at all. Where it is a link, the file that it leads to. Raises: UcplError E179."""
     import os
     import tempfile
 
-    data = text.encode() if isinstance(text, str) else text
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        data = text.encode() if isinstance(text, str) else text
+        place = Path(os.path.realpath(path))
+        if place.exists() and not place.is_file():  # a rename would put a file where a device was
+            fail("E179", f"{path} is no regular file", Label(str(path)))
+        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(name, 0o666 & ~umask)
-            os.replace(name, path)
+            os.replace(name, place)
         except BaseException:
             os.unlink(name)
             raise
-    except OSError as error:
-        fail("E179", f"{path} cannot be written: {error.strerror or error}", Label(str(path)))
+    except (OSError, ValueError) as error:  # a ValueError: a path or a text that no file can have
+        reason = getattr(error, "strerror", None) or error
+        fail("E179", f"{str(path)[:SHOWN]} cannot be written: {reason}", Label(str(path)))

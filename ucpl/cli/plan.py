@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ucpl.cli.options import add_json, add_sizes, config_of, sizes_of, write_text
+from ucpl.cli.options import add_json, add_sizes, given_of, write_text
 from ucpl.cli.report import plan_object
 from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.conversion.given import Given
+    from ucpl.conversion.planning import Asked
+    from ucpl.layout import Layout
     from ucpl.schedule.plan import Plan
 
 EXAMPLE = """
@@ -45,45 +48,13 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl import api
+    from ucpl.conversion.planning import prepare
     from ucpl.schedule.text import summary
 
-    sizes, config = sizes_of(options), config_of(options)
-    name, drop = "convert", tuple(options.drop)
-    source: Any
-    target: Any
-    if options.file is not None:
-        if options.name is None or options.source or options.target:
-            fail(
-                "E178", "a plan is FILE NAME, or --from LAYOUT --to LAYOUT", Label("<command line>", where="ucpl plan")
-            )
-        library = api.load(options.file)
-        known = library.plan(options.name)
-        statement: Any = known.node
-        source, target = (
-            (library, api.closed_call(known.file, call, config, sizes)) for call in (statement.source, statement.target)
-        )
-        name, drop = statement.name, (*statement.drop, *drop)
-    else:
-        if options.source is None or options.target is None:
-            fail("E178", "a plan needs both --from and --to, or FILE NAME", Label("<command line>", where="ucpl plan"))
-        source, target = options.source, options.target
-    checkpoint = options.checkpoint
-    if checkpoint is None and isinstance(source, str) and api.is_checkpoint(source):
-        checkpoint = source
-    described = None if checkpoint == source else source
-    opened = None
-    if checkpoint is not None:
-        opened = api.open_checkpoint(checkpoint, described, config=config, sizes=sizes or None)
-    model = api.model_named(options.model) if options.model else None
-    here, there = api.sides(source, target, model=model, checkpoint=opened, config=config, sizes=sizes, drop=drop)
-    if options.rank is not None and not 0 <= options.rank < max(1, there.layout.ranks):
-        fail(
-            "E180",
-            f"--rank {options.rank}: {there.layout.call} has ranks 0 to {there.layout.ranks - 1}",
-            Label("<command line>", where=f"--rank {options.rank}"),
-        )
-    _, plan = api.make_plan(here, there, checkpoint=opened, drop=drop, name=name, twice=options.prove)
+    made = prepare(*asked_of(options))
+    plan = made.plan
+    if options.rank is not None:
+        demand_rank(options.rank, made.target.layout)
     if options.output:
         from ucpl.schedule.files import plan_bytes
 
@@ -95,6 +66,35 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"written    {options.output}")
     console.answer({"plan": plan_object(plan), "output": options.output})
     return Exit.DONE
+
+
+def asked_of(options: Namespace) -> tuple[Asked, Given]:
+    """What is to be planned: a statement of a file, or two layouts. Raises: UcplError E178."""
+    from attrs import evolve
+
+    from ucpl.conversion.planning import Asked, statement
+
+    given = given_of(options)
+    if options.file is None:
+        if options.source is None or options.target is None:
+            fail("E178", "a plan needs both --from and --to, or FILE NAME", Label("<command line>", where="ucpl plan"))
+        return Asked(options.source, options.target, options.checkpoint, twice=options.prove), given
+    if options.name is None or options.source or options.target:
+        fail("E178", "a plan is FILE NAME, or --from LAYOUT --to LAYOUT", Label("<command line>", where="ucpl plan"))
+    source, target, said = statement(options.file, options.name, given)
+    asked = Asked(source, target, options.checkpoint, said.name, options.prove)
+    return asked, evolve(given, drop=(*said.drop, *given.drop))
+
+
+def demand_rank(rank: int, layout: Layout) -> None:
+    """Raises: UcplError E180 where the layout has no such rank."""
+    ranks = max(1, layout.ranks)
+    if not 0 <= rank < ranks:
+        fail(
+            "E180",
+            f"--rank {rank}: {layout.call} has ranks 0 to {ranks - 1}",
+            Label("<command line>", where=f"--rank {rank}"),
+        )
 
 
 def rank_lines(plan: Plan, rank: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
 
@@ -36,7 +36,7 @@ def _dropped(plan: Plan) -> list[str]:
     return out
 
 
-def plan_object(plan: Plan) -> dict[str, Any]:
+def plan_object(plan: Plan) -> dict[str, object]:
     return {
         "name": plan.name,
         "source": plan.source_call,
@@ -79,7 +79,7 @@ def run_lines(report: Report) -> list[str]:
     return out
 
 
-def run_object(report: Report) -> dict[str, Any]:
+def run_object(report: Report) -> dict[str, object]:
     import attrs
 
     return attrs.asdict(report)

@@ -6,12 +6,14 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ucpl.cli.options import add_json, add_sizes, config_of, sizes_of
-from ucpl.errors import Exit, Label, fail
+from ucpl.cli.options import add_json, add_sizes, given_of, whole_number
+from ucpl.errors import Exit
+from ucpl.texts import read_text
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
 
+_EXAMPLES_MAX = 1_000_000
 EXAMPLE = "ucpl roundtrip model.ucpl\nucpl roundtrip model.ucpl:megatron --examples 50"
 
 
@@ -27,28 +29,21 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl import api
     from ucpl.testing import roundtrip
 
-    if not options.examples.isdigit() or int(options.examples) == 0:
-        fail(
-            "E173",
-            f"--examples {options.examples}: a number from 1 is needed",
-            Label("<command line>", where=f"--examples {options.examples}"),
-            remedy="write --examples 20",
-        )
+    examples = whole_number("--examples", options.examples, _EXAMPLES_MAX, "write --examples 20")
     head, colon, layout = options.file.partition(".ucpl:")
     name = head + ".ucpl" if colon else options.file
-    sizes = {k: v for k, v in sizes_of(options).items() if isinstance(v, int)}
+    given = given_of(options)
     try:
         reports = roundtrip(
-            api.read_text(Path(name)),
+            read_text(Path(name)),
             layout or None,
-            int(options.examples),
+            examples,
             name=name,
-            model=api.model_named(options.model) if options.model else None,
-            config=config_of(options),
-            sizes=sizes,
+            model=given.model,
+            config=given.config,
+            sizes={k: v for k, v in given.sizes.items() if isinstance(v, int)},
             seed=options.seed,
         )
     except AssertionError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -98,6 +99,7 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
         parser.print_help()
         return Exit.DONE if not before else Exit.WRONG_USAGE
     name, arguments = rest[0], rest[1:]
+    demand_texts(rest)
     parser.parse(before)
     if name not in VERBS:
         close = nearest(name, list(VERBS))
@@ -120,6 +122,21 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
     options = sub.parse(arguments)
     status: int = verb.run(options, console)
     return status
+
+
+def demand_texts(arguments: Sequence[str]) -> None:
+    """What is read may be called anything; all else is UTF-8. Raises: UcplError E185."""
+    for text in arguments:
+        if not _is_text(text) and not os.path.lexists(text):
+            fail("E185", "an argument is no UTF-8", Label("<command line>", where=text))
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _top() -> Parser:

@@ -13,6 +13,7 @@ Texts and names come from files that anybody may have written: characters that a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ucpl.errors import Diagnostic, Label
 
@@ -31,7 +32,7 @@ def render_diagnostic(diagnostic: Diagnostic, color: bool = False) -> str:
     for i, label in enumerate(diagnostic.labels):
         again = i > 0 and label.file == diagnostic.labels[i - 1].file and label.line is not None
         arrow = f"{margin} {blue}:::{reset}" if again else f"{margin}{blue}-->{reset}"
-        lines.extend(_label(label, arrow, margin, red if i == 0 else blue, blue, reset))
+        lines.extend(_label(label, arrow, margin, _Colors(red if i == 0 else blue, blue, reset)))
     for note in diagnostic.notes:
         lines.append(f"{margin} {blue}={reset} {bold}note{reset}: {_indented(note, margin)}")
     if diagnostic.remedy:
@@ -39,7 +40,14 @@ def render_diagnostic(diagnostic: Diagnostic, color: bool = False) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _label(label: Label, arrow: str, margin: str, own: str, blue: str, reset: str) -> Iterator[str]:
+class _Colors(NamedTuple):
+    own: str  # of the carets
+    blue: str
+    reset: str
+
+
+def _label(label: Label, arrow: str, margin: str, colors: _Colors) -> Iterator[str]:
+    own, blue, reset = colors
     if label.line is None:
         parts = [label.file, label.where, label.text]
         yield f"{arrow} {': '.join(_safe(part) for part in parts if part)}"

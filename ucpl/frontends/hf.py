@@ -9,12 +9,14 @@ Not here: what fused tensors are made of (q, k, v; gate, up). A shape cannot tel
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Iterable
+from importlib import import_module
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Protocol
 
 from attrs import define, field, frozen
 
@@ -24,12 +26,17 @@ from ucpl.stores.huggingface import HuggingFace
 from ucpl.syntax import format_text, nodes
 from ucpl.syntax.printer import print_item
 from ucpl.syntax.quoting import is_dotted
+from ucpl.texts import is_endless, json_object, read_text
 
 __all__ = ["import_hf"]
 
+Config = dict[str, object]
+
 _LAYERS = re.compile(r"layer|block|depth")
 _EXPERTS = re.compile(r"expert")
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _SIZES = re.compile(r"size|dim|embd|inner|position|rank|width|channel|heads|ffn|d_model|d_ff|d_kv|experts|labels")
+_DEPTH_MAX = 8  # of configs inside a config
 _TP = {
     "colwise": 0,
     "rowwise": 1,
@@ -55,7 +62,7 @@ class Facts:
     """All that is known of a model before its text is written."""
 
     tensors: tuple[Found, ...]
-    config: dict[str, Any]
+    config: Config
     aliases: dict[str, str]
     cuts: dict[str, str]  # module pattern (model.layers.*.mlp.up_proj) -> colwise, rowwise, ...
     notes: tuple[str, ...]
@@ -76,10 +83,11 @@ def import_hf(path: str | Path) -> str:
 
 
 def _facts(path: Path) -> Facts:
-    folder = path if path.is_dir() else path.parent
+    folder = path if os.path.isdir(path) else path.parent
     config_file = path if path.suffix == ".json" else folder / "config.json"
-    config = _read_config(config_file) if config_file.is_file() else None
-    stores = path.suffix != ".json" and path.exists() and HuggingFace().recognises(path)
+    config = _read_config(config_file) if os.path.isfile(config_file) else None
+    is_there = os.path.exists(path) and not is_endless(path)
+    stores = path.suffix != ".json" and is_there and HuggingFace().recognises(path)
     if config is None and not stores:
         fail("E395", f"{path} has neither a config.json nor .safetensors files", Label(str(path)))
     notes: list[str] = []
@@ -103,13 +111,10 @@ def _facts(path: Path) -> Facts:
     return Facts(tensors, config or {}, aliases, made.cuts if made is not None else {}, tuple(notes), True)
 
 
-def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        fail("E395", f"{file} is no config: {str(error)[:200]}", Label(str(file)))
-    if not isinstance(value, dict):
-        fail("E395", f"{file} is no config: no JSON object", Label(str(file)))
+def _read_config(file: Path) -> Config:
+    value = json_object(read_text(file))
+    if isinstance(value, str):
+        fail("E395", f"{file} is no config: {value}", Label(str(file)))
     return value
 
 
@@ -120,11 +125,9 @@ class _Class:
     cuts: dict[str, str]
 
 
-def _class_of(config: dict[str, Any], file: Path, *, needed: bool, notes: list[str]) -> _Class | None:
+def _class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> _Class | None:
     """The class that a config names, on the meta device. Without transformers, or where it fails: None, unless needed."""
     try:
-        from importlib import import_module
-
         torch, transformers = import_module("torch"), import_module("transformers")
     except ImportError:
         if needed:
@@ -134,13 +137,14 @@ def _class_of(config: dict[str, Any], file: Path, *, needed: bool, notes: list[s
         )
         return None
     try:
-        made_config = transformers.AutoConfig.from_pretrained(str(file.parent if file.name == "config.json" else file))
-        kind = getattr(transformers, str((config.get("architectures") or [""])[0]), None)
+        place = str(file.parent if file.name == "config.json" else file)
+        made_config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
+        kind = _model_class(transformers, config)
         with torch.device("meta"):
             if kind is not None:
                 model = kind(made_config)
             else:
-                model = transformers.AutoModel.from_config(made_config)
+                model = transformers.AutoModel.from_config(made_config, trust_remote_code=False)
     except Exception as error:
         if needed:
             fail("E396", f"transformers cannot build {file.name}: {type(error).__name__}: {error}", Label(str(file)))
@@ -163,7 +167,28 @@ def _class_of(config: dict[str, Any], file: Path, *, needed: bool, notes: list[s
     return _Class(tensors, {a: o for a, o in aliases.items() if o in kept}, {str(k): str(v) for k, v in plan.items()})
 
 
-def _dtype(config: dict[str, Any], tensor: Any) -> str:
+def _model_class(transformers: ModuleType, config: Config) -> type | None:
+    """The class of a model that a config names. Whatever else of transformers it names is not called."""
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    return kind if is_model else None
+
+
+class _Tensor(Protocol):
+    """As much of a torch tensor as is asked."""
+
+    @property
+    def dtype(self) -> _TorchDtype: ...
+
+
+class _TorchDtype(Protocol):
+    @property
+    def is_floating_point(self) -> bool: ...
+
+
+def _dtype(config: Config, tensor: _Tensor) -> str:
     said = config.get("dtype") or config.get("torch_dtype")
     if isinstance(said, str) and said in BY_TORCH and tensor.dtype.is_floating_point:
         return BY_TORCH[said].name
@@ -210,7 +235,7 @@ def fold(tensors: Iterable[Found]) -> list[Folded]:
 
 
 def _is_number(text: str) -> bool:
-    return text.isdigit() and (text == "0" or text[0] != "0")
+    return _NUMBER.fullmatch(text) is not None
 
 
 def _grid(numbers: list[tuple[int, ...]]) -> tuple[range, ...] | None:
@@ -230,6 +255,15 @@ def _grid(numbers: list[tuple[int, ...]]) -> tuple[range, ...] | None:
 
 
 @define
+class _Lines:
+    """Statements of the text, by where they stand."""
+
+    tensors: list[str] = field(factory=list)  # of the model
+    entries: list[str] = field(factory=list)  # of `hf`
+    parallel: list[str] = field(factory=list)  # of `tensor_parallel`
+
+
+@define
 class _Writer:
     facts: Facts
     keys: dict[int, list[str]] = field(factory=dict)  # size -> config keys that have it
@@ -245,9 +279,7 @@ class _Writer:
         names = self.paths(folded)
         dtypes = [f.first.dtype for f in folded]
         common = max(dict.fromkeys(dtypes), key=dtypes.count) if dtypes else "f32"
-        tensors: list[str] = []
-        entries: list[str] = []
-        parallel: list[str] = []
+        lines = _Lines()
         for f, path in zip(folded, names, strict=True):
             indices = tuple(self.counts[c] for c in f.containers)
             dims = self.axes(f)
@@ -261,28 +293,24 @@ class _Writer:
                 if square
                 else ""
             )
-            tensors.append(print_item(nodes.Tensor(path, extents, dtype, kind)) + remark)  # type: ignore[arg-type]
+            lines.tensors.append(print_item(nodes.Tensor(path, extents, dtype, kind)) + remark)  # type: ignore[arg-type]
             brackets = tuple(nodes.Dim(i) for i in indices)
             said = nodes.Clause("as", (self.template(f, indices),))
-            entries.append(print_item(nodes.Entry(path, brackets, tuple(map(nodes.Dim, dims)), (said,))))
-            cut = self.cut(f, path, dims)
+            lines.entries.append(print_item(nodes.Entry(path, brackets, tuple(map(nodes.Dim, dims)), (said,))))
+            cut = self.cut(f, dims)
             if cut is not None:
-                parallel.append(print_item(nodes.Entry(path, brackets, cut, (said,))))
+                lines.parallel.append(print_item(nodes.Entry(path, brackets, cut, (said,))))
         model = _identifier(str(self.facts.config.get("model_type") or "model"))
-        return self.page(
-            model, common, tensors, entries, parallel, dict(zip((f.sample for f in folded), names, strict=True))
-        )
+        return self.page(model, common, lines, dict(zip((f.sample for f in folded), names, strict=True)))
 
-    def page(
-        self, model: str, dtype: str, tensors: list[str], entries: list[str], parallel: list[str], names: dict[str, str]
-    ) -> str:
+    def page(self, model: str, dtype: str, found: _Lines, names: dict[str, str]) -> str:
         what = "headers of its files" if self.facts.has_files else "its transformers class"
         lines = ["ucpl 1", "", f"# Written by `ucpl import hf`, from {what}: a first spec, to be read and corrected."]
         lines += [f"# {note}" for note in self.facts.notes]
         lines += [f"# {note}" for note in self.said]
         lines += ["", f"model {model} {{"]
         lines += [f"  dim {name} = {value}" for name, value in self.dims.items()]
-        lines += ["", f"  dtype {dtype}", *(f"  {t}" for t in tensors)]
+        lines += ["", f"  dtype {dtype}", *(f"  {t}" for t in found.tensors)]
         owners = {f.name for f in self.facts.tensors}
         for alias, owner in self.facts.aliases.items():
             if owner in names:
@@ -290,11 +318,16 @@ class _Writer:
             elif owner in owners:
                 lines.append(f"  # {alias} is a second name of {owner}, one of several that are folded above")
         lines += ["}", "", f'layout hf(shard = "5GB") of {model} {{', "  framework huggingface(shard = shard)"]
-        lines += ['  file weights = safetensors "model.safetensors"', "", *(f"  {e}" for e in entries), "}"]
-        if parallel:
+        lines += ['  file weights = safetensors "model.safetensors"', "", *(f"  {e}" for e in found.entries), "}"]
+        if found.parallel:
             lines += ["", "# As base_model_tp_plan cuts it: colwise by outputs, rowwise by inputs. One file a rank."]
             lines += [f"layout tensor_parallel(tp) of {model} extends hf() {{", "  framework torch()", "  mesh tp"]
-            lines += ['  file weights = safetensors "tp_{tp:02}.safetensors"', "", *(f"  {e}" for e in parallel), "}"]
+            lines += [
+                '  file weights = safetensors "tp_{tp:02}.safetensors"',
+                "",
+                *(f"  {e}" for e in found.parallel),
+                "}",
+            ]
         return format_text("\n".join(lines) + "\n", f"{model}.ucpl")
 
     # ---- dims ----------------------------------------------------------------------------------------------------
@@ -310,9 +343,9 @@ class _Writer:
             keys = [k for k in self.keys.get(length, ()) if wanted.search(k.rpartition(".")[2])]
             short = "l" if wanted is _LAYERS and "l" not in self.dims else _identifier(last)
             value = f"config.{keys[0]}" if len(keys) == 1 else str(length)
-            self.counts[container] = self.dim(short, value, length)
+            self.counts[container] = self.dim(short, value)
 
-    def dim(self, name: str, value: str, size: int) -> str:
+    def dim(self, name: str, value: str) -> str:
         """A dim of that name and value; another name where it is taken by another value."""
         n, base = 2, name
         while self.dims.get(name, value) != value or (name in self.counts.values()):
@@ -338,7 +371,7 @@ class _Writer:
             keys += self.multiples(size) if keys else []
             named = len(keys) == 1 and shape.count(size) == 1
             if named:
-                out.append(self.dim(_identifier(keys[0].rpartition(".")[2]), f"config.{keys[0]}", size))
+                out.append(self.dim(_identifier(keys[0].rpartition(".")[2]), f"config.{keys[0]}"))
                 continue
             if len(keys) > 1:
                 note = f"{size} is {', '.join(f'config.{k}' for k in keys)}: which of them a dim is, the author knows."
@@ -347,7 +380,7 @@ class _Writer:
                     self.said.append(note)
             for letter in "nmpqrstuvw":
                 if (name := f"{letter}{size}") not in out:
-                    out.append(self.dim(name, str(size), size))
+                    out.append(self.dim(name, str(size)))
                     break
         return tuple(out)
 
@@ -375,7 +408,7 @@ class _Writer:
         numbers = iter(indices)
         return ".".join(p or f"{{{next(numbers)}}}" for p in f.pattern)
 
-    def cut(self, f: Folded, path: str, dims: tuple[str, ...]) -> tuple[nodes.Axis, ...] | None:
+    def cut(self, f: Folded, dims: tuple[str, ...]) -> tuple[nodes.Axis, ...] | None:
         """The pattern with the cut that the class's plan states for the tensor's module, if it states one."""
         module, _, leaf = ".".join(p or "*" for p in f.pattern).rpartition(".")
         whole = f"{module}.{leaf}"
@@ -394,13 +427,13 @@ class _Writer:
         return tuple(nodes.Cut(nodes.Dim(d), (split,)) if i == axis else nodes.Dim(d) for i, d in enumerate(dims))
 
 
-def _config_sizes(config: dict[str, Any], prefix: str = "") -> dict[int, list[str]]:
-    """Sizes that a config states, with the keys that state them."""
+def _config_sizes(config: Config, prefix: str = "") -> dict[int, list[str]]:
+    """Sizes that a config states, with the keys that state them: those that the language can name."""
     out: dict[int, list[str]] = {}
     for key, value in config.items():
-        if not isinstance(key, str) or not key.isidentifier():
+        if not (key.isascii() and key.isidentifier()):
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and prefix.count(".") < _DEPTH_MAX:
             for size, keys in _config_sizes(value, f"{prefix}{key}.").items():
                 out.setdefault(size, []).extend(keys)
         elif isinstance(value, int) and not isinstance(value, bool) and value > 1:
@@ -409,7 +442,7 @@ def _config_sizes(config: dict[str, Any], prefix: str = "") -> dict[int, list[st
 
 
 def _identifier(text: str) -> str:
-    made = re.sub(r"\W", "_", text)
+    made = re.sub(r"\W", "_", text, flags=re.ASCII)
     return made if made and not made[0].isdigit() else f"_{made}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
@@ -10,8 +10,9 @@ from ucpl.frontends import parallel, stages
 from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
 from ucpl.regions import Placement, locate
+from ucpl.regions.flats import Stated
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.syntax import nodes, parse, print_file
+from ucpl.syntax import nodes, print_file
 
 MODEL_NAME = "checkpoint"
 LAYOUT_NAME = "stored"
@@ -44,9 +45,9 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     notes: tuple[parallel.Note, ...] = ()
     parallel.demand(checkpoint.shardings, checkpoint)
     if checkpoint.shardings:
-        extended = parallel.stored(library, call, model, checkpoint.shardings, settings)
+        extended = parallel.stored(parallel.Base(library, call, model, settings), checkpoint.shardings)
         library, call, notes = extended.library, extended.call, extended.notes
-    for extended in facts_of(library, call, model, checkpoint):
+    for extended in facts_of(parallel.Base(library, call, model, settings), checkpoint):
         library, call, notes = extended.library, extended.call, (*notes, *extended.notes)
     placement = locate(
         resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint)
@@ -59,12 +60,12 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     return Inferred(checkpoint, library, model, call, settings, placement.layout, placement)
 
 
-def facts_of(library: Library, call: nodes.Call, model: nodes.Model, checkpoint: Checkpoint) -> list[parallel.Extended]:
+def facts_of(base: parallel.Base, checkpoint: Checkpoint) -> list[parallel.Extended]:
     """The layout with a pipeline's layers, or a model's experts."""
     if checkpoint.pipeline is not None:
-        return [stages.stored_pipeline(library, call, model, checkpoint.pipeline)]
+        return [stages.stored_pipeline(base, checkpoint.pipeline)]
     if checkpoint.experts is not None:
-        return [stages.stored_experts(library, call, model, checkpoint.experts)]
+        return [stages.stored_experts(base, checkpoint.experts)]
     return []
 
 
@@ -117,13 +118,13 @@ def model_of(checkpoint: Checkpoint, dtypes: dict[str, str]) -> nodes.Model:
     return nodes.Model(MODEL_NAME, tuple(items))
 
 
-def stated_of(checkpoint: Checkpoint):  # type: ignore[no-untyped-def]
+def stated_of(checkpoint: Checkpoint) -> Stated:
     """Flats as the checkpoint states them, for `group g = from FILE "key"`."""
 
     def stated(file: str, key: str, here: dict[str, int]) -> list[list[tuple[str, tuple[int, ...]]]]:
         flats = [f for f in checkpoint.stated if all(here.get(a, v) == v for a, v in f.coordinates.items())]
         last = key.rpartition("/")[2]
-        if last.isdigit():
+        if last.isascii() and last.isdigit() and len(last) <= 9:
             flats = [f for f in flats if f.bucket == int(last)]
         return [list(f.members) for f in sorted(flats, key=lambda f: f.bucket)]
 
@@ -153,18 +154,3 @@ def state_dtypes(checkpoint: Checkpoint, placement: Placement) -> dict[str, str]
                     Label(home.file, dtype, where=key_text(home.key)),
                 )
     return {s: d for s, d in out.items() if d != "f32"}
-
-
-def closed_layout(text: str, name: str) -> tuple[Library, nodes.Call]:
-    """A library with a text that `infer` wrote, and the call of its layout."""
-    library = load((name, text))
-    file = parse(text, name)
-    layouts = [s for s in file.statements if isinstance(s, nodes.Layout)]
-    return library, nodes.Call(layouts[-1].name)
-
-
-def with_arguments(call: nodes.Call, values: dict[str, Value]) -> nodes.Call:
-    """A call with more arguments by name."""
-    from ucpl.layout.scope import literal
-
-    return evolve(call, arguments=(*call.arguments, *(nodes.Argument(k, literal(v)) for k, v in values.items())))

@@ -8,11 +8,11 @@ asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint
 
 Inherited = dict[str, tuple[Value, str]]
-Note = tuple[str, Any, str]  # (name, value, origin), as a plan prints them
+Note = tuple[str, object, str]  # (name, value, origin), as a plan prints them
 KV_HEADS = "kv_heads"
 GRAIN = "tp_grain_size"
 STORED, TARGET = "stored", "target"  # names of the layouts that are made
@@ -43,6 +43,32 @@ _CONFIG_KEYS += ("num_attention_heads", "n_heads", "attention_heads")
 
 
 @frozen(eq=False)
+class Base:
+    """A layout of any model that is to be extended, and what it is over."""
+
+    library: Library
+    call: nodes.Call
+    model: nodes.Model
+    inherited: Inherited = field(factory=dict)  # values for what the call leaves open
+    config: Mapping[str, object] | None = None
+
+    @property
+    def layout(self) -> nodes.Layout:
+        return _layout(self.library, self.call.name)
+
+    def asked(self, axis: str) -> int:
+        """The degree of an axis that the call leads to: its argument, else what is inherited, else 1."""
+        for position, argument in enumerate(self.call.arguments):
+            name = argument.name
+            if name is None and position < len(self.layout.parameters):
+                name = self.layout.parameters[position].name
+            if name == axis:
+                return Scope().integer(argument.value)
+        value = self.inherited.get(axis, (1, ""))[0]
+        return value if isinstance(value, int) else 1
+
+
+@frozen(eq=False)
 class Extended:
     """A library with the layout that was made, its call, and where its numbers come from."""
 
@@ -54,26 +80,23 @@ class Extended:
 # ---- whether there is anything to do -----------------------------------------------------------------------------------
 
 
+def _layout(library: Library, name: str) -> nodes.Layout:
+    node = library.layout(name).node
+    assert isinstance(node, nodes.Layout)
+    return node
+
+
 def is_open(library: Library, call: nodes.Call) -> bool:
     """Whether a layout is of any model, knows of tensor parallelism, and says of no tensor by name how it is cut."""
-    chain = [link.node for link in library.chain(call.name)]
-    if chain[0].of != "any" or TP not in {p.name for p in chain[0].parameters}:
+    known = _layout(library, call.name)
+    if known.of != "any" or TP not in {p.name for p in known.parameters}:
         return False
-    return not any(isinstance(i, nodes.Entry) and i.path != "*" for known in chain for i in known.items)
-
-
-def degree_asked(library: Library, call: nodes.Call, axis: str, inherited: Inherited) -> int:
-    """The degree of an axis that a call leads to: its argument, else what is inherited, else 1."""
-    known = library.layout(call.name).node
-    assert isinstance(known, nodes.Layout)
-    for position, argument in enumerate(call.arguments):
-        name = argument.name
-        if name is None and position < len(known.parameters):
-            name = known.parameters[position].name
-        if name == axis:
-            return Scope().integer(argument.value)
-    value = inherited.get(axis, (1, ""))[0]
-    return value if isinstance(value, int) else 1
+    while True:
+        if any(isinstance(i, nodes.Entry) and i.path != "*" for i in known.items):
+            return False
+        if known.extends is None:
+            return True
+        known = _layout(library, known.extends.name)
 
 
 def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
@@ -99,8 +122,10 @@ def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> C
     if not unknown:
         return checkpoint
     lines: dict[str, nodes.Entry] = {}
-    for link in library.chain(call.name):
-        lines = {**{i.path: i for i in link.node.items if isinstance(i, nodes.Entry) and i.shape is not None}, **lines}
+    known: nodes.Layout | None = _layout(library, call.name)
+    while known is not None:
+        lines = {**{i.path: i for i in known.items if isinstance(i, nodes.Entry) and i.shape is not None}, **lines}
+        known = _layout(library, known.extends.name) if known.extends is not None else None
     whole: dict[str, tuple[int, ...]] = {}
     for name, shapes in unknown.items():
         entry = lines.get(name)
@@ -126,12 +151,9 @@ def _is_cut(axis: nodes.Axis) -> bool:
 # ---- a source ------------------------------------------------------------------------------------------------------------
 
 
-def stored(
-    library: Library, call: nodes.Call, model: nodes.Model, shardings: Mapping[str, Sharding], inherited: Inherited
-) -> Extended:
+def stored(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
     """The layout of a checkpoint whose tensors are sharded so."""
-    notes = _origins(shardings)
-    return evolve(_extended(library, call, model, shardings, inherited, STORED), notes=notes)
+    return evolve(_extended(base, shardings, STORED), notes=_origins(shardings))
 
 
 def _origins(shardings: Mapping[str, Sharding]) -> tuple[Note, ...]:
@@ -145,24 +167,18 @@ def _origins(shardings: Mapping[str, Sharding]) -> tuple[Note, ...]:
 # ---- a target ------------------------------------------------------------------------------------------------------------
 
 
-def target(
-    library: Library,
-    call: nodes.Call,
-    model: nodes.Model,
-    shardings: Mapping[str, Sharding],
-    inherited: Inherited,
-    config: dict[str, Any] | None = None,
-) -> Extended:
+def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
     """The layout of a target that is called by the name of a shipped one, at its tensor-parallel degree.
 
     Raises: UcplError E472 where the cuts at that degree are not known, E473 where they contradict the source's.
     """
+    call = base.call
     given = [a for a in call.arguments if a.name == KV_HEADS]
-    plain = evolve(call, arguments=tuple(a for a in call.arguments if a.name != KV_HEADS))
-    degree = degree_asked(library, plain, TP, inherited)
+    plain = evolve(base, call=evolve(call, arguments=tuple(a for a in call.arguments if a.name != KV_HEADS)))
+    degree = plain.asked(TP)
     here = next((len(x.widths) for s in shardings.values() for x in s.sections if x.widths is not None), 1)
     if degree == 1 and not any(s.stages is not None or s.expert is not None for s in shardings.values()):
-        return Extended(library, plain if shardings else call)
+        return Extended(base.library, plain.call if shardings else call)
     if degree > 1 and not shardings:
         fail(
             "E472",
@@ -171,30 +187,30 @@ def target(
         )
     if degree == here:
         notes = (("cuts over tp", f"{_cut(shardings)} tensors", "as the source's"),)
-        return evolve(_extended(library, plain, model, shardings, inherited, TARGET), notes=notes)
+        return evolve(_extended(plain, shardings, TARGET), notes=notes)
     heads: tuple[int, str] | None = None
     if given:
         heads = Scope().integer(given[0].value), "given"
-    elif config is not None:
-        heads = heads_of(config)
-    grain, origin = inherited.get(GRAIN, (1, "DeepSpeed's default"))
-    cut, note = recut(
-        shardings, degree, heads, (grain, origin) if isinstance(grain, int) else (1, "DeepSpeed's default")
-    )
-    return evolve(_extended(library, plain, model, cut, inherited, TARGET), notes=note)
+    elif base.config is not None:
+        heads = heads_of(base.config)
+    grain, origin = base.inherited.get(GRAIN, (0, ""))
+    said = (grain, origin) if isinstance(grain, int) and grain > 0 else (1, "DeepSpeed's default")
+    cut, note = recut(shardings, degree, heads, said)
+    return evolve(_extended(plain, cut, TARGET), notes=note)
 
 
 def _cut(shardings: Mapping[str, Sharding]) -> int:
     return sum(s.dim is not None for s in shardings.values())
 
 
-def heads_of(config: Mapping[str, Any]) -> tuple[int, str] | None:
+def heads_of(config: Mapping[str, object]) -> tuple[int, str] | None:
     """(key-value heads, where it stands) of a Hugging Face config, in the order in which DeepSpeed looks."""
     inner = config.get("text_config")
     said = inner if isinstance(inner, Mapping) else config
     for key in _CONFIG_KEYS:
-        if isinstance(said.get(key), int):
-            return int(said[key]), f"{key} of the config"
+        heads = said.get(key)
+        if isinstance(heads, int) and not isinstance(heads, bool):
+            return heads, f"{key} of the config"
     return None
 
 
@@ -334,36 +350,32 @@ def split(widths: tuple[int, ...]) -> nodes.Split:
     return nodes.Split(TP, "sizes", tuple(nodes.Number(w) for w in widths))
 
 
-def _extended(
-    library: Library,
-    call: nodes.Call,
-    model: nodes.Model,
-    shardings: Mapping[str, Sharding],
-    inherited: Inherited,
-    name: str,
-) -> Extended:
+def _extended(base: Base, shardings: Mapping[str, Sharding], name: str) -> Extended:
     """A layout that extends the one called: an entry for each tensor that is not a plain copy on every rank."""
-    known = library.layout(call.name).node
-    assert isinstance(known, nodes.Layout)
     entries: list[nodes.Entry] = []
     aliases: dict[str, list[str]] = {}
-    for item in model.items:
+    for item in base.model.items:
         if isinstance(item, nodes.Alias):
             aliases.setdefault(item.owner, []).append(item.path)
-    lines = wildcards_of(library, call, model, inherited=inherited)
+    lines = wildcards_of(base.library, base.call, base.model, inherited=base.inherited)
     for path, sharding in shardings.items():
         if sharding.dim is None and sharding.stages is None:
             continue
         axes = pattern(sharding)
         for place in (path, *aliases.get(path, ())):
             entries += [evolve(e, shape=_filled(e.shape or (), axes)) for e in lines.get(place, ())]
-    base = nodes.Call(call.name, tuple(nodes.Argument(p.name, nodes.Name(p.name)) for p in known.parameters))
-    made = nodes.Layout(name, known.parameters, "any", base, tuple(entries))
+    return extended(base, name, (), entries)
+
+
+def extended(base: Base, name: str, extra: tuple[nodes.Parameter, ...], items: Sequence[nodes.LayoutItem]) -> Extended:
+    """A layout of these items that extends the one called, with its parameters and some more, in a library that knows it."""
+    known = base.layout
+    inner = nodes.Call(known.name, tuple(nodes.Argument(p.name, nodes.Name(p.name)) for p in known.parameters))
+    made = nodes.Layout(name, (*known.parameters, *extra), "any", inner, tuple(items))
     file = f"{name}.ucpl"
-    text = print_file(nodes.File(file, 1, (made,)))
-    larger = evolve(library, known=dict(library.known), files=dict(library.files))
-    larger.add(parse(text, file))
-    return Extended(larger, evolve(call, name=name))
+    larger = evolve(base.library, known=dict(base.library.known), files=dict(base.library.files))
+    larger.add(parse(print_file(nodes.File(file, 1, (made,))), file))
+    return Extended(larger, evolve(base.call, name=name))
 
 
 def _filled(shape: tuple[nodes.Axis, ...], axes: tuple[nodes.Axis, ...]) -> tuple[nodes.Axis, ...]:

@@ -15,11 +15,10 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import METHODS, Layer, Pipeline, deal
-from ucpl.frontends.parallel import STORED, TARGET, Extended, Inherited, Note, degree_asked
-from ucpl.layout import Library
+from ucpl.frontends.parallel import STORED, TARGET, Base, Extended, Note, extended
 from ucpl.layout.expand import items_of
 from ucpl.layout.scope import Scope
-from ucpl.syntax import nodes, parse, print_file
+from ucpl.syntax import nodes
 
 if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint
@@ -29,41 +28,24 @@ _NOWHERE = "nowhere"
 GROUP_ELEMENTS_MAX = 178_956_971  # max_group_size of moe/utils.py, split_params_into_different_moe_groups_for_optimizer
 
 
-def arguments(library: Library, call: nodes.Call, names: tuple[str, ...]) -> tuple[nodes.Call, dict[str, nodes.Expr]]:
-    """The call without the arguments `names`, and those. The layout called does not know them."""
-    known = library.layout(call.name).node
-    assert isinstance(known, nodes.Layout)
-    own = {p.name for p in known.parameters}
-    found = {a.name: a.value for a in call.arguments if a.name in names and a.name not in own}
-    kept = tuple(a for a in call.arguments if a.name is None or a.name not in found)
-    return evolve(call, arguments=kept), {str(name): value for name, value in found.items()}
+def arguments(base: Base, names: tuple[str, ...]) -> tuple[Base, dict[str, nodes.Expr]]:
+    """The base without the call's arguments `names`, and those. The layout called does not know them."""
+    own = {p.name for p in base.layout.parameters}
+    found = {a.name: a.value for a in base.call.arguments if a.name in names and a.name not in own}
+    kept = tuple(a for a in base.call.arguments if a.name is None or a.name not in found)
+    return evolve(base, call=evolve(base.call, arguments=kept)), {str(name): value for name, value in found.items()}
 
 
-def _made(
-    library: Library, call: nodes.Call, name: str, extra: tuple[nodes.Parameter, ...], items: list[nodes.LayoutItem]
-) -> Extended:
-    known = library.layout(call.name).node
-    assert isinstance(known, nodes.Layout)
-    base = nodes.Call(call.name, tuple(nodes.Argument(p.name, nodes.Name(p.name)) for p in known.parameters))
-    made = nodes.Layout(name, (*known.parameters, *extra), "any", base, tuple(items))
-    file = f"{name}.ucpl"
-    larger = evolve(library, known=dict(library.known), files=dict(library.files))
-    larger.add(parse(print_file(nodes.File(file, 1, (made,))), file))
-    return Extended(larger, evolve(call, name=name))
-
-
-def target(
-    library: Library, call: nodes.Call, model: nodes.Model, source: Checkpoint | None, inherited: Inherited
-) -> Extended | None:
+def target(base: Base, source: Checkpoint | None) -> Extended | None:
     """The layout of a target where the source is a pipeline or has experts, else None. Raises: UcplError E475-E478."""
     if source is not None and source.pipeline is not None:
-        return target_pipeline(library, call, model, source.pipeline, inherited)
+        return target_pipeline(base, source.pipeline)
     if source is not None and source.experts is not None:
-        return target_experts(library, call, model, source.experts, inherited)
-    if degree_asked(library, call, "pp", {}) > 1:
+        return target_experts(base, source.experts)
+    if evolve(base, inherited={}).asked("pp") > 1:
         fail(
             "E475",
-            f"`{call.name}` with pipeline stages: the source is no pipeline, and nothing says which tensors are a layer",
+            f"`{base.call.name}` with pipeline stages: the source is no pipeline, and nothing says which tensors are a layer",
             Label("<call>", where="pp"),
         )
     return None
@@ -72,9 +54,9 @@ def target(
 # ---- pipelines -----------------------------------------------------------------------------------------------------------
 
 
-def stored_pipeline(library: Library, call: nodes.Call, model: nodes.Model, pipeline: Pipeline) -> Extended:
+def stored_pipeline(base: Base, pipeline: Pipeline) -> Extended:
     """The layout of a checkpoint whose layers lie so."""
-    return evolve(_pipelined(library, call, model, pipeline, STORED), notes=notes_of(pipeline))
+    return evolve(_pipelined(base, pipeline, STORED), notes=notes_of(pipeline))
 
 
 def notes_of(pipeline: Pipeline) -> tuple[Note, ...]:
@@ -86,18 +68,16 @@ def notes_of(pipeline: Pipeline) -> tuple[Note, ...]:
     return tuple(out)
 
 
-def target_pipeline(
-    library: Library, call: nodes.Call, model: nodes.Model, pipeline: Pipeline, inherited: Inherited
-) -> Extended:
+def target_pipeline(base: Base, pipeline: Pipeline) -> Extended:
     """The layout of a target with these layers, at the pipeline-parallel degree of the call.
 
     Raises: UcplError E476 where two methods deal the layers and nothing says which, E477 where the stages are impossible.
     """
-    plain, given = arguments(library, call, (STAGES, PARTITION, LAYERS))
+    plain, given = arguments(base, (STAGES, PARTITION, LAYERS))
     scope = Scope()
-    asked = Label("<call>", where=call.name)
-    if _stage_of(library, plain) != 1:
-        fail("E477", f"`{call.name}` for a PipelineModule, which DeepSpeed trains with ZeRO stage 1", asked)
+    asked = Label("<call>", where=base.call.name)
+    if _stage_of(plain) != 1:
+        fail("E477", f"`{base.call.name}` for a PipelineModule, which DeepSpeed trains with ZeRO stage 1", asked)
     if LAYERS in given:
         count = scope.integer(given[LAYERS])
         pipeline = _longer(pipeline, count, asked)
@@ -113,9 +93,9 @@ def target_pipeline(
                 Label("<call>", where=f"stages = {listed}"),
                 Label("<source>", f"{count} layers, functions among them", where=str(pipeline.sizes)),
             )
-        if not any(a.name == "pp" for a in plain.arguments):
-            plain = evolve(plain, arguments=(*plain.arguments, nodes.Argument("pp", nodes.Number(len(sizes)))))
-    degree = degree_asked(library, plain, "pp", inherited)
+        if not any(a.name == "pp" for a in plain.call.arguments):
+            plain = _with_argument(plain, "pp", len(sizes))
+    degree = plain.asked("pp")
     if sizes is not None:
         if len(sizes) != degree:
             fail("E477", f"stages = {sizes} are {len(sizes)} stages, and pp is {degree}", asked)
@@ -137,13 +117,17 @@ def target_pipeline(
     if degree > count or 0 in made.sizes:
         fail("E477", f"{count} layers on {degree} stages leave one without any: {made.sizes}", asked)
     trusted = tuple(note for note in notes_of(pipeline) if note[0].startswith("copy of"))
-    extended = _pipelined(library, plain, model, made, TARGET)
-    return evolve(extended, notes=(("layers of stages", made.sizes, made.origin), *trusted))
+    return evolve(_pipelined(plain, made, TARGET), notes=(("layers of stages", made.sizes, made.origin), *trusted))
 
 
-def _stage_of(library: Library, call: nodes.Call) -> int | None:
+def _with_argument(base: Base, name: str, value: int) -> Base:
+    more = nodes.Argument(name, nodes.Number(value))
+    return evolve(base, call=evolve(base.call, arguments=(*base.call.arguments, more)))
+
+
+def _stage_of(base: Base) -> int | None:
     """ZeRO's stage, as the layout's framework statement says."""
-    for item in items_of(library, call):
+    for item in items_of(base.library, base.call):
         if isinstance(item, nodes.Framework):
             for argument in item.call.arguments:
                 if argument.name == "stage" and isinstance(argument.value, nodes.Number):
@@ -191,9 +175,9 @@ def _redealt(pipeline: Pipeline, degree: int) -> Pipeline:
     return pipeline.dealt(bounds, origin)
 
 
-def _pipelined(library: Library, call: nodes.Call, model: nodes.Model, pipeline: Pipeline, name: str) -> Extended:
+def _pipelined(base: Base, pipeline: Pipeline, name: str) -> Extended:
     """An entry for each place of each tensor: the copy that counts first."""
-    tensors = {item.path for item in model.items if isinstance(item, nodes.Tensor)}
+    tensors = {item.path for item in base.model.items if isinstance(item, nodes.Tensor)}
     items: list[nodes.LayoutItem] = []
     for layer in pipeline.layers:
         if layer.file is not None:
@@ -214,7 +198,7 @@ def _pipelined(library: Library, call: nodes.Call, model: nodes.Model, pipeline:
             clauses.append(nodes.Clause("in", (_file(layer.number) if local is not None else _NOWHERE,)))
             clauses.append(nodes.Clause("as", (local if local is not None else tensor,)))
             items.append(nodes.Entry(tensor, (), (nodes.Rest(),), tuple(clauses)))
-    return _made(library, call, name, (), items)
+    return extended(base, name, (), items)
 
 
 def _file(layer: int) -> str:
@@ -224,20 +208,18 @@ def _file(layer: int) -> str:
 # ---- experts ---------------------------------------------------------------------------------------------------------------
 
 
-def stored_experts(library: Library, call: nodes.Call, model: nodes.Model, experts: Experts) -> Extended:
+def stored_experts(base: Base, experts: Experts) -> Extended:
     """The layout of a checkpoint with these experts."""
-    return _with_experts(library, call, model, experts, experts.ep, STORED)
+    return _with_experts(base, experts, experts.ep, STORED)
 
 
-def target_experts(
-    library: Library, call: nodes.Call, model: nodes.Model, experts: Experts, inherited: Inherited
-) -> Extended:
+def target_experts(base: Base, experts: Experts) -> Extended:
     """The layout of a target with these experts, at the expert-parallel degree of the call. Raises: UcplError E478."""
-    plain, given = arguments(library, call, (EP,))
-    asked = Label("<call>", where=call.name)
-    if _stage_of(library, plain) not in (1, 2):
-        fail("E478", f"`{call.name}` for deepspeed.moe, which DeepSpeed saves with ZeRO stage 1 or 2", asked)
-    dp = degree_asked(library, plain, "dp", inherited)
+    plain, given = arguments(base, (EP,))
+    asked = Label("<call>", where=base.call.name)
+    if _stage_of(plain) not in (1, 2):
+        fail("E478", f"`{base.call.name}` for deepspeed.moe, which DeepSpeed saves with ZeRO stage 1 or 2", asked)
+    dp = plain.asked("dp")
     ep, origin = experts.ep, "as the source's"
     if EP in given:
         ep, origin = Scope().integer(given[EP]), "given"
@@ -248,10 +230,9 @@ def target_experts(
         if count % ep:
             fail("E478", f"{count} experts of {module.rstrip('.')} do not divide by ep = {ep}", asked)
     if ep != experts.ep:
-        _demand_whole_groups(model, experts, ep, asked)
-    extended = _with_experts(library, plain, model, experts, ep, TARGET)
+        _demand_whole_groups(base.model, experts, ep, asked)
     return evolve(
-        extended,
+        _with_experts(plain, experts, ep, TARGET),
         notes=(
             ("experts of a rank", f"ep {ep}", origin),
             ("edp", dp // ep, "dp / ep: ranks that hold the same experts"),
@@ -276,15 +257,14 @@ def _demand_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: L
                 )
 
 
-def _with_experts(
-    library: Library, call: nodes.Call, model: nodes.Model, experts: Experts, ep: int, name: str
-) -> Extended:
+def _with_experts(base: Base, experts: Experts, ep: int, name: str) -> Extended:
     """Experts on a mesh of their own, in groups and flat buffers that dp / ep ranks share."""
+    own, model = items_of(base.library, base.call), base.model
     items: list[nodes.LayoutItem] = [
         nodes.Let((nodes.Binding("edp", nodes.Binary("/", nodes.Name("dp"), nodes.Name(EP))),)),
         *(
             nodes.Let((nodes.Binding("expert_ways", _edp(binding.value)),))
-            for item in items_of(library, call)
+            for item in own
             if isinstance(item, nodes.Let)
             for binding in item.bindings
             if binding.name == "ways"
@@ -305,16 +285,15 @@ def _with_experts(
         items.append(nodes.Entry(tensor, (), (nodes.Rest(),), tuple(clauses)))
     # Their groups, and the lines of the base with edp for dp.
     groups = [item for item in model.items if isinstance(item, nodes.Group)]
-    base = items_of(library, call)
     for number, group in enumerate(groups):
         if not group.members or group.members[0] not in experts.of:
             continue
-        for item in base:
+        for item in own:
             if isinstance(item, nodes.Group) and item.of_model:
                 items.append(
                     evolve(item, name=group.name, of_model=False, members=group.members, order=_edp(item.order))
                 )
-        for item in base:
+        for item in own:
             if isinstance(item, nodes.States) and item.groups == ("*",) and not isinstance(item.shape, str):
                 clauses = [
                     evolve(c, args=tuple(_numbered(a, number) for a in c.args)) if c.word == "as" else c
@@ -324,9 +303,7 @@ def _with_experts(
                 items.append(
                     evolve(item, groups=(group.name,), shape=shape, clauses=(nodes.Clause("on", ("expert",)), *clauses))
                 )
-    called = evolve(call, arguments=(*call.arguments, nodes.Argument(EP, nodes.Number(ep))))
-    made = _made(library, call, name, (nodes.Parameter(EP),), items)
-    return evolve(made, call=evolve(called, name=name))
+    return extended(_with_argument(base, EP, ep), name, (nodes.Parameter(EP),), items)
 
 
 def _numbered(text: object, number: int) -> object:

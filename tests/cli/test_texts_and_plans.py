@@ -1,0 +1,214 @@
+"""check, plan, roundtrip and the arguments that several verbs share: what each word does, and what is said without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import FIXTURES, good, ucpl
+from tests.cli.fuzz import SPEC
+from ucpl.cli.options import memory_of, sizes_of
+from ucpl.errors import UcplError
+from ucpl.texts import json_object
+
+SOURCE = FIXTURES / "z1_dp4"
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own.ucpl").write_text(SPEC)
+    (tmp_path / "config.json").write_text('{"width": 8, "has_norm": true}')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# ---- check ---------------------------------------------------------------------------------------------------------
+
+
+def test_check_says_what_a_config_would_tell(spec: Path) -> None:
+    done = good("check", "own.ucpl")
+    (remark, said) = done.out.splitlines()
+    assert remark == "own.ucpl: `f` has no value: give --config to check further", "once, not for each layout"
+    assert said == "own.ucpl: good; 1 model, 2 layouts, 1 plan"
+    assert good("check", "own.ucpl", "--config", "config.json").out == "own.ucpl: good; 1 model, 2 layouts, 1 plan\n"
+    assert good("check", "own.ucpl", "--json").json["remarks"] == [remark]
+
+
+def test_check_tries_degrees_at_one_and_says_so(spec: Path) -> None:
+    (spec / "own.ucpl").write_text(SPEC.replace("  mesh pp tp\n", '  mesh pp tp\n  assert tp > 1, "two at least"\n'))
+    (remark,) = good("check", "own.ucpl", "--config", "config.json", "--json").json["remarks"]
+    assert remark.startswith("own.ucpl: cut is not checked further: at tp = 1, ")
+    (spec / "own.ucpl").write_text(SPEC.replace("-> cut(tp = 2)", "-> cut(tp = 2, pp = 0)"))
+    done = ucpl("check", "own.ucpl", "--config", "config.json", "--json")
+    assert done.status == 1 and done.json["diagnostics"], "a plan's own numbers are no try"
+
+
+def test_check_of_a_plan_knows_the_numbers_of_its_file_and_of_the_caller(spec: Path) -> None:
+    (spec / "own.ucpl").write_text(
+        SPEC.replace("let wide = 4", "let wide = 4, ranks = 2").replace("tp = 2)", "tp = ranks)")
+    )
+    assert ucpl("check", "own.ucpl", "--config", "config.json").status == 0
+    assert ucpl("check", "own.ucpl", "--config", "config.json", "-D", "wide=8").status == 0
+    assert ucpl("check", "own.ucpl", "--config", "config.json", "-D", "nosuch=8").status == 2
+
+
+def test_check_of_several_files_finds_a_fault_once(spec: Path) -> None:
+    broken = SPEC.replace('up   = l f h  as "up"', 'upp  = l f h  as "up"')
+    broken += "layout again() of own extends whole() {\n}\n"
+    (spec / "broken.ucpl").write_text(broken)
+    (spec / "empty.ucpl").write_text("ucpl 1\n")
+    done = ucpl("check", "own.ucpl", "broken.ucpl", "empty.ucpl", "--config", "config.json", "--json")
+    assert done.status == 1 and not done.json["good"]
+    assert len(done.json["diagnostics"]) == 1, done.json["diagnostics"]
+    text = ucpl("check", "broken.ucpl", "empty.ucpl", "--config", "config.json")
+    assert "empty.ucpl: good; nothing to resolve" in text.out and text.err.count("error[") == 1
+    assert ucpl("check", "own.ucpl", "nowhere.ucpl", "--config", "config.json").status == 3
+
+
+# ---- arguments -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1048576", 1 << 20),
+        ("64M", 64 << 20),
+        ("64 MiB", 64 << 20),
+        ("1.5g", 3 << 29),
+        ("2kb", 2048),
+        ("1T", 1 << 40),
+        ("1", 1),
+    ],
+)
+def test_memory_is_a_number_with_a_unit(text: str, size: int) -> None:
+    assert memory_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "0.0M", "0.5", "M", "1X", "-1M", "1e9", "²M", "9" * 400, "5000000T", "nan"])
+def test_other_memory_is_refused(text: str) -> None:
+    with pytest.raises(UcplError, match="E173"):
+        memory_of(text)
+
+
+def test_sizes_are_numbers_or_words() -> None:
+    assert sizes_of(["a=5", "b=-7", "c=x", "d= 8 ", "e=1_000", "f=1.5", "g=a=b"]) == {
+        "a": 5, "b": -7, "c": "x", "d": 8, "e": 1000, "f": "1.5", "g": "a=b",
+    }  # fmt: skip
+    assert type(sizes_of(["a=999999999999999999"])["a"]) is int
+
+
+@pytest.mark.parametrize(
+    "texts", [["a"], ["=5"], ["a="], ["1a=5"], ["a-b=5"], ["ä=5"], ["a=5", "a=6"], ["a=" + "1" * 19]]
+)
+def test_other_sizes_are_refused(texts: list[str]) -> None:
+    with pytest.raises(UcplError, match="E177"):
+        sizes_of(texts)
+
+
+def test_numbers_of_a_config_that_are_no_sizes_are_no_whole_numbers() -> None:
+    found = json_object('{"a": ' + "9" * 18 + ', "b": ' + "9" * 19 + ', "c": -' + "9" * 5000 + "}")
+    assert found == {"a": 10**18 - 1, "b": 1e19, "c": float("-inf")}
+    assert isinstance(found, dict) and type(found["b"]) is float
+    assert json_object("[1]") == "no JSON object" and "Expecting" in str(json_object("{"))
+
+
+def test_a_text_goes_where_it_can_or_nowhere(spec: Path) -> None:
+    (spec / "locked").write_text("a file, no folder")
+    assert ucpl("infer", SOURCE, "-o", "locked/x.ucpl").status == 4
+    assert ucpl("infer", SOURCE, "-o", spec).status == 4
+    assert sorted(p.name for p in spec.iterdir()) == ["config.json", "locked", "own.ucpl"]
+
+
+# ---- plan ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["own.ucpl"],
+        ["own.ucpl", "grow", "--from", "plain()"],
+        ["own.ucpl", "grow", "--to", "plain()"],
+        [],
+        ["--from", "plain()"],
+    ],
+)
+def test_a_plan_is_a_statement_or_two_layouts(line: list[str], spec: Path) -> None:
+    done = ucpl("plan", *line)
+    assert done.status == 2 and "error[E178]" in done.err
+
+
+def test_a_statement_is_what_its_layouts_are(spec: Path) -> None:
+    plane = ("--config", "config.json", "--json")
+    stated = good("plan", "own.ucpl", "grow", *plane).json["plan"]
+    called = good("plan", "--from", "own.ucpl:whole()", "--to", "own.ucpl:cut(tp = 2)", *plane).json["plan"]
+    assert stated["name"] == "grow" and called["name"] == "convert"
+    assert {k: v for k, v in stated.items() if k != "name"} == {k: v for k, v in called.items() if k != "name"}
+
+
+def test_what_a_statement_drops_and_what_the_caller_drops_is_dropped(spec: Path) -> None:
+    less = "layout less() of own extends whole() {\n  up = none\n  norm = none\n}\n"
+    less += "plan fewer = whole() -> less() drop up\n"
+    (spec / "own.ucpl").write_text(SPEC + less)
+    line = ("plan", "own.ucpl", "fewer", "--config", "config.json")
+    done = ucpl(*line)
+    assert done.status == 1 and "norm" in done.err and "`up`" not in done.err
+    made = good(*line, "--drop", "norm", "--json").json["plan"]
+    assert {text.partition(":")[0] for text in made["dropped"]} == {"weight of up", "weight of norm"}
+
+
+def test_a_rank_s_part_of_a_plan(spec: Path) -> None:
+    line = ("plan", "--from", "own.ucpl:whole()", "--to", "own.ucpl:cut(tp = 2)", "--config", "config.json")
+    shown = [text for text in good(*line, "--rank", "1").out.splitlines() if text.startswith("rank 1")]
+    assert shown and all(" to stage_0_01.pt " in text for text in shown)
+    assert any("up weight: " in text and "from whole.pt up[16..]" in text for text in shown), shown
+    for rank in ("2", "-1"):
+        done = ucpl(*line, "--rank", rank)
+        assert done.status == 2 and f"--rank {rank}: cut(tp = 2, pp = 1) has ranks 0 to 1" in done.err
+
+
+def test_a_plan_of_a_described_checkpoint(spec: Path) -> None:
+    good("infer", SOURCE, "-o", "source.ucpl")
+    made = good(
+        "plan",
+        "--from",
+        "source.ucpl:stored()",
+        "--checkpoint",
+        SOURCE,
+        "--to",
+        "zero2(dp=2)",
+        "--prove",
+        "-o",
+        "a.plan",
+    )
+    assert "written    a.plan" in made.out
+    good("apply", "a.plan", SOURCE, "made")
+    good("compare", SOURCE, "made")
+
+
+# ---- roundtrip -----------------------------------------------------------------------------------------------------
+
+
+def test_roundtrip_says_what_was_tried(spec: Path) -> None:
+    done = good("roundtrip", "own.ucpl:cut", "--config", "config.json", "--examples", "3", "--seed", "5", "--json").json
+    (layout,) = done["layouts"]
+    assert done["good"] and layout["layout"] == "cut" and layout["tried"] and layout["elements"] > 0
+    assert "cut" in good("roundtrip", "own.ucpl", "--config", "config.json", "--examples", "2").out
+
+
+def test_roundtrip_names_an_element_that_does_not_come_back(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def differs(*_: object, **__: object) -> None:
+        raise AssertionError("up[0, 1, 2] is up[0, 2, 1]")
+
+    monkeypatch.setattr("ucpl.testing.roundtrip", differs)
+    done = ucpl("roundtrip", "own.ucpl", "--json")
+    assert done.status == 1 and done.json == {"good": False, "difference": "up[0, 1, 2] is up[0, 2, 1]"}
+
+
+def test_roundtrip_of_sizes_that_no_degree_suits(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ucpl.testing import Report
+
+    nothing = Report("cut", (), ("cut(tp = 2)",), {}, 0)
+    monkeypatch.setattr("ucpl.testing.roundtrip", lambda *_, **__: (nothing,))
+    done = ucpl("roundtrip", "own.ucpl")
+    assert done.status == 1 and "no pair of degrees suits the sizes" in done.out

@@ -1,0 +1,162 @@
+"""What a checkpoint is, from its headers alone: the facts that `inspect` tells, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import TYPE_CHECKING, TypedDict
+
+from ucpl.extents import DTYPES
+
+if TYPE_CHECKING:
+    from ucpl.extents import NamedTensor, ParameterGroup
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["Facts", "facts"]
+
+_DEGREES = ("dp", "tp", "pp", "ep")
+
+
+class Count(TypedDict):
+    tensors: int
+    elements: int
+
+
+class SettingFacts(TypedDict):
+    value: object
+    origin: str
+
+
+class GroupFacts(TypedDict):
+    members: int
+    elements: int
+    hyper: dict[str, object]
+
+
+class TensorFacts(TypedDict):
+    name: str
+    shape: list[int]
+    dtype: str
+    kind: str
+    states: list[str]
+
+
+class Facts(TypedDict):
+    """All that `inspect` says. Its keys are those of `--json`, in their order."""
+
+    checkpoint: str
+    framework: str
+    version: str
+    tag: str | None
+    files: int
+    bytes: int
+    mesh: dict[str, object]  # axis -> degree
+    settings: dict[str, SettingFacts]
+    kinds: dict[str, Count]  # parameter, frozen, buffer
+    stored_tensors: int
+    bytes_by_dtype: dict[str, int]
+    states: dict[str, int]  # how many tensors have each
+    scalars: dict[str, list[object]]
+    groups: list[GroupFacts]
+    aliases: dict[str, str]
+    frozen: list[str]
+    buffers: list[str]
+    carried: list[str]
+    client_state: dict[str, str]
+    unknown_globals: list[str]
+    remarks: list[str]
+    tensors: list[TensorFacts]
+
+
+def facts(c: Checkpoint) -> Facts:
+    """The facts of an opened checkpoint. No tensor is read."""
+    from ucpl.proofs.values import value_text
+    from ucpl.stores.pickles import unsafe_globals
+    from ucpl.stores.registry import KNOWN_GLOBALS
+    from ucpl.stores.scalars import number_of
+
+    envelope = c.envelope
+    elements = {t.name: prod(t.shape) for t in c.tensors}
+    held = [envelope.carried, envelope.blobs, [g.hyper for g in envelope.groups]]
+    settings = envelope.settings
+    return {
+        "checkpoint": str(c.top),
+        "framework": c.framework,
+        "version": envelope.version or c.version,
+        "tag": c.tag,
+        "files": len(c.files),
+        "bytes": sum((c.root / f).stat().st_size for f in c.files if (c.root / f).is_file()),
+        "mesh": {n: s.value for n in _DEGREES if (s := settings.get(n)) is not None},
+        "settings": {n: {"value": s.value, "origin": s.origin} for n, s in settings.items() if n not in _DEGREES},
+        "kinds": _kinds(c.tensors),
+        "stored_tensors": len(c.extents),
+        "bytes_by_dtype": _bytes_by_dtype(c),
+        "states": _states(c.tensors),
+        "scalars": _scalars(envelope.scalars),
+        "groups": [_group(g, elements) for g in envelope.groups],
+        "aliases": dict(c.aliases),
+        "frozen": [t.name for t in c.tensors if t.kind == "frozen"],
+        "buffers": [t.name for t in c.tensors if t.kind == "buffer"],
+        "carried": sorted(envelope.blobs),
+        "client_state": {str(k): value_text(number_of(v)) for k, v in envelope.carried.items()},
+        "unknown_globals": sorted(set(unsafe_globals(held)) - KNOWN_GLOBALS),
+        "remarks": list(c.remarks),
+        "tensors": [
+            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "kind": t.kind, "states": list(t.states)}
+            for t in c.tensors
+        ],
+    }
+
+
+def _kinds(tensors: Iterable[NamedTensor]) -> dict[str, Count]:
+    out: dict[str, Count] = {}
+    for t in tensors:
+        entry = out.setdefault(t.kind, {"tensors": 0, "elements": 0})
+        entry["tensors"] += 1
+        entry["elements"] += prod(t.shape)
+    return out
+
+
+def _bytes_by_dtype(c: Checkpoint) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for e in c.extents.values():
+        out[e.dtype] = out.get(e.dtype, 0) + e.numel * DTYPES[e.dtype].itemsize
+    return out
+
+
+def _states(tensors: tuple[NamedTensor, ...]) -> dict[str, int]:
+    """Each parameter has a weight; an optimizer state is of some."""
+    out = {"weight": sum(t.kind == "parameter" for t in tensors)}
+    for t in tensors:
+        for state in t.states:
+            out[state] = out.get(state, 0) + 1
+    return out
+
+
+def _scalars(scalars: dict[str, dict[str, object]]) -> dict[str, list[object]]:
+    """The different values of each, in the order in which they come."""
+    from ucpl.stores.scalars import number_of
+
+    out: dict[str, list[object]] = {}
+    for state, values in scalars.items():
+        for value in values.values():
+            number = number_of(value)
+            if number not in out.setdefault(state, []):
+                out[state].append(number)
+    return out
+
+
+def _group(group: ParameterGroup, elements: dict[str, int]) -> GroupFacts:
+    from ucpl.stores.scalars import number_of
+
+    return {
+        "members": len(group.members),
+        "elements": sum(elements[m] for m in group.members if m in elements),
+        "hyper": {k: _plain(number_of(v)) for k, v in group.hyper.items()},
+    }
+
+
+def _plain(value: object) -> object:
+    from ucpl.proofs.values import value_text
+
+    return value if value is None or isinstance(value, (int, float, str, list, tuple)) else value_text(value)

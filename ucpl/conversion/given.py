@@ -1,0 +1,112 @@
+"""What a caller gives, as records: a layout by its call, and what is said beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from attrs import evolve, field, frozen
+
+from ucpl.errors import Label, fail
+from ucpl.texts import read_text
+
+if TYPE_CHECKING:
+    from ucpl.layout import Library
+    from ucpl.layout.scope import Json, Value
+    from ucpl.syntax import nodes
+
+__all__ = ["Called", "Config", "Given", "Inherited", "called", "is_checkpoint", "library_of", "model_named"]
+
+Config = dict[str, "Json"]  # a config.json
+Inherited = dict[str, tuple["Value", str]]  # values for what a call leaves open, each with its origin
+
+
+class Called(NamedTuple):
+    """A layout by its call, and the library that knows it. A tuple, so that the two can be taken apart."""
+
+    library: Library
+    call: nodes.Call
+
+    @property
+    def layout(self) -> nodes.Layout:
+        from ucpl.syntax import nodes
+
+        node = self.library.layout(self.call.name).node
+        assert isinstance(node, nodes.Layout)
+        return node
+
+    @property
+    def is_of_any(self) -> bool:
+        """Whether it needs a model from elsewhere."""
+        return self.layout.of == "any"
+
+    def model(self) -> nodes.Model:
+        """The model that it is of. The numbers of the model's file go along."""
+        from ucpl.syntax import nodes
+
+        found = self.library.model(self.layout.of)
+        assert isinstance(found.node, nodes.Model)
+        lets = tuple(s for s in found.file.statements if isinstance(s, nodes.Let))
+        return evolve(found.node, items=(*lets, *found.node.items))
+
+
+@frozen(eq=False)
+class Given:
+    """What is said beside a layout's call."""
+
+    model: nodes.Model | None = None  # what a layout of any model is over
+    config: Config | None = None  # what `config.x` is
+    sizes: dict[str, Value] = field(factory=dict)  # -D
+    inherited: Inherited = field(factory=dict)
+    drop: tuple[str, ...] = ()  # tensors, states and keys of client_state that are left out
+
+
+def library_of(path: str | Path) -> Library:
+    """The models, layouts and plans of a .ucpl file and of what it imports, over the shipped specs.
+
+    Raises: UcplError, E170 where the file cannot be read.
+    """
+    from ucpl.frontends.texts import text_at
+    from ucpl.layout import load
+    from ucpl.resources import spec_files, spec_text
+
+    name = str(path).removeprefix("specs/")
+    if not os.path.exists(path) and name in dict(spec_files()):  # a shipped one, wherever we are
+        return load((f"specs/{name}", spec_text(name)))
+    return load((str(path), read_text(Path(path))), read=text_at)
+
+
+def called(text: str | Called) -> Called:
+    """`zero1(dp=8)` or `path/to/file.ucpl:megatron(tp=2)`: the call, and a library that knows the layout."""
+    from ucpl.layout import load
+    from ucpl.syntax import parse_call
+
+    if isinstance(text, Called):
+        return text
+    head, colon, rest = text.partition(".ucpl:")
+    if colon:
+        return Called(library_of(head + ".ucpl"), parse_call(rest))
+    return Called(load(), parse_call(text))
+
+
+def is_checkpoint(text: str) -> bool:
+    """Whether a LAYOUT is given as the checkpoint that has it: a path that exists."""
+    return ".ucpl:" not in text and not text.endswith(")") and os.path.exists(text)
+
+
+def model_named(text: str) -> nodes.Model:
+    """`FILE:NAME`, a model of a .ucpl file. Raises: UcplError E178, E110."""
+    from ucpl.syntax import nodes
+
+    file, _, name = text.rpartition(":")
+    if not file or not name:
+        fail(
+            "E178",
+            f"`{text}` names no model",
+            Label("<command line>", where=text),
+            remedy="write --model FILE.ucpl:NAME",
+        )
+    found = library_of(file).model(name).node
+    assert isinstance(found, nodes.Model)
+    return found

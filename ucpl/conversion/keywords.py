@@ -1,0 +1,82 @@
+"""Keyword arguments of the Python API, and the records that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ucpl.conversion.given import Given
+from ucpl.conversion.running import MEMORY, WORKERS, Progress, RunOptions
+
+if TYPE_CHECKING:
+    from ucpl.layout.scope import Value
+    from ucpl.syntax import nodes
+
+__all__ = ["Beside", "DataPlane", "How", "ToConvert", "ToPlan", "given_from", "options_from"]
+
+
+class DataPlane(TypedDict, total=False):
+    """Bounds of what moves data."""
+
+    memory: int  # bytes of all buffers together (default 512 MiB)
+    workers: int  # threads (default 2)
+
+
+class How(DataPlane, total=False):
+    """How a plan is run."""
+
+    resume: bool  # go on with an interrupted run into the same target
+    force: bool  # replace a target that is there
+    verify_source: bool  # read the members whole of which a part is moved, for their CRCs
+    allow_globals: Sequence[str]  # classes of a pickle that are carried over
+    tag: str | None  # name of the step's folder
+    progress: Progress | None  # called with (bytes done, all of them)
+
+
+class Beside(TypedDict, total=False):
+    """What is said beside a layout's call."""
+
+    config: Mapping[str, Any] | None  # a config.json, as `config.x`
+    sizes: (
+        Mapping[str, Value] | None
+    )  # of model or layout, by name: of the target, and of a source that `layout` describes
+    drop: Sequence[str]  # tensors, states and keys of client_state that are left out
+
+
+class ToPlan(Beside, total=False):
+    """What is said beside the layouts of a plan."""
+
+    model: str | None  # FILE:NAME, where both layouts are of any model
+    checkpoint: str | Path | None  # what the source's layout describes: its headers give model and dtypes
+    name: str  # of the plan
+    prove: bool  # once more, by code that made none of it
+
+
+class ToConvert(Beside, How, total=False):
+    """What is said beside a conversion."""
+
+    layout: str | None  # the source's; inferred without it
+
+
+def given_from(beside: Beside | ToPlan | ToConvert, model: nodes.Model | None = None) -> Given:
+    config = beside.get("config")
+    return Given(
+        model=model,
+        config=dict(config) if config is not None else None,
+        sizes=dict(beside.get("sizes") or {}),
+        drop=tuple(beside.get("drop", ())),
+    )
+
+
+def options_from(how: How | ToConvert) -> RunOptions:
+    return RunOptions(
+        memory=how.get("memory", MEMORY),
+        workers=how.get("workers", WORKERS),
+        resume=how.get("resume", False),
+        force=how.get("force", False),
+        verify_source=how.get("verify_source", False),
+        allow_globals=tuple(how.get("allow_globals", ())),
+        tag=how.get("tag"),
+        progress=how.get("progress"),
+    )

@@ -1,0 +1,109 @@
+"""A checkpoint's headers, by what it says of itself, by the layout it carries, or by one that the caller gives."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ucpl.conversion.given import Called, Config, Given, called
+from ucpl.errors import Label, UcplError, fail
+from ucpl.texts import is_endless, json_object, read_text
+
+if TYPE_CHECKING:
+    from ucpl.frontends.infer import Inferred
+    from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["infer", "load_plan", "open_checkpoint", "open_for", "own_layout"]
+
+
+def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given | None = None) -> Checkpoint:
+    """A checkpoint's headers. What no framework describes, a layout of framework torch() does.
+
+    Raises: UcplError, exit 3.
+    """
+    from ucpl.conversion.sides import located
+    from ucpl.stores.generic import NAME, open_files
+    from ucpl.stores.registry import open_checkpoint as read
+
+    here, given = _demand_stored(Path(path)), given or Given()
+    if layout is None:  # what a checkpoint says of itself leaves no size open
+        layout, given = own_layout(here), evolve(given, sizes={})
+    if layout is None or layout.is_of_any or not os.path.exists(here):
+        return read(here)
+    known = evolve(given, config=given.config if given.config is not None else _config_beside(here))
+    try:
+        placement = located(layout, known).placement
+    except UcplError as error:  # a size that only the checkpoint's shapes say: it must tell itself what it is
+        if error.diagnostics[0].code != "E101":
+            raise
+        try:
+            return read(here)
+        except UcplError:
+            raise error from None
+    if placement.layout.framework != NAME:
+        return read(here)
+    aside = [tuple(b.key.text.split("/")) for b in placement.layout.blobs if b.key is not None]
+    return open_files(here, (home.file for part in placement.parts for home in part.homes), aside)
+
+
+def open_for(plan: Plan, path: str | Path) -> Checkpoint:
+    """The checkpoint that a plan is to be run on: the plan says which files there are, where nothing else does."""
+    from ucpl.stores.generic import NAME, open_files
+    from ucpl.stores.registry import open_checkpoint as read
+
+    here = _demand_stored(Path(path))
+    return open_files(here, (t.file for t in plan.sources)) if plan.source.framework == NAME else read(here)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """A plan from its file. Raises: UcplError E350, E351."""
+    from ucpl.schedule.files import load_plan as read
+
+    if is_endless(path):
+        fail("E350", f"{path} is no regular file", Label(str(path)))
+    return read(Path(path))
+
+
+def _demand_stored(path: Path) -> Path:
+    """A checkpoint is a folder or a file: a device has no end. Raises: UcplError E435."""
+    if is_endless(path):
+        fail("E435", f"{path} is no file and no folder", Label(str(path)))
+    return path
+
+
+def own_layout(path: Path, framework: str | None = None) -> Called | None:
+    """The layout that a folder of framework torch() carries: nothing else would tell what its files are."""
+    from ucpl.stores.generic import NAME
+
+    text = path / "ucpl" / "layout.ucpl"
+    if framework not in (None, NAME) or not os.path.isfile(text):
+        return None
+    from ucpl.syntax import nodes
+
+    found = called(f"{text}:stored()")
+    known = found.library.known.get(found.call.name)
+    items = known.node.items if known is not None and isinstance(known.node, nodes.Layout) else ()
+    return found if [i.call.name for i in items if isinstance(i, nodes.Framework)] == [NAME] else None
+
+
+def infer(checkpoint: Checkpoint) -> Inferred:
+    """The model and layout of a checkpoint found in the wild. It describes the checkpoint. Raises: UcplError E320-E323."""
+    from ucpl.frontends.infer import infer as made
+    from ucpl.proofs import fit
+
+    found = made(checkpoint)
+    fit.demand(found.placement, checkpoint)
+    return found
+
+
+def _config_beside(path: Path) -> Config | None:
+    """config.json of a folder, if it has one."""
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if not os.path.isfile(file):
+        return None
+    value = json_object(read_text(file))
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,143 @@
+"""From two sides to a plan: built, proved, ordered. Deterministic: the same specs give the same plan."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from ucpl.conversion.given import Called, Given, called, is_checkpoint, library_of
+from ucpl.conversion.opening import open_checkpoint
+from ucpl.conversion.sides import Side, sides
+from ucpl.conversion.training import demand_same_training
+
+if TYPE_CHECKING:
+    from ucpl.extents import Key
+    from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.syntax import nodes
+
+__all__ = ["Asked", "Prepared", "closed_call", "dtype_of", "make_plan", "prepare", "statement"]
+
+
+@frozen(eq=False)
+class Asked:
+    """What to plan. A source that is a path is that checkpoint."""
+
+    source: str | Called | None  # None: what `checkpoint` says of itself
+    target: str | Called
+    checkpoint: str | Path | None = None  # its headers give model and dtypes
+    name: str = "convert"
+    twice: bool = False  # prove the finished moves once more, by code that made none of them
+
+
+@frozen(eq=False)
+class Prepared:
+    """A plan, and what it was made from."""
+
+    plan: Plan
+    source: Side
+    target: Side
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        return self.source.checkpoint
+
+
+def prepare(asked: Asked, given: Given) -> Prepared:
+    """Open what is named, describe both sides, plan. Layouts of any model need a checkpoint or a model."""
+    source, path = asked.source, asked.checkpoint
+    if isinstance(source, str) and is_checkpoint(source):
+        source, path = None, path if path is not None else source
+    described = called(source) if source is not None else None
+    opened = open_checkpoint(path, described, given) if path is not None else None
+    here, there = sides(described, called(asked.target), given, opened)
+    return Prepared(make_plan(here, there, name=asked.name, twice=asked.twice), here, there)
+
+
+def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool = False) -> Plan:
+    """Build, prove and order. Raises: UcplError E30x, E187. What the target drops may be keys of client_state, too.
+
+    twice: prove the finished moves once more, by code that made none of them (about twice the time of planning).
+    """
+    from ucpl.graph import build
+    from ucpl.schedule import order
+
+    demand_same_training(source, target)
+    known = source.checkpoint.envelope if source.checkpoint is not None else None
+    drop = target.given.drop
+    beside = tuple(d for d in drop if known is not None and (d in known.carried or d in known.scalars))
+    inside = tuple(d for d in drop if d not in beside)
+    graph = build(source.placement, target.placement, drop=inside, dtype_of=dtype_of(source.checkpoint))
+    if twice:
+        from ucpl.proofs.coverage import prove
+
+        prove(graph)
+    made = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=closed_text(target))
+    if not beside:
+        return made
+    said = tuple(
+        f"{'client_state' if known is not None and d in known.carried else 'scalar'} of {d}: dropped by name"
+        for d in beside
+    )
+    return evolve(made, dropped=made.dropped + said, carry={**made.carry, **dict.fromkeys(beside, "drop")})
+
+
+def statement(file: str, name: str, given: Given) -> tuple[Called, Called, nodes.Plan]:
+    """A `plan` statement of a file: the calls of both sides, closed, and the statement."""
+    from ucpl.syntax import nodes
+
+    library = library_of(file)
+    known = library.plan(name)
+    assert isinstance(known.node, nodes.Plan)
+    source, target = (closed_call(known.file, call, given) for call in (known.node.source, known.node.target))
+    return Called(library, source), Called(library, target), known.node
+
+
+def closed_call(file: nodes.File, call: nodes.Call, given: Given) -> nodes.Call:
+    """The call of a `plan` statement, its arguments evaluated where they stand: the file's own `let` are known there."""
+    from ucpl.layout.scope import Scope, literal
+    from ucpl.syntax import nodes
+
+    lets = {b.name: b.value for s in file.statements if isinstance(s, nodes.Let) for b in s.bindings}
+    sizes = {name: value for name, value in given.sizes.items() if name in lets}
+    scope = Scope(given=sizes, bindings=lets, config=given.config or {})
+    return evolve(call, arguments=tuple(evolve(a, value=literal(scope.evaluate(a.value))) for a in call.arguments))
+
+
+def dtype_of(checkpoint: Checkpoint | None) -> Callable[[str, Key], str | None] | None:
+    """The dtype of a stored tensor, as a checkpoint's headers say."""
+    if checkpoint is None:
+        return None
+    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
+    return lambda file, key: known.get((file, tuple(map(str, key))))
+
+
+def closed_text(target: Side) -> str:
+    """The target's model and layout as one .ucpl text that needs no other file."""
+    from ucpl.layout import close, expand
+    from ucpl.syntax import nodes, print_file
+
+    (library, call), given = target.called, target.given
+    if given.model is None or not target.called.is_of_any:
+        return print_file(close(library, call, config=given.config, sizes=given.sizes, inherited=given.inherited))
+    layout = expand(library, call, given.model, inherited=given.inherited, config=given.config)
+    return print_file(nodes.File("layout.ucpl", 1, (given.model, layout)))
+
+
+def spec_digest(source: Side, target: Side) -> str:
+    """SHA-256 over the closure of files and parameters of both sides."""
+    from ucpl.syntax import nodes, print_file
+
+    digest = hashlib.sha256()
+    for one in (source, target):
+        digest.update(one.layout.call.encode())
+        for name, file in sorted(one.library.files.items()):
+            digest.update(f"\0{Path(name).name}\0".encode())
+            digest.update(file.text.encode())
+        if one.called.is_of_any and one.given.model is not None:
+            digest.update(print_file(nodes.File("", 1, (one.given.model,))).encode())
+    return digest.hexdigest()

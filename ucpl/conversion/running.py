@@ -1,0 +1,125 @@
+"""Run a plan: into a place that is free, from a source as the plan means it; then look at what was written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from attrs import evolve, frozen
+
+from ucpl.errors import Label, UcplError, fail
+
+if TYPE_CHECKING:
+    from ucpl.runtime.counters import Report
+    from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["MEMORY", "WORKERS", "Progress", "RunOptions", "refuse_existing", "run"]
+
+MEMORY = 512 << 20  # bytes of all buffers together
+WORKERS = 2
+_NAME_MAX = 255 - len("..ucpl-work")  # bytes of a target's name: a folder beside it has this one, marked
+Progress = Callable[[int, int], None]  # (bytes done, all of them)
+T = TypeVar("T")
+
+
+@frozen
+class RunOptions:
+    """How a plan is run."""
+
+    memory: int = MEMORY  # bytes of all buffers together
+    workers: int = WORKERS  # threads that move data
+    resume: bool = False  # go on with an interrupted run
+    force: bool = False  # replace a target that is there
+    verify_source: bool = False  # read what CRCs cover and the plan does not, too
+    allow_globals: tuple[str, ...] = ()  # classes of pickles that are carried over
+    tag: str | None = None  # name of the step's folder
+    progress: Progress | None = None
+
+
+def refuse_existing(target: Path, options: RunOptions) -> None:
+    """Before any work. Raises: UcplError E500, and E186 for what no file can be called."""
+    name = os.fsencode(target.name)
+    if len(name) > _NAME_MAX or b"\0" in os.fsencode(target):
+        fail("E186", f"no target can be called so: {len(name)} bytes, {_NAME_MAX} at most", Label(str(target)[:80]))
+    if not os.path.lexists(target):
+        return
+    if not (options.force or options.resume):
+        fail("E500", f"{target} exists", Label(str(target)))
+    if not (target.is_file() or target.is_dir()):
+        fail("E500", f"{target} is no file and no folder", Label(str(target)), remedy="choose another place")
+
+
+def run(plan: Plan, source: Checkpoint, target: Path, options: RunOptions) -> Report:
+    """Run exactly that plan. Raises: UcplError E600-E605 where the source is not what the plan was made for."""
+    from ucpl.runtime.execute import execute
+    from ucpl.stores.registry import framework
+
+    kept = _without(source, {name for name, fate in plan.carry.items() if fate == "drop"})
+    try:
+        report = execute(
+            plan,
+            kept,
+            framework(plan.target.framework),
+            target,
+            memory=options.memory,
+            workers=options.workers,
+            resume=options.resume,
+            force=options.force,
+            verify_source=options.verify_source,
+            allow_globals=options.allow_globals,
+            tag=options.tag,
+            progress=options.progress,
+        )
+    except UcplError as error:
+        if error.diagnostics[0].code != "E504":
+            raise
+        raise _with_holders(error, kept) from None
+    _look_again(target, plan)
+    return report
+
+
+def _look_again(target: Path, plan: Plan) -> None:
+    """Open what was written and find every tensor of the plan where it should be. Raises: UcplError."""
+    from ucpl.runtime.rows import fit
+    from ucpl.stores.generic import NAME, open_files
+    from ucpl.stores.registry import open_checkpoint
+
+    written = [t for t in plan.targets if t.numel]
+    if target.is_file():  # one file, called as the target is
+        written = [evolve(t, file=target.name) for t in written]
+    described = plan.target.framework == NAME  # files that nothing but a layout describes
+    opened = open_files(target, (t.file for t in written)) if described else open_checkpoint(target)
+    fit(written, opened.extents, "target")
+
+
+def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
+    """Which keys of client_state hold what is refused: they can be left out by name."""
+    from ucpl.stores.pickles import unsafe_globals
+
+    holders = {key: unsafe_globals(value) for key, value in checkpoint.envelope.carried.items()}
+    found = []
+    for d in error.diagnostics:
+        name = d.message.rpartition(" ")[2]
+        keys = [str(key) for key, names in holders.items() if name in names]
+        remedy = f"--allow-global {name} carries it over, where you trust it"
+        remedy += "".join(f"; --drop {key} leaves out what holds it" for key in keys[:3])
+        labels = tuple(Label(str(checkpoint.top), f"holds {name}", where=f"client_state {key}") for key in keys[:3])
+        found.append(evolve(d, labels=labels or d.labels, remedy=remedy))
+    return UcplError(*found)
+
+
+def _without(checkpoint: Checkpoint, names: set[str]) -> Checkpoint:
+    """The checkpoint as if client_state had none of these keys, and no parameter these numbers."""
+    if names.isdisjoint(checkpoint.envelope.carried) and names.isdisjoint(checkpoint.envelope.scalars):
+        return checkpoint
+
+    def rest(values: dict[str, T]) -> dict[str, T]:
+        return {key: value for key, value in values.items() if key not in names}
+
+    callers = evolve(checkpoint.caller_states, of=tuple(rest(values) for values in checkpoint.caller_states.of))
+    known = checkpoint.envelope
+    less = evolve(known, carried=rest(known.carried), scalars=rest(known.scalars))
+    return evolve(checkpoint, envelope=less, caller_states=callers)

@@ -1,0 +1,183 @@
+"""Both sides of a plan: layouts, resolved and located, and what they were made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve, field, frozen
+
+from ucpl.conversion.given import Called, Config, Given
+from ucpl.conversion.opening import infer, own_layout
+from ucpl.conversion.training import training_of
+
+if TYPE_CHECKING:
+    from ucpl.frontends.parallel import Note
+    from ucpl.frontends.sizes import Found
+    from ucpl.layout import Layout, Library
+    from ucpl.regions import Placement
+    from ucpl.regions.flats import Stated
+    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.syntax import nodes
+
+__all__ = ["Side", "located", "sides", "source_side", "target_side"]
+
+_OWN_NAMES = frozenset({"file"})  # what a target is called is no matter of the source's
+
+
+@frozen(eq=False)
+class Side:
+    """One side of a plan: a located layout, and what it was made of."""
+
+    called: Called
+    given: Given
+    placement: Placement
+    checkpoint: Checkpoint | None = None  # of a source: what its layers and experts are
+    found: Found = field(factory=dict)  # sizes that the spec leaves open, from a checkpoint's shapes
+
+    @property
+    def library(self) -> Library:
+        return self.called.library
+
+    @property
+    def layout(self) -> Layout:
+        return self.placement.layout
+
+    @property
+    def model(self) -> nodes.Model | None:
+        """What it is over: the model of its own, or the one given."""
+        return self.given.model if self.called.is_of_any else self.called.model()
+
+
+def located(
+    one: Called,
+    given: Given,
+    *,
+    rank: int | None = None,
+    stated: Stated | None = None,
+    notes: tuple[Note, ...] = (),
+) -> Side:
+    """A layout resolved and located: as all ranks have it, or one."""
+    from ucpl.layout import resolve
+    from ucpl.regions import locate
+
+    layout = resolve(
+        one.library,
+        one.call,
+        model=given.model if one.is_of_any else None,
+        config=given.config,
+        define_sizes=given.sizes,
+        inherited=given.inherited,
+        notes=notes,
+    )
+    return Side(one, given, locate(layout, rank=rank, stated=stated))
+
+
+def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) -> Side:
+    """The source of a conversion: inferred, or as a spec says. It must describe the checkpoint. Raises: UcplError E320-E323.
+
+    Sizes (-D) are those of a spec: what a checkpoint says of itself leaves none open.
+    """
+    from ucpl.frontends import parallel
+    from ucpl.frontends.infer import inherited_settings, model_of, stated_of
+    from ucpl.frontends.sizes import sizes_from, with_sizes
+    from ucpl.proofs import fit
+
+    given = evolve(given, config=_config_of(checkpoint, given.config), sizes=given.sizes if described else {})
+    one = described or own_layout(checkpoint.top, checkpoint.framework)
+    if one is None:
+        found = infer(checkpoint)
+        own = evolve(given, model=found.model, inherited=found.inherited)
+        return Side(Called(found.library, found.call), own, found.placement, checkpoint)
+    sizes = sizes_from(checkpoint, one.library, one.call, given.config, given.sizes)
+    one = Called(with_sizes(one.library, one.layout.of, sizes), one.call)
+    shaped = parallel.with_shapes(checkpoint, one.library, one.call)
+    given = evolve(
+        given, model=model_of(shaped, {}) if one.is_of_any else None, inherited=inherited_settings(checkpoint)
+    )
+    made = located(one, given, stated=stated_of(checkpoint), notes=_notes_of(sizes))
+    fit.demand(made.placement, checkpoint)
+    return evolve(made, checkpoint=checkpoint, found=sizes)
+
+
+def target_side(one: Called, source: Side, given: Given) -> Side:
+    """The target of a conversion: what its call leaves open comes from the source, with its origin.
+
+    A shipped layout that is called at another tensor-parallel degree, `zero1(dp=2, tp=4)`, gets the cuts that DeepSpeed would
+    make at that degree, from the source's; `kv_heads` beside tp says what these may rest on (frontends/parallel). Where the
+    source is not tensor parallel, a layout of the user's own that extends zero1 says how tensors are cut. From a pipeline,
+    `pp`, `stages` and `partition` deal its layers; from a model with experts, `ep` deals those (frontends/stages).
+    """
+    from ucpl.frontends import parallel, stages
+    from ucpl.frontends.sizes import with_sizes
+    from ucpl.regions.sharding import shardings_of
+
+    model = given.model or source.model
+    given = evolve(
+        given,
+        model=_lessened(model, set(given.drop)) if model is not None and given.drop else model,
+        config=given.config if given.config is not None else source.given.config,
+        inherited={
+            **training_of(source),
+            **{name: value for name, value in source.given.inherited.items() if name not in _OWN_NAMES},
+        },
+    )
+    notes: tuple[Note, ...] = ()
+    if source.found:
+        one = Called(with_sizes(one.library, one.layout.of, source.found), one.call)
+        notes = _notes_of(source.found)
+    if given.model is not None and parallel.is_open(*one):
+        base = parallel.Base(*one, given.model, given.inherited, given.config)
+        made = stages.target(base, source.checkpoint) or parallel.target(base, shardings_of(source.layout))
+        one, notes = Called(made.library, made.call), made.notes
+    return located(one, given, notes=notes)
+
+
+def sides(
+    source: Called | None, target: Called, given: Given, checkpoint: Checkpoint | None = None
+) -> tuple[Side, Side]:
+    """Both sides of a plan. A checkpoint's headers, or the model given, close layouts of any model.
+
+    source: None, where the checkpoint itself says what it is.
+    """
+    if checkpoint is not None:
+        here = source_side(checkpoint, source, evolve(given, model=None))
+        return here, target_side(target, here, given)
+    assert source is not None
+    if given.model is None:  # a side of a named model says what the other is over
+        named = next((one for one in (source, target) if not one.is_of_any), None)
+        given = evolve(given, model=named.model() if named is not None else None)
+    here = located(source, given)
+    return here, target_side(target, here, given)
+
+
+def _config_of(checkpoint: Checkpoint, config: Config | None) -> Config | None:
+    """Sizes as a config.json gives them: the one given, else the checkpoint's own."""
+    from ucpl.stores.huggingface import config_of as own
+
+    return config if config is not None else own(checkpoint)
+
+
+def _notes_of(found: Found) -> tuple[Note, ...]:
+    return tuple((name, size, origin) for name, (size, origin) in found.items())
+
+
+def _lessened(model: nodes.Model, drop: set[str]) -> nodes.Model:
+    """The model without these tensors and states: what a target of any model then has no place for."""
+    from ucpl.syntax import nodes
+
+    items: list[nodes.ModelItem] = []
+    for item in model.items:
+        match item:
+            case nodes.Tensor(path=path) | nodes.Alias(path=path) if path in drop:
+                pass
+            case nodes.Alias(owner=owner) if owner in drop:
+                pass
+            case nodes.Group(members=tuple(members)):
+                kept = tuple(m for m in members if m not in drop)
+                items += [evolve(item, members=kept)] if kept else []
+            case nodes.State(names=names):
+                left = tuple(n for n in names if n not in drop)
+                items += [evolve(item, names=left)] if left else []
+            case _:
+                items.append(item)
+    return evolve(model, items=tuple(items))

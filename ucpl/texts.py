@@ -1,0 +1,60 @@
+"""Small texts that the user names (.ucpl, config.json): regular files of a bounded size, in UTF-8.
+
+A device has no end and a FIFO may never begin: neither is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from ucpl.errors import Label, fail
+
+__all__ = ["TEXT_MAX", "is_endless", "json_object", "read_text"]
+
+TEXT_MAX = 64 << 20  # bytes
+_DIGITS_MAX = 18  # of a whole number that surely fits 64 bits
+
+
+def read_text(path: Path) -> str:
+    """A text file of the user's. Raises: UcplError E170 where it cannot be read, E184 where it is no file of texts."""
+    try:
+        with open(path, "rb", opener=_waiting_for_nobody) as file:
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                fail("E184", f"{path} is no regular file", Label(str(path)))
+            data = file.read(TEXT_MAX + 1)
+    except (OSError, ValueError) as error:  # a ValueError: a path that no file can have
+        fail("E170", f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", Label(str(path)))
+    if len(data) > TEXT_MAX:
+        fail("E184", f"{path} has more than {TEXT_MAX:,} bytes", Label(str(path)))
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        fail("E170", f"{path} cannot be read: it is no UTF-8 text", Label(str(path)))
+
+
+def is_endless(path: str | Path) -> bool:
+    """Whether a path is there and is neither a regular file nor a folder: a device, a pipe, a socket."""
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+
+
+def _waiting_for_nobody(path: str, flags: int) -> int:
+    """Open a FIFO without waiting for who writes into it; regular files know no difference."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def json_object(text: str) -> dict[str, Any] | str:
+    """The object that a JSON text is, or why it is none. Whole numbers beyond 64 bits become floats: none is a size."""
+    try:
+        value = json.loads(text, parse_int=_number)
+    except (ValueError, RecursionError) as error:
+        return str(error)[:200]
+    return value if isinstance(value, dict) else "no JSON object"
+
+
+def _number(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _DIGITS_MAX else float(digits)
