@@ -127,7 +127,7 @@ def test_a_source_that_was_written_anew_has_changed_and_is_not_called_damaged(sm
     """Other bytes and another time: two checkpoints were mixed, which no CRC has to find out."""
     source, plan, out = small
     path = source.root / "b"
-    seen = []
+    seen: list[str] = []
 
     def now(name):
         if name == "source-read" and not seen:
