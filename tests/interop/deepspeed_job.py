@@ -218,6 +218,33 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
     return {"differences": found, "after": losses(engine, job["steps"], 2)}
 
 
+def weights(job: dict[str, Any]) -> dict[str, Any]:
+    """Rank 0 saves a fresh model's weights as one safetensors file, which knows of no optimizer."""
+    from safetensors.torch import save_file
+
+    torch.manual_seed(job["seed"])
+    if dist.get_rank() == 0:
+        save_file(models.MODELS[job["run"]["model"]](False).state_dict(), job["file"])
+    return {}
+
+
+def warm(job: dict[str, Any]) -> dict[str, Any]:
+    """Load weights alone into a spoiled engine, as ucpl says; beside it an engine that was made with these weights."""
+    fresh = engine_of(job["run"], seed=job["seed"], spoil=0.0)
+    truth, expected = whole_state(fresh), losses(fresh, 0, 3)
+    engine = engine_of(job["run"], seed=99, spoil=0.25)
+    for group, kept in zip(engine.optimizer.param_groups, fresh.optimizer.param_groups, strict=True):
+        group |= {key: kept[key] for key in ("initial_lr", "weight_decay")} | {"lr": kept["initial_lr"]}
+    engine.lr_scheduler.base_lrs = list(fresh.lr_scheduler.base_lrs)
+    path, _ = engine.load_checkpoint(job["folder"], load_optimizer_states=False, load_lr_scheduler_states=False)
+    if path is None:
+        return {"error": "load_checkpoint found nothing"}
+    mine = whole_state(engine)
+    found = [f"{name} differs" for name in truth if not torch.equal(mine[name]["weight"], truth[name]["weight"])]
+    found += [f"fp32 of {name} differs" for name in truth if not torch.equal(mine[name]["fp32"], truth[name]["fp32"])]
+    return {"differences": found, "expected": expected, "after": losses(engine, 0, 3)}
+
+
 def main(do: dict[str, Any]) -> None:
     """Do the jobs listed, each by the function of its name."""
     torch.set_num_threads(1)
@@ -240,4 +267,4 @@ def main(do: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main({"train": train, "load": load})
+    main({"train": train, "load": load, "weights": weights, "warm": warm})

@@ -129,7 +129,7 @@ def part_of(tmp_path, of=1000, taken=100, **more):
     source = write_source(tmp_path / "src", tensors)
     plan = copies(source)
     targets = tuple(evolve(t, shape=(taken,)) for t in plan.targets)
-    return source, evolve(plan, targets=targets, moves=(moves("copy", [whole(taken), whole(taken, 1, 1)]),))
+    return source, plan.of(targets=targets, moves=(moves("copy", [whole(taken), whole(taken, 1, 1)]),))
 
 
 def test_what_is_left_of_a_member_is_read_for_its_crc(tmp_path):
@@ -346,7 +346,7 @@ def test_another_number_somewhere_is_no_beginning(tmp_path, odd):
 def test_where_more_than_the_padding_is_left_out_nobody_says_which_it_is(tmp_path):
     """A tensor between was dropped: what no move reads is not padding alone."""
     source, plan = padded(tmp_path, [1] * 15)
-    less = evolve(plan, moves=(moves("copy", [(0, 0, 0, (2, 100), 0, (105, 1), 0, (100, 1))]),))
+    less = plan.of(moves=(moves("copy", [(0, 0, 0, (2, 100), 0, (105, 1), 0, (100, 1))]),))
     run(less, source, tmp_path / "out")
 
 

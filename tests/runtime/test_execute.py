@@ -407,13 +407,11 @@ def simple(tmp_path):
 
 def test_a_plan_for_another_checkpoint_is_refused_with_both_sides(simple):
     source, plan, out = simple
-    other = evolve(plan, sources=(evolve(plan.sources[0], shape=(1000, 50)), *plan.sources[1:]))
+    other = plan.of(sources=(evolve(plan.sources[0], shape=(1000, 50)), *plan.sources[1:]))
     with pytest.raises(UcplError, match=r"\[50, 1000\].*\[1000, 50\]") as caught:
         run(other, source, out)
     assert caught.value.exit_status == 5
-    other = evolve(
-        plan, sources=(evolve(plan.sources[0], key=("no",)), evolve(plan.sources[1], file="no"), plan.sources[2])
-    )
+    other = plan.of(sources=(evolve(plan.sources[0], key=("no",)), evolve(plan.sources[1], file="no"), plan.sources[2]))
     with pytest.raises(UcplError) as caught:
         run(other, source, out)
     assert [d.code for d in caught.value.diagnostics] == ["E600", "E600"]
@@ -427,7 +425,7 @@ def test_a_move_that_leaves_its_tensor_is_refused(simple):
         (0, 0, 0, (50_000,), 0, (1,), 1, (1,)),
         (0, 0, 0, (2, 3), 0, (3, 1), 0, (2, 1)),
     ):
-        bad = evolve(plan, moves=(moves("copy", [row]),))
+        bad = plan.of(moves=(moves("copy", [row]),))
         assert code_of(lambda bad=bad: run(bad, source, out)) == "E603"
     assert os.listdir(out.parent) == ["src"]
 
@@ -516,7 +514,7 @@ def test_the_folder_describes_itself(simple):
 
 def test_a_target_of_one_file(simple):
     source, plan, out = simple
-    one = evolve(plan, targets=tuple(evolve(t, file="model.pt") for t in plan.targets))
+    one = plan.of(targets=tuple(evolve(t, file="model.pt") for t in plan.targets))
     out = out.with_suffix(".pt")
     run(one, source, out, framework=Torch(texts={}))
     assert set(torch.load(out)) == {"a", "b", "c"}

@@ -109,7 +109,7 @@ def test_everything_but_the_texts_is_read_back(small):
 def test_a_source_that_changes_at_any_time_is_refused(small, monkeypatch, place, passed):
     """While data moves: before any time goes into reading back. After it was checked: before anything is published."""
     source, plan, out = small
-    seen = []
+    seen: list[str] = []
 
     def now(name):
         if name == place and place not in seen:

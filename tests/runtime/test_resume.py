@@ -247,7 +247,7 @@ def stopped(plan, source, out):
 def test_another_plan_or_source_is_not_resumed(simple):
     source, plan, out = simple
     stopped(plan, source, out)
-    other = evolve(plan, moves=(evolve(plan.moves[0], source=plan.moves[0].source[::-1].copy()),))
+    other = plan.of(moves=(plan.moves[0].replace(source=plan.moves[0].source[::-1].copy()),))
     with pytest.raises(UcplError) as caught:
         run(other, source, out, resume=True)
     assert caught.value.diagnostics[0].code == "E602" and caught.value.exit_status == 5

@@ -3,11 +3,12 @@
 import zlib
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 from attrs import evolve, frozen
 
-from ucpl.extents import DTYPES, Envelope, Extent, StorageRef, StoredTensor, Structure, TensorRef
-from ucpl.schedule.plan import Moves, Plan
+from ucpl.extents import DTYPES, Envelope, Extent, Shelves, StorageRef, StoredTensor, Structure, TensorRef
+from ucpl.schedule import Plan, Runs
 from ucpl.stores.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.torch_files import read_torch_file
 
@@ -16,6 +17,7 @@ class Torch:
     """A framework: each file of the plan's targets becomes one torch file, a flat dict of its tensors."""
 
     name = "world"
+    known_globals: frozenset[str] = frozenset()
 
     def __init__(self, carried=(), unsafe=(), texts=None):
         self.carried, self.unsafe, self.texts = carried, unsafe, {"latest": "step1"} if texts is None else texts
@@ -99,7 +101,7 @@ def stored(extent: Extent, label="") -> StoredTensor:
     return StoredTensor(extent.file, extent.key, extent.dtype, extent.shape, "weight", label or str(extent.key[0]))
 
 
-def moves(kind, rows, **more) -> Moves:
+def moves(kind, rows, **more) -> Runs:
     """Rows of (tensor, source, target, shape, source_offset, source_stride, target_offset, target_stride)."""
     width = max((len(r[3]) for r in rows), default=1)
 
@@ -109,17 +111,18 @@ def moves(kind, rows, **more) -> Moves:
     def column(i, dtype):
         return np.array([r[i] for r in rows], dtype)
 
-    return Moves(
+    return Runs(
         kind, "weight", column(0, np.int32), column(1, np.int32), column(2, np.int32), wide(3, 1), column(4, np.int64),
         wide(5, 0), column(6, np.int64), wide(7, 0), **more,
     )  # fmt: skip
 
 
 def plan_of(sources, targets, *all_moves, tensors=("the tensor",)) -> Plan:
-    return Plan(
-        "test", "from()", "to()", Structure("world"), Structure("world"), tuple(sources), tuple(targets), tuple(tensors),
-        tuple(all_moves), layout_text="layout of the test\n",
+    empty = Plan(
+        "test", "from()", "to()", Structure("world"), Structure("world"), Shelves(()), Shelves(()), tuple(tensors),
+        nx.DiGraph(), layout_text="layout of the test\n",
     )  # fmt: skip
+    return empty.of(sources=sources, targets=targets, moves=all_moves)
 
 
 def copies(checkpoint: Checkpoint, file_of=None) -> Plan:

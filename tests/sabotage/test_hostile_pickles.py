@@ -7,17 +7,17 @@ import pickle
 import random
 import struct
 import sys
-import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.stores.values import FIXTURES
+from tests.sabotage.cost import soon
+from tests.stores.values import FIXTURES, assert_same
 from ucpl.errors import UcplError
 from ucpl.extents import Call, Global
 from ucpl.stores.pickles import dumps, loads, unsafe_globals, walk
+from ucpl.stores.torch_files import read_torch_file
 
 
 class Run:
@@ -201,14 +201,12 @@ BROKEN = [
 
 @pytest.mark.parametrize(("data", "code"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
 def test_broken_pickles_are_refused_and_say_where(data: bytes, code: str) -> None:
-    began = time.perf_counter()
-    with pytest.raises(UcplError) as caught:
+    with soon(len(data)), pytest.raises(UcplError) as caught:
         loads(data, "evil.pt")
     assert caught.value.diagnostics[0].code == code, caught.value
     diagnostic = caught.value.diagnostics[0]
     assert diagnostic.message.startswith("evil.pt") and diagnostic.labels[0].file == "evil.pt" and diagnostic.remedy
     assert caught.value.exit_status == 3
-    assert time.perf_counter() - began < 2
 
 
 def test_sharing_is_free_until_it_is_unfolded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,24 +228,10 @@ def test_a_shared_tuple_as_a_key_is_not_hashed_exponentially() -> None:
 
 
 def test_copying_ones_own_parts_again_and_again_ends() -> None:
-    """A list of a million turned into a set a million times would be a day's work for a file of 10 MB."""
-    body = b"](" + b"K\x01" * 1_000_000 + b"eq\x00" + b"c__builtin__\nset\nq\x01" + b"h\x01h\x00\x85R0" * 100_000
-    began = time.perf_counter()
-    with pytest.raises(UcplError, match="E425"):
+    """A list of 5,000 turned into a set 5,000 times would be much work for a file of 45 kB."""
+    body = b"](" + b"K\x01" * 5_000 + b"eq\x00" + b"c__builtin__\nset\nq\x01" + b"h\x01h\x00\x85R0" * 5_000
+    with soon(len(body)), pytest.raises(UcplError, match="E425"):
         loads(P + body + b".")
-    assert time.perf_counter() - began < 5
-
-
-def test_memory_is_bounded_by_the_file() -> None:
-    attacks = [data for _, data, _ in BROKEN if len(data) < 1000]
-    tracemalloc.start()
-    try:
-        for data in attacks:
-            with pytest.raises(UcplError):
-                loads(data)
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -283,7 +267,10 @@ def test_flipped_bytes_and_cuts_never_surprise(seed: int) -> None:
             continue
         values += 1
         unsafe_globals(value)
-        assert loads(dumps(value)) is not None or value is None
+        written = dumps(value)
+        again = loads(written)
+        assert_same(value, again)
+        assert dumps(again) == written
     assert values  # some flips are harmless: the fuzz reaches what lies behind the reader
 
 
@@ -296,3 +283,45 @@ def test_noise_never_surprises() -> None:
             loads(data)
         except UcplError:
             pass
+
+
+def number(size: int) -> bytes:
+    return b"\x8b" + struct.pack("<I", size) + bytes(size - 1) + b"\1"
+
+
+@pytest.mark.parametrize(
+    "data", [number(1025), b"L" + b"9" * 2500 + b"L\n", b"I" + b"9" * 2500 + b"\n"], ids=["8B", "L", "I"]
+)
+def test_numbers_that_python_does_not_print_are_refused(data: bytes) -> None:
+    with pytest.raises(UcplError) as caught:
+        loads(P + data + b".")
+    assert caught.value.diagnostics[0].code in ("E420", "E425")
+    largest = loads(P + number(1024) + b".")
+    assert len(str(largest)) < sys.get_int_max_str_digits()
+    assert loads(dumps(largest)) == largest
+    with pytest.raises(UcplError, match="E440"):
+        dumps(largest * 256)
+
+
+def test_halves_of_characters_are_kept_and_can_be_printed() -> None:
+    half = P + b"X\x03\0\0\0\xed\xa0\x80."
+    assert loads(half) == "\ud800"
+    assert dumps(loads(half)) == dumps("\ud800")
+    with pytest.raises(UcplError) as caught:
+        loads(P + b"c\xed\xa0\x80\nx\n.", "\ud800.pt")
+    assert caught.value.diagnostics[0].message.encode()
+    assert caught.value.diagnostics[0].labels[0].file == r"\ud800.pt"
+
+
+def test_an_archive_s_records_are_not_read_whole(tmp_path: Path) -> None:
+    """`version` and `byteorder` are a few bytes: more are refused by the directory, before any is read."""
+    import zipfile
+
+    for record in ("version", "byteorder"):
+        with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+            archive.writestr("a/data.pkl", dumps({}))
+            archive.writestr(f"a/{record}", b"little" + b"x" * 100)
+        with pytest.raises(UcplError) as caught:
+            read_torch_file(tmp_path, "a.pt")
+        assert caught.value.diagnostics[0].code == "E402"
+        assert record in caught.value.diagnostics[0].message

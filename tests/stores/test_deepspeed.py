@@ -260,6 +260,8 @@ def test_padding_is_only_at_the_end_and_parts_are_equal(listed: list[Any], align
     numels = [int(np.prod(shape)) for shape in listed]
     assert all(start % alignment == 0 for start in flat.starts)
     assert flat.numel == flat.starts[-1] + numels[-1]
+    gaps = [start - end for start, end in zip(flat.starts[1:], np.add(flat.starts, numels)[:-1], strict=True)]
+    assert all(0 <= gap < alignment for gap in gaps)
     assert flat.part(dp) % 2 == 0
     assert 0 <= flat.part(dp) * dp - flat.numel < 2 * dp
     leans = [flat.lean(dp, rank) for rank in range(dp)]

@@ -21,6 +21,7 @@ from ucpl.layout.axes import Split, piece_of
 from ucpl.layout.scope import Scope
 from ucpl.stores.deepspeed.cuts import info_of, shardings_of
 from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.values import Value
 from ucpl.syntax import parse, print_axis, print_file
 
 torch = pytest.importorskip("torch")
@@ -439,7 +440,8 @@ CASES = {
 def test_maps_are_read_as_they_are_written(name: str, file: TorchFile) -> None:
     given = CASES[name]
     made = info_of({name: given}, 3, {})
-    found = shardings_of(file, made, {name: [given.local(tp) for tp in range(3)]})
+    info = Value(file.path, file.file, (INFO,), made)
+    found = shardings_of(file, info, {name: [given.local(tp) for tp in range(3)]})
     assert evolve(found[name], origin="") == given
 
 
@@ -451,6 +453,11 @@ def test_what_autotp_published_is_written_again(file: TorchFile) -> None:
     assert info_of(parameters, 2, {}) == theirs
 
 
+def _one_row_on(entry: Any) -> list[Any]:
+    start, steps = entry["ranks"][1]["pieces"][0]["source"]
+    return [start + steps[0], steps]
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -459,7 +466,7 @@ def test_what_autotp_published_is_written_again(file: TorchFile) -> None:
         (lambda e: e["ranks"][0]["pieces"].reverse(), "not in its turn"),
         (lambda e: e["ranks"][0]["pieces"].pop(), "positions make up a shard"),
         (lambda e: e["ranks"].pop(1), "of 1 ranks"),
-        (lambda e: e.pop("logical_shape"), "another form"),
+        (lambda e: e["ranks"][1]["pieces"][0].update(source=_one_row_on(e)), "a piece begins at"),
         (lambda e: e.update(logical_shape=[41, 24]), "end at 40 of 41"),
     ],
 )
@@ -470,6 +477,14 @@ def test_what_is_no_section_is_refused(change: Callable[[Any], Any], why: str, f
     found = refusal(lambda: open_checkpoint(edited(folder, damage)), "E462")
     assert QKV in found.message
     assert why in found.message
+
+
+def test_a_map_of_another_form_is_refused_by_its_key(folder: Path) -> None:
+    def damage(value: dict[str, Any]) -> None:
+        del value[INFO]["affine_map"]["params"][rf"^{QKV}$".replace(".", r"\.")]["logical_shape"]
+
+    found = refusal(lambda: open_checkpoint(edited(folder, damage)), "E455")
+    assert "logical_shape is not there" in found.message
 
 
 def test_patterns_that_may_take_for_ever_are_refused(folder: Path) -> None:

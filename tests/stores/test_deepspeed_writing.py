@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ucpl.api import make_plan, source_side, target_side
+from ucpl import api
+from ucpl.api import make_plan, open_checkpoint, source_side, target_side
 from ucpl.errors import UcplError
 from ucpl.extents import Call, StoredTensor, TensorRef
 from ucpl.schedule.plan import Plan
@@ -18,7 +19,9 @@ from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler, regenerated
 from ucpl.stores.pickles import attributes_of
+from ucpl.stores.registry import advice
 from ucpl.stores.torch_files import layout_torch_file, read_torch_file
+from ucpl.stores.values import Value
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint"
 SHARED = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures")) / "deepspeed"
@@ -163,6 +166,11 @@ def test_numbers_that_differ_in_one_flat_buffer_are_refused() -> None:
 
 # ---- configuration -------------------------------------------------------------------------------------------------------
 
+
+def held(value: Any) -> Value:
+    return Value(Path("a.pt"), "a.pt", (), value)
+
+
 SETTINGS = {"stage": 1, "dp": 4, "bf16": 0, "fp16": 0}
 
 
@@ -184,7 +192,7 @@ SETTINGS = {"stage": 1, "dp": 4, "bf16": 0, "fp16": 0}
 def test_batch_sizes_add_up(before: Any, dp: int, after: Any) -> None:
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     config = {key: value for key, value in zip(keys, before, strict=True) if value is not None}
-    found = regenerated(config, {**SETTINGS, "dp": dp})
+    found = regenerated(held(config), {**SETTINGS, "dp": dp})
     assert tuple(found.get(key) for key in keys) == after
     whole, micro, steps = (found.get(key) for key in keys)
     if isinstance(whole, int) and isinstance(micro, int):
@@ -197,18 +205,18 @@ def test_a_configuration_is_changed_only_where_the_layout_is() -> None:
         "bf16": {"enabled": True},
         "y": 1,
     }
-    found = regenerated(config, {"stage": 3, "dp": 4, "bf16": 1, "sub_group_size": 10})
+    found = regenerated(held(config), {"stage": 3, "dp": 4, "bf16": 1, "sub_group_size": 10})
     assert found["zero_optimization"] == {"stage": 3, "round_robin_gradients": True, "x": [1], "sub_group_size": 10}
     assert found["y"] == 1
     assert config["zero_optimization"] == {"stage": 2, "round_robin_gradients": True, "x": [1]}
-    aligned = regenerated({}, {**SETTINGS, "alignment": 8, "round_robin": 1, "bf16": 1})
+    aligned = regenerated(held({}), {**SETTINGS, "alignment": 8, "round_robin": 1, "bf16": 1})
     assert aligned["zero_optimization"] == {"stage": 1, "round_robin_gradients": True, "parameter_alignment": True}
     assert aligned["bf16"] == {"enabled": True}
 
 
 def test_loss_scaling_goes_over_between_its_two_forms() -> None:
     fp16 = {"fp16": {"enabled": True, "initial_scale_power": 12, "hysteresis": 3}}
-    fresh = loss_scaler({}, fp16, True)
+    fresh = loss_scaler(held({}), held(fp16), True)
     assert fresh.function.name == "DynamicLossScaler"  # type: ignore[union-attr]
     assert (fresh.state["cur_scale"], fresh.state["delayed_shift"]) == (4096.0, 3)
     numbers = loss_scale_numbers({"loss_scaler": fresh})
@@ -220,6 +228,21 @@ def test_loss_scaling_goes_over_between_its_two_forms() -> None:
         "scale_factor": 2.0,
         "scale_window": 1000,
     }
-    back = loss_scaler({"loss_scale_config": {**numbers, "cur_scale": 64.0, "cur_iter": 9}}, fp16, True)
+    back = loss_scaler(held({"loss_scale_config": {**numbers, "cur_scale": 64.0, "cur_iter": 9}}), held(fp16), True)
     assert (back.state["cur_scale"], back.state["cur_iter"]) == (64.0, 9)
-    assert loss_scaler({}, {}, False).state == {"cur_scale": 1.0, "dynamic": False}
+    assert loss_scaler(held({}), held({}), False).state == {"cur_scale": 1.0, "dynamic": False}
+
+
+def test_weights_alone_say_how_they_are_loaded() -> None:
+    """A plain `load_checkpoint` asks for what is not there: see tests/interop/test_weights_alone.py."""
+    fixtures = Path(__file__).parents[1] / "fixtures"
+    for name, call, is_said in (
+        ("containers/hf_llama.safetensors", "zero1(dp=2)", True),
+        ("containers/hf_llama.safetensors", "safetensors()", False),
+        ("deepspeed/z1_dp4", "zero1(dp=2)", False),
+        ("deepspeed/z1_dp2_sgdm", "zero3(dp=2)", False),
+        ("deepspeed/z1_dp2_elastic", "zero1(dp=3)", False),
+    ):
+        source = open_checkpoint(fixtures / name)
+        target = api.plan(str(source.top), call).target
+        assert any("load_optimizer_states=False" in text for text in advice(source, target)) == is_said

@@ -52,6 +52,7 @@ def add_run(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console) -> int:
     from ucpl import api
+    from ucpl.stores.registry import advice
 
     target = Path(options.target)
     sizes, config, plane = sizes_of(options), config_of(options), data_plane(options)
@@ -62,6 +63,8 @@ def run(options: Namespace, console: Console) -> int:
     there = api.target_side(options.to, here, model, config=config, sizes=sizes, drop=options.drop)
     _, plan = api.make_plan(here, there, checkpoint=opened, drop=tuple(options.drop), twice=True)
     console.say("\n".join(plan_lines(plan)))
+    for text in advice(opened, plan.target):
+        console.say(f"to load it    {text}")
     if options.dry_run:
         console.say(
             "proved        every element of the target has one source, and stands where it belongs; nothing was written"

@@ -38,8 +38,8 @@ def facts(c: Checkpoint) -> dict[str, Any]:
     """All that `inspect` says, as plain values."""
     from ucpl.extents import DTYPES
     from ucpl.proofs.values import value_text
-    from ucpl.stores.deepspeed.writing import KNOWN_GLOBALS
     from ucpl.stores.pickles import unsafe_globals
+    from ucpl.stores.registry import KNOWN_GLOBALS
     from ucpl.stores.scalars import number_of
 
     envelope = c.envelope

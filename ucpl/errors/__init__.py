@@ -28,6 +28,11 @@ class Exit:
     INTERRUPTED = 130
 
 
+def _printable(text: str) -> str:
+    """What files call things may hold halves of characters, which no terminal and no file takes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 @frozen
 class Label:
     """A place that the user can open, and what is wrong (or merely stated) there.
@@ -36,13 +41,13 @@ class Label:
     For data (a checkpoint): `file` is the path, `where` names the key, the tensor or the element; no line.
     """
 
-    file: str
-    text: str = ""
+    file: str = field(converter=_printable)
+    text: str = field(default="", converter=_printable)
     line: int | None = None
     column: int | None = None
     length: int = 1
     source: str | None = None
-    where: str = ""
+    where: str = field(default="", converter=_printable)
 
 
 @frozen
@@ -50,10 +55,10 @@ class Diagnostic:
     """One finding. `labels[0]` is the place to look first; a second label is the place it disagrees with."""
 
     code: str  # "E101"
-    message: str  # one line, no full stop
+    message: str = field(converter=_printable)  # one line, no full stop
     labels: tuple[Label, ...] = ()
     notes: tuple[str, ...] = ()
-    remedy: str = ""  # what to write or do instead
+    remedy: str = field(default="", converter=_printable)  # what to write or do instead
 
 
 class UcplError(Exception):

@@ -68,6 +68,10 @@ class Flat:
     numel: int
     cut: str | None = None  # the mesh axis that cuts it (its degree is the partition count)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.members)
+
 
 @frozen
 class Structure:

@@ -9,6 +9,7 @@ own (moving, read_back); what an earlier run left is told by `earlier`.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -33,14 +34,14 @@ from ucpl.runtime.padding import blanks_of
 from ucpl.runtime.publish import Lock, Workplace
 from ucpl.runtime.read_back import Made, is_same, patches_of, read_back
 from ucpl.runtime.reading import Fragments
-from ucpl.runtime.rows import Place, Rows, bind_rows, chosen, fit, without_echoes
+from ucpl.runtime.rows import Place, Rows, bind_rows, fit, views_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.tiles import cut_tiles
-from ucpl.schedule.plan import Moves, Plan
+from ucpl.schedule import Files, Plan, bound
 from ucpl.stores.checkpoint import Checkpoint, Framework, Skeleton
 
-__all__ = ["execute", "moves_of"]
+__all__ = ["execute"]
 
 SINGLE = (".pt", ".pth", ".bin")  # a target of this name is one file
 _FINAL = ("E505", "E605", "E611", "E612", "E613", "E614")  # what `--resume` cannot go on from
@@ -70,7 +71,7 @@ def execute(
         _refuse_globals(skeleton, options)
         layout = lay_out(skeleton, plan.targets)
         sources += tuple(where for where, _ in layout.carried)
-        rows = bind_rows(without_echoes(moves_of(plan, layout), sources), sources, layout.places)
+        rows = bind_rows(bound(plan, _files(sources, layout, len(plan.sources))), sources, layout.places)
         counters.bytes_needed = rows.bytes_needed
     plane = DataPlane(options.workers, share, Budget(options.memory), counters)
     run = _Run(_Bound(plan, source.root, layout, sources, rows), skeleton.texts, options, plane, place)
@@ -92,28 +93,10 @@ def execute(
     return evolve(report, remarks=(*report.remarks, lock.left)) if lock.left else report
 
 
-def moves_of(plan: Plan, layout: TargetPlan) -> tuple[Moves, ...]:
-    """The plan's moves, those of carried tensors, and a check in place of a copy to a tensor that shares another's bytes."""
-    found: list[Moves] = []
-    owners = np.array(layout.owners or (0,), np.int32)
-    shared = owners != np.arange(len(owners))
-    for m in plan.moves:
-        twice = shared[m.target] if len(m) else np.zeros(0, np.bool_)
-        if not twice.any():
-            found.append(m)
-            continue
-        found.append(chosen(m, ~twice))
-        if m.kind in ("copy", "check"):
-            again = chosen(m, twice)
-            found.append(evolve(again, kind="check", target=owners[again.target]))
-    if layout.carried:
-        n, base = len(layout.carried), len(plan.sources)
-        source = np.arange(base, base + n, dtype=np.int32)
-        target = np.array([t for _, t in layout.carried], np.int32)
-        numel = np.array([[where.numel] for where, _ in layout.carried], np.int64)
-        none, one, zero = np.full(n, -1, np.int32), np.ones((n, 1), np.int64), np.zeros(n, np.int64)
-        found.append(Moves("copy", "carried", none, source, target, numel, zero, one, zero, one))
-    return tuple(found)
+def _files(sources: Sequence[Place], layout: TargetPlan, planned: int) -> Files:
+    """What the files say of the plan's tensors: which share bytes, and which are beside the plan."""
+    carried = tuple((planned + i, t, where.numel) for i, (where, t) in enumerate(layout.carried))
+    return Files(np.array(layout.owners, np.int64), views_of(sources), carried)
 
 
 def _place(target: Path, source: Checkpoint) -> Path:

@@ -1,6 +1,6 @@
 """Values that go from one checkpoint to another as they are, with the tensors in them.
 
-A value tree names storages by their name within one file. While it is carried, a storage's name is `FILE!NAME`, so that
+A value tree names storages by their name within one file. While it is carried, a storage is called by its file, too, so that
 values of several files may stand side by side; the store that writes a target gives them names of its own.
 """
 
@@ -16,7 +16,7 @@ from ucpl.extents import Call, Extent, StorageRef, TensorRef
 from ucpl.stores.checkpoint import Carried
 from ucpl.stores.pickles import attributes_of, set_attributes
 
-_JOINT = "!"
+_JOINT = "\0"  # in no file's name, and in no member's that a zip archive is read with
 
 
 def mapped(value: Any, change: Callable[[TensorRef], Any], memo: dict[int, Any] | None = None) -> Any:
@@ -61,8 +61,14 @@ def mapped(value: Any, change: Callable[[TensorRef], Any], memo: dict[int, Any] 
 
 
 def lifted(value: Any, file: str) -> Any:
-    """A value of one file, ready to be carried: storages are called `FILE!NAME`."""
+    """A value of one file, ready to be carried: storages are called by file and name."""
     return mapped(value, lambda t: evolve(t, storage=evolve(t.storage, name=f"{file}{_JOINT}{t.storage.name}")))
+
+
+def origin_of(name: str) -> tuple[str, str]:
+    """(file, storage) of the name of a lifted storage. The file is empty where it was not lifted."""
+    file, _, storage = name.rpartition(_JOINT)
+    return file, storage
 
 
 Place = tuple[str, str, int, tuple[int, ...], tuple[int, ...], str]  # file, storage, offset, shape, stride, dtype
@@ -118,7 +124,7 @@ class Storages:
         return mapped(value, self._settle)
 
     def _settle(self, tensor: TensorRef) -> TensorRef:
-        file, _, name = tensor.storage.name.rpartition(_JOINT)
+        file, name = origin_of(tensor.storage.name)
         if not file:
             return tensor  # already of this file
         place = (file, name, tensor.offset, tensor.shape, tensor.stride, tensor.storage.dtype)

@@ -14,6 +14,28 @@ from ucpl.extents import Envelope, Extent, Flat, Key, NamedTensor, Sharding, Sto
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import Pipeline
 
+Shape = tuple[int, ...]
+
+
+@frozen(eq=False)
+class CallerStates:
+    """What a caller put beside the model (client_state), as each rank's own file has it: no two need be alike.
+
+    By pp, tp and dp coordinates, the last fastest; one for all dp ranks where they have one file.
+    """
+
+    of: tuple[dict[str, Any], ...] = ()
+    pp: int = 1
+    tp: int = 1
+
+    @property
+    def files(self) -> int:
+        """Files of one model-parallel rank."""
+        return len(self.of) // (self.pp * self.tp)
+
+    def at(self, pp: int, tp: int, dp: int) -> dict[str, Any]:
+        return self.of[(pp * self.tp + tp) * self.files + dp]
+
 
 @frozen(eq=False)
 class Checkpoint:
@@ -36,7 +58,11 @@ class Checkpoint:
     stated: tuple[Flat, ...] = ()  # flat buffers as the checkpoint itself states them (authoritative order)
     files: tuple[str, ...] = ()  # every file that belongs to it, relative to root
     remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
-    carry: dict[str, Any] = field(factory=dict)
+    scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)  # state -> parameter -> where its number lies
+    caller_states: CallerStates = field(factory=CallerStates)
+    local_shapes: dict[str, tuple[Shape, ...]] = field(
+        factory=dict
+    )  # of a tensor on each tp rank, where there are several
     shardings: dict[str, Sharding] = field(
         factory=dict
     )  # of every tensor, where ranks hold different parts; else empty
@@ -78,6 +104,7 @@ class Framework(Protocol):
     """One framework's files."""
 
     name: str
+    known_globals: frozenset[str]  # classes that its own files name and that it needs, though torch would refuse them
 
     def recognises(self, path: Path) -> bool:
         """Whether `path` looks like this framework's checkpoint (cheap: names of files, perhaps one header)."""

@@ -31,6 +31,7 @@ NAME = "torch"
 
 class Generic:
     name = NAME
+    known_globals: frozenset[str] = frozenset()
 
     def recognises(self, path: Path) -> bool:
         """Never: nothing in such a folder says what it is. A spec does, and `open_files` reads what the spec names."""

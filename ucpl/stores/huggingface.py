@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import (
     DTYPES,
     Envelope,
@@ -33,6 +33,8 @@ from ucpl.extents import (
 from ucpl.stores.carrying import strides
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.safetensors_files import SafetensorsFile, read_safetensors_file
+from ucpl.stores.texts import is_text, read_small
+from ucpl.stores.values import Empty, Value
 
 __all__ = ["FILE", "TEXTS", "HuggingFace", "carried_texts", "config_of", "read_texts"]
 
@@ -49,6 +51,7 @@ _NOT_OURS = ("DCP_SHARDING_INFO", "CUSTOM_METADATA")  # of torch's HuggingFaceSt
 
 class HuggingFace:
     name = "huggingface"
+    known_globals: frozenset[str] = frozenset()
 
     def recognises(self, path: Path) -> bool:
         """A .safetensors file, or a folder with some of which each is whole by itself, a shard, or listed by an index."""
@@ -107,10 +110,11 @@ class _Folder:
     @classmethod
     def _indexed(cls, path: Path, index: str, here: list[str]) -> _Folder:
         where = path / index
+        raw = read_small(where, TEXT_BYTES_MAX)
+        if raw is None:
+            fail("E385", f"{index} has more than {TEXT_BYTES_MAX} bytes", Label(str(where)))
         try:
-            value = json.loads(where.read_bytes())
-        except OSError as error:
-            fail("E400", f"{index} cannot be read: {error.strerror}", Label(str(where)))
+            value = json.loads(raw)
         except (ValueError, RecursionError) as error:
             fail("E385", f"{index} is no JSON: {str(error)[:200]}", Label(str(where)))
         weight_map = value.get("weight_map") if isinstance(value, dict) else None
@@ -121,8 +125,10 @@ class _Folder:
         names = sorted(set(weight_map.values()))
         for name in names:
             if PurePosixPath(name).name != name or not name.endswith(".safetensors"):
-                fail("E385", f"{index} names {name!a}, which is no .safetensors file beside it", Label(str(where)))
-            if not (path / name).is_file():
+                fail(
+                    "E385", f"{index} names {name[:200]!a}, which is no .safetensors file beside it", Label(str(where))
+                )
+            if name not in here:
                 tensor = next(t for t, f in weight_map.items() if f == name)
                 fail(
                     "E380",
@@ -174,7 +180,7 @@ class _Folder:
             self.remarks.append(f"{self.index} states total_size {self.stated_size}, the shards hold {total} bytes")
         for part in parts:
             for alias, owner in (part.metadata or {}).items():
-                if owner in self.found and alias not in self.found:
+                if owner in self.found and alias not in self.found and is_text(alias):
                     self.aliases[alias] = owner
         texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
         self.remarks += more
@@ -244,11 +250,12 @@ def read_texts(folder: Path) -> tuple[dict[str, str], list[str]]:
             continue
         if path.suffix in _TEXT and not path.name.endswith(".index.json"):
             try:
-                if path.stat().st_size > TEXT_BYTES_MAX:
+                raw = read_small(path, TEXT_BYTES_MAX)
+                if raw is None:
                     remarks.append(f"{path.name} is too large a text to be carried")
                 else:
-                    texts[path.name] = path.read_bytes().decode("utf-8")
-            except (OSError, UnicodeDecodeError):
+                    texts[path.name] = raw.decode("utf-8")
+            except (UcplError, UnicodeDecodeError):
                 remarks.append(f"{path.name} is no UTF-8 text: not carried")
         elif path.suffix == ".model":
             remarks.append(f"{path.name} is no text: copy it beside a converted checkpoint yourself")
@@ -355,10 +362,11 @@ class _Shards:
                      Label(target.file, where=key_text(target.key)))  # fmt: skip
             if target.shares is None:
                 out.setdefault(target.file, []).append(_tensor(t, _name(target.key), target.dtype, target.shape))
-        empty = self.source.envelope.blobs.get(EMPTY)
-        for name, known in empty.items() if isinstance(empty, dict) else ():
+        noted = Value(self.source.top, self.source.top.name, (), self.source.envelope.blobs).find(EMPTY)
+        for name, value in noted.named() if noted is not None else ():
+            one = Empty.of(value)
             if out and all(name != t.name for t in next(iter(out.values()))):
-                next(iter(out.values())).append(_tensor(-1, name, known["dtype"], tuple(known["shape"])))
+                next(iter(out.values())).append(_tensor(-1, name, one.dtype, one.shape))
         return {file: sorted(tensors, key=lambda t: _natural(t.name)) for file, tensors in out.items()}
 
     def shared(self, planned: str) -> dict[int, int]:

@@ -21,6 +21,7 @@ PICKLE_BYTES_MAX = 1 << 30  # a data.pkl of a million tensors has 100 MB
 NESTING_MAX = 200  # levels
 WALK_VALUES_MAX = 10_000_000  # values met on all paths
 DIMS_MAX = 64  # torch's own limit
+NUMBER_BYTES_MAX = 1024  # of a whole number: Python itself prints none of more than 4,300 digits
 
 _ATTRIBUTES = "ucpl_attributes"
 # Python 2's names, which protocol 2 still uses. The others of pickle's table are of no use here.

@@ -23,6 +23,7 @@ from ucpl.stores.inert import (
     FROZENSET,
     GETATTR,
     MODULE_WRITTEN,
+    NUMBER_BYTES_MAX,
     ORDERED_DICT,
     PICKLE_BYTES_MAX,
     REBUILD_FROM_TYPE_V2,
@@ -386,6 +387,8 @@ def _number(value: int) -> bytes:
         return b"M" + value.to_bytes(2, "little")
     if -0x80000000 <= value <= 0x7FFFFFFF:
         return b"J" + value.to_bytes(4, "little", signed=True)
+    if value.bit_length() // 8 >= NUMBER_BYTES_MAX:
+        raise Bad("E440", f"a number of {value.bit_length() // 8 + 1} bytes cannot be written")
     raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     if len(raw) < 256:
         return b"\x8a%c" % len(raw) + raw

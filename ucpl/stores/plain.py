@@ -12,8 +12,9 @@ A parameter in no group is frozen; where there is no `groups`, all parameters th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from attrs import field, frozen
 
@@ -37,6 +38,7 @@ from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain_values import decode, encode
 from ucpl.stores.scalars import number_of
 from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.values import Value
 
 FILE = "plain.pt"
 VERSION = 1
@@ -50,6 +52,7 @@ _OWN = frozenset(
 
 class Plain:
     name = "plain"
+    known_globals: frozenset[str] = frozenset()
 
     def recognises(self, path: Path) -> bool:
         if path.is_dir():
@@ -77,10 +80,10 @@ class Plain:
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-@frozen
+@frozen(eq=False)
 class _Opened:
     part: TorchFile
-    value: dict[str, Any]
+    value: Value
     payload: dict[tuple[str, Key], Extent] = field(factory=dict)
     scalars: dict[str, dict[str, Any]] = field(factory=dict)
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
@@ -90,16 +93,14 @@ class _Opened:
     def of(cls, part: TorchFile) -> _Opened:
         if not isinstance(part.value, dict) or not isinstance(part.value.get("params"), dict):
             fail("E480", f'{part.file} has no dict "params"', Label(str(part.path), where="params"))
-        return cls(part, part.value)
+        return cls(part, Value.of(part, "E481"))
 
-    def wrong(self, key: Key, expected: str) -> NoReturn:
-        fail("E481", f"{key_text(key)} is not {expected}", Label(str(self.part.path), where=key_text(key)))
-
-    def section(self, name: str, kind: type[Any]) -> Any:
-        found = self.value.get(name)
-        if found is None:
-            return kind()
-        return found if isinstance(found, kind) else self.wrong((name,), f"a {kind.__name__}")
+    def named(self, *steps: str) -> dict[str, Value]:
+        """What stands under names in a dict of the file; nothing where there is none."""
+        here: Value | None = self.value
+        for step in steps:
+            here = here.find(step) if here is not None else None
+        return dict(here.named()) if here is not None else {}
 
     def keep(self, key: Key, tensor: TensorRef) -> None:
         if (extent := self.part.extent(key, tensor)).numel:
@@ -107,26 +108,21 @@ class _Opened:
 
     def checkpoint(self, top: Path) -> Checkpoint:
         part = self.part
-        shapes: dict[str, tuple[tuple[int, ...], str]] = {}
-        for name, states in self.value["params"].items():
-            shapes[name] = self.parameter(name, states)
+        shapes = {name: self.parameter(name, states) for name, states in self.named("params").items()}
         groups = self.groups(shapes)
         trained = {name for group in groups for name in group.members} or set(shapes)
-        buffers = self.section("buffers", dict)
+        buffers = {name: value.tensor() for name, value in self.named("buffers").items()}
         for name, tensor in buffers.items():
-            if not isinstance(name, str) or not isinstance(tensor, TensorRef):
-                self.wrong(("buffers", name), "a tensor")
+            if name in shapes:
+                self.value.at("buffers", name).wrong("a buffer, which no parameter is")
             self.keep(("buffers", name), tensor)
-        aliases = self.section("aliases", dict)
-        for alias, owner in aliases.items():
-            if owner not in shapes or not isinstance(alias, str) or alias in shapes:
-                self.wrong(("aliases", alias), "a second name of a parameter")
-        envelope = self.envelope(groups)
+        envelope = self.envelope(groups, buffers)
         tensors = {
             name: NamedTensor(name, shape, dtype, "parameter" if name in trained else "frozen", self.states[name])
             for name, (shape, dtype) in shapes.items()
         } | {name: NamedTensor(name, t.shape, t.storage.dtype, "buffer") for name, t in buffers.items()}
-        order = [name for name in envelope.blobs.get("module_names") or () if name in tensors]
+        stated = envelope.blobs.get("module_names")
+        order = [name for name in stated if type(name) is str and name in tensors] if isinstance(stated, list) else []
         known = {extent.key for per in self.scalar_extents.values() for extent in per.values()}
         return Checkpoint(
             top=top,
@@ -141,82 +137,91 @@ class _Opened:
                 if (part.file, extent.key) not in self.payload and extent.key not in known
             },
             envelope=envelope,
-            tensors=tuple(tensors[name] for name in dict.fromkeys((*order, *tensors)) if _numel(tensors[name].shape)),
-            aliases=dict(aliases),
+            tensors=tuple(tensors[name] for name in dict.fromkeys((*order, *tensors)) if prod(tensors[name].shape)),
+            aliases=self.aliases(shapes),
             files=(part.file,),
-            remarks=() if self.value.get("groups") else ("no parameter groups are stated: no lr, no weight decay",),
-            carry={"scalar_extents": self.scalar_extents},
+            remarks=() if self.value.find("groups") else ("no parameter groups are stated: no lr, no weight decay",),
+            scalar_extents=self.scalar_extents,
         )
 
-    def parameter(self, name: Any, states: Any) -> tuple[tuple[int, ...], str]:
+    def aliases(self, shapes: Mapping[str, Any]) -> dict[str, str]:
+        out = {}
+        for alias, owner in self.named("aliases").items():
+            if owner.text() not in shapes or alias in shapes:
+                owner.wrong("a parameter, and its key a second name of it")
+            out[alias] = owner.text()
+        return out
+
+    def parameter(self, name: str, states: Value) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of a parameter; its states are kept."""
-        key: Key = ("params", name)
-        if not isinstance(name, str) or not isinstance(states, dict) or not states:
-            self.wrong(key, 'a dict {"weight": tensor, ...}')
-        whole = next((states[s] for s in ("weight", "fp32", *states) if isinstance(states.get(s), TensorRef)), None)
-        if whole is None or "weight" not in states:
-            self.wrong(key, 'a dict {"weight": tensor, ...}')
+        held = states.mapping()
+        whole = next((held[s] for s in ("weight", "fp32", *held) if isinstance(held.get(s), TensorRef)), None)
+        if whole is None or "weight" not in held:
+            states.wrong('a dict {"weight": tensor, ...}')
         found = []
-        for state, value in states.items():
-            here = (*key, state)
-            if not isinstance(state, str):
-                self.wrong(here, "a state with a name")
-            if isinstance(value, TensorRef) and value.shape == whole.shape and (value.shape or state != "step"):
-                self.keep(here, value)
+        for state, value in states.named():
+            one = value.held
+            if isinstance(one, TensorRef) and one.shape == whole.shape and (one.shape or state != "step"):
+                self.keep(value.key, one)
                 if state != "weight":
                     found.append(state)
-            elif isinstance(value, TensorRef) and value.shape == ():
-                self.scalars.setdefault(state, {})[name] = self.part.read_scalar(value)
-                self.scalar_extents.setdefault(state, {})[name] = self.part.extent(here, value)
-            elif isinstance(value, (int, float, bool, str)) or value is None:
-                self.scalars.setdefault(state, {})[name] = value
+            elif isinstance(one, TensorRef) and one.shape == ():
+                self.scalars.setdefault(state, {})[name] = self.part.read_scalar(one)
+                self.scalar_extents.setdefault(state, {})[name] = self.part.extent(value.key, one)
+            elif isinstance(one, (int, float, bool, str)) or one is None:
+                self.scalars.setdefault(state, {})[name] = one
             else:
-                self.wrong(here, f"a tensor of shape {list(whole.shape)}, or a number")
+                value.wrong(f"a tensor of shape {list(whole.shape)}, or a number")
         self.states[name] = tuple(found)
-        return whole.shape, states["weight"].storage.dtype if isinstance(states["weight"], TensorRef) else ""
+        return whole.shape, held["weight"].storage.dtype if isinstance(held["weight"], TensorRef) else ""
 
     def groups(self, shapes: Mapping[str, Any]) -> tuple[ParameterGroup, ...]:
-        stated = self.section("groups", list)
-        if not stated:
+        stated = self.value.find("groups")
+        rows = stated.items() if stated is not None else []
+        if not rows:
             members = tuple(
                 name for name in shapes if self.states[name] or any(name in per for per in self.scalars.values())
             )
             return (ParameterGroup("0", members, {}),) if members else ()
         out, seen = [], set[str]()
-        for g, group in enumerate(stated):
-            names = group.get("params") if isinstance(group, dict) else None
-            if not isinstance(names, (list, tuple)) or any(name not in shapes or name in seen for name in names):
-                self.wrong(("groups", g, "params"), "a list of parameters, each in one group")
+        for g, group in enumerate(rows):
+            params = group.at("params")
+            names = params.texts()
+            if any(name not in shapes for name in names) or len({*names, *seen}) < len(names) + len(seen):
+                params.wrong("a list of parameters, each in one group")
             seen.update(names)
-            hyper = {str(key): decode(lifted(value, self.part.file)) for key, value in group.items() if key != "params"}
-            out.append(ParameterGroup(str(g), tuple(names), hyper))
+            hyper = {key: decode(lifted(value.held, self.part.file)) for key, value in group.named() if key != "params"}
+            out.append(ParameterGroup(str(g), names, hyper))
         return tuple(out)
 
-    def envelope(self, groups: tuple[ParameterGroup, ...]) -> Envelope:
+    def decoded(self, name: str) -> dict[Any, Any]:
+        """A section of the envelope, as it was before it was encoded."""
+        section = self.value.find("envelope")
+        kept = section.find(name) if section is not None else None
+        if kept is None:
+            return {}
+        made = decode(lifted(kept.held, self.part.file))
+        if not isinstance(made, dict):
+            kept.wrong("a dict as ucpl writes it there")
+        return made
+
+    def envelope(self, groups: tuple[ParameterGroup, ...], buffers: dict[str, TensorRef]) -> Envelope:
         part = self.part
-        kept = self.section("envelope", dict)
-        blobs = decode(lifted(kept.get("blobs") or {}, part.file))
-        carried = decode(lifted(kept.get("carried") or {}, part.file))
-        if not isinstance(blobs, dict) or not isinstance(carried, dict):
-            self.wrong(("envelope",), "what ucpl writes there")
-        blobs |= {key: value for key, value in self.section("scalars", dict).items() if isinstance(key, str)}
-        settings = {}
-        for name, pair in (kept.get("settings") or {}).items():
-            if isinstance(pair, (list, tuple)) and len(pair) == 2 and name not in _OWN:
-                settings[name] = Setting(pair[0], f"{part.file}, from {pair[1]}")
+        blobs, carried = self.decoded("blobs"), self.decoded("carried")
+        blobs |= {name: lifted(value.held, part.file) for name, value in self.named("scalars").items()}
+        settings = self.settings()
         masters = int(any("fp32" in states for states in self.states.values()))
         settings["has_masters"] = Setting(masters, f"params of {part.file}")
         settings["file"] = Setting(part.file, "its name")
-        empty = {name for name, t in self.section("buffers", dict).items() if _numel(t.shape) == 0}
+        empty = {name: tensor for name, tensor in buffers.items() if prod(tensor.shape) == 0}
         if empty and "empty_tensors" not in blobs:
             blobs["empty_tensors"] = {
-                name: {"dtype": t.storage.dtype, "shape": list(t.shape), "buffer": True}
-                for name, t in self.value["buffers"].items()
-                if name in empty
+                name: {"dtype": t.storage.dtype, "shape": list(t.shape), "buffer": True} for name, t in empty.items()
             }
+        said = self.named("envelope")
         return Envelope(
-            framework=str(kept.get("framework", "plain")),
-            version=str(kept.get("version", "")),
+            framework=said["framework"].text() if "framework" in said else "plain",
+            version=said["version"].text() if "version" in said else "",
             settings=settings,
             groups=groups,
             scalars=self.scalars,
@@ -224,12 +229,18 @@ class _Opened:
             carried=carried,
         )
 
-
-def _numel(shape: tuple[int, ...]) -> int:
-    out = 1
-    for n in shape:
-        out *= n
-    return out
+    def settings(self) -> dict[str, Setting]:
+        """Those that the source had, each a value and where it came from."""
+        out = {}
+        for name, pair in self.named("envelope", "settings").items():
+            if name in _OWN:
+                continue
+            parts = pair.items()
+            plain = parts and isinstance(parts[0].held, int | float | str | bool | None)
+            if len(parts) != 2 or not plain:
+                pair.wrong("a number or text, and its origin")
+            out[name] = Setting(parts[0].held, f"{self.part.file}, from {parts[1].text()}")
+        return out
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------------
@@ -258,9 +269,9 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
     for state, values in envelope.scalars.items():
         for name, value in values.items():
             if name in params:
-                extent = source.carry.get("scalar_extents", {}).get(state, {}).get(name)
+                extent = source.scalar_extents.get(state, {}).get(name)
                 is_tensor = isinstance(value, Scalar) and extent is not None
-                params[name][state] = storages.extent(extent) if is_tensor else number_of(value)
+                params[name][state] = storages.extent(extent) if is_tensor and extent else number_of(value)
     first = ("weight", "fp32")
     ordered = {
         name: {state: states[state] for state in dict.fromkeys((*(s for s in first if s in states), *states))}

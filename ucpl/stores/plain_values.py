@@ -7,10 +7,12 @@ has a key "ucpl" is written as its items, so that nothing is taken for what it i
 from __future__ import annotations
 
 from collections import OrderedDict
+from types import NoneType
 from typing import Any
 
-from ucpl.extents import Call, Global, Size, TorchDType
-from ucpl.stores.pickles import attributes_of, set_attributes
+from ucpl.extents import DTYPES, Call, Global, Size, TorchDType
+from ucpl.stores.inert import attributes_of, is_dims, is_name, set_attributes
+from ucpl.stores.pickle_values import is_key
 
 _MARK = "ucpl"
 
@@ -92,40 +94,62 @@ def decode(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 def _marked(value: dict[Any, Any], memo: dict[int, Any]) -> Any:
+    """What a marked dict stands for; None where it is not as `encode` writes it."""
     match value:
-        case {"ucpl": "global", "name": str(name)} if name.count(":") == 1:
+        case {"ucpl": "global", "name": str(name)} if name.count(":") == 1 and all(map(is_name, name.split(":"))):
             return Global(*name.split(":"))
-        case {"ucpl": "dtype", "name": str(name)}:
+        case {"ucpl": "dtype", "name": str(name)} if name in DTYPES:
             return TorchDType(name)
-        case {"ucpl": "size", "of": list(numbers)}:
+        case {"ucpl": "size", "of": list(numbers)} if is_dims(tuple(numbers)):
             return Size(numbers)
         case {"ucpl": "complex", "of": [float(real), float(imag)]}:
             return complex(real, imag)
-        case {"ucpl": "slice", "of": [start, stop, step]}:
+        case {"ucpl": "slice", "of": [start, stop, step]} if all(
+            type(n) in (int, NoneType) for n in (start, stop, step)
+        ):
             return slice(start, stop, step)
         case {"ucpl": "bytearray", "of": bytes(raw)}:
             return bytearray(raw)
         case {"ucpl": "set" | "frozenset" as word, "of": list(items)}:
             members = [decode(item, memo) for item in items]
-            return set(members) if word == "set" else frozenset(members)
-        case {"ucpl": "dict", "ordered": ordered, "items": list(pairs)}:
-            made: dict[Any, Any] = OrderedDict() if ordered else {}
-            memo[id(value)] = (made, value)
-            for key, item in pairs:
-                made[decode(key, memo)] = decode(item, memo)
-            if isinstance(made, OrderedDict) and "attributes" in value:
-                set_attributes(made, decode(value["attributes"], memo))
-            return made
+            if all(map(is_key, members)):
+                return set(members) if word == "set" else frozenset(members)
+        case {"ucpl": "dict", "ordered": ordered, "items": list(pairs)} if all(map(_is_pair, pairs)):
+            return _dict(value, bool(ordered), pairs, memo)
         case {"ucpl": "call", "function": _, "args": _, "kwargs": _, "state": _, "list": _, "dict": list(pairs)}:
-            function = decode(value["function"], memo)
-            if not isinstance(function, (Global, Call)):
-                return None
-            call = Call(function, new=bool(value.get("new")))
-            memo[id(value)] = (call, value)
-            call.args = tuple(decode(value["args"], memo))
-            call.kwargs = decode(value["kwargs"], memo)
-            call.state = decode(value["state"], memo)
-            call.list_items = decode(value["list"], memo)
-            call.dict_items = [(decode(k, memo), decode(v, memo)) for k, v in pairs]
-            return call
+            return _call(value, pairs, memo)
     return None
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2
+
+
+def _dict(value: dict[Any, Any], ordered: bool, pairs: list[Any], memo: dict[int, Any]) -> Any:
+    made: dict[Any, Any] = OrderedDict() if ordered else {}
+    memo[id(value)] = (made, value)
+    for key, item in pairs:
+        named = decode(key, memo)
+        if not is_key(named):
+            return None
+        made[named] = decode(item, memo)
+    attributes = decode(value.get("attributes"), memo)
+    if isinstance(made, OrderedDict) and isinstance(attributes, dict):
+        set_attributes(made, attributes)
+    return made
+
+
+def _call(value: dict[Any, Any], pairs: list[Any], memo: dict[int, Any]) -> Any:
+    function = decode(value["function"], memo)
+    if not isinstance(function, (Global, Call)):
+        return None
+    call = Call(function, new=bool(value.get("new")))
+    memo[id(value)] = (call, value)
+    args, kwargs, items = (decode(value[part], memo) for part in ("args", "kwargs", "list"))
+    is_whole = isinstance(args, list | tuple) and isinstance(kwargs, dict) and isinstance(items, list)
+    if not is_whole or not all(map(_is_pair, pairs)) or not all(isinstance(name, str) for name in kwargs):
+        return None
+    call.args, call.kwargs, call.list_items = tuple(args), kwargs, items
+    call.state = decode(value["state"], memo)
+    call.dict_items = [(decode(k, memo), decode(v, memo)) for k, v in pairs]
+    return call

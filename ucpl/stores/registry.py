@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from ucpl.errors import Label, fail
+from ucpl.extents import Structure
 from ucpl.stores.checkpoint import Checkpoint, Framework
 from ucpl.stores.deepspeed import DeepSpeed
+from ucpl.stores.deepspeed.advice import advice as deepspeed_advice
 from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.generic import Generic
 from ucpl.stores.huggingface import HuggingFace
 from ucpl.stores.plain import Plain
 
 FRAMEWORKS: tuple[Framework, ...] = (Universal(), DeepSpeed(), Plain(), HuggingFace(), Generic())
+
+
+# Classes that files of some framework name and that it needs: no reason to ask the user.
+KNOWN_GLOBALS = frozenset(name for one in FRAMEWORKS for name in one.known_globals)
 
 
 def framework(name: str) -> Framework:
@@ -28,14 +35,21 @@ def framework(name: str) -> Framework:
     )
 
 
+def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """What whoever loads a target of this source must do beside a plain load."""
+    return deepspeed_advice(source, structure) if structure.framework == DeepSpeed.name else ()
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read the headers of a checkpoint of any known framework. Raises UcplError E435 (exit 3) where none knows it."""
     try:
-        path.stat()
+        mode = path.stat().st_mode
     except PermissionError as error:
         fail("E400", f"{path} cannot be read: {error.strerror}", Label(str(path)))
     except OSError:
         fail("E437", f"{path} does not exist", Label(str(path)))
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        fail("E400", f"{path} is neither a folder nor a regular file", Label(str(path)))
     for one in FRAMEWORKS:
         if one.recognises(path):
             return one.open(path)

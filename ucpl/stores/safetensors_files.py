@@ -17,11 +17,13 @@ from attrs import field, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_SAFETENSORS, DTYPES, Extent
+from ucpl.stores.texts import is_text
 from ucpl.stores.zips import open_file, read_exactly
 
 __all__ = ["SafetensorsFile", "SafetensorsFilePlan", "layout_safetensors_file", "read_safetensors_file"]
 
 HEADER_BYTES_MAX = 100_000_000  # the library's own limit
+HEADER_BYTES_FREE = 8 << 20  # of a header, whatever the file holds: some 80,000 tensors
 DIMS_MAX = 64
 
 
@@ -46,7 +48,7 @@ class SafetensorsFile:
 def read_safetensors_file(root: str | Path, relative_path: str) -> SafetensorsFile:
     """Read and check the header: known dtypes, unique names, and tensors that cover the data exactly.
 
-    Raises: UcplError E400, E430-E434.
+    Raises: UcplError E400, E430-E434, E444.
     """
     root = Path(root)
     path = root / relative_path
@@ -61,6 +63,12 @@ def read_safetensors_file(root: str | Path, relative_path: str) -> SafetensorsFi
                 "E430",
                 f"{relative_path} is too short for its header, or no safetensors file",
                 Label(str(path), f"a header of {header_size} bytes is announced, the file has {size}"),
+            )
+        if header_size > HEADER_BYTES_FREE + size - 8 - header_size:
+            fail(
+                "E444",
+                f"{relative_path} has a header of {header_size} bytes for {size - 8 - header_size} bytes of tensors",
+                Label(str(path)),
             )
         raw = read_exactly(fd, 8, header_size, relative_path)
     except OSError as error:
@@ -95,6 +103,9 @@ class _Header:
             type(metadata) is dict and all(type(text) is str for text in metadata.values())
         ):
             self.wrong("E431", "__metadata__ holds something that is no text", "__metadata__")
+        for name in header:
+            if not is_text(name):
+                self.wrong("E431", f"the name {name!a} is no text", name)
         found = [(*self._entry(name, entry), name) for name, entry in header.items()]
         found.sort(key=lambda item: item[:2])
         at = 0
@@ -102,7 +113,7 @@ class _Header:
         for begin, end, dtype, shape, name in found:
             if begin != at:
                 what = "overlaps the one before" if begin < at else f"leaves {begin - at} bytes before it"
-                self.wrong("E433", f"tensor {name} {what}", name)
+                self.wrong("E433", f"tensor {name!a} {what}", name)
             at = end
             stride = [1] * len(shape)
             for axis in range(len(shape) - 1, 0, -1):

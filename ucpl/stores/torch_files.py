@@ -28,6 +28,7 @@ __all__ = ["TorchFile", "TorchFilePlan", "layout_torch_file", "read_torch_file"]
 
 REPEATS_MAX = 1 << 31  # elements of a tensor that is larger than its storage (stride 0)
 SCALAR_BYTES_MAX = 1 << 20
+RECORD_BYTES_MAX = 64  # of the records `version` and `byteorder`, which have a few
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number that torch < 1.6 pickles first
 
 
@@ -117,10 +118,11 @@ def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: 
         members = directory.members
         archive = _archive_name(members, file, path)
         order = members.get(f"{archive}/byteorder")
-        if order is not None and (text := read_member(fd, order, file)) != b"little":
+        if order is not None and (text := read_member(fd, order, file, RECORD_BYTES_MAX)) != b"little":
             fail("E412", f"{file} has the byte order {text[:20].decode('ascii', 'replace')}", Label(str(path)))
         version = members.get(f"{archive}/version") or members.get(f"{archive}/.data/version")
-        version_text = "" if version is None else read_member(fd, version, file)[:20].decode("ascii", "replace").strip()
+        said = b"" if version is None else read_member(fd, version, file, RECORD_BYTES_MAX)
+        version_text = said[:20].decode("ascii", "replace").strip()
         pickle = load_pickle(read_member(fd, members[f"{archive}/data.pkl"], file), file)
     except OSError as error:
         fail("E400", f"{file} cannot be read: {error.strerror}", Label(str(path)))

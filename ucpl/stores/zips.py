@@ -82,10 +82,11 @@ def read_exactly(fd: int, start: int, size: int, file: str) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def read_member(fd: int, member: Member, file: str) -> bytes:
-    """A whole member, its CRC checked. Raises: UcplError E400, E402, E408."""
-    if member.size > MEMBER_READ_MAX:
-        fail("E402", f"{file}: member {member.name} has {member.size} bytes", Label(file, where=member.name))
+def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX) -> bytes:
+    """A whole member of at most `most` bytes, its CRC checked. Raises: UcplError E400, E402, E408."""
+    if member.size > most:
+        what = f"{file}: member {member.name} has {member.size} bytes, more than {most} are not read"
+        fail("E402", what, Label(file, where=member.name))
     data = read_exactly(fd, member.start, member.size, file)
     found = zlib.crc32(data)
     if found != member.crc:
@@ -114,6 +115,7 @@ def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = No
         fail("E402", f"{file}: bytes {start} to {start + size} are asked for, it has {file_size}", Label(file))
     count, directory_start, directory_size = _find_directory(fd, file, start, size)
     raw = read_exactly(fd, start + directory_start, directory_size, file)
+    archive = _Archive(fd, file, start, directory_start)
     members: dict[str, Member] = {}
     spans: list[tuple[int, int, str]] = []  # header start, data end, name
     pos = 0
@@ -145,7 +147,7 @@ def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = No
             fail("E402", f"{file}: member {name} is stored, yet has two sizes", Label(file, where=name))
         if header + 30 > directory_start:
             fail("E402", f"{file}: member {name} starts behind the members", Label(file, where=name))
-        data = _check_local(fd, file, start, header, raw_name, name, flags, crc, packed, directory_start)
+        data = _check_local(archive, _Entry(raw_name, name, flags, crc, packed, header))
         if data + packed > directory_start:
             fail(
                 "E402",
@@ -260,41 +262,54 @@ def _zip64(extra: bytes, fields: tuple[int, ...], file: str, name: str) -> tuple
     fail("E402", f"{file}: member {name} lacks its zip64 sizes", Label(file, where=name))
 
 
-def _check_local(
-    fd: int,
-    file: str,
-    start: int,
-    header: int,
-    raw_name: bytes,
-    name: str,
-    flags: int,
-    crc: int,
-    size: int,
-    directory_start: int,
-) -> int:
+@frozen
+class _Archive:
+    """Where an archive is read: positions within it count from `start`, members end where the directory starts."""
+
+    fd: int
+    file: str
+    start: int
+    directory_start: int
+
+
+@frozen
+class _Entry:
+    """One member as the directory has it."""
+
+    raw_name: bytes
+    name: str
+    flags: int
+    crc: int
+    size: int
+    header: int  # position of its own header
+
+
+def _check_local(archive: _Archive, entry: _Entry) -> int:
     """Where the member's data starts, once its own header agrees with the directory."""
-    local_size = min(30 + len(raw_name), directory_start - header)
-    raw = read_exactly(fd, start + header, local_size, file)
+    file, name, raw_name = archive.file, entry.name, entry.raw_name
+    header_start = archive.start + entry.header
+    raw = read_exactly(archive.fd, header_start, min(30 + len(raw_name), archive.directory_start - entry.header), file)
     fields = _LOCAL.unpack_from(raw)
     name_size, extra_size = fields[9], fields[10]
     agrees = (
         fields[0] == b"PK\x03\x04"
         and fields[3] == 0  # method
-        and fields[2] & ~0x800 == flags & ~0x800
+        and fields[2] & ~0x800 == entry.flags & ~0x800
         and name_size == len(raw_name)
         and raw[30:] == raw_name
     )
-    data: int = header + 30 + name_size + extra_size
-    if agrees and data > directory_start:
+    data: int = entry.header + 30 + name_size + extra_size
+    if agrees and data > archive.directory_start:
         fail("E402", f"{file}: member {name} starts behind the members", Label(file, where=name))
-    if agrees and not flags & _FLAG_LATER:
+    if agrees and not entry.flags & _FLAG_LATER:
         packed, unpacked = fields[7], fields[8]
         if _U32 in (packed, unpacked):
-            extra = read_exactly(fd, start + header + 30 + name_size, extra_size, file)
+            extra = read_exactly(archive.fd, header_start + 30 + name_size, extra_size, file)
             unpacked, packed, _ = _zip64(extra, (unpacked, packed, 0), file, name)
-        agrees = fields[6] == crc and packed == unpacked == size
+        agrees = fields[6] == entry.crc and packed == unpacked == entry.size
     elif agrees:
-        agrees = fields[6] in (0, crc) and fields[7] in (0, size, _U32) and fields[8] in (0, size, _U32)
+        sizes = (0, entry.size, _U32)
+        agrees = fields[6] in (0, entry.crc) and fields[7] in sizes and fields[8] in sizes
     if not agrees:
         fail("E406", f"{file}: the header of member {name} disagrees with the directory", Label(file, where=name))
     return data

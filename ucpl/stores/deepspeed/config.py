@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from attrs import frozen
+
 from ucpl.extents import Call, Global, TorchDType
 from ucpl.stores.carrying import mapped
+from ucpl.stores.values import Value
 
 _LOSS_SCALER = "deepspeed.runtime.fp16.loss_scaler"
 _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
-def regenerated(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """The source's ds_config with the target's structure; a small one where the source has none."""
-    out: dict[str, Any] = mapped(config, lambda tensor: tensor) if isinstance(config, dict) else {}
+def regenerated(config: Value | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """The source's ds_config with the target's structure; a small one where the source has none. Raises: UcplError E455."""
+    out: dict[str, Any] = mapped(config.mapping(), lambda tensor: tensor) if config is not None else {}
     stage, dp = settings["stage"], settings["dp"]
-    zero = out["zero_optimization"] = dict(out.get("zero_optimization") or {})
+    zero = out["zero_optimization"] = _section(config, "zero_optimization")
     zero["stage"] = stage
     _say(zero, "elastic_checkpoint", bool(settings.get("elastic", 0)), False)
     if stage in (1, 2) and not settings.get("bf16_optimizer"):
@@ -29,14 +32,19 @@ def regenerated(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
     name = "bfloat16" if "bfloat16" in out and "bf16" not in out else "bf16"
     for section, setting in ((name, "bf16"), ("fp16", "fp16")):
         if settings.get(setting) or section in out:
-            out[section] = {**(out.get(section) or {}), "enabled": bool(settings.get(setting))}
+            out[section] = {**_section(config, section), "enabled": bool(settings.get(setting))}
     if settings.get("bf16_optimizer"):
-        out["data_types"] = {**(out.get("data_types") or {}), "grad_accum_dtype": "fp32"}
+        out["data_types"] = {**_section(config, "data_types"), "grad_accum_dtype": "fp32"}
     tp = int(settings.get("tp") or 1)
     if tp > 1 or "tensor_parallel" in out:  # 0 is off; DeepSpeed takes no 1
-        out["tensor_parallel"] = {**(out.get("tensor_parallel") or {}), "autotp_size": tp if tp > 1 else 0}
-    _batches(out, dp)
+        out["tensor_parallel"] = {**_section(config, "tensor_parallel"), "autotp_size": tp if tp > 1 else 0}
+    out |= _batches(config, dp)
     return out
+
+
+def _section(config: Value | None, name: str) -> dict[str, Any]:
+    found = config.find(name) if config is not None else None
+    return dict(found.mapping()) if found is not None else {}
 
 
 def _say(section: dict[str, Any], key: str, value: Any, default: Any) -> None:
@@ -44,50 +52,45 @@ def _say(section: dict[str, Any], key: str, value: Any, default: Any) -> None:
         section[key] = value
 
 
-def _batches(config: dict[str, Any], dp: int) -> None:
-    """train_batch_size = micro batch * accumulation steps * dp, at the target's dp.
+def _batches(config: Value | None, dp: int) -> dict[str, int]:
+    """train_batch_size = micro batch * accumulation steps * dp, at the target's dp: what of it changes.
 
     The whole batch is kept where the degree divides it, since learning rates are tuned to it: with the same micro batch where
     that divides too, else with one accumulation step fewer or more. Where it does not divide, the micro batch is kept.
     """
-    whole, micro, steps = (config.get(key) for key in (_BATCH, _MICRO, _STEPS))
-    if any(isinstance(n, str) for n in (whole, micro, steps)):
-        return  # "auto": the trainer fills it in
+    stated = [config.find(key) if config is not None else None for key in (_BATCH, _MICRO, _STEPS)]
+    if any(one is not None and isinstance(one.held, str) for one in stated):
+        return {}  # "auto": the trainer fills it in
+    whole, micro, steps = (one.whole(1) if one is not None else None for one in stated)
     if whole is None and micro is None:
-        config[_BATCH], config[_MICRO] = dp, 1
-        return
+        return {_BATCH: dp, _MICRO: 1}
     if whole is None:
-        return  # it follows from the others
-    if whole % dp == 0:
-        share = whole // dp
-        if micro is not None and share % micro == 0:
-            steps_now = share // micro
-        else:
-            held = steps if steps is not None and share % steps == 0 else 1
-            micro_now = share // held
-            if micro is not None:
-                config[_MICRO] = micro_now
-            steps_now = held
-        if steps is not None or (micro is not None and steps_now != 1):
-            config[_STEPS] = steps_now
-        return
-    micro_kept = micro if micro is not None else max(1, whole // dp)
-    config[_MICRO] = micro_kept
-    config[_BATCH] = micro_kept * (steps or 1) * dp
+        return {}  # it follows from the others
+    if whole % dp:
+        kept = micro if micro is not None else max(1, whole // dp)
+        return {_MICRO: kept, _BATCH: kept * (steps or 1) * dp}
+    share, out = whole // dp, {}
+    if micro is not None and share % micro == 0:
+        steps_now = share // micro
+    else:
+        steps_now = steps if steps is not None and share % steps == 0 else 1
+        if micro is not None:
+            out[_MICRO] = share // steps_now
+    if steps is not None or (micro is not None and steps_now != 1):
+        out[_STEPS] = steps_now
+    return out
 
 
 # ---- loss scaling ----------------------------------------------------------------------------------------------------
 
 
-def loss_scaler(blobs: dict[str, Any], config: dict[str, Any], is_fp16: bool) -> Call:
+def loss_scaler(blobs: Value, config: Value | None, is_fp16: bool) -> Call:
     """The object of a ZeRO shard: the source's, or one that goes on where ZeRO-0's numbers stand, or a fresh one."""
-    given = blobs.get("loss_scaler")
-    if isinstance(given, Call):
-        return given
-    kept = blobs.get("loss_scale_config")
-    numbers: dict[str, Any] = kept if isinstance(kept, dict) else {}
-    section = config.get("fp16") if isinstance(config.get("fp16"), dict) else {}
-    fp16: dict[str, Any] = section or {}
+    given = blobs.find("loss_scaler")
+    if given is not None and isinstance(given.held, Call):
+        return given.held
+    numbers = _Numbers(blobs.find("loss_scale_config"))
+    fp16 = _Numbers(config.find("fp16") if config is not None else None)
     if not is_fp16 or not numbers.get("dynamic_loss_scale", not fp16.get("loss_scale", 0)):
         scale = float(numbers.get("cur_scale", fp16.get("loss_scale", 0) or 1.0)) if is_fp16 else 1.0
         return _object("LossScaler", {"cur_scale": scale, "dynamic": False})
@@ -95,7 +98,7 @@ def loss_scaler(blobs: dict[str, Any], config: dict[str, Any], is_fp16: bool) ->
     return _object(
         "DynamicLossScaler",
         {
-            "cur_scale": float(numbers.get("cur_scale", 2 ** fp16.get("initial_scale_power", 16))),
+            "cur_scale": float(numbers.get("cur_scale", 2 ** min(fp16.get("initial_scale_power", 16), 127))),
             "dynamic": True,
             "cur_iter": numbers.get("cur_iter", 0),
             "last_overflow_iter": numbers.get("last_overflow_iter", -1),
@@ -111,6 +114,21 @@ def loss_scaler(blobs: dict[str, Any], config: dict[str, Any], is_fp16: bool) ->
     )
 
 
+@frozen(eq=False)
+class _Numbers:
+    """A dict of numbers and flags, where there is one."""
+
+    section: Value | None
+
+    def get(self, key: str, default: Any) -> Any:
+        found = self.section.find(key) if self.section is not None else None
+        if found is None:
+            return default
+        if type(found.held) is not bool and not (type(found.held) in (int, float) and abs(found.held) < 1e30):
+            found.wrong("a number")
+        return found.held
+
+
 def loss_scale_numbers(blobs: dict[str, Any]) -> dict[str, Any]:
     """What ZeRO-0's optimizer wrapper keeps instead of an object."""
     kept = blobs.get("loss_scale_config")
@@ -118,7 +136,7 @@ def loss_scale_numbers(blobs: dict[str, Any]) -> dict[str, Any]:
         return dict(kept)
     given = blobs.get("loss_scaler")
     state: dict[str, Any] = given.state if isinstance(given, Call) and isinstance(given.state, dict) else {}
-    dynamic = bool(state.get("dynamic", False))
+    dynamic = state.get("dynamic", False) is True
     out = {
         "dynamic_loss_scale": dynamic,
         "cur_scale": state.get("cur_scale", 1.0),

@@ -9,43 +9,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
+
+from attrs import field, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
+from ucpl.stores.deepspeed.affine import INFO, affine_sharding, refuse, strides
 from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.torch_files import TorchFile
+from ucpl.stores.values import Value, kind_text
 
-INFO = "universal_checkpoint_info"
 VERSION = 1  # of affine_map
 _PATTERN_CHARACTERS_MAX = 400
 _GROUP_REPEATED = re.compile(r"\)[*+?{]")  # what can make matching take for ever
 
-Info = Mapping[str, Any]
+Shapes = Mapping[str, Sequence[Shape]]  # of each parameter, on each tp rank
 
 
-def shardings_of(file: TorchFile, info: Any, shapes: Mapping[str, Sequence[Shape]]) -> dict[str, Sharding]:
-    """Every tensor that `info` describes. `shapes`: of each parameter, on each tp rank. Raises: UcplError E462, E463."""
-    if not isinstance(info, dict):
+def shardings_of(file: TorchFile, info: Value | None, shapes: Shapes) -> dict[str, Sharding]:
+    """Every tensor that universal_checkpoint_info describes. Raises: UcplError E455, E462, E463."""
+    if info is None or not isinstance(info.held, dict):
         return {}
-    affine = info.get("affine_map")
-    maps: Mapping[Any, Any] = {}
-    if isinstance(affine, dict):
-        if affine.get("version") != VERSION:
-            _refuse(file, "affine_map", f"it is of version {affine.get('version')!r}; {VERSION} is read")
-        params = affine.get("params")
-        maps = params if isinstance(params, dict) else {}
-    described = _Patterns(file, maps)
-    unsupported = _Patterns(file, info.get("autotp_unsupported_parameter_patterns") or {})
+    described = _Patterns.of(file, _affine_maps(file, info))
+    unsupported = _Patterns.of(file, info.find("autotp_unsupported_parameter_patterns"))
     lists = _Lists(file, info)
     out: dict[str, Sharding] = {}
     for name, local in shapes.items():
         reason = unsupported.find(name)
         entry = described.find(name)
         if entry is not None:
-            out[name] = _affine(file, name, entry, len(local))
+            out[name] = affine_sharding(entry, name, len(local))
         elif reason is not None:
-            _refuse(file, name, f"DeepSpeed itself says that it cannot be converted: {reason}")
+            said = reason.held if isinstance(reason.held, str) else kind_text(reason.held)
+            refuse(file, name, f"DeepSpeed itself says that it cannot be converted: {said}")
         elif (found := lists.sharding(name, local)) is not None:
             out[name] = found
     for name, sharding in out.items():
@@ -59,36 +56,48 @@ def shardings_of(file: TorchFile, info: Any, shapes: Mapping[str, Sequence[Shape
     return out
 
 
-def _refuse(file: TorchFile, name: str, why: str) -> NoReturn:
-    fail("E462", f"{name}: {why}", Label(str(file.path), where=f"{INFO}: {name}"))
+def _affine_maps(file: TorchFile, info: Value) -> Value | None:
+    affine = info.find("affine_map")
+    if affine is None:
+        return None
+    version = affine.find("version")
+    if version is None or version.held != VERSION:
+        said = "none" if version is None else kind_text(version.held)
+        refuse(file, "affine_map", f"it is of version {said}; {VERSION} is read")
+    return affine.find("params")
 
 
+@frozen(eq=False)
 class _Patterns:
     """Values by regular expressions of names, matched from the start, as DeepSpeed does."""
 
-    def __init__(self, file: TorchFile, table: Mapping[Any, Any]) -> None:
-        self.file = file
-        self.table = {p: v for p, v in table.items() if isinstance(p, str)}
-        self.compiled: list[tuple[re.Pattern[str], Any]] | None = None
+    file: TorchFile
+    table: dict[str, Value] = field(factory=dict)
+    _compiled: list[tuple[re.Pattern[str], Value]] = field(factory=list)  # those that are no single name
 
-    def find(self, name: str) -> Any:
-        exact = f"^{re.escape(name)}$"
-        if exact in self.table:
-            return self.table[exact]
-        if self.compiled is None:  # those that are no single name, written as DeepSpeed writes one
-            wide = {
-                p: v for p, v in self.table.items() if not (p.startswith("^") and p.endswith("$") and _is_name(p[1:-1]))
-            }
-            self.compiled = [(self.pattern(p), v) for p, v in wide.items()]
-        return next((v for p, v in self.compiled if p.match(name)), None)
+    @classmethod
+    def of(cls, file: TorchFile, table: Value | None) -> _Patterns:
+        return cls.made(file, dict(table.named()) if table is not None else {})
+
+    @classmethod
+    def made(cls, file: TorchFile, table: dict[str, Value]) -> _Patterns:
+        out = cls(file, table)
+        for text, value in table.items():  # written as DeepSpeed writes one name, or to be matched
+            if not (text.startswith("^") and text.endswith("$") and _is_name(text[1:-1])):
+                out._compiled.append((out.pattern(text), value))
+        return out
+
+    def find(self, name: str) -> Value | None:
+        exact = self.table.get(f"^{re.escape(name)}$")
+        return exact if exact is not None else next((v for p, v in self._compiled if p.match(name)), None)
 
     def pattern(self, text: str) -> re.Pattern[str]:
         if len(text) > _PATTERN_CHARACTERS_MAX or _GROUP_REPEATED.search(text):
-            _refuse(self.file, text[:80], "a pattern that may take for ever to match")
+            refuse(self.file, text[:80], "a pattern that may take for ever to match")
         try:
             return re.compile(text)
-        except re.error as error:
-            _refuse(self.file, text, f"no regular expression: {error}")
+        except (re.error, OverflowError, RecursionError) as error:
+            refuse(self.file, text, f"no regular expression: {error}")
 
 
 def _is_name(escaped: str) -> bool:
@@ -98,173 +107,80 @@ def _is_name(escaped: str) -> bool:
 class _Lists:
     """The lists of patterns of releases before affine_map. A parameter that none of them names is cut along dim 0."""
 
-    def __init__(self, file: TorchFile, info: Info) -> None:
+    def __init__(self, file: TorchFile, info: Value) -> None:
         self.file = file
-        self.is_there = isinstance(info.get("tp_replicated_parameter_patterns"), list)
+        self.is_there = info.find("tp_replicated_parameter_patterns") is not None
         self.replicated = self.listed(info, "tp_replicated_parameter_patterns")
         self.rows = self.listed(info, "parameter_with_row_parallelism_patterns")
         self.halves = self.listed(info, "parameter_with_2_sub_params_cat_dim_0")
         self.average = self.listed(info, "parameter_to_average_patterns")
         self.vocabulary = self.listed(info, "vocabulary_parameter_patterns")
-        self.rows_of_vocabulary = info.get("original_vocab_size")
-        subs = info.get("parameter_with_sub_params")
-        table: dict[str, Any] = {}
-        for sub in subs if isinstance(subs, list) else []:
-            if isinstance(sub, dict):
-                table |= dict.fromkeys(sub.get("patterns") or (), sub)
-        self.subs = _Patterns(file, table)
-        widths = info.get("sub_param_shard_widths")
-        self.widths = _Patterns(file, widths if isinstance(widths, dict) else {})
+        vocabulary = info.find("original_vocab_size")
+        self.rows_of_vocabulary = vocabulary.whole() if vocabulary is not None else None
+        subs = info.find("parameter_with_sub_params")
+        table: dict[str, Value] = {}
+        for sub in subs.items() if subs is not None else []:
+            patterns = sub.find("patterns")
+            table |= dict.fromkeys(patterns.texts() if patterns is not None else (), sub)
+        self.subs = _Patterns.made(file, table)
+        self.widths = _Patterns.of(file, info.find("sub_param_shard_widths"))
 
-    def listed(self, info: Info, key: str) -> _Patterns:
-        found = info.get(key)
-        return _Patterns(self.file, dict.fromkeys(found if isinstance(found, list) else (), True))
+    def listed(self, info: Value, key: str) -> _Patterns:
+        found = info.find(key)
+        return _Patterns.made(self.file, {one.text(): one for one in found.items()} if found is not None else {})
 
     def sharding(self, name: str, local: Sequence[Shape]) -> Sharding | None:
         """None where the lists are missing, or say what copies do not: the average of several ranks."""
-        if not self.is_there or self.average.find(name):
+        if not self.is_there or self.average.find(name) is not None:
             return None
         origin = f"{INFO} of {self.file.file}"
-        if self.replicated.find(name):
+        if self.replicated.find(name) is not None:
             return Sharding(local[0], origin=f"tp_replicated_parameter_patterns of {origin}")
         sub = self.subs.find(name)
         if sub is not None:
             return self.fused(name, sub, local, f"parameter_with_sub_params of {origin}")
-        if self.halves.find(name):
+        if not local[0]:
+            return None
+        if self.halves.find(name) is not None:
             widths = [tuple(s[0] // 2 for s in local)] * 2
             if any(s[0] % 2 for s in local):
-                _refuse(self.file, name, "parameter_with_2_sub_params_cat_dim_0, and an odd number of rows")
-            return _sharding(name, local, 0, widths, f"parameter_with_2_sub_params_cat_dim_0 of {origin}")
+                refuse(self.file, name, "parameter_with_2_sub_params_cat_dim_0, and an odd number of rows")
+            return _sharding(local, 0, widths, f"parameter_with_2_sub_params_cat_dim_0 of {origin}")
         is_row = self.rows.find(name) is not None
         dim = 1 if is_row and len(local[0]) > 1 else 0
         what = "parameter_with_row_parallelism_patterns" if is_row else "no list names it, so along dim 0:"
-        if not local[0]:
-            return None
         rows = sum(s[0] for s in local)
-        if self.vocabulary.find(name) and self.rows_of_vocabulary not in (None, rows):
-            _refuse(self.file, name, f"a vocabulary of {self.rows_of_vocabulary} padded to {rows} rows")
-        return _sharding(name, local, dim, [tuple(s[dim] for s in local)], f"{what} of {origin}")
+        if self.vocabulary.find(name) is not None and self.rows_of_vocabulary not in (None, rows):
+            refuse(self.file, name, f"a vocabulary of {self.rows_of_vocabulary} padded to {rows} rows")
+        return _sharding(local, dim, [tuple(s[dim] for s in local)], f"{what} of {origin}")
 
-    def fused(self, name: str, sub: Mapping[str, Any], local: Sequence[Shape], origin: str) -> Sharding:
-        dim, shape = sub.get("partition_dim"), sub.get("shape")
-        if type(dim) is not int or not isinstance(shape, list | tuple) or not 0 <= dim < min(len(local[0]), len(shape)):
-            _refuse(self.file, name, "parameter_with_sub_params is of another form")
+    def fused(self, name: str, sub: Value, local: Sequence[Shape], origin: str) -> Sharding:
+        """A tensor of several parts, each cut by itself."""
+        dim, shape = sub.at("partition_dim").whole(), sub.at("shape").items()
+        if not dim < min(len(local[0]), len(shape)):
+            refuse(self.file, name, "parameter_with_sub_params is of another form")
         stated = self.widths.find(name)
         if stated is not None:
-            widths = [tuple(int(w) for w in row) for row in stated]
+            widths = [tuple(width.whole() for width in row.items()) for row in stated.items()]
             if any(len(row) != len(local) for row in widths):
-                _refuse(self.file, name, f"sub_param_shard_widths of another number of ranks than {len(local)}")
-            return _sharding(name, local, dim, widths, origin)
-        sizes = shape[dim]
-        if isinstance(sizes, int):  # a count of equal parts
-            whole = sum(s[dim] for s in local)
-            if sizes < 1 or whole % sizes:
-                _refuse(self.file, name, f"{whole} does not divide into {sizes} parts")
-            sizes = [whole // sizes] * sizes
-        if any(type(n) is not int or n % len(local) for n in sizes):
-            _refuse(self.file, name, f"parts of {list(sizes)} over {len(local)} ranks, and no sub_param_shard_widths")
-        return _sharding(name, local, dim, [(n // len(local),) * len(local) for n in sizes], origin)
+                refuse(self.file, name, f"sub_param_shard_widths of another number of ranks than {len(local)}")
+            return _sharding(local, dim, widths, origin)
+        if type(shape[dim].held) is int:  # a count of equal parts
+            whole, count = sum(s[dim] for s in local), shape[dim].held
+            if not 1 <= count <= whole or whole % count:
+                refuse(self.file, name, f"{whole} does not divide into {kind_text(count)} of parts")
+            sizes = [whole // count] * count
+        else:
+            sizes = [size.whole() for size in shape[dim].items()]
+        if any(size % len(local) for size in sizes):
+            refuse(self.file, name, f"parts of {sizes} over {len(local)} ranks, and no sub_param_shard_widths")
+        return _sharding(local, dim, [(size // len(local),) * len(local) for size in sizes], origin)
 
 
-def _sharding(name: str, local: Sequence[Shape], dim: int, widths: list[tuple[int, ...]], origin: str) -> Sharding:
+def _sharding(local: Sequence[Shape], dim: int, widths: list[tuple[int, ...]], origin: str) -> Sharding:
     sections = tuple(Section(sum(row), row) for row in widths)
     whole = (*local[0][:dim], sum(s.size for s in sections), *local[0][dim + 1 :])
     return Sharding(whole, dim, sections, origin)
-
-
-# ---- affine maps -----------------------------------------------------------------------------------------------------------
-
-
-def _affine(file: TorchFile, name: str, entry: Any, degree: int) -> Sharding:
-    origin = f"affine_map of {file.file}"
-    try:
-        whole = tuple(int(n) for n in entry["logical_shape"])
-        ranks = {int(rank): spec for rank, spec in entry["ranks"].items()}
-        if sorted(ranks) != list(range(degree)):
-            _refuse(file, name, f"affine_map of {len(ranks)} ranks, there are files of {degree}")
-        shards = [tuple(int(n) for n in ranks[tp]["shard_shape"]) for tp in range(degree)]
-        pieces = [[_Piece(p) for p in ranks[tp]["pieces"]] for tp in range(degree)]
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        _refuse(file, name, "affine_map is of another form")
-    if any(p.scale != 1.0 for row in pieces for p in row):
-        _refuse(file, name, "a rank holds it scaled, so that its moments and learning rate are scaled, too")
-    dims = [
-        d
-        for d in range(len(whole))
-        if any(s[d] != whole[d] for s in (*shards, *(p.shape for row in pieces for p in row)))
-    ]
-    every = [dims[0]] if len(dims) == 1 else [0] if not dims and whole else []
-    if len(dims) > 1 or (not every and whole):
-        _refuse(file, name, "its pieces are parts of several dims")
-    if not whole:
-        return Sharding(whole, origin=origin)
-    (dim,) = every
-    runs = [_runs(file, name, whole, shard, row, dim) for shard, row in zip(shards, pieces, strict=True)]
-    if not dims and all(row == [(0, whole[dim])] for row in runs):
-        return Sharding(whole, origin=origin)
-    if len({len(row) for row in runs}) != 1:
-        _refuse(file, name, "ranks hold different numbers of pieces of it")
-    sections: list[Section] = []
-    base = 0
-    for column in zip(*runs, strict=True):  # one section: (start, width) on each rank
-        if degree > 1 and len(set(column)) == 1 and column[0][1]:
-            start, width = column[0]
-            if start != base:
-                _refuse(file, name, f"a piece begins at {start}, the one before ends at {base}")
-            sections.append(Section(width, None))
-            base += width
-            continue
-        first = base
-        for start, width in column:
-            if width and start != base:
-                _refuse(file, name, f"a piece begins at {start}, the one before ends at {base}")
-            base += width
-        sections.append(Section(base - first, tuple(width for _, width in column)))
-    if base != whole[dim]:
-        _refuse(file, name, f"its pieces end at {base} of {whole[dim]}")
-    return Sharding(whole, dim, tuple(sections), origin)
-
-
-class _Piece:
-    def __init__(self, entry: Mapping[str, Any]) -> None:
-        self.shape = tuple(int(n) for n in entry["shape"])
-        self.source = int(entry["source"][0])
-        self.source_strides = tuple(int(n) for n in entry["source"][1])
-        self.dest = int(entry["dest"][0])
-        self.dest_strides = tuple(int(n) for n in entry["dest"][1])
-        self.scale = float(entry.get("scale", 1.0))
-        if not len(self.shape) == len(self.source_strides) == len(self.dest_strides):
-            raise ValueError("a piece of uneven ranks")
-
-
-def strides(shape: Shape) -> tuple[int, ...]:
-    """Of a row-major tensor."""
-    out = [1] * len(shape)
-    for i in range(len(shape) - 2, -1, -1):
-        out[i] = out[i + 1] * shape[i + 1]
-    return tuple(out)
-
-
-def _runs(
-    file: TorchFile, name: str, whole: Shape, shard: Shape, pieces: list[_Piece], dim: int
-) -> list[tuple[int, int]]:
-    """(start, width) along `dim` of each piece, which must fill the shard end to end in this order."""
-    of_whole, of_shard = strides(whole), strides(shard)
-    out: list[tuple[int, int]] = []
-    end = 0
-    for piece in pieces:
-        width = piece.shape[dim]
-        for given, expected in ((piece.source_strides, of_whole), (piece.dest_strides, of_shard)):
-            if any(n > 1 and a != b for n, a, b in zip(piece.shape, given, expected, strict=True)):
-                _refuse(file, name, f"a piece with the strides {list(given)}, where {list(expected)} are the tensor's")
-        start, rest = divmod(piece.source, of_whole[dim] or 1)
-        if width and (rest or piece.dest != end * of_shard[dim]):
-            _refuse(file, name, "a piece that is no run of positions of one dim, or not in its turn")
-        out.append((start, width))
-        end += width
-    if end != shard[dim]:
-        _refuse(file, name, f"pieces of {end} positions make up a shard of {shard[dim]}")
-    return out
 
 
 # ---- written ---------------------------------------------------------------------------------------------------------------

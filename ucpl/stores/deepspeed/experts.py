@@ -13,224 +13,163 @@ from __future__ import annotations
 
 import re
 from math import prod
-from pathlib import Path
-from typing import Any
 
-from attrs import evolve
+from attrs import evolve, field, frozen
 
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, Envelope, NamedTensor, ParameterGroup, TensorRef
+from ucpl.extents import NamedTensor, ParameterGroup, TensorRef
 from ucpl.extents.experts import Expert, Experts
-from ucpl.stores.carrying import lifted
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.deepspeed.names import OWNED, Listing
-from ucpl.stores.deepspeed.order import Shape, alignment_elements
-from ucpl.stores.deepspeed.pipeline import evolve_found
-from ucpl.stores.deepspeed.reading import (
-    _blobs,
-    _degree,
-    _flat_shards,
-    _Found,
-    _meta,
-    _Model,
-    _model,
-    _model_payload,
-    _named,
-    _not_yet,
-    _param_shapes,
-    _section,
-    _settings,
-    _stage,
-)
+from ucpl.stores.deepspeed.blobs import keep_module_facts, keep_run, keep_scaling
+from ucpl.stores.deepspeed.flat_shards import Sharers, read_flat_shards
+from ucpl.stores.deepspeed.gathered import Facts, Gathered, callers_of
+from ucpl.stores.deepspeed.module import Groups, Module, groups_of, keep_module, module_of, named_tensors
+from ucpl.stores.deepspeed.names import Listing
+from ucpl.stores.deepspeed.settings import is_data_first, set_alignment
+from ucpl.stores.deepspeed.topology import Topology, not_yet
 from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.values import Value
 
 _FILE = re.compile(r"layer_(?P<layer>\d+)_expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt\Z")
 _MARK = ".deepspeed_moe.experts.deepspeed_experts."
-_NAME = re.compile(rf"(?P<module>.*{re.escape(_MARK)})(?P<number>\d+)\.(?P<inner>.+)\Z")
+_NAME = re.compile(rf"(?P<module>.*{re.escape(_MARK)})(?P<number>\d{{1,18}})\.(?P<inner>.+)\Z", re.DOTALL)
 
 
-def open_experts(top: Path, root: Path, tag: str, listing: Listing) -> Checkpoint:
-    """Read all headers of one step. Raises: UcplError E400-E427, E45x, E46x."""
-    name = listing.models.get((None, 0))
-    if any(mp for _, mp in (*listing.models, *listing.optims)):
-        _not_yet(root / listing.experts[0], "it has experts beside tensor or pipeline parallelism")
-    if name is None:
-        missing = root / "mp_rank_00_model_states.pt"
-        fail(
-            "E452",
-            f"{missing.name} is missing",
-            Label(str(missing), "not there"),
-            Label(str(root / listing.experts[0])),
-        )
-    if not listing.optims:
-        _not_yet(root / listing.experts[0], "it has experts and no ZeRO")
-    file = read_torch_file(root, name)
-    meta = _meta(file)
-    if meta.get("ds_autoep_layers") or meta.get("autoep_layers"):
-        _not_yet(file.path, "its experts are AutoEP's")
-    dp = _degree(listing, meta, file, False)
-    optims = [read_torch_file(root, listing.optims[rank, 0]) for rank in range(dp)]
-    stage = _stage(optims, False)
-    found = _Found()
-    _settings(found, meta, file, listing, stage, dp, optims)
-    tensors, of, expert_files = _expert_files(listing)
-    shapes = _param_shapes(file, meta.get("param_shapes"))
-    kinds = [{_NAME.match(n) is not None for n in group} for group in shapes]
-    for g, kind in enumerate(kinds):
-        if len(kind) > 1:
-            _not_yet(file.path, f"parameter group {g} has experts and others")
-    ours = frozenset(g for g, kind in enumerate(kinds) if True in kind)
-    dense = frozenset(range(len(shapes))) - ours
-    if not ours:
-        _not_yet(file.path, "no group of the optimizer has experts")
-    if min(ours) < max(dense, default=-1):
-        _not_yet(file.path, "a parameter group of experts stands before another")
-    edp = _expert_degree(optims[0], ours, dp)
-    ep = dp // edp
-    is_data_first = bool(_section({"c": meta.get("ds_config")}, "c").get("use_data_before_expert_parallelism"))
-    origin = f"partition_count of {optims[0].file}"
-    found.set("ep", ep, origin)
-    found.set("data_first", int(is_data_first), f"use_data_before_expert_parallelism in ds_config of {file.file}")
-    experts = Experts(ep, is_data_first, of)
-    _check_counts(file, meta, of, ep, shapes, ours)
+@frozen(eq=False)
+class _Files:
+    """All tensors of experts by global name, layer by layer and expert by expert."""
 
-    # the dense part is as without experts
-    plain = evolve(file, value={**meta, "param_shapes": [shapes[g] for g in sorted(dense)]})
-    model = _model(plain, plain.value, stage)
-    _model_payload(found, model, [plain], stage, dp)
-    for (path, key), (part, ref) in expert_files.items():
-        found.payload[path, key] = part.extent(key, ref)
-    # What the configuration makes of it, whose own files are checked below.
-    every = {**model.tensors, **tensors}
-    wide = max((DTYPES[every[n].storage.dtype].itemsize for n in (*model.trained, *tensors)), default=4)
-    aligned = found.settings["parameter_alignment"]
-    found.set("alignment", alignment_elements(wide) if aligned.value else 1, aligned.origin)
-    first = _local_model(file, meta, every, shapes, experts, 0)
-    mine = evolve_found(found)
-    _flat_shards(mine, first, optims, dp, dense)
-    found.groups += mine.groups
-    found.stated += mine.stated
-    found.remarks += mine.remarks
-    locals_of: list[list[ParameterGroup]] = []
-    for e in range(ep):
-        mine = evolve_found(found)
-        ranks = [rank for rank in range(dp) if (rank // edp if is_data_first else rank % ep) == e]
-        here = _local_model(file, meta, every, shapes, experts, e)
-        _flat_shards(mine, here, [optims[rank] for rank in ranks], edp, ours)
-        locals_of.append(mine.groups)
-        found.stated += [evolve(flat, coordinates={"ep": e}, cut="edp") for flat in mine.stated]
+    tensors: dict[str, TensorRef] = field(factory=dict)
+    of: dict[str, Expert] = field(factory=dict)
+    parts: dict[str, TorchFile] = field(factory=dict)  # by name of the file
+
+
+def read_experts(gathered: Gathered, topology: Topology) -> tuple[tuple[TorchFile, ...], Facts]:
+    """The dense part as without experts, and each expert's own. Gives the files, and what they say together."""
+    (shard,) = topology.shards
+    file, stage = topology.first, topology.stage
+    held = _expert_files(topology.listing)
+    groups = groups_of(file)
+    ours = _groups_of_experts(file, groups)
+    edp = _expert_degree(shard.optims[0], ours, topology.dp)
+    experts = Experts(topology.dp // edp, is_data_first(topology), held.of)
+    gathered.set("ep", experts.ep, f"partition_count of {shard.optims[0].file}")
+    origin = f"use_data_before_expert_parallelism in ds_config of {file.file}"
+    gathered.set("data_first", int(experts.is_data_first), origin)
+    _check_counts(file, experts, [groups[g] for g in sorted(ours)])
+
+    dense = tuple(group for g, group in enumerate(groups) if g not in ours)
+    module = module_of(file, dense, stage, Value.of(file).find("shared_params"))
+    keep_module(gathered, module, shard, stage)
+    for name, one in held.of.items():
+        gathered.keep(held.parts[one.file], (one.name,), held.tensors[name])
+    every = {**module.tensors, **held.tensors}
+    set_alignment(gathered, (every[name] for name in (*module.trained, *held.tensors)))
+    whole = Module(file, tensors=every)
+    rest = frozenset(range(len(groups))) - ours
+    mine = gathered.apart()
+    read_flat_shards(mine, _local(whole, groups, experts, 0), Sharers(shard.optims, {}, rest))
+    gathered.groups += mine.groups
+    gathered.stated += mine.stated
+    gathered.remark(*mine.remarks)
+    by_rank: list[list[ParameterGroup]] = []
+    for e in range(experts.ep):
+        mine = gathered.apart()
+        ranks = [r for r in range(topology.dp) if (r // edp if experts.is_data_first else r % experts.ep) == e]
+        sharers = Sharers(tuple(shard.optims[rank] for rank in ranks), {"ep": e}, ours, "edp")
+        read_flat_shards(mine, _local(whole, groups, experts, e), sharers)
+        by_rank.append(mine.groups)
+        gathered.stated += mine.stated
     for i, g in enumerate(sorted(ours)):
-        members = _members(file, g, [locals_of[e][i].members for e in range(ep)], of)
+        members = _members(file, g, [by_rank[e][i].members for e in range(experts.ep)], held.of)
         # Its name is that of the ranks that share it, ep_size_2: the target's is made anew.
-        hyper = {key: value for key, value in locals_of[0][i].hyper.items() if key != "name"}
-        found.groups.append(ParameterGroup(str(g), members, hyper))
-    ordered = (file, *(part for part in _files(expert_files)), *optims)
-    carried = {
-        (part.file, extent.key): extent
-        for part in ordered
-        for extent in part.extents()
-        if (place := (part.file, extent.key)) not in found.payload and place not in found.consumed
-    }
-    client = {key: lifted(value, file.file) for key, value in meta.items() if key not in OWNED}
-    _blobs(found, model, optims)
-    version = str(meta.get("ds_version", ""))
-    trained = {t for group in found.groups for t in group.members}
-    return Checkpoint(
-        top=top,
-        root=root,
-        tag=tag,
-        framework="deepspeed",
-        version=version,
-        extents=found.payload,
-        carried_extents=carried,
-        envelope=Envelope(
-            framework="deepspeed",
-            version=version,
-            settings=found.settings,
-            groups=tuple(found.groups),
-            scalars=found.scalars,
-            blobs=found.blobs,
-            carried=client,
-        ),
-        tensors=(
-            *_named(model, found),
-            *(
-                NamedTensor(
-                    n,
-                    t.shape,
-                    t.storage.dtype,
-                    "parameter" if n in trained else "frozen",
-                    tuple(found.states.get(n, ())),
-                )
-                for n, t in tensors.items()
-            ),
-        ),
-        aliases=model.aliases,
-        stated=tuple(found.stated),
-        files=tuple(part.file for part in ordered),
-        remarks=tuple(found.remarks),
-        carry={"scalar_extents": found.scalar_extents, "client_state": [client]},
+        hyper = {key: value for key, value in by_rank[0][i].hyper.items() if key != "name"}
+        gathered.groups.append(ParameterGroup(str(g), members, hyper))
+    keep_run(gathered, file, "num_experts")
+    keep_module_facts(gathered, module)
+    keep_scaling(gathered, shard.optims[0])
+    facts = Facts(
+        tensors=(*named_tensors(gathered, module, module.shapes), *_named_experts(gathered, held)),
+        aliases=module.aliases,
+        callers=callers_of((file,)),
         experts=experts,
+    )
+    return (file, *held.parts.values(), *shard.optims), facts
+
+
+def _named_experts(gathered: Gathered, held: _Files) -> tuple[NamedTensor, ...]:
+    trained = {name for group in gathered.groups for name in group.members}
+    return tuple(
+        NamedTensor(
+            name,
+            tensor.shape,
+            tensor.storage.dtype,
+            "parameter" if name in trained else "frozen",
+            tuple(gathered.states.get(name, ())),
+        )
+        for name, tensor in held.tensors.items()
     )
 
 
-def _expert_files(
-    listing: Listing,
-) -> tuple[dict[str, TensorRef], dict[str, Expert], dict[tuple[str, tuple[str]], tuple[TorchFile, TensorRef]]]:
-    """All tensors of experts by global name, layer by layer and expert by expert."""
-    tensors: dict[str, TensorRef] = {}
-    of: dict[str, Expert] = {}
-    places: dict[tuple[str, tuple[str]], tuple[TorchFile, TensorRef]] = {}
+def _groups_of_experts(file: TorchFile, groups: Groups) -> frozenset[int]:
+    """Which parameter groups are experts': DeepSpeed gives them groups of their own, behind the others."""
+    kinds = [{_NAME.match(name) is not None for name in group} for group in groups]
+    for g, kind in enumerate(kinds):
+        if len(kind) > 1:
+            not_yet(file.path, f"parameter group {g} has experts and others")
+    ours = frozenset(g for g, kind in enumerate(kinds) if True in kind)
+    if not ours:
+        not_yet(file.path, "no group of the optimizer has experts")
+    if min(ours) < max(frozenset(range(len(groups))) - ours, default=-1):
+        not_yet(file.path, "a parameter group of experts stands before another")
+    return ours
+
+
+def _expert_files(listing: Listing) -> _Files:
     numbers: dict[int, set[int]] = {}
-    sorted_files = []
+    ordered = []
     for name in listing.experts:
         found = _FILE.match(name)
         if found is None:
-            _not_yet(listing.root / name, "it has experts and no ZeRO, or was written before layers had numbers")
+            not_yet(listing.root / name, "it has experts and no ZeRO, or was written before layers had numbers")
         numbers.setdefault(int(found["layer"]), set()).add(int(found["expert"]))
-        sorted_files.append((int(found["layer"]), int(found["expert"]), name))
+        ordered.append((int(found["layer"]), int(found["expert"]), name))
     for layer, present in numbers.items():
-        lacking = sorted(set(range(max(present) + 1)) - present)
-        if lacking:
-            missing = f"layer_{layer}_expert_{lacking[0]}_mp_rank_00_model_states.pt"
+        lacking = next((n for n in range(max(present)) if n not in present), None)
+        if lacking is not None:
+            missing = f"layer_{layer}_expert_{lacking}_mp_rank_00_model_states.pt"
             fail(
                 "E452",
                 f"{missing} is missing",
                 Label(str(listing.root / missing), "not there"),
                 Label(str(listing.root)),
             )
-    for layer, number, name in sorted(sorted_files):
-        part = read_torch_file(listing.root, name)
-        if not isinstance(part.value, dict):
-            fail("E455", f"{name} is no dict of tensors", Label(str(part.path)))
-        for key, ref in part.value.items():
-            match = _NAME.match(key) if isinstance(key, str) else None
-            if match is None or not isinstance(ref, TensorRef) or int(match["number"]) != number:
+    held = _Files()
+    for layer, number, name in sorted(ordered):
+        part = held.parts[name] = read_torch_file(listing.root, name)
+        for key, value in Value.of(part).named():
+            match = _NAME.match(key)
+            if match is None or int(match["number"]) != number or not isinstance(value.held, TensorRef):
                 fail(
                     "E455",
-                    f"{name}: {key} is no tensor of expert {number}, which DeepSpeed would have written",
-                    Label(str(part.path), where=str(key)),
+                    f"{name}: {key[:200]} is no tensor of expert {number}, which DeepSpeed would have written",
+                    Label(str(part.path), where=key[:200]),
                 )
-            if key in tensors or not prod(ref.shape):
-                _not_yet(part.path, f"{key} is there twice, or has no elements")
-            tensors[key] = ref
-            of[key] = Expert(name, key, match["module"], number, len(numbers[layer]), match["inner"])
-            places[name, (key,)] = (part, ref)
-    return tensors, of, places
-
-
-def _files(places: dict[tuple[str, tuple[str]], tuple[TorchFile, TensorRef]]) -> list[TorchFile]:
-    return list({part.file: part for part, _ in places.values()}.values())
+            if key in held.tensors or not prod(value.held.shape):
+                not_yet(part.path, f"{key} is there twice, or has no elements")
+            held.tensors[key] = value.held
+            held.of[key] = Expert(name, key, match["module"], number, len(numbers[layer]), match["inner"])
+    return held
 
 
 def _expert_degree(part: TorchFile, ours: frozenset[int], dp: int) -> int:
     """How many ranks share an expert's optimizer state: the same for all groups, and a divisor of dp."""
-    counts = part.value["optimizer_state_dict"].get("partition_count")
-    degrees = {counts[g] for g in ours} if isinstance(counts, list) and len(counts) > max(ours) else set()
+    stated = Value.of(part).at("optimizer_state_dict", "partition_count")
+    counts = [count.whole() for count in stated.items()] if isinstance(stated.held, list | tuple) else []
+    degrees = {counts[g] for g in ours} if len(counts) > max(ours) else set()
     if len(degrees) != 1:
-        _not_yet(part.path, f"its experts are parallel to several degrees: partition_count {counts}")
+        not_yet(part.path, f"its experts are parallel to several degrees: partition_count {counts}")
     degree = degrees.pop()
-    if type(degree) is not int or degree < 1 or dp % degree:
+    if degree < 1 or dp % degree:
         fail(
             "E454",
             f"{degree} ranks share an expert, of {dp} data-parallel ranks",
@@ -239,35 +178,29 @@ def _expert_degree(part: TorchFile, ours: frozenset[int], dp: int) -> int:
     return degree
 
 
-def _check_counts(
-    file: TorchFile,
-    meta: dict[Any, Any],
-    of: dict[str, Expert],
-    ep: int,
-    shapes: list[dict[str, Shape]],
-    ours: frozenset[int],
-) -> None:
-    """num_experts, the files and the local numbers of param_shapes must agree."""
-    counts = {one.module: one.count for one in of.values()}
-    stated = meta.get("num_experts")
-    if isinstance(stated, list) and sorted(stated) != sorted(counts.values()):
-        fail(
-            "E456",
-            f"num_experts is {stated}, and there are files of {list(counts.values())} experts",
-            Label(str(file.path), where="num_experts"),
-            Label(str(file.path.parent), "layer_L_expert_E_mp_rank_00_model_states.pt"),
-        )
-    local: dict[str, set[int]] = {}
-    for g in ours:
-        for name in shapes[g]:
-            match = _NAME.match(name)
-            assert match is not None
-            local.setdefault(match["module"], set()).add(int(match["number"]))
-    for module, numbers in local.items():
-        if counts.get(module, 0) != ep * (max(numbers) + 1):
+def _check_counts(file: TorchFile, experts: Experts, groups: list[dict[str, tuple[int, ...]]]) -> None:
+    """num_experts, the files and the local numbers of param_shapes (of `groups`) must agree."""
+    counts = {one.module: one.count for one in experts.of.values()}
+    stated = Value.of(file).find("num_experts")
+    if stated is not None and isinstance(stated.held, list):
+        numbers = [count.whole() for count in stated.items()]
+        if sorted(numbers) != sorted(counts.values()):
             fail(
                 "E456",
-                f"{module}: {counts.get(module, 0)} experts have files, and each of {ep} ranks holds {max(numbers) + 1}",
+                f"num_experts is {numbers}, and there are files of {list(counts.values())} experts",
+                Label(str(file.path), where="num_experts"),
+                Label(str(file.path.parent), "layer_L_expert_E_mp_rank_00_model_states.pt"),
+            )
+    local: dict[str, int] = {}
+    for group in groups:
+        for name in group:
+            if (match := _NAME.match(name)) is not None:
+                local[match["module"]] = max(local.get(match["module"], 0), int(match["number"]))
+    for module, last in local.items():
+        if counts.get(module, 0) != experts.ep * (last + 1):
+            fail(
+                "E456",
+                f"{module}: {counts.get(module, 0)} experts have files, and each of {experts.ep} ranks holds {last + 1}",
                 Label(str(file.path), where="param_shapes"),
                 Label(str(file.path.parent), f"{counts.get(module, 0)} files a layer"),
             )
@@ -282,33 +215,27 @@ def _renamed(name: str, experts: Experts, e: int) -> str:
     return f"{match['module']}{e * (count // experts.ep) + int(match['number'])}.{match['inner']}"
 
 
-def _local_model(
-    file: TorchFile,
-    meta: dict[Any, Any],
-    tensors: dict[str, TensorRef],
-    shapes: list[dict[str, Shape]],
-    experts: Experts,
-    e: int,
-) -> _Model:
+def _local(whole: Module, groups: Groups, experts: Experts, e: int) -> Module:
     """What a rank with the experts of `e` would state in its param_shapes, by global names."""
-    named = [{_renamed(name, experts, e): shape for name, shape in group.items()} for group in shapes]
+    file = whole.file
+    named = tuple({_renamed(name, experts, e): shape for name, shape in group.items()} for group in groups)
     for group in named:
         for name, shape in group.items():
-            if name in experts.of and tensors[name].shape != shape:
-                fail(
-                    "E458",
-                    f"{name} has the shape {list(tensors[name].shape)} in its file and {list(shape)} in param_shapes",
-                    Label(str(file.path.parent / experts.of[name].file), where=name),
-                    Label(str(file.path), where="param_shapes"),
-                )
-            if name not in tensors:
+            if name not in (whole.tensors if _NAME.match(name) is None else experts.of):
                 fail(
                     "E459",
                     f"{name} is in param_shapes and in no expert's file",
                     Label(str(file.path), where="param_shapes"),
                     Label(str(file.path.parent)),
                 )
-    return _Model(file, {**meta, "param_shapes": named}, tensors, frozenset(), {}, (), (), {}, {})
+            if name in experts.of and whole.tensors[name].shape != shape:
+                fail(
+                    "E458",
+                    f"{name} has the shape {list(whole.tensors[name].shape)} in its file and {list(shape)} in param_shapes",
+                    Label(str(file.path.parent / experts.of[name].file), where=name),
+                    Label(str(file.path), where="param_shapes"),
+                )
+    return evolve(whole, groups=named)
 
 
 def _members(file: TorchFile, g: int, by_rank: list[tuple[str, ...]], of: dict[str, Expert]) -> tuple[str, ...]:
@@ -327,8 +254,5 @@ def _members(file: TorchFile, g: int, by_rank: list[tuple[str, ...]], of: dict[s
     members = tuple(sorted(held, key=place))
     for mine in by_rank:
         if list(mine) != [name for name in members if name in set(mine)]:
-            _not_yet(file.path, f"the experts of parameter group {g} are not in the order of the module")
+            not_yet(file.path, f"the experts of parameter group {g} are not in the order of the module")
     return members
-
-
-__all__ = ["open_experts"]

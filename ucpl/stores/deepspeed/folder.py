@@ -6,8 +6,7 @@ from pathlib import Path
 
 from ucpl.errors import Label, fail
 from ucpl.stores.deepspeed.names import LATEST, list_files
-
-LATEST_BYTES_MAX = 4096
+from ucpl.stores.texts import read_name
 
 
 def step_folder(path: Path) -> tuple[Path, str]:
@@ -32,14 +31,8 @@ def step_folder(path: Path) -> tuple[Path, str]:
                 remedy=f"name the step's folder: {path / steps[-1]}",
             )
         fail("E450", f"{path} holds no DeepSpeed checkpoint", Label(str(path)))
-    try:
-        with latest.open("rb") as file:
-            raw = file.read(LATEST_BYTES_MAX + 1)
-        tag = raw.decode("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        fail("E451", f"{latest} cannot be read: {reason}", Label(str(latest)))
-    if not tag or len(raw) > LATEST_BYTES_MAX or "\n" in tag or "\0" in tag:
+    tag = read_name(latest)
+    if tag is None:
         fail("E451", f"{latest} does not hold the name of a step", Label(str(latest)))
     root = path / tag
     if not root.resolve().is_relative_to(path.resolve()):

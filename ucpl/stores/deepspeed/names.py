@@ -17,6 +17,7 @@ _MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_st
 # Optimizer shards. Before 0.3.17 there was no underscore before `optim_states`.
 _OPTIM = re.compile(r"(?P<prefix>bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_?optim_states\.pt\Z")
 _LAYER = re.compile(r"layer_\d+-model(?:_\d+)?(?:-model)?_states\.pt\Z")
+_LAYER_ALONE = re.compile(r"layer_\d+-model_states\.pt\Z")
 _EXPERT = re.compile(
     r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt\Z|expp_rank_\d+_mp_rank_\d+_optim_states\.pt\Z"
 )
@@ -132,6 +133,16 @@ def list_files(root: Path) -> Listing:
             Label(str(root / whole[0]), "stage 0, 1 or 2"),
         )
     return Listing(root, models, optims, next(iter(prefixes), ""), tuple(layers), tuple(experts), tuple(others))
+
+
+def is_layer_of_tp(name: str) -> bool:
+    """Whether a layer's file is of one of several tensor-parallel ranks: layer_03-model_01-model_states.pt."""
+    return _LAYER.match(name) is not None and _LAYER_ALONE.match(name) is None
+
+
+def layer_number(name: str) -> int:
+    """The number in the name of a layer's file."""
+    return int(name.removeprefix("layer_").partition("-")[0])
 
 
 def _rank_text(dp: int | None, mp: int) -> str:

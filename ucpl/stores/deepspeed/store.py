@@ -7,16 +7,17 @@ from pathlib import Path
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
-from ucpl.stores.deepspeed.experts import open_experts
 from ucpl.stores.deepspeed.folder import step_folder
+from ucpl.stores.deepspeed.gathered import Place
 from ucpl.stores.deepspeed.names import LATEST, list_files
-from ucpl.stores.deepspeed.pipeline import open_pipeline
-from ucpl.stores.deepspeed.reading import open_step
+from ucpl.stores.deepspeed.step import open_step
+from ucpl.stores.deepspeed.target import KNOWN_GLOBALS
 from ucpl.stores.deepspeed.writing import skeleton
 
 
 class DeepSpeed:
     name = "deepspeed"
+    known_globals = KNOWN_GLOBALS
 
     def recognises(self, path: Path) -> bool:
         """A folder with DeepSpeed's files, or one whose `latest` stands beside folders."""
@@ -34,12 +35,7 @@ class DeepSpeed:
     def open(self, path: Path) -> Checkpoint:
         """Read all headers of a save folder's latest step, or of one step's folder. Raises: UcplError E450-E469."""
         root, tag = step_folder(path)
-        listing = list_files(root)
-        if listing.layers:
-            return open_pipeline(path, root, tag, listing)
-        if listing.experts:
-            return open_experts(path, root, tag, listing)
-        return open_step(path, root, tag)
+        return open_step(Place(path, root, tag))
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None

@@ -11,39 +11,31 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path
-from typing import Any
 
-import attrs
+from attrs import field, frozen
 
 from ucpl.errors import Label, fail
-from ucpl.extents import (
-    Envelope,
-    Extent,
-    Flat,
-    Key,
-    NamedTensor,
-    ParameterGroup,
-    Setting,
-    StoredTensor,
-    Structure,
-    TensorRef,
-)
-from ucpl.stores.carrying import Storages, lifted
-from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.deepspeed import reading, writing
-from ucpl.stores.deepspeed.names import OWNED, list_files, model_file
-from ucpl.stores.deepspeed.order import undeal
-from ucpl.stores.pickles import unsafe_globals
+from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
+from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.deepspeed.blobs import SCALING, keep_fields, keep_module_facts, keep_run
+from ucpl.stores.deepspeed.flat_shards import hyper_of
+from ucpl.stores.deepspeed.gathered import Facts, Gathered, Place, callers_of
+from ucpl.stores.deepspeed.module import Module, groups_of, module_of
+from ucpl.stores.deepspeed.names import Listing, list_files
+from ucpl.stores.deepspeed.order import Shape, undeal
+from ucpl.stores.deepspeed.target import KNOWN_GLOBALS
+from ucpl.stores.deepspeed.universal_writing import ATOMS, GLOBAL_STATE, LATEST, skeleton
+from ucpl.stores.texts import read_name
 from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.values import Value
 
-ATOMS = "zero"
-GLOBAL_STATE = "zero/optimizer_state.pt"
-LATEST = "latest_universal"
-VERSION = 0.4
+_STATES = ("optimizer_state_dict", "state")
+_SHARD = (("fp32_flat_groups",), ("single_partition_of_fp32_groups",), ("base_optimizer_state",))
 
 
 class Universal:
     name = "universal"
+    known_globals = KNOWN_GLOBALS
 
     def recognises(self, path: Path) -> bool:
         """A folder of atoms, or a save folder whose only pointer is `latest_universal`."""
@@ -55,20 +47,19 @@ class Universal:
 
     def open(self, path: Path) -> Checkpoint:
         """Read the headers of all atoms and of the model states. Raises: UcplError E452-E463."""
-        root, tag = _step(path)
-        return _open(path, root, tag)
+        return _Universal.of(_step(path)).checkpoint()
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
     ) -> Skeleton:
         """A folder that `load_universal` takes at any degree of data parallelism. Raises: UcplError E470-E479."""
-        return _skeleton(structure, targets, source, tag)
+        return skeleton(structure, targets, source, tag)
 
 
-def _step(path: Path) -> tuple[Path, str]:
+def _step(path: Path) -> Place:
     if (path / ATOMS).is_dir():
-        return path, path.name
-    tag = (path / LATEST).read_text(encoding="utf-8", errors="replace").strip()
+        return Place(path, path, path.name)
+    tag = read_name(path / LATEST) or ""
     root = path / tag
     if not tag or Path(tag).is_absolute() or ".." in Path(tag).parts or not (root / ATOMS).is_dir():
         fail(
@@ -77,298 +68,239 @@ def _step(path: Path) -> tuple[Path, str]:
             Label(str(path / LATEST), f"says {tag!r}"),
             remedy="give the step's folder itself, or correct the pointer",
         )
-    return root, tag
+    return Place(path, root, tag)
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
+@frozen(eq=False)
+class _Universal:
+    """A step's folder while it is read."""
 
+    place: Place
+    stage: int  # 3, or 1 for all others
+    ranks: int  # model-parallel ones of the source
+    metas: tuple[TorchFile, ...]
+    shared: TorchFile | None  # what all parameters share: zero/optimizer_state.pt
+    module: Module
+    gathered: Gathered
+    atoms: list[TorchFile] = field(factory=list)
 
-def _open(top: Path, root: Path, tag: str) -> Checkpoint:
-    listing = list_files(root)
-    if not listing.models:
-        fail("E452", f"{root} has no file of model states", Label(str(root), "holds atoms only"))
-    names = [listing.models[place] for place in sorted(listing.models, key=lambda p: (p[1], p[0] or 0))]
-    metas = [read_torch_file(root, name) for name in names]
-    state = read_torch_file(root, GLOBAL_STATE) if (root / GLOBAL_STATE).is_file() else None
-    shared = state.value if state is not None and isinstance(state.value, dict) else {}
-    stage = 3 if any(dp is not None for dp, _ in listing.models) else 1
-    file = metas[0]
-    meta = reading._meta(file)
-    model = reading._model(file, meta, 3 if stage == 3 else 2)
-    ranks = 1 + max(mp for _, mp in listing.models)
-    found = reading._Found()
-    atoms = {p.name: p for p in sorted((root / ATOMS).iterdir()) if p.is_dir()}
-    shapes: dict[str, tuple[int, ...]] = {}
-    kept: dict[str, dict[str, Extent]] = {}
-    files: list[TorchFile] = []
-    for name in model.trained:
-        if name not in atoms:
-            fail(
-                "E452",
-                f"{name} is in param_shapes, and has no folder of atoms",
-                Label(str(root / ATOMS / name), "not there"),
-                Label(str(file.path), where=f"param_shapes/{name}"),
+    @classmethod
+    def of(cls, place: Place) -> _Universal:
+        root = place.root
+        listing: Listing = list_files(root)
+        if not listing.models:
+            fail("E452", f"{root} has no file of model states", Label(str(root), "holds atoms only"))
+        names = [listing.models[at] for at in sorted(listing.models, key=lambda p: (p[1], p[0] or 0))]
+        metas = tuple(read_torch_file(root, name) for name in names)
+        shared = read_torch_file(root, GLOBAL_STATE) if (root / GLOBAL_STATE).is_file() else None
+        stage = 3 if any(dp is not None for dp, _ in listing.models) else 1
+        groups = groups_of(metas[0])
+        module = module_of(metas[0], groups, 3 if stage == 3 else 2, Value.of(metas[0]).find("shared_params"))
+        ranks = 1 + max(mp for _, mp in listing.models)
+        return cls(place, stage, ranks, metas, shared, module, Gathered())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether model states hold whole weights, beside the masters in atoms."""
+        return self.stage < 3 and self.ranks == 1
+
+    def checkpoint(self) -> Checkpoint:
+        gathered, module = self.gathered, self.module
+        shapes = self.masters()
+        self.weights()
+        self.settings()
+        self.groups()
+        self.demand_states()
+        keep_run(gathered, module.file, "num_experts")
+        keep_module_facts(gathered, module)
+        if self.shared is not None and isinstance(self.shared.value, dict):
+            keep_fields(gathered, Value.of(self.shared), SCALING)
+        if self.ranks > 1:
+            gathered.remark(
+                "the source was model-parallel: its cut weights in `module` are not read, the masters are whole"
             )
-        for path in sorted(atoms[name].glob("*.pt"), key=lambda p: (p.stem != "fp32", p.stem)):
-            one = read_torch_file(root, str(path.relative_to(root)))
-            files.append(one)
-            _atom(found, one, name, path.stem, shapes, kept)
-    expected = model.shapes
-    for name, shape in shapes.items():
-        if ranks == 1 and prod(shape) != prod(expected[name]):
+        whole = {name: shapes.get(name, shape) if self.stage < 3 else shape for name, shape in module.shapes.items()}
+        tensors = tuple(
+            NamedTensor(
+                name,
+                whole[name],
+                module.tensors[name].storage.dtype,
+                "buffer" if name in module.buffers else "parameter" if name in module.trained else "frozen",
+                tuple(gathered.states.get(name, ())),
+            )
+            for name in module.tensors
+            if name in whole
+        )
+        more = (self.shared,) if self.shared is not None else ()
+        files = (*self.metas, *more, *self.atoms)
+        return gathered.checkpoint(
+            self.place, "universal", files, Facts(tensors, module.aliases, callers_of(self.metas[:1]))
+        )
+
+    # ---- tensors ---------------------------------------------------------------------------------------------------
+
+    def masters(self) -> dict[str, Shape]:
+        """Every state of every trained parameter. Gives the parameters' whole shapes."""
+        root, file = self.place.root, self.module.file
+        folders = {p.name: p for p in sorted((root / ATOMS).iterdir()) if p.is_dir()}
+        shapes: dict[str, Shape] = {}
+        for name in self.module.trained:
+            if name not in folders:
+                fail(
+                    "E452",
+                    f"{name} is in param_shapes, and has no folder of atoms",
+                    Label(str(root / ATOMS / name), "not there"),
+                    Label(str(file.path), where=f"param_shapes/{name}"),
+                )
+            for path in sorted(folders[name].glob("*.pt"), key=lambda p: (p.stem != "fp32", p.stem)):
+                atom = read_torch_file(root, str(path.relative_to(root)))
+                self.atoms.append(atom)
+                self.atom(atom, name, path.stem, shapes)
+        for name, shape in shapes.items():
+            stated = self.module.shapes.get(name, shape)
+            if self.ranks == 1 and prod(shape) != prod(stated):
+                fail(
+                    "E458",
+                    f"the atom of {name} has {prod(shape)} elements, param_shapes says {list(stated)}",
+                    Label(str(root / ATOMS / name)),
+                    Label(str(file.path), where=f"param_shapes/{name}"),
+                )
+        extra = sorted(set(folders) - set(self.module.trained))
+        if extra:
+            names = ", ".join(extra[:6]) + (", ..." if len(extra) > 6 else "")
+            self.gathered.remark(f"atoms of {names} are no trained parameters: not read")
+        return shapes
+
+    def atom(self, part: TorchFile, name: str, state: str, shapes: dict[str, Shape]) -> None:
+        """One file of one state: a dict with `param`, a bare tensor, or a number."""
+        gathered = self.gathered
+        value = Value.of(part)
+        if isinstance(value.held, dict) and "param" in value.held:
+            value = value.at("param")
+        held = value.held
+        if held is None or isinstance(held, int | float | bool | str):
+            gathered.scalar(value, state, held, (name,))
+            return
+        tensor = value.tensor()
+        if not tensor.shape or (state == "step" and prod(tensor.shape) == 1):
+            gathered.consumed.add((part.file, value.key))
+            gathered.scalar(value, state, part.read_scalar(tensor), (name,))
+            gathered.scalar_extents.setdefault(state, {})[name] = part.extent(value.key, tensor)
+            return
+        gathered.keep(part, value.key, tensor)
+        gathered.has((name,), state)
+        known = shapes.setdefault(name, tensor.shape)
+        if prod(known) != prod(tensor.shape):
             fail(
                 "E458",
-                f"the atom of {name} has {prod(shape)} elements, param_shapes says {list(expected[name])}",
-                Label(str(root / ATOMS / name)),
-                Label(str(file.path), where=f"param_shapes/{name}"),
+                f"{state} of {name} is {list(tensor.shape)}, and another state {list(known)}",
+                Label(str(part.path), f"{list(tensor.shape)}"),
+                Label(str(part.path.parent), f"{list(known)}"),
             )
-    whole = {n: (shapes.get(n, s) if stage < 3 else s) for n, s in expected.items()}
-    is_whole = stage < 3 and ranks == 1
-    for part in metas if stage == 3 else metas[:1]:
-        module = part.value.get("module") or {}
-        for name, value in module.items():
-            if not isinstance(value, TensorRef) or name in model.empty:
-                continue
-            key: Key = ("module", name)
-            if name in model.trained or name in model.aliases or (name in model.frozen and stage == 3):
-                if is_whole:
-                    found.payload[part.file, key] = part.extent(key, value)
-                else:
-                    found.consumed.add((part.file, key))
-            else:
-                found.payload[part.file, key] = part.extent(key, value)
-        for name, value in (part.value.get("frozen_param_fragments") or {}).items():
-            key = ("frozen_param_fragments", name)
-            if stage == 3 and isinstance(value, TensorRef) and value.shape != (0,):
-                found.payload[part.file, key] = part.extent(key, value)
-            else:
-                found.consumed.add((part.file, key))
-    _settings(found, meta, file, stage, len(metas) if stage == 3 else 1, is_whole)
-    _groups(found, model, file, meta, shared, stage, state)
-    for group in found.groups:  # one optimizer keeps the same states for all of a group
-        for state_name in dict.fromkeys(s for m in group.members for s in found.states.get(m, ())):
-            for member in group.members:
-                if prod(expected.get(member, (0,))) and state_name not in found.states.get(member, {}):
-                    fail(
-                        "E452",
-                        f"{member} has no {state_name}, and others of its group have",
-                        Label(str(root / ATOMS / member / f"{state_name}.pt"), "not there"),
-                    )
-    reading._blobs(found, model, [])
-    for key_ in ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad"):
-        if key_ in shared and state is not None:
-            found.blobs[key_] = lifted(shared[key_], state.file)
-    extra = sorted(set(atoms) - set(model.trained))
-    if extra:
-        found.remarks.append(
-            f"atoms of {', '.join(extra[:6])}{', ...' if len(extra) > 6 else ''} are no trained parameters: not read"
-        )
-    if ranks > 1:
-        found.remarks.append(
-            "the source was model-parallel: its cut weights in `module` are not read, the masters are whole"
-        )
-    client = {key: lifted(value, file.file) for key, value in file.value.items() if key not in OWNED}
-    version = str(meta.get("ds_version", ""))
-    tensors = tuple(
-        NamedTensor(
-            name,
-            whole[name],
-            model.tensors[name].storage.dtype,
-            "buffer" if name in model.buffers else "parameter" if name in model.trained else "frozen",
-            tuple(found.states.get(name, ())),
-        )
-        for name in model.tensors
-        if name in whole
-    )
-    return Checkpoint(
-        top=top,
-        root=root,
-        tag=tag,
-        framework="universal",
-        version=version,
-        extents=found.payload,
-        carried_extents={
-            (part.file, e.key): e
-            for part in metas
-            for e in part.extents()
-            if (part.file, e.key) not in found.payload and (part.file, e.key) not in found.consumed
-        },
-        envelope=Envelope(
-            framework="universal",
-            version=version,
-            settings=found.settings,
-            groups=tuple(found.groups),
-            scalars=found.scalars,
-            blobs=found.blobs,
-            carried=client,
-        ),
-        tensors=tensors,
-        aliases=model.aliases,
-        files=tuple(f.file for f in (*metas, *([state] if state else []), *files)),
-        remarks=tuple(found.remarks),
-        carry={"scalar_extents": found.scalar_extents, "client_state": [client]},
-    )
 
-
-def _atom(
-    found: Any,
-    part: TorchFile,
-    name: str,
-    state: str,
-    shapes: dict[str, tuple[int, ...]],
-    kept: dict[str, dict[str, Extent]],
-) -> None:
-    """One file of one state: a dict with `param`, a bare tensor, or a number."""
-    value = part.value
-    key: Key = ()
-    if isinstance(value, dict) and "param" in value:
-        value, key = value["param"], ("param",)
-    if not isinstance(value, TensorRef):
-        found.scalars.setdefault(state, {})[name] = value
-        return
-    if not value.shape or (state == "step" and prod(value.shape) == 1):
-        found.scalars.setdefault(state, {})[name] = part.read_scalar(value)
-        found.scalar_extents.setdefault(state, {})[name] = part.extent(key, value)
-        return
-    found.payload[part.file, key] = part.extent(key, value)
-    found.states.setdefault(name, {})[state] = None
-    known = shapes.setdefault(name, value.shape)
-    if prod(known) != prod(value.shape):
-        fail(
-            "E458",
-            f"{state} of {name} is {list(value.shape)}, and another state {list(known)}",
-            Label(str(part.path), f"{list(value.shape)}"),
-            Label(str(Path(part.path).parent), f"{list(known)}"),
-        )
-
-
-def _settings(found: Any, meta: dict[Any, Any], file: TorchFile, stage: int, dp: int, is_whole: bool) -> None:
-    config = meta.get("ds_config") or {}
-    origin = f"ds_config of {file.file}"
-    found.set("stage", stage, f"files of {file.file}'s kind")
-    found.set("files", dp, "number of files of model states")
-    found.set("bf16", int(bool((config.get("bf16") or {}).get("enabled"))), origin)
-    found.set("fp16", int(bool((config.get("fp16") or {}).get("enabled"))), origin)
-    found.set("weights", int(is_whole), "number of model-parallel ranks")
-    found.settings["saved_dp"] = Setting(int(meta.get("dp_world_size") or 1), file.file)
-
-
-def _groups(
-    found: Any,
-    model: Any,
-    file: TorchFile,
-    meta: dict[Any, Any],
-    shared: dict[Any, Any],
-    stage: int,
-    part: TorchFile | None,
-) -> None:
-    """The optimizer's groups: param_shapes in the order that the source's files had, dealt back where it was dealt."""
-    stated = [tuple(group) for group in meta.get("param_shapes") or ()]
-    base = shared.get("optimizer_state_dict") if stage == 3 else None
-    hypers = (base or {}).get("param_groups") or shared.get("param_groups") or []
-    zero = (meta.get("ds_config") or {}).get("zero_optimization") or {}
-    ways = int(meta.get("dp_world_size") or 1) if zero.get("round_robin_gradients") and stage < 3 else 1
-    if stage == 3 and hypers and all("params" in h for h in hypers):
-        joined = [tuple(n for s in h["params"] if s < len(stated) for n in stated[s]) for h in hypers]
-    else:
-        joined = [undeal(group, ways) for group in stated]
-    for g, members in enumerate(joined):
-        hyper = {k: v for k, v in (hypers[g] if g < len(hypers) else {}).items() if k != "params"}
-        found.groups.append(ParameterGroup(str(g), tuple(members), lifted(hyper, file.file)))
-    if stage == 3 and base and part is not None:
-        for s, state in (base.get("state") or {}).items():
-            group = stated[s] if isinstance(s, int) and s < len(stated) else ()
-            for name, value in state.items():
-                if isinstance(value, TensorRef) and value.shape:
+    def weights(self) -> None:
+        """Tensors of model states: weights where they are whole, buffers, fragments of frozen parameters."""
+        gathered, module = self.gathered, self.module
+        for part in self.metas if self.stage == 3 else self.metas[:1]:
+            meta = Value.of(part)
+            for name, value in meta.at("module").named():
+                if not isinstance(value.held, TensorRef) or name in module.empty:
                     continue
-                for member in group:
-                    if isinstance(value, TensorRef):
-                        key = ("optimizer_state_dict", "state", s, name)
-                        found.scalar_extents.setdefault(name, {})[member] = part.extent(key, value)
-                    kept = part.read_scalar(value) if isinstance(value, TensorRef) else value
-                    found.scalars.setdefault(name, {})[member] = kept
+                is_placeholder = name in module.trained or name in module.aliases
+                is_placeholder |= name in module.frozen and self.stage == 3
+                if is_placeholder and not self.is_whole:
+                    gathered.consumed.add((part.file, value.key))
+                else:
+                    gathered.keep(part, value.key, value.held)
+            fragments = meta.find("frozen_param_fragments")
+            for _, value in fragments.named() if fragments is not None else ():
+                tensor = value.tensor()
+                if self.stage == 3 and tensor.shape != (0,):
+                    gathered.keep(part, value.key, tensor)
+                else:
+                    gathered.consumed.add((part.file, value.key))
 
+    def demand_states(self) -> None:
+        """One optimizer keeps the same states for all of a group."""
+        for group in self.gathered.groups:
+            for state in dict.fromkeys(s for m in group.members for s in self.gathered.states.get(m, ())):
+                for member in group.members:
+                    is_full = prod(self.module.shapes.get(member, (0,)))
+                    if is_full and state not in self.gathered.states.get(member, {}):
+                        fail(
+                            "E452",
+                            f"{member} has no {state}, and others of its group have",
+                            Label(str(self.place.root / ATOMS / member / f"{state}.pt"), "not there"),
+                        )
 
-# ---- writing ---------------------------------------------------------------------------------------------------------
+    # ---- what is not a tensor --------------------------------------------------------------------------------------
 
+    def settings(self) -> None:
+        gathered, file = self.gathered, self.module.file
+        origin = f"ds_config of {file.file}"
+        gathered.set("stage", self.stage, f"files of {file.file}'s kind")
+        gathered.set("files", len(self.metas) if self.stage == 3 else 1, "number of files of model states")
+        for section in ("bf16", "fp16"):
+            gathered.set(section, int(bool(self.config(section, "enabled"))), origin)
+        gathered.set("weights", int(self.is_whole), "number of model-parallel ranks")
+        gathered.set("saved_dp", self.saved_dp(), file.file)
 
-def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
-    stage = int(structure.settings.get("stage") or 1)
-    shapes = {t.name: t.shape for t in structure.tensors}
-    flats = []
-    for g, (name, members) in enumerate(structure.groups):
-        sizes = [prod(shapes[m]) for m in members]
-        starts = [sum(sizes[:i]) for i in range(len(members))]
-        flats.append(Flat(g, name, {}, tuple((m, shapes[m]) for m in members), tuple(starts), sum(sizes)))
-    # Stage 2 would ask for frozen parameters a second time, which no universal folder has.
-    settings = {**structure.settings, "dp": 1, "tp": 1, "pp": 1, "stage": 3 if stage == 3 else 1}
-    writer = writing._Writer.of(attrs.evolve(structure, flats=tuple(flats), settings=settings), targets, source)
-    files: list[tuple[Any, Any]] = []
-    for rank in range(int(structure.settings.get("files") or 1) if stage == 3 else 1):
-        model = writing._File(model_file(stage, rank, 0), Storages(writer.carried))
-        writer.stand(0, rank)
-        value = writer.model(model, rank)
-        value.setdefault("universal_checkpoint_info", {"universal_checkpoint_version": VERSION})
-        files.append((model, value))
-    writer.stand(0, 0)
-    shared = writing._File(GLOBAL_STATE, Storages(writer.carried))
-    files.append((shared, _shared(writer, shared, stage)))
-    by_file: dict[str, list[int]] = {}
-    for i, target in enumerate(targets):
-        if i not in writer.used:
-            by_file.setdefault(target.file, []).append(i)
-    for path, indices in by_file.items():
-        file = writing._File(path, Storages(writer.carried))
-        (i,) = indices
-        made = writer.tensor(file, targets[i].key, path.endswith("/fp32.pt"))
-        files.append((file, {"param": made, "cat_dim": 0} if targets[i].key else made))
-    if stage < 3:
-        for state, held in source.envelope.scalars.items():
-            for member in held:
-                if member in shapes:
-                    file = writing._File(f"{ATOMS}/{member}/{state}.pt", Storages(writer.carried))
-                    files.append((file, writer.scalar(file, state, (member,))))
-    folder = tag or source.tag or f"global_step{writer.blob('global_steps', 0)}"
-    folder = folder if folder.endswith("_universal") else f"{folder}_universal"
-    unsafe = {g for _, v in files for g in unsafe_globals(v)} - writing.KNOWN_GLOBALS
-    return Skeleton(
-        folder=folder,
-        files=tuple(
-            SkeletonFile(path=f.path, value=v, storage_of=f.storage_of, carried=tuple(f.storages.carried))
-            for f, v in files
-        ),
-        texts={LATEST: folder},
-        unsafe_globals=tuple(sorted(unsafe)),
-    )
+    def saved_dp(self) -> int:
+        stated = Value.of(self.module.file).find("dp_world_size")
+        return stated.whole(1) if stated is not None else 1
 
+    def config(self, section: str, key: str) -> object:
+        """A value of ds_config; None where there is none."""
+        config = Value.of(self.module.file).find("ds_config")
+        found = config.find(section) if config is not None else None
+        value = found.find(key) if found is not None else None
+        return value.held if value is not None else None
 
-def _shared(writer: Any, file: Any, stage: int) -> dict[str, Any]:
-    """zero/optimizer_state.pt: what all parameters share."""
-    groups = [{**file.storages.value(hyper), "params": [g]} for g, hyper in enumerate(writer.hypers)]
-    out = {
-        **writer.scaling(file),
-        **writer.clip_grad(),
-        "zero_stage": writing._stage(stage),
-        "ds_version": writing.FORMAT_VERSION,
-    }
-    members = [m for _, ms in writer.structure.groups for m in ms]
-    if stage == 3:
-        state = {
-            g: {name: writer.scalar(file, name, ms) for name in writer.source.envelope.scalars}
-            for g, (_, ms) in enumerate(writer.structure.groups)
-        }
-        out["partition_count"] = 1
-        out["optimizer_state_dict"] = {
-            "state": {g: {k: v for k, v in s.items() if v is not None} for g, s in state.items()},
-            "param_groups": groups,
-        }
-    else:
-        out["group_paddings"] = [0] * len(groups)
-        out["partition_count"] = [1] * len(groups)
-        out["param_alignment_paddings"] = [[0] * len(ms) for _, ms in writer.structure.groups]
-    out["param_groups"] = groups
-    assert members or not groups
-    return out
+    def groups(self) -> None:
+        """The optimizer's groups: param_shapes in the order that the source's files had, dealt back where it was dealt."""
+        gathered = self.gathered
+        stated = [tuple(group) for group in self.module.groups]
+        shared = Value.of(self.shared) if self.shared is not None and isinstance(self.shared.value, dict) else None
+        base = shared.find("optimizer_state_dict") if shared is not None and self.stage == 3 else None
+        hypers: list[Value] = []
+        for place in (base, shared):
+            found = place.find("param_groups") if place is not None else None
+            if found is not None and not hypers:
+                hypers = found.items()
+        if self.stage == 3 and hypers and all("params" in hyper.mapping() for hyper in hypers):
+            numbers = [[s.whole() for s in hyper.at("params").items()] for hyper in hypers]
+            joined = [tuple(n for s in mine if s < len(stated) for n in stated[s]) for mine in numbers]
+        else:
+            is_dealt = self.stage < 3 and self.config("zero_optimization", "round_robin_gradients")
+            joined = [undeal(group, self.saved_dp() if is_dealt else 1) for group in stated]
+        for g, members in enumerate(joined):
+            hyper = hyper_of(hypers[g]) if g < len(hypers) else {}
+            gathered.groups.append(ParameterGroup(str(g), members, hyper))
+        states = base.find("state") if base is not None else None
+        if self.shared is not None:  # a copy of one rank's shard, whose tensors atoms hold
+            held_twice = (e for e in self.shared.extents() if e.key[:1] in _SHARD or e.key[:2] == _STATES)
+            gathered.consumed.update((extent.file, extent.key) for extent in held_twice)
+        for s, group in enumerate(stated):
+            if self.shared is not None and states is not None and (held := states.find(s)) is not None:
+                self.shared_numbers(self.shared, held, group)
+
+    def shared_numbers(self, part: TorchFile, states: Value, members: tuple[str, ...]) -> None:
+        """Numbers that all parameters of a sub-group share at stage 3."""
+        gathered = self.gathered
+        for name, value in states.named():
+            held = value.held
+            if isinstance(held, TensorRef) and held.shape:
+                continue
+            kept = gathered.scalars.setdefault(name, {})
+            if isinstance(held, TensorRef):
+                gathered.consumed.add((part.file, value.key))
+                extent = part.extent(value.key, held)
+                gathered.scalar_extents.setdefault(name, {}).update(dict.fromkeys(members, extent))
+                kept.update(dict.fromkeys(members, part.read_scalar(held)))
+            elif held is None or isinstance(held, int | float | bool | str):
+                kept.update(dict.fromkeys(members, held))
+            else:
+                value.wrong("a number or a tensor")
 
 
 __all__ = ["Universal"]

@@ -1,0 +1,37 @@
+"""`python -m tests.fuzz --inputs 500000 --reader deepspeed --seed 7`: for long, one reader or all; exit 1 where one fails."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.fuzz.reader import run
+from tests.fuzz.readers import READERS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
+    parser.add_argument("--inputs", type=int, default=10_000, help="of each reader (default: %(default)s)")
+    parser.add_argument("--reader", action="append", choices=[reader.name for reader in READERS], help="default: all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first input, to repeat one")
+    parser.add_argument("--failures", type=int, default=20, help="stop a reader after so many")
+    given = parser.parse_args()
+    failed = False
+    for reader in READERS:
+        if given.reader and reader.name not in given.reader:
+            continue
+        with tempfile.TemporaryDirectory(prefix="ucpl-fuzz-") as folder:
+            numbers = iter(range(given.first, given.first + given.inputs))
+            outcome = run(reader, Path(folder), given.seed, numbers, given.failures)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        print(outcome.text(), f"  peak so far: {peak} MiB", sep="\n", flush=True)
+        failed |= bool(outcome.failures)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

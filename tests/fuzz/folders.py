@@ -1,0 +1,159 @@
+"""Readers of whole folders: DeepSpeed's of every kind, universal ones, plain files; and what they hand on to a writer."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from random import Random
+
+from attrs import define, field, frozen
+
+from tests.fuzz.containers import FIXTURES, pickle_of, tensors_of, write_torch_file
+from tests.fuzz.damage import damage_value
+from ucpl.errors import UcplError
+from ucpl.extents import TensorRef
+from ucpl.schedule.plan import Plan
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.pickles import dump_pickle, loads
+from ucpl.stores.registry import framework, open_checkpoint
+from ucpl.stores.torch_files import TorchFile, read_torch_file
+
+# What each kind of source is written as, without planning anew: the writers' own reading of what was carried.
+TARGETS = (
+    "zero0(dp=2)",
+    "zero1(dp=2)",
+    "zero2(dp=3)",
+    "zero3(dp=2)",
+    "plain()",
+    "universal(stage=1)",
+    "universal(stage=3)",
+)
+
+
+@frozen(eq=False)
+class Part:
+    """One file of a folder, as it is and as it was read."""
+
+    path: Path
+    part: TorchFile
+    pickle: bytes
+    raw: bytes
+    tensors: list[TensorRef]
+
+
+@define(eq=False)
+class Folder:
+    """One checkpoint, copied to where its files may be changed one at a time."""
+
+    path: Path
+    parts: list[Part]
+    plans: list[Plan] = field(factory=list)
+
+    @classmethod
+    def of(cls, path: Path) -> Folder:
+        parts = []
+        files = [path] if path.is_file() else sorted(p for p in path.rglob("*.pt") if "truth" not in p.name)
+        for file in files:
+            part = read_torch_file(file.parent, file.name)
+            parts.append(Part(file, part, pickle_of(file), file.read_bytes(), tensors_of(part)))
+        return cls(path, parts)
+
+    def damaged(self, rng: Random) -> tuple[Part, str]:
+        # Files of model states have most of what is read; the others are many and alike.
+        first = [part for part in self.parts if "model_states" in part.path.name or len(self.parts) == 1]
+        part = rng.choice(first if first and rng.random() < 0.5 else self.parts)
+        value, damage = damage_value(rng, loads(part.pickle), part.tensors)
+        write_torch_file(part.path, value, part.part, part.raw)
+        return part, f"{part.path.name}: {damage}"
+
+
+@define(eq=False)
+class Folders:
+    """Folders with values exchanged in one of their files, and now and then a file that is gone or another's."""
+
+    folders: list[Folder]
+    damage: str = ""
+    writes: bool = False
+
+    def attempt(self, rng: Random) -> str:
+        folder = rng.choice(self.folders)
+        changed: list[Part] = []
+        try:
+            if rng.random() < 0.06 and len(folder.parts) > 1:
+                one, two = rng.sample(folder.parts, 2)
+                changed = [one, two]
+                one.path.write_bytes(two.raw)
+                self.damage = f"{folder.path}: {one.path.name} is {two.path.name}"
+            else:
+                part, how = folder.damaged(rng)
+                changed = [part]
+                self.damage = f"{folder.path}: {how}"
+            opened = open_checkpoint(folder.path)
+            if self.writes:
+                self._write(folder, opened, rng)
+        finally:
+            for part in changed:
+                part.path.write_bytes(part.raw)
+        return self.damage
+
+    def _write(self, folder: Folder, opened: Checkpoint, rng: Random) -> None:
+        plan = rng.choice(folder.plans)
+        self.damage += f", to {plan.target.framework} {dict(plan.target.settings)}"
+        made = framework(plan.target.framework).skeleton(plan.target, plan.targets, opened, None)
+        for file in made.files:
+            if file.form == "torch":
+                dump_pickle(file.value)
+
+
+def deepspeed(folder: Path) -> Folders:
+    """A copy of each stored checkpoint, whatever its kind."""
+    made = []
+    for source in sorted((FIXTURES / "deepspeed").iterdir()):
+        if source.is_dir():
+            made.append(Folder.of(_copied(source, folder)))
+    return Folders(made)
+
+
+def universal(folder: Path) -> Folders:
+    made = []
+    for source in sorted((FIXTURES / "universal").iterdir()):
+        for step in sorted(source.glob("*_universal")):
+            made.append(Folder.of(_copied(step, folder / source.name)))
+    return Folders(made)
+
+
+def plain(folder: Path) -> Folders:
+    """Plain files that were made of dense checkpoints."""
+    import ucpl
+
+    made = []
+    for name in ("z1_dp2_bf16", "z2_dp3_frozen", "z0_dp2_bf16"):
+        target = folder / name
+        if not target.exists():
+            ucpl.convert(str(FIXTURES / "deepspeed" / name), str(target), "plain()", workers=1)
+        made.append(Folder.of(target / "plain.pt" if target.is_dir() else target))
+    return Folders(made)
+
+
+def writers(folder: Path) -> Folders:
+    """Every source, handed on to writers of every kind."""
+    import ucpl
+
+    every = Folders([*deepspeed(folder).folders, *universal(folder).folders, *plain(folder).folders], writes=True)
+    for one in every.folders:
+        for to in TARGETS:
+            try:
+                one.plans.append(ucpl.plan(str(one.path), to))
+            except UcplError:
+                continue  # no layout of this kind for such a source
+    every.folders = [one for one in every.folders if one.plans]
+    return every
+
+
+def _copied(source: Path, folder: Path) -> Path:
+    target = folder / source.name
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("truth*"))
+    for path in target.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return target

@@ -1,0 +1,19 @@
+"""All readers that are fuzzed. A new one is a line here."""
+
+from __future__ import annotations
+
+from tests.fuzz import folders
+from tests.fuzz.containers import HuggingFaceFolders, NamedFiles, Pickles, Safetensors, TorchFiles
+from tests.fuzz.reader import Reader
+
+READERS: tuple[Reader, ...] = (
+    Reader("pickle", Pickles.prepare),
+    Reader("torch", TorchFiles.prepare),
+    Reader("safetensors", Safetensors.prepare),
+    Reader("huggingface", HuggingFaceFolders.prepare),
+    Reader("named-files", NamedFiles.prepare),
+    Reader("plain", folders.plain),
+    Reader("deepspeed", folders.deepspeed),
+    Reader("universal", folders.universal),
+    Reader("writers", folders.writers),
+)

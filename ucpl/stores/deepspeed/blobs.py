@@ -1,0 +1,63 @@
+"""What a step's files hold that is neither a tensor of the model nor structure, and what a run goes on from."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from ucpl.extents import TensorRef
+from ucpl.stores.carrying import lifted
+from ucpl.stores.deepspeed.gathered import Gathered
+from ucpl.stores.deepspeed.module import Module
+from ucpl.stores.deepspeed.names import RUN_KEYS
+from ucpl.stores.pickles import attributes_of
+from ucpl.stores.torch_files import TorchFile
+from ucpl.stores.values import Value
+
+SCALING = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
+_RUN = (*RUN_KEYS, "ds_config", "ds_version", "universal_checkpoint_info")
+
+
+def keep_run(gathered: Gathered, first: TorchFile, *more: str) -> None:
+    """Fields of model states that continue a run."""
+    keep_fields(gathered, Value.of(first), (*_RUN, *more))
+
+
+def keep_scaling(gathered: Gathered, shard: TorchFile) -> None:
+    """Loss scaling and clipping, as an optimizer's shard has them: None is a value here."""
+    state = Value.of(shard).at("optimizer_state_dict").mapping()
+    for key in SCALING:
+        if key in state:
+            gathered.blobs[key] = lifted(state[key], shard.file)
+
+
+def keep_fields(gathered: Gathered, value: Value, keys: tuple[str, ...]) -> None:
+    for key in keys:
+        if (found := value.find(key)) is not None:
+            gathered.blobs[key] = lifted(found.held, value.file)
+
+
+def keep_module_facts(gathered: Gathered, module: Module) -> None:
+    """The module's own order, its attributes, and what in it is no tensor or has no elements."""
+    blobs, file = gathered.blobs, module.file.file
+    value = Value.of(module.file).at("module")
+    blobs["module_names"] = [*value.mapping()]  # aliases in their places
+    extra = {name: lifted(one.held, file) for name, one in value.named() if not isinstance(one.held, TensorRef)}
+    if extra:
+        blobs["module_extra"] = extra
+    if isinstance(value.held, OrderedDict) and (attributes := attributes_of(value.held)):
+        blobs["module_attributes"] = lifted(attributes, file)
+    if module.empty:
+        blobs["empty_tensors"] = {
+            name: {"dtype": dtype, "shape": list(shape), "buffer": name in module.buffers}
+            for name, (dtype, shape) in module.empty.items()
+        }
+
+
+def keep_whole_scaling(gathered: Gathered, module: Module) -> None:
+    """ZeRO-0's numbers of loss scaling, beside the optimizer's state."""
+    optimizer = Value.of(module.file).find("optimizer")
+    held = optimizer.held if optimizer is not None and isinstance(optimizer.held, dict) else {}
+    rest = ("optimizer_state_dict", "fp32_groups", "state", "param_groups")
+    scale = {key: value for key, value in held.items() if key not in rest}
+    if scale:
+        gathered.blobs["loss_scale_config"] = lifted(scale, module.file.file)

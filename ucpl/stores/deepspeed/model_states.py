@@ -1,0 +1,178 @@
+"""A target's files of model states, and those of layers and experts, before their tensors' bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import prod
+from typing import Any
+
+from ucpl.errors import Label, fail
+from ucpl.extents import NamedTensor, Size, TensorRef
+from ucpl.extents.pipeline import Pipeline
+from ucpl.stores.deepspeed.affine import INFO
+from ucpl.stores.deepspeed.cuts import info_of
+from ucpl.stores.deepspeed.optimizer_states import whole
+from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, blobs_of
+from ucpl.stores.pickles import set_attributes
+from ucpl.stores.values import Empty
+
+
+def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[str, Any]:
+    frozen = [t for t in writer.structure.tensors if t.kind == "frozen"]
+    pipeline = writer.source.pipeline
+    value: dict[str, Any] = {"module": _module(writer, file) if pipeline is None else None}
+    on_stage = None if pipeline is None else _tensors_of_stage(writer, pipeline)
+    value["buffer_names"] = [n for n in writer.names if _is_buffer(writer, n) and (on_stage is None or n in on_stage)]
+    value["optimizer"] = whole(writer, file) if writer.stage == 0 else None
+    value["param_shapes"] = _param_shapes(writer) if writer.stage else None
+    keeps_frozen = writer.stage >= 2
+    empties = {name: Size(e.shape) for name, e in writer.empty.items() if not e.buffer}
+    shapes = {t.name: Size(_local(writer, t)) for t in frozen} | empties
+    in_order = [name for name in writer.names if name in shapes]
+    value["frozen_param_shapes"] = OrderedDict((n, shapes[n]) for n in in_order) if keeps_frozen else None
+    if writer.stage:
+        is_first = rank == 0 and writer.tp == 0 and writer.here["pp"] == 0
+        value["shared_params"] = dict(writer.structure.aliases) if is_first else {}
+    else:
+        value["shared_params"] = None
+    fragments: OrderedDict[str, Any] | None = None
+    if keeps_frozen:
+        fragments = OrderedDict((name, _fragment(writer, file, name)) for name in in_order)
+    value["frozen_param_fragments"] = fragments
+    for key in ("lr_scheduler", "data_sampler", "random_ltd"):
+        value[key] = file.storages.value(writer.blob(key))
+    for key in ("skipped_steps", "global_steps", "global_samples"):
+        value[key] = writer.blob(key, 0)
+    value["dp_world_size"] = writer.dp
+    value["mp_world_size"] = writer.stages * writer.degree
+    value["checkpoint_parallel_dimensions"] = {"pp_degree": writer.stages, "tp_degree": writer.degree}
+    value["ds_config"] = file.storages.value(writer.config)
+    value["ds_version"] = FORMAT_VERSION
+    if writer.source.experts is not None:
+        value |= {"num_experts": writer.blob("num_experts"), "ds_autoep_layers": None}
+    if (universal := _universal(writer)) is not None:
+        value["universal_checkpoint_info"] = file.storages.value(universal)
+    client: dict[str, Any] = file.storages.value(_client_state(writer, rank))
+    return value | client
+
+
+def _client_state(writer: Writer, rank: int) -> dict[str, Any]:
+    """Each rank's own where both sides have a file a rank and as many ranks; else the first rank's for all."""
+    callers = writer.source.caller_states
+    if not callers.of:
+        return writer.source.envelope.carried
+    pp = writer.here["pp"] if callers.pp == writer.stages else 0
+    tp = writer.tp if callers.tp == writer.degree else 0
+    return callers.at(pp, tp, rank if writer.stage == 3 and 1 < callers.files == writer.dp else 0)
+
+
+def _universal(writer: Writer) -> Any:
+    """universal_checkpoint_info: as the model's class gave it, and with tensor parallelism what AutoTP says of the cuts."""
+    kept = writer.blob(INFO)
+    is_autotp = isinstance(kept, dict) and "tp_replicated_parameter_patterns" in kept
+    if writer.degree == 1:
+        is_of_ranks = isinstance(kept, dict) and bool({"affine_map", "sub_param_shard_widths"} & kept.keys())
+        return None if is_of_ranks or (is_autotp and writer.source.shardings) else kept
+    known = writer.structure.shardings
+    parameters = [t.name for t in writer.structure.tensors if t.kind != "buffer"]
+    if any(name not in known for name in parameters):
+        return None  # cut in a way that has no name there
+    return info_of({name: known[name] for name in parameters}, writer.degree, kept if is_autotp else {})
+
+
+def _local(writer: Writer, tensor: NamedTensor) -> tuple[int, ...]:
+    """A tensor's shape on this tensor-parallel rank."""
+    known = writer.structure.shardings.get(tensor.name)
+    return tensor.shape if known is None else known.local(writer.tp)
+
+
+def _is_buffer(writer: Writer, name: str) -> bool:
+    if name in writer.kinds:
+        return writer.kinds[name].kind == "buffer"
+    return name in writer.empty and writer.empty[name].buffer
+
+
+def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, Any]:
+    module: OrderedDict[str, Any] = OrderedDict()
+    extra = writer.blob("module_extra") or {}
+    experts = writer.source.experts
+    for name in writer.names:
+        if experts is not None and name in experts.of:
+            continue  # in a file of its own
+        if name in extra:
+            module[name] = file.storages.value(extra[name])
+            continue
+        owner = writer.kinds.get(writer.structure.aliases.get(name, name))
+        made = writer.tensor(file, ("module", name))
+        if made is None and owner is not None and (writer.stage == 3 and owner.kind != "buffer"):
+            made = file.storages.empty(owner.dtype)  # the values are in the shards and fragments
+        if made is None and name in writer.empty:
+            here = writer.empty[name]
+            made = file.storages.empty(here.dtype, (0,) if writer.stage == 3 and not here.buffer else here.shape)
+        if made is None and owner is not None and prod(owner.shape) == 0:
+            made = file.storages.empty(owner.dtype, owner.shape)
+        if made is None and owner is not None and name in writer.structure.aliases:
+            module[name] = module.get(owner.name)  # one tensor under two names
+            if module[name] is None:
+                module[name] = writer.tensor(file, ("module", owner.name))
+            continue
+        if made is None:
+            fail("E471", f"the plan writes no weight of {name}", Label(file.path, where=f"module/{name}"))
+        module[name] = made
+    attributes = blobs_of(writer.source).find("module_attributes")
+    set_attributes(module, None if attributes is None else file.storages.value(attributes.mapping()))
+    return module
+
+
+def parts(writer: Writer, file: TargetFile, names: list[str]) -> dict[str, Any]:
+    """The file of one layer of a pipeline, or of one expert."""
+    layers = blobs_of(writer.source).find("layer_files") if writer.source.pipeline is not None else None
+    known = layers.find(file.path) if layers is not None else None
+    if known is None:
+        return {name: _needed(file, name, writer.tensor(file, (name,))) for name in names}
+    empty, extra, attributes = known.find("empty"), known.find("extra"), known.find("attributes")
+    out: OrderedDict[str, Any] = OrderedDict()
+    for name in known.at("names").texts():
+        made = writer.tensor(file, (name,))
+        noted = empty.find(name) if empty is not None and made is None else None
+        if noted is not None:
+            one = Empty.of(noted)
+            made = file.storages.empty(one.dtype, one.shape)
+        if made is None and extra is not None and name in extra.mapping():
+            out[name] = file.storages.value(extra.mapping()[name])
+        else:
+            out[name] = _needed(file, name, made)
+    set_attributes(out, file.storages.value(attributes.mapping()) if attributes is not None else None)
+    return out
+
+
+def _needed(file: TargetFile, name: str, made: TensorRef | None) -> TensorRef:
+    if made is None:
+        fail("E471", f"the plan writes no {name} of {file.path}", Label(file.path, where=name))
+    return made
+
+
+def _tensors_of_stage(writer: Writer, pipeline: Pipeline) -> set[str]:
+    """Tensors in files of layers on the stage whose file is being made."""
+    names = {(x.file, local): tensor for x in pipeline.layers for local, tensor in x.names}
+    ranks = writer.dp * writer.degree  # of a stage
+    return {
+        names[t.file, str(t.key[0])]
+        for t in writer.targets
+        if t.rank // ranks == writer.here["pp"] and (t.file, str(t.key[0])) in names
+    }
+
+
+def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:
+    made = writer.tensor(file, ("frozen_param_fragments", name))
+    if made is not None:
+        return made
+    if name in writer.empty:
+        here = writer.empty[name]
+        return file.storages.empty(here.dtype, (0,) if writer.stage == 3 else here.shape)
+    fail("E471", f"the plan writes no fragment of the frozen {name}", Label(file.path, where=name))
+
+
+def _param_shapes(writer: Writer) -> list[OrderedDict[str, Size]]:
+    """Names are those of this rank's module: experts have local numbers there."""
+    return [OrderedDict((writer.live(name), Size(shape)) for name, shape in flat.members) for flat in writer.flats]

@@ -1,0 +1,212 @@
+"""A target's optimizer states before their tensors' bytes: whole at stage 0, flat at stages 1 and 2, sliced at stage 3."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import prod
+from typing import Any
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Call, Flat, Global, Key, TensorRef
+from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler
+from ucpl.stores.deepspeed.order import Run
+from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, blobs_of, text_of
+from ucpl.stores.scalars import number_of
+
+
+def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]) -> dict[str, Any]:
+    """The state_dict entry of one flat buffer or parameter: numbers first, as torch's optimizers make them."""
+    out: dict[str, Any] = {}
+    for name in writer.source.envelope.scalars:
+        value = writer.scalar(file, name, members)
+        if value is not None:
+            out[name] = value
+    for name in writer.below.get((file.path, text_of(key)), {}):
+        made = writer.tensor(file, (*key, name))
+        if made is not None:
+            out[name] = made
+    return out
+
+
+def whole(writer: Writer, file: TargetFile) -> dict[str, Any] | None:
+    """ZeRO-0: numbered parameters, in the order of the groups."""
+    if not writer.structure.groups:
+        return None
+    masters = bool(writer.settings.get("masters"))
+    inner: Key = ("optimizer", "optimizer_state_dict", "state") if masters else ("optimizer", "state")
+    state: dict[int, Any] = {}
+    groups: list[dict[str, Any]] = []
+    flats: list[list[TensorRef | None]] = []
+    number = 0
+    for g, ((_, members), hyper) in enumerate(zip(writer.structure.groups, writer.hypers, strict=True)):
+        ids = list(range(number, number + len(members)))
+        number += len(members)
+        groups.append({**file.storages.value(hyper), "params": ids})
+        flats.append([writer.tensor(file, ("optimizer", "fp32_groups", g, i), True) for i in range(len(members))])
+        for i, name in zip(ids, members, strict=True):
+            held = _states(writer, file, (*inner, i), (name,))
+            if held:
+                state[i] = held
+    base = {"state": state, "param_groups": groups}
+    if not masters:
+        return base
+    numbers = file.storages.value(loss_scale_numbers(writer.source.envelope.blobs))
+    return {**numbers, "optimizer_state_dict": base, "fp32_groups": flats}
+
+
+def shard(writer: Writer, file: TargetFile) -> dict[str, Any]:
+    state = _sliced(writer, file) if writer.stage == 3 else _flat(writer, file)
+    return {
+        "optimizer_state_dict": state,
+        "ds_config": file.storages.value(writer.config),
+        "ds_version": FORMAT_VERSION,
+    }
+
+
+def scaling(writer: Writer, file: TargetFile) -> dict[str, Any]:
+    blobs = blobs_of(writer.source)
+    scaler = loss_scaler(blobs, blobs.find("ds_config"), bool(writer.settings.get("fp16")))
+    dynamic = scaler.state.get("dynamic", False) is True if isinstance(scaler.state, dict) else False
+    return {
+        "loss_scaler": file.storages.value(scaler),
+        "dynamic_loss_scale": writer.blob("dynamic_loss_scale", dynamic),
+        "overflow": writer.blob("overflow", False),
+    }
+
+
+def clip_grad(writer: Writer) -> dict[str, Any]:
+    """Where neither the source nor its ds_config says it, the engine that loads keeps its own."""
+    value = writer.blob("clip_grad", writer.config.get("gradient_clipping"))
+    return {"clip_grad": value} if isinstance(value, (int, float)) else {}
+
+
+def _flat(writer: Writer, file: TargetFile) -> dict[str, Any]:
+    """A shard of stages 1 and 2."""
+    if writer.stages > 1 and len(writer.flats) < len(writer.structure.groups):
+        lacking = next(
+            g for g, (name, _) in enumerate(writer.structure.groups) if name not in {f.group for f in writer.flats}
+        )
+        fail(
+            "E471",
+            f"stage {writer.here['pp']} of the pipeline holds no parameter of group {lacking}, and DeepSpeed flattens none",
+            Label(file.path),
+            remedy="Deal the layers otherwise: stages = [...] beside pp.",
+        )
+    if len(writer.flats) != len(writer.structure.groups):
+        fail(
+            "E471",
+            f"stage {writer.stage} keeps one flat buffer a parameter group: {len(writer.structure.groups)} groups make "
+            f"{len(writer.flats)}",
+            Label(file.path),
+        )
+    is_bf16_optimizer = bool(writer.settings.get("bf16_optimizer"))
+    out: dict[str, Any] = {} if is_bf16_optimizer else scaling(writer, file)
+    out |= clip_grad(writer)
+    here: Key = ("optimizer_state_dict",)
+    runs = [Run(flat.starts, flat.numel) for flat in writer.flats]
+    if writer.settings.get("elastic"):
+        out["base_optimizer_state"] = [
+            _states(writer, file, (*here, "base_optimizer_state", g), flat.names) for g, flat in enumerate(writer.flats)
+        ]
+        # Without it DeepSpeed refuses to load; it saves it for optimizers alone that keep `step` in their groups.
+        counts = [hyper["step"] for hyper in writer.hypers if "step" in hyper]
+        counts += writer.source.envelope.scalars.get("step", {}).values()
+        out["base_optimizer_state_step"] = number_of(counts[0]) if counts else writer.blob("global_steps", 0)
+    else:
+        held = {
+            g: _states(writer, file, (*here, "base_optimizer_state", "state", g), flat.names)
+            for g, flat in enumerate(writer.flats)
+        }
+        out["base_optimizer_state"] = {
+            "state": {g: state for g, state in held.items() if state},
+            "param_groups": [{**_hyper(writer, file, hyper), "params": [g]} for g, hyper in enumerate(writer.hypers)],
+        }
+    key: Key = (*here, "single_partition_of_fp32_groups")
+    out["single_partition_of_fp32_groups"] = [
+        writer.tensor(file, (*key, g), True) or file.storages.empty("f32", (0,), True) for g in range(len(runs))
+    ]
+    shared = [(*_cut(writer, flat), run) for flat, run in zip(writer.flats, runs, strict=True)]
+    if is_bf16_optimizer:
+        out["group_paddings"] = [
+            run.part(ways) * ways - run.numel if place == ways - 1 else 0 for ways, place, run in shared
+        ]
+    else:
+        out["zero_stage"] = stage_of(writer.stage)
+        out["group_paddings"] = [run.part(ways) - run.lean(ways, place) for ways, place, run in shared]
+        out["param_alignment_paddings"] = [_gaps(flat) for flat in writer.flats]
+    out["partition_count"] = [ways for ways, _, _ in shared]
+    out["ds_version"] = FORMAT_VERSION
+    out["param_slice_mappings"] = [
+        OrderedDict(
+            (writer.live(name), where)
+            for name, where in _fragments(flat, place * run.part(ways), (place + 1) * run.part(ways)).items()
+        )
+        for flat, (ways, place, run) in zip(writer.flats, shared, strict=True)
+    ]
+    return out
+
+
+def _sliced(writer: Writer, file: TargetFile) -> dict[str, Any]:
+    """A shard of stage 3."""
+    here: Key = ("optimizer_state_dict",)
+    held = {
+        s: _states(writer, file, (*here, "optimizer_state_dict", "state", s), flat.names)
+        for s, flat in enumerate(writer.flats)
+    }
+    groups = [
+        {
+            **file.storages.value(hyper),
+            "params": [s for s, flat in enumerate(writer.flats) if flat.group == name],
+        }
+        for (name, _), hyper in zip(writer.structure.groups, writer.hypers, strict=True)
+    ]
+    flats = [writer.tensor(file, (*here, "fp32_flat_groups", s), True) for s in range(len(writer.flats))]
+    if None in flats:
+        s = flats.index(None)
+        fail("E471", f"the plan writes no masters of sub-group {s}", Label(file.path, where=f"fp32_flat_groups/{s}"))
+    return {
+        "zero_stage": stage_of(3),
+        **scaling(writer, file),
+        "partition_count": writer.dp,
+        "optimizer_state_dict": {
+            "state": {s: state for s, state in held.items() if state},
+            "param_groups": groups,
+        },
+        "fp32_flat_groups": flats,
+    }
+
+
+def _cut(writer: Writer, flat: Flat) -> tuple[int, int]:
+    """How many ranks share a flat buffer, and which of them this one is."""
+    axis = flat.cut if flat.cut is not None and flat.cut in writer.here else "dp"
+    return int(writer.settings.get(axis) or writer.dp), writer.here[axis]
+
+
+def _hyper(writer: Writer, file: TargetFile, hyper: dict[str, Any]) -> dict[str, Any]:
+    """A group's hyper-parameters; a group of experts is called by the degree of expert parallelism."""
+    value: dict[str, Any] = file.storages.value(hyper)
+    if writer.source.experts is not None and value.get("moe") is True:
+        value = {**value, "name": f"ep_size_{writer.settings.get('ep') or 1}"}
+    return value
+
+
+def stage_of(stage: int) -> Call:
+    """As DeepSpeed writes it: ZeroStageEnum(2)."""
+    return Call(Global("deepspeed.runtime.zero.config", "ZeroStageEnum"), (stage,))
+
+
+def _gaps(flat: Flat) -> list[int]:
+    """Padding behind each member: none behind the last."""
+    ends = [start + prod(shape) for start, (_, shape) in zip(flat.starts, flat.members, strict=True)]
+    return [after - end for after, end in zip((*flat.starts[1:], flat.numel), ends, strict=True)]
+
+
+def _fragments(flat: Flat, low: int, high: int) -> OrderedDict[str, Call]:
+    """Where each member's part lies inside the rank's part [low, high)."""
+    out: OrderedDict[str, Call] = OrderedDict()
+    for start, (name, shape) in zip(flat.starts, flat.members, strict=True):
+        first, last = max(start, low), min(start + prod(shape), high)
+        if first < last:
+            state = {"numel": last - first, "start": first - low}
+            out[name] = Call(Global("deepspeed.utils.tensor_fragment", "fragment_address"), new=True, state=state)
+    return out

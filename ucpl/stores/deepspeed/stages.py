@@ -1,0 +1,232 @@
+"""Which layers a pipeline has, which of them are one tied module, and on which stage each lies.
+
+Nothing states the bounds of the stages: they follow from which stage's param_shapes name which layer, and from the partition
+methods of PipelineModule, of which one deals them so. Read in deepspeed 0.19.8: runtime/pipe/module.py (`_partition_layers`).
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from attrs import evolve, frozen
+
+from ucpl.errors import Label, fail
+from ucpl.extents import TensorRef
+from ucpl.extents.pipeline import METHODS, Layer, Pipeline, deal
+from ucpl.stores.deepspeed.module import groups_of
+from ucpl.stores.deepspeed.order import Shape
+from ucpl.stores.deepspeed.topology import Topology, not_yet
+from ucpl.stores.torch_files import TorchFile
+from ucpl.stores.values import Value
+
+_TIED = "tied_modules."
+_DIGITS_MAX = 10  # of a layer's number
+_LAYERS_MAX = 1 << 16
+_SPARE_LAYERS_MAX = 3  # functions behind the last layer with a file that are thought of
+
+Layers = dict[int, TorchFile]  # by number: those with a file
+
+
+@frozen(eq=False)
+class _Stated:
+    """What each stage's model states say."""
+
+    metas: tuple[TorchFile, ...]
+    shapes: list[dict[str, Shape]]  # trained tensors of all groups
+    buffers: list[tuple[str, ...]]
+    tied: list[dict[str, dict[str, Shape]]]  # key of a tied module -> trained tensor, in it -> shape
+    own: dict[int, int]  # layer -> stage
+
+    @classmethod
+    def of(cls, metas: tuple[TorchFile, ...]) -> _Stated:
+        shapes = [{name: shape for group in groups_of(meta) for name, shape in group.items()} for meta in metas]
+        stated = [Value.of(meta).find("buffer_names") for meta in metas]
+        buffers = [names.texts() if names is not None else () for names in stated]
+        return cls(metas, shapes, buffers, [_tied_modules(mine) for mine in shapes], _own(metas, shapes, buffers))
+
+
+def pipeline_of(files: Layers, topology: Topology) -> Pipeline:
+    """All layers and the bounds of the stages. Raises: UcplError E452, E456-E459."""
+    stated = _Stated.of(topology.metas)
+    for number, s in stated.own.items():
+        if number not in files:
+            missing = f"layer_{number:02d}-model_states.pt"
+            fail(
+                "E452",
+                f"{missing} is missing: stage {s} holds layer {number}",
+                Label(str(topology.first.root / missing), "not there"),
+                Label(str(stated.metas[s].path), where="param_shapes"),
+            )
+    layers = {number: _layer(number, file, stated) for number, file in files.items()}
+    known = {tensor for layer in layers.values() for _, tensor in layer.names}
+    for s, mine in enumerate(stated.shapes):
+        for name in mine:
+            if name not in known:
+                fail(
+                    "E459",
+                    f"{name} is in param_shapes of stage {s} and in no layer's file",
+                    Label(str(stated.metas[s].path), where="param_shapes"),
+                    Label(str(stated.metas[s].root), f"{len(files)} files of layers"),
+                )
+    held = [set(keys) for keys in stated.tied]
+    buffers = dict.fromkeys(name for mine in stated.buffers for name in mine if name in known)
+    return evolve(_dealt(layers, stated, held), buffers=tuple(buffers))
+
+
+def refs_of(file: TorchFile) -> dict[str, TensorRef]:
+    """The tensors of a layer's file."""
+    return {name: value.held for name, value in Value.of(file).named() if isinstance(value.held, TensorRef)}
+
+
+def _tied_modules(shapes: dict[str, Shape]) -> dict[str, dict[str, Shape]]:
+    keys: dict[str, dict[str, Shape]] = {}
+    for name, shape in shapes.items():
+        if name.startswith(_TIED):
+            key, _, inner = name.removeprefix(_TIED).partition(".")
+            keys.setdefault(key, {})[inner] = shape
+    return keys
+
+
+def _own(
+    metas: tuple[TorchFile, ...], shapes: list[dict[str, Shape]], buffers: list[tuple[str, ...]]
+) -> dict[int, int]:
+    """The stage of each layer of which a stage names a tensor."""
+    own: dict[int, int] = {}
+    for s, (mine, kept) in enumerate(zip(shapes, buffers, strict=True)):
+        for name in (*mine, *kept):
+            number = name.partition(".")[0]
+            if not (number.isascii() and number.isdigit() and len(number) < _DIGITS_MAX):
+                continue
+            if own.setdefault(int(number), s) != s:
+                first = own[int(number)]
+                fail(
+                    "E456",
+                    f"stages {first} and {s} both say that they hold layer {number}",
+                    Label(str(metas[first].path), where="param_shapes"),
+                    Label(str(metas[s].path), where="param_shapes"),
+                )
+    return own
+
+
+def _layer(number: int, file: TorchFile, stated: _Stated) -> Layer:
+    refs = refs_of(file)
+    tied = None if number in stated.own else _tied_key(number, file, refs, stated.tied)
+    prefix = f"{_TIED}{tied}." if tied is not None else f"{number}."
+    for name, ref in refs.items():
+        known = next((mine[prefix + name] for mine in stated.shapes if prefix + name in mine), ref.shape)
+        if known != ref.shape:
+            fail(
+                "E458",
+                f"{prefix}{name} has the shape {list(ref.shape)} in its layer's file and {list(known)} in param_shapes",
+                Label(str(file.path), where=name),
+                Label(str(stated.metas[stated.own.get(number, 0)].path), where="param_shapes"),
+            )
+    return Layer(number, file.file, tuple((name, prefix + name) for name in refs), tied)
+
+
+def _tied_key(
+    number: int, file: TorchFile, refs: dict[str, TensorRef], held: list[dict[str, dict[str, Shape]]]
+) -> str | None:
+    """The tied module that a layer is: the one whose trained tensors are all in its file, with their shapes."""
+    keys = {
+        key
+        for keys in held
+        for key, inner in keys.items()
+        if all(name in refs and refs[name].shape == shape for name, shape in inner.items())
+    }
+    if len(keys) > 1:
+        not_yet(
+            file.path, f"its layer {number} may be any of the tied modules {', '.join(sorted(keys))}, which are alike"
+        )
+    return next(iter(keys), None)
+
+
+def _elements(layers: tuple[Layer, ...], flat: list[dict[str, Shape]]) -> tuple[int, ...]:
+    """Trained elements of all layers in turn, as DeepSpeed counts them: a tied module each time that it is a layer."""
+    trained = {name: prod(shape) for mine in flat for name, shape in mine.items()}
+    own = {x.number: sum(trained.get(tensor, 0) for _, tensor in x.names) for x in layers}
+    of_key = {x.tied: own[x.number] for x in layers if x.tied is not None and x.names}
+    return tuple(own[x.number] if x.names else of_key.get(x.tied or "", 0) for x in layers)
+
+
+def _dealt(files: dict[int, Layer], stated: _Stated, held: list[set[str]]) -> Pipeline:
+    """Bounds of the stages. Nothing states them: they follow from which stage holds which layer, and from what deals so."""
+    own, stages, last = stated.own, len(held), max(files, default=-1)
+    if last > _LAYERS_MAX:
+        not_yet(stated.metas[0].path, f"a pipeline with a layer {last}")
+    for is_last_behind in (True, False):
+        for count in range(last + 1, last + 2 + _SPARE_LAYERS_MAX):
+            direct = _direct(own, stages, count)
+            guess = _completed(files, count, held, direct, is_last_behind)
+            fitting: dict[str, tuple[tuple[Layer, ...], tuple[int, ...]]] = {}
+            for method in METHODS:
+                if method == "parameters" and guess is None:
+                    continue
+                elements = _elements(guess, stated.shapes) if guess is not None else ()
+                bounds = deal(method, elements if guess is not None else (0,) * count, stages)
+                layers = _completed(files, count, held, bounds, is_last_behind)
+                if layers is None or not _agrees(layers, bounds, own, held):
+                    continue
+                if method == "uniform" or _elements(layers, stated.shapes) == elements:
+                    fitting[method] = (layers, bounds)
+            if fitting:
+                layers, bounds = next(iter(fitting.values()))
+                how = f"param_shapes of each stage; partition_method {' and '.join(fitting)} deals so"
+                methods = tuple(m for m, found in fitting.items() if found == (layers, bounds))
+                origin = how if stages > 1 else "there is one stage"
+                return Pipeline(layers, bounds, _elements(layers, stated.shapes), methods, origin)
+        for count in range(last + 1, last + 2 + _SPARE_LAYERS_MAX):
+            bounds = _direct(own, stages, count)
+            made = _completed(files, count, held, bounds, is_last_behind)
+            if made is not None and _agrees(made, bounds, own, held):
+                return Pipeline(made, bounds, _elements(made, stated.shapes), (), "param_shapes of each stage")
+    not_yet(stated.metas[0].path, "its layers do not lie on stages one after another")
+
+
+def _direct(own: dict[int, int], stages: int, count: int) -> tuple[int, ...]:
+    """A stage begins with its first layer that is known to be on it, or behind the last that is known of those before."""
+    bounds = [0]
+    for s in range(1, stages):
+        mine = [number for number, stage in own.items() if stage == s]
+        before = [number + 1 for number, stage in own.items() if stage < s]
+        bounds.append(min(mine) if mine else max([*before, bounds[-1] + 1]))
+    return (*bounds, count)
+
+
+def _completed(
+    files: dict[int, Layer], count: int, held: list[set[str]], bounds: tuple[int, ...], is_last_behind: bool
+) -> tuple[Layer, ...] | None:
+    """All layers, functions too. A tied module that a stage holds without a file of it is a function there.
+
+    A tied module is two layers at least. The last stage's function stands behind all files, if `is_last_behind`.
+    """
+    out = [files.get(n, Layer(n)) for n in range(count)]
+    last = max(files, default=-1)
+    for s, keys in enumerate(held):
+        low, high = bounds[s], bounds[s + 1]
+        is_behind = is_last_behind and s == len(held) - 1
+        free = [n for n in range(low, high) if n not in files and (not is_behind or n > last)]
+        for key in sorted(keys):
+            here = [n for n in range(low, high) if out[n].tied == key]
+            elsewhere = any(x.tied == key for x in out[:low]) or any(key in other for other in held[s + 1 :])
+            if here and (elsewhere or len(here) > 1):
+                continue
+            if not free:
+                return None
+            number = free.pop()
+            out[number] = Layer(number, tied=key)
+    return tuple(out)
+
+
+def _agrees(layers: tuple[Layer, ...], bounds: tuple[int, ...], own: dict[int, int], held: list[set[str]]) -> bool:
+    """Whether every stage holds what its param_shapes say, and nothing else."""
+    if any(not bounds[s] <= number < bounds[s + 1] for number, s in own.items()):
+        return False
+    return all({x.tied for x in layers[bounds[s] : bounds[s + 1]]} - {None} == keys for s, keys in enumerate(held))
+
+
+def canonical(pipeline: Pipeline) -> list[str]:
+    """All tensors as a PipelineModule names them: tied modules first, in the order of their first layers, then layers."""
+    tied = [t for x in pipeline.layers if x.tied is not None for _, t in x.names]
+    rest = [t for x in pipeline.layers if x.tied is None for _, t in x.names]
+    return list(dict.fromkeys((*tied, *rest)))

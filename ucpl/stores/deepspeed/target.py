@@ -1,0 +1,206 @@
+"""A target's files under construction: which target fills which tensor, and what the source hands on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import field, mutable
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Extent, Flat, Key, NamedTensor, Scalar, StoredTensor, Structure, TensorRef
+from ucpl.stores.carrying import Place, Storages, by_place
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.deepspeed.config import regenerated
+from ucpl.stores.scalars import number_of
+from ucpl.stores.values import Empty, Value
+
+FORMAT_VERSION = "0.19.8"  # the release whose form is written
+
+# Classes that DeepSpeed's own files name: torch.load(weights_only=True) refuses them, DeepSpeed does not use it.
+KNOWN_GLOBALS = frozenset(
+    {
+        "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+        "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+        "deepspeed.runtime.zero.config.ZeroStageEnum",
+        "deepspeed.utils.tensor_fragment.fragment_address",
+    }
+)
+
+
+@mutable
+class TargetFile:
+    """One file under construction."""
+
+    path: str
+    storages: Storages
+    storage_of: dict[int, str] = field(factory=dict)
+
+
+@mutable
+class Writer:
+    structure: Structure
+    targets: tuple[StoredTensor, ...]
+    source: Checkpoint
+    stage: int
+    dp: int
+    settings: dict[str, Any]
+    index: dict[tuple[str, tuple[str, ...]], int]  # by file and key, whose numbers are told by their text
+    below: dict[tuple[str, tuple[str, ...]], dict[str, int]]  # (file, key without its last step) -> state -> target
+    carried: dict[Place, Extent]
+    config: dict[str, Any]
+    names: list[str]  # the module's, in its order
+    kinds: dict[str, NamedTensor]
+    empty: dict[str, Empty]
+    hypers: list[dict[str, Any]]  # by group of the structure
+    here: dict[str, int] = field(factory=dict)  # coordinates of the rank whose file is being made
+    flats: list[Flat] = field(factory=list)  # that rank's, by bucket
+    used: set[int] = field(factory=set)
+
+    @classmethod
+    def of(cls, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Writer:
+        settings = dict(structure.settings)
+        blobs = blobs_of(source)
+        index: dict[tuple[str, tuple[str, ...]], int] = {}
+        below: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
+        for i, target in enumerate(targets):
+            key = text_of(target.key)
+            index[target.file, key] = i
+            if key:
+                below.setdefault((target.file, key[:-1]), {})[key[-1]] = i
+        kinds = {tensor.name: tensor for tensor in structure.tensors}
+        empty = _empty(blobs.find("empty_tensors"))
+        extra = blobs.find("module_extra")
+        known = {**kinds, **structure.aliases, **empty, **(dict(extra.named()) if extra is not None else {})}
+        names = blobs.find("module_names")
+        stated = [name for name in names.texts() if name in known] if names is not None else []
+        return cls(
+            structure=structure,
+            targets=targets,
+            source=source,
+            stage=int(settings["stage"] or 0),
+            dp=int(settings["dp"] or 1),
+            settings=settings,
+            index=index,
+            below=below,
+            carried=by_place(source.carried_extents.values()),
+            config=regenerated(blobs.find("ds_config"), settings),
+            names=list(dict.fromkeys((*stated, *known))),
+            kinds=kinds,
+            empty=empty,
+            hypers=_hypers(structure, source),
+        )
+
+    @property
+    def degree(self) -> int:
+        """Tensor-parallel ranks, each with files of its own."""
+        return int(self.settings.get("tp") or 1)
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages, each with files of its own."""
+        return int(self.settings.get("pp") or 1)
+
+    @property
+    def tp(self) -> int:
+        return self.here["tp"]
+
+    def stand(self, mp: int, rank: int) -> None:
+        """Turn to the files of one rank."""
+        experts, ep = self.source.experts, int(self.settings.get("ep") or 1)
+        edp = self.dp // ep
+        if experts is not None and experts.is_data_first:
+            expert = {"ep": rank // edp, "edp": rank % edp}
+        else:
+            expert = {"edp": rank // ep, "ep": rank % ep}
+        self.here = {"pp": mp // self.degree, "tp": mp % self.degree, "dp": rank, **expert}
+        found: dict[int, Flat] = {}
+        for flat in self.structure.flats:
+            if all(self.here.get(axis, place) == place for axis, place in flat.coordinates.items()):
+                found.setdefault(flat.bucket, flat)
+        self.flats = [found[bucket] for bucket in sorted(found)]
+
+    def blob(self, name: str, default: Any = None) -> Any:
+        """What the source carries under a name, whatever it is."""
+        return self.source.envelope.blobs.get(name, default)
+
+    @property
+    def folder(self) -> str:
+        """Of the step, where neither the call nor the source's folder names it."""
+        steps = self.blob("global_steps", 0)
+        return self.source.tag or f"global_step{steps if type(steps) is int and 0 <= steps < 1 << 62 else 0}"
+
+    def tensor(self, file: TargetFile, key: Key, requires_grad: bool = False) -> TensorRef | None:
+        """The tensor that a target fills, or None where the plan has none there."""
+        i = self.index.get((file.path, text_of(key)))
+        if i is None:
+            return None
+        self.used.add(i)
+        target = self.targets[i]
+        made = file.storages.tensor(target.dtype, target.shape, requires_grad)
+        if target.numel == 0:
+            return made
+        if target.shares is not None and self.targets[target.shares].file == file.path:
+            owner = target.shares
+            if owner not in file.storage_of:
+                self.tensor(file, self.targets[owner].key)
+            storage = file.storage_of[owner]
+            made = TensorRef(
+                type(made.storage)(storage, target.dtype, target.numel), 0, made.shape, made.stride, requires_grad
+            )
+        file.storage_of[i] = made.storage.name
+        return made
+
+    def scalar(self, file: TargetFile, name: str, members: tuple[str, ...]) -> Any:
+        """One number for all members, in the form that it had. Raises: UcplError E470."""
+        kept = self.source.envelope.scalars[name]
+        found = [(member, kept[member]) for member in members if member in kept]
+        if not found:
+            return None
+        first, value = found[0]
+        for member, other in found[1:]:
+            if other != value:
+                fail(
+                    "E470",
+                    f"{name} is {number_of(value)} for {first} and {number_of(other)} for {member}, of one flat buffer",
+                    Label(file.path, where=name),
+                )
+        if not isinstance(value, Scalar):
+            return value
+        extent = self.source.scalar_extents.get(name, {}).get(first)
+        # Never one storage for two: optimizers count in place.
+        return file.storages.extent(extent) if extent is not None else number_of(value)
+
+    def live(self, name: str) -> str:
+        """What a tensor is called in the module of a rank that holds it."""
+        experts = self.source.experts
+        if experts is None or name not in experts.of:
+            return name
+        one = experts.of[name]
+        return f"{one.module}{one.number % (one.count // int(self.settings.get('ep') or 1))}.{one.inner}"
+
+
+def blobs_of(source: Checkpoint) -> Value:
+    """What the source carries, for those who need it in one form: it came from a file, and may be anything."""
+    return Value(source.top, source.top.name, (), source.envelope.blobs)
+
+
+def _empty(noted: Value | None) -> dict[str, Empty]:
+    return {name: Empty.of(one) for name, one in noted.named()} if noted is not None else {}
+
+
+def _hypers(structure: Structure, source: Checkpoint) -> list[dict[str, Any]]:
+    """Hyper-parameters of the target's groups: those of the source's group of that name, or with those members."""
+    by_name = {group.name: group.hyper for group in source.envelope.groups}
+    by_members = {frozenset(group.members): group.hyper for group in source.envelope.groups}
+    out = []
+    for g, (name, members) in enumerate(structure.groups):
+        hyper = by_members.get(frozenset(members), by_name.get(name))
+        if hyper is None and len(source.envelope.groups) == len(structure.groups):
+            hyper = source.envelope.groups[g].hyper
+        out.append(hyper or {})
+    return out
+
+
+def text_of(key: Key) -> tuple[str, ...]:
+    """A key whose numbers are told by their text."""
+    return tuple(map(str, key))

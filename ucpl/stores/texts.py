@@ -1,0 +1,43 @@
+"""Small text files beside tensors, read without surprise: regular files alone, and no more of them than is asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ucpl.stores.zips import open_file
+
+NAME_BYTES_MAX = 4096
+
+
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8: pickles and JSON may hold halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_small(path: Path, most: int) -> bytes | None:
+    """All of a file of at most `most` bytes; None where it is larger. Raises: UcplError E400."""
+    fd = open_file(path, path.name)
+    try:
+        raw = b""
+        while len(raw) <= most and (part := os.pread(fd, most + 1 - len(raw), len(raw))):
+            raw += part
+    finally:
+        os.close(fd)
+    return raw if len(raw) <= most else None
+
+
+def read_name(path: Path) -> str | None:
+    """The one name that a text file holds (`latest`); None where it is no text, or none of one line."""
+    raw = read_small(path, NAME_BYTES_MAX)
+    if raw is None:
+        return None
+    try:
+        name = raw.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        return None
+    return name if name and "\n" not in name and "\0" not in name else None
