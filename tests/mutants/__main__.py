@@ -23,6 +23,7 @@ import argparse
 import ast
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,11 @@ class Mutant:
     test: str
     nth: int = 0
     why: str = ""
+
+    @property
+    def tests(self) -> list[str]:
+        """Names of tests may have blanks of their own."""
+        return re.split(r"\s+(?=tests/)", self.test.strip())
 
     def __str__(self) -> str:
         first = next((line.strip() for line in self.before.splitlines() if line.strip()), "")
@@ -130,7 +136,7 @@ class Copy:
             ast.parse(fault)
         path.write_text(fault)
         try:
-            return self.passes(mutant.test.split())
+            return self.passes(mutant.tests)
         finally:
             path.write_text(text)
 
@@ -162,7 +168,7 @@ def main() -> int:
                 with lock:
                     known = green.get(mutant.test)
                 if known is None:
-                    known = local.copy.passes(mutant.test.split())
+                    known = local.copy.passes(mutant.tests)
                     with lock:
                         green[mutant.test] = known
                 if not known:

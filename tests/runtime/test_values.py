@@ -109,7 +109,7 @@ def test_what_a_cast_changes_is_found_and_nothing_else(source, target):
     if not conversion.check_exact:
         assert all(v is None or holds(target, v) for v in values)
         return
-    for i in range(0, len(values), step):
+    for i in sorted({*range(0, len(values), step), *range(max(0, len(values) - 12), len(values))}):  # the extremes, too
         one, value = raw[i * size : (i + 1) * size], values[i]
         if value is None:
             continue
@@ -151,6 +151,15 @@ def test_fp64_is_rounded_once(dtype, value):
             continue
         here, there = abs(Fraction(made) - exact), abs(Fraction(near) - exact)
         assert here < there or (here == there and bits % 2 == 0) or made == near
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("bf16", 7), ("f16", 10), ("f8_e5m2", 2), ("f8_e4m3fn", 3)])
+def test_a_hair_above_the_middle_is_rounded_up(dtype, bits):
+    """1 + half a step + 2 ** -40: fp32 would lose the last of it, and the tie would go to even, down."""
+    (made,) = decode(encode(np.array([1 + 2.0 ** -(bits + 1) + 2.0**-40]), dtype), dtype).astype(np.float64).tolist()
+    assert made == 1 + 2.0**-bits
+    (made,) = decode(encode(np.array([1 + 2.0 ** -(bits + 1)]), dtype), dtype).astype(np.float64).tolist()
+    assert made == 1
 
 
 def test_nans_keep_their_sign_on_the_way_to_bf16():
