@@ -25,7 +25,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=str)
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
 def test_what_goes_in_comes_out(value: object) -> None:
     text = json.dumps(tables._encode(value))
     assert tables._decode(json.loads(text)) == value

@@ -168,10 +168,6 @@ class Layout:
     not_kept: frozenset[str] = frozenset()  # states that it says it stores `none` of; "*" is all of them
 
     @property
-    def scope(self) -> None:
-        """Nothing: templates are closed. For callers that still hand it to `render`."""
-
-    @property
     def ranks(self) -> int:
         return prod(self.meshes[0].degrees) if self.meshes else 1
 

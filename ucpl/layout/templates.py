@@ -189,7 +189,7 @@ def columns(rule: Template) -> tuple[tuple[str, ...], tuple[Hole, ...]]:
     return tuple(texts), tuple(holes)
 
 
-def render(rule: Template, variables: Mapping[str, Value], scope: object = None) -> str:
+def render(rule: Template, variables: Mapping[str, Value]) -> str:
     """Fill in a template. Raises E122 for a name that neither the place nor the layout knows, E164 for a word as a number."""
     out = []
     for part in rule.parts:
