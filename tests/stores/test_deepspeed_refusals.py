@@ -18,6 +18,7 @@ import ucpl
 from tests.fuzz.containers import pickle_of, write_torch_file
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.extents import Call, Extent, Size, StorageRef, TensorRef
+from ucpl.stores.checkpoint import CallerStates
 from ucpl.stores.deepspeed.copies import is_zero
 from ucpl.stores.pickles import loads
 from ucpl.stores.registry import open_checkpoint
@@ -553,3 +554,11 @@ def test_each_stage_keeps_its_own_client_state(tmp_path: Path) -> None:
 
 def _noted(stage: int, value: Any) -> None:
     value["mine"] = stage
+
+
+def test_callers_states_stand_by_pp_tp_and_dp() -> None:
+    """The last coordinate is the fastest, as mp_rank_NN and the ranks within it are."""
+    places = [(pp, tp, dp) for pp in range(2) for tp in range(3) for dp in range(4)]
+    states = CallerStates(tuple({"place": place} for place in places), pp=2, tp=3)
+    assert states.files == 4
+    assert all(states.at(*place) == {"place": place} for place in places)
