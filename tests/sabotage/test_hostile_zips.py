@@ -248,3 +248,12 @@ def test_bytes_behind_the_last_entry_of_the_directory(tmp_path: Path) -> None:
     (size,) = struct.unpack_from("<I", data, end + 12)
     struct.pack_into("<I", data, end + 12, size + 4)
     assert "has bytes after its 1 entries" in message_of(tmp_path, data[:end] + b"junk" + data[end:])
+
+
+def test_short_reads_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may give fewer bytes than were asked for: the rest is read behind them."""
+    (tmp_path / "good.pt").write_bytes(saved())
+    whole = read_torch_file(tmp_path, "good.pt")
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: real(fd, min(size, 7), at))
+    assert read_torch_file(tmp_path, "good.pt").extents() == whole.extents()
