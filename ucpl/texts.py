@@ -13,7 +13,7 @@ from typing import Any
 
 from ucpl.errors import Label, fail
 
-__all__ = ["TEXT_MAX", "is_endless", "json_object", "read_text"]
+__all__ = ["TEXT_MAX", "is_endless", "json_object", "read_text", "text_at"]
 
 TEXT_MAX = 64 << 20  # bytes
 _DIGITS_MAX = 18  # of a whole number that surely fits 64 bits
@@ -32,9 +32,19 @@ def read_text(path: Path) -> str:
     if len(data) > TEXT_MAX:
         fail("E184", f"{path} has more than {TEXT_MAX:,} bytes", Label(str(path)))
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         fail("E170", f"{path} cannot be read: it is no UTF-8 text", Label(str(path)))
+
+
+def text_at(path: str) -> str | None:
+    """The text of a file that may be there: what `layout.load` asks for imports. Raises: as `read_text` for what is no text."""
+    try:
+        if not Path(path).exists() or Path(path).is_dir():
+            return None
+    except (OSError, ValueError):
+        return None  # no file can have this name
+    return read_text(Path(path))
 
 
 def is_endless(path: str | Path) -> bool:

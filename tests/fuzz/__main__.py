@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import resource
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +21,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first input, to repeat one")
     parser.add_argument("--failures", type=int, default=20, help="stop a reader after so many")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     failed = False
     for reader in READERS:
         if given.reader and reader.name not in given.reader:

@@ -73,7 +73,6 @@ def run(reader: Reader, folder: Path, seed: int, numbers: Iterator[int], failure
     slowest = (0.0, -1)
     count = 0
     for number in numbers:
-        count += 1
         began = time.perf_counter()
         try:
             ready.attempt(Random(f"{reader.name}/{seed}/{number}"))
@@ -85,6 +84,9 @@ def run(reader: Reader, folder: Path, seed: int, numbers: Iterator[int], failure
                 failures.append(Failure(number, ready.damage, traceback.format_exc()))
         except Exception:
             failures.append(Failure(number, ready.damage, traceback.format_exc(limit=-8)))
+        except KeyboardInterrupt:  # of a long run: what was done is said
+            break
+        count += 1
         slowest = max(slowest, (time.perf_counter() - began, number))
         if len(failures) >= failures_max:
             break

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from tests.oracle import Meaning, Padding, homes, mean
-from ucpl.frontends.texts import text_at
 from ucpl.layout import Layout, load, resolve
 from ucpl.regions import POLICIES, Part, Placement, locate
 from ucpl.syntax import nodes, parse_call
+from ucpl.texts import text_at
 
 Place = tuple[str, str]
 

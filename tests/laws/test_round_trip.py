@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.laws.test_locate import GPT, LAYOUTS, MEGATRON, MOE
 from ucpl.errors import UcplError
-from ucpl.frontends.texts import text_at
 from ucpl.graph import PASSES, build, drawn, optimise
 from ucpl.graph.passes import each_joined, each_straight
 from ucpl.layout import Layout, load, resolve
@@ -18,6 +17,7 @@ from ucpl.regions import Placement, locate
 from ucpl.schedule import order
 from ucpl.syntax import nodes, parse, parse_call
 from ucpl.testing import Example, assert_round_trip, lay_out, layout_pairs, layouts, models, numbered, run
+from ucpl.texts import text_at
 
 Pair = tuple[Example, Example]
 

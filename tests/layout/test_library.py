@@ -9,9 +9,9 @@ import pytest
 
 from ucpl import api
 from ucpl.errors import UcplError
-from ucpl.frontends.texts import BYTES_MAX, read_text, text_at
 from ucpl.layout import load, resolve
 from ucpl.syntax import nodes, parse_call
+from ucpl.texts import BYTES_MAX, read_text, text_at
 
 TEXT = """ucpl 1
 model m {

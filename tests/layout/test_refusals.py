@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from ucpl.errors import UcplError, catalogue
-from ucpl.frontends.texts import text_at
 from ucpl.graph import build
 from ucpl.layout import load, resolve
 from ucpl.regions import locate
 from ucpl.syntax import parse_call
+from ucpl.texts import text_at
 
 
 def place_of(text: str, mark: str) -> tuple[int, int] | None:

@@ -11,12 +11,12 @@ import pytest
 
 from tests.layout.fuzzing import TRIAL
 from ucpl.errors import UcplError
-from ucpl.frontends.texts import text_at
 from ucpl.layout import Layout, close, expand, load, resolve
 from ucpl.layout.axes import dims_of
 from ucpl.layout.templates import PLACE_WORDS, render
 from ucpl.regions import locate
 from ucpl.syntax import nodes, parse, parse_call, print_file
+from ucpl.texts import text_at
 
 BASE = """ucpl 1
 let unit = 2

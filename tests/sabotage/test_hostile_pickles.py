@@ -325,3 +325,11 @@ def test_an_archive_s_records_are_not_read_whole(tmp_path: Path) -> None:
             read_torch_file(tmp_path, "a.pt")
         assert caught.value.diagnostics[0].code == "E402"
         assert record in caught.value.diagnostics[0].message
+
+
+def test_named_arguments_copied_again_and_again_end() -> None:
+    """NEWOBJ_EX copies its dict: a hundred thousand copies of a large one are more than the file paid for."""
+    names = b"".join(text(f"n{i}") + b"N" for i in range(20_000))
+    body = b"}(" + names + b"uq\x00" + b"cm\nC\nq\x01" + b"h\x01)h\x00\x920" * 1000 + b"N."
+    with pytest.raises(UcplError, match="E425"):
+        loads(b"\x80\x04" + body)

@@ -218,3 +218,43 @@ def test_special_files_are_refused(tmp_path: Path) -> None:
         read_torch_file(tmp_path, "folder")
     with pytest.raises(UcplError, match=r"E40[01]"):
         read_torch_file("/", os.devnull[1:])
+
+
+def message_of(tmp_path: Path, data: bytes | bytearray) -> str:
+    (tmp_path / "evil.pt").write_bytes(data)
+    with pytest.raises(UcplError) as caught:
+        read_torch_file(tmp_path, "evil.pt")
+    return caught.value.diagnostics[0].message
+
+
+def test_members_that_overlap_by_a_few_bytes(tmp_path: Path) -> None:
+    """The first member's two headers agree that it is eight bytes longer than it is."""
+    data = archive_of({"a/data.pkl": dumps({}), "a/data/0": bytes(16)})
+    directory = struct.unpack_from("<I", data, len(data) - 6)[0]
+    (size,) = struct.unpack_from("<I", data, 18)
+    for at in (18, 22, directory + 20, directory + 24):
+        struct.pack_into("<I", data, at, size + 8)
+    assert "overlap" in message_of(tmp_path, data)
+
+
+def test_bytes_between_the_directory_and_its_end_record(tmp_path: Path) -> None:
+    data = archive_of({"a/data.pkl": dumps({})})
+    end = len(data) - 22
+    assert "is not where its end record says" in message_of(tmp_path, data[:end] + b"junk" + data[end:])
+
+
+def test_bytes_behind_the_last_entry_of_the_directory(tmp_path: Path) -> None:
+    data = archive_of({"a/data.pkl": dumps({})})
+    end = len(data) - 22
+    (size,) = struct.unpack_from("<I", data, end + 12)
+    struct.pack_into("<I", data, end + 12, size + 4)
+    assert "has bytes after its 1 entries" in message_of(tmp_path, data[:end] + b"junk" + data[end:])
+
+
+def test_short_reads_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may give fewer bytes than were asked for: the rest is read behind them."""
+    (tmp_path / "good.pt").write_bytes(saved())
+    whole = read_torch_file(tmp_path, "good.pt")
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: real(fd, min(size, 7), at))
+    assert read_torch_file(tmp_path, "good.pt").extents() == whole.extents()

@@ -14,9 +14,11 @@ import pytest
 import torch
 from attrs import evolve
 
+import ucpl
 from tests.fuzz.containers import pickle_of, write_torch_file
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.extents import Call, Extent, Size, StorageRef, TensorRef
+from ucpl.stores.checkpoint import CallerStates
 from ucpl.stores.deepspeed.copies import is_zero
 from ucpl.stores.pickles import loads
 from ucpl.stores.registry import open_checkpoint
@@ -527,3 +529,36 @@ def test_moments_are_zero_whatever_their_sign(tmp_path: Path) -> None:
     found = {(low, high): is_zero(tmp_path, extent, low, high) for low in range(5) for high in range(low + 1, 6)}
     assert {span for span, zero in found.items() if zero} == {(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3), (4, 5)}
     assert not is_zero(tmp_path, evolve(extent, stride=(2,), shape=(2,)), 0, 2)
+
+
+def test_paddings_between_parameters_are_written_as_they_are_checked(tmp_path: Path) -> None:
+    target = tmp_path / "there"
+    ucpl.convert(str(FIXTURES / Z1), str(target), "zero1(dp=2, alignment=4)", workers=1)
+    found = open_checkpoint(target)
+    assert found.envelope.settings["alignment"].value == 4
+    assert any(gap for flat in found.stated for gap in np.diff(flat.starts) - [prod(s) for _, s in flat.members[:-1]])
+
+
+def test_each_stage_keeps_its_own_client_state(tmp_path: Path) -> None:
+    folder = copied(PP, tmp_path)
+    for stage in range(2):
+        change(folder / meta(mp=stage), partial(_noted, stage))
+    found = open_checkpoint(folder).caller_states
+    assert (found.pp, found.tp, found.files) == (2, 1, 1)
+    assert [found.at(stage, 0, 0)["mine"] for stage in range(2)] == [0, 1]
+    for call, expected in (("zero1(dp=1, pp=2)", [0, 1]), ("zero1(dp=1, pp=1)", [0])):
+        target = tmp_path / call
+        ucpl.convert(str(folder), str(target), call, workers=1)
+        assert [part["mine"] for part in open_checkpoint(target).caller_states.of] == expected
+
+
+def _noted(stage: int, value: Any) -> None:
+    value["mine"] = stage
+
+
+def test_callers_states_stand_by_pp_tp_and_dp() -> None:
+    """The last coordinate is the fastest, as mp_rank_NN and the ranks within it are."""
+    places = [(pp, tp, dp) for pp in range(2) for tp in range(3) for dp in range(4)]
+    states = CallerStates(tuple({"place": place} for place in places), pp=2, tp=3)
+    assert states.files == 4
+    assert all(states.at(*place) == {"place": place} for place in places)

@@ -493,3 +493,22 @@ def test_patterns_that_may_take_for_ever_are_refused(folder: Path) -> None:
         value[INFO]["tp_replicated_parameter_patterns"].insert(0, "(a+)+$")
 
     refusal(lambda: open_checkpoint(edited(folder, hostile)), "E462")
+
+
+def test_lists_of_patterns_cut_each_part_by_itself(file: TorchFile) -> None:
+    """Of releases before affine_map: halves of one dim, and parts of stated sizes, which must divide."""
+
+    def read(**lists: Any) -> Any:
+        info = Value(file.path, file.file, (INFO,), {"tp_replicated_parameter_patterns": ["^all$"], **lists})
+        return shardings_of(file, info, {"w": [(4, 3), (4, 3)], "all": [(2,), (2,)]})
+
+    halves = read(parameter_with_2_sub_params_cat_dim_0=["^w$"])["w"]
+    assert (halves.shape, halves.dim, [s.widths for s in halves.sections]) == ((8, 3), 0, [(2, 2), (2, 2)])
+    rows = read(parameter_with_row_parallelism_patterns=["^w$"])["w"]
+    assert (rows.shape, rows.dim) == ((4, 6), 1)
+    assert (read()["w"].shape, read()["all"].dim) == ((8, 3), None)
+    fused = {"patterns": ["^w$"], "shape": [(6, 2), -1], "partition_dim": 0}
+    parts = read(parameter_with_sub_params=[fused])["w"]
+    assert [(s.size, s.widths) for s in parts.sections] == [(6, (3, 3)), (2, (1, 1))]
+    odd = {**fused, "shape": [(5, 3), -1]}
+    assert "no sub_param_shard_widths" in refusal(lambda: read(parameter_with_sub_params=[odd]), "E462").message

@@ -246,3 +246,17 @@ def test_metadata_of_torchs_distributed_checkpoint() -> None:
 @given(made_up)
 def test_every_name_survives(name: Global) -> None:
     assert loads(dumps(name)) == name
+
+
+@pytest.mark.parametrize("count", [999, 1001, 2500])  # Python ends a dict of just 1000 with an empty batch
+def test_long_containers_are_written_in_python_s_batches(count: int) -> None:
+    listed = [None] * count
+    assert dumps(listed) == pickle.dumps(listed, 2)
+    pairs = dict.fromkeys(range(count))
+    assert dumps(pairs) == pickle.dumps(pairs, 2)
+
+
+@pytest.mark.parametrize("bits", [31, 32, 39, 40, 63, 64, 1000, 2040])
+def test_large_numbers_are_written_as_python_writes_them(bits: int) -> None:
+    for value in ((1 << bits) - 1, 1 << bits, (1 << bits) + 1):
+        assert dumps(value) == pickle.dumps(value, 2)

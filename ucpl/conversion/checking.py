@@ -14,10 +14,9 @@ from ucpl.conversion.given import Called, Given
 from ucpl.conversion.planning import closed_call
 from ucpl.conversion.sides import located
 from ucpl.errors import Diagnostic, UcplError
-from ucpl.frontends.texts import text_at
 from ucpl.layout import Library, load
 from ucpl.syntax import nodes, parse
-from ucpl.texts import read_text
+from ucpl.texts import read_text, text_at
 
 __all__ = ["Checked", "check"]
 

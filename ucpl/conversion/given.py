@@ -67,9 +67,9 @@ def library_of(path: str | Path) -> Library:
 
     Raises: UcplError, E170 where the file cannot be read.
     """
-    from ucpl.frontends.texts import text_at
     from ucpl.layout import load
     from ucpl.resources import spec_files, spec_text
+    from ucpl.texts import text_at
 
     name = str(path).removeprefix("specs/")
     if not os.path.exists(path) and name in dict(spec_files()):  # a shipped one, wherever we are

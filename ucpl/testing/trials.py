@@ -7,12 +7,12 @@ import random
 from attrs import field, frozen
 
 from ucpl.errors import UcplError, fail
-from ucpl.frontends.texts import text_at
 from ucpl.layout import Library, load, resolve
 from ucpl.layout.scope import Config, Value
 from ucpl.regions import Placement, locate
 from ucpl.syntax import nodes, parse
 from ucpl.testing.laws import assert_round_trip
+from ucpl.texts import text_at
 
 __all__ = ["Report", "roundtrip"]
 
