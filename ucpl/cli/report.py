@@ -46,9 +46,9 @@ def plan_object(plan: Plan) -> dict[str, object]:
         "dropped": list(plan.dropped),
         "spec": plan.spec_digest,
         "structure": plan.structure_digest,
-        "reads": len(plan.sources),
-        "writes": len(plan.targets),
-        "moves": [{"state": m.state, "kind": m.kind, "runs": len(m), "elements": m.elements} for m in plan.moves],
+        "reads": len(plan.source_shelves),
+        "writes": len(plan.target_shelves),
+        "moves": [{"state": t.state, "kind": t.kind, "runs": t.runs, "elements": t.elements} for t in plan.tallies],
     }
 
 

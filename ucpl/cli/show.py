@@ -40,9 +40,10 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.showing import located, resolved, shown
 
     if options.layout.endswith(".plan") and os.path.isfile(options.layout):
-        from ucpl.schedule.text import summary
+        from ucpl.schedule.text import graph_text, summary
 
-        text = summary(api.load_plan(options.layout))
+        plan = api.load_plan(options.layout)
+        text = summary(plan) + graph_text(plan)
         console.raw(text)
         console.answer({"stage": "order", "text": text})
         return Exit.DONE
