@@ -9,13 +9,14 @@ VENV := .venv
 INTEROP := .venv-interop
 PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test check interop bench docs fmt fmt-check pins clean
+.PHONY: help demo test check mutants interop bench docs fmt fmt-check pins clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      convert a real DeepSpeed checkpoint through a plan and prove the result"
 	@echo "make test      all tests but those that need a training framework"
 	@echo "make check     lint, format, types, order of imports"
+	@echo "make mutants   plant faults in a copy, each of which a test must find (SHARE=10 SEED=1 ROOM=runtime narrow it)"
 	@echo "make interop   tests in which DeepSpeed itself loads what ucpl wrote"
 	@echo "make bench     timings, as docs/PERFORMANCE.md reports them"
 	@echo "make docs      write the generated pages (docs/ERRORS.md) anew"
@@ -48,6 +49,9 @@ check: $(VENV)/ready fmt-check
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
 	$(VENV)/bin/ucpl fmt --check specs/*.ucpl benchmarks/*.ucpl examples/*/*.ucpl
+
+mutants: $(VENV)/ready
+	$(VENV)/bin/python -m tests.mutants --jobs $(JOBS) $(if $(SHARE),--share $(SHARE)) $(if $(SEED),--seed $(SEED)) $(if $(ROOM),--room $(ROOM))
 
 interop: $(INTEROP)/ready
 	DS_ACCELERATOR=cpu $(INTEROP)/bin/python -m pytest $(or $(TESTS),tests/interop)

@@ -81,22 +81,21 @@ class Side:
 
 def load(path: Here) -> Library:
     """The models, layouts and plans of a .ucpl file and of what it imports, over the shipped specs. Raises: UcplError."""
+    from ucpl.frontends.texts import text_at
     from ucpl.layout import load as library_of
     from ucpl.resources import spec_files, spec_text
 
     name = str(path).removeprefix("specs/")
     if not Path(path).exists() and name in dict(spec_files()):  # a shipped one, wherever we are
         return library_of((f"specs/{name}", spec_text(name)))
-    return library_of((str(path), read_text(Path(path))))
+    return library_of((str(path), read_text(Path(path))), read=text_at)
 
 
 def read_text(path: Path) -> str:
     """A text file of the user's. Raises: UcplError E170 where it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        fail("E170", f"{path} cannot be read: {reason}", Label(str(path)))
+    from ucpl.frontends.texts import read_text as read
+
+    return read(path)
 
 
 def parse_target(text: str) -> tuple[Library, nodes.Call]:
@@ -116,13 +115,12 @@ def closed_call(
     """The call of a `plan` statement, its arguments evaluated where they stand: the file's own `let` are known there."""
     from attrs import evolve
 
-    from ucpl.layout.resolve import _literal
-    from ucpl.layout.scope import Scope
+    from ucpl.layout.scope import Scope, literal
     from ucpl.syntax import nodes
 
     lets = {b.name: b.value for s in file.statements if isinstance(s, nodes.Let) for b in s.bindings}
     scope = Scope(given={k: v for k, v in (sizes or {}).items() if k in lets}, bindings=lets, config=config or {})
-    return evolve(call, arguments=tuple(evolve(a, value=_literal(scope.evaluate(a.value))) for a in call.arguments))
+    return evolve(call, arguments=tuple(evolve(a, value=literal(scope.evaluate(a.value))) for a in call.arguments))
 
 
 def is_checkpoint(text: str) -> bool:
@@ -214,7 +212,7 @@ def source_side(
         library, call = parse_target(source) if isinstance(source, str) else source
         inherited = inherited_settings(checkpoint)
         found_sizes = sizes_from(checkpoint, library, call, config, sizes)
-        with_sizes(library, _model_name(library, call), found_sizes)
+        library = with_sizes(library, _model_name(library, call), found_sizes)
         shaped = parallel.with_shapes(checkpoint, library, call)
         given = model_of(shaped, {}) if of_any(library, call) else None
         notes = tuple((name, size, origin) for name, (size, origin) in found_sizes.items())
@@ -255,7 +253,7 @@ def target_side(
     if source.found:
         from ucpl.frontends.sizes import with_sizes
 
-        with_sizes(library, _model_name(library, call), source.found)
+        library = with_sizes(library, _model_name(library, call), source.found)
         notes = tuple((name, size, origin) for name, (size, origin) in source.found.items())
     if model is not None and parallel.is_open(library, call):
         made = stages.target(library, call, model, source.checkpoint, inherited) or parallel.target(

@@ -55,7 +55,7 @@ def good(*argv: object) -> Done:
 def alone(*argv: object, code: str = "from ucpl.cli import main; import sys; sys.exit(main())") -> Done:
     """The command in a process of its own, with `code` in front of it."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, argv)], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, *map(str, argv)], cwd=ROOT, capture_output=True, text=True, timeout=1800
     )
     return Done(done.returncode, done.stdout, done.stderr)
 

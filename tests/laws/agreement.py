@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.oracle import Meaning, Padding, homes, mean
+from ucpl.frontends.texts import text_at
 from ucpl.layout import Layout, load, resolve
 from ucpl.regions import POLICIES, Part, Placement, locate
 from ucpl.syntax import nodes, parse_call
@@ -29,7 +30,7 @@ def both(
 ) -> tuple[Meaning, Layout]:
     """The same call, understood by the oracle and by the compiler."""
     meaning = mean(text, call, name=name, model=model, config=config, sizes=sizes)
-    layout = resolve(load((name, text)), parse_call(call), model=model, config=config, define_sizes=sizes)
+    layout = resolve(load((name, text), read=text_at), parse_call(call), model=model, config=config, define_sizes=sizes)
     return meaning, layout
 
 

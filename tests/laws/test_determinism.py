@@ -16,7 +16,7 @@ from ucpl.regions import locate
 from ucpl.schedule import order
 from ucpl.syntax import parse_call
 names = ["gpt_moe.ucpl", "megatron_moe.ucpl", "homes.ucpl"]
-texts = [(f"tests/layouts/{n}", Path("tests/layouts", n).read_text()) for n in names]
+texts = [(f"tests/specs/{n}", Path("tests/specs", n).read_text()) for n in names]
 library = load(*(texts[::-1] if sys.argv[1] == "reversed" else texts))
 sizes = dict(heads=4, groups=2, width=2, l=4, h=3, vocab=5, e=4, f=2)
 def side(call):

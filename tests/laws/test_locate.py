@@ -16,7 +16,7 @@ from ucpl.regions import locate
 from ucpl.syntax import nodes, parse
 from ucpl.testing import Example, layouts, models
 
-LAYOUTS = Path(__file__).parents[1] / "layouts"
+LAYOUTS = Path(__file__).parents[1] / "specs"
 GPT = {"h": 5, "vocab": 7, "t": 2, "d": 2, "f": 7}
 MEGATRON = {"v": 6, "h": 4, "f": 4, "d": 2, "l": 4}
 MOE = {"heads": 4, "groups": 2, "width": 2, "l": 4, "h": 3, "vocab": 5, "e": 4, "f": 2}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
+from tests.layout.fuzzing import TRIAL
 from ucpl.errors import UcplError
-from ucpl.layout import Layout, expand, load, resolve
+from ucpl.frontends.texts import text_at
+from ucpl.layout import Layout, close, expand, load, resolve
+from ucpl.layout.axes import dims_of
+from ucpl.layout.templates import PLACE_WORDS, render
 from ucpl.regions import locate
 from ucpl.syntax import nodes, parse, parse_call, print_file
 
@@ -241,10 +247,146 @@ def test_a_layout_of_any_model_written_out_means_the_same(call: str) -> None:
     assert table(written) == table(straight)
 
 
+STACKED = """ucpl 1
+model m {
+  dim a = 4
+  dtype f32
+  w : a
+  v : a
+  ice : a is frozen
+  buf : a is buffer
+}
+layout low(dp, alignment = 2, tag = 7) of m {
+  mesh dp
+  let own = 1, other = 5
+  file weights = torch "f.{dp}"
+  w = pad(a, alignment) as "w.{own}.{other}.{tag}"
+  v = a as "v"
+  v = a as "again"
+  * of frozen = ... as "low/{name}"
+  * of buffer = ... as "low/{name}"
+}
+layout high(dp, tag = 8) of m extends low(dp, tag = tag) {
+  let own = 2
+  v = a as "instead"
+  * of frozen = ... as "high/{name}"
+  * of parameter = ... as "never/{name}"
+}
+"""
+
+
+def keys(found: Layout) -> dict[str, str]:
+    return {e.path: render(e.storing.key, e.variables) for e in found.entries if e.storing.key is not None}
+
+
+def test_what_is_said_of_one_class_leaves_the_others_as_they_were() -> None:
+    assert keys(layout("high(2)", STACKED)) == {"w": "w.2.5.8", "v": "instead", "ice": "high/ice", "buf": "low/buf"}
+    assert keys(layout("low(2)", STACKED)) == {"w": "w.1.5.7", "v": "again", "ice": "low/ice", "buf": "low/buf"}
+    assert keys(layout("high(2, 3)", STACKED))["w"] == "w.2.5.3"
+    # Two homes in the base are one here, and all else stands where it stood.
+    assert [e.path for e in layout("low(2)", STACKED).entries] == ["w", "v", "v", "ice", "buf"]
+    assert [e.path for e in layout("high(2)", STACKED).entries] == ["w", "v", "ice", "buf"]
+
+
+def test_only_the_layout_that_is_called_inherits() -> None:
+    inherited = {"alignment": (8, "the source"), "tag": (9, "the source")}
+    assert layout("high(2)", STACKED, inherited=inherited).sizes["alignment"] == 2
+    assert layout("low(2)", STACKED, inherited=inherited).sizes["alignment"] == 8
+    assert layout("low(2, 4)", STACKED, inherited=inherited).sizes["alignment"] == 4
+    assert keys(layout("high(2)", STACKED, inherited=inherited))["w"] == "w.2.5.9"
+
+
+def test_a_number_that_is_said_again_is_closed_once() -> None:
+    library = load(("stacked.ucpl", STACKED.replace("ucpl 1", "ucpl 1\nlet own = 9, apart = 3")))
+    straight = resolve(library, parse_call("high(2)"))
+    text = print_file(close(library, parse_call("high(2)")))
+    again = resolve(load(("closed.ucpl", text), shipped=False), parse_call("stored"))
+    assert (again.sizes["own"], again.sizes["apart"], again.sizes["other"]) == (2, 3, 5)
+    assert keys(again) == keys(straight) and again.tensors.keys() == straight.tensors.keys()
+
+
+USED = """ucpl 1
+model inner {
+  dim a = 4
+  dtype f32
+  w : a
+  state s : f32
+}
+layout low(dp) of inner {
+  mesh dp
+  mesh other: dp
+  framework deepspeed(stage = 1)
+  file weights = torch "low.{dp}"
+  w = a@dp on other as "w"
+  group * = model
+  derive s from weight
+}
+model outer {
+  use inner() as in
+  z : 3 dtype f32
+}
+layout high(dp) of outer {
+  mesh dp
+  use low(dp) as in
+  framework deepspeed(stage = 2)
+  file weights = torch "high"
+  z = _ as "z"
+  group * = model
+  derive s from weight
+}
+"""
+
+
+@pytest.mark.parametrize("call", ["high(2)", "low(2)"])
+def test_what_a_used_layout_says_again_is_closed_once(call: str) -> None:
+    library = load(("used.ucpl", USED))
+    straight = resolve(library, parse_call(call))
+    file = parse(print_file(close(library, parse_call(call))), "closed.ucpl")
+    again = resolve(load(("closed.ucpl", print_file(file)), shipped=False), parse_call("stored"))
+    assert (again.framework, again.settings) == (straight.framework, straight.settings)
+    assert set(again.derived) == set(straight.derived)
+    assert [(m.name, m.axes, m.degrees) for m in again.meshes] == [("", ("dp",), (2,)), ("other", ("dp",), (2,))]
+    homes = [{(p.state, h.file, h.key, h.shape) for p in locate(x).parts for h in p.homes} for x in (again, straight)]
+    assert homes[0] == homes[1]
+
+
 def test_imports_are_found_beside_the_file_and_among_the_shipped(tmp_path: Path) -> None:
     (tmp_path / "one.ucpl").write_text(BASE)
     imports = 'ucpl 1\nfrom "one.ucpl" import m, base\nfrom "deepspeed.ucpl" import zero1\n'
     text = imports + "layout mine(dp) of m extends base(dp, 1) {\n}\n"
-    library = load((str(tmp_path / "two.ucpl"), text))
+    library = load((str(tmp_path / "two.ucpl"), text), read=text_at)
     assert resolve(library, parse_call("mine(2)")).sizes["a"] == 8
     assert isinstance(library.layout("zero1").node, nodes.Layout)
+
+
+SHIPPED = ("zero1(dp = 2, round_robin = 0)", "zero3(dp = 2)", "universal()", "safetensors()", "plain()")
+
+
+def leaves(value: object) -> Iterator[object]:
+    """What a record holds, in the end."""
+    kind: type = type(value)
+    if attrs.has(kind):
+        yield from (leaf for f in attrs.fields(kind) for leaf in leaves(getattr(value, f.name)))
+    elif isinstance(value, tuple | list | frozenset):
+        yield from (leaf for one in value for leaf in leaves(one))
+    elif isinstance(value, dict):
+        yield from (leaf for pair in value.items() for leaf in leaves(pair))
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("call", ["base(2)", "derived(2)", *SHIPPED])
+def test_a_layout_is_data_and_prints(call: str) -> None:
+    """Numbers and names in records, and no name in a template's braces that only a scope could tell."""
+    library = load(("base.ucpl", BASE))
+    model = parse(TRIAL).statements[0]
+    assert isinstance(model, nodes.Model)
+    found = resolve(library, parse_call(call), model=model if call in SHIPPED else None)
+    assert {type(leaf) for leaf in leaves(found)} <= {int, str, float, bool, type(None)}
+    assert str(found).startswith("Layout(name=") and "Scope" not in str(found)
+    written = [t for rule in found.files.values() for t in (rule.path, rule.key) if t is not None]
+    storings = [*(e.storing for e in found.entries), *(line.storing for line in found.state_lines)]
+    written += [s.key for s in storings if s.key is not None]
+    coordinates = {a for m in found.meshes for a in m.axes}
+    for template in written:
+        assert template.names <= coordinates | PLACE_WORDS | {t for e in found.entries for t in dims_of(*e.indices)}

@@ -407,13 +407,11 @@ def simple(tmp_path):
 
 def test_a_plan_for_another_checkpoint_is_refused_with_both_sides(simple):
     source, plan, out = simple
-    other = evolve(plan, sources=(evolve(plan.sources[0], shape=(1000, 50)), *plan.sources[1:]))
+    other = plan.of(sources=(evolve(plan.sources[0], shape=(1000, 50)), *plan.sources[1:]))
     with pytest.raises(UcplError, match=r"\[50, 1000\].*\[1000, 50\]") as caught:
         run(other, source, out)
     assert caught.value.exit_status == 5
-    other = evolve(
-        plan, sources=(evolve(plan.sources[0], key=("no",)), evolve(plan.sources[1], file="no"), plan.sources[2])
-    )
+    other = plan.of(sources=(evolve(plan.sources[0], key=("no",)), evolve(plan.sources[1], file="no"), plan.sources[2]))
     with pytest.raises(UcplError) as caught:
         run(other, source, out)
     assert [d.code for d in caught.value.diagnostics] == ["E600", "E600"]
@@ -427,7 +425,7 @@ def test_a_move_that_leaves_its_tensor_is_refused(simple):
         (0, 0, 0, (50_000,), 0, (1,), 1, (1,)),
         (0, 0, 0, (2, 3), 0, (3, 1), 0, (2, 1)),
     ):
-        bad = evolve(plan, moves=(moves("copy", [row]),))
+        bad = plan.of(moves=(moves("copy", [row]),))
         assert code_of(lambda bad=bad: run(bad, source, out)) == "E603"
     assert os.listdir(out.parent) == ["src"]
 
@@ -459,19 +457,6 @@ def test_a_damaged_source_is_found_and_the_target_is_not_there(simple, how):
     if how == "flip":
         assert "storage 1" in found.message and "b (b)" in found.message
     assert not out.exists()
-
-
-def test_a_flipped_bit_outside_of_what_is_needed_is_found_on_demand(tmp_path):
-    source = write_source(tmp_path / "src", [Stored("a", ("x",), "f32", bits_of("f32", (1000,), 1))])
-    plan = copies(source)
-    part = evolve(plan, targets=(evolve(plan.targets[0], shape=(100,)),), moves=(moves("copy", [whole(100)]),))
-    path = source.root / "a"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    report = run(part, source, tmp_path / "out")
-    assert report.source_bytes_unverified == 4000
-    assert code_of(lambda: run(part, source, tmp_path / "out2", verify_source=True)) == "E612"
 
 
 def test_the_source_is_untouched(simple):
@@ -521,15 +506,15 @@ def test_the_folder_describes_itself(simple):
     assert (out / "ucpl/layout.ucpl").read_text() == plan.layout_text
     manifest = read_manifest(out)
     assert manifest is not None
-    for name, entry in manifest["files"].items():
+    for name, entry in manifest.files.items():
         data = (out / name).read_bytes()
-        assert (len(data), f"{zlib.crc32(data):08x}") == (entry["size"], entry["crc32"])
-    assert set(manifest["files"]) | {"ucpl/manifest.json"} == set(tree(out))
+        assert (len(data), zlib.crc32(data)) == (entry.size, entry.crc)
+    assert set(manifest.files) | {"ucpl/manifest.json"} == set(tree(out))
 
 
 def test_a_target_of_one_file(simple):
     source, plan, out = simple
-    one = evolve(plan, targets=tuple(evolve(t, file="model.pt") for t in plan.targets))
+    one = plan.of(targets=tuple(evolve(t, file="model.pt") for t in plan.targets))
     out = out.with_suffix(".pt")
     run(one, source, out, framework=Torch(texts={}))
     assert set(torch.load(out)) == {"a", "b", "c"}

@@ -26,7 +26,7 @@ assert _execute is execute
 @pytest.fixture(autouse=True)
 def no_failpoints(monkeypatch):
     """Every tile is journalled soon, so that there is something to resume."""
-    monkeypatch.setattr(sys.modules["ucpl.runtime.execute"], "SYNC_BYTES", 1)
+    monkeypatch.setattr(sys.modules["ucpl.runtime.moving"], "SYNC_BYTES", 1)
     yield
     set_failpoints("")
 
@@ -57,8 +57,7 @@ from pathlib import Path
 from tests.runtime.test_resume import MEMORY, Torch, copies, run
 from tests.runtime.world import Stored, bits_of, write_source
 import ucpl.runtime.crew, pickle
-execute = sys.modules["ucpl.runtime.execute"]
-execute.SYNC_BYTES = 1
+sys.modules["ucpl.runtime.moving"].SYNC_BYTES = 1
 top = Path(sys.argv[1])
 source = pickle.loads((top / "source.pickle").read_bytes())
 print(run(copies(source), source, top / "out", resume="resume" in sys.argv, force="force" in sys.argv))
@@ -167,7 +166,7 @@ def test_no_record_is_written_before_its_data_is_synced(simple, monkeypatch):
 
     def watched_append(self, tiles, fragments):
         per_file = -(-2_800_000 // (MEMORY // 2 // 4))  # tiles of one file
-        recorded.append({index // per_file for index, *_ in tiles} <= synced)
+        recorded.append({tile.index // per_file for tile in tiles} <= synced)
         append(self, tiles, fragments)
         synced.clear()
 
@@ -248,7 +247,7 @@ def stopped(plan, source, out):
 def test_another_plan_or_source_is_not_resumed(simple):
     source, plan, out = simple
     stopped(plan, source, out)
-    other = evolve(plan, moves=(evolve(plan.moves[0], source=plan.moves[0].source[::-1].copy()),))
+    other = plan.of(moves=(plan.moves[0].replace(source=plan.moves[0].source[::-1].copy()),))
     with pytest.raises(UcplError) as caught:
         run(other, source, out, resume=True)
     assert caught.value.diagnostics[0].code == "E602" and caught.value.exit_status == 5
@@ -296,7 +295,7 @@ def test_resume_of_a_finished_target_is_done_and_of_another_is_refused(simple):
     assert tree(out) == before
 
 
-def test_more_memory_does_not_change_the_tiles_of_a_resumed_run_and_less_is_refused(simple):
+def test_more_memory_does_not_change_the_tiles_of_a_resumed_run(simple):
     source, plan, out = simple
     stopped(plan, source, out)
     header = json.loads((out.with_name(".out.ucpl-work") / "journal").read_bytes().split(b"\n")[0])
@@ -304,3 +303,15 @@ def test_more_memory_does_not_change_the_tiles_of_a_resumed_run_and_less_is_refu
     assert header["tile"] == MEMORY // 2 // 4
     execute(plan, source, Torch(), out.with_name("wanted"))
     assert tree(out) == tree(out.with_name("wanted"))
+
+
+def test_less_memory_than_the_tiles_of_an_interrupted_run_is_refused(simple):
+    source, plan, out = simple
+    set_failpoints("source-read:10:eio")
+    with pytest.raises(UcplError):
+        run(plan, source, out, memory=4 * MEMORY)
+    set_failpoints("")
+    with pytest.raises(UcplError) as caught:
+        run(plan, source, out, memory=MEMORY, resume=True)
+    assert caught.value.diagnostics[0].code == "E508"
+    assert run(plan, source, out, memory=4 * MEMORY, resume=True).tiles_resumed > 0

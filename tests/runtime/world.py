@@ -3,11 +3,12 @@
 import zlib
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 from attrs import evolve, frozen
 
-from ucpl.extents import DTYPES, Envelope, Extent, StorageRef, StoredTensor, Structure, TensorRef
-from ucpl.schedule.plan import Moves, Plan
+from ucpl.extents import DTYPES, Envelope, Extent, Shelves, StorageRef, StoredTensor, Structure, TensorRef
+from ucpl.schedule import Plan, Runs
 from ucpl.stores.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.torch_files import read_torch_file
 
@@ -100,7 +101,7 @@ def stored(extent: Extent, label="") -> StoredTensor:
     return StoredTensor(extent.file, extent.key, extent.dtype, extent.shape, "weight", label or str(extent.key[0]))
 
 
-def moves(kind, rows, **more) -> Moves:
+def moves(kind, rows, **more) -> Runs:
     """Rows of (tensor, source, target, shape, source_offset, source_stride, target_offset, target_stride)."""
     width = max((len(r[3]) for r in rows), default=1)
 
@@ -110,17 +111,18 @@ def moves(kind, rows, **more) -> Moves:
     def column(i, dtype):
         return np.array([r[i] for r in rows], dtype)
 
-    return Moves(
+    return Runs(
         kind, "weight", column(0, np.int32), column(1, np.int32), column(2, np.int32), wide(3, 1), column(4, np.int64),
         wide(5, 0), column(6, np.int64), wide(7, 0), **more,
     )  # fmt: skip
 
 
 def plan_of(sources, targets, *all_moves, tensors=("the tensor",)) -> Plan:
-    return Plan(
-        "test", "from()", "to()", Structure("world"), Structure("world"), tuple(sources), tuple(targets), tuple(tensors),
-        tuple(all_moves), layout_text="layout of the test\n",
+    empty = Plan(
+        "test", "from()", "to()", Structure("world"), Structure("world"), Shelves(()), Shelves(()), tuple(tensors),
+        nx.DiGraph(), layout_text="layout of the test\n",
     )  # fmt: skip
+    return empty.of(sources=sources, targets=targets, moves=all_moves)
 
 
 def copies(checkpoint: Checkpoint, file_of=None) -> Plan:
@@ -162,3 +164,9 @@ def open_target(folder: Path, files) -> Checkpoint:
         for extent in read_torch_file(folder, file).extents():
             extents[file, extent.key] = extent
     return Checkpoint(folder, folder, None, "world", "", extents, {}, Envelope("world"), (), {}, files=tuple(files))
+
+
+def remade(plan: Plan, **change) -> Plan:
+    """A plan with other sources, targets or moves. Its texts are those of `plan_of`."""
+    part = {name: change.get(name, getattr(plan, name)) for name in ("sources", "targets", "moves")}
+    return plan_of(part["sources"], part["targets"], *part["moves"], tensors=plan.tensors)

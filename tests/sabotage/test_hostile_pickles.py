@@ -7,13 +7,13 @@ import pickle
 import random
 import struct
 import sys
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.stores.values import FIXTURES
+from tests.sabotage.cost import soon
+from tests.stores.values import FIXTURES, assert_same
 from ucpl.errors import UcplError
 from ucpl.extents import Call, Global
 from ucpl.stores.pickles import dumps, loads, unsafe_globals, walk
@@ -201,7 +201,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("data", "code"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
 def test_broken_pickles_are_refused_and_say_where(data: bytes, code: str) -> None:
-    with pytest.raises(UcplError) as caught:
+    with soon(len(data)), pytest.raises(UcplError) as caught:
         loads(data, "evil.pt")
     assert caught.value.diagnostics[0].code == code, caught.value
     diagnostic = caught.value.diagnostics[0]
@@ -228,22 +228,10 @@ def test_a_shared_tuple_as_a_key_is_not_hashed_exponentially() -> None:
 
 
 def test_copying_ones_own_parts_again_and_again_ends() -> None:
-    """A list of a million turned into a set a million times would be a day's work for a file of 10 MB."""
-    body = b"](" + b"K\x01" * 1_000_000 + b"eq\x00" + b"c__builtin__\nset\nq\x01" + b"h\x01h\x00\x85R0" * 100_000
-    with pytest.raises(UcplError, match="E425"):
+    """A list of 5,000 turned into a set 5,000 times would be much work for a file of 45 kB."""
+    body = b"](" + b"K\x01" * 5_000 + b"eq\x00" + b"c__builtin__\nset\nq\x01" + b"h\x01h\x00\x85R0" * 5_000
+    with soon(len(body)), pytest.raises(UcplError, match="E425"):
         loads(P + body + b".")
-
-
-def test_memory_is_bounded_by_the_file() -> None:
-    attacks = [data for _, data, _ in BROKEN if len(data) < 1000]
-    tracemalloc.start()
-    try:
-        for data in attacks:
-            with pytest.raises(UcplError):
-                loads(data)
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -280,7 +268,9 @@ def test_flipped_bytes_and_cuts_never_surprise(seed: int) -> None:
         values += 1
         unsafe_globals(value)
         written = dumps(value)
-        assert dumps(loads(written)) == written
+        again = loads(written)
+        assert_same(value, again)
+        assert dumps(again) == written
     assert values  # some flips are harmless: the fuzz reaches what lies behind the reader
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.sabotage.cost import soon
 from tests.stores.values import FIXTURES
 from ucpl.errors import UcplError
 from ucpl.extents import StorageRef, TensorRef
@@ -35,7 +36,7 @@ def members_of(value: object, **storages: bytes) -> dict[str, bytes]:
 
 def code_of(tmp_path: Path, data: bytes | bytearray) -> str:
     (tmp_path / "evil.pt").write_bytes(data)
-    with pytest.raises(UcplError) as caught:
+    with soon(len(data)), pytest.raises(UcplError) as caught:
         read_torch_file(tmp_path, "evil.pt")
     diagnostic = caught.value.diagnostics[0]
     assert "evil.pt" in diagnostic.message and diagnostic.remedy and caught.value.exit_status == 3

@@ -19,7 +19,7 @@ import torch
 from tests.stores.values import FIXTURES, assert_same, assert_tells, built, same_bits, torch_tensor, torch_value
 from ucpl.errors import UcplError
 from ucpl.extents import DTYPES, StorageRef, TensorRef, TorchDType
-from ucpl.stores.crc import crc_of_zeros
+from ucpl.runtime.crc import crc_of_zeros
 from ucpl.stores.pickles import set_attributes, unsafe_globals
 from ucpl.stores.torch_files import TorchFile, layout_torch_file, read_torch_file
 
@@ -277,7 +277,7 @@ def test_old_and_foreign_files_are_refused_with_a_remedy(tmp_path: Path) -> None
 def test_nothing_here_imports_torch() -> None:
     code = """
 import sys, tempfile
-from ucpl.stores import crc, pickles, safetensors_files, torch_files, zips
+from ucpl.stores import pickles, safetensors_files, torch_files, zips
 from ucpl.extents import StorageRef, TensorRef
 root = sys.argv[1]
 file = torch_files.read_torch_file(root, "z3_optim_states.pt")
@@ -285,7 +285,7 @@ file.extents(); file.read_scalar(next(v for k, v in pickles.walk(file.value) if 
 torch_files.layout_torch_file(file.value, "a").finish({n: 0 for n in file.storages})
 safetensors_files.layout_safetensors_file([("a", "f32", (2,))])
 safetensors_files.read_safetensors_file(root, "hf_llama.safetensors").extents()
-crc.combine([1], [1]); pickles.unsafe_globals(file.value)
+pickles.unsafe_globals(file.value)
 print(*sorted({"torch", "safetensors", "pickle", "deepspeed", "zipfile"} & set(sys.modules)))
 """
     root = FIXTURES / "containers"

@@ -42,7 +42,7 @@ def test_every_code_of_the_room_is_shown_by_a_text_and_no_other():
     shown = {code for path in TEXTS for code in re.findall(r"error\[(E\d+)\]", path.with_suffix(".txt").read_text())}
     own = {code for code in catalogue() if code < "E050"}
     assert shown | LIMITS == own
-    source = "".join(p.read_text() for p in HERE.parents[1].joinpath("ucpl", "syntax").glob("*.py"))
+    source = "".join(p.read_text() for p in HERE.parents[1].joinpath("ucpl", "syntax").rglob("*.py"))
     assert set(re.findall(r'"(E\d{3})"', source)) == own
 
 

@@ -53,6 +53,7 @@ HOSTILE = {
     "nothing but newlines": ("E002", "\n" * MANY),
     "comments without an end": ("E002", "#" * MANY + "\n#" * MANY),
     "open braces": ("E001", "ucpl 1\n" + "{" * MANY),
+    "half a character": ("E021", 'ucpl 1\nlet a = "\ud800"'),
     "unreadable": ("E004", "ucpl 1\n" + "\x00" * MANY),
 }
 

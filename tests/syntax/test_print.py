@@ -27,7 +27,7 @@ from ucpl.syntax import (
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of a strategy, by Hypothesis
 
 HERE = Path(__file__).parent
-TEXTS = sorted([*HERE.parent.joinpath("layouts").glob("*.ucpl"), *HERE.joinpath("examples").glob("*.ucpl")])
+TEXTS = sorted([*HERE.parent.joinpath("specs").glob("*.ucpl"), *HERE.joinpath("examples").glob("*.ucpl")])
 COMMENT = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|#[^\n]*')
 
 

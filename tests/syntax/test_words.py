@@ -115,7 +115,7 @@ def test_the_words_are_those_of_the_grammar():
 
 @pytest.mark.parametrize("place", PLACES)
 def test_every_word_can_be_a_name(place):
-    for word in [*WORDS, "_", "Ünïcode", 'quo"ted', "back\\slash", "new\nline", "a b", "0", "7.x", "a..b", "\ud800"]:
+    for word in [*WORDS, "_", "Ünïcode", 'quo"ted', "back\\slash", "new\nline", "a b", "0", "7.x", "a..b"]:
         statement = PLACES[place](word)
         if word not in WORDS and place.split(",")[0] in (
             "axis",

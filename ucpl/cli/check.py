@@ -83,12 +83,12 @@ class _Checked:
         return ", ".join(f"{n} {word}{'s' if n > 1 else ''}" for word, n in self.counts.items()) or "nothing to resolve"
 
     def run(self) -> None:
-        from ucpl.api import read_text
+        from ucpl.frontends.texts import read_text, text_at
         from ucpl.layout import load
         from ucpl.syntax import nodes
 
         try:
-            library = load((self.name, read_text(Path(self.name))))
+            library = load((self.name, read_text(Path(self.name))), read=text_at)
         except UcplError as error:
             self.findings += error.diagnostics
             return

@@ -36,6 +36,8 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"differs       {difference}")
     compared = f"{found.tensors:,} tensors, {found.elements:,} elements, {found.values:,} values beside them"
     console.say(f"compared      {compared}; buffers {bytes_text(found.bytes_live_max)} at most")
+    for one in found.unsaid:
+        console.say(f"unsaid        {one}")
     for text in found.derived:
         console.say(f"derived       {text}")
     if found:

@@ -60,13 +60,20 @@ def run_lines(report: Report) -> list[str]:
         f"written       {bytes_text(report.bytes_written)}, the target is {report.bytes_target:,} in {report.files} files",
         f"buffers       {bytes_text(report.bytes_live_max)} at most",
         f"verified      {report.bytes_read_back:,} bytes read back from the disk are what was written",
-        f"              {report.source_bytes_checked:,} bytes of the source match their CRC"
-        + (
-            f", {report.source_bytes_unverified:,} were read in part (--verify-source reads them whole)"
-            if report.source_bytes_unverified
-            else ""
-        ),
     ]
+    if report.source_bytes_checked or not report.source_bytes_without_crc:
+        out.append(f"              {report.source_bytes_checked:,} bytes of the source match their CRC")
+    if report.source_bytes_without_crc:
+        out.append(f"              {report.source_bytes_without_crc:,} bytes of the source: no CRC in this format")
+    if report.source_bytes_unverified:
+        out.append(
+            f"unverified    {report.source_bytes_unverified:,} bytes are in storages that were read in part:"
+            " --verify-source reads them whole"
+        )
+        out += [f"              {member}" for member in report.unverified[:_SHOWN]]
+        if len(report.unverified) > _SHOWN:
+            out.append(f"              and {len(report.unverified) - _SHOWN} more")
+    out += [f"remark        {text}" for text in report.remarks]
     if report.tiles_resumed:
         out.append(f"resumed       {report.tiles_resumed} of {report.tiles} tiles were done before")
     return out

@@ -15,6 +15,7 @@ from ucpl.extents.records import (
     key_text,
 )
 from ucpl.extents.sharding import Section, Sharding
+from ucpl.extents.shelves import Shelf, Shelves
 from ucpl.extents.structure import Flat, NamedTensor, StoredTensor, Structure
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "Section",
     "Setting",
     "Sharding",
+    "Shelf",
+    "Shelves",
     "Size",
     "Step",
     "StorageRef",

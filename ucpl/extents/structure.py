@@ -7,12 +7,15 @@ is not structure from the source's Envelope.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attrs import field, frozen
 
 from ucpl.extents.records import Key
 from ucpl.extents.sharding import Sharding
 
 Plain = int | str | bool | float | None
+PadKind = Literal["zero", "live", "undefined"]
 
 
 @frozen
@@ -28,6 +31,7 @@ class StoredTensor:
     rank: int = 0  # the first rank that holds it
     shares: int | None = None  # index of the tensor whose storage it is a second name of (tied aliases)
     padding: int = 0  # elements of it that belong to no tensor
+    padding_kind: PadKind = "undefined"  # what they hold: zeros, values that were trained, or anything
 
     @property
     def numel(self) -> int:

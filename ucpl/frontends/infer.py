@@ -165,6 +165,6 @@ def closed_layout(text: str, name: str) -> tuple[Library, nodes.Call]:
 
 def with_arguments(call: nodes.Call, values: dict[str, Value]) -> nodes.Call:
     """A call with more arguments by name."""
-    from ucpl.layout.resolve import _literal
+    from ucpl.layout.scope import literal
 
-    return evolve(call, arguments=(*call.arguments, *(nodes.Argument(k, _literal(v)) for k, v in values.items())))
+    return evolve(call, arguments=(*call.arguments, *(nodes.Argument(k, literal(v)) for k, v in values.items())))

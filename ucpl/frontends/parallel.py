@@ -56,18 +56,10 @@ class Extended:
 
 def is_open(library: Library, call: nodes.Call) -> bool:
     """Whether a layout is of any model, knows of tensor parallelism, and says of no tensor by name how it is cut."""
-    known = library.layout(call.name).node
-    assert isinstance(known, nodes.Layout)
-    if known.of != "any" or TP not in {p.name for p in known.parameters}:
+    chain = [link.node for link in library.chain(call.name)]
+    if chain[0].of != "any" or TP not in {p.name for p in chain[0].parameters}:
         return False
-    while True:
-        if any(isinstance(i, nodes.Entry) and i.path != "*" for i in known.items):
-            return False
-        if known.extends is None:
-            return True
-        inner = library.layout(known.extends.name).node
-        assert isinstance(inner, nodes.Layout)
-        known = inner
+    return not any(isinstance(i, nodes.Entry) and i.path != "*" for known in chain for i in known.items)
 
 
 def degree_asked(library: Library, call: nodes.Call, axis: str, inherited: Inherited) -> int:
@@ -107,10 +99,8 @@ def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> C
     if not unknown:
         return checkpoint
     lines: dict[str, nodes.Entry] = {}
-    known = library.layout(call.name).node
-    while isinstance(known, nodes.Layout):
-        lines = {**{i.path: i for i in known.items if isinstance(i, nodes.Entry) and i.shape is not None}, **lines}
-        known = library.layout(known.extends.name).node if known.extends is not None else None  # type: ignore[assignment]
+    for link in library.chain(call.name):
+        lines = {**{i.path: i for i in link.node.items if isinstance(i, nodes.Entry) and i.shape is not None}, **lines}
     whole: dict[str, tuple[int, ...]] = {}
     for name, shapes in unknown.items():
         entry = lines.get(name)

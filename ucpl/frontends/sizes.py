@@ -39,7 +39,7 @@ def sizes_from(
         return {}
     known = library.model(layout.of)
     assert isinstance(known.node, nodes.Model)
-    chain = _chain(library, layout)
+    chain = [link.node for link in library.chain(call.name)]
     statements = [*known.file.statements, *known.node.items, *(i for one in chain for i in one.items)]
     bindings = {b.name: b.value for s in statements if isinstance(s, nodes.Let | nodes.Dims) for b in s.bindings}
     parameters = {p.name: p.default for one in chain for p in one.parameters}
@@ -64,16 +64,6 @@ def sizes_from(
         if len(found) == before:
             break
     return found
-
-
-def _chain(library: Library, layout: nodes.Layout) -> list[nodes.Layout]:
-    """The layout and what it extends, the outermost first."""
-    out = [layout]
-    while out[-1].extends is not None and len(out) < 32:
-        base = library.layout(out[-1].extends.name).node
-        assert isinstance(base, nodes.Layout)
-        out.append(base)
-    return out
 
 
 def _learn(
@@ -136,10 +126,11 @@ def _say(name: str, size: int, origin: str, found: Found, entry: nodes.Entry) ->
         )
 
 
-def with_sizes(library: Library, model: str, found: Found) -> None:
-    """The library's model with the sizes found, as if it had said them."""
-    known = library.known.get(model)
-    if known is None or not found or not isinstance(known.node, nodes.Model):
-        return
+def with_sizes(library: Library, model: str, found: Found) -> Library:
+    """A library whose model has the sizes found, as if it had said them."""
+    if model == "any" or not found:
+        return library
+    known = library.model(model).node
+    assert isinstance(known, nodes.Model)
     said = nodes.Dims(tuple(nodes.Binding(name, nodes.Number(size)) for name, (size, _) in found.items()))
-    library.known[model] = evolve(known, node=evolve(known.node, items=(said, *known.node.items)))
+    return library.with_model(evolve(known, items=(said, *known.items)))

@@ -1,6 +1,7 @@
 """The dependency graph: extract, merge, split. `build` is the verb of this room."""
 
-from ucpl.graph.build import Batch, Graph, build
-from ucpl.graph.fragments import PASSES
+from ucpl.graph.build import build, drawn
+from ucpl.graph.graph import Graph
+from ucpl.graph.passes import PASSES, optimise
 
-__all__ = ["PASSES", "Batch", "Graph", "build"]
+__all__ = ["PASSES", "Graph", "build", "drawn", "optimise"]

@@ -6,19 +6,32 @@ after:  primary boxes that are disjoint, and copies; a class of copies with `mea
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import numpy as np
 from attrs import frozen
-from numpy.typing import NDArray
 
+from ucpl.columns import I64, Bools
 from ucpl.graph.rows import Rows
 from ucpl.regions.boxes import overlaps, subtract
 from ucpl.regions.placement import POLICIES
 
-I64 = NDArray[np.int64]
+__all__ = ["Chosen", "choose"]
+
 ANY = POLICIES.index("any")
+
+
+class Stored(Protocol):
+    """What choosing asks of the side that rows are of."""
+
+    def replica(self, rows: Rows) -> I64:
+        """Of each row, what tells declared copies apart: boxes of one part with equal ones must not overlap."""
+
+    def overlap(self, rows: Rows, one: int, other: int, index: I64) -> NoReturn:
+        """Two rows hold one element and are no declared copies."""
+
+    def singly(self, rows: Rows) -> Rows:
+        """Rows that run over several stored tensors, one row a tensor."""
 
 
 @frozen(eq=False)
@@ -28,16 +41,8 @@ class Chosen:
     reduced: Rows  # members of classes with mean or sum, all of them
 
 
-Blame = Callable[[Rows, int, int, I64], NoReturn]
-
-
-def choose(rows: Rows, is_alias: NDArray[np.bool_], replica: Callable[[int], object], overlap: Blame) -> Chosen:
-    """Pick one box of each class.
-
-    is_alias: by part, whether it is a second name (never preferred).
-    replica:  of a home, what tells declared copies apart: boxes of one part with equal ones must not overlap.
-    overlap:  called with two rows that hold one element and are no declared copies.
-    """
+def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
+    """Pick one box of each class. is_alias: by part, whether it is a second name (never preferred)."""
     n = len(rows)
     if n == 0:
         return Chosen(rows, rows, rows)
@@ -60,15 +65,18 @@ def choose(rows: Rows, is_alias: NDArray[np.bool_], replica: Callable[[int], obj
     is_first = np.zeros(n, dtype=bool)
     is_first[first_of] = True
     policy_of = np.zeros(len(first_of), dtype=np.int64)
-    np.maximum.at(policy_of, group_of, rows.policy)
+    if rows.policy.any():
+        np.maximum.at(policy_of, group_of, rows.policy)
     if not is_first.all():
-        for i in np.flatnonzero(~is_first).tolist():
-            j = int(first_of[group_of[i]])
-            if rows.part[i] == rows.part[j] and replica(int(rows.home[i])) == replica(int(rows.home[j])):
-                overlap(rows, j, i, rows.low[i])
+        later = np.flatnonzero(~is_first)
+        first = first_of[group_of[later]]
+        number = stored.replica(rows)
+        clash_ = np.flatnonzero((rows.part[later] == rows.part[first]) & (number[later] == number[first]))
+        if len(clash_):
+            i = int(later[clash_[0]])
+            stored.overlap(rows, int(first[clash_[0]]), i, rows.low[i])
     # A mean or a sum is over the members that ask for it or say nothing; those under `any` do not count.
-    accumulates = np.zeros(len(first_of), dtype=bool)
-    np.logical_or.at(accumulates, group_of, (rows.policy == 1) | (rows.policy == 2))
+    accumulates = np.bincount(group_of, weights=(rows.policy == 1) | (rows.policy == 2)) > 0
     reduces = accumulates[group_of] & (rows.policy != ANY)
     counted = np.bincount(group_of, weights=reduces).astype(np.int64)
     reduces &= counted[group_of] > 1
@@ -79,31 +87,28 @@ def choose(rows: Rows, is_alias: NDArray[np.bool_], replica: Callable[[int], obj
     one, other = overlaps(primary.tensor, primary.low, primary.high, primary.tensor, primary.low, primary.high)
     clash = one < other
     if clash.any():
-        primary, extra = _disjoint(primary, one[clash], other[clash], primary_reduced, replica, overlap)
-        copies = Rows(*(np.concatenate([getattr(copies, f), getattr(extra, f)]) for f in _names()))
+        one, other = one[clash], other[clash]
+        reduces_one = (primary_reduced | (primary.policy == 1) | (primary.policy == 2))[np.concatenate([one, other])]
+        if reduces_one.any() and len(single := stored.singly(rows)) > n:
+            return choose(single, is_alias, stored)  # of layers that are stored by other ranges, too: layer by layer
+        primary, extra = _disjoint(primary, one, other, primary_reduced, stored)
+        copies = Rows.concat([copies, extra], rows.width)
     elif primary_reduced.any():
         primary = primary.take(np.flatnonzero(~primary_reduced))
     return Chosen(primary, copies, reduced)
 
 
-def _names() -> tuple[str, ...]:
-    from ucpl.graph.rows import FIELDS
-
-    return FIELDS
-
-
-def _disjoint(
-    rows: Rows, i: I64, j: I64, reduces: NDArray[np.bool_], replica: Callable[[int], object], overlap: Blame
-) -> tuple[Rows, Rows]:
+def _disjoint(rows: Rows, i: I64, j: I64, reduces: Bools, stored: Stored) -> tuple[Rows, Rows]:
     """Copies cut differently (uneven tensor parallelism under ZeRO): the earlier row keeps the shared elements."""
     by_later: dict[int, list[int]] = {}
+    number = stored.replica(rows)
     for a, b in zip(i.tolist(), j.tolist(), strict=True):
         shared = np.maximum(rows.low[a], rows.low[b])
         same_part = rows.part[a] == rows.part[b]
-        if same_part and replica(int(rows.home[a])) == replica(int(rows.home[b])):
-            overlap(rows, a, b, shared)
+        if same_part and number[a] == number[b]:
+            stored.overlap(rows, a, b, shared)
         if reduces[a] or reduces[b] or rows.policy[a] in (1, 2) or rows.policy[b] in (1, 2):
-            overlap(rows, a, b, shared)
+            stored.overlap(rows, a, b, shared)
         by_later.setdefault(b, []).append(a)
     keep = np.ones(len(rows), dtype=bool)
     new: list[tuple[int, I64, I64, bool]] = []
@@ -128,8 +133,7 @@ def _disjoint(
         low = np.array([x for _, x, _ in chosen], dtype=np.int64).reshape(-1, k)
         high = np.array([x for _, _, x in chosen], dtype=np.int64).reshape(-1, k)
         offset = base.offset + ((low - base.low) * base.stride).sum(axis=1)
-        return Rows(base.tensor, low, high, base.stride, offset, base.home, base.part, base.policy)
+        return base.replace(low=low, high=high, offset=offset)
 
     kept, extra = rows.take(np.flatnonzero(keep & ~reduces)), made(True)
-    primary = Rows(*(np.concatenate([getattr(kept, f), getattr(extra, f)]) for f in _names()))
-    return primary, made(False)
+    return Rows.concat([kept, extra], rows.width), made(False)

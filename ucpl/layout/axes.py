@@ -5,7 +5,9 @@ Dims and mesh axes are still names; their sizes stand in `Layout.sizes`.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Literal, assert_never
 
 from attrs import frozen
 
@@ -103,82 +105,101 @@ def piece_of(split: Split, length: int, ways: int, here: int) -> tuple[int, int]
             return here * step, (here + 1) * step
 
 
-def mesh_axes_of(axis: Axis) -> tuple[str, ...]:
-    """Mesh axes that cut anything inside `axis`, in order of appearance."""
+# ---- walking ---------------------------------------------------------------------------------------------------------
+
+
+def children(axis: Axis) -> tuple[Axis, ...]:
+    """The axes right inside an axis, in order; those of all terms of a sum."""
+    match axis:
+        case Cut(axis=inner) | Pad(axis=inner) | Trim(axis=inner) | Flat(axis=inner):
+            return (inner,)
+        case Stack(terms=terms):
+            return tuple(a for term in terms for a in term.axes)
+        case Dim() | Each():
+            return ()
+        case _:
+            assert_never(axis)
+
+
+def walk(*roots: Axis) -> Iterator[Axis]:
+    """Each axis, then all inside it, depth first."""
+    for axis in roots:
+        yield axis
+        yield from walk(*children(axis))
+
+
+def mesh_axes_of(*axes: Axis) -> tuple[str, ...]:
+    """Mesh axes that cut anything inside, the innermost cuts first."""
     found: dict[str, None] = {}
-
-    def walk(node: Axis) -> None:
-        match node:
-            case Cut(axis=inner, splits=splits):
-                walk(inner)
-                found.update((s.mesh_axis, None) for s in splits)
-            case Stack(terms=terms):
-                for term in terms:
-                    for inner in term.axes:
-                        walk(inner)
-            case Pad(axis=inner) | Trim(axis=inner) | Flat(axis=inner):
-                walk(inner)
-            case _:
-                pass
-
-    walk(axis)
+    for axis in axes:
+        found.update(dict.fromkeys(mesh_axes_of(*children(axis))))
+        if isinstance(axis, Cut):
+            found.update((s.mesh_axis, None) for s in axis.splits)
     return tuple(found)
 
 
 def partly_cut(axes: tuple[Axis, ...]) -> frozenset[str]:
     """Mesh axes that cut some terms of a sum and not others: each piece holds all of the others, as declared copies."""
     found: set[str] = set()
-
-    def walk(node: Axis) -> None:
-        match node:
-            case Stack(terms=terms):
-                each = [frozenset(a for inner in term.axes for a in mesh_axes_of(inner)) for term in terms]
-                if each:
-                    found.update(frozenset[str]().union(*each) - each[0].intersection(*each))
-                for term in terms:
-                    for inner in term.axes:
-                        walk(inner)
-            case Cut(axis=inner) | Pad(axis=inner) | Trim(axis=inner) | Flat(axis=inner):
-                walk(inner)
-            case _:
-                pass
-
-    for axis in axes:
-        walk(axis)
+    for node in walk(*axes):
+        if isinstance(node, Stack):
+            each = [frozenset(mesh_axes_of(*term.axes)) for term in node.terms]
+            if each:
+                found.update(frozenset[str]().union(*each) - each[0].intersection(*each))
     return frozenset(found)
 
 
 def labels_of(axes: tuple[Axis, ...]) -> tuple[str | None, ...]:
     """Labels of the outermost labelled terms; (None,) where nothing is labelled."""
-    found: dict[str, None] = {}
+    return tuple(dict.fromkeys(_labels(axes))) or (None,)
 
-    def walk(node: Axis) -> None:
-        match node:
-            case Stack(terms=terms):
-                for term in terms:
-                    if term.label is not None:
-                        found[term.label] = None
-                    else:
-                        for inner in term.axes:
-                            walk(inner)
-            case Cut(axis=inner) | Pad(axis=inner) | Trim(axis=inner) | Flat(axis=inner):
-                walk(inner)
-            case _:
-                pass
 
+def _labels(axes: tuple[Axis, ...]) -> Iterator[str]:
     for axis in axes:
-        walk(axis)
-    return tuple(found) or (None,)
+        if not isinstance(axis, Stack):
+            yield from _labels(children(axis))
+            continue
+        for term in axis.terms:
+            if term.label is not None:
+                yield term.label
+            else:
+                yield from _labels(term.axes)
+
+
+def dims_of(*axes: Axis) -> tuple[str, ...]:
+    """Names of the dims inside, in order, as often as they occur."""
+    return tuple(node.name for node in walk(*axes) if isinstance(node, Dim))
+
+
+def longest(axis: Axis, size_of: Callable[[str], int]) -> int:
+    """How many cells an axis has before anything is cut off: no rank holds more of it."""
+    match axis:
+        case Dim(name=name, low=low, high=high):
+            return (size_of(name) if high is None else high) - low
+        case Stack(terms=terms):
+            return sum(prod(longest(a, size_of) for a in term.axes) for term in terms)
+        case Pad(axis=inner, multiple=multiple):
+            return -(-longest(inner, size_of) // multiple) * multiple
+        case Cut(axis=inner) | Trim(axis=inner) | Flat(axis=inner):
+            return longest(inner, size_of)
+        case Each():
+            return 0
+        case _:
+            assert_never(axis)
 
 
 def digits_of(axis: Axis) -> tuple[str, ...]:
-    """Names of the digits of an index axis, major first: (lap stage slot)."""
-    match axis:
-        case Dim(name=name):
-            return (name,)
-        case Cut(axis=inner) | Pad(axis=inner) | Trim(axis=inner):
-            return digits_of(inner)
-        case Stack(terms=(term,)):
-            return tuple(d for inner in term.axes for d in digits_of(inner))
-        case _:
-            return ()
+    """Names of the digits of an index axis, major first: (lap stage slot). A sum has none."""
+    if isinstance(axis, Dim):
+        return (axis.name,)
+    if isinstance(axis, Flat) or (isinstance(axis, Stack) and len(axis.terms) != 1):
+        return ()
+    return tuple(digit for inner in children(axis) for digit in digits_of(inner))
+
+
+def leaves_of(dim: str, indices: Mapping[str, Axis]) -> tuple[str, ...]:
+    """The digits that a dim consists of, in the end; the dim itself where it has none. `indices`: rules by dim."""
+    digits = digits_of(indices[dim]) if dim in indices else (dim,)
+    if digits == (dim,):
+        return (dim,)
+    return tuple(leaf for digit in digits for leaf in leaves_of(digit, indices))

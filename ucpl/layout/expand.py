@@ -1,19 +1,32 @@
-"""A layout of any model over one model, written out: one line a tensor, groups by name. What `infer` writes.
+"""A layout written out as one that needs no other file. What `infer` writes, and what lies beside a written checkpoint.
 
-Expressions stay as they are (`2 * dp`), so that the text still shows the rule; conditions are decided and gone.
+`expand`: of any model over one model, one line a tensor. Expressions stay as they are (`2 * dp`), so that the text still shows
+the rule; conditions are decided and gone. `close`: of a named model, its numbers filled in.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
-import attrs
 from attrs import evolve
 
+from ucpl.layout.entries import written_entries
 from ucpl.layout.library import Library
-from ucpl.layout.resolve import CLASSES, _literal, _overlay, _Resolver
-from ucpl.layout.scope import Value
+from ucpl.layout.models import ModelGroups, aliases_of, groups_of, tensors_of, trained_groups
+from ucpl.layout.resolve import resolved
+from ucpl.layout.scope import Config, Scope, Value, literal
+from ucpl.layout.statements import Given, Inherited, Opened, items_of, open_layout
+from ucpl.layout.storing import is_there, said_clauses
 from ucpl.syntax import nodes
+from ucpl.syntax.walk import rewritten
+
+__all__ = ["close", "expand", "items_of", "wildcards_of"]
+
+Item = TypeVar("Item", bound=nodes.Record)
+
+
+# ---- of any model ------------------------------------------------------------------------------------------------------
 
 
 def expand(
@@ -22,139 +35,72 @@ def expand(
     model: nodes.Model,
     *,
     name: str = "stored",
-    inherited: dict[str, tuple[Value, str]] | None = None,
-    config: dict[str, Any] | None = None,
+    inherited: Inherited | None = None,
+    config: Config | None = None,
 ) -> nodes.Layout:
     """The layout that `call` names, over `model`, as a layout of its own that needs no other file."""
-    resolver = _Resolver(library, config or {}, {}, inherited or {})
-    known = library.layout(call.name, call.span)
-    assert isinstance(known.node, nodes.Layout)
-    arguments = resolver.arguments(known.node.parameters, call, resolver.scope)
-    items = resolver.statements(known, arguments, ())
-    resolver.bind(model.items)
-    resolver.bind(items)
-    tensors = resolver.tensors(list(model.items))
-    aliases = resolver.aliases(list(model.items), tensors)
-    groups = resolver.groups_of_model(resolver.model_groups(list(model.items), tensors), tensors)
-    parameters = tuple(nodes.Parameter(p.name, _literal(resolver.scope.given[p.name])) for p in known.node.parameters)
-    explicit = {i.path for i in items if isinstance(i, nodes.Entry) and i.path != "*"}
-    classes: dict[str, list[nodes.Entry]] = {}
-    for item in items:
-        if isinstance(item, nodes.Entry) and item.path == "*" and resolver.entry_holds(item):
-            classes.setdefault(item.of or "*", []).append(item)
-    inner = [n for n in resolver.scope.given if "#" not in n and n not in {p.name for p in parameters}]
-    out: list[Any] = []
-    if inner:  # parameters of the layouts that it extends
-        out.append(nodes.Let(tuple(nodes.Binding(n, _literal(resolver.scope.given[n])) for n in inner)))
-    written = False
-    apart = {i.name for i in items if isinstance(i, nodes.Group) and not i.of_model}  # groups with lines of their own
-    for item in items:
-        match item:
-            case nodes.Entry(path="*"):
-                if not written:
-                    written = True
-                    out += _entries(classes, explicit, tensors, aliases)
-            case nodes.Entry():
-                if resolver.entry_holds(item):
-                    out.append(_decided(item))
-            case nodes.Files() | nodes.Derive():
-                if resolver.holds(item.when):
-                    out.append(evolve(item, when=None))
-            case nodes.Group(of_model=True):
-                out += [evolve(item, name=g, of_model=False, members=m) for g, m in groups if g not in apart]
-            case nodes.States():
-                if all(resolver.holds(c.args[0]) for c in item.clauses if c.word == "when"):
-                    named = tuple(g for g, _ in groups if g not in apart) if item.groups == ("*",) else item.groups
-                    out.append(evolve(_decided(item), groups=named))
-            case nodes.Assert():
-                pass
-            case _:
-                out.append(item)
-    return nodes.Layout(name, parameters, model.name, None, tuple(out))
+    opened = open_layout(library, call, Given(config or {}, {}, inherited or {}), model)
+    entries = _wild_entries(opened)
+    tensors = tensors_of(opened.model_items, opened.scope)
+    groups = trained_groups(groups_of(opened.model_items, tensors), tensors)
+    apart = {i.name for i in opened.items if isinstance(i, nodes.Group) and not i.of_model}  # with lines of their own
+    out: list[nodes.LayoutItem] = [*_inner_parameters(opened)]
+    for item in opened.items:
+        if isinstance(item, nodes.Entry) and item.path == "*":
+            out += entries
+            entries = []
+        else:
+            out += _written(item, opened.scope, tuple(g for g in groups if g[0] not in apart))
+    return nodes.Layout(name, _parameters(opened), model.name, None, tuple(out))
 
 
-def _decided(item: Any) -> Any:
-    return evolve(item, clauses=tuple(c for c in item.clauses if c.word != "when"))
-
-
-def _entries(
-    classes: dict[str, list[nodes.Entry]], explicit: set[str], tensors: dict[str, Any], aliases: dict[str, str]
-) -> list[nodes.Entry]:
-    order = {
-        "parameter": ("trainable", "parameter", "*"),
-        "frozen": ("frozen", "parameter", "*"),
-        "buffer": ("buffer", "*"),
-    }
-    assert set(classes) <= {"*", *CLASSES}
-    out: list[nodes.Entry] = []
-    for path, tensor in tensors.items():
-        if path in explicit:
-            continue
-        said = next((c for c in order[tensor.kind] if c in classes), None)
-        for item in classes.get(said, ()) if said else ():
-            if item.shape is not None:
-                out.append(_named(item, path, {"name": path}))
-    for alias, owner in aliases.items():
-        for item in classes.get("alias", ()):
-            if item.shape is not None and alias not in explicit:
-                out.append(_named(item, alias, {"name": owner, "alias": alias, "owner": owner}))
-    return out
-
-
-def _named(item: nodes.Entry, path: str, names: dict[str, str]) -> nodes.Entry:
-    clauses = []
-    for clause in item.clauses:
-        if clause.word == "when":
-            continue
-        if clause.word == "as":
-            text = clause.args[0]
-            for k, v in names.items():
-                text = text.replace("{" + k + "}", v)
-            clause = evolve(clause, args=(text,))
-        clauses.append(clause)
-    return nodes.Entry(path, (), item.shape, tuple(clauses), None)
+def _written(item: nodes.LayoutItem, scope: Scope, groups: ModelGroups) -> Iterable[nodes.LayoutItem]:
+    """One statement with its condition decided, and `*` as the groups that it stands for."""
+    match item:
+        case nodes.Group(of_model=True):
+            return [evolve(item, name=g, of_model=False, members=m) for g, m in groups]
+        case nodes.States(groups=("*",)) if is_there(item, scope):
+            return [evolve(item, clauses=said_clauses(item), groups=tuple(g for g, _ in groups))]
+        case nodes.Assert():
+            return []
+        case _:
+            return [d for d in (_decided(item, scope),) if d is not None]
 
 
 def wildcards_of(
-    library: Library,
-    call: nodes.Call,
-    model: nodes.Model,
-    *,
-    inherited: dict[str, tuple[Value, str]] | None = None,
+    library: Library, call: nodes.Call, model: nodes.Model, *, inherited: Inherited | None = None
 ) -> dict[str, tuple[nodes.Entry, ...]]:
     """What the wildcard entries of a layout of any model say of each tensor and alias, under its name; patterns as written."""
-    resolver = _Resolver(library, {}, {}, inherited or {})
-    known = library.layout(call.name, call.span)
-    assert isinstance(known.node, nodes.Layout)
-    arguments = resolver.arguments(known.node.parameters, call, resolver.scope)
-    items = resolver.statements(known, arguments, ())
-    resolver.bind(items)
-    tensors = resolver.tensors(list(model.items))
-    aliases = resolver.aliases(list(model.items), tensors)
-    classes: dict[str, list[nodes.Entry]] = {}
-    for item in items:
-        if isinstance(item, nodes.Entry) and item.path == "*" and resolver.entry_holds(item):
-            classes.setdefault(item.of or "*", []).append(item)
+    opened = open_layout(library, call, Given(inherited=inherited or {}), model)
     out: dict[str, tuple[nodes.Entry, ...]] = {}
-    for entry in _entries(classes, set(), tensors, aliases):
+    for entry in _wild_entries(opened, every=True):
         out[entry.path] = (*out.get(entry.path, ()), entry)
     return out
 
 
-def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:
-    """The statements of a layout and of what it extends, each left side once, as they are written."""
-    resolver = _Resolver(library, {}, {}, {})
-    known = library.layout(call.name, call.span)
-    assert isinstance(known.node, nodes.Layout)
-    chain = [known.node]
-    while chain[-1].extends is not None:
-        inner = library.layout(chain[-1].extends.name).node
-        assert isinstance(inner, nodes.Layout)
-        chain.append(inner)
-    items: list[nodes.LayoutItem] = []
-    for layout in reversed(chain):
-        items = _overlay(items, resolver.expand_uses(layout.items))
-    return items
+def _wild_entries(opened: Opened, *, every: bool = False) -> list[nodes.Entry]:
+    """Entries with `*`, one a tensor that no other names; `every`: those that others name, too."""
+    tensors = tensors_of(opened.model_items, opened.scope)
+    written = written_entries(opened.items, opened.scope)
+    if every:
+        written = evolve(written, explicit=frozenset())
+    out = []
+    for wild in written.wild(tensors, aliases_of(opened.model_items, tensors, opened.scope)):
+        clauses = tuple(_named(c, wild.variables) for c in said_clauses(wild.item))
+        out.append(nodes.Entry(wild.alias or wild.path, (), wild.item.shape, clauses, None))
+    return out
+
+
+def _named(clause: nodes.Clause, names: dict[str, str]) -> nodes.Clause:
+    if clause.word != "as":
+        return clause
+    text = clause.args[0]
+    for name, value in names.items():
+        text = text.replace("{" + name + "}", value)
+    return evolve(clause, args=(text,))
+
+
+# ---- of a named model --------------------------------------------------------------------------------------------------
 
 
 def close(
@@ -162,84 +108,100 @@ def close(
     call: nodes.Call,
     *,
     name: str = "stored",
-    config: dict[str, Any] | None = None,
+    config: Config | None = None,
     sizes: dict[str, Value] | None = None,
-    inherited: dict[str, tuple[Value, str]] | None = None,
+    inherited: Inherited | None = None,
 ) -> nodes.File:
     """A layout of a named model and that model as one text that needs no other file: numbers filled in, conditions decided."""
-    resolver = _Resolver(library, config or {}, dict(sizes or {}), inherited or {})
-    resolver.layout(call, None)
-    known = library.layout(call.name, call.span)
-    assert isinstance(known.node, nodes.Layout)
-    model_known = library.model(known.node.of, known.node.span)
-    assert isinstance(model_known.node, nodes.Model)
-    arguments = resolver.arguments(known.node.parameters, call, resolver.scope)
-    items = resolver.statements(known, arguments, ())
-    lets = [s for f in (model_known.file, known.file) for s in f.statements if isinstance(s, nodes.Let)]
-    resolver.bind([*lets, *model_known.node.items, *items])
-    given = [n for n in resolver.scope.given if "#" not in n]
-    parameters = {p.name for p in known.node.parameters}
-    inner = [n for n in given if n not in parameters and not isinstance(resolver.scope.given[n], type(None))]
-    head: list[Any] = (
-        [nodes.Let(tuple(nodes.Binding(n, _literal(resolver.scope.given[n])) for n in inner))] if inner else []
-    )
-    model_items = _closed(resolver, [*lets, *resolver.expand_uses(model_known.node.items)], set(given))
-    layout_items = _closed(resolver, [*lets, *items], set(given))
-    layout = nodes.Layout(
-        name,
-        tuple(nodes.Parameter(p.name, _literal(resolver.scope.given[p.name])) for p in known.node.parameters),
-        model_known.node.name,
-        None,
-        (*head, *layout_items),
-    )
-    model = nodes.Model(model_known.node.name, tuple(model_items))
+    given = Given(config or {}, sizes or {}, inherited or {})
+    opened = open_layout(library, call, given)
+    resolved(opened, given.sizes)
+    assert opened.model_file is not None
+    lets = [s for f in (opened.model_file, opened.link.file) for s in f.statements if isinstance(s, nodes.Let)]
+    opened.scope.bind([*lets, *opened.model_items, *opened.items])
+    known = {n for n in opened.scope.given if "#" not in n}
+    model_items = _closed(opened.scope, [*lets, *opened.model_items], known)
+    layout_items = [*_inner_parameters(opened), *_closed(opened.scope, [*lets, *_said_once(opened.items)], known)]
+    model = nodes.Model(opened.model.name, tuple(model_items))
+    layout = nodes.Layout(name, _parameters(opened), opened.model.name, None, tuple(layout_items))
     return nodes.File("layout.ucpl", 1, (model, layout))
 
 
-def _closed(resolver: _Resolver, items: list[Any], given: set[str]) -> list[Any]:
-    """Statements with their conditions decided, their numbers in place of names of a config, and no asserts."""
-    out: list[Any] = []
-    seen: set[str] = set()
+def _said_once(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
+    """Without what a layout that is used says again: one text says a mesh, the framework, a derived state once.
+
+    A second mesh without a name gets one, which nothing speaks of.
+    """
+    last = [i for i in items if isinstance(i, nodes.Framework)][-1:]
+    meshes: set[tuple[str, tuple[str, ...]]] = set()
+    seen: set[tuple[str, str]] = set()
+    out: list[nodes.LayoutItem] = []
     for item in items:
         match item:
-            case nodes.Assert():
-                continue
-            case nodes.Let() | nodes.Dims():
-                bindings = []
-                for binding in item.bindings:
-                    value = resolver.scope_value(binding.name)
-                    if value is None or binding.name in seen or (isinstance(item, nodes.Let) and binding.name in given):
-                        continue
-                    seen.add(binding.name)
-                    bindings.append(nodes.Binding(binding.name, _literal(value)))
-                if bindings:
-                    out.append(evolve(item, bindings=tuple(bindings)))
-            case nodes.Tensor() | nodes.Alias() | nodes.Files() | nodes.Derive():
-                if resolver.holds(item.when):
-                    out.append(_with_numbers(resolver, evolve(item, when=None)))
-            case nodes.Entry() | nodes.States():
-                if all(resolver.holds(c.args[0]) for c in item.clauses if c.word == "when"):
-                    out.append(_with_numbers(resolver, _decided(item)))
+            case nodes.Mesh():
+                if (item.name, item.axes) in meshes:
+                    continue
+                is_second = any(name == item.name for name, _ in meshes)
+                out.append(evolve(item, name=f"{item.name or 'mesh'}{len(meshes)}") if is_second else item)
+                meshes.add((item.name, item.axes))
+            case nodes.Framework():
+                out += [item] if item is last[0] else []
+            case nodes.Derive(state=name) | nodes.Group(of_model=True, name=name):
+                mark = (type(item).__name__, name)
+                out += [item] if mark not in seen else []
+                seen.add(mark)
             case _:
-                out.append(_with_numbers(resolver, item))
+                out.append(item)
     return out
 
 
-def _with_numbers(resolver: _Resolver, node: Any) -> Any:
-    """The same with what a config gives as literals."""
-    if isinstance(node, nodes.Name) and node.path.startswith("config."):
-        value = resolver.scope.lookup(node.path, node.span)
-        return node if value is None else _literal(value)
-    if isinstance(node, tuple):
-        return tuple(_with_numbers(resolver, n) for n in node)
-    if not attrs.has(type(node)) or isinstance(node, nodes.Span):
-        return node
-    changed = {}
-    for field in attrs.fields(type(node)):
-        if field.name == "span":
+def _closed(scope: Scope, items: Sequence[Item], given: set[str]) -> list[Item]:
+    """Statements with their conditions decided, their numbers in place of names of a config, and no asserts."""
+    out: list[Item] = []
+    seen: set[str] = set()
+    for item in items:
+        if isinstance(item, nodes.Assert):
             continue
-        before = getattr(node, field.name)
-        after = _with_numbers(resolver, before)
-        if after is not before:
-            changed[field.name] = after
-    return evolve(node, **changed) if changed else node
+        if isinstance(item, nodes.Let | nodes.Dims):
+            own = [b.name for b in item.bindings if b.name not in seen]
+            values = {n: v for n in own if (v := scope.value(n)) is not None}
+            if isinstance(item, nodes.Let):
+                values = {n: v for n, v in values.items() if n not in given}
+            seen |= values.keys()
+            if values:
+                out.append(evolve(item, bindings=tuple(nodes.Binding(n, literal(v)) for n, v in values.items())))
+        elif (decided := _decided(item, scope)) is not None:
+            out.append(rewritten(decided, lambda node: _number(node, scope)))
+    return out
+
+
+def _number(node: nodes.Record, scope: Scope) -> nodes.Record | None:
+    """What a config gives, as a literal."""
+    if isinstance(node, nodes.Name) and node.path.startswith("config."):
+        value = scope.lookup(node.path, node.span)
+        return None if value is None else literal(value)
+    return None
+
+
+# ---- both --------------------------------------------------------------------------------------------------------------
+
+
+def _decided(item: Item, scope: Scope) -> Item | None:
+    """A statement without its condition; None where that does not hold."""
+    if isinstance(item, nodes.Tensor | nodes.Alias | nodes.Files | nodes.Derive):
+        return evolve(item, when=None) if scope.holds(item.when) else None
+    if isinstance(item, nodes.Entry | nodes.States):
+        return evolve(item, clauses=said_clauses(item)) if is_there(item, scope) else None
+    return item
+
+
+def _parameters(opened: Opened) -> tuple[nodes.Parameter, ...]:
+    return tuple(nodes.Parameter(name, literal(value)) for name, value in opened.arguments.items())
+
+
+def _inner_parameters(opened: Opened) -> list[nodes.Let]:
+    """What is given beside the layout's own parameters: those of the layouts that it extends, and sizes."""
+    inner = {
+        n: v for n, v in opened.scope.given.items() if "#" not in n and n not in opened.arguments and v is not None
+    }
+    return [nodes.Let(tuple(nodes.Binding(n, literal(v)) for n, v in inner.items()))] if inner else []

@@ -1,12 +1,15 @@
-"""A resolved layout: every number filled in, every name bound. No torch, no disk, no ranks yet."""
+"""A resolved layout: numbers, names and closed templates, and nothing else. No torch, no disk, no ranks yet."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from math import prod
+from typing import Literal
 
 from attrs import field, frozen
 
+from ucpl.layout.arithmetic import Value
 from ucpl.layout.axes import Axis
+from ucpl.layout.scope import Config
 from ucpl.layout.templates import Template
 from ucpl.syntax.nodes import NOWHERE, Span
 
@@ -32,10 +35,7 @@ class LogicalTensor:
 
     @property
     def numel(self) -> int:
-        out = 1
-        for n in self.counts:
-            out *= n
-        return out
+        return prod(self.counts)
 
 
 @frozen
@@ -148,7 +148,7 @@ class Layout:
     name: str
     call: str
     sizes: dict[str, int]
-    config: dict[str, Any]
+    config: Config
     tensors: dict[str, LogicalTensor]
     aliases: dict[str, str]
     states: tuple[LogicalState, ...]
@@ -162,18 +162,18 @@ class Layout:
     derived: tuple[Derivation, ...]
     blobs: tuple[BlobRule, ...]
     framework: str
-    settings: dict[str, Any]
-    origins: tuple[tuple[str, Any, str], ...]
+    settings: dict[str, Value]
+    origins: tuple[tuple[str, object, str], ...]
     model_name: str = ""
     not_kept: frozenset[str] = frozenset()  # states that it says it stores `none` of; "*" is all of them
-    scope: Any = field(default=None, repr=False)  # evaluates templates' expressions
+
+    @property
+    def scope(self) -> None:
+        """Nothing: templates are closed. For callers that still hand it to `render`."""
 
     @property
     def ranks(self) -> int:
-        out = 1
-        for n in self.meshes[0].degrees if self.meshes else ():
-            out *= n
-        return out
+        return prod(self.meshes[0].degrees) if self.meshes else 1
 
     def mesh_of(self, axis: str) -> Mesh | None:
         return next((m for m in self.meshes if axis in m.axes), None)

@@ -1,12 +1,16 @@
-"""Where names of models and layouts come from: a file, what it imports, and the shipped specs."""
+"""Where names of models and layouts come from: texts, what they import, and the shipped specs.
+
+Not here: the disk. Who has files gives a `Reader`; without one, imports are found among the shipped specs alone.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
+from posixpath import dirname, join
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.layout.scope import at, nearest
@@ -14,6 +18,9 @@ from ucpl.resources import spec_files, spec_text
 from ucpl.syntax import nodes, parse
 
 IMPORT_LIMIT = 32  # files deep
+EXTENDS_LIMIT = 32
+
+Reader = Callable[[str], str | None]  # the text of a file by its path; None: there is none
 
 
 @frozen
@@ -21,6 +28,14 @@ class Known:
     """A model, layout or plan, and the statements of the file that defines it (for its lets and asserts)."""
 
     node: nodes.Model | nodes.Layout | nodes.Plan
+    file: nodes.File
+
+
+@frozen
+class Link:
+    """One layout of a chain of `extends`."""
+
+    node: nodes.Layout
     file: nodes.File
 
 
@@ -33,15 +48,36 @@ class Library:
     shipped: bool = True
 
     def model(self, name: str, span: nodes.Span = nodes.NOWHERE) -> Known:
-        return self._find(name, nodes.Model, "model", span)
+        return self.find(name, (nodes.Model,), "model", span)
 
     def layout(self, name: str, span: nodes.Span = nodes.NOWHERE) -> Known:
-        return self._find(name, nodes.Layout, "layout", span)
+        return self.find(name, (nodes.Layout,), "layout", span)
 
     def plan(self, name: str, span: nodes.Span = nodes.NOWHERE) -> Known:
-        return self._find(name, nodes.Plan, "plan", span)
+        return self.find(name, (nodes.Plan,), "plan", span)
 
-    def _find(self, name: str, kind: type | tuple[type, ...], word: str, span: nodes.Span) -> Known:
+    def chain(self, name: str, span: nodes.Span = nodes.NOWHERE) -> tuple[Link, ...]:
+        """The layout and what it extends, the outermost first. Raises E110, and E119 for one that extends itself."""
+        out: list[Link] = []
+        while True:
+            known = self.layout(name, span)
+            assert isinstance(known.node, nodes.Layout)
+            names = [link.node.name for link in out]
+            if known.node.name in names or len(names) > EXTENDS_LIMIT:
+                shown = " -> ".join([*names, known.node.name])
+                fail("E119", f"`{known.node.name}` extends itself: {shown}", at(known.node.span))
+            out.append(Link(known.node, known.file))
+            if known.node.extends is None:
+                return tuple(out)
+            name, span = known.node.extends.name, known.node.extends.span
+
+    def with_model(self, model: nodes.Model) -> Library:
+        """A library in which the model of that name is this one. This library stays as it is."""
+        known = self.model(model.name)
+        return evolve(self, known={**self.known, model.name: evolve(known, node=model)}, files=dict(self.files))
+
+    def find(self, name: str, kind: tuple[type, ...], word: str, span: nodes.Span) -> Known:
+        """What a name means, of one of these kinds. Raises E110, E383."""
         found = self.known.get(name)
         if found is not None and isinstance(found.node, kind):
             return found
@@ -56,7 +92,7 @@ class Library:
             )
         if files and f"specs/{files[0]}" not in self.files:
             self._lend(_shipped(files[0]))
-            return self._find(name, kind, word, span)
+            return self.find(name, kind, word, span)
         names = [n for n, k in self.known.items() if isinstance(k.node, kind)]
         names += [n for n in shipped if n not in self.known]
         close = nearest(name, names)
@@ -84,14 +120,19 @@ class Library:
         self.known.update(known)
 
 
-def load(*texts: tuple[str, str], shipped: bool = True) -> Library:
+def load(*texts: tuple[str, str], shipped: bool = True, read: Reader | None = None) -> Library:
     """A library of (name, text) files and what they import, over the shipped specs.
 
-    `name` is a path: imports are found beside it, then among the shipped specs.
+    `name` is a path: what it imports is one of the texts, or asked of `read` by the path beside it, or a shipped spec.
     """
     library = Library(shipped=shipped)
+    given = dict(texts)
+
+    def beside(path: str) -> str | None:
+        return given[path] if path in given else read(path) if read is not None else None
+
     for name, text in texts:
-        _load(library, name, text, ())
+        _load(library, name, text, beside, ())
     return library
 
 
@@ -115,23 +156,24 @@ def _shipped(name: str) -> nodes.File:
     return _SHIPPED[name]
 
 
-def _load(library: Library, name: str, text: str, chain: tuple[str, ...]) -> nodes.File:
+def _load(library: Library, name: str, text: str, read: Reader, chain: tuple[str, ...]) -> nodes.File:
     if len(chain) > IMPORT_LIMIT:
         fail("E111", "imports are nested too deep", Label(chain[0], where=" -> ".join(chain[-3:])))
     file = parse(text, name)
     for item in file.statements:
         if isinstance(item, nodes.Import):
-            _import(library, file, item, (*chain, name))
+            _import(library, file, item, read, (*chain, name))
     library.add(file)
     return file
 
 
-def _import(library: Library, file: nodes.File, item: nodes.Import, chain: tuple[str, ...]) -> None:
-    beside = Path(file.name).parent / item.file
-    if str(beside) in chain:
-        fail("E111", f"{item.file} imports itself: {' -> '.join([*chain, str(beside)])}", at(item.span))
-    if beside.is_file():
-        found = _load(library, str(beside), beside.read_text(encoding="utf-8"), chain)
+def _import(library: Library, file: nodes.File, item: nodes.Import, read: Reader, chain: tuple[str, ...]) -> None:
+    beside = join(dirname(file.name), item.file)
+    if beside in chain:
+        fail("E111", f"{item.file} imports itself: {' -> '.join([*chain, beside])}", at(item.span))
+    text = read(beside)
+    if text is not None:
+        found = _load(library, beside, text, read, chain)
     elif item.file in dict(spec_files()):
         found = _shipped(item.file)
         library._lend(found)

@@ -7,116 +7,94 @@ theirs, since ranks are shared. Files of the inner layout get a prefix, too, and
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterable
 
-import attrs
+from attrs import evolve, frozen
 
+from ucpl.layout.templates import PLACE_WORDS
 from ucpl.syntax import nodes
+from ucpl.syntax.walk import inside, rewritten
 
 _BRACES = re.compile(r"\{([^{}:]*)((?::[^{}]*)?)\}")
 _WORDS = re.compile(r"[A-Za-z_][\w.]*(?!\s*\(|[\w.])")  # not the name of a function
 # What a stored tensor's place gives to a template, and words of expressions.
-_GIVEN = frozenset(
-    {"name", "alias", "owner", "key", "state", "bucket", "group", "member", "number", "rank", "and", "or", "not"}
-)
+_GIVEN = PLACE_WORDS | {"and", "or", "not"}
 
 
-def prefixed(items: list[Any], prefix: str, key: str | None) -> list[Any]:
+def prefixed(items: Iterable[nodes.Record], prefix: str, key: str | None) -> list[nodes.Record]:
     """The statements with every name of their own under `prefix.`."""
-    shared = {a for i in items if isinstance(i, nodes.Mesh) for a in i.axes} | {"config", "x"}
-    return [_rename(i, prefix, shared, key) for i in items]
+    items = list(items)
+    shared = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes) | {"config", "x"}
+    renaming = _Renaming(prefix, shared, key)
+    return [rewritten(i, renaming.change) for i in items]
 
 
-def _rename(node: Any, prefix: str, shared: set[str], key: str | None) -> Any:
-    def name(text: str) -> str:
-        return text if text.partition(".")[0] in shared or text == "*" else f"{prefix}.{text}"
+@frozen
+class _Renaming:
+    prefix: str
+    shared: frozenset[str]  # names that the inner layout has in common with the outer
+    key: str | None  # the template around keys
 
-    def template(text: str) -> str:
+    def change(self, node: nodes.Record) -> nodes.Record | None:
+        """The record under its new names, with what it holds; None for one that names nothing itself."""
+        match node:
+            case nodes.Name(path=path):
+                return evolve(node, path=self.name(path))
+            case nodes.Clause():
+                return self.clause(node)
+            case nodes.Entry():
+                return self.entry(inside(node, self.change))
+        made = inside(node, self.change)
+        match made:
+            case nodes.Dim() | nodes.Binding() | nodes.Index() | nodes.Files() as named:
+                made = evolve(named, name=self.name(named.name))
+            case nodes.Group():
+                made = evolve(
+                    made, name=self.name(made.name), members=self.names(made.members), without=self.names(made.without)
+                )
+            case nodes.States() | nodes.State():
+                made = evolve(made, groups=self.names(made.groups))
+            case nodes.Alias():
+                made = evolve(made, path=self.name(made.path), owner=self.name(made.owner))
+            case nodes.Tensor():
+                made = evolve(made, path=self.name(made.path))
+            case nodes.Dimension():
+                made = evolve(made, name=made.name and self.name(made.name))
+        if isinstance(made, nodes.Files):
+            made = evolve(made, template=self.template(made.template), key=made.key and self.template(made.key))
+        return made
+
+    def name(self, text: str) -> str:
+        return text if text.partition(".")[0] in self.shared or text == "*" else f"{self.prefix}.{text}"
+
+    def names(self, texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return texts and tuple(map(self.name, texts))
+
+    def template(self, text: str) -> str:
         """The names in braces: dims of the inner model are under the prefix, what the place itself gives is not."""
-        return _BRACES.sub(lambda m: "{" + _WORDS.sub(lambda w: word(w[0]), m[1]) + m[2] + "}", text)
 
-    def word(text: str) -> str:
-        return text if text in _GIVEN else name(text)
+        def word(match: re.Match[str]) -> str:
+            return match[0] if match[0] in _GIVEN else self.name(match[0])
 
-    def walk(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(walk, value))
-        return (
-            _rename(value, prefix, shared, key)
-            if attrs.has(type(value)) and not isinstance(value, nodes.Span)
-            else value
-        )
+        return _BRACES.sub(lambda m: "{" + _WORDS.sub(word, m[1]) + m[2] + "}", text)
 
-    match node:
-        case nodes.Name(path=path):
-            return attrs.evolve(node, path=name(path))
-        case nodes.Dim():
-            return attrs.evolve(node, name=name(node.name), range=walk(node.range))
-        case nodes.Term():
-            return attrs.evolve(node, axes=walk(node.axes))
-        case nodes.Mesh() | nodes.Split():
-            inner = {"sizes": walk(node.sizes), "grain": walk(node.grain)} if isinstance(node, nodes.Split) else {}
-            return attrs.evolve(node, **inner)
-        case nodes.Clause(word="as"):
-            return attrs.evolve(node, args=(template(node.args[0]),))
-        case nodes.Clause(word="at"):
-            return attrs.evolve(node, args=(node.args[0], walk(node.args[1])))
-        case nodes.Clause(word=("copies" | "on" | "dtype")):
-            return node
-        case nodes.Clause(word="in"):
-            return attrs.evolve(node, args=(name(node.args[0]),))
-        case nodes.Entry():
-            clauses = walk(node.clauses)
-            if not any(c.word == "in" for c in clauses):
-                clauses = (*clauses, nodes.Clause("in", (name("weights"),), span=node.span))
-            if key is not None:
-                clauses = tuple(_wrap(c, key) for c in clauses)
-            return attrs.evolve(
-                node, path=name(node.path), indices=walk(node.indices), shape=walk(node.shape), clauses=clauses
-            )
-        case nodes.Group():
-            return attrs.evolve(
-                node,
-                name=name(node.name),
-                indices=walk(node.indices),
-                members=node.members and tuple(map(name, node.members)),
-                without=node.without and tuple(map(name, node.without)),
-                order=walk(node.order),
-            )
-        case nodes.States():
-            return attrs.evolve(
-                node,
-                groups=node.groups and tuple(map(name, node.groups)),
-                shape=walk(node.shape),
-                clauses=walk(node.clauses),
-            )
-        case nodes.Alias():
-            return attrs.evolve(node, path=name(node.path), owner=name(node.owner), when=walk(node.when))
-        case nodes.Tensor():
-            return attrs.evolve(node, path=name(node.path), dims=walk(node.dims), when=walk(node.when))
-        case nodes.Dimension():
-            return attrs.evolve(node, name=node.name and name(node.name), range=walk(node.range))
-        case nodes.Files():
-            return attrs.evolve(
-                node,
-                name=name(node.name),
-                template=template(node.template),
-                key=node.key and template(node.key),
-                when=walk(node.when),
-            )
-        case nodes.Binding() | nodes.Index():
-            fields = {
-                f.name: walk(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name not in ("span", "name")
-            }
-            return attrs.evolve(node, **{**fields, "name": name(node.name)})
-        case nodes.State():
-            return attrs.evolve(node, groups=node.groups and tuple(map(name, node.groups)))
-        case nodes.DefaultDtype():
-            return node
-    fields = {f.name: walk(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name != "span"}
-    return attrs.evolve(node, **fields)
+    def clause(self, node: nodes.Clause) -> nodes.Clause:
+        match node.word:
+            case "as":
+                return evolve(node, args=(self.template(node.args[0]),))
+            case "in":
+                return evolve(node, args=(self.name(node.args[0]),))
+            case _:
+                return inside(node, self.change)
 
+    def entry(self, node: nodes.Entry) -> nodes.Entry:
+        clauses = node.clauses
+        if not any(c.word == "in" for c in clauses):
+            clauses = (*clauses, nodes.Clause("in", (self.name("weights"),), span=node.span))
+        return evolve(node, path=self.name(node.path), clauses=tuple(map(self.wrapped, clauses)))
 
-def _wrap(clause: nodes.Clause, key: str) -> nodes.Clause:
-    """The outer key template around an inner `as`."""
-    return attrs.evolve(clause, args=(key.replace("{key}", clause.args[0]),)) if clause.word == "as" else clause
+    def wrapped(self, clause: nodes.Clause) -> nodes.Clause:
+        """The outer key template around an inner `as`."""
+        if self.key is None or clause.word != "as":
+            return clause
+        return evolve(clause, args=(self.key.replace("{key}", clause.args[0]),))

@@ -3,25 +3,36 @@
 A mesh axis is its *coordinate* here and its size inside `size(...)` or with `.size`.
 `/` separates the steps of a key; braces are filled after the text was cut into steps, so that a `/` inside a tensor's
 name never makes a step.
+
+A template of a resolved layout is *closed*: what is left in braces are numbers and the names that a stored tensor's place
+gives (coordinates, indices, names of tensors and states). It is data: `columns` takes it apart, `evaluate` works for the
+numbers of one place and for columns of many.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from functools import cached_property
+from typing import NoReturn
 
-from attrs import frozen
+import numpy as np
+from attrs import evolve, field, frozen
 
 from ucpl.errors import fail
-from ucpl.layout.scope import Scope, at, nearest
-from ucpl.syntax import nodes, parse_expr
+from ucpl.layout.arithmetic import Operand, Value, at, evaluated
+from ucpl.layout.scope import Scope, literal, nearest
+from ucpl.syntax import nodes, parse_expr, print_expr
+from ucpl.syntax.walk import rewritten
 
-_BRACE = re.compile(r"\{([^{}:]*)(?::([^{}]*))?\}")
-_FORMAT = re.compile(r"0?\d{0,3}d?\Z")
+_BRACE = re.compile(r'\{((?:"(?:[^"\\]|\\.)*"|[^{}:"])*)(?::([^{}]*))?\}')
+_FORMAT = re.compile(r"0?[0-9]{0,3}d?\Z")
 TEMPLATE_LIMIT = 4096  # characters
+# What a stored tensor's place gives to a template, beside coordinates and indices.
+PLACE_WORDS = frozenset({"name", "alias", "owner", "key", "state", "bucket", "group", "member", "number", "rank"})
 
 
-@frozen
+@frozen(slots=False)
 class Hole:
     """`{expr:format}`: `path` where it is a plain name, so that most holes need no evaluation."""
 
@@ -29,21 +40,26 @@ class Hole:
     expr: nodes.Expr
     format: str
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(_names(self.expr))
 
-@frozen
+
+@frozen(slots=False)
 class Template:
+    """A template in parts. `sizes`: what a name means at a place that does not give it; `near`: known names that a
+    name that has no value may be meant for."""
+
     text: str
     parts: tuple[str | Hole, ...]
-    span: nodes.Span
+    span: nodes.Span = field(default=nodes.NOWHERE, eq=False, repr=False)
+    sizes: tuple[tuple[str, int | str], ...] = ()
+    near: tuple[tuple[str, str], ...] = field(default=(), eq=False, repr=False)
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """Names that the template uses as coordinates or indices (sizes asked for by size(a), a.size are left out)."""
-        found: set[str] = set()
-        for part in self.parts:
-            if isinstance(part, Hole):
-                found |= _names(part.expr)
-        return frozenset(found)
+        return frozenset[str]().union(*(part.names for part in self.parts if isinstance(part, Hole)))
 
 
 def _names(expr: nodes.Expr) -> set[str]:
@@ -62,6 +78,9 @@ def _names(expr: nodes.Expr) -> set[str]:
             return set()
 
 
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
 def template(text: str, span: nodes.Span) -> Template:
     """Parse a template. Raises E120 for unbalanced braces or an unknown format."""
     if len(text) > TEMPLATE_LIMIT:
@@ -73,7 +92,7 @@ def template(text: str, span: nodes.Span) -> Template:
         if not _FORMAT.match(m[2] or ""):
             fail("E120", f"`{m[2]}` is no number format: write {{x:02}} for two digits", at(span))
         expr = parse_expr(m[1], file=span.file, line=span.line, column=span.column)
-        parts.append(Hole(expr.path if isinstance(expr, nodes.Name) else None, expr, m[2] or ""))
+        parts.append(_hole(expr, m[2] or ""))
         end = m.end()
     parts.append(text[end:])
     for part in parts:
@@ -82,66 +101,133 @@ def template(text: str, span: nodes.Span) -> Template:
     return Template(text, tuple(p for p in parts if p != ""), span)
 
 
-def render(rule: Template, variables: dict[str, Any], scope: Scope) -> str:
-    """Fill in a template. Raises E122 for a name that neither the place nor the layout knows."""
+def _hole(expr: nodes.Expr, form: str) -> Hole:
+    return Hole(expr.path if isinstance(expr, nodes.Name) else None, expr, form)
+
+
+# ---- closing ---------------------------------------------------------------------------------------------------------
+
+
+def closed(text: str, span: nodes.Span, scope: Scope, places: frozenset[str]) -> Template:
+    """A template whose names are those that a place can give; all others are numbers, or words, now.
+
+    A name of `places` that the layout knows as a number, too, is that number where the place gives none. Raises E120,
+    E121, and what evaluating the other names raises.
+    """
+    read = template(text, span)
+    parts = tuple(p if isinstance(p, str) else _closed_hole(p, scope, places) for p in read.parts)
+    made = Template("".join(map(_written, parts)), parts, span)
+    values = {n: scope.value(n) for n in sorted(made.names) if scope.knows(n)}
+    sizes = tuple((n, v if isinstance(v, int) else str(v)) for n, v in values.items() if v is not None)
+    unknown = sorted(made.names - {n for n, _ in sizes} - PLACE_WORDS)
+    near = tuple((n, close) for n in unknown if (close := nearest(n, scope.names())) is not None)
+    return evolve(made, sizes=sizes, near=near)
+
+
+def _written(part: str | Hole) -> str:
+    if isinstance(part, str):
+        return part
+    return f"{{{print_expr(part.expr)}{':' if part.format else ''}{part.format}}}"
+
+
+def _closed_hole(hole: Hole, scope: Scope, places: frozenset[str]) -> Hole:
+    def change(node: nodes.Record) -> nodes.Record | None:
+        """A part of an expression that no place changes, as its value."""
+        if not isinstance(node, nodes.Expr):
+            return None
+        if any(n in places or not (scope.knows(n) or n.startswith("config.")) for n in _names(node)):
+            return node if isinstance(node, nodes.Name) else None
+        return _constant(node, scope.evaluate(node))
+
+    made = rewritten(hole.expr, change)
+    return hole if made == _ABSENT else _hole(made, hole.format)
+
+
+_ABSENT = nodes.Function("default", ())  # what has no value: a key that the config lacks
+
+
+def _constant(node: nodes.Expr, value: Value) -> nodes.Expr:
+    if value is None:
+        return _ABSENT
+    if isinstance(value, float):
+        return nodes.Text(str(value), span=node.span)
+    if isinstance(value, int) and value < 0:
+        return nodes.Unary("-", nodes.Number(-value), span=node.span)
+    return evolve(literal(value), span=node.span)
+
+
+def nested(outer: Template, inner: Template) -> Template:
+    """`outer` with the parts of `inner` where it says `{key}`."""
+    parts: list[str | Hole] = []
+    for part in outer.parts:
+        parts += inner.parts if isinstance(part, Hole) and part.path == "key" else (part,)
+    text = "".join(map(_written, parts))
+    sizes = tuple({**dict(inner.sizes), **dict(outer.sizes)}.items())
+    return Template(text, tuple(parts), outer.span, sizes, (*outer.near, *inner.near))
+
+
+# ---- filling in ------------------------------------------------------------------------------------------------------
+
+
+def evaluate(expr: nodes.Expr, variables: Mapping[str, Operand]) -> Operand:
+    """Value of a closed expression at one place, or, where variables are columns of int64, at many.
+
+    Raises: KeyError for a name that has no value there; UcplError E104 to E109.
+    """
+    return evaluated(expr, lambda name: variables[name.path])
+
+
+def columns(rule: Template) -> tuple[tuple[str, ...], tuple[Hole, ...]]:
+    """The literal texts of a template and what stands between them: one text more than there are holes."""
+    texts, holes = [""], []
+    for part in rule.parts:
+        if isinstance(part, str):
+            texts[-1] += part
+        else:
+            holes.append(part)
+            texts.append("")
+    return tuple(texts), tuple(holes)
+
+
+def render(rule: Template, variables: Mapping[str, Value], scope: object = None) -> str:
+    """Fill in a template. Raises E122 for a name that neither the place nor the layout knows, E164 for a word as a number."""
     out = []
     for part in rule.parts:
         if isinstance(part, str):
             out.append(part)
-        elif part.path is not None and part.path in variables:
-            value = variables[part.path]
-            out.append(format(value, part.format) if part.format else str(value))
-        else:
-            out.append(format(_evaluate(part.expr, variables, scope, rule), part.format))
+            continue
+        path = part.path
+        value = variables[path] if path is not None and path in variables else _value(rule, part, variables)
+        if part.format and not isinstance(value, int):
+            fail(
+                "E164",
+                f'`{print_expr(part.expr)}` of "{rule.text}" is {value!r}, and `:{part.format}` writes a number',
+                at(rule.span),
+            )
+        out.append(format(value, part.format) if part.format else str(value))
     return "".join(out)
 
 
-def _evaluate(expr: nodes.Expr, variables: dict[str, Any], scope: Scope, rule: Template) -> Any:
-    unknown = [n for n in _names(expr) if n not in variables and not scope.knows(n) and not n.startswith("config.")]
-    if unknown:
-        close = nearest(unknown[0], [*variables, *scope.names()])
-        fail(
-            "E122",
-            f'"{rule.text}" names `{unknown[0]}`, which has no value here',
-            at(rule.span),
-            remedy=f"did you mean `{close}`?" if close else f"known here: {', '.join(sorted(variables))}",
-        )
-    sizes = _sized(expr, scope)
-    return Scope(
-        given={**scope.given, **sizes, **variables}, bindings=scope.bindings, config=scope.config, values=scope.values
-    ).evaluate(_size_calls(expr))
+def _value(rule: Template, part: Hole, variables: Mapping[str, Value]) -> Value:
+    try:
+        value = evaluate(part.expr, {**dict(rule.sizes), **variables})
+    except KeyError as error:
+        _no_value(rule, str(error.args[0]), variables)
+    if value is None:
+        _no_value(rule, print_expr(part.expr), variables)
+    assert not isinstance(value, np.ndarray)
+    return value
 
 
-def _size_calls(expr: nodes.Expr) -> nodes.Expr:
-    """size(a) as the name a.size, which is looked up among sizes and not among coordinates."""
-    match expr:
-        case nodes.Function(name="size", args=(nodes.Name(path=path),)):
-            return nodes.Name(f"{path}.size", span=expr.span)
-        case nodes.Function():
-            return nodes.Function(expr.name, tuple(map(_size_calls, expr.args)), span=expr.span)
-        case nodes.Unary():
-            return nodes.Unary(expr.operator, _size_calls(expr.operand), span=expr.span)
-        case nodes.Binary():
-            return nodes.Binary(expr.operator, _size_calls(expr.left), _size_calls(expr.right), span=expr.span)
-        case _:
-            return expr
-
-
-def _sized(expr: nodes.Expr, scope: Scope) -> dict[str, Any]:
-    """Values of every a.size and size(a) inside an expression."""
-    match expr:
-        case nodes.Name(path=path) if path.endswith(".size"):
-            return {path: scope.lookup(path[: -len(".size")], expr.span)}
-        case nodes.Function(name="size", args=(nodes.Name(path=path),)):
-            return {f"{path}.size": scope.lookup(path, expr.span)}
-        case nodes.Function(args=args) | nodes.List(items=args):
-            return {k: v for a in args for k, v in _sized(a, scope).items()}
-        case nodes.Unary(operand=operand):
-            return _sized(operand, scope)
-        case nodes.Binary(left=left, right=right):
-            return {**_sized(left, scope), **_sized(right, scope)}
-        case _:
-            return {}
+def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoReturn:
+    near = dict(rule.near).get(name)
+    close = nearest(name, [*variables, *(n for n, _ in rule.sizes), *([near] if near else [])])
+    fail(
+        "E122",
+        f'"{rule.text}" names `{name}`, which has no value here',
+        at(rule.span),
+        remedy=f"did you mean `{close}`?" if close else f"known here: {', '.join(sorted(variables))}",
+    )
 
 
 def key_steps(rule: Template) -> tuple[Template, ...]:
@@ -156,4 +242,4 @@ def key_steps(rule: Template) -> tuple[Template, ...]:
             steps[-1].append(first)
         for text in rest:
             steps.append([text] if text else [])
-    return tuple(Template(rule.text, tuple(s), rule.span) for s in steps)
+    return tuple(evolve(rule, parts=tuple(s)) for s in steps)

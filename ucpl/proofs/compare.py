@@ -6,55 +6,22 @@ that only one side stores is compared with what the other derives it to be.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from attrs import evolve, field, frozen
 
-from ucpl.extents import ParameterGroup, key_text
 from ucpl.graph import build
-from ucpl.proofs.values import Beside, apart
+from ucpl.proofs.against import hold_against
+from ucpl.proofs.envelopes import NO_GROUPS, Difference, Unsaid, beside, counted_names
 from ucpl.proofs.where import Pair, counted, element_at, only, pairs_of
 from ucpl.regions import Placement
 from ucpl.runtime.compare import Unequal
-from ucpl.runtime.compare import compare as hold_against
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["Difference", "Likeness", "likeness"]
+__all__ = ["Difference", "Likeness", "Unsaid", "likeness"]
 
 MEMORY = 512 << 20
-
-# What continues a run, whatever the framework's files look like. The rest of an envelope's blobs is made anew for each target.
-CONTINUES = (
-    "lr_scheduler",
-    "global_steps",
-    "global_samples",
-    "skipped_steps",
-    "loss_scaler",
-    "dynamic_loss_scale",
-    "overflow",
-)
-_EVERYWHERE = CONTINUES[:4]  # every form has a place for these: one that is absent on one side is lost
-
-
-@frozen
-class Difference:
-    """One thing in which A and B differ. `kind` is tensor, dtype, shape, value, group, scalar or carried."""
-
-    kind: str
-    name: str  # tensor, group or key
-    state: str = ""
-    element: str = ""  # the first that differs, in full: `wte.weight[3, 17]`
-    a: str = ""
-    b: str = ""
-    a_place: str = ""  # file: key[index]
-    b_place: str = ""
-
-    def __str__(self) -> str:
-        what = f"{self.state} of {self.element or self.name}" if self.state else self.element or self.name
-        ours = f"{self.a} in A" + (f" ({self.a_place})" if self.a_place else "")
-        theirs = f"{self.b} in B" + (f" ({self.b_place})" if self.b_place else "")
-        return f"{what}: {ours}, {theirs}"
 
 
 @frozen
@@ -68,6 +35,7 @@ class Likeness:
     bytes_live_max: int = 0
     derived: tuple[str, ...] = ()  # states that one side does not store: compared with what it derives
     values: int = 0  # beside tensors: hyper-parameters, counters, client_state keys
+    unsaid: tuple[Unsaid, ...] = ()  # what one side alone says, where silence is no difference
     seconds: dict[str, float] = field(factory=dict)
 
     def __bool__(self) -> bool:
@@ -87,9 +55,10 @@ def likeness(
 
     Raises: UcplError E613 (declared copies within one of them differ), E610, E611 (it cannot be read).
     """
-    found = list(_models(here, there))
-    same = {path for path in here.layout.tensors if path in there.layout.tensors}
-    same -= {d.name for d in found}
+    found = _models(here, there)
+    same = {path for path in here.layout.tensors if path in there.layout.tensors} - {d.name for d in found}
+    kinds, silent = _kinds(a, here, b, there)
+    found += kinds
     ours, theirs = pairs_of(here), pairs_of(there)
     dtypes = list(_dtypes(a, here, b, there, same))
     found += dtypes
@@ -117,9 +86,10 @@ def likeness(
         read += compared.report.bytes_read
         live = max(live, compared.report.bytes_live_max)
         found += [_named(u, target, y, turned) for u in compared]
-    beside, values = _beside(a, b)
-    found += beside
-    return Likeness(tuple(found), len(same), elements, read, live, tuple(derived), values)
+    aside = beside(a, b)
+    found += aside.differences
+    unsaid = (*silent, *aside.unsaid)
+    return Likeness(tuple(found), len(same), elements, read, live, tuple(derived), aside.count, unsaid)
 
 
 def _dtype_of(known: dict[tuple[str, tuple[str, ...]], str]) -> Any:
@@ -134,14 +104,26 @@ def _models(here: Placement, there: Placement) -> list[Difference]:
             out.append(Difference("tensor", path, a=_has(path, ours), b=_has(path, theirs)))
         elif ours[path].counts != theirs[path].counts:
             out.append(Difference("shape", path, a=str(list(ours[path].counts)), b=str(list(theirs[path].counts))))
-        elif ours[path].kind != theirs[path].kind:
-            out.append(Difference("tensor", path, a=ours[path].kind, b=theirs[path].kind))
     mine, yours = here.layout.aliases, there.layout.aliases
     for alias in [*mine, *(x for x in yours if x not in mine)]:
         if mine.get(alias) != yours.get(alias):
             said = [f"a second name of {x[alias]}" if alias in x else "no second name" for x in (mine, yours)]
             out.append(Difference("tensor", alias, a=said[0], b=said[1]))
     return out
+
+
+def _kinds(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) -> tuple[list[Difference], list[Unsaid]]:
+    """What is trained, frozen, a buffer. Weights alone do not say it: who loads them does."""
+    ours, theirs = here.layout.tensors, there.layout.tensors
+    apart = [p for p in ours if p in theirs and ours[p].kind != theirs[p].kind]
+    if a.envelope.groups and b.envelope.groups:
+        return [Difference("tensor", p, a=ours[p].kind, b=theirs[p].kind) for p in apart], []
+    side: Literal["A", "B"] = "A" if a.envelope.groups else "B"
+    known = ours if side == "A" else theirs
+    by_kind: dict[str, list[str]] = {}
+    for path in apart:
+        by_kind.setdefault(known[path].kind, []).append(path)
+    return [], [Unsaid(counted_names(paths), kind, side, NO_GROUPS) for kind, paths in by_kind.items()]
 
 
 def _has(path: str, tensors: dict[str, Any]) -> str:
@@ -196,68 +178,3 @@ def _named(u: Unequal, placement: Placement, target: Checkpoint, turned: bool) -
     here = f"{u.source_file}: {u.source_key}{list(u.source_element)}" if u.source_file else ""
     found = Difference("value", element.partition("[")[0], state, element, u.wanted, u.value, here, there)
     return evolve(found, a=u.value, b=u.wanted, a_place=there, b_place=here) if turned else found
-
-
-# ---- what stands beside tensors --------------------------------------------------------------------------------------
-
-
-def _beside(a: Checkpoint, b: Checkpoint) -> tuple[list[Difference], int]:
-    ours, theirs = Beside(a), Beside(b)
-    x, y = a.envelope, b.envelope
-    out: list[Difference] = []
-    count = 0
-
-    def hold(kind: str, name: str, left: Any, right: Any) -> None:
-        nonlocal count
-        count += 1
-        out.extend(Difference(kind, d.path, a=d.a, b=d.b) for d in apart(name, left, right, ours, theirs))
-
-    for mine, yours, name in _groups(x.groups, y.groups):
-        if mine is None or yours is None:
-            one = mine or yours
-            assert one is not None
-            text = f"{len(one.members)} parameters, the first {one.members[0] if one.members else 'none'}"
-            out.append(Difference("group", name, a=text if mine else "nothing", b=text if yours else "nothing"))
-        else:
-            for key in dict.fromkeys([*mine.hyper, *yours.hyper]):
-                if key in mine.hyper and key in yours.hyper:
-                    hold("group", f"{name}.{key}", mine.hyper[key], yours.hyper[key])
-                elif key in ("lr", "weight_decay"):
-                    hold(
-                        "group",
-                        name,
-                        {k: v for k, v in mine.hyper.items() if k == key},
-                        {k: v for k, v in yours.hyper.items() if k == key},
-                    )
-    for state in dict.fromkeys([*x.scalars, *y.scalars]):
-        hold("scalar", state, x.scalars.get(state, {}), y.scalars.get(state, {}))
-    for key in CONTINUES:
-        if key in x.blobs and key in y.blobs:
-            hold("carried", key, x.blobs[key], y.blobs[key])
-        elif key in _EVERYWHERE and (key in x.blobs or key in y.blobs):
-            hold(
-                "carried",
-                "",
-                {k: v for k, v in x.blobs.items() if k == key},
-                {k: v for k, v in y.blobs.items() if k == key},
-            )
-    for key in dict.fromkeys([*x.carried, *y.carried]):
-        hold("carried", "client_state", *({key: e.carried[key]} if key in e.carried else {} for e in (x, y)))
-    return out, count
-
-
-def _groups(
-    ours: tuple[ParameterGroup, ...], theirs: tuple[ParameterGroup, ...]
-) -> list[tuple[ParameterGroup | None, ParameterGroup | None, str]]:
-    """Groups with the same members, side by side; those without a counterpart alone."""
-    left = {frozenset(g.members): g for g in theirs}
-    out: list[tuple[ParameterGroup | None, ParameterGroup | None, str]] = []
-    for i, group in enumerate(ours):
-        out.append((group, left.pop(frozenset(group.members), None), f"group {i}"))
-    out += [(None, group, f"group {theirs.index(group)}") for group in left.values()]
-    return out
-
-
-def place_text(file: str, key: tuple[Any, ...]) -> str:
-    """A stored tensor as people write it."""
-    return f"{file}: {key_text(key)}"

@@ -8,6 +8,7 @@ decided by a count: a swap, or a hole beside an overlap of its size, keeps every
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
@@ -15,12 +16,14 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.errors import Label, fail
-from ucpl.extents import StoredTensor, key_text
+from ucpl.extents import Shelves, key_text
 from ucpl.graph import Graph
+from ucpl.proofs.alike import followers, placed
 from ucpl.regions import Placement, element_name
 
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+ONE_BY_ONE = 1 << 20  # elements of a move that are looked at one by one, at most; of a longer one, a part is
 
 
 def prove(graph: Graph) -> None:
@@ -35,9 +38,11 @@ def prove(graph: Graph) -> None:
 
 @frozen(eq=False)
 class _Pieces:
-    """All pieces of one side, sorted by stored tensor and position. Dims of a row stand by falling stride: `dim` says which."""
+    """All pieces of one side, sorted by position. Dims of a row stand by falling stride: `dim` says which.
 
-    home: I64  # index into the graph's stored tensors
+    Positions count over all stored tensors of the side, `1 << bits` for each.
+    """
+
     first: I64  # position of its first element
     last: I64  # ... and behind its last one
     tensor: I64  # index into the target's tensors
@@ -49,7 +54,7 @@ class _Pieces:
     low: I64  # (N, K) the first index of each column's dim
 
     def __len__(self) -> int:
-        return len(self.home)
+        return len(self.first)
 
 
 @frozen(eq=False)
@@ -86,8 +91,7 @@ class _Moves:
 
     kind: NDArray[np.str_]
     state: I64  # that is filled
-    home: tuple[I64, I64]  # of source, of target
-    offset: tuple[I64, I64]
+    offset: tuple[I64, I64]  # of source, of target
     stride: tuple[I64, I64]  # (N, D) each
     shape: I64  # (N, D)
 
@@ -102,10 +106,14 @@ class _Proof:
         self.graph = graph
         self.number = {path: i for i, path in enumerate(graph.target.tensors)}
         parts = (*graph.source.parts, *graph.target.parts)
-        self.k = max([1, *(p.pieces.low.shape[1] for p in parts)])
-        self.states = list(dict.fromkeys([p.state for p in parts] + [b.state for b in graph.batches]))
-        self.source = self.pieces(graph.source, graph.sources)
-        self.target = self.pieces(graph.target, graph.targets)
+        self.k = max([1, *(p.folded.low.shape[1] for p in parts)])
+        self.bits = tuple(space.bits for space in graph.spaces)
+        self.stands = (placed(graph.source, graph.sources), placed(graph.target, graph.targets))
+        # What is proved of a state holds for those that are stored and moved just as it is.
+        self.led = followers(graph, self.stands)
+        self.states = list(dict.fromkeys([p.state for p in parts] + [x.state for f in graph.flows for x in f.lanes]))
+        self.source = self.pieces(0, graph.source, {lane.origin for lane in self.led})
+        self.target = self.pieces(1, graph.target, {lane.state for lane in self.led})
         self.moves = self.table()
 
     def run(self) -> None:
@@ -123,91 +131,106 @@ class _Proof:
 
     # ---- tables ----------------------------------------------------------------------------------------------------------
 
-    def pieces(self, placement: Placement, stored: list[StoredTensor]) -> _Pieces:
-        where = {(s.file, s.key): i for i, s in enumerate(stored) if s.shares is None}
-        k = self.k
-        wide = {"home": [], "offset": [], "tensor": [], "state": [], "policy": [], "low": [], "high": [], "stride": []}  # type: ignore[var-annotated]
+    def pieces(self, side: int, placement: Placement, led: set[str]) -> _Pieces:
+        k, one = self.k, 1 << self.bits[side]
+        blank = ("low", "high", "stride")
+        wide: dict[str, list[I64]] = {n: [] for n in ("offset", "tensor", "state", "policy", *blank)}
         common = np.array([self.number.get(p, -1) for p in placement.tensors] or [-1], dtype=np.int64)
-        for part in placement.parts:
-            homes = np.array([where.get((h.file, h.key), -1) for h in part.homes] or [-1], dtype=np.int64)
-            p, missing = part.pieces, k - part.pieces.low.shape[1]
+        for part, stand in zip(placement.parts, self.stands[side], strict=True):
+            if stand is None or part.state in led:
+                continue
+            p = part.folded
+            if stand.hidden is not None:  # second names, whose storage another tensor is
+                p = part.pieces.take(~stand.hidden[part.pieces.home])
             if not len(p):
                 continue
-            wide["home"].append(homes[p.home])
-            wide["offset"].append(p.offset)
+            missing = k - p.low.shape[1]
+            wide["offset"].append((p.home + stand.first) * one + p.offset)
             wide["tensor"].append(common[p.tensor])
             wide["state"].append(np.full(len(p), self.states.index(part.state)))
-            wide["policy"].append(p.policy.astype(np.int64))
-            for name, array, fill in (("low", p.low, 0), ("high", p.high, 1), ("stride", p.stride, 0)):
+            wide["policy"].append(p.policy)
+            for name, array, fill in (
+                ("low", p.low, 0),
+                ("high", p.high, 1),
+                ("stride", p.stride + p.home_stride * one, 0),
+            ):
                 wide[name].append(np.pad(array, ((0, 0), (0, missing)), constant_values=fill))
-        empty = {n: np.zeros((0, k) if n in ("low", "high", "stride") else 0, dtype=np.int64) for n in wide}
+        empty = {n: np.zeros((0, k) if n in blank else 0, dtype=np.int64) for n in wide}
         flat = {n: np.concatenate(v) if v else empty[n] for n, v in wide.items()}
-        keep = (flat["home"] >= 0) & (flat["high"] > flat["low"]).all(axis=1)
+        keep = (flat["high"] > flat["low"]).all(axis=1)
         flat = {n: v[keep] for n, v in flat.items()}
-        order = np.lexsort((flat["offset"], flat["home"]))
+        order = np.argsort(flat["offset"], kind="stable")
         flat = {n: v[order] for n, v in flat.items()}
         size = flat["high"] - flat["low"]
         stride = np.where(size > 1, flat["stride"], 0)
         dim = np.argsort(-stride, axis=1, kind="stable")
         size, stride, low = (np.take_along_axis(a, dim, 1) for a in (size, stride, flat["low"]))
         last = flat["offset"] + ((size - 1) * stride).sum(axis=1) + 1
-        return _Pieces(
-            flat["home"], flat["offset"], last, flat["tensor"], flat["state"], flat["policy"], size, stride, dim, low
-        )
+        return _Pieces(flat["offset"], last, flat["tensor"], flat["state"], flat["policy"], size, stride, dim, low)
 
     def table(self) -> _Moves:
-        batches = [b for b in self.graph.batches if len(b.fragments)]
-        d = max([1, *(b.fragments.shape.shape[1] for b in batches)])
-
-        def flat(name: str) -> I64:
-            return np.concatenate([getattr(b.fragments, name) for b in batches] or [np.zeros(0, np.int64)]).astype(
-                np.int64
+        """The moves of every state that is not led by another one."""
+        found = [
+            (
+                flow.kind,
+                self.states.index(lane.state),
+                flow.moves,
+                lane.source << self.bits[0],
+                lane.target << self.bits[1],
             )
+            for flow in self.graph.flows
+            for lane in flow.lanes
+            if lane not in self.led and len(flow.moves)
+        ]
+        d = max([1, *(m.shape.shape[1] for _, _, m, _, _ in found)])
 
-        def wide(name: str, fill: int) -> I64:
-            rows = [
-                np.pad(a, ((0, 0), (0, d - a.shape[1])), constant_values=fill)
-                for b in batches
-                for a in (getattr(b.fragments, name),)
-            ]
-            out: I64 = np.concatenate(rows or [np.zeros((0, d), np.int64)]).astype(np.int64)
+        def wide(arrays: list[I64]) -> I64:
+            rows = [np.pad(a, ((0, 0), (0, d - a.shape[1])), constant_values=1) for a in arrays]
+            out: I64 = np.concatenate(rows or [np.zeros((0, d), np.int64)])
             return out
 
-        counts = [len(b.fragments) for b in batches]
+        def flat(arrays: list[I64]) -> I64:
+            out: I64 = np.concatenate(arrays or [np.zeros(0, np.int64)])
+            return out
+
+        counts = [len(m) for _, _, m, _, _ in found]
         return _Moves(
-            np.repeat(np.array([b.kind for b in batches] or ["copy"]), counts or [0]),
-            np.repeat(np.array([self.states.index(b.state) for b in batches] or [0], dtype=np.int64), counts or [0]),
-            (flat("source"), flat("target")),
-            (flat("source_offset"), flat("target_offset")),
-            (wide("source_stride", 1), wide("target_stride", 1)),
-            wide("shape", 1),
+            np.repeat(np.array([kind for kind, *_ in found] or ["copy"]), counts or [0]),
+            np.repeat(np.array([state for _, state, *_ in found] or [0], dtype=np.int64), counts or [0]),
+            (flat([m.source + s for _, _, m, s, _ in found]), flat([m.target + t for _, _, m, _, t in found])),
+            (wide([m.source_stride for _, _, m, _, _ in found]), wide([m.target_stride for _, _, m, _, _ in found])),
+            wide([m.shape for _, _, m, _, _ in found]),
         )
 
     # ---- moves as boxes --------------------------------------------------------------------------------------------------
 
-    def boxes(self, side: int, pieces: _Pieces) -> _Boxes:
+    def boxes(self, side: int, pieces: _Pieces, moves: _Moves | None = None) -> _Boxes:
         """Both kinds of move: runs, which may cross many pieces, and strided boxes, which lie in one piece."""
-        moves = self.moves
+        moves = self.moves if moves is None else moves
         wide = moves.shape > 1
         is_run = wide[:, 1:].sum(axis=1) == 0
         is_run &= (moves.stride[side][:, 0] == 1) | ~wide[:, 0]
         runs, boxes = np.flatnonzero(is_run), np.flatnonzero(~is_run)
-        return _joined([self.run_boxes(side, pieces, runs), self.strided_boxes(side, pieces, boxes)], self.k)
+        return _joined(
+            [self.run_boxes(side, pieces, runs, moves), self.strided_boxes(side, pieces, boxes, moves)], self.k
+        )
 
-    def run_boxes(self, side: int, pieces: _Pieces, rows: I64) -> _Boxes:
-        start = self.moves.offset[side][rows]
-        stop = start + self.moves.numel[rows]
-        i, piece = _meet(self.moves.home[side][rows], start, stop, pieces.home, pieces.first, pieces.last)
+    def run_boxes(self, side: int, pieces: _Pieces, rows: I64, moves: _Moves) -> _Boxes:
+        start = moves.offset[side][rows]
+        stop = start + moves.numel[rows]
+        i, piece = _meet(np.zeros_like(start), start, stop, np.zeros_like(pieces.first), pieces.first, pieces.last)
         at, low, high = _between(pieces, piece, start[i] - pieces.first[piece], stop[i] - pieces.first[piece])
         i, piece = i[at], piece[at]
         begin = pieces.first[piece] + (low * pieces.stride[piece]).sum(axis=1) - start[i]
         return self.logical(pieces, rows[i], piece, low, high, begin, pieces.stride[piece])
 
-    def strided_boxes(self, side: int, pieces: _Pieces, rows: I64) -> _Boxes:
+    def strided_boxes(self, side: int, pieces: _Pieces, rows: I64, moves: _Moves) -> _Boxes:
         """A box of a move as a box of the piece that holds its first element: each dim of the move walks digits of it."""
-        moves, k = self.moves, self.k
+        k = self.k
         offset = moves.offset[side][rows]
-        i, piece = _meet(moves.home[side][rows], offset, offset + 1, pieces.home, pieces.first, pieces.last)
+        i, piece = _meet(
+            np.zeros_like(offset), offset, offset + 1, np.zeros_like(pieces.first), pieces.first, pieces.last
+        )
         rest = offset[i] - pieces.first[piece]
         digit = np.zeros((len(i), k), dtype=np.int64)
         for c in range(k):
@@ -250,14 +273,15 @@ class _Proof:
             pieces, rows[i[good]], piece[good], low[good], high[good], np.zeros(len(good), dtype=np.int64), step[good]
         )
         lone = rows[~np.isin(np.arange(len(rows)), i[good])]
-        return _joined([found, *(self.element_boxes(side, pieces, int(row)) for row in lone)], self.k)
+        few = lone[moves.numel[lone] <= ONE_BY_ONE]  # a longer one counts as a move of what does not lie there
+        return _joined([found, *(self.element_boxes(side, pieces, int(row), moves) for row in few)], self.k)
 
-    def element_boxes(self, side: int, pieces: _Pieces, row: int) -> _Boxes:
+    def element_boxes(self, side: int, pieces: _Pieces, row: int, moves: _Moves) -> _Boxes:
         """A move that is no box of one piece: its elements one by one."""
-        positions = _positions(self.moves.offset[side][row], self.moves.shape[row], self.moves.stride[side][row])
+        positions = _positions(moves.offset[side][row], moves.shape[row], moves.stride[side][row])
         n = len(positions)
-        home = np.full(n, self.moves.home[side][row])
-        i, piece = _meet(home, positions, positions + 1, pieces.home, pieces.first, pieces.last)
+        none, of_piece = np.zeros(n, dtype=np.int64), np.zeros_like(pieces.first)
+        i, piece = _meet(none, positions, positions + 1, of_piece, pieces.first, pieces.last)
         at, low, high = _between(
             pieces, piece, positions[i] - pieces.first[piece], positions[i] - pieces.first[piece] + 1
         )
@@ -276,6 +300,12 @@ class _Proof:
 
     def same_elements(self, source: _Boxes, target: _Boxes) -> None:
         """Both sides of each move are the same elements at the same places of the move."""
+        bad = np.flatnonzero(self.agreed(source, target, self.moves) != self.moves.numel)
+        if len(bad):
+            self.misplaced(int(bad[0]))
+
+    def agreed(self, source: _Boxes, target: _Boxes, moves: _Moves) -> I64:
+        """How many elements of each move are the same on both sides."""
         ends = [b.begin + ((b.high - b.low - 1) * b.step).sum(axis=1) + 1 for b in (source, target)]
         order = np.lexsort((target.begin, target.move))
         t = target.take(order)
@@ -283,16 +313,13 @@ class _Proof:
         s, t = source.take(i), t.take(j)
         low, high = np.maximum(s.low, t.low), np.minimum(s.high, t.high)
         shared = (low < high).all(axis=1) & (self.source.tensor[s.piece] == self.target.tensor[t.piece])
-        shared &= self.is_origin(self.source.state[s.piece], self.moves.state[s.move])
-        shared &= self.target.state[t.piece] == self.moves.state[t.move]
+        shared &= self.is_origin(self.source.state[s.piece], moves.state[s.move])
+        shared &= self.target.state[t.piece] == moves.state[t.move]
         at_s = s.begin + ((low - s.low) * s.step).sum(axis=1)
         at_t = t.begin + ((low - t.low) * t.step).sum(axis=1)
         shared &= (at_s == at_t) & ((high - low == 1) | (s.step == t.step)).all(axis=1)
         volume = np.where(shared, (high - low).clip(0).prod(axis=1), 0)
-        agreed = np.bincount(s.move, weights=volume, minlength=len(self.moves.state)).astype(np.int64)
-        bad = np.flatnonzero(agreed != self.moves.numel)
-        if len(bad):
-            self.misplaced(int(bad[0]))
+        return np.bincount(s.move, weights=volume, minlength=len(moves.state)).astype(np.int64)
 
     def is_origin(self, have: I64, want: I64) -> Mask:
         """Whether a state of the source may fill a state of the target: its own, or one that is derived from it."""
@@ -313,7 +340,7 @@ class _Proof:
         if len(i):
             index = np.maximum(both.low[i[0]], both.low[j[0]])
             piece = int(both.piece[i[0]])
-            self.blame("E341", "is filled twice", self.graph.targets, self.target, piece, index, "target")
+            self.blame("E341", "is filled twice", 1, piece, index)
         low, high = _box_of(pieces)
         held = np.bincount(both.piece, weights=both.volume, minlength=len(pieces)).astype(np.int64)
         bad = np.flatnonzero(held != (high - low).prod(axis=1))
@@ -322,7 +349,7 @@ class _Proof:
             mine = np.flatnonzero(both.piece == piece)
             index = _first_left(low[piece], high[piece], both.low[mine], both.high[mine])
             assert index is not None
-            self.blame("E342", "is filled by nothing", self.graph.targets, self.target, piece, index, "target")
+            self.blame("E342", "is filled by nothing", 1, piece, index)
         self.whole()
 
     def whole(self) -> None:
@@ -369,15 +396,12 @@ class _Proof:
             mine = order[np.searchsorted(by_piece, piece) : np.searchsorted(by_piece, piece, side="right")]
             index = _first_left(low[piece], high[piece], boxes.low[mine], boxes.high[mine])
             if index is not None:
-                self.blame(
-                    "E343", "is neither used nor checked as a copy", graph.sources, pieces, piece, index, "source"
-                )
-        listed = {(s.file, s.key) for s in graph.sources}
-        for part in graph.source.parts:
-            tensors = [graph.source.tensors[t] for t in np.unique(part.pieces.tensor).tolist()]
+                self.blame("E343", "is neither used nor checked as a copy", 0, piece, index)
+        for part, stand in zip(graph.source.parts, self.stands[0], strict=True):
+            tensors = [graph.source.tensors[t] for t in part.tensors]
             lost = [t for t in tensors if f"{part.state} of {t}" not in left_out]
-            absent = next((h for h in part.homes if (h.file, h.key) not in listed), None)
-            if lost and absent is not None:
+            if lost and stand is None and len(part.homes):
+                absent = part.homes.home(0)
                 origin = (0,) * len(graph.source.layout.tensors[lost[0]].dims)
                 element = element_name(graph.source.layout, lost[0], origin)
                 fail(
@@ -390,47 +414,76 @@ class _Proof:
 
     def outside(self, row: int, side: int) -> NoReturn:
         """A move from or to positions where no element lies (padding, or past the end), or where two do."""
-        stored = (self.graph.sources, self.graph.targets)[side]
         pieces = (self.source, self.target)[side]
-        boxes = self.element_boxes(side, pieces, row)
-        count = np.bincount(boxes.begin, minlength=int(self.moves.numel[row]))
+
+        def is_bad(part: _Moves) -> bool:
+            return int(self.boxes(side, pieces, part).volume.sum()) != int(part.numel[0])
+
+        move = self.narrowed(row, is_bad)
+        boxes = self.element_boxes(side, pieces, 0, move)
+        count = np.bincount(boxes.begin, minlength=int(move.numel[0]))
         n = int(np.flatnonzero(count != 1)[0])
-        positions = _positions(self.moves.offset[side][row], self.moves.shape[row], self.moves.stride[side][row])
-        home = stored[int(self.moves.home[side][row])]
-        other = self.element_boxes(1 - side, (self.target, self.source)[side], row)
+        home, position = self.place(side, int(_positions(move.offset[side][0], move.shape[0], move.stride[side][0])[n]))
+        other = self.element_boxes(1 - side, (self.target, self.source)[side], 0, move)
         named = self.name_at(other, n, (self.target, self.source)[side])
         way = ("comes from", "goes to")[side]
         if count[n] > 1:
             two = [self.name(pieces, int(boxes.piece[b]), boxes.low[b]) for b in np.flatnonzero(boxes.begin == n)[:2]]
             fail(
                 "E345",
-                f"{two[0]} and {two[1]} lie on one position, {positions[n]} of {key_text(home.key)}",
-                Label(home.file, ("source", "target")[side], where=key_text(home.key)),
+                f"{two[0]} and {two[1]} lie on one position, {position} of {home[1]}",
+                Label(home[0], ("source", "target")[side], where=home[1]),
             )
         fail(
             "E344",
-            f"{named} {way} position {positions[n]} of {key_text(home.key)}, where no element lies",
-            Label(home.file, ("source", "target")[side], where=key_text(home.key)),
+            f"{named} {way} position {position} of {home[1]}, where no element lies",
+            Label(home[0], ("source", "target")[side], where=home[1]),
         )
 
     def misplaced(self, row: int) -> NoReturn:
         """Name the first element of a move that goes to another's place."""
-        a, b = self.element_boxes(0, self.source, row), self.element_boxes(1, self.target, row)
+
+        def is_bad(part: _Moves) -> bool:
+            boxes = self.boxes(0, self.source, part), self.boxes(1, self.target, part)
+            return int(self.agreed(*boxes, part)[0]) != int(part.numel[0])
+
+        move = self.narrowed(row, is_bad)
+        a, b = self.element_boxes(0, self.source, 0, move), self.element_boxes(1, self.target, 0, move)
         a, b = a.take(np.argsort(a.begin, kind="stable")), b.take(np.argsort(b.begin, kind="stable"))
         same = (a.low == b.low).all(axis=1) & (self.source.tensor[a.piece] == self.target.tensor[b.piece])
-        same &= self.is_origin(self.source.state[a.piece], self.moves.state[a.move])
-        same &= self.target.state[b.piece] == self.moves.state[b.move]
+        same &= self.is_origin(self.source.state[a.piece], move.state[a.move])
+        same &= self.target.state[b.piece] == move.state[b.move]
         n = int(np.flatnonzero(~same)[0])
-        s, t = (
-            stored[int(self.moves.home[i][row])] for i, stored in enumerate((self.graph.sources, self.graph.targets))
-        )
+        (s, _), (t, _) = (self.place(side, int(move.offset[side][0])) for side in (0, 1))
         fail(
             "E340",
             f"{self.name(self.source, int(a.piece[n]), a.low[n])} is brought to the place of"
             f" {self.name(self.target, int(b.piece[n]), b.low[n])}",
-            Label(s.file, "from here", where=key_text(s.key)),
-            Label(t.file, "to here", where=key_text(t.key)),
+            Label(s[0], "from here", where=s[1]),
+            Label(t[0], "to here", where=t[1]),
         )
+
+    def narrowed(self, row: int, is_bad: Callable[[_Moves], bool]) -> _Moves:
+        """A part of a move that is bad, too, of few enough elements to be looked at one by one: the first such part."""
+        m = self.moves
+        part = _Moves(
+            m.kind[row : row + 1],
+            m.state[row : row + 1],
+            (m.offset[0][row : row + 1], m.offset[1][row : row + 1]),
+            (m.stride[0][row : row + 1], m.stride[1][row : row + 1]),
+            m.shape[row : row + 1],
+        )
+        while int(part.numel[0]) > ONE_BY_ONE:
+            halves = _halves(part)
+            part = next((half for half in halves if is_bad(half)), halves[-1])
+        return part
+
+    def place(self, side: int, position: int) -> tuple[tuple[str, str], int]:
+        """File and key of the stored tensor that a position is of, and where in that it is."""
+        stored: Shelves = (self.graph.sources, self.graph.targets)[side]
+        home, at = divmod(position, 1 << self.bits[side])
+        tensor = stored[min(max(home, 0), len(stored) - 1)]
+        return (tensor.file, key_text(tensor.key)), at
 
     def name_at(self, boxes: _Boxes, n: int, pieces: _Pieces) -> str:
         found = np.flatnonzero(boxes.begin == n)
@@ -441,11 +494,13 @@ class _Proof:
         element = element_name(self.graph.target.layout, path, tuple(index.tolist()))
         return f"{self.states[int(pieces.state[piece])]} of {element}"
 
-    def blame(
-        self, code: str, what: str, stored: list[StoredTensor], pieces: _Pieces, piece: int, index: I64, side: str
-    ) -> NoReturn:
-        home = stored[int(pieces.home[piece])]
-        fail(code, f"{self.name(pieces, piece, index)} {what}", Label(home.file, side, where=key_text(home.key)))
+    def blame(self, code: str, what: str, side: int, piece: int, index: I64) -> NoReturn:
+        pieces = (self.source, self.target)[side]
+        low, _ = _box_of(pieces)
+        stride = np.empty_like(pieces.stride[piece])
+        stride[pieces.dim[piece]] = pieces.stride[piece]
+        (file, key), _ = self.place(side, int(pieces.first[piece] + ((index - low[piece]) * stride).sum()))
+        fail(code, f"{self.name(pieces, piece, index)} {what}", Label(file, ("source", "target")[side], where=key))
 
 
 # ---- joins of intervals and boxes ----------------------------------------------------------------------------------------
@@ -504,6 +559,19 @@ def _between(pieces: _Pieces, piece: I64, start: I64, stop: I64) -> tuple[I64, I
         low[:, c], high[:, c] = index, index + 1
     rows, lows, highs = (np.concatenate([d[n] for d in done]) for n in range(3))
     return rows, lows, highs
+
+
+def _halves(move: _Moves) -> tuple[_Moves, _Moves]:
+    """A move cut in two along its longest dim."""
+    d = int(move.shape[0].argmax())
+    n = int(move.shape[0, d])
+    left, right = move.shape.copy(), move.shape.copy()
+    left[0, d], right[0, d] = n // 2, n - n // 2
+    there = tuple(o + n // 2 * s[:, d] for o, s in zip(move.offset, move.stride, strict=True))
+    return (
+        _Moves(move.kind, move.state, move.offset, move.stride, left),
+        _Moves(move.kind, move.state, (there[0], there[1]), move.stride, right),
+    )
 
 
 def _positions(offset: I64, shape: I64, stride: I64) -> I64:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from ucpl.extents import DTYPES, Call, Extent, Global, Scalar, TensorRef, TorchDType
+from ucpl.runtime.sources import SourceFiles
 from ucpl.stores.carrying import by_place, origin_of
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.scalars import number_of
@@ -17,6 +17,8 @@ from ucpl.stores.scalars import number_of
 __all__ = ["Apart", "Beside", "apart", "value_text"]
 
 _CHUNK = 1 << 20
+_CONTAINERS = (dict, list, tuple, Call)
+_NUMBERS = (bool, int, float)
 
 
 @frozen
@@ -40,16 +42,16 @@ class Beside:
         return self._known.get((file, name, t.offset, t.shape, t.stride, t.storage.dtype))
 
     def chunks(self, extent: Extent) -> Iterator[bytes]:
-        """The tensor's bytes, row-major, about a MiB at a time."""
+        """The tensor's bytes, row-major, about a MiB at a time. Raises: UcplError E610, E611."""
         size = DTYPES[extent.dtype].itemsize
-        fd = os.open(self.root / extent.file, os.O_RDONLY | os.O_CLOEXEC)
+        files = SourceFiles(self.root, [extent.file])
         try:
             if extent.is_contiguous:
                 begin, end = extent.storage_start + extent.offset * size, extent.numel * size
                 for at in range(0, end, _CHUNK):
-                    yield os.pread(fd, min(_CHUNK, end - at), begin + at)
+                    yield bytes(_read(files, begin + at, min(_CHUNK, end - at)))
                 return
-            raw = np.frombuffer(os.pread(fd, extent.storage_bytes, extent.storage_start), np.uint8)
+            raw = np.frombuffer(_read(files, extent.storage_start, extent.storage_bytes), np.uint8)
             view = np.lib.stride_tricks.as_strided(
                 raw[extent.offset * size :], (*extent.shape, size), (*(s * size for s in extent.stride), 1)
             )
@@ -57,40 +59,61 @@ class Beside:
             for at in range(0, len(whole), _CHUNK):
                 yield whole[at : at + _CHUNK]
         finally:
-            os.close(fd)
+            files.close()
+
+
+def _read(files: SourceFiles, position: int, size: int) -> bytearray:
+    out = bytearray(size)
+    files.read_into(0, position, [memoryview(out)], size)
+    return out
 
 
 def apart(path: str, a: Any, b: Any, ours: Beside, theirs: Beside) -> Iterator[Apart]:
     """Every place where two value trees differ. Numbers are equal by value; a NaN equals itself."""
-    yield from _apart(path, a, b, ours, theirs, 0)
+    yield from _Trees(ours, theirs).apart(path, a, b)
 
 
-def _apart(path: str, a: Any, b: Any, ours: Beside, theirs: Beside, depth: int) -> Iterator[Apart]:
-    a, b = number_of(a), number_of(b)
-    if isinstance(a, TensorRef) and isinstance(b, TensorRef):
-        yield from _tensors(path, a, b, ours, theirs)
-    elif isinstance(a, dict) and isinstance(b, dict):
-        for key in [*a, *(k for k in b if k not in a)]:
-            name = f"{path}.{key}" if path else str(key)
-            if key not in a or key not in b:
-                yield Apart(name, _said(a, key), _said(b, key))
-            else:
-                yield from _apart(name, a[key], b[key], ours, theirs, depth + 1)
-    elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        if len(a) != len(b):
-            yield Apart(path, f"{len(a)} values", f"{len(b)} values")
-        for i, (x, y) in enumerate(zip(a, b, strict=False)):
-            yield from _apart(f"{path}[{i}]", x, y, ours, theirs, depth + 1)
-    elif isinstance(a, Call) and isinstance(b, Call):
-        for name in ("function", "args", "kwargs", "state", "list_items", "dict_items"):
-            yield from _apart(f"{path}.{name}", getattr(a, name), getattr(b, name), ours, theirs, depth + 1)
-    elif isinstance(a, float) and isinstance(b, float) and a != a and b != b:
-        return
-    elif isinstance(a, (bool, int, float)) and isinstance(b, (bool, int, float)):
-        if a != b:
+@frozen
+class _Trees:
+    ours: Beside
+    theirs: Beside
+    # Containers that were held against each other: what is shared is compared once, and a cycle ends.
+    met: set[tuple[int, int]] = field(factory=set)
+
+    def apart(self, path: str, a: Any, b: Any) -> Iterator[Apart]:
+        a, b = number_of(a), number_of(b)
+        if isinstance(a, TensorRef) and isinstance(b, TensorRef):
+            yield from _tensors(path, a, b, self.ours, self.theirs)
+        elif isinstance(a, _CONTAINERS) and isinstance(b, _CONTAINERS):
+            if (id(a), id(b)) not in self.met:
+                self.met.add((id(a), id(b)))
+                yield from self.inside(path, a, b)
+        elif isinstance(a, float) and isinstance(b, float) and a != a and b != b:
+            return
+        elif isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS):
+            if a != b:
+                yield Apart(path, value_text(a), value_text(b))
+        elif type(a) is not type(b) or a != b:
             yield Apart(path, value_text(a), value_text(b))
-    elif type(a) is not type(b) or a != b:
-        yield Apart(path, value_text(a), value_text(b))
+
+    def inside(self, path: str, a: Any, b: Any) -> Iterator[Apart]:
+        if isinstance(a, dict) and isinstance(b, dict):
+            for key in [*a, *(k for k in b if k not in a)]:
+                name = f"{path}.{key}" if path else str(key)
+                if key not in a or key not in b:
+                    yield Apart(name, _said(a, key), _said(b, key))
+                else:
+                    yield from self.apart(name, a[key], b[key])
+        elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+            if len(a) != len(b):
+                yield Apart(path, f"{len(a)} values", f"{len(b)} values")
+            for i, (x, y) in enumerate(zip(a, b, strict=False)):
+                yield from self.apart(f"{path}[{i}]", x, y)
+        elif isinstance(a, Call) and isinstance(b, Call):
+            for name in ("function", "args", "kwargs", "state", "list_items", "dict_items"):
+                yield from self.apart(f"{path}.{name}", getattr(a, name), getattr(b, name))
+        else:
+            yield Apart(path, value_text(a), value_text(b))
 
 
 def _tensors(path: str, a: TensorRef, b: TensorRef, ours: Beside, theirs: Beside) -> Iterator[Apart]:
@@ -98,9 +121,11 @@ def _tensors(path: str, a: TensorRef, b: TensorRef, ours: Beside, theirs: Beside
         yield Apart(path, value_text(a), value_text(b))
         return
     mine, yours = ours.extent(a), theirs.extent(b)
+    if 0 in a.shape:
+        return
     if mine is None or yours is None:
-        if mine is not yours:
-            yield Apart(path, "a tensor" if mine else "a tensor out of reach", "a tensor" if yours else "out of reach")
+        reach = ("a tensor" if x is not None else "a tensor out of reach" for x in (mine, yours))
+        yield Apart(path, *reach)
         return
     at = 0
     size = DTYPES[mine.dtype].itemsize

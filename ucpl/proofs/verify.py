@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from attrs import evolve, frozen
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
+from ucpl.extents import key_text
 from ucpl.graph import build
 from ucpl.layout import Derivation
+from ucpl.proofs.against import hold_against
 from ucpl.proofs.where import counted, element_at, only, pairs_of
 from ucpl.proofs.witnesses import stated_orders
 from ucpl.regions import Placement
 from ucpl.runtime.compare import Unequal
-from ucpl.runtime.compare import compare as hold_against
+from ucpl.runtime.evidence import check_padding
 from ucpl.runtime.verify import Verified, verify_files
-from ucpl.schedule import order
+from ucpl.schedule import Runs, order
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.scalars import number_of
 
@@ -74,14 +77,44 @@ def verdict(checkpoint: Checkpoint, placement: Placement, *, memory: int = 512 <
 
 
 def _copies(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:
-    """Replicas and second names: the checkpoint against itself, where an element has more than one place."""
+    """Replicas and second names: the checkpoint against itself, where an element has more than one place. And padding.
+
+    Each copy is held against the place that is read. Members of a mean may differ: nothing is held against them.
+    """
     graph = build(placement, counted(placement), dtype_of=_dtype_of(checkpoint))
     plan = order(graph, name="copies")
-    count = sum(m.elements for m in plan.moves if m.kind == "check")
+    padding = list(check_padding(plan, checkpoint, memory=memory))
+    checks = tuple(_turned(m) for m in plan.moves if m.kind == "check")
+    count = sum(m.elements for m in checks)
     if not count:
-        return 0, []
-    compared = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
-    return count, [_finding("E700", u, placement, "copies differ") for u in compared]
+        return 0, padding
+    back = plan.of(sources=plan.targets, targets=plan.sources, moves=checks)
+    compared = hold_against(back, checkpoint, checkpoint, memory=memory, workers=workers)
+    return count, padding + [_finding("E700", u, placement, "copies differ") for u in compared]
+
+
+def _turned(m: Runs) -> Runs:
+    """From the place that is read to its copy: every copy is filled once, so that each of several has its say."""
+    by_stride = np.argsort(-m.source_stride, axis=1, kind="stable")
+    shape, source, target = (
+        np.take_along_axis(columns, by_stride, 1) for columns in (m.shape, m.target_stride, m.source_stride)
+    )
+    rows = np.lexsort((m.target, m.source_offset, m.source))
+    return Runs(
+        "copy",
+        m.state,
+        m.tensor[rows],
+        m.target[rows],
+        m.source[rows],
+        shape[rows],
+        m.target_offset[rows],
+        source[rows],
+        m.source_offset[rows],
+        target[rows],
+        m.target_value,
+        m.source_value,
+        m.lossy,
+    )
 
 
 def _masters(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:
@@ -91,7 +124,7 @@ def _masters(checkpoint: Checkpoint, placement: Placement, memory: int, workers:
     if not both:
         return 0, []
     masters = only(placement, {(path, "fp32") for path in both})
-    masters.layout = evolve(masters.layout, derived=(Derivation("weight", "fp32"),))
+    masters = evolve(masters, layout=evolve(masters.layout, derived=(Derivation("weight", "fp32"),)))
     weights = counted(only(placement, {(path, "weight") for path in both}))
     plan = order(build(masters, weights, dtype_of=_dtype_of(checkpoint)), name="masters")
     compared = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
@@ -99,11 +132,12 @@ def _masters(checkpoint: Checkpoint, placement: Placement, memory: int, workers:
 
 
 def _finding(code: str, u: Unequal, placement: Placement, text: str) -> Diagnostic:
-    home = [h for p in placement.parts for h in p.homes][u.target]
+    homes = [h for p in placement.parts for h in p.homes]
+    number = next(n for n, h in enumerate(homes) if (h.file, key_text(h.key)) == (u.file, u.key))
     position = 0
-    for n, i in zip(home.shape, u.element, strict=True):
+    for n, i in zip(homes[number].shape, u.element, strict=True):
         position = position * n + i
-    state, element = element_at(placement, u.target, position)
+    state, element = element_at(placement, number, position)
     return Diagnostic(
         code,
         f"{state} of {element}: {text}, {u.value} is not {u.wanted}",

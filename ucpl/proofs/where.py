@@ -28,7 +28,7 @@ class Spot:
 
 def pairs_of(placement: Placement) -> set[Pair]:
     """Which states of which tensors a placement stores."""
-    return {(placement.tensors[t], p.state) for p in placement.parts for t in np.unique(p.pieces.tensor).tolist()}
+    return {(placement.tensors[t], p.state) for p in placement.parts for t in p.tensors}
 
 
 def only(placement: Placement, pairs: set[Pair], tensors: set[str] | None = None) -> Placement:
@@ -36,20 +36,20 @@ def only(placement: Placement, pairs: set[Pair], tensors: set[str] | None = None
     parts = []
     for part in placement.parts:
         wanted = np.array([(path, part.state) in pairs for path in placement.tensors] or [False])
-        keep = np.flatnonzero(wanted[part.pieces.tensor])
+        keep = np.flatnonzero(wanted[part.folded.tensor])
         if len(keep):
-            parts.append(evolve(part, pieces=part.pieces.take(keep)))
+            parts.append(evolve(part, folded=part.folded.take(keep)))
     known = {path for path, _ in pairs} if tensors is None else tensors
     layout = evolve(placement.layout, tensors={p: t for p, t in placement.layout.tensors.items() if p in known})
-    return Placement(layout, placement.tensors, tuple(parts), placement.flats, placement.names)
+    return Placement(layout, placement.tensors, tuple(parts), placement.flats)
 
 
 def counted(placement: Placement) -> Placement:
     """Without copies under `any`, where others hold the whole tensor: nothing is said of what they are."""
     loose = POLICIES.index("any")
     drop: dict[str, set[int]] = {}
-    for state in {part.state for part in placement.parts if (part.pieces.policy == loose).any()}:
-        parts = [part.pieces for part in placement.parts if part.state == state]
+    for state in {part.state for part in placement.parts if (part.folded.policy == loose).any()}:
+        parts = [part.folded for part in placement.parts if part.state == state]
         for tensor in {int(t) for p in parts for t in p.tensor[p.policy == loose]}:
             firm = [p.take(np.flatnonzero((p.tensor == tensor) & (p.policy != loose))) for p in parts]
             low, high = (np.concatenate([getattr(p, side) for p in firm]) for side in ("low", "high"))
@@ -62,9 +62,9 @@ def counted(placement: Placement) -> Placement:
         return placement
     made = []
     for part in placement.parts:
-        gone = np.isin(part.pieces.tensor, sorted(drop.get(part.state, ()))) & (part.pieces.policy == loose)
-        made.append(evolve(part, pieces=part.pieces.take(np.flatnonzero(~gone))) if gone.any() else part)
-    return Placement(placement.layout, placement.tensors, tuple(made), placement.flats, placement.names)
+        gone = np.isin(part.folded.tensor, sorted(drop.get(part.state, ()))) & (part.folded.policy == loose)
+        made.append(evolve(part, folded=part.folded.take(~gone)) if gone.any() else part)
+    return Placement(placement.layout, placement.tensors, tuple(made), placement.flats)
 
 
 def element_at(placement: Placement, target: int, position: int) -> tuple[str, str]:

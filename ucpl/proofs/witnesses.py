@@ -24,9 +24,9 @@ from ucpl.graph import build
 from ucpl.layout import Derivation, Library, resolve
 from ucpl.layout import load as library_of
 from ucpl.proofs import fit
+from ucpl.proofs.against import hold_against
 from ucpl.proofs.where import counted, only, pairs_of
 from ucpl.regions import Placement, locate
-from ucpl.runtime.compare import compare as hold_against
 from ucpl.runtime.execute import execute
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
@@ -114,7 +114,7 @@ def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 <
     if not both:
         return says("absent", "no tensor has a weight and a master that lie in different ways")
     left = only(placement, {(path, "fp32") for path in both})
-    left.layout = evolve(left.layout, derived=(Derivation("weight", "fp32"),))
+    left = evolve(left, layout=evolve(left.layout, derived=(Derivation("weight", "fp32"),)))
     right = counted(only(placement, {(path, "weight") for path in both}))
     known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
     plan = order(build(left, right, dtype_of=lambda f, k: known.get((f, tuple(map(str, k))))), name="masters")

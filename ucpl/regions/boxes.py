@@ -1,4 +1,4 @@
-"""Boxes as NumPy columns: clipping by a run of storage, and joining two sets of boxes."""
+"""Two sets of boxes joined, and what is left of a box when others are taken out."""
 
 from __future__ import annotations
 
@@ -10,70 +10,6 @@ from numpy.typing import NDArray
 I64 = NDArray[np.int64]
 
 PAIRS_AT_ONCE = 4_000_000
-
-
-def clip(offset: I64, size: I64, stride: I64, start: I64, stop: I64) -> tuple[I64, I64, I64]:
-    """The part of each strided box whose positions lie in [start, stop), as boxes.
-
-    offset: (N,) position of the first element; size, stride: (N, K), where the dims, taken by falling stride, nest as digits do
-    (an outer stride is at least the span of the dims inside it), as they do in row-major storage.
-    Returns (row, low, high): row (M,) index into the input; low, high (M, K) relative to the box, 0 <= low < high <= size.
-    """
-    n, k = size.shape
-    weight = np.where(size > 1, stride, np.iinfo(np.int64).max)  # dims of size 1 first: they decide nothing
-    order = np.argsort(-weight, axis=1, kind="stable") if k else np.zeros((n, 0), dtype=np.int64)
-    size_s = np.take_along_axis(size, order, 1)
-    stride_s = np.take_along_axis(stride, order, 1)
-    reach = (size_s - 1) * stride_s
-    span = np.ones((n, k + 1), dtype=np.int64)  # span[:, j]: positions from first to last over dims j..k-1
-    for j in range(k - 1, -1, -1):
-        span[:, j] = span[:, j + 1] + reach[:, j]
-    rows_out: list[I64] = []
-    low_out: list[I64] = []
-    high_out: list[I64] = []
-    alive = np.flatnonzero((size > 0).all(axis=1) & (stop > start))
-    row, at = alive, offset[alive]
-    low, high = np.zeros((len(row), k), dtype=np.int64), size_s[row].copy()
-    for j in range(k + 1):
-        if not len(row):
-            break
-        end = at + span[row, j]
-        hit = (at < stop[row]) & (end > start[row])
-        row, at, low, high, end = row[hit], at[hit], low[hit], high[hit], end[hit]
-        full = (at >= start[row]) & (end <= stop[row])
-        if j == k:
-            full[:] = True
-        rows_out.append(row[full])
-        low_out.append(low[full])
-        high_out.append(high[full])
-        row, at, low, high = row[~full], at[~full], low[~full], high[~full]
-        if j == k or not len(row):
-            break
-        step, inner = np.maximum(stride_s[row, j], 1), span[row, j + 1]
-        first = np.clip(-((at - start[row]) // step), 0, size_s[row, j])  # ceil((start - at) / step)
-        last = np.clip((stop[row] - at - inner) // step + 1, 0, size_s[row, j])
-        some = first < last
-        rows_out.append(row[some])
-        mid_low, mid_high = low[some].copy(), high[some].copy()
-        mid_low[:, j], mid_high[:, j] = first[some], last[some]
-        low_out.append(mid_low)
-        high_out.append(mid_high)
-        left, right = first - 1, np.maximum(last, first)
-        parts = []
-        for index in (left, np.where(right > left, right, -1)):
-            ok = (index >= 0) & (index < size_s[row, j])
-            parts.append((np.flatnonzero(ok), index[ok]))
-        pick = np.concatenate([p for p, _ in parts])
-        index = np.concatenate([i for _, i in parts])
-        row, at, low, high = row[pick], at[pick] + index * step[pick], low[pick].copy(), high[pick].copy()
-        low[:, j], high[:, j] = index, index + 1
-    out_row = np.concatenate(rows_out) if rows_out else np.zeros(0, dtype=np.int64)
-    low_sorted = np.concatenate(low_out) if low_out else np.zeros((0, k), dtype=np.int64)
-    high_sorted = np.concatenate(high_out) if high_out else np.zeros((0, k), dtype=np.int64)
-    low_final, high_final = np.empty_like(low_sorted), np.empty_like(high_sorted)
-    np.put_along_axis(low_final, order[out_row], low_sorted, 1)
-    np.put_along_axis(high_final, order[out_row], high_sorted, 1)
-    return out_row, low_final, high_final
 
 
 def overlaps(

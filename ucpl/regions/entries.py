@@ -59,11 +59,27 @@ class Ranks:
 
 
 @frozen(eq=False)
-class Choice:
-    """One choice of the bracketed indices: digits by name, and what a key template may say about them."""
+class Choices:
+    """All choices of the bracketed indices at one coordinate, in order, as far as the tensors have them."""
 
-    digits: tuple[tuple[str, int], ...]
-    variables: dict[str, int]
+    digits: tuple[tuple[tuple[str, int], ...], ...]  # of each choice, by name
+    variables: dict[
+        str, I64
+    ]  # what a template may say: an index, its digits, and its place in the run that a rank holds
+    placed: dict[Any, tuple[tuple[int, ...], I64]] = field(factory=dict)  # EntryPlacer.positions remembers here
+
+    def __len__(self) -> int:
+        return len(self.digits)
+
+    def take(self, rows: list[int]) -> Choices:
+        return Choices(
+            tuple(self.digits[i] for i in rows),
+            {n: v[rows] for n, v in self.variables.items()},
+            {known: (dims, at[rows]) for known, (dims, at) in self.placed.items()},
+        )
+
+    def variables_of(self, choice: int) -> dict[str, int]:
+        return {n: int(v[choice]) for n, v in self.variables.items()}
 
 
 @frozen(eq=False)
@@ -102,7 +118,7 @@ class EntryPlacer:
     shape_axes: tuple[str, ...] = field(init=False)
     index_axes: tuple[str, ...] = field(init=False)
     locals: dict[Any, Local] = field(factory=dict)
-    choices_found: dict[Any, list[Choice]] = field(factory=dict)
+    choices_found: dict[Any, Choices] = field(factory=dict)  # of all placers of a layout
     degrees: dict[str, int] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -136,7 +152,7 @@ class EntryPlacer:
 
     def _index_axes(self, axis: ax.Axis, seen: frozenset[str]) -> tuple[str, ...]:
         found = list(ax.mesh_axes_of(axis))
-        for name in _dims_of(axis):
+        for name in ax.dims_of(axis):
             if name in self.layout.indices and name not in seen:
                 found += self._index_axes(self.layout.indices[name], seen | {name})
         return tuple(found)
@@ -151,11 +167,20 @@ class EntryPlacer:
 
     # ---- brackets ------------------------------------------------------------------------------------------------
 
-    def choices(self, here: dict[str, int]) -> list[Choice]:
-        """All choices of the bracketed indices at a coordinate, in order, as far as the tensors have them."""
-        memo = tuple(here[a] for a in self.index_axes)
-        if memo in self.choices_found:
-            return self.choices_found[memo]
+    def choices(self, here: dict[str, int]) -> Choices:
+        """All choices of the bracketed indices at a coordinate."""
+        memo = (self._indexed, tuple(here[a] for a in self.index_axes))
+        if memo not in self.choices_found:
+            self.choices_found[memo] = self._choices(here)
+        return self.choices_found[memo]
+
+    @property
+    def _indexed(self) -> Any:
+        """What the choices depend on, coordinates aside: entries that share it share their choices."""
+        tensors = (self.layout.tensors[path] for path in self.entry.targets.values())
+        return self.entry.indices, tuple(dict.fromkeys((t.dims, t.counts, t.starts, t.steps) for t in tensors))
+
+    def _choices(self, here: dict[str, int]) -> Choices:
         lists = []
         for axis in self.entry.indices:
             lists.append(self._index_cells(axis, here))
@@ -168,22 +193,46 @@ class EntryPlacer:
                     f"`{self.entry.path}` has more than {CHOICE_LIMIT} choices of its indices",
                     at(self.entry.span),
                 )
-        out = []
+        found: list[tuple[tuple[str, int], ...]] = []
+        variables: list[dict[str, int]] = []
         for combination in product(*lists):
             digits: list[tuple[str, int]] = []
-            variables: dict[str, int] = {}
+            known: dict[str, int] = {}
             for name, local, cell in combination:
                 digits += cell
-                variables.update(cell)
-                variables[f"{name}.local"] = local
-                variables[name] = self.value(name, dict(cell))
+                known.update(cell)
+                known[f"{name}.local"] = local
+                known[name] = self.value(name, dict(cell))
             if self._exists(dict(digits)):
-                out.append(Choice(tuple(digits), variables))
-        self.choices_found[memo] = out
-        return out
+                found.append(tuple(digits))
+                variables.append(known)
+        names = dict.fromkeys(n for known in variables for n in known)
+        return Choices(
+            tuple(found),
+            {n: np.array([known[n] for known in variables], dtype=np.int64) for n in names},
+        )
+
+    def positions(self, path: str, choices: Choices) -> tuple[tuple[int, ...], I64]:
+        """The bracketed dims of a target tensor, and where each choice lies along them: (J, dims)."""
+        tensor = self.layout.tensors[path]
+        known = (tensor.dims, tensor.counts, tensor.starts, tensor.steps)
+        if known not in choices.placed:
+            choices.placed[known] = self._positions(tensor, choices)
+        return choices.placed[known]
+
+    def _positions(self, tensor: LogicalTensor, choices: Choices) -> tuple[tuple[int, ...], I64]:
+        rows = [dict(digits) for digits in choices.digits]
+        dims = tuple(i for i, dim in enumerate(tensor.dims) if rows and self._has_digits(dim, rows[0]))
+        table = np.empty((len(rows), len(dims)), dtype=np.int64)
+        for n, digits in enumerate(rows):
+            for m, i in enumerate(dims):
+                position = self._position(tensor, i, digits)
+                assert position is not None
+                table[n, m] = position
+        return dims, table
 
     def _index_cells(self, axis: ax.Axis, here: dict[str, int]) -> list[tuple[str, int, tuple[tuple[str, int], ...]]]:
-        name = next(iter(_dims_of(axis)), "")
+        name = next(iter(ax.dims_of(axis)), "")
         try:
             cells = build(axis, self.layout.sizes, self.degrees, here, dict(self.layout.indices))
         except CutError as error:
@@ -230,22 +279,12 @@ class EntryPlacer:
         place, rest = divmod(self.value(tensor.dims[i], digits) - tensor.starts[i], tensor.steps[i])
         return place if rest == 0 and 0 <= place < tensor.counts[i] else None
 
-    def fixed(self, path: str, choice: Choice) -> list[tuple[int, int]]:
-        """(dim number, position) of the bracketed dims of one target tensor."""
-        tensor, digits = self.layout.tensors[path], dict(choice.digits)
-        out = []
-        for i, dim in enumerate(tensor.dims):
-            if self._has_digits(dim, digits):
-                position = self._position(tensor, i, digits)
-                assert position is not None
-                out.append((i, position))
-        return out
-
-    def box(self, local: Local, row: int, choice: Choice) -> tuple[str, I64, I64]:
+    def box(self, local: Local, row: int, choices: Choices, choice: int) -> tuple[str, I64, I64]:
         """One row of a Local with its bracketed dims filled in: (tensor, low, high)."""
         path = self.entry.targets[local.label_of[row]]
         low, high = local.low[row].copy(), local.high[row].copy()
-        for dim, position in self.fixed(path, choice):
+        dims, positions = self.positions(path, choices)
+        for dim, position in zip(dims, positions[choice].tolist(), strict=True):
             low[dim], high[dim] = position, position + 1
         return path, low, high
 
@@ -297,7 +336,7 @@ class EntryPlacer:
     def _restricted(self, cells: Cells) -> Cells:
         """Without indices that the tensors lack (`l[1..]` as an axis)."""
         limits: dict[str, tuple[int, int, int]] = {}
-        bracket = {name for axis in self.entry.indices for name in _dims_of(axis)}
+        bracket = {name for axis in self.entry.indices for name in ax.dims_of(axis)}
         for path in self.entry.targets.values():
             tensor = self.layout.tensors[path]
             for i, dim in enumerate(tensor.dims):
@@ -329,7 +368,7 @@ class EntryPlacer:
             if dim in bracket or dim in names:
                 need.append(dim)
             else:
-                need += self._leaves(dim)
+                need += ax.leaves_of(dim, self.layout.indices)
         have = [*names, *(d for d in bracket if d in need)]
         if sorted(need) != sorted(have) or any(b not in need for b in bracket):
             fail(
@@ -353,7 +392,7 @@ class EntryPlacer:
                     per_dim.append(
                         [((v - start) // step, (v - start) // step + 1, 0, n * stride) for n, v in enumerate(values)]
                     )
-            elif dim in bracket or all(d in bracket for d in self._leaves(dim)):
+            elif dim in bracket or all(d in bracket for d in ax.leaves_of(dim, self.layout.indices)):
                 per_dim.append([(-1, -1, 0, 0)])
             else:
                 if tensor.counts[i] != self.layout.sizes[dim]:
@@ -373,23 +412,12 @@ class EntryPlacer:
         return out
 
     def _bracket_digits(self, axis: ax.Axis) -> list[str]:
-        out = []
-        for name in _dims_of(axis):
-            rule = self.layout.indices.get(name)
-            digits = ax.digits_of(rule) if rule is not None else (name,)
-            out += [name] if digits == (name,) else [leaf for d in digits for leaf in self._leaves(d)]
-        return out
-
-    def _leaves(self, dim: str) -> list[str]:
-        rule = self.layout.indices.get(dim)
-        if rule is None or ax.digits_of(rule) == (dim,):
-            return [dim]
-        return [leaf for d in ax.digits_of(rule) for leaf in self._leaves(d)]
+        return [leaf for name in ax.dims_of(axis) for leaf in ax.leaves_of(name, self.layout.indices)]
 
     def _digit_runs(
         self, dim: str, by_name: dict[str, tuple[int, int, int]], tensor: LogicalTensor, i: int
     ) -> list[tuple[int, int, int, int]]:
-        leaves = self._leaves(dim)
+        leaves = ax.leaves_of(dim, self.layout.indices)
         weights, total = {}, 1
         for leaf in reversed(leaves):
             weights[leaf] = total
@@ -425,18 +453,6 @@ def _dims_remedy(need: list[str], have: list[str]) -> str:
     if extra:
         out.append(f"take out {', '.join(dict.fromkeys(extra))}")
     return " and ".join(out)
-
-
-def _dims_of(axis: ax.Axis) -> list[str]:
-    match axis:
-        case ax.Dim(name=name):
-            return [name]
-        case ax.Cut(axis=inner) | ax.Pad(axis=inner) | ax.Trim(axis=inner) | ax.Flat(axis=inner):
-            return _dims_of(inner)
-        case ax.Stack(terms=terms):
-            return [d for t in terms for a in t.axes for d in _dims_of(a)]
-        case _:
-            return []
 
 
 def _enumerate(cells: Cells) -> list[tuple[tuple[str, int], ...]]:

@@ -1,68 +1,63 @@
-"""Where every element of every logical tensor lies in storage: boxes of logical tensors, as NumPy columns."""
+"""Where every element of every logical tensor lies in storage: boxes of logical tensors, as tables."""
 
 from __future__ import annotations
 
-import numpy as np
-from attrs import field, frozen, mutable
-from numpy.typing import NDArray
+from functools import cached_property
 
-from ucpl.extents import Flat, Key
+import numpy as np
+from attrs import field, frozen
+
+from ucpl.columns import I64, Table, block, column, split_rows
+from ucpl.extents import Flat
 from ucpl.layout import Layout
+from ucpl.regions.homes import Home, Homes
 from ucpl.syntax.nodes import NOWHERE, Span
 
-I64 = NDArray[np.int64]
-I32 = NDArray[np.int32]
-I8 = NDArray[np.int8]
+__all__ = ["POLICIES", "Home", "Homes", "Part", "Pieces", "Placement", "element_name"]
 
 POLICIES = ("same", "mean", "sum", "any")  # Pieces.policy holds indices into this
 
 
-@frozen
-class Home:
-    """One stored tensor: where it is and how large. `padding` counts its cells that belong to no tensor."""
-
-    file: str
-    key: Key
-    shape: tuple[int, ...]
-    rank: int  # the first rank that holds it
-    padding: int
-    undefined: bool = False  # whether its padding may hold anything
-    live: bool = False  # whether its padding is trained, too
-    # Coordinates on mesh axes that do not cut it: two homes of one part may hold the same element only if these differ.
-    replica: tuple[int, ...] = ()
-
-
 @frozen(eq=False)
-class Pieces:
-    """Boxes and their places. Row i: elements low..high of tensor `tensor[i]`; the first at `offset`, each dim with its stride.
+class Pieces(Table):
+    """Boxes and their places. Row i: elements low..high of tensor `tensor[i]`; the first one at `offset` of home `home[i]`.
 
-    Positions count elements of home `home[i]`, row-major. Dims beyond a tensor's own have low 0, high 1, stride 0.
+    Along each dim the position steps by `stride`, row-major in a home, and the home by `home_stride`: layers that are stored
+    alike, each in a tensor of its own, are one box. Dims beyond a tensor's own have low 0, high 1 and no steps.
     """
 
-    tensor: I32  # (N,) index into Placement.tensors
-    home: I32  # (N,) index into Part.homes
-    low: I64  # (N, K)
-    high: I64  # (N, K)
-    stride: I64  # (N, K)
-    offset: I64  # (N,)
-    policy: I8  # (N,) index into POLICIES
+    tensor: I64 = column()  # (N,) index into Placement.tensors
+    home: I64 = column()  # (N,) index into Part.homes
+    low: I64 = block(fill=0)  # (N, K)
+    high: I64 = block(fill=1)  # (N, K)
+    stride: I64 = block(fill=0)  # (N, K)
+    home_stride: I64 = block(fill=0)  # (N, K)
+    offset: I64 = column()  # (N,)
+    policy: I64 = column()  # (N,) index into POLICIES
 
-    def __len__(self) -> int:
-        return len(self.tensor)
+    @property
+    def volume(self) -> I64:
+        out: I64 = (self.high - self.low).prod(axis=1)
+        return out
 
-    def take(self, rows: I64) -> Pieces:
-        return Pieces(
-            self.tensor[rows],
-            self.home[rows],
-            self.low[rows],
-            self.high[rows],
-            self.stride[rows],
-            self.offset[rows],
-            self.policy[rows],
+    def singly(self) -> Pieces:
+        """The same, every row in one home."""
+        over = self.home_stride != 0
+        if not over.any():
+            return self
+        row, index = split_rows(self.high - self.low, over)
+        p, cut = self.take(row), over[row]
+        low = p.low + index
+        return p.replace(
+            low=low,
+            high=np.where(cut, low + 1, p.high),
+            home=p.home + (index * p.home_stride).sum(axis=1),
+            offset=p.offset + (index * p.stride).sum(axis=1),
+            home_stride=np.zeros_like(p.home_stride),
         )
 
 
-@frozen(eq=False)
+@frozen(eq=False, slots=False)
 class Part:
     """Everything that one entry or state line stores of one state."""
 
@@ -72,13 +67,23 @@ class Part:
     dtype: str | None  # said by the layout; None: as the tensor's or the state's own
     lossy: bool
     value: tuple[float, float]  # stored = a * x + b
-    homes: tuple[Home, ...]
-    pieces: Pieces
+    homes: Homes
+    folded: Pieces  # as few rows as there are different ones: states and layers that are stored alike share them
     is_alias: bool = False
     span: Span = field(default=NOWHERE, repr=False)
 
+    @cached_property
+    def pieces(self) -> Pieces:
+        """One row a box of one stored tensor: for those who look at single tensors. Planning does not."""
+        return self.folded.singly()
 
-@mutable(eq=False)
+    @cached_property
+    def tensors(self) -> tuple[int, ...]:
+        """Which tensors have elements here, by their numbers."""
+        return tuple(np.unique(self.folded.tensor).tolist())
+
+
+@frozen(eq=False)
 class Placement:
     """A located layout."""
 
@@ -86,39 +91,13 @@ class Placement:
     tensors: tuple[str, ...]
     parts: tuple[Part, ...]
     flats: tuple[Flat, ...] = ()
-    names: dict[str, str] = field(factory=dict)  # stored name of each single tensor, by its path (for messages)
-
-    def element(self, tensor: int, index: tuple[int, ...]) -> str:
-        """An element as people name it: `attn.q[l=3, h=7]`, in indices of whole dims."""
-        return element_name(self.layout, self.tensors[tensor], index)
 
 
 def element_name(layout: Layout, path: str, index: tuple[int, ...]) -> str:
+    """An element as people name it: `attn.q[l=3, h=7]`, in indices of whole dims."""
     tensor = layout.tensors[path]
     named = []
     for dim, start, step, position in zip(tensor.dims, tensor.starts, tensor.steps, index, strict=False):
         whole = start + int(position) * step
         named.append(str(whole) if "#" in dim else f"{dim}={whole}")
     return f"{path}[{', '.join(named)}]"
-
-
-def no_pieces(k: int) -> Pieces:
-    z = np.zeros(0, dtype=np.int64)
-    return Pieces(
-        z.astype(np.int32), z.astype(np.int32), z.reshape(0, k), z.reshape(0, k), z.reshape(0, k), z, z.astype(np.int8)
-    )
-
-
-def joined(parts: list[Pieces], k: int) -> Pieces:
-    """Rows of several tables in one."""
-    if not parts:
-        return no_pieces(k)
-    return Pieces(
-        np.concatenate([p.tensor for p in parts]),
-        np.concatenate([p.home for p in parts]),
-        np.concatenate([p.low for p in parts]),
-        np.concatenate([p.high for p in parts]),
-        np.concatenate([p.stride for p in parts]),
-        np.concatenate([p.offset for p in parts]),
-        np.concatenate([p.policy for p in parts]),
-    )

@@ -16,13 +16,13 @@ from ucpl.extents import key_text
 from ucpl.runtime.assemble import Assembler, Difference
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report
-from ucpl.runtime.crew import Crew, Queue
+from ucpl.runtime.crew import Queue, run_crew
 from ucpl.runtime.reading import Reader
-from ucpl.runtime.rows import Place, bind_rows, chosen, fit
+from ucpl.runtime.rows import Place, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.tiles import Unit, cut_tiles
 from ucpl.runtime.values import value_text
-from ucpl.schedule.plan import Moves, Plan
+from ucpl.schedule import Plan, Runs
 from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["Comparison", "Unequal", "compare"]
@@ -110,7 +110,7 @@ def compare(
 
     try:
         with counters.phase("compare"):
-            Crew(workers, work).run()
+            run_crew(workers, work)
         files.check_unchanged()
     finally:
         files.close()
@@ -128,11 +128,11 @@ def _rooted(place: Place, root: str) -> Place:
     return evolve(place, extent=evolve(place.extent, file=file))
 
 
-def _mirror(m: Moves, base: int) -> Moves:
+def _mirror(m: Runs, base: int) -> Runs:
     """The same boxes of the target, to be checked against the target as it is. Its values are as stored: no factors."""
     if m.kind in ("mean", "sum") and len(m):  # several sources of one place: it is compared once
         places = np.column_stack((m.target, m.target_offset, m.shape, m.target_stride))
-        m = chosen(m, np.unique(places, axis=0, return_index=True)[1].astype(np.int64))
+        m = m.take(np.unique(places, axis=0, return_index=True)[1].astype(np.int64))
     return evolve(
         m, kind="check", source=(m.target + np.int32(base)).astype(np.int32), source_offset=m.target_offset,
         source_stride=m.target_stride, source_value=(1.0, 0.0), target_value=(1.0, 0.0), lossy=False,

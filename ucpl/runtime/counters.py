@@ -9,7 +9,26 @@ from contextlib import contextmanager
 
 from attrs import define, field, frozen
 
-__all__ = ["Counters", "Report"]
+__all__ = ["Counters", "Report", "Unverified"]
+
+
+@frozen
+class Unverified:
+    """A member of the source that was read in part, and whose CRC was not compared."""
+
+    file: str
+    storage: str
+    size: int
+    bytes_read: int  # of its bytes, for the moves
+    tensors: tuple[str, ...]
+
+    @property
+    def share(self) -> float:
+        """Of its bytes that were read."""
+        return self.bytes_read / self.size
+
+    def __str__(self) -> str:
+        return f"storage {self.storage} of {self.file}, of which {self.share:.1%} was read"
 
 
 @frozen
@@ -20,7 +39,7 @@ class Report:
     done_before: bool = False  # the target was finished by an earlier run: nothing was moved
     bytes_needed: int = 0  # that the moves ask for, checks of replicas included
     bytes_read: int = 0  # of the source, for the moves
-    bytes_read_verify: int = 0  # of the source, again, for its CRCs alone (`verify_source`)
+    bytes_read_verify: int = 0  # of the source, for its CRCs and padding alone
     bytes_written: int = 0
     bytes_target: int = 0  # sum of the sizes of the target's files
     bytes_read_back: int = 0  # of the target, from the disk
@@ -31,6 +50,9 @@ class Report:
     tiles_resumed: int = 0  # done by an earlier run, and not done again
     files: int = 0
     seconds: dict[str, float] = field(factory=dict)
+    source_bytes_without_crc: int = 0  # of storages that were touched, in a format that states no CRC
+    unverified: tuple[Unverified, ...] = ()  # the members that `source_bytes_unverified` counts
+    remarks: tuple[str, ...] = ()  # what looks odd in the source and stops nothing
 
     def __str__(self) -> str:
         lines = [f"{self.target}: {self.bytes_target} bytes in {self.files} files, {self.tiles} tiles"]
@@ -40,9 +62,12 @@ class Report:
             f"  read       {self.bytes_read} bytes, {self.bytes_needed} needed",
             f"  written    {self.bytes_written} bytes",
             f"  read back  {self.bytes_read_back} bytes",
-            f"  source     {self.source_bytes_checked} bytes match their CRC, {self.source_bytes_unverified} unverified",
+            f"  source     {self.source_bytes_checked} bytes match their CRC, {self.source_bytes_unverified} unverified, "
+            f"{self.source_bytes_without_crc} have none",
             f"  buffers    {self.bytes_live_max} bytes at most",
         ]
+        lines += [f"  unverified {member}" for member in self.unverified]
+        lines += [f"  remark     {text}" for text in self.remarks]
         lines += [f"  {name:<10} {took:.3f} s" for name, took in self.seconds.items()]
         return "\n".join(lines)
 
@@ -58,6 +83,7 @@ class Counters:
     bytes_read_back: int = 0
     source_bytes_checked: int = 0
     source_bytes_unverified: int = 0
+    source_bytes_without_crc: int = 0
     tiles: int = 0
     tiles_resumed: int = 0
     seconds: dict[str, float] = field(factory=dict)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from attrs import define, field
 
-__all__ = ["Crew", "Queue"]
+__all__ = ["Queue", "run_crew"]
+
+EVERY = 0.05  # seconds between two looks of the thread that waits
 
 
 @define
@@ -29,49 +32,31 @@ class Queue:
             return self._next - 1
 
 
-class Crew:
-    """Runs `work(stop)` in each of `workers` threads. The first error stops all, and is raised where they are awaited."""
+def run_crew(
+    workers: int, work: Callable[[threading.Event], None], meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    """Run `work(stop)` in each of `workers` threads, calling `meanwhile` now and then in this one, until all have ended.
 
-    def __init__(self, workers: int, work: Callable[[threading.Event], None]) -> None:
-        self.stop = threading.Event()
-        self._errors: list[BaseException] = []
-        self._left = workers
-        self._ended = threading.Condition()
-        self._work = work
-        self._threads = [threading.Thread(target=self._run, name=f"ucpl-{i}", daemon=True) for i in range(workers)]
+    The first error stops all, as does one of `meanwhile` or the user's (KeyboardInterrupt). It is raised once all have ended.
+    """
+    stop = threading.Event()
+    errors: list[BaseException] = []
 
-    def _run(self) -> None:
+    def one() -> None:
         try:
-            self._work(self.stop)
+            work(stop)
         except BaseException as error:
-            self._errors.append(error)
-            self.stop.set()
-        finally:
-            with self._ended:
-                self._left -= 1
-                self._ended.notify_all()
+            errors.append(error)
+            stop.set()
 
-    def run(self, meanwhile: Callable[[], None] | None = None, every: float = 0.05) -> None:
-        """Start all and wait for all, calling `meanwhile` now and then in this thread.
-
-        Raises: the first error of a worker, or what `meanwhile` or the user (KeyboardInterrupt) raised, once all have ended.
-        """
-        started: list[threading.Thread] = []
+    with ThreadPoolExecutor(workers, thread_name_prefix="ucpl") as pool:
         try:
-            for thread in self._threads:
-                thread.start()
-                started.append(thread)
-            while True:
-                with self._ended:
-                    if self._left == 0 or self._ended.wait_for(lambda: self._left == 0, every):
-                        break
-                if meanwhile is not None and not self.stop.is_set():
+            ends = [pool.submit(one) for _ in range(workers)]
+            while wait(ends, EVERY).not_done:
+                if not stop.is_set():
                     meanwhile()
         except BaseException:
-            self.stop.set()
+            stop.set()
             raise
-        finally:
-            for thread in started:
-                thread.join()
-        if self._errors:
-            raise self._errors[0]
+    if errors:
+        raise errors[0]

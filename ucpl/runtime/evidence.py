@@ -1,23 +1,50 @@
-"""Whether the source is what was saved: CRCs of the runs that were read, joined to those of whole members."""
+"""Whether the source is what was saved: every member that was touched against its CRC, padding against what it must be.
+
+CRCs of the runs that were read are laid over each other. What is left of a member (padding, nearly always) is read for it,
+as long as all that is left is little beside what was moved.
+"""
 
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from attrs import frozen
+from numpy.typing import NDArray
 
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
-from ucpl.runtime.buffers import U8
-from ucpl.runtime.counters import Counters
+from ucpl.extents import key_text
+from ucpl.runtime.buffers import U8, Budget, Workspace, share_of
+from ucpl.runtime.counters import Counters, Unverified
+from ucpl.runtime.crc import overlay
+from ucpl.runtime.padding import Blank, blanks_of
 from ucpl.runtime.reading import Fragments
-from ucpl.runtime.rows import Place
+from ucpl.runtime.rows import Place, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
-from ucpl.stores.crc import combine_groups
+from ucpl.runtime.values import decode, value_text
+from ucpl.schedule.plan import Plan
+from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["Member", "check_members", "members_of"]
+__all__ = [
+    "Inspection",
+    "Member",
+    "allowance",
+    "check_blanks",
+    "check_members",
+    "check_padding",
+    "damage_of",
+    "members_of",
+]
+
+I64 = NDArray[np.int64]
+U32 = NDArray[np.uint32]
+
+REST_SHARE = 50  # what was left of members is read as a whole where it is at most 1/50 of the bytes that moves ask for
+CELLS_BYTES = 1 << 16  # of padding that are looked at together
+REST_MIN = 1 << 20  # and always up to this: below, reading costs less than saying that it was not done
 
 
 @frozen
@@ -30,6 +57,30 @@ class Member:
     crc: int | None
     storage: str
     tensors: tuple[str, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+    @property
+    def holds(self) -> str:
+        more = f" and {len(self.tensors) - 5} more" if len(self.tensors) > 5 else ""
+        return ", ".join(self.tensors[:5]) + more
+
+
+@frozen(eq=False)
+class Inspection:
+    """What checking the source reads with: its files, one buffer, the counters, and how many bytes it may read anew."""
+
+    files: SourceFiles
+    buffer: U8
+    counters: Counters
+    bytes_max: int | None = None  # None: as many as there are
+
+
+def allowance(moved: int, *, everything: bool) -> int | None:
+    """How many bytes may be read for CRCs and padding alone, beside `moved` bytes."""
+    return None if everything else max(REST_MIN, moved // REST_SHARE)
 
 
 def members_of(places: Iterable[Place], files: SourceFiles) -> tuple[Member, ...]:
@@ -49,75 +100,259 @@ def members_of(places: Iterable[Place], files: SourceFiles) -> tuple[Member, ...
     return tuple(members)
 
 
-def check_members(
-    members: Sequence[Member], read: Fragments, files: SourceFiles, counters: Counters, *, rest: bool, buffer: U8
-) -> None:
-    """Compare the CRC of each member that was read as a whole; with `rest`, read the others for it.
+# ---- members against their CRCs ------------------------------------------------------------------------------------
+
+
+@frozen(eq=False)
+class _Runs:
+    """Fragments of one member, none of which overlaps another, and the gaps that they leave: [start, stop) in the file."""
+
+    position: I64
+    span: I64
+    crc: U32
+    start: I64
+    stop: I64
+
+    @property
+    def open_bytes(self) -> int:
+        return int((self.stop - self.start).sum())
+
+
+def check_members(members: Sequence[Member], read: Fragments, how: Inspection) -> tuple[Unverified, ...]:
+    """Compare the CRC of each member, reading what is left of it, smallest rests first. Returns those that were left.
 
     Raises: UcplError E612, with every member that does not match.
     """
-    starts = np.array([m.start for m in members], np.int64)
-    file_of = np.array([m.file for m in members], np.int64)
-    size_of = np.array([m.size for m in members], np.int64)
-    file = np.frombuffer(read.file, np.uint32).astype(np.int64) if len(read) else np.zeros(0, np.int64)
-    position = np.frombuffer(read.position, np.uint64).astype(np.int64) if len(read) else np.zeros(0, np.int64)
-    size = np.frombuffer(read.size, np.uint64).astype(np.int64) if len(read) else np.zeros(0, np.int64)
-    crc = np.frombuffer(read.crc, np.uint32).copy() if len(read) else np.zeros(0, np.uint32)
-    order = np.lexsort((size, position, file))
-    file, position, size, crc = file[order], position[order], size[order], crc[order]
-    again = np.zeros(len(file), np.bool_)  # the same run, read twice
-    again[1:] = (file[1:] == file[:-1]) & (position[1:] == position[:-1]) & (size[1:] == size[:-1])
-    keep = ~again & (size > 0)
-    file, position, size, crc = file[keep], position[keep], size[keep], crc[keep]
-    # Runs that follow each other without a gap, from the start of a member to its end.
-    whole: dict[int, int] = {}
-    if len(file):
-        base = int((position + size).max()) + 1 + (int(starts.max()) if len(starts) else 0)
-        where = np.searchsorted(file_of * base + starts, file * base + position, "right") - 1
-        follows = np.zeros(len(file), np.bool_)
-        follows[1:] = (where[1:] == where[:-1]) & (position[1:] == position[:-1] + size[:-1])
-        heads = np.flatnonzero(~follows)
-        totals = np.add.reduceat(size, heads)
-        joined = combine_groups(crc, size, heads)
-        runs_in = np.bincount(np.maximum(where[heads], 0), minlength=len(members))
-        for head, total, value in zip(heads.tolist(), totals.tolist(), joined.tolist(), strict=True):
-            m = int(where[head])
-            if m >= 0 and runs_in[m] == 1 and position[head] == starts[m] and total == size_of[m]:
-                whole[m] = value
-    wrong: list[Diagnostic] = []
-    for i, member in enumerate(members):
-        if member.size == 0:
+    covers = [_cover(m, part) for m, part in zip(members, _by_member(members, read), strict=True)]
+    order = sorted(range(len(members)), key=lambda i: (covers[i].open_bytes, i))
+    left = how.bytes_max
+    wrong: list[tuple[int, Diagnostic]] = []
+    unverified: list[tuple[int, Unverified]] = []
+    for i in order:
+        member, cover = members[i], covers[i]
+        if not member.size:
             continue
-        found = whole.get(i)
-        if found is None and rest and member.crc is not None:
-            found = _read_crc(member, files, counters, buffer)
-        if found is None or member.crc is None:
-            counters.source_bytes_unverified += member.size
+        if member.crc is None:
+            how.counters.source_bytes_without_crc += member.size
             continue
-        counters.source_bytes_checked += member.size
+        rest = cover.open_bytes
+        if left is not None and rest > left:
+            how.counters.source_bytes_unverified += member.size
+            name = how.files.files[member.file]
+            unverified.append((i, Unverified(name, member.storage, member.size, member.size - rest, member.tensors)))
+            continue
+        left = None if left is None else left - rest
+        found = _crc_of(member, cover, how)
+        how.counters.source_bytes_checked += member.size
         if found != member.crc:
-            name = files.files[member.file]
-            shown = ", ".join(member.tensors[:5]) + (
-                f" and {len(member.tensors) - 5} more" if len(member.tensors) > 5 else ""
-            )
-            wrong.append(
-                Diagnostic(
-                    "E612",
-                    f"{name}: storage {member.storage} does not match its CRC; it holds {shown}",
-                    (Label(name, f"CRC {member.crc:08x} stated, {found:08x} of the bytes", where=member.storage),),
-                    remedy=codes()["E612"].remedy,
-                )
-            )
+            wrong.append((i, _damaged(member, found, how.files)))
     if wrong:
-        raise UcplError(*wrong)
+        raise UcplError(*(d for _, d in sorted(wrong, key=lambda item: item[0])))
+    return tuple(u for _, u in sorted(unverified, key=lambda item: item[0]))
 
 
-def _read_crc(member: Member, files: SourceFiles, counters: Counters, buffer: U8) -> int:
-    view, done, crc = buffer.data, 0, 0
-    while done < member.size:
-        part = view[: min(len(view), member.size - done)]
-        files.read_into(member.file, member.start + done, [part], len(part))
+def damage_of(members: Sequence[Member], how: Inspection) -> tuple[Diagnostic, ...]:
+    """Which of these members, read as a whole, do not match their CRC."""
+    none = np.zeros(0, np.int64)
+    found = []
+    for member in members:
+        if member.size and member.crc is not None:
+            whole = _Runs(none, none, none.astype(np.uint32), np.array([member.start]), np.array([member.stop]))
+            crc = _crc_of(member, whole, how)
+            if crc != member.crc:
+                found.append(_damaged(member, crc, how.files))
+    return tuple(found)
+
+
+def _damaged(member: Member, found: int, files: SourceFiles) -> Diagnostic:
+    name = files.files[member.file]
+    return Diagnostic(
+        "E612",
+        f"{name}: storage {member.storage} does not match its CRC; it holds {member.holds}",
+        (Label(name, f"CRC {member.crc or 0:08x} stated, {found:08x} of the bytes", where=member.storage),),
+        remedy=codes()["E612"].remedy,
+    )
+
+
+def _by_member(members: Sequence[Member], read: Fragments) -> list[tuple[I64, U32]]:
+    """The fragments that lie in each member, sorted, each once: columns (position, size, count, step), and their CRCs."""
+    of = [np.array(c, np.int64) for c in (read.file, read.position, read.size, read.count, read.step)]
+    order = np.lexsort(of[::-1])
+    file, position, size, count, step = of = [c[order] for c in of]
+    new = np.ones(len(file), np.bool_)  # the same run may be read twice
+    new[1:] = np.any([c[1:] != c[:-1] for c in of], axis=0)
+    new &= size > 0
+    file, position, size, count, step = (c[new] for c in of)
+    crc = np.array(read.crc, np.uint32)[order][new]
+    stop = position + size + (count - 1) * step
+    found = []
+    for m in members:
+        a, b = np.searchsorted(file, (m.file, m.file + 1))
+        a, b = a + np.searchsorted(position[a:b], (m.start, m.stop))
+        inside = np.flatnonzero(stop[a:b] <= m.stop) + a
+        found.append((np.stack([c[inside] for c in (position, size, count, step)], axis=1), crc[inside]))
+    return found
+
+
+def _cover(member: Member, part: tuple[I64, U32]) -> _Runs:
+    table, crc = part
+    start, stop = _spread(table)
+    if (start[1:] < stop[:-1]).any():
+        keep = _disjoint(table)
+        table, crc = table[keep], crc[keep]
+        start, stop = _spread(table)
+    begin, end = np.append(member.start, stop), np.append(start, member.stop)
+    open_ = np.flatnonzero(end > begin)
+    position, size, count, step = table.T
+    return _Runs(position, size + (count - 1) * step, crc, begin[open_], end[open_])
+
+
+def _spread(table: I64) -> tuple[I64, I64]:
+    """Every run of these fragments: (starts, stops), in order."""
+    position, size, count, step = table.T
+    within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    start = np.repeat(position, count) + within * np.repeat(step, count)
+    stop = start + np.repeat(size, count)
+    order = np.argsort(start, kind="stable")
+    return start[order], stop[order]
+
+
+def _disjoint(table: I64) -> list[int]:
+    """Fragments of one run each that do not overlap, and have the most bytes together (weighted interval scheduling)."""
+    solid = np.flatnonzero(table[:, 2] == 1)
+    stop = table[solid, 0] + table[solid, 1]
+    solid = solid[np.argsort(stop, kind="stable")]
+    starts, sizes = table[solid, 0].tolist(), table[solid, 1].tolist()
+    stops = [a + n for a, n in zip(starts, sizes, strict=True)]
+    best = [0]  # of the first i
+    before = []
+    for i, (a, n) in enumerate(zip(starts, sizes, strict=True)):
+        before.append(bisect_right(stops, a, 0, i))
+        best.append(max(best[i], best[before[i]] + n))
+    chosen, i = [], len(starts)
+    while i:
+        if best[i] == best[i - 1]:
+            i -= 1
+        else:
+            chosen.append(int(solid[i - 1]))
+            i = before[i - 1]
+    return chosen[::-1]
+
+
+def _crc_of(member: Member, cover: _Runs, how: Inspection) -> int:
+    """The member's CRC, of what was read and of the gaps, which are read now."""
+    crcs, spans, positions = [cover.crc], [cover.span], [cover.position]
+    rest = []
+    for begin, end in zip(cover.start.tolist(), cover.stop.tolist(), strict=True):
+        rest.append(_read_crc(member.file, begin, end, how))
+    crcs.append(np.array(rest, np.uint32))
+    spans.append(cover.stop - cover.start)
+    positions.append(cover.start)
+    span = np.concatenate(spans)
+    return overlay(np.concatenate(crcs), span, member.stop - np.concatenate(positions) - span, member.size)
+
+
+def _read_crc(file: int, begin: int, end: int, how: Inspection) -> int:
+    view, crc = how.buffer.data, 0
+    for at in range(begin, end, len(view)):
+        part = view[: min(len(view), end - at)]
+        how.files.read_into(file, at, [part], len(part))
         crc = zlib.crc32(part, crc)
-        done += len(part)
-    counters.add(read_verify=member.size)
+    how.counters.add(read_verify=end - begin)
     return crc
+
+
+# ---- padding against zero ------------------------------------------------------------------------------------------
+
+
+@frozen
+class _Odd:
+    """Padding of one tensor that is not zero: its first such element, and whether all of it is the same."""
+
+    position: int
+    value: bytes
+    same: bool
+
+
+def check_blanks(blanks: Sequence[Blank], how: Inspection, code: str) -> tuple[tuple[Diagnostic, ...], tuple[str, ...]]:
+    """Padding that must be zero and is not: (findings, remarks).
+
+    A state of the optimizer may begin at another number than zero (Adagrad's sum, Rprop's step size), and padding keeps
+    it: where the padding of every tensor of a state is one such number, that is a remark. Masters and weights have no such
+    beginning.
+    """
+    left = how.bytes_max
+    unread = 0
+    seen: dict[str, list[tuple[Blank, _Odd | None]]] = {}
+    for blank in blanks:
+        if left is not None and blank.size > left:
+            unread += blank.size
+            continue
+        left = None if left is None else left - blank.size
+        seen.setdefault(blank.state, []).append((blank, _odd_of(blank, how)))
+    findings: list[Diagnostic] = []
+    remarks: list[str] = []
+    for state, found in seen.items():
+        odd = [(blank, one) for blank, one in found if one is not None]
+        if state not in ("weight", "fp32") and len(odd) == len(found) and all(one.same for _, one in odd):
+            remarks += [_begun(blank, one) for blank, one in odd]
+        else:
+            findings += [_not_zero(blank, one, code) for blank, one in odd]
+    if unread:
+        remarks.append(f"{unread:,} bytes of padding were not read (--verify-source reads them)")
+    return tuple(findings), tuple(remarks)
+
+
+def _begun(blank: Blank, odd: _Odd) -> str:
+    place = blank.place
+    value = value_text(odd.value, place.dtype)
+    return (
+        f"padding of {place.text} in {place.file} is {value} throughout, as the optimizer began; the target's is zero"
+    )
+
+
+def _not_zero(blank: Blank, odd: _Odd, code: str) -> Diagnostic:
+    place = blank.place
+    index = place.index_text(odd.position)
+    return Diagnostic(
+        code,
+        f"{place.file}: padding of {place.text} is not zero, at element {index} of storage {blank.storage}",
+        (Label(place.file, value_text(odd.value, place.dtype), where=f"{key_text(place.key)}{index}"),),
+        remedy=codes()[code].remedy,
+    )
+
+
+def check_padding(plan: Plan, checkpoint: Checkpoint, *, memory: int = 512 << 20) -> tuple[Diagnostic, ...]:
+    """Padding of kind zero that is not, in a checkpoint that a plan reads all of: findings E634.
+
+    Raises: UcplError E600, E601, E610.
+    """
+    places = fit(plan.sources, checkpoint.extents)
+    rows = bind_rows(plan.moves, places, tuple(Place(t.file, t.key, t.label, t.dtype, t.shape) for t in plan.targets))
+    files = SourceFiles(checkpoint.root, (p.file for p in places))
+    try:
+        with Workspace(share_of(memory, 1), Budget(memory)) as space:
+            how = Inspection(files, space.tile, Counters())
+            return check_blanks(blanks_of(plan.sources, places, rows, files), how, "E634")[0]
+    finally:
+        files.close()
+
+
+def _odd_of(blank: Blank, how: Inspection) -> _Odd | None:
+    size = blank.place.itemsize
+    room = min(len(how.buffer), CELLS_BYTES) // size * size
+    lead: U8 | None = None
+    bad: tuple[int, bytes] | None = None
+    same = True
+    for begin, end in zip(blank.start.tolist(), blank.stop.tolist(), strict=True):
+        for at in range(begin, end, room):
+            raw = how.buffer[: min(room, end - at)]
+            how.files.read_into(blank.file, at, [raw.data], len(raw))
+            how.counters.add(read_verify=len(raw))
+            cells = raw.reshape(-1, size)
+            lead = cells[0].copy() if lead is None else lead
+            same = same and bool((cells == lead).all())
+            if bad is None and raw.any():
+                odd = np.flatnonzero(decode(raw, blank.place.dtype) != 0)  # a zero may have a sign
+                bad = (blank.element(at + int(odd[0]) * size), cells[odd[0]].tobytes()) if len(odd) else None
+    return None if bad is None else _Odd(*bad, same)

@@ -2,51 +2,50 @@
 
     fit → skeleton → layout → rows, tiles → lock → files → MOVE → evidence → finish → sync → READ BACK → manifest → publish
 
-Data moves in a few threads over one queue of tiles in the order of the target's files; this thread syncs what they wrote and
-journals it. Nothing is decided here that the plan leaves open. The source is only read.
+Nothing is decided here that the plan leaves open. The source is only read. The two steps in capitals have modules of their
+own (moving, read_back); what an earlier run left is told by `earlier`.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import time
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
-import xxhash
 from attrs import evolve, frozen
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
+from ucpl.runtime import earlier
 from ucpl.runtime.assemble import Assembler
-from ucpl.runtime.buffers import Budget, Share, Workspace, share_of
-from ucpl.runtime.counters import Counters, Report
-from ucpl.runtime.crew import Crew, Queue
-from ucpl.runtime.evidence import check_members, members_of
+from ucpl.runtime.buffers import Budget, Workspace, share_of
+from ucpl.runtime.counters import Counters, Report, Unverified
+from ucpl.runtime.disk import make_file, make_folders, sync_folder, sync_folders
+from ucpl.runtime.evidence import Inspection, allowance, check_blanks, check_members, members_of
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.identity import digest_of_files, digest_of_plan, digest_of_sources
-from ucpl.runtime.journal import Journal, Past, read_journal
-from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, manifest_of, read_manifest, storage_crcs
-from ucpl.runtime.publish import Lock, Workplace, sync_folder, sync_folders
-from ucpl.runtime.reading import Fragments, Reader
-from ucpl.runtime.rows import Place, Rows, bind_rows, chosen, fit, without_echoes
+from ucpl.runtime.journal import Journal, Past
+from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, Written, manifest_of, storage_crcs
+from ucpl.runtime.moving import Known, Mover
+from ucpl.runtime.options import Chosen, DataPlane, RunOptions
+from ucpl.runtime.padding import blanks_of
+from ucpl.runtime.publish import Lock, Workplace
+from ucpl.runtime.read_back import Made, is_same, patches_of, read_back
+from ucpl.runtime.reading import Fragments
+from ucpl.runtime.rows import Place, Rows, bind_rows, fit, views_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
-from ucpl.runtime.tiles import Tiles, cut_tiles
-from ucpl.schedule.plan import Moves, Plan
+from ucpl.runtime.tiles import cut_tiles
+from ucpl.schedule import Files, Plan, bound
 from ucpl.stores.checkpoint import Checkpoint, Framework, Skeleton
 
-__all__ = ["execute", "moves_of"]
-
-Progress = Callable[[int, int], None]  # (bytes of the target that are done, all of them)
+__all__ = ["execute"]
 
 SINGLE = (".pt", ".pth", ".bin")  # a target of this name is one file
-SYNC_BYTES = 128 << 20  # written bytes after which they are synced and journalled, at the latest
-SYNC_SECONDS = 1.0
-_FINAL = ("E505", "E605", "E611", "E612", "E613")  # what `--resume` cannot go on from
+_FINAL = ("E505", "E605", "E611", "E612", "E613", "E614")  # what `--resume` cannot go on from
+_IDENTITY = ("digest", "files", "content")  # what tells that a run is the same run
 
 
 def execute(
@@ -54,37 +53,33 @@ def execute(
     source: Checkpoint,
     framework: Framework,
     target: Path,
-    *,
-    memory: int = 512 << 20,
-    workers: int = 2,
-    resume: bool = False,
-    force: bool = False,
-    verify_source: bool = False,
-    progress: Progress | None = None,
-    tag: str | None = None,
-    allow_globals: Sequence[str] = (),
+    options: RunOptions | None = None,
+    **how: Unpack[Chosen],
 ) -> Report:
-    """Write `target` from `source`, exactly as the plan says. `memory` bounds all buffers together, in bytes.
+    """Write `target` from `source`, exactly as the plan says. `how`: fields of the options, by name.
 
     The target appears as a whole or not at all. Raises: UcplError E500-E508 (the target), E600-E605 (the plan does not
-    fit), E610-E613 (the source), E620 (interrupted: the hidden folder stays, `resume` goes on).
+    fit), E610-E614 (the source), E620 (interrupted: the hidden folder stays, `resume` goes on).
     """
+    options = evolve(options or RunOptions(), **how)
     counters = Counters()
     place = _place(Path(target), source)
     with counters.phase("plan"):
-        share = share_of(memory, workers)
+        share = share_of(options.memory, options.workers)
         sources = fit(plan.sources, source.extents)
-        skeleton = framework.skeleton(plan.target, plan.targets, source, tag)
-        _refuse_globals(skeleton, allow_globals)
+        skeleton = framework.skeleton(plan.target, plan.targets, source, options.tag)
+        _refuse_globals(skeleton, options)
         layout = lay_out(skeleton, plan.targets)
         sources += tuple(where for where, _ in layout.carried)
-        rows = bind_rows(without_echoes(moves_of(plan, layout), sources), sources, layout.places)
+        rows = bind_rows(bound(plan, _files(sources, layout, len(plan.sources))), sources, layout.places)
         counters.bytes_needed = rows.bytes_needed
-    run = _Run(plan, source, skeleton, layout, sources, rows, share, memory, workers, counters, place, progress)
+    plane = DataPlane(options.workers, share, Budget(options.memory), counters)
+    run = _Run(_Bound(plan, source.root, layout, sources, rows), skeleton.texts, options, plane, place)
+    lock = Lock(place)
     try:
-        with Lock(place):
+        with lock:
             try:
-                return run.go(resume=resume, force=force, verify_source=verify_source)
+                report = run.go()
             except UcplError as error:
                 run.close()
                 raise run.after(error) from error
@@ -95,30 +90,13 @@ def execute(
                 run.close()
     except KeyboardInterrupt:
         raise run.interrupted() from None
+    return evolve(report, remarks=(*report.remarks, lock.left)) if lock.left else report
 
 
-def moves_of(plan: Plan, layout: TargetPlan) -> tuple[Moves, ...]:
-    """The plan's moves, those of carried tensors, and a check in place of a copy to a tensor that shares another's bytes."""
-    found: list[Moves] = []
-    owners = np.array(layout.owners or (0,), np.int32)
-    shared = owners != np.arange(len(owners))
-    for m in plan.moves:
-        twice = shared[m.target] if len(m) else np.zeros(0, np.bool_)
-        if not twice.any():
-            found.append(m)
-            continue
-        found.append(chosen(m, ~twice))
-        if m.kind in ("copy", "check"):
-            again = chosen(m, twice)
-            found.append(evolve(again, kind="check", target=owners[again.target]))
-    if layout.carried:
-        n, base = len(layout.carried), len(plan.sources)
-        source = np.arange(base, base + n, dtype=np.int32)
-        target = np.array([t for _, t in layout.carried], np.int32)
-        numel = np.array([[where.numel] for where, _ in layout.carried], np.int64)
-        none, one, zero = np.full(n, -1, np.int32), np.ones((n, 1), np.int64), np.zeros(n, np.int64)
-        found.append(Moves("copy", "carried", none, source, target, numel, zero, one, zero, one))
-    return tuple(found)
+def _files(sources: Sequence[Place], layout: TargetPlan, planned: int) -> Files:
+    """What the files say of the plan's tensors: which share bytes, and which are beside the plan."""
+    carried = tuple((planned + i, t, where.numel) for i, (where, t) in enumerate(layout.carried))
+    return Files(np.array(layout.owners, np.int64), views_of(sources), carried)
 
 
 def _place(target: Path, source: Checkpoint) -> Path:
@@ -138,8 +116,8 @@ def _place(target: Path, source: Checkpoint) -> Path:
     return place
 
 
-def _refuse_globals(skeleton: Skeleton, allowed: Sequence[str]) -> None:
-    unknown = [name for name in skeleton.unsafe_globals if name not in allowed]
+def _refuse_globals(skeleton: Skeleton, options: RunOptions) -> None:
+    unknown = [name for name in skeleton.unsafe_globals if name not in options.allow_globals]
     if unknown:
         raise UcplError(
             *(
@@ -150,31 +128,42 @@ def _refuse_globals(skeleton: Skeleton, allowed: Sequence[str]) -> None:
         )  # fmt: skip
 
 
+@frozen(eq=False)
+class _Bound:
+    """A plan bound to the bytes of a source and of a target."""
+
+    plan: Plan
+    root: Path  # of the source's files
+    layout: TargetPlan
+    places: tuple[Place, ...]  # of the source: the plan's, then the carried
+    rows: Rows
+
+
 class _Run:
     """One run of `execute` from the lock to the rename."""
 
     def __init__(
-        self, plan: Plan, source: Checkpoint, skeleton: Skeleton, layout: TargetPlan, places: tuple[Place, ...], rows: Rows,
-        share: Share, memory: int, workers: int, counters: Counters, target: Path, progress: Progress | None,
-    ) -> None:  # fmt: skip
-        self.plan, self.layout, self.rows, self.places = plan, layout, rows, places
-        self.share, self.workers, self.counters, self.progress = share, workers, counters, progress
+        self, bound: _Bound, texts: dict[str, str], options: RunOptions, plane: DataPlane, target: Path
+    ) -> None:
+        self.plan, self.layout, self.rows, self.places = bound.plan, bound.layout, bound.rows, bound.places
+        self.options, self.plane, self.counters = options, plane, plane.counters
         self.target = target
         self.work = Workplace(target)
-        self.budget = Budget(memory)
-        self.single = target.suffix in SINGLE and len(layout.files) == 1
-        self.texts = {} if self.single else {**skeleton.texts, LAYOUT: plan.layout_text}
-        self.sources = SourceFiles(source.root, (p.file for p in places))
-        self.files = TargetFiles(self.work.tree, layout.files)
+        self.single = target.suffix in SINGLE and len(self.layout.files) == 1
+        self.texts = {} if self.single else {**texts, LAYOUT: self.plan.layout_text}
+        self.sources = SourceFiles(bound.root, (p.file for p in self.places))
+        self.files = TargetFiles(self.work.tree, self.layout.files)
         self.digests = {
-            "digest": digest_of_plan(plan),
-            "files": digest_of_files(layout.files, self.texts),
+            "digest": digest_of_plan(self.plan),
+            "files": digest_of_files(self.layout.files, self.texts),
             "content": digest_of_sources(self.sources),
-            "spec": plan.spec_digest,
-            "structure": plan.structure_digest,
+            "spec": self.plan.spec_digest,
+            "structure": self.plan.structure_digest,
         }
         self.journal: Journal | None = None
         self.fragments = Fragments()  # journalled
+        self.unverified: tuple[Unverified, ...] = ()
+        self.remarks: tuple[str, ...] = ()
         self.keep = False
 
     def close(self) -> None:
@@ -198,141 +187,86 @@ class _Run:
         return UcplError(evolve(first, notes=(*first.notes, note)), *error.diagnostics[1:])
 
     def interrupted(self) -> UcplError:
-        entry = codes()["E620"]
         if not self.keep:
-            return UcplError(
-                Diagnostic(
-                    "E620",
-                    "interrupted before anything was written",
-                    (Label(str(self.target)),),
-                    remedy="Run it again.",
-                )
-            )
-        return UcplError(
-            Diagnostic(
-                "E620",
-                f"interrupted: {self.target} is not there yet",
-                (Label(str(self.work.folder), "finished parts are kept here"),),
-                remedy=entry.remedy,
-            )
-        )
+            place, what, remedy = Label(str(self.target)), "before anything was written", "Run it again."
+        else:
+            place = Label(str(self.work.folder), "finished parts are kept here")
+            what, remedy = f"{self.target} is not there yet", codes()["E620"].remedy
+        colon = "" if not self.keep else ":"
+        return UcplError(Diagnostic("E620", f"interrupted{colon} {what}", (place,), remedy=remedy))
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
-    def go(self, *, resume: bool, force: bool, verify_source: bool) -> Report:
-        past = self._past(resume)
-        if past is not None and past.publishing is not None and self._is(past.publishing):
+    def go(self) -> Report:
+        past = self._past()
+        if past is not None and earlier.is_published(past, self.target):
             self.work.clear()
             return self._report(done_before=True)
         if past is None:
             self.work.restore()
-        exists = os.path.lexists(self.target)
-        if exists and past is None and resume and self._is_finished():
-            self.work.clear()
-            return self._report(done_before=True)
-        if exists and not force:
-            code = "E506" if resume and past is None else "E500"
-            fail(code, f"{self.target} exists", Label(str(self.target)))
-        tile = self._tile_of(past)
+        if os.path.lexists(self.target):
+            if past is None and self.options.resume and self._is_finished():
+                self.work.clear()
+                return self._report(done_before=True)
+            if not self.options.force:
+                code = "E506" if self.options.resume and past is None else "E500"
+                fail(code, f"{self.target} exists", Label(str(self.target)))
+        tile = self.plane.share.tile if past is None else earlier.tile_of(past, self.plane.share, self.work)
         tiles = cut_tiles(self.layout.units, tile)
         with self.counters.phase("create"):
-            self._begin(past, tile)
-        state = _Tiles(tiles, past)
-        self.counters.tiles_resumed = int(state.done.sum())
+            self.journal = self._begin(past, tile)
+        known = Known.of(tiles, past)
+        self.counters.tiles, self.counters.tiles_resumed = len(tiles), int(known.done.sum())
         if past is not None:
             self.fragments.extend(past.fragments)
-        with self.counters.phase("move"):
-            self._move(state)
-        if self.counters.seconds.get("digest"):
-            self.counters.seconds["digest"] /= self.workers
-        with self.counters.phase("source"):
-            self._check_source(verify_source)
-        unit_crc = storage_crcs(self.layout, tiles, state.crc)
-        known = self._finish(unit_crc)
-        with self.counters.phase("fsync"):
-            self.files.sync(range(len(self.files.files)), drop=True)
-        failpoint("synced")
-        with self.counters.phase("read-back"):
-            self._read_back(state, known)
-        with self.counters.phase("publish"):
-            self._write_texts(manifest_of(self.plan, self.digests, self.layout, unit_crc, known, self.texts))
-            self._publish(force)
-        self.counters.tiles = len(tiles)
+        self._fill(known)
         return self._report()
 
-    def _past(self, resume: bool) -> Past | None:
+    def _past(self) -> Past | None:
         """What an interrupted run left, if it is to be resumed. Raises: UcplError E602, E503."""
-        if not resume:
+        if not self.options.resume:
             return None
-        try:
-            past = read_journal(self.work.journal)
-        except OSError as error:
-            cannot_write(self.work.journal, error)
-        if past is None or (past.publishing is not None and self._is(past.publishing)):
-            return past
-        for name, what in (("digest", "plan"), ("content", "source"), ("files", "target's metadata")):
-            if past.header.get(name) != self.digests[name]:
+        past = earlier.journal_of(self.work)
+        if past is not None and not earlier.is_published(past, self.target):
+            try:
+                earlier.same_run(past, self.digests, self.work)
+            except UcplError:
                 self.work.restore()
-                fail("E602", f"the interrupted run into {self.target} had another {what}", Label(str(self.work.folder)))
+                raise
         return past
 
-    def _is(self, published: tuple[int, int]) -> bool:
-        try:
-            status = os.stat(self.target)
-        except OSError:
-            return False
-        return (status.st_ino, status.st_dev) == published
-
     def _is_finished(self) -> bool:
-        """Whether the target is what this run would write: by its manifest, and the sizes of its files."""
+        """Whether the target is what this run would write: as its manifest says, or, where it has none, in every byte."""
+        if not self.single:
+            return earlier.is_finished(self.target, {name: self.digests[name] for name in _IDENTITY}, self.layout)
+        (file,) = self.layout.files
+        there = TargetFiles(self.target.parent, [evolve(file, path=self.target.name)])
         try:
-            manifest = read_manifest(self.target)
-        except (OSError, ValueError):
+            tiles = cut_tiles(self.layout.units, self.plane.share.tile)
+            return is_same(there, self.layout, tiles, Made(self._assembler(), self.sources), self.plane)
+        except UcplError as error:
+            if error.diagnostics[0].code != "E503":  # it cannot be opened: it is none of ours
+                raise
             return False
-        if manifest is None or not isinstance(manifest.get("plan"), dict):
-            return False
-        if any(manifest["plan"].get(name) != self.digests[name] for name in ("digest", "files", "content")):
-            return False
-        try:
-            return all((self.target / f.path).stat().st_size == f.plan.size for f in self.layout.files)
-        except OSError:
-            return False
+        finally:
+            there.close()
 
-    def _tile_of(self, past: Past | None) -> int:
-        if past is None:
-            return self.share.tile
-        tile = past.header.get("tile")
-        if not isinstance(tile, int) or tile <= 0 or tile % 16:
-            fail(
-                "E602",
-                f"the journal of the interrupted run into {self.target} is damaged",
-                Label(str(self.work.journal)),
-            )
-        if tile > self.share.tile:
-            fail("E508", f"the interrupted run used tiles of {tile} bytes, there is memory for {self.share.tile}")
-        return tile
-
-    def _begin(self, past: Past | None, tile: int) -> None:
+    def _begin(self, past: Past | None, tile: int) -> Journal:
         """Files of their final size, durable names, a journal. Raises: UcplError E501, E503."""
         if past is None:
             self.work.clear()
             self._check_room()
-            try:
-                self.work.tree.mkdir(parents=True)
-            except OSError as error:
-                cannot_write(self.work.folder, error, resumable=False)
         try:
+            make_folders(self.target.parent, self.work.tree)
             written = self.files.create()
             self.counters.add(written=written)
             sync_folders(self.work.folder)
             sync_folder(self.target.parent)
             if past is not None:
-                self.journal = Journal(self.work.journal, past.size)
+                journal = Journal(self.work.journal, past.size)
             else:
-                names = ("digest", "files", "content")
-                self.journal = Journal.begin(
-                    self.work.journal, {"tile": tile, **{name: self.digests[name] for name in names}}
-                )
+                header = {"tile": tile, **{name: self.digests[name] for name in _IDENTITY}}
+                journal = Journal.begin(self.work.journal, header)
                 sync_folder(self.work.folder)
         except (OSError, UcplError) as error:
             if past is None:
@@ -342,6 +276,7 @@ class _Run:
             cannot_write(self.work.folder, error, resumable=past is not None)
         self.keep = True
         failpoint("created")
+        return journal
 
     def _check_room(self) -> None:
         try:
@@ -352,129 +287,56 @@ class _Run:
         if self.layout.size > free:
             fail("E501", f"the target needs {self.layout.size} bytes, {free} are free", Label(str(self.target.parent)))
 
-    def _move(self, state: _Tiles) -> None:
-        """Assemble, digest and write every tile that is not done. Raises: what a tile raises; finished ones are journalled."""
-        files, tiles = self.files, state.tiles
-        targets = np.array([u.target for u in self.layout.units], np.int64)
-        assembler = Assembler(
-            self.rows,
-            self.places,
-            self.layout.places,
-            [self.sources.index[p.file] for p in self.places],
-            self.plan.tensors,
-        )
-        total = int(tiles.size.sum())
-        done_bytes = int(tiles.size[state.done].sum())
-        queue = Queue(len(tiles), lambda i: bool(state.done[i]))
-        lock = threading.Lock()
-        finished: list[tuple[int, int, int, int]] = []
-        fresh = Fragments()
+    def _assembler(self) -> Assembler:
+        file_of = [self.sources.index[p.file] for p in self.places]
+        return Assembler(self.rows, self.places, self.layout.places, file_of, self.plan.tensors)
 
-        def work(stop: threading.Event) -> None:
-            nonlocal done_bytes
-            with Workspace(self.share, self.budget) as space:
-                reader = Reader(self.sources)
-                while not stop.is_set() and (i := queue.take()) is not None:
-                    target = int(targets[tiles.unit[i]])
-                    itemsize = self.layout.places[target].itemsize
-                    low, size = int(tiles.low[i]), int(tiles.size[i])
-                    crc = assembler.assemble(target, low // itemsize, (low + size) // itemsize, reader, space)
-                    view = space.tile_view[:size]
-                    begin = time.perf_counter()
-                    if crc is None:
-                        crc = zlib.crc32(view)
-                    xxh3 = xxhash.xxh3_64_intdigest(view)
-                    digest = reader.digest + time.perf_counter() - begin
-                    files.write(int(tiles.file[i]), view, int(tiles.position[i]))
-                    failpoint("tile-written")
-                    with lock:
-                        finished.append((i, size, crc, xxh3))
-                        fresh.extend(reader.fragments)
-                        done_bytes += size
-                    self.counters.add(read=reader.bytes_read, written=size, digest=digest)
-                    reader.fragments.clear()
-                    reader.bytes_read, reader.digest = 0, 0.0
+    def _fill(self, known: Known) -> None:
+        """All that is between an empty tree and the rename, and the rename."""
+        assert self.journal is not None
+        with self.counters.phase("move"):
+            Mover(
+                self.plane, self.layout, self._assembler(), self.sources, self.files, self.journal, known,
+                self.fragments, self.options.progress,
+            ).move()  # fmt: skip
+        if self.counters.seconds.get("digest"):
+            self.counters.seconds["digest"] /= self.plane.workers
+        with self.counters.phase("source"):
+            self._check_source()
+        unit_crc = storage_crcs(self.layout, known.tiles, known.crc)
+        beside = self._finish(unit_crc)
+        with self.counters.phase("fsync"):
+            self.files.sync(range(len(self.files.files)), drop=True)
+        failpoint("synced")
+        with self.counters.phase("read-back"):
+            read_back(self.files, known, beside, self.plane)
+        with self.counters.phase("publish"):
+            self._write_texts(manifest_of(self.plan, self.digests, Written(self.layout, unit_crc, beside, self.texts)))
+            self._publish()
 
-        last = [time.monotonic(), done_bytes]
-
-        def flush() -> None:
-            nonlocal finished, fresh
-            with lock:
-                records, runs = finished, fresh
-                finished, fresh = [], Fragments()
-            last[:] = [time.monotonic(), done_bytes]
-            if not records:
-                return
-            files.sync(sorted({int(tiles.file[r[0]]) for r in records}))
-            failpoint("journal-before")
-            assert self.journal is not None
-            try:
-                self.journal.append(records, runs)
-            except OSError as error:
-                cannot_write(self.work.journal, error)
-            for i, _, crc, xxh3 in records:
-                state.done[i], state.crc[i], state.xxh3[i] = True, crc, xxh3
-            self.fragments.extend(runs)
-
-        def meanwhile() -> None:
-            if self.progress is not None:
-                self.progress(done_bytes, total)
-            if time.monotonic() - last[0] >= SYNC_SECONDS or done_bytes - last[1] >= SYNC_BYTES:
-                flush()
-
-        try:
-            Crew(self.workers, work).run(meanwhile)
-        finally:
-            flush()
-        if self.progress is not None:
-            self.progress(done_bytes, total)
-
-    def _check_source(self, verify_source: bool) -> None:
+    def _check_source(self) -> None:
+        """Members that were touched against their CRCs, padding against zero. Raises: UcplError E611, E612, E614."""
         self.sources.check_unchanged()
         touched = np.unique(self.rows.source)
         members = members_of((self.places[s] for s in touched.tolist()), self.sources)
-        with Workspace(self.share, self.budget) as space:
-            check_members(members, self.fragments, self.sources, self.counters, rest=verify_source, buffer=space.tile)
+        blanks = blanks_of(self.plan.sources, self.places, self.rows, self.sources)
+        left = allowance(self.counters.bytes_needed, everything=self.options.verify_source)
+        with Workspace(self.plane.share, self.plane.budget) as space:
+            how = Inspection(self.sources, space.tile, self.counters, left)
+            self.unverified = check_members(members, self.fragments, how)
+            findings, self.remarks = check_blanks(blanks, how, "E614")
+        if findings:
+            raise UcplError(*findings[:20])
 
     def _finish(self, unit_crc: np.ndarray) -> list[list[tuple[int, bytes]]]:
         """Patch what depends on CRCs. Returns, for each file, every byte that is no payload."""
-        crcs: list[dict[str, int]] = [{} for _ in self.layout.files]
-        for unit, crc in zip(self.layout.units, unit_crc.tolist(), strict=True):
-            crcs[unit.file][unit.storage] = crc
-        known = []
-        for i, file in enumerate(self.layout.files):
-            patches = file.plan.finish(crcs[i])
+        beside = []
+        for i, (file, patches) in enumerate(zip(self.layout.files, patches_of(self.layout, unit_crc), strict=True)):
             for position, data in patches:
                 self.files.write(i, memoryview(data), position)
                 self.counters.add(written=len(data))
-            known.append([*file.plan.fixed, *patches])
-        return known
-
-    def _read_back(self, state: _Tiles, known: list[list[tuple[int, bytes]]]) -> None:
-        """Everything once more, from the disk. Raises: UcplError E505."""
-        tiles, files = state.tiles, self.files
-        queue = Queue(len(tiles))
-
-        def differs(file: int, position: int, size: int) -> None:
-            path = files.path(file)
-            fail("E505", f"{path}: bytes {position} to {position + size} are not what was written", Label(str(path)))
-
-        def work(stop: threading.Event) -> None:
-            with Workspace(self.share, self.budget) as space:
-                while not stop.is_set() and (i := queue.take()) is not None:
-                    size, file, position = int(tiles.size[i]), int(tiles.file[i]), int(tiles.position[i])
-                    view = space.tile_view[:size]
-                    if files.read(file, view, position) != size or xxhash.xxh3_64_intdigest(view) != int(state.xxh3[i]):
-                        differs(file, position, size)
-                    self.counters.add(read_back=size)
-
-        Crew(self.workers, work).run()
-        for file, parts in enumerate(known):
-            for position, data in parts:
-                found = bytearray(len(data))
-                if files.read(file, memoryview(found), position) != len(data) or found != data:
-                    differs(file, position, len(data))
-                self.counters.add(read_back=len(data))
+            beside.append([*file.plan.fixed, *patches])
+        return beside
 
     def _write_texts(self, manifest: str) -> None:
         """Small files, synced. Raises: UcplError E503."""
@@ -482,19 +344,16 @@ class _Run:
         path = self.work.tree
         try:
             if not self.single:
-                (self.work.tree / FOLDER).mkdir(exist_ok=True)
+                make_folders(self.work.tree, self.work.tree / FOLDER)
             for name, text in texts.items():
                 path = self.work.tree / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with open(path, "wb") as file:
-                    file.write(text.encode())
-                    file.flush()
-                    os.fsync(file.fileno())
+                make_folders(self.work.tree, path.parent)
+                make_file(path, text.encode())
                 self.counters.add(written=len(text.encode()))
         except OSError as error:
             cannot_write(path, error)
 
-    def _publish(self, force: bool) -> None:
+    def _publish(self) -> None:
         self.sources.check_unchanged()
         try:
             sync_folders(self.work.folder)
@@ -503,33 +362,29 @@ class _Run:
         thing = self.work.tree / self.layout.files[0].path if self.single else self.work.tree
         assert self.journal is not None
         self.files.close()
-        self.work.publish(thing, self.journal, force)
+        self.work.publish(thing, self.journal, self.options.force)
         self.keep = False
         self.work.clear()
 
     def _report(self, *, done_before: bool = False) -> Report:
         c = self.counters
         return Report(
-            str(self.target), done_before, c.bytes_needed, c.bytes_read, c.bytes_read_verify, c.bytes_written,
-            self.layout.size, c.bytes_read_back, self.budget.live_max, c.source_bytes_checked, c.source_bytes_unverified,
-            c.tiles, c.tiles_resumed, len(self.layout.files), dict(c.seconds),
-        )  # fmt: skip
-
-
-@frozen(eq=False, init=False)
-class _Tiles:
-    """Tiles and what is known of those that are done: digests of their bytes."""
-
-    tiles: Tiles
-    done: np.ndarray
-    crc: np.ndarray
-    xxh3: np.ndarray
-
-    def __init__(self, tiles: Tiles, past: Past | None) -> None:
-        n = len(tiles)
-        done, crc, xxh3 = np.zeros(n, np.bool_), np.zeros(n, np.uint32), np.zeros(n, np.uint64)
-        if past is not None:
-            fits = past.tile < n
-            done[past.tile[fits]] = True
-            crc[past.tile[fits]], xxh3[past.tile[fits]] = past.tile_crc[fits], past.tile_xxh3[fits]
-        self.__attrs_init__(tiles, done, crc, xxh3)
+            target=str(self.target),
+            done_before=done_before,
+            bytes_needed=c.bytes_needed,
+            bytes_read=c.bytes_read,
+            bytes_read_verify=c.bytes_read_verify,
+            bytes_written=c.bytes_written,
+            bytes_target=self.layout.size,
+            bytes_read_back=c.bytes_read_back,
+            bytes_live_max=self.plane.budget.live_max,
+            source_bytes_checked=c.source_bytes_checked,
+            source_bytes_unverified=c.source_bytes_unverified,
+            tiles=0 if done_before else c.tiles,
+            tiles_resumed=c.tiles_resumed,
+            files=len(self.layout.files),
+            seconds=dict(c.seconds),
+            source_bytes_without_crc=c.source_bytes_without_crc,
+            unverified=self.unverified,
+            remarks=self.remarks,
+        )

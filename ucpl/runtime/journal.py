@@ -1,7 +1,10 @@
 """What is done, on disk: a header that says of which run, then one record for each finished tile.
 
     header   one line of JSON (what the run is: digests of plan, layout and source, tile size), "\\n"
-    record   48 bytes: kind, file, index or position, bytes, CRC-32, xxh3-64 of the tile, CRC-32 of the record
+    record   48 bytes: kind, file, index or position, bytes, xxh3-64 of the tile, CRC-32, CRC-32 of the record
+
+Runs of the source that were read are recorded, too. Where one record speaks of several runs, the place of the xxh3 holds how
+many they are and how far apart.
 
 A record is appended only after the bytes that it speaks of are on the disk, and the journal is synced after it. So a record
 that can be read is true; a torn or garbled tail is where the next run begins to append.
@@ -13,17 +16,19 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
+from ucpl.runtime.disk import disk, make_file, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.reading import Fragments
 
-__all__ = ["FORMAT", "Journal", "Past", "read_journal"]
+__all__ = ["FORMAT", "DoneTile", "Journal", "Past", "read_journal"]
 
 FORMAT = 1
 TILE, FRAGMENT, PUBLISH = 1, 2, 3
@@ -40,6 +45,9 @@ _RECORD = np.dtype(
     ]
 )
 _BODY = struct.Struct("<IIQQQI")
+_STEP_BITS = 40  # of the distance of runs; how many they are has the other 24: more than a tile has bytes
+_STEP_MAX = (1 << _STEP_BITS) - 1
+_PLACE_MAX = 1 << 62
 _CHECKED = _BODY.size  # 36: the record's own CRC follows
 assert _RECORD.itemsize == 48
 
@@ -48,7 +56,7 @@ assert _RECORD.itemsize == 48
 class Past:
     """A journal that was read: its header, the records by kind, and how many bytes of it are whole."""
 
-    header: dict[str, Any]
+    header: dict[str, object]
     tile: NDArray[np.int64]
     tile_crc: NDArray[np.uint32]
     tile_xxh3: NDArray[np.uint64]
@@ -67,8 +75,8 @@ def read_journal(path: Path) -> Past | None:
     if end < 0:
         return None
     try:
-        header = json.loads(raw[:end])
-    except ValueError:
+        header: object = json.loads(raw[:end])
+    except (ValueError, RecursionError):
         return None
     if not isinstance(header, dict) or header.get("ucpl journal") != FORMAT:
         return None
@@ -79,18 +87,39 @@ def read_journal(path: Path) -> Past | None:
         if zlib.crc32(body[48 * i : 48 * i + _CHECKED]) != records["check"][i]:
             good = i
             break
-    records = records[:good]
+    records = records[: _sane(records[:good])]
     tiles = records[records["kind"] == TILE]
     read = records[records["kind"] == FRAGMENT]
     fragments = Fragments()
-    for file, at, size, crc in zip(*(read[name].tolist() for name in ("file", "at", "size", "crc")), strict=True):
-        fragments.add(file, at, size, crc)
+    columns = (read[name].tolist() for name in ("file", "at", "size", "crc", "xxh3"))
+    for file, at, size, crc, comb in zip(*columns, strict=True):
+        fragments.add(file, at, size, crc, (comb >> _STEP_BITS, comb & _STEP_MAX) if comb else (1, 0))
     published = records[records["kind"] == PUBLISH]
     publishing = (int(published["at"][-1]), int(published["size"][-1])) if len(published) else None
     return Past(
         header, tiles["at"].astype(np.int64), tiles["crc"].copy(), tiles["xxh3"].copy(), fragments, publishing,
-        end + 1 + 48 * good,
+        end + 1 + 48 * len(records),
     )  # fmt: skip
+
+
+def _sane(records: NDArray[np.void]) -> int:
+    """How many records come before one that speaks of places which no file has."""
+    sane = (records["at"] < _PLACE_MAX) & (records["size"] < _PLACE_MAX)
+    comb = records["xxh3"]
+    runs = records["kind"] == FRAGMENT
+    sane &= ~runs | (comb == 0) | (comb >> np.uint64(_STEP_BITS) > 1)
+    sane |= records["kind"] == PUBLISH  # an inode and a device: any numbers
+    return len(records) if sane.all() else int(np.argmin(sane))
+
+
+@frozen
+class DoneTile:
+    """A tile whose bytes are on the disk: which of the table, how many bytes, their digests."""
+
+    index: int
+    size: int
+    crc: int
+    xxh3: int
 
 
 class Journal:
@@ -98,45 +127,56 @@ class Journal:
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
-        os.ftruncate(self._fd, size)
+        self._fd = disk().open(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            disk().resize(self._fd, size)
+        except BaseException:
+            self.close()
+            raise
 
     @staticmethod
-    def begin(path: Path, header: dict[str, Any]) -> Journal:
+    def begin(path: Path, header: Mapping[str, object]) -> Journal:
         """A new journal, durable with its header before it has its name. Raises: OSError."""
         fresh = path.with_name(path.name + ".new")
         line = json.dumps({"ucpl journal": FORMAT, **header}, separators=(",", ":")).encode() + b"\n"
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        try:
-            os.write(fd, line)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(fresh, path)
+        make_file(fresh, line)
+        disk().rename(fresh, path)
         return Journal(path, len(line))
 
-    def append(self, tiles: list[tuple[int, int, int, int]], fragments: Fragments) -> None:
-        """Records of tiles (index, bytes, CRC, xxh3) and of source runs, then sync. Raises: OSError."""
-        parts = [_record(TILE, 0, index, size, xxh3, crc) for index, size, crc, xxh3 in tiles]
-        for file, at, size, crc in zip(fragments.file, fragments.position, fragments.size, fragments.crc, strict=True):
-            parts.append(_record(FRAGMENT, file, at, size, 0, crc))
+    def append(self, tiles: Sequence[DoneTile], fragments: Fragments) -> None:
+        """Records of tiles and of source runs, then sync. Raises: OSError."""
+        parts = [_record(_Body(TILE, 0, t.index, t.size, t.xxh3, t.crc)) for t in tiles]
+        f = fragments
+        for file, at, size, crc, count, step in zip(f.file, f.position, f.size, f.crc, f.count, f.step, strict=True):
+            if step <= _STEP_MAX:  # else it is read again
+                comb = count << _STEP_BITS | step if count > 1 else 0
+                parts.append(_record(_Body(FRAGMENT, file, at, size, comb, crc)))
         self._write(b"".join(parts))
         failpoint("journal-synced")
 
     def publishing(self, inode: int, device: int) -> None:
         """The next rename publishes this inode. Raises: OSError."""
-        self._write(_record(PUBLISH, 0, inode, device, 0, 0))
+        self._write(_record(_Body(PUBLISH, 0, inode, device, 0, 0)))
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        os.fdatasync(self._fd)
+        write_all(self._fd, data, None)
+        disk().sync(self._fd, data_only=True)
 
     def close(self) -> None:
-        os.close(self._fd)
+        disk().close(self._fd)
 
 
-def _record(kind: int, file: int, at: int, size: int, xxh3: int, crc: int) -> bytes:
-    body = _BODY.pack(kind, file, at, size, xxh3, crc)
+class _Body(NamedTuple):
+    """A record but for its own CRC, in the order of the file."""
+
+    kind: int
+    file: int
+    at: int
+    size: int
+    xxh3: int
+    crc: int
+
+
+def _record(record: _Body) -> bytes:
+    body = _BODY.pack(*record)
     return body + struct.pack("<IQ", zlib.crc32(body), 0)

@@ -7,27 +7,32 @@ run was cut into tiles: equal plans of equal sources give equal manifests.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
 
 import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
 import ucpl
 from ucpl.extents import key_text
+from ucpl.runtime.crc import combine, combine_groups
 from ucpl.runtime.targets import TargetPlan
 from ucpl.runtime.tiles import Tiles
 from ucpl.schedule.plan import Plan
-from ucpl.stores.crc import combine, combine_groups
 
-__all__ = ["FOLDER", "LAYOUT", "MANIFEST", "manifest_of", "read_manifest", "storage_crcs"]
+__all__ = [
+    "FOLDER", "LAYOUT", "MANIFEST", "Manifest", "Stated", "StatedFile", "Written", "manifest_of", "read_manifest",
+    "storage_crcs",
+]  # fmt: skip
 
 FOLDER = "ucpl"
 MANIFEST = "ucpl/manifest.json"
 LAYOUT = "ucpl/layout.ucpl"
 FORMAT = 1
+BYTES_MAX = 1 << 30
 
 
 def storage_crcs(target: TargetPlan, tiles: Tiles, crc: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -39,40 +44,25 @@ def storage_crcs(target: TargetPlan, tiles: Tiles, crc: NDArray[np.uint32]) -> N
     return found
 
 
-def manifest_of(
-    plan: Plan,
-    digests: Mapping[str, str],
-    target: TargetPlan,
-    unit_crc: NDArray[np.uint32],
-    known: Sequence[Sequence[tuple[int, bytes]]],
-    texts: Mapping[str, str],
-) -> str:
-    """The text of the manifest. `known[f]` are the bytes of file f that are no payload."""
-    files: dict[str, Any] = {}
-    of_file: list[list[int]] = [[] for _ in target.files]
-    for u, unit in enumerate(target.units):
-        of_file[unit.file].append(u)
-    for f, file in enumerate(target.files):
-        pieces = [(position, len(data), zlib.crc32(data)) for position, data in known[f]]
-        storages: dict[str, Any] = {}
-        for u in of_file[f]:
-            unit = target.units[u]
-            place = target.places[unit.target]
-            if unit.size:
-                pieces.append((unit.start, unit.size, int(unit_crc[u])))
-            storages[unit.storage] = {
-                "key": key_text(place.key),
-                "tensor": place.label,
-                "dtype": place.dtype,
-                "shape": list(place.shape),
-                "start": unit.start,
-                "size": unit.size,
-                "crc32": f"{int(unit_crc[u]):08x}",
-            }
-        pieces.sort()
-        whole = combine([p[2] for p in pieces], [p[1] for p in pieces])
-        files[file.path] = {"size": file.plan.size, "crc32": f"{whole:08x}", "storages": storages}
-    for name, text in texts.items():
+@frozen(eq=False)
+class Written:
+    """What a manifest tells of: the target's files, the CRC of each unit, and for each file its bytes that are no payload."""
+
+    layout: TargetPlan
+    unit_crc: NDArray[np.uint32]
+    beside: Sequence[Sequence[tuple[int, bytes]]]
+    texts: Mapping[str, str]
+
+
+def manifest_of(plan: Plan, digests: Mapping[str, str], written: Written) -> str:
+    """The text of the manifest."""
+    files: dict[str, object] = {}
+    units: list[list[int]] = [[] for _ in written.layout.files]
+    for u, unit in enumerate(written.layout.units):
+        units[unit.file].append(u)
+    for f, file in enumerate(written.layout.files):
+        files[file.path] = _entry_of(written, f, units[f])
+    for name, text in written.texts.items():
         data = text.encode()
         files[name] = {"size": len(data), "crc32": f"{zlib.crc32(data):08x}"}
     manifest = {
@@ -87,17 +77,115 @@ def manifest_of(
     return json.dumps(manifest, indent=1, ensure_ascii=False, default=str) + "\n"
 
 
-def read_manifest(top: Path) -> dict[str, Any] | None:
+def _entry_of(written: Written, f: int, units: Sequence[int]) -> dict[str, object]:
+    target = written.layout
+    file = target.files[f]
+    pieces = [(position, len(data), zlib.crc32(data)) for position, data in written.beside[f]]
+    storages: dict[str, object] = {}
+    for u in units:
+        unit = target.units[u]
+        place = target.places[unit.target]
+        if unit.size:
+            pieces.append((unit.start, unit.size, int(written.unit_crc[u])))
+        storages[unit.storage] = {
+            "key": key_text(place.key),
+            "tensor": place.label,
+            "dtype": place.dtype,
+            "shape": list(place.shape),
+            "start": unit.start,
+            "size": unit.size,
+            "crc32": f"{int(written.unit_crc[u]):08x}",
+        }
+    pieces.sort()
+    whole = combine([p[2] for p in pieces], [p[1] for p in pieces])
+    return {"size": file.plan.size, "crc32": f"{whole:08x}", "storages": storages}
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Stated:
+    """What a manifest says of one run of bytes: a file, or a storage within it."""
+
+    start: int
+    size: int
+    crc: int
+    holds: str  # the tensor, or its key
+
+
+@frozen
+class StatedFile:
+    size: int
+    crc: int
+    storages: dict[str, Stated]
+
+
+@frozen
+class Manifest:
+    """A manifest as it was read: all of it has the types that it must have."""
+
+    plan: dict[str, str]  # digests by name, and what else the plan's entry says in words
+    files: dict[str, StatedFile]
+
+
+def read_manifest(top: Path) -> Manifest | None:
     """The manifest of a checkpoint; None where it has none. Raises: OSError, ValueError where it is none of ours."""
+    path = top / MANIFEST
     try:
-        raw = (top / MANIFEST).read_bytes()
+        size = path.stat().st_size
+        if size > BYTES_MAX:
+            raise ValueError(f"it has {size} bytes")
+        raw = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    manifest = json.loads(raw)
-    if (
-        not isinstance(manifest, dict)
-        or manifest.get("format") != FORMAT
-        or not isinstance(manifest.get("files"), dict)
-    ):
+    try:
+        manifest = _table(json.loads(raw), "the manifest")
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if manifest.get("format") != FORMAT:
         raise ValueError("not a manifest of this format")
-    return manifest
+    plan = {name: text for name, text in _table(manifest.get("plan", {}), "plan").items() if isinstance(text, str)}
+    return Manifest(plan, {_name(n): _file(e, n) for n, e in _table(manifest.get("files"), "files").items()})
+
+
+def _file(entry: object, name: str) -> StatedFile:
+    table = _table(entry, name)
+    size = _number(table, "size", name)
+    storages = {}
+    for key, one in _table(table.get("storages", {}), name).items():
+        inner = _table(one, f"{name}: {key}")
+        start, length = _number(inner, "start", key), _number(inner, "size", key)
+        if start + length > size:
+            raise ValueError(f"{name}: storage {key} leaves the file")
+        holds = inner.get("tensor") or inner.get("key") or ""
+        storages[key] = Stated(start, length, _crc(inner, key), holds if isinstance(holds, str) else "")
+    return StatedFile(size, _crc(table, name), storages)
+
+
+def _name(name: str) -> str:
+    """A name of a file below the checkpoint. Raises: ValueError for any other."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or not name.isprintable():
+        raise ValueError(f"{name!a} is no name of a file in it")
+    return name
+
+
+def _table(value: object, what: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is no table")
+    return value
+
+
+def _number(table: Mapping[str, object], name: str, of: str) -> int:
+    value = table.get(name)
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"the {name} of {of} is no number of bytes")
+    return value
+
+
+def _crc(table: Mapping[str, object], of: str) -> int:
+    value = table.get("crc32")
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{8}", value):
+        raise ValueError(f"the crc32 of {of} is none")
+    return int(value, 16)

@@ -9,19 +9,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 from pathlib import Path
 from types import TracebackType
 
 from attrs import frozen
 
 from ucpl.errors import Label, fail
-from ucpl.runtime import linux
+from ucpl.runtime.disk import disk, sync_folder
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import Journal
 from ucpl.runtime.targets import cannot_write
 
-__all__ = ["Lock", "Workplace", "sync_folder", "sync_folders"]
+__all__ = ["Lock", "Workplace"]
 
 
 @frozen
@@ -51,7 +50,7 @@ class Workplace:
         if not os.path.lexists(self.aside) or os.path.lexists(self.target):
             return
         try:
-            os.rename(self.aside, self.target)
+            disk().rename(self.aside, self.target)
             sync_folder(self.target.parent)
         except OSError as error:
             cannot_write(self.target, error, resumable=False)
@@ -61,9 +60,9 @@ class Workplace:
         self.restore()
         try:
             if self.folder.is_symlink():
-                self.folder.unlink()
+                disk().remove(self.folder)
             elif self.folder.exists():
-                shutil.rmtree(self.folder)
+                disk().remove_tree(self.folder)
         except OSError as error:
             cannot_write(self.folder, error, resumable=False)
 
@@ -73,15 +72,14 @@ class Workplace:
         Raises: UcplError E500, E503.
         """
         try:
-            status = os.stat(thing)
-            journal.publishing(status.st_ino, status.st_dev)
+            journal.publishing(*disk().identity(thing))
             failpoint("publish-before")
             if not force or not os.path.lexists(self.target):
-                linux.rename_new(thing, self.target)
-            elif not linux.exchange(thing, self.target):
-                os.rename(self.target, self.aside)
+                disk().rename_new(thing, self.target)
+            elif not disk().exchange(thing, self.target):
+                disk().rename(self.target, self.aside)
                 failpoint("publish-between")
-                linux.rename_new(thing, self.target)
+                disk().rename_new(thing, self.target)
             failpoint("publish-after")
             sync_folder(self.target.parent)
         except FileExistsError:
@@ -91,9 +89,13 @@ class Workplace:
 
 
 class Lock:
-    """Held while a target is written. The file goes when its holder ends well; a killed holder's lock is free at once."""
+    """Held while a target is written. The file goes when its holder ends well; a killed holder's lock is free at once.
+
+    `left` says so where the file could not be removed: it holds nobody up.
+    """
 
     def __init__(self, target: Path) -> None:
+        self.left = ""
         self.path = target.with_name(f".{target.name}.ucpl-lock")
         self._target = target
         self._fd = -1
@@ -101,13 +103,13 @@ class Lock:
     def __enter__(self) -> Lock:
         while True:
             try:
-                fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+                fd = disk().open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             except OSError as error:
                 cannot_write(self.path, error, resumable=False)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                os.close(fd)
+                disk().close(fd)
                 if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                     fail("E502", f"another ucpl is writing {self._target}", Label(str(self.path), "this lock is held"))
                 cannot_write(self.path, error, resumable=False)
@@ -119,28 +121,13 @@ class Lock:
             if same:
                 self._fd = fd
                 return self
-            os.close(fd)
+            disk().close(fd)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            os.unlink(self.path)
-        except OSError:
-            pass
-        os.close(self._fd)
-
-
-def sync_folder(path: Path) -> None:
-    """Make names in a folder durable. Raises: OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_folders(top: Path) -> None:
-    """All folders below and including `top`, the deepest first. Raises: OSError."""
-    for folder, _, _ in os.walk(top, topdown=False):
-        sync_folder(Path(folder))
+            disk().remove(self.path)
+        except OSError as error:
+            self.left = f"{self.path} could not be removed ({error.strerror or error}); it locks nothing"
+        disk().close(self._fd)

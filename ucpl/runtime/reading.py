@@ -12,11 +12,14 @@ from __future__ import annotations
 import time
 import zlib
 from array import array
+from math import prod
 from typing import Any
 
 import numpy as np
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
+from ucpl.runtime.crc import crc_of_comb
 from ucpl.runtime.sources import SourceFiles
 
 __all__ = ["Fragments", "Reader", "strided"]
@@ -44,31 +47,35 @@ def strided(buffer: U8 | memoryview, at: int, shape: Ints, step: Ints, itemsize:
 
 
 class Fragments:
-    """Runs of source files that were read, with the CRC-32 of each: evidence for the CRCs of whole members."""
+    """Runs of source files that were read, with the CRC-32 of each: evidence for the CRCs of whole members.
+
+    A row is `count` runs of `size` bytes that begin `step` bytes apart. Its CRC is that of the whole span, with zeros
+    between the runs.
+    """
 
     def __init__(self) -> None:
         self.file = array("I")
         self.position = array("Q")
         self.size = array("Q")
         self.crc = array("I")
+        self.count = array("Q")
+        self.step = array("Q")
+        self._columns = (self.file, self.position, self.size, self.crc, self.count, self.step)
 
-    def add(self, file: int, position: int, size: int, crc: int) -> None:
-        self.file.append(file)
-        self.position.append(position)
-        self.size.append(size)
-        self.crc.append(crc)
+    def add(self, file: int, position: int, size: int, crc: int, comb: tuple[int, int] = (1, 0)) -> None:
+        """`comb`: how many runs, and how many bytes from the start of one to the next."""
+        for column, value in zip(self._columns, (file, position, size, crc, *comb), strict=True):
+            column.append(value)
 
     def __len__(self) -> int:
         return len(self.file)
 
     def extend(self, other: Fragments) -> None:
-        self.file.extend(other.file)
-        self.position.extend(other.position)
-        self.size.extend(other.size)
-        self.crc.extend(other.crc)
+        for mine, more in zip(self._columns, other._columns, strict=True):
+            mine.extend(more)
 
     def clear(self) -> None:
-        for column in (self.file, self.position, self.size, self.crc):
+        for column in self._columns:
             del column[:]
 
 
@@ -81,18 +88,27 @@ class Reader:
         self.bytes_read = 0
         self.digest = 0.0  # seconds in CRCs
 
-    def run(self, file: int, position: int, view: memoryview, *, evidence: bool = True) -> int | None:
-        """One run of a file into one run of a buffer. Returns its CRC where it was taken."""
+    def run(self, file: int, position: int, view: memoryview) -> int:
+        """One run of a file into one run of a buffer. Returns its CRC."""
         size = len(view)
         self.sources.read_into(file, position, [view], size)
         self.bytes_read += size
-        if not evidence:
-            return None
         begin = time.perf_counter()
         crc = zlib.crc32(view)
         self.digest += time.perf_counter() - begin
         self.fragments.add(file, position, size, crc)
         return crc
+
+    def comb(self, file: int, position: int, step: int, views: list[memoryview]) -> None:
+        """Runs of one size, `step` bytes apart in the file, each read by itself."""
+        size = len(views[0])
+        for i, view in enumerate(views):
+            self.sources.read_into(file, position + i * step, [view], size)
+        self.bytes_read += size * len(views)
+        begin = time.perf_counter()
+        crc = crc_of_comb([zlib.crc32(view) for view in views], size, step)
+        self.digest += time.perf_counter() - begin
+        self.fragments.add(file, position, size, crc, (len(views), step))
 
     def scatter(self, file: int, position: int, views: list[memoryview]) -> None:
         """One run of a file into several runs of a buffer."""
@@ -122,83 +138,88 @@ class Reader:
         staging: U8,
     ) -> None:
         """Read a box: element j lies at `position + sum(j * step)` of the file, goes to `at + sum(j * out_step)`. In bytes."""
-        shape, step, out_step = _merged(shape, step, out_step)
-        self._gather(file, position, shape, step, out, at, out_step, itemsize, staging)
+        self._gather(_Strip(file, position, *_merged(shape, step, out_step), at, itemsize), out, staging)
 
-    def _gather(
-        self,
-        file: int,
-        position: int,
-        shape: Ints,
-        step: Ints,
-        out: U8,
-        at: int,
-        out_step: Ints,
-        itemsize: int,
-        staging: U8,
-    ) -> None:
-        if not shape:
-            self.run(file, position, out.data[at : at + itemsize])
+    def _gather(self, s: _Strip, out: U8, staging: U8) -> None:
+        if not s.shape:
+            self.run(s.file, s.position, out.data[s.at : s.at + s.itemsize])
             return
-        count = 1
-        span = itemsize
-        for n, s in zip(shape, step, strict=True):
-            count *= n
-            span += (n - 1) * s
-        needed = count * itemsize
-        one_run = step[-1] == itemsize == out_step[-1]
-        run = shape[-1] * itemsize if one_run else itemsize
+        span, needed, run = s.span, s.needed, s.run
         if run == needed:
-            self.run(file, position, out.data[at : at + needed])
-            return
-        if span == needed and one_run and run >= SCATTER_MIN and _is_row_major(shape, step, itemsize):
+            self.run(s.file, s.position, out.data[s.at : s.at + needed])
+        elif span == needed and s.is_run and run >= SCATTER_MIN and _is_row_major(s.shape, s.step, s.itemsize):
             view = out.data
-            self.scatter(file, position, [view[i : i + run] for i in _starts(at, shape[:-1], out_step[:-1])])
+            starts = _starts(s.at, s.shape[:-1], s.out_step[:-1])
+            self.scatter(s.file, s.position, [view[i : i + run] for i in starts])
+        elif span - needed > needed // WASTE_MAX and (run >= RUN_MIN or span > CALL_BYTES * (needed // run)):
+            self._skip_gaps(s, out, staging)
+        elif span > len(staging):
+            axis = max(range(len(s.shape)), key=lambda i: (s.shape[i] - 1) * s.step[i])
+            half = s.shape[axis] // 2
+            for low, high in ((0, half), (half, s.shape[axis])):
+                part = s.part(axis, low, high)
+                merged = _merged(part.shape, part.step, part.out_step)
+                self._gather(_Strip(part.file, part.position, *merged, part.at, part.itemsize), out, staging)
+        else:
+            self.run(s.file, s.position, staging.data[:span])
+            there = strided(out, s.at, s.shape, s.out_step, s.itemsize)
+            there[...] = strided(staging, 0, s.shape, s.step, s.itemsize)
+
+    def _skip_gaps(self, s: _Strip, out: U8, staging: U8) -> None:
+        """Gaps are worth skipping. Along the widest dim, so that what lies together in the file stays together."""
+        axis = max(range(len(s.shape)), key=lambda i: s.step[i])
+        if len(s.shape) == 1 or (s.is_run and len(s.shape) == 2 and axis == 0):
+            size = s.itemsize if len(s.shape) == 1 else s.run
+            starts = range(s.at, s.at + s.shape[0] * s.out_step[0], s.out_step[0])
+            self.comb(s.file, s.position, s.step[0], [out.data[begin : begin + size] for begin in starts])
             return
-        if span - needed > needed // WASTE_MAX and (run >= RUN_MIN or span > CALL_BYTES * (needed // run)):
-            # Gaps are worth skipping. Along the widest dim, so that what lies together in the file stays together.
-            axis = max(range(len(shape)), key=lambda i: step[i])
-            if len(shape) == 1 or (one_run and len(shape) == 2 and axis == 0):
-                view, stop = out.data, itemsize if len(shape) == 1 else run
-                for i in range(shape[0]):
-                    begin = at + i * out_step[0]
-                    self.run(file, position + i * step[0], view[begin : begin + stop], evidence=False)
-                return
-            rest = (*shape[:axis], *shape[axis + 1 :])
-            rest_step = (*step[:axis], *step[axis + 1 :])
-            rest_out = (*out_step[:axis], *out_step[axis + 1 :])
-            for i in range(shape[axis]):
-                self._gather(
-                    file,
-                    position + i * step[axis],
-                    rest,
-                    rest_step,
-                    out,
-                    at + i * out_step[axis],
-                    rest_out,
-                    itemsize,
-                    staging,
-                )
-            return
-        if span > len(staging):
-            axis = max(range(len(shape)), key=lambda i: (shape[i] - 1) * step[i])
-            half = shape[axis] // 2
-            for low, n in ((0, half), (half, shape[axis] - half)):
-                part = (*shape[:axis], n, *shape[axis + 1 :])
-                self.gather(
-                    file,
-                    position + low * step[axis],
-                    part,
-                    step,
-                    out,
-                    at + low * out_step[axis],
-                    out_step,
-                    itemsize,
-                    staging,
-                )
-            return
-        self.run(file, position, staging.data[:span])
-        strided(out, at, shape, out_step, itemsize)[...] = strided(staging, 0, shape, step, itemsize)
+        for i in range(s.shape[axis]):
+            self._gather(s.slice(axis, i), out, staging)
+
+
+@frozen
+class _Strip:
+    """A box of a file and where it goes, its dims merged. In bytes, but for `shape`."""
+
+    file: int
+    position: int
+    shape: Ints
+    step: Ints
+    out_step: Ints
+    at: int
+    itemsize: int
+
+    @property
+    def span(self) -> int:
+        """From the first byte to the last, gaps and all."""
+        return self.itemsize + sum((n - 1) * s for n, s in zip(self.shape, self.step, strict=True))
+
+    @property
+    def needed(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the last dim is a run of bytes on both sides."""
+        return self.step[-1] == self.itemsize == self.out_step[-1]
+
+    @property
+    def run(self) -> int:
+        """Bytes that lie together on both sides."""
+        return self.shape[-1] * self.itemsize if self.is_run else self.itemsize
+
+    def part(self, axis: int, low: int, high: int) -> _Strip:
+        shape = (*self.shape[:axis], high - low, *self.shape[axis + 1 :])
+        position, at = self.position + low * self.step[axis], self.at + low * self.out_step[axis]
+        return evolve(self, shape=shape, position=position, at=at)
+
+    def slice(self, axis: int, i: int) -> _Strip:
+        """One index of a dim, which is gone."""
+        shape, step, out_step = (
+            (*of[:axis], *of[axis + 1 :]) for of in (self.shape, self.step, self.out_step)
+        )  # fmt: skip
+        position, at = self.position + i * self.step[axis], self.at + i * self.out_step[axis]
+        return _Strip(self.file, position, shape, step, out_step, at, self.itemsize)
 
 
 def _is_row_major(shape: Ints, step: Ints, itemsize: int) -> bool:

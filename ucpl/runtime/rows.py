@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import DTYPES, Extent, Key, StoredTensor, key_text
 from ucpl.runtime.boxes import Box, compose
-from ucpl.schedule.plan import Moves
+from ucpl.schedule import Runs
 
-__all__ = ["CHECK", "COPY", "REDUCE", "Place", "Rows", "Rule", "bind_rows", "chosen", "fit", "without_echoes"]
+__all__ = ["CHECK", "COPY", "REDUCE", "Place", "Rows", "Rule", "bind_rows", "fit", "views_of"]
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -174,7 +174,7 @@ def fit(
     return tuple(found)
 
 
-def bind_rows(moves: Sequence[Moves], sources: Sequence[Place], targets: Sequence[Place]) -> Rows:
+def bind_rows(moves: Sequence[Runs], sources: Sequence[Place], targets: Sequence[Place]) -> Rows:
     """One table of all moves. Raises: UcplError E603 where a move leaves a tensor, or its target's order is not nested."""
     rules = tuple(
         Rule(
@@ -189,12 +189,12 @@ def bind_rows(moves: Sequence[Moves], sources: Sequence[Place], targets: Sequenc
     width = max((m.shape.shape[1] for m in moves if len(m)), default=1)
     filled = [(i, m) for i, m in enumerate(moves) if len(m)]
 
-    def column(pick: Callable[[Moves], NDArray[np.integer]]) -> I64:
+    def column(pick: Callable[[Runs], NDArray[np.integer]]) -> I64:
         if not filled:
             return np.zeros(0, np.int64)
         return np.concatenate([pick(m).astype(np.int64) for _, m in filled])
 
-    def wide(pick: Callable[[Moves], I64], fill: int) -> I64:
+    def wide(pick: Callable[[Runs], I64], fill: int) -> I64:
         if not filled:
             return np.full((0, width), fill, np.int64)
         parts = []
@@ -260,44 +260,15 @@ def bind_rows(moves: Sequence[Moves], sources: Sequence[Place], targets: Sequenc
     )  # fmt: skip
 
 
-def chosen(m: Moves, rows: I64 | Bools) -> Moves:
-    """Some rows of a node's moves."""
-    return evolve(
-        m, tensor=m.tensor[rows], source=m.source[rows], target=m.target[rows], shape=m.shape[rows],
-        source_offset=m.source_offset[rows], source_stride=m.source_stride[rows], target_offset=m.target_offset[rows],
-        target_stride=m.target_stride[rows],
-    )  # fmt: skip
-
-
-def without_echoes(moves: Sequence[Moves], sources: Sequence[Place]) -> tuple[Moves, ...]:
-    """The moves without checks that would read a copy's own bytes again: a tied tensor under its second name.
-
-    Two source tensors that view the same bytes in the same way are one; a check of the one against a copy from the other,
-    box by box at the same target place, says nothing.
-    """
-    views: dict[object, int] = {}
-    same_as = np.empty(len(sources), np.int64)
+def views_of(sources: Sequence[Place]) -> I64:
+    """Of each source: its own number, or that of the first one that views the same bytes in the same way."""
+    seen: dict[object, int] = {}
+    out = np.arange(len(sources))
     for i, place in enumerate(sources):
         e = place.extent
-        view = i if e is None else (e.file, e.storage_start, e.offset, e.shape, e.stride, e.dtype)
-        same_as[i] = views.setdefault(view, i)
-    if len(views) == len(sources):
-        return tuple(moves)
-
-    def boxes(m: Moves) -> list[bytes]:
-        width = m.shape.shape[1]
-        table = np.column_stack(
-            [same_as[m.source], m.target, m.target_offset, m.source_offset, m.shape, m.target_stride, m.source_stride]
-        ).astype(np.int64)
-        return [row.tobytes() + bytes([width]) for row in table]
-
-    copied = {box for m in moves if m.kind == "copy" and len(m) for box in boxes(m)}
-    out = []
-    for m in moves:
-        if m.kind == "check" and len(m):
-            m = chosen(m, np.array([box not in copied for box in boxes(m)], np.bool_))
-        out.append(m)
-    return tuple(out)
+        if e is not None:
+            out[i] = seen.setdefault((e.file, e.storage_start, e.offset, e.shape, e.stride, e.dtype), i)
+    return out
 
 
 def _base(place: Place) -> int:

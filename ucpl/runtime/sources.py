@@ -15,6 +15,7 @@ from typing import NoReturn
 from attrs import frozen
 
 from ucpl.errors import Label, fail
+from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
 
 __all__ = ["Identity", "SourceFiles"]
@@ -90,17 +91,17 @@ class SourceFiles:
             return fd
         file = self.files[index]
         try:
-            fd = os.open(self._path(file), os.O_RDONLY | os.O_CLOEXEC)
+            fd = disk().open(self._path(file), os.O_RDONLY)
             now = Identity.of(os.fstat(fd))
         except OSError as error:
             self.lost(file, error)
         if now != self.identity[file]:
-            os.close(fd)
+            disk().close(fd)
             self.changed(file, now)
         table[index] = fd
         if len(table) > OPEN_MAX:
             _, old = table.popitem(last=False)
-            os.close(old)
+            disk().close(old)
         return fd
 
     def read_into(self, index: int, position: int, views: list[memoryview], size: int) -> None:
@@ -113,7 +114,7 @@ class SourceFiles:
         while True:
             try:
                 failpoint("source-read")
-                done += (got := os.preadv(fd, views, position + done))
+                done += (got := disk().read(fd, views, position + done))
             except OSError as error:
                 self.lost(self.files[index], error, position + done)
             if done == size:
@@ -139,7 +140,7 @@ class SourceFiles:
         with self._lock:
             for table in self._all:
                 while table:
-                    os.close(table.popitem()[1])
+                    disk().close(table.popitem()[1])
 
 
 def _after(views: list[memoryview], done: int) -> list[memoryview]:

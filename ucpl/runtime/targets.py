@@ -13,7 +13,7 @@ from attrs import frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, TensorRef, key_text
-from ucpl.runtime import linux
+from ucpl.runtime.disk import disk, make_folders, read_upto, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.rows import Place
 from ucpl.runtime.tiles import Unit
@@ -202,15 +202,15 @@ class TargetFiles:
         for i, file in enumerate(self.files):
             path = self.path(i)
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+                make_folders(self.root, path.parent)
+                fd = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
                 try:
-                    linux.allocate(fd, file.plan.size)
+                    disk().allocate(fd, file.plan.size)
                     for position, data in file.plan.fixed:
-                        write_all(fd, memoryview(data), position)
+                        write_all(fd, data, position)
                         written += len(data)
                 finally:
-                    os.close(fd)
+                    disk().close(fd)
             except OSError as error:
                 cannot_write(path, error)
         return written
@@ -223,9 +223,9 @@ class TargetFiles:
                 self._all.append(table)
         fd = table.get(index)
         if fd is None:
-            fd = table[index] = os.open(self.path(index), os.O_RDWR | os.O_CLOEXEC)
+            fd = table[index] = disk().open(self.path(index), os.O_RDWR)
             if len(table) > OPEN_MAX:
-                os.close(table.popitem(last=False)[1])
+                disk().close(table.popitem(last=False)[1])
         else:
             table.move_to_end(index)
         return fd
@@ -241,13 +241,7 @@ class TargetFiles:
     def read(self, index: int, view: memoryview, position: int) -> int:
         """Fill a buffer from the file; returns how many bytes there were. Raises: UcplError E503."""
         try:
-            fd, done = self.descriptor(index), 0
-            while done < len(view):
-                got = os.preadv(fd, [view[done:]], position + done)
-                if not got:
-                    break
-                done += got
-            return done
+            return read_upto(self.descriptor(index), view, position)
         except OSError as error:
             cannot_write(self.path(index), error)
 
@@ -255,16 +249,16 @@ class TargetFiles:
         """Make written bytes durable; `drop` then forgets them, so that reading comes from the disk. Raises: UcplError E503."""
         for index in indexes:
             try:
-                fd = os.open(self.path(index), os.O_RDONLY | os.O_CLOEXEC)
+                fd = disk().open(self.path(index), os.O_RDONLY)
                 try:
                     failpoint("target-sync")
                     if drop:
-                        os.fsync(fd)
-                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                        disk().sync(fd)
+                        disk().forget(fd)
                     else:
-                        os.fdatasync(fd)
+                        disk().sync(fd, data_only=True)
                 finally:
-                    os.close(fd)
+                    disk().close(fd)
             except OSError as error:
                 cannot_write(self.path(index), error)
 
@@ -273,10 +267,4 @@ class TargetFiles:
         with self._lock:
             for table in self._all:
                 while table:
-                    os.close(table.popitem()[1])
-
-
-def write_all(fd: int, view: memoryview, position: int) -> None:
-    done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], position + done)
+                    disk().close(table.popitem()[1])

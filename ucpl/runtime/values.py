@@ -153,7 +153,9 @@ class Conversion:
             if before.dtype.kind in "iu" and after.dtype.kind in "iu":
                 same = (before == after) & ((before < 0) == (after < 0))
             elif before.dtype.kind in "iu":
-                # An integer that a float holds comes back from it; 2 ** 63 does not fit where it would come back to.
+                # An integer that a float holds comes back from it; 2 ** 63 does not fit where it would come back to. In
+                # fp64, since the bounds would be infinite in a narrow float.
+                after = after.astype(np.float64)
                 inside = (after >= np.iinfo(before.dtype).min) & (after < float(np.iinfo(before.dtype).max) + 1)
                 same = inside & (np.where(inside, after, 0).astype(before.dtype) == before)
             else:

@@ -11,17 +11,17 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.runtime.buffers import Budget, Workspace, share_of
-from ucpl.runtime.crew import Crew, Queue
-from ucpl.runtime.manifest import MANIFEST, read_manifest
+from ucpl.runtime.crc import combine
+from ucpl.runtime.crew import Queue, run_crew
+from ucpl.runtime.disk import disk, read_upto
+from ucpl.runtime.manifest import MANIFEST, Manifest, StatedFile, read_manifest
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.crc import combine
 from ucpl.stores.zips import read_zip_directory
 
 __all__ = ["Verified", "verify_files"]
@@ -63,49 +63,13 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
     share = share_of(memory, workers)
     budget = Budget(memory)
     findings: list[Diagnostic] = []
-    root = checkpoint.root
     manifest, base = _manifest(checkpoint, findings)
-    stated: dict[str, Any] = manifest["files"] if manifest is not None else {}
-    names = {Path(os.path.relpath(root / file, base)).as_posix() for file in checkpoint.files} | set(stated)
-    held: dict[tuple[str, str], list[str]] = {}
-    for extent in (*checkpoint.extents.values(), *checkpoint.carried_extents.values()):
-        name = Path(os.path.relpath(root / extent.file, base)).as_posix()
-        held.setdefault((name, extent.storage), []).append("/".join(map(str, extent.key)))
-    spans: list[_Span] = []
-    sizes: dict[str, int] = {}
-    whole: dict[str, int] = {}  # file -> its CRC in the manifest
-    unprotected: dict[str, int] = {}
-    for name in sorted(names):
-        try:
-            sizes[name] = (base / name).stat().st_size
-            entry = stated.get(name)
-            if entry is not None and entry["size"] != sizes[name]:
-                findings.append(
-                    _finding("E631", base / name, f"{name} has {sizes[name]} bytes, the manifest says {entry['size']}")
-                )
-                entry = None
-            found = list(_members(base, name, held))
-            if entry is not None:
-                found += [
-                    _Span(name, s["start"], s["size"], int(s["crc32"], 16), key, "E631", (s["tensor"] or s["key"],))
-                    for key, s in entry.get("storages", {}).items()
-                ]
-                found += _gaps(name, found, sizes[name])
-                whole[name] = int(entry["crc32"], 16)
-            spans += found
-            open_bytes = sizes[name] if entry is None else 0
-            if entry is None:
-                open_bytes -= sum(s.size for s in found if s.code == "E630")
-            if open_bytes:
-                unprotected[name] = open_bytes
-        except UcplError as error:
-            findings.append(_finding("E633", base / name, str(error)))
-        except OSError as error:
-            findings.append(_finding("E633", base / name, f"{name} cannot be read: {error.strerror or error}"))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            findings.append(_finding("E632", base / MANIFEST, f"the manifest's entry of {name} is damaged"))
+    listed = _Listed(base, manifest.files if manifest is not None else {}, _held(checkpoint, base), findings)
+    names = {Path(os.path.relpath(checkpoint.root / file, base)).as_posix() for file in checkpoint.files}
+    for name in sorted(names | set(listed.stated)):
+        listed.add(name)
     # Spans of one file in a row are one piece of work: the bytes are read once for all digests of a span's range.
-    work_items = list(_by_range(spans))
+    work_items = list(_by_range(listed.spans))
     queue = Queue(len(work_items))
     lock = threading.Lock()
     bytes_read = 0
@@ -122,21 +86,80 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
                     bytes_read += size
                     seen.setdefault(same[0].file, []).append((same[0].start, size, crc))
 
-    Crew(workers, work).run()
-    for name, stated_crc in whole.items():
-        parts = sorted(seen.get(name, ()))
-        crc = combine([p[2] for p in parts], [p[1] for p in parts])
-        if sum(p[1] for p in parts) == sizes[name] and crc != stated_crc:
-            message = f"{name} does not match the manifest: CRC {stated_crc:08x} stated, {crc:08x} of the bytes"
-            findings.append(_finding("E631", base / name, message))
+    run_crew(workers, work)
+    findings += listed.whole_files(seen)
     findings.sort(key=lambda d: (d.labels[0].file, d.labels[0].where, d.code))
-    total, bare = sum(sizes.values()), sum(unprotected.values())
+    total, bare = sum(listed.sizes.values()), sum(listed.unprotected.values())
     return Verified(
-        tuple(findings), len(sizes), bytes_read, total - bare, bare, budget.live_max, manifest is not None, unprotected
-    )
+        tuple(findings), len(listed.sizes), bytes_read, total - bare, bare, budget.live_max, manifest is not None,
+        listed.unprotected,
+    )  # fmt: skip
 
 
-def _manifest(checkpoint: Checkpoint, findings: list[Diagnostic]) -> tuple[dict[str, Any] | None, Path]:
+@define(eq=False)
+class _Listed:
+    """The files of a checkpoint, what is stated of their bytes, and what nothing is stated of."""
+
+    base: Path  # that names start from
+    stated: dict[str, StatedFile]  # by the manifest
+    held: dict[tuple[str, str], list[str]]  # (file, storage) -> its tensors
+    findings: list[Diagnostic]
+    spans: list[_Span] = field(factory=list)
+    sizes: dict[str, int] = field(factory=dict)
+    whole: dict[str, int] = field(factory=dict)  # file -> its CRC in the manifest
+    unprotected: dict[str, int] = field(factory=dict)
+
+    def add(self, name: str) -> None:
+        path = self.base / name
+        try:
+            self._add(name, path)
+        except UcplError as error:
+            self.findings.append(_finding("E633", path, str(error)))
+        except OSError as error:
+            self.findings.append(_finding("E633", path, f"{name} cannot be read: {error.strerror or error}"))
+        except ValueError:  # its storages overlap
+            self.findings.append(_finding("E632", self.base / MANIFEST, f"the manifest's entry of {name} is damaged"))
+
+    def _add(self, name: str, path: Path) -> None:
+        size = self.sizes[name] = path.stat().st_size
+        entry = self.stated.get(name)
+        if entry is not None and entry.size != size:
+            what = f"{name} has {size} bytes, the manifest says {entry.size}"
+            self.findings.append(_finding("E631", path, what))
+            entry = None
+        found = list(_members(self.base, name, self.held))
+        if entry is None:
+            bare = size - sum(s.size for s in found)
+            if bare:
+                self.unprotected[name] = bare
+        else:
+            found += [_Span(name, s.start, s.size, s.crc, key, "E631", (s.holds,)) for key, s in entry.storages.items()]
+            found += _gaps(name, found, size)
+            self.whole[name] = entry.crc
+        self.spans += found
+
+    def whole_files(self, seen: dict[str, list[tuple[int, int, int]]]) -> list[Diagnostic]:
+        """Files whose CRC in the manifest is not that of their bytes, all of which were read."""
+        found = []
+        for name, stated in self.whole.items():
+            parts = sorted(seen.get(name, ()))
+            crc = combine([p[2] for p in parts], [p[1] for p in parts])
+            if sum(p[1] for p in parts) == self.sizes[name] and crc != stated:
+                message = f"{name} does not match the manifest: CRC {stated:08x} stated, {crc:08x} of the bytes"
+                found.append(_finding("E631", self.base / name, message))
+        return found
+
+
+def _held(checkpoint: Checkpoint, base: Path) -> dict[tuple[str, str], list[str]]:
+    """The tensors of each storage, by (file, storage)."""
+    held: dict[tuple[str, str], list[str]] = {}
+    for extent in (*checkpoint.extents.values(), *checkpoint.carried_extents.values()):
+        name = Path(os.path.relpath(checkpoint.root / extent.file, base)).as_posix()
+        held.setdefault((name, extent.storage), []).append("/".join(map(str, extent.key)))
+    return held
+
+
+def _manifest(checkpoint: Checkpoint, findings: list[Diagnostic]) -> tuple[Manifest | None, Path]:
     """The manifest of the folder that the user named, or of one above its root; and the folder that its paths start from."""
     for top in dict.fromkeys((checkpoint.top, checkpoint.root, checkpoint.root.parent)):
         try:
@@ -151,13 +174,14 @@ def _manifest(checkpoint: Checkpoint, findings: list[Diagnostic]) -> tuple[dict[
 
 def _members(base: Path, name: str, held: dict[tuple[str, str], list[str]]) -> Iterator[_Span]:
     """The members of a file that is a zip archive."""
-    fd = os.open(base / name, os.O_RDONLY | os.O_CLOEXEC)
+    fd = disk().open(base / name, os.O_RDONLY)
     try:
-        if os.pread(fd, 4, 0) != b"PK\x03\x04":
+        head = bytearray(4)
+        if read_upto(fd, memoryview(head), 0) != 4 or head != b"PK\x03\x04":
             return
         directory = read_zip_directory(fd, name)
     finally:
-        os.close(fd)
+        disk().close(fd)
     for member in directory.members.values():
         storage = member.name.rpartition("/data/")[2]
         yield _Span(
@@ -207,14 +231,14 @@ def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Even
     step = space.share.tile
     crc, done = 0, 0
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = disk().open(path, os.O_RDONLY)
     except OSError as error:
         return [_finding("E633", path, f"{first.file} cannot be read: {error.strerror or error}")], 0, 0
     try:
         while done < first.size and not stop.is_set():
             want = min(step, first.size - done)
             view = space.tile_view[:want]
-            got = os.preadv(fd, [view], first.start + done)
+            got = disk().read(fd, [view], first.start + done)
             if not got:
                 return [_finding("E633", path, f"{first.file} ends at byte {first.start + done}")], done, crc
             view = view[:got]
@@ -224,7 +248,7 @@ def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Even
         what = f"{first.file} cannot be read at byte {first.start + done}: {error.strerror}"
         return [_finding("E633", path, what)], done, crc
     finally:
-        os.close(fd)
+        disk().close(fd)
     found = []
     for span in same:
         if not span.code:

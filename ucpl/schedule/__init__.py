@@ -1,14 +1,19 @@
 """The schedule: a graph as an ordered, saved plan. `order` is the verb of this room."""
 
+from ucpl.schedule.binding import Files, bound
 from ucpl.schedule.files import load_plan, plan_bytes, plan_digest, save_plan
 from ucpl.schedule.order import order, structure_digest, structure_of
-from ucpl.schedule.plan import Moves, Origin, Plan
+from ucpl.schedule.plan import Origin, Plan, Tally
+from ucpl.schedule.runs import Runs
 from ucpl.schedule.text import summary
 
 __all__ = [
-    "Moves",
+    "Files",
     "Origin",
     "Plan",
+    "Runs",
+    "Tally",
+    "bound",
     "load_plan",
     "order",
     "plan_bytes",

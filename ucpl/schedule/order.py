@@ -1,4 +1,4 @@
-"""order: a graph as a plan, moves sorted by target file and position, structures for the stores beside them."""
+"""order: a graph as a plan. Its nodes are kept as they are; structures for the stores stand beside them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
+import networkx as nx
 
-from ucpl.extents import Flat, NamedTensor, StoredTensor, Structure
-from ucpl.schedule.plan import Moves, Origin, Plan
+from ucpl.columns.operations import Node, in_order
+from ucpl.extents import Flat, NamedTensor, Shelves, Structure
+from ucpl.schedule.plan import Origin, Plan
+from ucpl.schedule.shelving import shelves_json
 
 if TYPE_CHECKING:  # who applies a saved plan imports this room, and none of those that made it
     from ucpl.graph import Graph
@@ -18,53 +20,34 @@ if TYPE_CHECKING:  # who applies a saved plan imports this room, and none of tho
 
 
 def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_text: str = "") -> Plan:
-    """The plan of a graph. Only tensors that take part are listed."""
-    moves = []
-    for batch in graph.batches:
-        f = batch.fragments
-        sort = np.lexsort((f.source, f.target_offset, f.target))
-        f = f.take(sort)
-        moves.append(
-            Moves(
-                batch.kind,  # type: ignore[arg-type]
-                batch.state,
-                f.tensor.astype(np.int32),
-                f.source.astype(np.int32),
-                f.target.astype(np.int32),
-                f.shape,
-                f.source_offset,
-                f.source_stride,
-                f.target_offset,
-                f.target_stride,
-                batch.source_value,
-                batch.target_value,
-                batch.lossy,
-            )
-        )
-    source, target = structure_of(graph.source), structure_of(graph.target)
+    """The plan of a graph that went through all passes: its nodes in the order in which they run."""
+    net: nx.DiGraph[Node] = nx.DiGraph()
+    net.add_nodes_from(in_order(graph.net))
+    net.add_edges_from(graph.net.edges)
     return Plan(
         name=name,
         source_call=graph.source.layout.call,
         target_call=graph.target.layout.call,
-        source=source,
-        target=target,
-        sources=tuple(graph.sources),
-        targets=tuple(graph.targets),
+        source=structure_of(graph.source),
+        target=structure_of(graph.target),
+        source_shelves=graph.sources,
+        target_shelves=graph.targets,
         tensors=graph.target.tensors,
-        moves=tuple(moves),
+        net=net,
+        spaces=graph.spaces,
         origins=tuple(Origin(n, v, o) for n, v, o in graph.target.layout.origins),
-        derived=tuple(graph.derived),
-        dropped=tuple(graph.dropped),
+        derived=graph.derived,
+        dropped=graph.dropped,
         carry={b.name: b.fate for b in graph.target.layout.blobs},
         spec_digest=spec_digest,
-        structure_digest=structure_digest(tuple(graph.sources)),
+        structure_digest=structure_digest(graph.sources),
         layout_text=layout_text,
     )
 
 
-def structure_digest(sources: tuple[StoredTensor, ...]) -> str:
-    """SHA-256 over (file, key, shape, dtype) of every stored tensor that is read, in order."""
-    rows = [[s.file, [str(k) for k in s.key], list(s.shape), s.dtype] for s in sources]
+def structure_digest(sources: Shelves) -> str:
+    """SHA-256 over (file, key, shape, dtype) of every stored tensor that is read, in order, told as the plan tells it."""
+    rows = shelves_json(sources)
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -1,60 +1,28 @@
-"""A plan: every stored tensor of source and target by (file, key), and every run of elements that moves between them.
+"""A plan: the dependency graph as it runs, with the stored tensors of both sides by (file, key).
 
 A plan is made from specs alone. It names (file, key, element range); stores bind byte positions when it is applied,
-which plans nothing anew. Columns are NumPy arrays with one row a move; positions count elements of a stored tensor
-in row-major order of its own shape.
+which plans nothing anew. What is stored alike is told once; `sources`, `targets` and `moves` tell it tensor by tensor.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from functools import cached_property
 
+import networkx as nx
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
-from ucpl.extents import StoredTensor, Structure
+from ucpl.columns import I64, Moves, Space, expanded
+from ucpl.columns.operations import Flow, Kind, Lane, Node, flows, in_order
+from ucpl.extents import Shelves, StoredTensor, Structure
+from ucpl.schedule.runs import Runs, sole
 
-I64 = NDArray[np.int64]
+__all__ = ["Kind", "Origin", "Plan", "Runs", "Tally"]
+
 I32 = NDArray[np.int32]
-
-Kind = Literal["copy", "check", "mean", "sum"]
-
-
-@frozen(eq=False)
-class Moves:
-    """Strided moves of one graph node. Row i moves a box of `shape[i]` elements.
-
-    Element (j0, j1, ...) of the box lies at `source_offset[i] + sum(j * source_stride[i])` of the source tensor and at
-    `target_offset[i] + sum(j * target_stride[i])` of the target tensor. Dims are ordered by falling target stride and
-    are merged as far as both sides allow, so that most rows are one contiguous run (D = 1, strides 1). Unused trailing
-    dims have size 1.
-
-    kind `copy`: the value goes there. `check`: a declared copy of what a `copy` row puts at the same target place:
-    it must be equal and is not written. `mean`, `sum`: all rows of a target place are accumulated in fp64 (fp32 for 16-bit
-    sources is widened, too), in order of `source` index, and rounded once.
-    """
-
-    kind: Kind
-    state: str
-    tensor: I32  # (N,) index into Plan.tensors: for messages
-    source: I32  # (N,) index into Plan.sources
-    target: I32  # (N,) index into Plan.targets
-    shape: I64  # (N, D)
-    source_offset: I64  # (N,)
-    source_stride: I64  # (N, D)
-    target_offset: I64  # (N,)
-    target_stride: I64  # (N, D)
-    source_value: tuple[float, float] = (1.0, 0.0)  # stored = a * x + b on the source's side
-    target_value: tuple[float, float] = (1.0, 0.0)  # and on the target's
-    lossy: bool = False  # a rounding cast was asked for (or is a derivation)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def elements(self) -> int:
-        return int(self.shape.prod(axis=1).sum()) if len(self) else 0
+RUNS_MAX = 1 << 28  # of a plan whose rows are told tensor by tensor: more is no plan but a mistake
 
 
 @frozen
@@ -62,11 +30,22 @@ class Origin:
     """A value that the plan used and where it came from: nothing is guessed."""
 
     name: str
-    value: Any
+    value: object
     origin: str
 
 
-@frozen(eq=False)
+@frozen
+class Tally:
+    """How much of one state moves in one way."""
+
+    state: str
+    kind: Kind
+    runs: int
+    elements: int
+    changes_values: bool
+
+
+@frozen(eq=False, slots=False)
 class Plan:
     """All that `apply` needs. `source` and `target` carry what stores need to know of the framework on each side."""
 
@@ -75,10 +54,11 @@ class Plan:
     target_call: str
     source: Structure
     target: Structure
-    sources: tuple[StoredTensor, ...]
-    targets: tuple[StoredTensor, ...]
-    tensors: tuple[str, ...]  # names that `Moves.tensor` points into
-    moves: tuple[Moves, ...]
+    source_shelves: Shelves
+    target_shelves: Shelves
+    tensors: tuple[str, ...]  # names that tables point into
+    net: nx.DiGraph[Node] = field(repr=False)
+    spaces: tuple[Space, Space] = (Space(1), Space(1))  # of the positions in its tables
     origins: tuple[Origin, ...] = ()
     derived: tuple[str, ...] = ()  # sentences: "weight is derived from fp32 by rounding to nearest even"
     dropped: tuple[str, ...] = ()  # names of tensors and states of the source that are left out on purpose
@@ -86,3 +66,112 @@ class Plan:
     spec_digest: str = ""
     structure_digest: str = ""
     layout_text: str = ""  # the target's closed .ucpl text: becomes ucpl/layout.ucpl
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """The graph's nodes in the order in which they run."""
+        return tuple(in_order(self.net))
+
+    @cached_property
+    def flows(self) -> tuple[Flow, ...]:
+        return tuple(flows(self.net, self.nodes))
+
+    # ---- told tensor by tensor -----------------------------------------------------------------------------------------
+
+    @property
+    def sources(self) -> tuple[StoredTensor, ...]:
+        return self.source_shelves.each
+
+    @property
+    def targets(self) -> tuple[StoredTensor, ...]:
+        return self.target_shelves.each
+
+    @cached_property
+    def moves(self) -> tuple[Runs, ...]:
+        """Every flow of every state, bound to single stored tensors: what is alike in one table, in the target's order."""
+        if sum(_count(f.moves, self.spaces) * len(f.lanes) for f in self.flows) > RUNS_MAX:
+            raise ValueError(f"more than {RUNS_MAX} runs")
+        found: dict[tuple[object, ...], list[Runs]] = {}
+        for state in self.states:
+            for flow in self.flows:
+                each = [lane for lane in flow.lanes if lane.state == state]
+                for lane in each:
+                    alike = (state, flow.kind, flow.extract.value, flow.place.value, flow.lossy)
+                    found.setdefault(alike, []).append(self.bound(flow, lane))
+        return tuple(Runs.joined(runs) for runs in found.values())
+
+    @cached_property
+    def states(self) -> tuple[str, ...]:
+        """In the order of the target's stored tensors, those that something moves to."""
+        moved = {lane.state for f in self.flows for lane in f.lanes}
+        return tuple(s for s in dict.fromkeys(s.state for s in self.target_shelves.shelves) if s in moved) + tuple(
+            sorted(moved - {s.state for s in self.target_shelves.shelves})
+        )
+
+    def bound(self, flow: Flow, lane: Lane) -> Runs:
+        """One state of a flow, a row for every box of single stored tensors."""
+        source, target = self.spaces
+        m = expanded(flow.moves, source, target)
+        return Runs(
+            flow.kind,
+            lane.state,
+            m.tensor.astype(np.int32),
+            (source.home(m.source) + lane.source).astype(np.int32),
+            (target.home(m.target) + lane.target).astype(np.int32),
+            m.shape,
+            source.position(m.source),
+            m.source_stride,
+            target.position(m.target),
+            m.target_stride,
+            flow.extract.value,
+            flow.place.value,
+            flow.lossy,
+        )
+
+    @property
+    def tallies(self) -> list[Tally]:
+        """What moves, by state and by kind, without telling it tensor by tensor."""
+        found: dict[tuple[str, Kind, bool], list[int]] = {}
+        for state in self.states:
+            for flow in self.flows:
+                count = sum(lane.state == state for lane in flow.lanes)
+                if count:
+                    changes = (flow.extract.value, flow.place.value) != ((1.0, 0.0), (1.0, 0.0))
+                    total = found.setdefault((state, flow.kind, changes), [0, 0])
+                    total[0] += count * _count(flow.moves, self.spaces)
+                    total[1] += count * flow.moves.elements
+        return [Tally(state, kind, n, m, changes) for (state, kind, changes), (n, m) in found.items()]
+
+    # ---- made by hand --------------------------------------------------------------------------------------------------
+
+    def of(
+        self,
+        *,
+        sources: Sequence[StoredTensor] | None = None,
+        targets: Sequence[StoredTensor] | None = None,
+        moves: Sequence[Runs] | None = None,
+    ) -> Plan:
+        """The plan with other stored tensors, or other moves between them."""
+        here, there = (
+            Shelves.of(self.sources if sources is None else sources),
+            Shelves.of(self.targets if targets is None else targets),
+        )
+        spaces = tuple(
+            Space(max(40, Space.over(len(s), max((t.numel for t in s), default=1)).bits)) for s in (here, there)
+        )
+        told = self.moves if moves is None else moves
+        return evolve(
+            self,
+            source_shelves=here,
+            target_shelves=there,
+            spaces=(spaces[0], spaces[1]),
+            net=sole(told, here, there, (spaces[0], spaces[1])),
+        )
+
+
+def _count(moves: Moves, spaces: tuple[Space, Space]) -> int:
+    """Rows of moves that are told tensor by tensor."""
+    source, target = spaces
+    over = (moves.source_stride >= source.step) | (moves.target_stride >= target.step)
+    count: I64 = np.where(over, moves.shape, 1).prod(axis=1)
+    return int(count.sum())

@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
-from ucpl.extents import DTYPES
-from ucpl.schedule.plan import Moves, Plan
+from ucpl.columns import Slot
+from ucpl.columns.blocks import name_text
+from ucpl.columns.operations import net_text
+from ucpl.extents import DTYPES, Shelf, Shelves
+from ucpl.schedule.plan import Plan, Tally
 
 LINES_MAX = 40  # of one kind, in the head of a file
 
 
 def summary(plan: Plan) -> str:
     """Stable text: the same plan gives the same lines."""
+    sources, targets = plan.source_shelves, plan.target_shelves
     lines = [
         f"plan       {plan.name}",
         f"source     {plan.source_call}",
         f"target     {plan.target_call}",
         f"spec       sha256:{plan.spec_digest}",
         f"structure  sha256:{plan.structure_digest}",
-        f"reads      {len(plan.sources):,} stored tensors in {len({s.file for s in plan.sources}):,} files",
-        f"writes     {len(plan.targets):,} stored tensors in {len({t.file for t in plan.targets}):,} files,"
-        f" {sum(t.numel * DTYPES[t.dtype].itemsize for t in plan.targets if t.shares is None and t.dtype):,} bytes",
+        f"reads      {len(sources):,} stored tensors in {files_of(sources):,} files",
+        f"writes     {len(targets):,} stored tensors in {files_of(targets):,} files, {bytes_of(targets):,} bytes",
     ]
     lines += [f"origin     {o.name} = {o.value!r}: {o.origin}" for o in plan.origins]
     lines += [f"derived    {text}" for text in plan.derived]
     lines += _limited([f"dropped    {text}" for text in plan.dropped])
-    lines += [_line(m) for m in plan.moves]
+    lines += [_line(t) for t in plan.tallies]
     return "\n".join(lines) + "\n"
+
+
+def graph_text(plan: Plan) -> str:
+    """The graph that runs: a node a line, in the order in which it runs, with what each needs."""
+    return net_text(plan.net) + "\n"
+
+
+def files_of(shelves: Shelves) -> int:
+    """How many files there are."""
+    names: set[str] = set()
+    for shelf in shelves.shelves:
+        slots = [p for p in shelf.block.file if isinstance(p, Slot)]
+        coordinates = range(len(shelf.block.rank)) if any(not s.axis for s in slots) else range(min(1, len(shelf)))
+        choices = range(shelf.block.choices if any(s.axis for s in slots) else 1)
+        names.update(name_text(shelf.block.file, c, j) for c in coordinates for j in choices)
+    return len(names)
+
+
+def bytes_of(shelves: Shelves) -> int:
+    """Bytes of all tensors that have storage of their own."""
+    return sum(_bytes(s) for s in shelves.shelves)
+
+
+def _bytes(shelf: Shelf) -> int:
+    if len(shelf.dtypes) == 1 and shelf.shares is None:
+        size = DTYPES[shelf.dtypes[0]].itemsize if shelf.dtypes[0] else 0
+        return int(shelf.block.shape.prod(axis=1).sum()) * shelf.block.choices * size
+    each = (shelf.tensor(i) for i in range(len(shelf)))
+    return sum(t.numel * DTYPES[t.dtype].itemsize for t in each if t.shares is None and t.dtype)
 
 
 def _limited(lines: list[str]) -> list[str]:
@@ -33,9 +65,7 @@ def _limited(lines: list[str]) -> list[str]:
     return [*lines[:LINES_MAX], f"dropped    ... and {len(lines) - LINES_MAX} more"]
 
 
-def _line(moves: Moves) -> str:
-    word = {"copy": "extract, merge, split", "check": "check", "mean": "reduce by mean", "sum": "reduce by sum"}[
-        moves.kind
-    ]
-    value = "" if moves.source_value == moves.target_value == (1.0, 0.0) else ", values changed"
-    return f"moves      {moves.state}: {word}, {len(moves):,} runs, {moves.elements:,} elements{value}"
+def _line(t: Tally) -> str:
+    word = {"copy": "extract, merge, split", "check": "check", "mean": "reduce by mean", "sum": "reduce by sum"}[t.kind]
+    value = ", values changed" if t.changes_values else ""
+    return f"moves      {t.state}: {word}, {t.runs:,} runs, {t.elements:,} elements{value}"

@@ -46,17 +46,17 @@ def comments_of(file: nodes.File) -> Notes:
     text = file.text + "\n"  # so that a comment at the very end has a line
     header = next(m for m in _HEADER.finditer(text) if not m[0].startswith("#"))
     notes.header_above.extend(_lines(text[: header.start()]))
-    notes.header_beside.append(_sequence(notes, text, file.statements, header.end(), len(text), -1))
+    notes.header_beside.append(_sequence(notes, text, file.statements, range(header.end(), len(text)), -1))
     return notes
 
 
-def _sequence(notes: Notes, text: str, items: Sequence[_Item], begin: int, end: int, owner: int) -> str:
-    """Note what stands around items that follow each other between begin and end; return what is beside begin."""
+def _sequence(notes: Notes, text: str, items: Sequence[_Item], within: range, owner: int) -> str:
+    """Note what stands around items that follow each other within a part of the text; return what is beside its begin."""
     beside_begin = ""
     before: int | None = None
-    place = begin
+    place = within.start
     for item in (*items, None):
-        start = end if item is None else item.span.start
+        start = within.stop if item is None else item.span.start
         rest, _, lines = text[place:start].partition("\n")
         beside = rest[rest.find("#") :].rstrip(_SPACE) if "#" in rest else ""
         if before is None:
@@ -70,7 +70,7 @@ def _sequence(notes: Notes, text: str, items: Sequence[_Item], begin: int, end: 
         stop = item.span.stop
         if isinstance(item, nodes.Model | nodes.Layout):
             brace = next(m.end() for m in _BRACE.finditer(text, start) if m[0] == "{")
-            notes.opened[start] = _sequence(notes, text, item.items, brace, item.span.stop - 1, start)
+            notes.opened[start] = _sequence(notes, text, item.items, range(brace, item.span.stop - 1), start)
             stop = brace
         notes.above[start] = above + _inside(text, start, stop)
         before, place = start, item.span.stop

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import AttrsInstance, field, frozen
+
+Record = AttrsInstance  # any record of this module
 
 
 @frozen

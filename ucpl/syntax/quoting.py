@@ -11,6 +11,7 @@ __all__ = ["is_dotted", "quote", "unquote"]
 
 _DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")
 _ESCAPE = re.compile(r"\\(u\{([0-9A-Fa-f]{1,6})\}|.)")
+_HALF = re.compile("[\ud800-\udfff]")  # surrogates: no encoding of texts has them alone
 _PLAIN = {'"': '"', "\\": "\\", "n": "\n", "t": "\t", "r": "\r"}
 _UNPRINTED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
@@ -30,11 +31,9 @@ def quote(text: str) -> str:
 def unquote(literal: str, source: Source, start: int) -> str:
     """The characters that a string (with its quotes) stands for. `start` is where it stands in the source.
 
-    Raises: UcplError E006, on an escape that the language does not have.
+    Raises: UcplError E006, on an escape that the language does not have; E021 on half a character.
     """
     body = literal[1:-1]
-    if "\\" not in body:
-        return body
 
     def character(match: re.Match[str]) -> str:
         number, plain = match[2], _PLAIN.get(match[1])
@@ -45,4 +44,8 @@ def unquote(literal: str, source: Source, start: int) -> str:
         place = source.span(start + 1 + match.start(), start + 1 + match.end())
         fail("E006", f"`{match[0]}` is not an escape of the language", source.label(place, "not an escape"))
 
-    return _ESCAPE.sub(character, body)
+    value = _ESCAPE.sub(character, body) if "\\" in body else body
+    if _HALF.search(value):
+        place = source.span(start, start + len(literal))
+        fail("E021", "a quoted text holds half a character", source.label(place, "no file can be written with it"))
+    return value

@@ -9,12 +9,12 @@ The polynomial and the conventions are zlib's, which zip uses. Not here: digesti
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["combine", "combine_groups", "crc_of_zeros", "shift"]
+__all__ = ["combine", "combine_groups", "crc_of_comb", "crc_of_zeros", "overlay", "shift"]
 
 _POLYNOMIAL = 0xEDB88320  # reflected
 _BITS = 63  # of a length in bytes
@@ -65,6 +65,30 @@ def shift(crcs: npt.ArrayLike, nbytes: npt.ArrayLike) -> U32:
     return moved
 
 
+def overlay(crcs: npt.ArrayLike, lengths: npt.ArrayLike, behind: npt.ArrayLike, total: int) -> int:
+    """The CRC of `total` bytes that are zero but for pieces laid over them, each with `behind` bytes after it.
+
+    Where pieces meet the same bytes, their bytes are added (XOR): pieces that interleave may each have zeros where the
+    other has its bytes.
+
+    >>> import zlib
+    >>> overlay([zlib.crc32(b"uni"), zlib.crc32(b"versal")], [3, 6], [6, 0], 9) == zlib.crc32(b"universal")
+    True
+    """
+    pieces = np.asarray(crcs, dtype=np.uint32).reshape(-1)
+    bare = shift(np.full(len(pieces), 0xFFFFFFFF, np.uint32), lengths) ^ np.uint32(0xFFFFFFFF)
+    return int(np.bitwise_xor.reduce(shift(pieces ^ bare, behind), initial=0)) ^ crc_of_zeros(total)
+
+
+def crc_of_comb(crcs: npt.ArrayLike, size: int, step: int) -> int:
+    """The CRC of runs of `size` bytes that begin `step` bytes apart, with zeros between them."""
+    runs = np.asarray(crcs, dtype=np.uint32).reshape(-1)
+    behind = step * np.arange(len(runs) - 1, -1, -1, dtype=np.int64)
+    moved = shift(runs ^ np.uint32(crc_of_zeros(size)), behind)
+    return int(np.bitwise_xor.reduce(moved)) ^ crc_of_zeros((len(runs) - 1) * step + size)
+
+
+@lru_cache(maxsize=4096)
 def crc_of_zeros(nbytes: int) -> int:
     """The CRC of `nbytes` zero bytes, without making them."""
     return int(shift([0xFFFFFFFF], [nbytes])[0]) ^ 0xFFFFFFFF

@@ -1,0 +1,202 @@
+"""How the moves of a graph and of a plan are read, and how mistakes are planted: the one place that knows their columns.
+
+Laws speak of `Fill`s: one element's way from a position of one stored tensor to a position of another. When the form of a plan
+or of a graph changes, this file changes and no law does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from attrs import evolve, frozen
+from numpy.typing import NDArray
+
+from tests.oracle import Home, Meaning, Padding, homes
+from ucpl.extents import key_text
+from ucpl.graph import Graph
+from ucpl.schedule import Plan, Runs, order
+from ucpl.schedule.plan import Kind
+from ucpl.schedule.runs import sole
+
+Place = tuple[str, str]  # (file, key)
+Cell = tuple[str, str, tuple[int, ...]]  # (state, tensor, index in positions of the tensor)
+Cells = dict[Place, list[Cell | None]]  # None: padding
+
+SIDES = ("source", "target")
+
+
+@frozen
+class Fill:
+    """One element that moves: `kind` is copy, check, mean or sum."""
+
+    kind: str
+    state: str
+    source: tuple[Place, int]
+    target: tuple[Place, int]
+
+
+def fills(plan: Plan) -> list[Fill]:
+    """Every element that a plan moves, one by one."""
+    sources = [(s.file, key_text(s.key)) for s in plan.sources]
+    targets = [(t.file, key_text(t.key)) for t in plan.targets]
+    out = []
+    for m in plan.moves:
+        for row in range(len(m)):
+            ends = zip(
+                _positions(m.source_offset[row], m.shape[row], m.source_stride[row]),
+                _positions(m.target_offset[row], m.shape[row], m.target_stride[row]),
+                strict=True,
+            )
+            place, goal = sources[int(m.source[row])], targets[int(m.target[row])]
+            out += [Fill(m.kind, m.state, (place, int(a)), (goal, int(b))) for a, b in ends]
+    return out
+
+
+def second_names(plan: Plan) -> dict[Place, Place]:
+    """Stored tensors of a target that are a second name of another's storage, and that other one."""
+    names = [(t.file, key_text(t.key)) for t in plan.targets]
+    return {names[i]: names[t.shares] for i, t in enumerate(plan.targets) if t.shares is not None}
+
+
+def fills_of(graph: Graph) -> Iterator[tuple[tuple[int, int], list[Fill]]]:
+    """The same of a graph, move by move: (batch, row) and what it moves. Positions may lie outside of a tensor."""
+    sources = [(s.file, key_text(s.key)) for s in graph.sources]
+    targets = [(t.file, key_text(t.key)) for t in graph.targets]
+    for b, f in enumerate(told(graph)):
+        for row in range(len(f)):
+            ends = zip(
+                _positions(f.source_offset[row], f.shape[row], f.source_stride[row]),
+                _positions(f.target_offset[row], f.shape[row], f.target_stride[row]),
+                strict=True,
+            )
+            place, goal = sources[int(f.source[row])], targets[int(f.target[row])]
+            yield (b, row), [Fill(f.kind, f.state, (place, int(x)), (goal, int(y))) for x, y in ends]
+
+
+def told(graph: Graph) -> list[Runs]:
+    """The graph's moves, tensor by tensor."""
+    return list(order(graph).moves)
+
+
+def _plant(graph: Graph, runs: list[Runs]) -> None:
+    """Give the graph other moves, told tensor by tensor."""
+    other = sole(runs, graph.sources, graph.targets, graph.spaces)
+    graph.net.clear()
+    graph.net.add_nodes_from(other)
+    graph.net.add_edges_from(other.edges)
+
+
+def _positions(offset: Any, shape: NDArray[np.int64], stride: NDArray[np.int64]) -> NDArray[np.int64]:
+    out = np.array(offset, dtype=np.int64)
+    for n, step in zip(shape.tolist(), stride.tolist(), strict=True):
+        out = out[..., None] + np.arange(n) * step
+    return out.ravel()
+
+
+# ---- what the oracle says ----------------------------------------------------------------------------------------------
+
+
+def cells(meaning: Meaning) -> Cells:
+    """Every position of every stored tensor, as the oracle has it."""
+    return {(h.file, h.key): _cells(h) for h in homes(meaning)}
+
+
+def _cells(home: Home) -> list[Cell | None]:
+    return [None if isinstance(c, Padding) else (home.state, c[0], tuple(c[1])) for c in home.cells]
+
+
+# ---- planted mistakes --------------------------------------------------------------------------------------------------
+# Each takes the place of a move, (which of the runs that the graph tells, row), and changes the graph.
+
+Where = tuple[int, int]
+
+
+def _change(graph: Graph, batch: int, **columns: Any) -> None:
+    runs = told(graph)
+    runs[batch] = runs[batch].replace(**columns)
+    _plant(graph, runs)
+
+
+def shift(graph: Graph, where: Where, side: int, by: int) -> None:
+    """One end of a move begins elsewhere."""
+    name = f"{SIDES[side]}_offset"
+    column = getattr(told(graph)[where[0]], name).copy()
+    column[where[1]] += by
+    _change(graph, where[0], **{name: column})
+
+
+def swap(graph: Graph, one: Where, other: Where, side: int) -> None:
+    """Two moves of one kind and state exchange one end, with its strides."""
+    f = told(graph)[one[0]]
+    names = (SIDES[side], f"{SIDES[side]}_offset", f"{SIDES[side]}_stride")
+    columns = {name: getattr(f, name).copy() for name in names}
+    for column in columns.values():
+        column[[one[1], other[1]]] = column[[other[1], one[1]]]
+    _change(graph, one[0], **columns)
+
+
+def turn(graph: Graph, where: Where, side: int) -> None:
+    """Two strides of one end of a move exchanged."""
+    name = f"{SIDES[side]}_stride"
+    column = getattr(told(graph)[where[0]], name).copy()
+    column[where[1]][:2] = column[where[1]][1::-1]
+    _change(graph, where[0], **{name: column})
+
+
+def drop(graph: Graph, where: Where) -> None:
+    """A move is left out."""
+    _rows(graph, where[0], [r for r in range(len(told(graph)[where[0]])) if r != where[1]])
+
+
+def instead(graph: Graph, lost: Where, twice: Where) -> None:
+    """A move is left out and another one of its kind is done twice: with equal sizes, every count stays."""
+    rows = list(range(len(told(graph)[lost[0]])))
+    rows[lost[1]] = twice[1]
+    _rows(graph, lost[0], rows)
+
+
+def rename(graph: Graph, batch: int, *, kind: Kind | None = None, state: str | None = None) -> None:
+    """All moves of one kind and state under another kind or state."""
+    runs = told(graph)
+    runs[batch] = evolve(runs[batch], kind=kind or runs[batch].kind, state=state or runs[batch].state)
+    _plant(graph, runs)
+
+
+def cut_short(graph: Graph, where: Where) -> None:
+    """A run loses its last element."""
+    shape = told(graph)[where[0]].shape.copy()
+    shape[where[1], 0] -= 1
+    _change(graph, where[0], shape=shape)
+
+
+def _rows(graph: Graph, batch: int, rows: list[int]) -> None:
+    runs = told(graph)
+    runs[batch] = runs[batch].take(np.array(rows, dtype=np.int64))
+    _plant(graph, runs)
+
+
+def rows_alike(graph: Graph) -> list[tuple[Where, Where]]:
+    """Pairs of moves of one kind, state and shape: what can be exchanged while every count stays."""
+    out = []
+    for b, runs in enumerate(told(graph)):
+        shapes: dict[tuple[int, ...], int] = {}
+        for row, shape in enumerate(map(tuple, runs.shape.tolist())):
+            if shape in shapes:
+                out.append(((b, shapes[shape]), (b, row)))
+            shapes[shape] = row
+    return out
+
+
+def moves(graph: Graph) -> list[Where]:
+    return [(b, row) for b, runs in enumerate(told(graph)) for row in range(len(runs))]
+
+
+def kind_of(graph: Graph, where: Where) -> str:
+    return told(graph)[where[0]].kind
+
+
+def shape_of(graph: Graph, where: Where) -> list[int]:
+    found: list[int] = told(graph)[where[0]].shape[where[1]].tolist()
+    return found

@@ -1,0 +1,304 @@
+"""Laws of `build`, `order` and `prove`, against the oracle: each element goes to its own place, once, and no mistake passes.
+
+What elements are and where they lie is the oracle's word, element by element; tests/laws/moves.py reads the moves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from tests.laws import moves as mv
+from tests.laws.agreement import both
+from ucpl.errors import UcplError
+from ucpl.graph import Graph, build
+from ucpl.proofs.coverage import prove
+from ucpl.regions import POLICIES, element_name, locate
+from ucpl.schedule import Plan, order
+from ucpl.testing import Example, layout_pairs, models
+
+Pair = tuple[Example, Example]
+
+
+class Case:
+    """A pair of layouts: what the oracle says of both sides, and the graph between them."""
+
+    def __init__(self, pair: Pair) -> None:
+        sides = [both(e.text, e.call, name=e.name) for e in pair]
+        self.source, self.target = (mv.cells(meaning) for meaning, _ in sides)
+        self.placements = [locate(layout) for _, layout in sides]
+        self.graph = build(*self.placements)
+
+    def name(self, cell: mv.Cell) -> str:
+        state, path, index = cell
+        return f"{state} of {element_name(self.placements[0].layout, path, index)}"
+
+    def result(self, fills: list[mv.Fill]) -> dict[tuple[mv.Place, int], list[tuple[str, mv.Cell | None]]]:
+        """What comes to each position of the target: (kind, element of the source), by `fills`."""
+        out: dict[tuple[mv.Place, int], list[tuple[str, mv.Cell | None]]] = {}
+        for f in fills:
+            place, position = f.source
+            held = self.source[place]
+            cell = held[position] if 0 <= position < len(held) else None
+            out.setdefault(f.target, []).append((f.kind, cell))
+        return out
+
+
+@given(models().flatmap(layout_pairs))
+@settings(max_examples=80)
+def test_a_plan_is_right_element_by_element(pair: Pair) -> None:
+    case = Case(pair)
+    plan = order(case.graph)
+    fills = mv.fills(plan)
+    comes_once_to_each_of_its_places(case, fills, mv.second_names(plan))
+    is_moved_or_checked(case, fills)
+    is_written_shortly(plan)
+
+
+def comes_once_to_each_of_its_places(case: Case, fills: list[mv.Fill], shared: dict[mv.Place, mv.Place]) -> None:
+    """Every element, and nothing else anywhere."""
+    found = case.result(fills)
+    for place, cells in case.target.items():
+        owner = shared.get(place, place)
+        for position, cell in enumerate(cells):
+            came = found.pop((place, position), []) if owner == place else []
+            if owner != place:
+                assert case.target[owner][position] == cell, (place, position, "one storage, two meanings")
+                continue
+            if cell is None:
+                assert came == [], (place, position, "is padding")
+                continue
+            assert {c for _, c in came} == {cell}, (place, position, case.name(cell))
+            written = [kind for kind, _ in came if kind != "check"]
+            assert written == ["copy"] or (len(set(written)) == 1 and written[0] in ("mean", "sum")), (place, position)
+    assert found == {}, "what no tensor of the target has"
+
+
+def is_moved_or_checked(case: Case, fills: list[mv.Fill]) -> None:
+    """Every element of the source, unless any of its copies will do."""
+    used = {f.source for f in fills}
+    checked = [f.source for f in fills if f.kind == "check"]
+    assert len(checked) == len(set(checked)), "held against one place of the target, and not against each"
+    loose = {
+        (home.file, "/".join(map(str, home.key)))
+        for part in case.placements[0].parts
+        for number, home in enumerate(part.homes)
+        if (part.pieces.policy[part.pieces.home == number] == POLICIES.index("any")).any()
+    }
+    for place, cells in case.source.items():
+        for position, cell in enumerate(cells):
+            assert cell is None or place in loose or (place, position) in used, case.name(cell)
+
+
+def is_written_shortly(plan: Plan) -> None:
+    """Sorted by target and position; neighbours on both sides are one move: what costs time is counted here."""
+    for m in plan.moves:
+        places = list(zip(m.target.tolist(), m.target_offset.tolist(), strict=True))
+        assert places == sorted(places)
+        assert (m.shape >= 1).all() and ((m.shape == 1).all(axis=1) | (m.shape[:, 0] > 1)).all()
+        for strides, sizes in zip(m.target_stride.tolist(), m.shape.tolist(), strict=True):
+            steps = [s for s, n in zip(strides, sizes, strict=True) if n > 1]
+            assert steps == sorted(steps, reverse=True)
+        runs = [r for r in range(len(m)) if m.shape[r, 1:].max(initial=1) == 1]
+        for a, b in pairwise(runs):
+            if b != a + 1 or (m.source[a], m.target[a]) != (m.source[b], m.target[b]):
+                continue
+            ones = [m.shape[r, 0] == 1 or (m.source_stride[r, 0], m.target_stride[r, 0]) == (1, 1) for r in (a, b)]
+            n = m.shape[a, 0]
+            follows = m.source_offset[a] + n == m.source_offset[b] and m.target_offset[a] + n == m.target_offset[b]
+            assert not (all(ones) and follows), "two runs that are one"
+
+
+def test_numbers_of_moves_are_those_of_a_person_with_a_pencil() -> None:
+    """Rows to rows is one run; rows to columns one strided box a rank; states of a line are joined alike."""
+    text = """ucpl 1
+model m {
+  dim a = 4, b = 6
+  dtype f32
+  w : a b
+}
+layout rows(tp) of m {
+  mesh tp
+  file weights = torch "{tp}.pt"
+  w = a@tp b as "w"
+}
+layout columns(tp) of m {
+  mesh tp
+  file weights = torch "{tp}.pt"
+  w = a b@tp as "w"
+}
+"""
+
+    def count(a: str, b: str) -> list[tuple[int, ...]]:
+        plan = order(build(*(locate(Example(text, call).layout()) for call in (a, b))))
+        (m,) = plan.moves
+        return sorted(tuple(n for n in shape if n > 1) for shape in m.shape.tolist())
+
+    assert count("rows(tp = 1)", "rows(tp = 1)") == [(24,)]
+    assert count("rows(tp = 2)", "rows(tp = 4)") == [(6,)] * 4
+    assert count("rows(tp = 4)", "rows(tp = 2)") == [(6,)] * 4
+    assert count("rows(tp = 1)", "columns(tp = 2)") == [(4, 3)] * 2
+    assert count("rows(tp = 2)", "columns(tp = 3)") == [(2, 2)] * 6
+
+
+# ---- planted mistakes --------------------------------------------------------------------------------------------------
+
+Plant = Callable[[Graph, Any], None]
+
+
+def _shift(graph: Graph, chance: Any) -> None:
+    mv.shift(graph, chance.choice(mv.moves(graph)), chance.randrange(2), chance.choice([-2, -1, 1, 2, 5]))
+
+
+def _swap(graph: Graph, chance: Any) -> None:
+    pairs = mv.rows_alike(graph)
+    assume(pairs)
+    one, other = chance.choice(pairs)
+    mv.swap(graph, one, other, chance.randrange(2))
+
+
+def _turn(graph: Graph, chance: Any) -> None:
+    square = [w for w in mv.moves(graph) if sum(n > 1 for n in mv.shape_of(graph, w)) >= 2]
+    assume(square)
+    mv.turn(graph, chance.choice(square), chance.randrange(2))
+
+
+def _drop(graph: Graph, chance: Any) -> None:
+    mv.drop(graph, chance.choice(mv.moves(graph)))
+
+
+def _hole_and_overlap(graph: Graph, chance: Any) -> None:
+    pairs = mv.rows_alike(graph)
+    assume(pairs)
+    lost, twice = chance.choice(pairs)
+    mv.instead(graph, lost, twice)
+
+
+def _cut_short(graph: Graph, chance: Any) -> None:
+    long = [w for w in mv.moves(graph) if mv.shape_of(graph, w)[0] > 1]
+    assume(long)
+    mv.cut_short(graph, chance.choice(long))
+
+
+def _kind(graph: Graph, chance: Any) -> None:
+    runs = mv.told(graph)
+    which = chance.randrange(len(runs))
+    mv.rename(graph, which, kind="check" if runs[which].kind == "copy" else "copy")
+
+
+def _state(graph: Graph, chance: Any) -> None:
+    runs = mv.told(graph)
+    which = chance.randrange(len(runs))
+    others = {p.state for p in (*graph.source.parts, *graph.target.parts)} - {runs[which].state}
+    assume(others)
+    mv.rename(graph, which, state=chance.choice(sorted(others)))
+
+
+MISTAKES: dict[str, Plant] = {
+    "a shifted end": _shift,
+    "two ends swapped": _swap,
+    "two strides swapped": _turn,
+    "a hole": _drop,
+    "a hole beside an overlap of its size": _hole_and_overlap,
+    "an element too few": _cut_short,
+    "another kind": _kind,
+    "another state": _state,
+}
+
+
+def effect(graph: Graph) -> list[Any]:
+    """All that a graph does, element by element; the rest is how it is written down."""
+    return sorted((f.kind, f.state, f.source, f.target) for _, fills in mv.fills_of(graph) for f in fills)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@given(pair=models().flatmap(layout_pairs), chance=st.randoms(use_true_random=False))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+def test_a_planted_mistake_is_refused_and_the_element_that_is_named_is_a_wrong_one(
+    mistake: str, pair: Pair, chance: Any
+) -> None:
+    case = Case(pair)
+    graph = case.graph
+    assume(mv.moves(graph))
+    before = effect(graph)
+    MISTAKES[mistake](graph, chance)
+    assume(effect(graph) != before)
+    if mistake in ("another kind", "a hole", "a hole beside an overlap of its size", "an element too few"):
+        assume(not only_checks_of_any(case, before, effect(graph)))
+    with pytest.raises(UcplError) as caught:
+        prove(graph)
+    (found,) = caught.value.diagnostics
+    assert found.code in ("E340", "E341", "E342", "E343", "E344"), found.message
+    assert named(found.code, found.message) & wrong(case, found.code), found.message
+
+
+def only_checks_of_any(case: Case, before: list[Any], after: list[Any]) -> bool:
+    """Whether all that is lost are checks of elements that other checks or copies read as well: nobody misses them."""
+    still = {f[2] for f in after}
+    return all(f[0] == "check" and f[2] in still for f in before if f not in after)
+
+
+ELEMENT = r"[^ \[]+ of [^\[]+\[[^\]]*\]"
+
+
+def named(code: str, message: str) -> set[str]:
+    found = re.match(ELEMENT, message)
+    assert found, message
+    return {found[0]}
+
+
+def wrong(case: Case, code: str) -> set[str]:
+    """Elements that a mistaken graph treats as `code` says, worked out element by element."""
+    fills = [f for _, some in mv.fills_of(case.graph) for f in some]
+    goals = {(place, i): c for place, cells in case.target.items() for i, c in enumerate(cells) if c is not None}
+    came = case.result(fills)
+    out: set[mv.Cell] = set()
+    if code == "E340":  # brought to another's place, or from another's: the message begins with what is brought
+        for f in fills:
+            cell = at(case.source, f.source)
+            if cell is not None and (cell != at(case.target, f.target) or f.state != cell[0]):
+                out.add(cell)
+    elif code == "E341":
+        for goal, element in goals.items():
+            kinds = [kind for kind, _ in came.get(goal, [])]
+            if kinds.count("copy") > 1 or ("copy" in kinds and set(kinds) & {"mean", "sum"}):
+                out.add(element)
+    elif code == "E342":
+        for goal, element in goals.items():
+            if not any(kind != "check" for kind, _ in came.get(goal, [])):
+                out.add(element)
+    elif code == "E343":
+        used = {f.source for f in fills}
+        for place, cells in case.source.items():
+            out |= {c for i, c in enumerate(cells) if c is not None and (place, i) not in used}
+    elif code == "E344":  # from or to where no element lies: what is named stands at the other end
+        for f in fills:
+            cell, goal_cell = at(case.source, f.source), at(case.target, f.target)
+            if cell is None and goal_cell is not None:
+                out.add(goal_cell)
+            if goal_cell is None and cell is not None:
+                out.add(cell)
+    return {case.name(c) for c in out}
+
+
+def at(cells: mv.Cells, end: tuple[mv.Place, int]) -> mv.Cell | None:
+    held = cells[end[0]]
+    return held[end[1]] if 0 <= end[1] < len(held) else None
+
+
+def test_a_right_graph_has_no_wrong_element() -> None:
+    """The oracle of mistakes finds none where none is."""
+    text = (
+        "ucpl 1\nmodel m {\n  dim a = 4\n  dtype f32\n  v : a\n}\n"
+        'layout x(tp) of m {\n  mesh tp\n  file weights = torch "{tp}.pt"\n  v = a@tp as "v"\n}\n'
+    )
+    case = Case((Example(text, "x(tp = 2)"), Example(text, "x(tp = 4)")))
+    assert [wrong(case, code) for code in ("E340", "E341", "E342", "E343", "E344")] == [set()] * 5
+    mv.rename(case.graph, 0, kind="check")
+    assert wrong(case, "E342") == {f"weight of v[a={i}]" for i in range(4)}

@@ -1,0 +1,345 @@
+"""A disk that remembers: the order of every call, short reads and writes, and what a crash at any moment would have left.
+
+`Recorder` does what it is asked, and logs what it did below one folder. `crash_states` gives, for every prefix of the log,
+the trees that the disk may hold if the power goes there:
+
+    kept    everything that was asked for is there
+    lost    what was not synced is gone: bytes of files whose file, names in folders whose folder was not synced since
+    bare    names are there, and bytes that were not synced are not (file systems order the two as they like)
+    torn    as kept, but the last bytes of the last write did not come through
+
+A tree is put on a real disk by `lay_out`, and run on by a `Survivor`, which knows inodes by their numbers of before.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from attrs import evolve, field, frozen, mutable
+
+from ucpl.runtime.disk import Disk
+
+Inode = int
+ROOT: Inode = 1  # the folder that is recorded
+
+
+@frozen
+class Event:
+    """One call. `what`: write, size, sync, name (a new name in a folder), gone, move, swap."""
+
+    what: str
+    inode: Inode = 0  # of the file or folder that is written, sized, synced or named
+    folder: Inode = 0  # in which a name changes
+    name: str = ""
+    other: tuple[Inode, str] = (0, "")  # the folder and name that it moves from, or is swapped with
+    at: int = 0
+    data: bytes = b""
+    is_folder: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.inode or ''} {self.name} {self.at or ''} {len(self.data) or ''}".strip()
+
+
+@mutable
+class Tree:
+    """Folders and files by inode."""
+
+    folders: dict[Inode, dict[str, Inode]] = field(factory=lambda: {ROOT: {}})
+    files: dict[Inode, bytearray] = field(factory=dict)
+
+    def apply(self, e: Event) -> None:
+        match e.what:
+            case "write" if e.inode in self.files:
+                data = self.files[e.inode]
+                data.extend(bytes(max(0, e.at + len(e.data) - len(data))))
+                data[e.at : e.at + len(e.data)] = e.data
+            case "size" if e.inode in self.files:
+                data = self.files[e.inode]
+                data.extend(bytes(max(0, e.at - len(data))))
+                del data[e.at :]
+            case "name" if e.folder in self.folders:
+                self.folders[e.folder][e.name] = e.inode
+                if e.is_folder:
+                    self.folders.setdefault(e.inode, {})
+                else:
+                    self.files.setdefault(e.inode, bytearray())
+            case "gone" if e.folder in self.folders:
+                self.folders[e.folder].pop(e.name, None)
+            case "move":
+                inode = self.folders.get(e.other[0], {}).pop(e.other[1], None)
+                if inode is not None and e.folder in self.folders:
+                    self.folders[e.folder][e.name] = inode
+            case "swap":
+                one, other = self.folders.get(e.folder, {}), self.folders.get(e.other[0], {})
+                if e.name in one and e.other[1] in other:
+                    one[e.name], other[e.other[1]] = other[e.other[1]], one[e.name]
+
+    def lay_out(self, top: Path, inode: Inode = ROOT) -> dict[Inode, Inode]:
+        """Put it below a folder that is empty. Returns: real inode -> the one that it had."""
+        known = {os.stat(top).st_ino: inode}
+        for name, child in self.folders[inode].items():
+            path = top / name
+            if child in self.folders:
+                path.mkdir()
+                known |= self.lay_out(path, child)
+            else:
+                path.write_bytes(self.files[child])
+                known[os.stat(path).st_ino] = child
+        return known
+
+    def key(self, inode: Inode = ROOT) -> object:
+        """What tells it from another tree."""
+        found = []
+        for name, child in sorted(self.folders[inode].items()):
+            found.append((name, child, self.key(child) if child in self.folders else bytes(self.files[child])))
+        return tuple(found)
+
+
+class Recorder(Disk):
+    """Logs what happens below `top`. Inodes are numbered in the order in which they are met."""
+
+    def __init__(self, top: Path, *, exchanges: bool = True) -> None:
+        self.top = top
+        self.events: list[Event] = []
+        self.begin = Tree()
+        self._numbers: dict[Inode, Inode] = {os.stat(top).st_ino: ROOT}
+        self._count = ROOT
+        self._fds: dict[int, tuple[Inode, bool]] = {}  # (inode, opened to append)
+        self._ends: dict[Inode, int] = {}  # sizes of files, for appending
+        self._lock = threading.RLock()
+        self._exchanges = exchanges
+        self._meet(top, self.begin)
+
+    def _meet(self, folder: Path, tree: Tree) -> None:
+        """What is there before anything is recorded."""
+        here = self._number(folder)
+        for path in sorted(folder.iterdir()):
+            inode = self._number(path)
+            is_folder = path.is_dir()
+            tree.apply(Event("name", inode, here, path.name, is_folder=is_folder))
+            if is_folder:
+                self._meet(path, tree)
+            else:
+                tree.files[inode][:] = path.read_bytes()
+                self._ends[inode] = len(tree.files[inode])
+
+    def _number(self, path: Path) -> Inode:
+        real = os.stat(path).st_ino
+        if real not in self._numbers:
+            self._count += 1
+            self._numbers[real] = self._count
+        return self._numbers[real]
+
+    def _inside(self, path: Path) -> bool:
+        return self.top in path.parents or path == self.top
+
+    def _log(self, event: Event) -> None:
+        self.events.append(event)
+
+    def mark(self, text: str) -> None:
+        """A moment that a test asks about."""
+        with self._lock:
+            self._log(Event("mark", name=text))
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    def open(self, path: Path, flags: int) -> int:
+        with self._lock:
+            new = not os.path.lexists(path)
+            fd = super().open(path, flags)
+            if self._inside(path):
+                status = os.fstat(fd)
+                inode = self._number(path)
+                self._fds[fd] = inode, bool(flags & os.O_APPEND)
+                if new:
+                    self._ends[inode] = 0
+                    self._log(Event("name", inode, self._number(path.parent), path.name))
+                elif flags & os.O_TRUNC and stat.S_ISREG(status.st_mode):
+                    self._ends[inode] = 0
+                    self._log(Event("size", inode))
+            return fd
+
+    def close(self, fd: int) -> None:
+        with self._lock:
+            self._fds.pop(fd, None)
+            super().close(fd)
+
+    def write(self, fd: int, view: memoryview, position: int | None) -> int:
+        with self._lock:
+            done = super().write(fd, view, position)
+            if fd in self._fds:
+                inode, _ = self._fds[fd]
+                at = self._ends.get(inode, 0) if position is None else position
+                self._ends[inode] = max(self._ends.get(inode, 0), at + done)
+                self._log(Event("write", inode, at=at, data=bytes(view[:done])))
+            return done
+
+    def sync(self, fd: int, *, data_only: bool = False) -> None:
+        with self._lock:
+            super().sync(fd, data_only=data_only)
+            if fd in self._fds:
+                self._log(Event("sync", self._fds[fd][0]))
+
+    def _sized(self, fd: int, size: int) -> None:
+        if fd in self._fds:
+            self._ends[self._fds[fd][0]] = size
+            self._log(Event("size", self._fds[fd][0], at=size))
+
+    def resize(self, fd: int, size: int) -> None:
+        with self._lock:
+            super().resize(fd, size)
+            self._sized(fd, size)
+
+    def allocate(self, fd: int, size: int) -> None:
+        with self._lock:
+            super().allocate(fd, size)
+            self._sized(fd, size)
+
+    def _moved(self, source: Path, target: Path) -> None:
+        other = (self._number(source.parent), source.name)
+        self._log(Event("move", self._number(target), self._number(target.parent), target.name, other))
+
+    def rename(self, source: Path, target: Path) -> None:
+        with self._lock:
+            super().rename(source, target)
+            self._moved(source, target)
+
+    def rename_new(self, source: Path, target: Path) -> None:
+        with self._lock:
+            super().rename_new(source, target)
+            self._moved(source, target)
+
+    def exchange(self, one: Path, other: Path) -> bool:
+        with self._lock:
+            if not self._exchanges or not super().exchange(one, other):
+                return False
+            there = (self._number(other.parent), other.name)
+            self._log(Event("swap", 0, self._number(one.parent), one.name, there))
+            return True
+
+    def make_folder(self, path: Path) -> None:
+        with self._lock:
+            new = not path.exists()
+            super().make_folder(path)
+            if new:
+                self._log(Event("name", self._number(path), self._number(path.parent), path.name, is_folder=True))
+
+    def remove(self, path: Path) -> None:
+        with self._lock:
+            inode, folder = self._number(path), self._number(path.parent)
+            super().remove(path)
+            self._forget(inode)
+            self._log(Event("gone", inode, folder, path.name))
+
+    def remove_tree(self, path: Path) -> None:
+        """One name at a time, the deepest first, as rmtree does."""
+        for child in sorted(path.iterdir()):
+            if child.is_dir() and not child.is_symlink():
+                self.remove_tree(child)
+            else:
+                self.remove(child)
+        with self._lock:
+            inode, folder = self._number(path), self._number(path.parent)
+            path.rmdir()
+            self._forget(inode)
+            self._log(Event("gone", inode, folder, path.name))
+
+    def _forget(self, inode: Inode) -> None:
+        """The file system may give the number to another file."""
+        self._numbers = {real: n for real, n in self._numbers.items() if n != inode}
+
+    def identity(self, path: Path) -> tuple[int, int]:
+        with self._lock:
+            return (self._number(path), 0) if self._inside(path) else super().identity(path)
+
+
+class Survivor(Disk):
+    """The disk after a crash: files that were recorded are known by the numbers that they had."""
+
+    def __init__(self, known: dict[Inode, Inode]) -> None:
+        self.known = known
+
+    def identity(self, path: Path) -> tuple[int, int]:
+        real = os.stat(path).st_ino
+        return self.known.get(real, real + (1 << 40)), 0
+
+
+class Short(Disk):
+    """Reads and writes a part of what is asked for, never more than `most` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def read(self, fd: int, views: Sequence[memoryview], position: int) -> int:
+        left, some = self.most, []
+        for view in views:
+            some.append(view[:left])
+            left -= len(some[-1])
+            if not left:
+                break
+        return super().read(fd, some, position)
+
+    def write(self, fd: int, view: memoryview, position: int | None) -> int:
+        return super().write(fd, view[: self.most], position)
+
+
+# ---- crashes ---------------------------------------------------------------------------------------------------------
+
+
+@frozen(eq=False)
+class Crash:
+    """A tree that the disk may hold after the first `events` calls."""
+
+    events: int
+    mode: str
+    tree: Tree
+    marks: tuple[str, ...]  # moments that had passed
+
+    def __str__(self) -> str:
+        return f"after {self.events} calls, {self.mode}"
+
+
+def crash_states(recorder: Recorder, modes: Sequence[str] = ("kept", "lost", "bare", "torn")) -> Iterator[Crash]:
+    """Every prefix in every mode, each tree once."""
+    seen: set[tuple[object, tuple[str, ...]]] = set()
+    for n in range(len(recorder.events) + 1):
+        some = recorder.events[:n]
+        marks = tuple(e.name for e in some if e.what == "mark")
+        for mode in modes:
+            tree = Tree()
+            _copy(recorder.begin, tree)
+            for event in _surviving(some, mode):
+                tree.apply(event)
+            key = (tree.key(), marks)
+            if key not in seen:
+                seen.add(key)
+                yield Crash(n, mode, tree, marks)
+
+
+def _copy(source: Tree, target: Tree) -> None:
+    target.folders = {i: dict(names) for i, names in source.folders.items()}
+    target.files = {i: bytearray(data) for i, data in source.files.items()}
+
+
+def _surviving(events: Sequence[Event], mode: str) -> Iterator[Event]:
+    synced_after: dict[Inode, int] = {}
+    for i, e in enumerate(events):
+        if e.what == "sync":
+            synced_after[e.inode] = i
+    for i, e in enumerate(events):
+        if e.what in ("sync", "mark"):
+            continue
+        of_bytes = e.what in ("write", "size")
+        homes = [e.inode] if of_bytes else [e.folder, e.other[0]] if e.what == "swap" else [e.folder]
+        durable = (
+            max(synced_after.get(home, -1) for home in homes) > i
+        )  # a swap is one step: in both folders or in none
+        if (mode == "lost" and not durable) or (mode == "bare" and of_bytes and not durable):
+            continue
+        if mode == "torn" and e.what == "write" and i == len(events) - 1:
+            e = evolve(e, data=e.data[:-7])
+        yield e

@@ -1,0 +1,121 @@
+"""Plans: what is written is what is read, told once or tensor by tensor; a file made by hand reaches nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.graph.test_alike import located
+from ucpl.errors import UcplError
+from ucpl.graph import build
+from ucpl.schedule import Plan, load_plan, order, plan_bytes, save_plan
+from ucpl.schedule.files import MAGIC
+from ucpl.schedule.text import graph_text, summary
+
+
+def made() -> Plan:
+    return order(build(located("fsdp(dp = 2)"), located("stages(pp = 2, tp = 3)")), name="made")
+
+
+def test_a_plan_that_is_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
+    plan = made()
+    save_plan(plan, tmp_path / "a.plan")
+    back = load_plan(tmp_path / "a.plan")
+    assert plan_bytes(back) == plan_bytes(plan)
+    assert back.sources == plan.sources and back.targets == plan.targets
+    assert (back.source, back.target) == (plan.source, plan.target)
+    assert graph_text(back) == graph_text(plan)
+    for a, b in zip(back.moves, plan.moves, strict=True):
+        assert (a.kind, a.state, a.source_value, a.target_value, a.lossy) == (
+            b.kind, b.state, b.source_value, b.target_value, b.lossy,
+        )  # fmt: skip
+        for name in ("tensor", "source", "target", "shape", "source_offset", "source_stride", "target_offset"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+
+
+def test_tallies_count_what_is_told_tensor_by_tensor() -> None:
+    plan = made()
+    told = {(m.state, m.kind): (len(m), m.elements) for m in plan.moves}
+    assert {(t.state, t.kind): (t.runs, t.elements) for t in plan.tallies} == told
+    assert f"reads      {len(plan.sources):,} stored tensors in 2 files" in summary(plan)
+    assert f"in 6 files, {sum(4 * t.numel for t in plan.targets):,} bytes" in summary(plan)
+
+
+def test_stored_tensors_are_numbered_as_they_are_listed() -> None:
+    plan = made()
+    for shelves in (plan.source_shelves, plan.target_shelves):
+        assert [shelves[i] for i in range(len(shelves))] == list(shelves.each)
+        assert len({(t.file, t.key) for t in shelves}) == len(shelves)
+    with pytest.raises(IndexError):
+        plan.source_shelves[len(plan.source_shelves)]
+
+
+def test_a_plan_of_another_version_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "old.plan").write_bytes(b"ucpl-plan 1\nsha256:0\n")
+    with pytest.raises(UcplError) as caught:
+        load_plan(tmp_path / "old.plan")
+    (found,) = caught.value.diagnostics
+    assert found.code == "E351" and "another version: ucpl-plan 1" in found.message and "plan anew" in found.remedy
+
+
+def forged(plan: Plan, change: Callable[[Any], None]) -> bytes:
+    """A plan file with another header, and a digest that matches."""
+    data = plan_bytes(plan)
+    head, _, rest = data.partition(b"\n---\n")
+    header, _, columns = rest.partition(b"\n")
+    raw = json.loads(header)
+    change(raw)
+    body = head.split(b"\n", 2)[2] + b"\n---\n" + json.dumps(raw).encode() + b"\n" + columns
+    return MAGIC + b"sha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+def nodes(raw: Any, kind: str) -> list[Any]:
+    return [n for n in raw["graph"]["nodes"] if n[0] == kind]
+
+
+HOSTILE: dict[str, Callable[[Any], Any]] = {
+    "another lane's tensors": lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, 10**6),
+    "a lane before the first tensor": lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, -(10**6)),
+    "rows that are not there": lambda r: nodes(r, "extract")[0].__setitem__(3, [0, 10**6, 1]),
+    "rows of another length": lambda r: nodes(r, "split")[0].__setitem__(3, [0, 1, 1]),
+    "a number of another kind": lambda r: nodes(r, "split")[0].__setitem__(4, ["x", 0]),
+    "values times nothing": lambda r: nodes(r, "split")[0].__setitem__(4, [0, 0]),
+    "values without end": lambda r: nodes(r, "split")[0].__setitem__(4, [float("inf"), 0]),
+    "a need that comes later": lambda r: nodes(r, "extract")[0].__setitem__(-1, [len(r["graph"]["nodes"])]),
+    "no such operation": lambda r: nodes(r, "merge")[0].__setitem__(0, "melt"),
+    "a split of nothing": lambda r: nodes(r, "split")[0].__setitem__(-1, []),
+    "no room": lambda r: r["graph"].__setitem__("bits", [0, 5]),
+    "fewer bits": lambda r: r["graph"].__setitem__("bits", [3, 3]),
+    "a column without end": lambda r: r["sources"]["columns"].__setitem__(0, {"count": [10**15, 0, 1]}),
+    "runs without end": lambda r: r["sources"]["columns"].__setitem__(0, {"runs": [0, 10**15]}),
+    "choices without names": lambda r: r["sources"]["shelves"][0].__setitem__("choices", 10**12),
+    "a size below zero": lambda r: r["sources"]["columns"].__setitem__(r["sources"]["shelves"][0]["shape"][0], [-5, -5]),
+    "a rank below zero": lambda r: r["sources"]["columns"].__setitem__(r["sources"]["shelves"][0]["rank"], [-5, -5]),
+    "a list for a dict": lambda r: r.__setitem__("source", []),
+    "a number for a list": lambda r: r.__setitem__("tensors", 3),
+    "no tensors": lambda r: r.__setitem__("tensors", []),
+    "members that are not there": lambda r: r["target"].__setitem__("flats", [[0, "", {}, 9, 9, 9, None]]),
+    "nothing": lambda r: r.clear(),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_plan_made_by_hand_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "hand.plan"
+    path.write_bytes(forged(made(), HOSTILE[name]))
+    with pytest.raises(UcplError) as caught:
+        load_plan(path)
+    assert [d.code for d in caught.value.diagnostics] == ["E351"]
+
+
+def test_what_is_forged_is_the_plan_itself(tmp_path: Path) -> None:
+    """The tests above change what is read: unchanged, the same file is a plan."""
+    path = tmp_path / "same.plan"
+    path.write_bytes(forged(made(), lambda raw: None))
+    assert load_plan(path).sources == made().sources

@@ -1,0 +1,25 @@
+"""Tables of columns, and boxes of strided elements as tables: the form that data has from placement to bytes. A leaf room."""
+
+from ucpl.columns.blocks import Block, Name, Slot
+from ucpl.columns.space import Space
+from ucpl.columns.strided import Moves, Side, clip, expanded, join_runs, split_rows, straighten
+from ucpl.columns.table import I64, Bools, Table, block, column
+
+__all__ = [
+    "Block",
+    "Name",
+    "Slot",
+    "Bools",
+    "I64",
+    "Moves",
+    "Side",
+    "Space",
+    "Table",
+    "block",
+    "clip",
+    "column",
+    "expanded",
+    "join_runs",
+    "split_rows",
+    "straighten",
+]

@@ -1,0 +1,255 @@
+"""The operations of the dependency graph, each a record that owns its table. What is built is what is saved and run.
+
+    Read ─► Extract ─► Merge | Reduce | Derive ─► Split ─► Write
+               └─────► Check ───────────────────────────────► Write ◄─ Fill
+
+One node per (operation, entry) over all ranks, indices and states that are alike: `lanes` lists the states it stands for. Row i
+of an Extract goes to row i of the Split or Check that follows it. `send`, `receive` and `reconstruct` will stand between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import networkx as nx
+from attrs import field, frozen
+
+from ucpl.columns.strided import Moves, Side
+
+__all__ = [
+    "Check",
+    "Derive",
+    "Extract",
+    "Fill",
+    "Flow",
+    "Kind",
+    "Lane",
+    "Merge",
+    "Node",
+    "Read",
+    "Reduce",
+    "Split",
+    "Write",
+    "flows",
+    "in_order",
+    "net_text",
+]
+
+Kind = Literal["copy", "check", "mean", "sum"]
+
+
+@frozen
+class Lane:
+    """One state that a node stands for: what it fills, what it is made from, and where its stored tensors begin.
+
+    The table's positions are those of the first lane; another one's lie `source` and `target` stored tensors further on.
+    """
+
+    state: str
+    origin: str
+    source: int = 0
+    target: int = 0
+
+
+@frozen(eq=False)
+class Read:
+    """Stored tensors `first`..`last` of the plan's sources."""
+
+    label: str
+    state: str
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"read    {self.state} of {self.label}: {self.last - self.first:,} stored tensors"
+
+
+@frozen(eq=False)
+class Extract:
+    """Boxes of elements taken out of what was read."""
+
+    label: str
+    lanes: tuple[Lane, ...]
+    boxes: Side = field(repr=False)
+    value: tuple[float, float] = (1.0, 0.0)  # stored = a * x + b
+
+    def __str__(self) -> str:
+        return f"extract {_states(self, 'origin')} of {self.label}: {_boxes(self.boxes)}"
+
+
+@frozen(eq=False)
+class Merge:
+    """Every element once."""
+
+    label: str
+    lanes: tuple[Lane, ...]
+
+    def __str__(self) -> str:
+        return f"merge   {_states(self)} of {self.label}"
+
+
+@frozen(eq=False)
+class Reduce:
+    """Copies that training let drift, averaged; or partial sums, added: in fp64, by order of their source, rounded once."""
+
+    label: str
+    lanes: tuple[Lane, ...]
+    how: Literal["mean", "sum"]
+
+    def __str__(self) -> str:
+        return f"reduce  {_states(self)} of {self.label} by {self.how}"
+
+
+@frozen(eq=False)
+class Derive:
+    """A state made of another: rounded to nearest even where it is narrower."""
+
+    label: str
+    lanes: tuple[Lane, ...]
+
+    def __str__(self) -> str:
+        return f"derive  {_states(self)} of {self.label} from {_states(self, 'origin')}"
+
+
+@frozen(eq=False)
+class Split:
+    """The same boxes as the target stores them."""
+
+    label: str
+    lanes: tuple[Lane, ...]
+    boxes: Side = field(repr=False)
+    value: tuple[float, float] = (1.0, 0.0)  # stored = a * x + b
+    lossy: bool = False  # a cast that rounds was asked for
+
+    def __str__(self) -> str:
+        return f"split   {_states(self)} of {self.label}: {_boxes(self.boxes)}"
+
+
+@frozen(eq=False)
+class Check:
+    """Boxes of declared copies, held against what stands at their places of the target."""
+
+    label: str
+    lanes: tuple[Lane, ...]
+    boxes: Side = field(repr=False)
+    value: tuple[float, float] = (1.0, 0.0)
+    lossy: bool = False
+
+    def __str__(self) -> str:
+        return f"check   {_states(self)} of {self.label}: {_boxes(self.boxes)}"
+
+
+@frozen(eq=False)
+class Fill:
+    """Padding of the target: zeros."""
+
+    label: str
+    state: str
+    elements: int
+
+    def __str__(self) -> str:
+        return f"fill    {self.state} of {self.label}: {self.elements:,} elements of padding"
+
+
+@frozen(eq=False)
+class Write:
+    """Stored tensors `first`..`last` of the plan's targets."""
+
+    label: str
+    state: str
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"write   {self.state} of {self.label}: {self.last - self.first:,} stored tensors"
+
+
+Node = Read | Extract | Merge | Reduce | Derive | Split | Check | Fill | Write
+
+
+def _states(
+    node: Extract | Merge | Reduce | Derive | Split | Check, which: Literal["state", "origin"] = "state"
+) -> str:
+    return ", ".join(dict.fromkeys(getattr(lane, which) for lane in node.lanes))
+
+
+def _boxes(boxes: Side) -> str:
+    return f"{len(boxes):,} boxes, {boxes.elements:,} elements"
+
+
+@frozen(eq=False)
+class Flow:
+    """An Extract with what becomes of its boxes."""
+
+    extract: Extract
+    way: Merge | Reduce | Derive | Check
+    place: Split | Check
+
+    @property
+    def kind(self) -> Kind:
+        match self.way:
+            case Check():
+                return "check"
+            case Reduce(how=how):
+                return how
+            case _:
+                return "copy"
+
+    @property
+    def lossy(self) -> bool:
+        return self.place.lossy or isinstance(self.way, Derive)
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        return self.place.lanes
+
+    @property
+    def moves(self) -> Moves:
+        """Both sides of the boxes, of the first lane."""
+        return Moves.between(self.extract.boxes, self.place.boxes)
+
+
+def in_order(net: nx.DiGraph[Node]) -> list[Node]:
+    """Nodes so that each follows what it needs; of those that are free, the one that joined the graph first."""
+    number = {node: i for i, node in enumerate(net)}
+    return list(nx.lexicographical_topological_sort(net, key=number.__getitem__))
+
+
+def flows(net: nx.DiGraph[Node], nodes: Sequence[Node] | None = None) -> Iterator[Flow]:
+    """Every way of elements from source to target, in the order of the graph."""
+    for node in in_order(net) if nodes is None else nodes:
+        match node:
+            case Split():
+                (way,) = net.predecessors(node)
+                assert isinstance(way, Merge | Reduce | Derive)
+                for extract in net.predecessors(way):
+                    assert isinstance(extract, Extract)
+                    yield Flow(extract, way, node)
+            case Check():
+                for extract in net.predecessors(node):
+                    if isinstance(extract, Extract):
+                        yield Flow(extract, node, node)
+            case _:
+                pass
+
+
+def net_text(net: nx.DiGraph[Node]) -> str:
+    """The graph as people read it, in the order in which it runs: a node a line, and what it needs."""
+    number = {node: i for i, node in enumerate(in_order(net))}
+    lines = []
+    for node, i in number.items():
+        needs = sorted(number[p] for p in net.predecessors(node))
+        lines.append(f"{i:>4}  {node}" + (f"  <-  {_ranges(needs)}" if needs else ""))
+    return "\n".join(lines)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`3, 7-12`"""
+    out: list[list[int]] = []
+    for n in numbers:
+        if out and out[-1][1] == n - 1:
+            out[-1][1] = n
+        else:
+            out.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in out)

@@ -1,0 +1,132 @@
+"""Table: declared columns of one length. What every table of boxes, pieces and moves does, once: take, concat, widen, sort.
+
+    @frozen(eq=False)
+    class Points(Table):
+        x: I64 = column()
+        steps: I64 = block(fill=0)  # (N, K)
+
+A subclass adds what its rows mean. Not here: what a row is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, Self
+
+import attrs
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+__all__ = ["Bools", "I64", "Table", "block", "column"]
+
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Array = NDArray[Any]
+
+
+def column(dtype: type[np.generic] = np.int64) -> Any:
+    """A column of one value a row: (N,)."""
+    return field(metadata={"dtype": np.dtype(dtype)})
+
+
+def block(fill: int, dtype: type[np.generic] = np.int64) -> Any:
+    """K values a row: (N, K). `fill` is what a dim that a row does not have holds."""
+    return field(metadata={"dtype": np.dtype(dtype), "fill": fill})
+
+
+@frozen(eq=False)
+class Table:
+    """Rows as columns of one length; blocks of one table have one width."""
+
+    def __len__(self) -> int:
+        first: Array = getattr(self, self.names()[0])
+        return len(first)
+
+    @classmethod
+    @cache
+    def names(cls) -> tuple[str, ...]:
+        return tuple(a.name for a in attrs.fields(cls))
+
+    @classmethod
+    @cache
+    def blocks(cls) -> dict[str, int]:
+        """Names of the (N, K) columns, each with its fill."""
+        return {a.name: a.metadata["fill"] for a in attrs.fields(cls) if "fill" in a.metadata}
+
+    @property
+    def width(self) -> int:
+        """K of the blocks."""
+        for name in self.blocks():
+            array: Array = getattr(self, name)
+            return int(array.shape[1])
+        return 0
+
+    def arrays(self) -> dict[str, Array]:
+        return {name: getattr(self, name) for name in self.names()}
+
+    def take(self, rows: I64 | Bools | slice) -> Self:
+        """Some rows, in the order asked for."""
+        return type(self)(**{name: array[rows] for name, array in self.arrays().items()})
+
+    def sort(self, *keys: Array) -> Self:
+        """Rows by the first key, then the second, and so on; rows that are equal keep their order."""
+        return self.take(np.lexsort(tuple(reversed(keys))))
+
+    def widen(self, width: int) -> Self:
+        """The same rows with blocks of at least `width` columns."""
+        missing = width - self.width
+        if missing <= 0:
+            return self
+        return attrs.evolve(
+            self,
+            **{
+                name: np.pad(getattr(self, name), ((0, 0), (0, missing)), constant_values=fill)
+                for name, fill in self.blocks().items()
+            },
+        )
+
+    def replace(self, **columns: Array) -> Self:
+        """The same rows with other values in some columns."""
+        return attrs.evolve(self, **columns)
+
+    @classmethod
+    def empty(cls, width: int = 1) -> Self:
+        blocks = cls.blocks()
+        return cls(
+            **{
+                a.name: np.zeros((0, width) if a.name in blocks else 0, dtype=a.metadata["dtype"])
+                for a in attrs.fields(cls)
+            }
+        )
+
+    @classmethod
+    def concat(cls, tables: Iterable[Self], width: int = 1) -> Self:
+        """The rows of several tables; blocks become as wide as the widest, and at least `width`."""
+        found = [t for t in tables if len(t)]
+        if not found:
+            return cls.empty(width)
+        if len(found) == 1:
+            return found[0].widen(width)
+        widest = max(width, *(t.width for t in found)) if cls.blocks() else 0
+        wide = [t.widen(widest) for t in found]
+        return cls(**{name: np.concatenate([getattr(t, name) for t in wide]) for name in cls.names()})
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Array]) -> Self:
+        """A table of arrays by the columns' names: checked, since they may come from a file. Raises: ValueError."""
+        if set(arrays) != set(cls.names()):
+            raise ValueError(f"columns {sorted(arrays)}, not {sorted(cls.names())}")
+        blocks = cls.blocks()
+        rows = {len(a) if a.ndim else -1 for a in arrays.values()}
+        widths = {a.shape[1:] for n, a in arrays.items() if n in blocks}
+        if len(rows) > 1 or len(widths) > 1:
+            raise ValueError("columns of different length")
+        made: dict[str, Array] = {}
+        for a in attrs.fields(cls):
+            array = arrays[a.name]
+            if array.dtype.kind not in "iub" or array.ndim != (2 if a.name in blocks else 1):
+                raise ValueError(f"column {a.name} is {array.dtype} of {array.ndim} dims")
+            made[a.name] = array.astype(a.metadata["dtype"], copy=False)
+        return cls(**made)

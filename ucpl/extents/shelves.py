@@ -1,0 +1,101 @@
+"""The stored tensors of a plan, by what is alike in them: one shelf for a block of names, one state, one label."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+from attrs import evolve, frozen
+
+from ucpl.columns import I64, Block
+from ucpl.extents.structure import StoredTensor
+
+__all__ = ["Shelf", "Shelves"]
+
+
+@frozen(eq=False)
+class Shelf:
+    """Stored tensors of one block and one state. `dtypes`: one for all, or one a tensor ("" where none is known)."""
+
+    block: Block
+    state: str
+    label: str
+    dtypes: tuple[str, ...]
+    shares: I64 | None = None  # of each tensor: the number of the one whose storage it is a second name of, or -1
+
+    def __len__(self) -> int:
+        return len(self.block)
+
+    def tensor(self, number: int) -> StoredTensor:
+        coordinate, choice = divmod(number, self.block.choices)
+        file, key = self.block.place(coordinate, choice)
+        shared = -1 if self.shares is None else int(self.shares[number])
+        return StoredTensor(
+            file,
+            key,
+            self.dtypes[number if len(self.dtypes) > 1 else 0],
+            tuple(self.block.shape[coordinate].tolist()),
+            self.state,
+            self.label,
+            int(self.block.rank[coordinate]),
+            None if shared < 0 else shared,
+            int(self.block.padding[coordinate]),
+            self.block.padding_kind(coordinate),
+        )
+
+
+@frozen(eq=False, slots=False)
+class Shelves(Sequence[StoredTensor]):
+    """All stored tensors of one side of a plan, numbered shelf by shelf. Single ones are made when they are asked for."""
+
+    shelves: tuple[Shelf, ...]
+
+    @cached_property
+    def starts(self) -> I64:
+        """(shelves + 1,): the number of each shelf's first tensor."""
+        return np.cumsum([0, *(len(s) for s in self.shelves)]).astype(np.int64)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, number: int) -> StoredTensor:  # type: ignore[override]
+        if number < 0 or number >= len(self):
+            raise IndexError(number)
+        shelf = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return self.shelves[shelf].tensor(number - int(self.starts[shelf]))
+
+    def __iter__(self) -> Iterator[StoredTensor]:
+        return iter(self.each)
+
+    @cached_property
+    def each(self) -> tuple[StoredTensor, ...]:
+        return tuple(s.tensor(i) for s in self.shelves for i in range(len(s)))
+
+    @classmethod
+    def of(cls, tensors: Sequence[StoredTensor]) -> Shelves:
+        """Tensors one by one, each on a shelf of its own."""
+        if isinstance(tensors, Shelves):
+            return tensors
+        return cls(tuple(_shelf(t) for t in tensors))
+
+    def with_dtypes(self, dtypes: Sequence[tuple[str, ...]]) -> Shelves:
+        """The same tensors of other dtypes, by shelf."""
+        return Shelves(tuple(evolve(s, dtypes=d) for s, d in zip(self.shelves, dtypes, strict=True)))
+
+
+def _shelf(t: StoredTensor) -> Shelf:
+    block = Block(
+        (t.file,) if t.file else (),
+        tuple((str(step),) if str(step) else () for step in t.key),
+        tuple(isinstance(step, int) for step in t.key),
+        1,
+        np.array([t.shape], dtype=np.int64).reshape(1, len(t.shape)),
+        np.array([t.rank], dtype=np.int64),
+        np.array([t.padding], dtype=np.int64),
+        np.array([t.padding_kind == "undefined"], dtype=np.bool_),
+        np.array([t.padding_kind == "live"], dtype=np.bool_),
+        np.zeros((1, 0), dtype=np.int64),
+    )
+    shares = None if t.shares is None else np.array([t.shares], dtype=np.int64)
+    return Shelf(block, t.state, t.label, (t.dtype,), shares)

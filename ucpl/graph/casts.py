@@ -1,0 +1,167 @@
+"""Dtypes that no spec states, filled in from the other side; and casts that would lose, refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from attrs import define, evolve
+
+from ucpl.columns import expanded
+from ucpl.columns.operations import Read, Write
+from ucpl.errors import Label, fail
+from ucpl.extents import DTYPES, StoredTensor
+from ucpl.graph.graph import Graph, Joined, Joint
+from ucpl.layout.scope import at
+
+__all__ = ["settle"]
+
+# Every value of the first is exactly a value of the second.
+EXACT = {
+    ("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64"), ("u8", "i16"), ("u8", "i32"),
+    ("u8", "i64"),
+    ("i8", "i16"), ("i8", "i32"), ("i8", "i64"), ("i16", "i32"), ("i16", "i64"), ("i32", "i64"), ("i32", "f64"), ("i16", "f32"),
+    ("bool", "u8"), ("f8_e4m3fn", "f32"), ("f8_e5m2", "f32"), ("f8_e4m3fn", "bf16"), ("f8_e5m2", "bf16"),
+}  # fmt: skip
+
+
+def settle(graph: Graph) -> Graph:
+    """Every stored tensor that takes part has a dtype, and no cast loses that was not asked for. E305, E306, E307."""
+    settler = _Settler(graph)
+    for joint in graph.joints:
+        if joint.kind != "check" and joint.moves is not None:
+            for lane in range(len(joint.lanes)):
+                settler.lane(joint, joint.moves, lane)
+    settler.pad()
+    return evolve(
+        graph,
+        sources=graph.sources.with_dtypes(settler.sources.shelves()),
+        targets=graph.targets.with_dtypes(settler.targets.shelves()),
+    )
+
+
+@define
+class _Known:
+    """Dtypes of one side, by number of the stored tensor: a shelf whose tensors have one dtype is one value."""
+
+    starts: list[int]
+    dtypes: list[list[str]]
+
+    @classmethod
+    def of(cls, shelves: tuple[tuple[str, ...], ...], starts: list[int]) -> _Known:
+        return cls(starts, [list(d) for d in shelves])
+
+    def shelf_of(self, home: int) -> int:
+        return int(np.searchsorted(self.starts, home, side="right")) - 1
+
+    def get(self, home: int) -> str:
+        shelf = self.shelf_of(home)
+        known = self.dtypes[shelf]
+        return known[home - self.starts[shelf]] if len(known) > 1 else known[0]
+
+    def set(self, home: int, dtype: str) -> None:
+        shelf = self.shelf_of(home)
+        if len(self.dtypes[shelf]) == 1:
+            self.dtypes[shelf] = self.dtypes[shelf] * (self.starts[shelf + 1] - self.starts[shelf])
+        self.dtypes[shelf][home - self.starts[shelf]] = dtype
+
+    def one(self, first: int, last: int) -> str | None:
+        """The dtype of these tensors, if it is one."""
+        found = {d for s in range(self.shelf_of(first), self.shelf_of(last - 1) + 1) for d in self.dtypes[s]}
+        return found.pop() if len(found) == 1 else None
+
+    def fill(self, first: int, last: int, dtype: str) -> None:
+        for s in range(self.shelf_of(first), self.shelf_of(last - 1) + 1):
+            self.dtypes[s] = [dtype]
+
+    def shelves(self) -> list[tuple[str, ...]]:
+        return [tuple(d) if len(set(d)) > 1 else tuple(d[:1]) for d in self.dtypes]
+
+
+class _Settler:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.sources = _Known.of(tuple(s.dtypes for s in graph.sources.shelves), graph.sources.starts.tolist())
+        self.targets = _Known.of(tuple(s.dtypes for s in graph.targets.shelves), graph.targets.starts.tolist())
+
+    def lane(self, joint: Joint, moves: Joined, number: int) -> None:
+        first, lane = joint.lanes[0], joint.lanes[number]
+        for s, t in np.unique(np.stack([moves.source_part, moves.target_part], 1), axis=0).tolist():
+            read = self.graph.reads[lane.sources[first.sources.index(s)]]
+            target = lane.targets[first.targets.index(t)]
+            write = self.graph.writes[target]
+            a, b = self.sources.one(read.first, read.last), self.targets.one(write.first, write.last)
+            if a is not None and b is not None:
+                self.pair(lane.state, read.first, write.first, target, joint.derived, (read, write))
+                continue
+            mine = moves.take((moves.source_part == s) & (moves.target_part == t))
+            shifts = (
+                read.first - self.graph.reads[s].first,
+                write.first - self.graph.writes[t].first,
+            )
+            for source, goal in self.homes(mine):
+                self.pair(lane.state, source + shifts[0], goal + shifts[1], target, joint.derived)
+
+    def homes(self, moves: Joined) -> Iterator[tuple[int, int]]:
+        """Pairs of stored tensors between which elements move."""
+        source, target = self.graph.spaces
+        each = expanded(moves, source, target)
+        pairs = np.unique(np.stack([source.home(each.source), target.home(each.target)], 1), axis=0)
+        yield from ((int(s), int(t)) for s, t in pairs.tolist())
+
+    def pair(
+        self, state: str, source: int, target: int, part: int, derived: bool, whole: tuple[Read, Write] | None = None
+    ) -> None:
+        """Two stored tensors, or (`whole`) all of two parts, which are alike."""
+        a, b = self.sources.get(source), self.targets.get(target)
+        if not b:
+            if not a:
+                label = self.graph.sources[source].label
+                fail(
+                    "E305",
+                    f"no dtype is known for {state} of `{label}`",
+                    Label(self.graph.source.layout.call, where=label),
+                    remedy="write `dtype bf16` in the model, or give a checkpoint",
+                )
+            self.give(self.targets, target, a, whole and whole[1])
+            return
+        if not a:
+            self.give(self.sources, source, b, whole and whole[0])
+            return
+        for dtype in (a, b):
+            if dtype not in DTYPES:
+                fail(
+                    "E307",
+                    f"no element type is called `{dtype}`",
+                    Label(self.graph.target.layout.call, where=self.graph.targets[target].label),
+                    remedy=f"one of {', '.join(DTYPES)}",
+                )
+        if a != b and (a, b) not in EXACT and not derived and not self.graph.target.parts[part].lossy:
+            self.loses(state, self.graph.sources[source], self.graph.targets[target], (a, b), part)
+
+    @staticmethod
+    def give(known: _Known, home: int, dtype: str, whole: Read | Write | None) -> None:
+        if whole is not None:
+            known.fill(whole.first, whole.last, dtype)
+        else:
+            known.set(home, dtype)
+
+    def loses(self, state: str, a: StoredTensor, b: StoredTensor, dtypes: tuple[str, str], part: int) -> None:
+        span = self.graph.target.parts[part].span
+        fail(
+            "E306",
+            f"{state} of `{b.label}` would lose: {dtypes[0]} in the source, {dtypes[1]} in the target",
+            Label(a.file, dtypes[0], where="/".join(map(str, a.key))),
+            at(span, dtypes[1]) if span.line else Label(b.file, dtypes[1], where="/".join(map(str, b.key))),
+            remedy=f"keep {dtypes[0]}, or write `dtype {dtypes[1]} lossy` on the entry",
+        )
+
+    def pad(self) -> None:
+        """A target that is padding alone (a rank beyond the end of the vocabulary) has the dtype of its part's others."""
+        for write in self.graph.writes.values():
+            if write.first == write.last:
+                continue
+            of_part = range(self.targets.shelf_of(write.first), self.targets.shelf_of(write.last - 1) + 1)
+            known = next((d for s in of_part for d in self.targets.dtypes[s] if d), "")
+            for s in of_part:
+                self.targets.dtypes[s] = [d or known for d in self.targets.dtypes[s]]

@@ -1,0 +1,114 @@
+"""The dependency graph: networkx carries it, nodes own their tables, and it says what the stored tensors of both sides are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import networkx as nx
+from attrs import evolve, frozen
+
+from ucpl.columns import I64, Bools, Moves, Space
+from ucpl.columns.operations import Flow, Node, Read, Write, flows, net_text
+from ucpl.columns.table import column
+from ucpl.extents import Shelves
+from ucpl.graph.rows import Rows
+from ucpl.regions import Placement
+
+__all__ = ["Drawn", "Graph", "Joined", "Joint", "Kept", "Lanes", "Taken"]
+
+
+@frozen
+class Lanes:
+    """One state that a join stands for: what it fills, what it is made from, and the parts of both sides."""
+
+    state: str
+    origin: str
+    sources: tuple[int, ...]  # parts of the source
+    targets: tuple[int, ...]  # parts of the target
+
+
+@frozen(eq=False)
+class Taken:
+    """Boxes of one source part, as logical elements: what an Extract is before both sides are joined."""
+
+    part: int
+    label: str
+    boxes: Rows
+
+    def __str__(self) -> str:
+        return f"extract {self.label}: {len(self.boxes):,} boxes, {int(self.boxes.volume.sum()):,} elements"
+
+
+@frozen(eq=False)
+class Kept:
+    """Boxes of one target part, as logical elements: what a Split is before both sides are joined."""
+
+    part: int
+    label: str
+    boxes: Rows
+    firsts: Bools  # which of them are no copies of others: declared copies of the source are checked there
+
+    def __str__(self) -> str:
+        return f"split   {self.label}: {len(self.boxes):,} boxes, {int(self.boxes.volume.sum()):,} elements"
+
+
+@frozen(eq=False)
+class Joined(Moves):
+    """Moves that know the parts that they are from and for."""
+
+    source_part: I64 = column()
+    target_part: I64 = column()
+
+
+@frozen(eq=False)
+class Joint:
+    """Where boxes of both sides meet: every element once (copy), or its copies (check, mean, sum). `moves` once joined."""
+
+    kind: str
+    lanes: tuple[Lanes, ...]
+    derived: bool
+    moves: Joined | None = None
+
+    def __str__(self) -> str:
+        states = ", ".join(lane.state for lane in self.lanes)
+        what = "" if self.moves is None else f": {len(self.moves):,} boxes, {self.moves.elements:,} elements"
+        return f"{'merge' if self.kind == 'copy' else self.kind:<7} {states}{what}"
+
+
+Drawn = Node | Taken | Joint | Kept
+
+
+@frozen(eq=False)
+class Graph:
+    """A graph over two placements. `spaces` are those of the addresses in its tables."""
+
+    source: Placement
+    target: Placement
+    net: nx.DiGraph[Drawn]
+    sources: Shelves
+    targets: Shelves
+    spaces: tuple[Space, Space]
+    reads: dict[int, Read]  # by part of the source
+    writes: dict[int, Write]  # by part of the target
+    derived: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def joints(self) -> list[Joint]:
+        return [n for n in self.net if isinstance(n, Joint)]
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """Every way of elements from source to target, once all passes were applied."""
+        return tuple(flows(self.net))
+
+    def with_joints(self, change: Callable[[Joint], Joint]) -> Graph:
+        """The graph with other joints in the same places."""
+        return evolve(self, net=nx.relabel_nodes(self.net, {j: change(j) for j in self.joints}))
+
+    def with_moves(self, change: Callable[[Joined], Joined]) -> Graph:
+        """The graph with other moves in its joints."""
+        return self.with_joints(lambda j: j if j.moves is None else evolve(j, moves=change(j.moves)))
+
+    def __str__(self) -> str:
+        return net_text(self.net)

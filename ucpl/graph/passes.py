@@ -1,0 +1,160 @@
+"""Passes: functions Graph → Graph, applied in order.
+
+meet        boxes of both sides become moves, where they meet
+straighten  dims by falling target stride, neighbours merged
+join_runs   runs that follow each other become one
+settle      dtypes that no spec states, and casts that would lose
+deal        one Extract and one Split an entry: what is saved and run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import networkx as nx
+import numpy as np
+from attrs import evolve
+
+from ucpl.columns import join_runs, straighten
+from ucpl.columns.operations import Check, Derive, Extract, Fill, Lane, Merge, Reduce, Split
+from ucpl.graph.casts import settle
+from ucpl.graph.graph import Drawn, Graph, Joined, Joint, Kept, Taken
+from ucpl.graph.rows import Rows
+from ucpl.regions.boxes import overlaps
+
+__all__ = ["PASSES", "Pass", "deal", "meet", "optimise"]
+
+Pass = Callable[[Graph], Graph]
+
+
+def optimise(graph: Graph, passes: Sequence[Pass] | None = None) -> Graph:
+    """Apply passes one after the other."""
+    for step in PASSES if passes is None else passes:
+        graph = step(graph)
+    return graph
+
+
+def meet(graph: Graph) -> Graph:
+    """Boxes of both sides as moves, one where a box of the source and a box of the target share elements.
+
+    before: extract 0:6, 6:12 ─► merge ─► split 0:4, 4:8, 8:12     after: merge with 0:4, 4:6, 6:8, 8:12
+    """
+
+    def joined(joint: Joint) -> Joint:
+        taken = [n for n in graph.net.predecessors(joint) if isinstance(n, Taken)]
+        kept = [n for n in graph.net.successors(joint) if isinstance(n, Kept)]
+        source = Rows.concat(n.boxes for n in taken)
+        rows = [n.boxes.take(n.firsts) if joint.kind == "check" else n.boxes for n in kept]
+        target = Rows.concat(rows)
+        width = max(source.width, target.width)
+        return evolve(joint, moves=_shared(source.widen(width), target.widen(width)))
+
+    made = graph.with_joints(joined)
+    net = made.net
+    # What the boxes were is in the moves now: reads and writes stand at the joint itself.
+    for node in [n for n in net if isinstance(n, Taken | Kept)]:
+        net.add_edges_from((a, b) for a in list(net.predecessors(node)) for b in list(net.successors(node)))
+        net.remove_node(node)
+    net.remove_nodes_from([n for n in net if isinstance(n, Joint) and n.kind != "copy" and not len(n.moves or ())])
+    return made
+
+
+def _shared(source: Rows, target: Rows) -> Joined:
+    j, i = overlaps(target.tensor, target.low, target.high, source.tensor, source.low, source.high)
+    low = np.maximum(source.low[i], target.low[j])
+    shape = np.minimum(source.high[i], target.high[j]) - low
+    return Joined(
+        target.tensor[j],
+        source.offset[i] + ((low - source.low[i]) * source.stride[i]).sum(axis=1),
+        target.offset[j] + ((low - target.low[j]) * target.stride[j]).sum(axis=1),
+        shape,
+        source.stride[i],
+        target.stride[j],
+        source.part[i],
+        target.part[j],
+    )
+
+
+def each_straight(graph: Graph) -> Graph:
+    """`columns.straighten` of every joint's moves."""
+    return graph.with_moves(straighten)
+
+
+def each_joined(graph: Graph) -> Graph:
+    """`columns.join_runs` of every joint's moves."""
+    return graph.with_moves(join_runs)
+
+
+def deal(graph: Graph) -> Graph:
+    """One node per (operation, entry of the target): rows of a joint dealt to the parts that they fill.
+
+    before: merge of all entries     after: extract ─► merge ─► split for each entry, in the order of its stored positions
+    """
+    net: nx.DiGraph[Drawn] = nx.DiGraph()
+    net.add_nodes_from(graph.reads.values())
+    net.add_nodes_from(graph.writes.values())
+    for joint in graph.joints:
+        assert joint.moves is not None
+        for table, value in _by_entry(graph, joint.moves):
+            target = int(table.target_part[0])
+            lanes = _lanes(graph, joint, target)
+            extract, way, place = _dealt(graph, joint, table, lanes, value)
+            net.add_edge(extract, way)
+            if place is not way:
+                net.add_edge(way, place)
+            sources = np.unique(table.source_part).tolist()
+            index = [joint.lanes[0].sources.index(part) for part in sources]
+            for lane in joint.lanes:
+                net.add_edges_from((graph.reads[lane.sources[i]], extract) for i in index)
+                net.add_edge(place, graph.writes[lane.targets[joint.lanes[0].targets.index(target)]])
+    fills = [(n, w) for n, w in graph.net.edges if isinstance(n, Fill)]
+    net.add_edges_from(fills)
+    return evolve(graph, net=net)
+
+
+def _by_entry(graph: Graph, moves: Joined) -> Iterator[tuple[Joined, tuple[float, float]]]:
+    """Rows of one target part and of source parts of one `value`, in the order of the target."""
+    values = [p.value for p in graph.source.parts]
+    kinds = {v: i for i, v in enumerate(dict.fromkeys(values))}
+    value = np.array([kinds[v] for v in values] or [0], dtype=np.int64)[moves.source_part]
+    ordered = moves.sort(moves.target_part, value, moves.target, moves.source)
+    value = value[np.lexsort((moves.source, moves.target, value, moves.target_part))]
+    changes = (ordered.target_part[1:] != ordered.target_part[:-1]) | (value[1:] != value[:-1])
+    starts = np.concatenate([[0], np.flatnonzero(changes) + 1]) if len(ordered) else np.zeros(0, dtype=np.int64)
+    for first, last in zip(starts.tolist(), [*starts[1:].tolist(), len(ordered)], strict=False):
+        yield ordered.take(slice(first, last)), values[int(ordered.source_part[first])]
+
+
+def _lanes(graph: Graph, joint: Joint, target: int) -> tuple[Lane, ...]:
+    """The states of a joint, with the distance of their stored tensors from the first one's."""
+    first = joint.lanes[0]
+    at = first.targets.index(target)
+    return tuple(
+        Lane(
+            lane.state,
+            lane.origin,
+            graph.reads[lane.sources[0]].first - graph.reads[first.sources[0]].first,
+            graph.writes[lane.targets[at]].first - graph.writes[target].first,
+        )
+        for lane in joint.lanes
+    )
+
+
+def _dealt(
+    graph: Graph, joint: Joint, moves: Joined, lanes: tuple[Lane, ...], value: tuple[float, float]
+) -> tuple[Extract, Merge | Reduce | Derive | Check, Split | Check]:
+    part = graph.target.parts[int(moves.target_part[0])]
+    extract = Extract(part.label, lanes, moves.source_side, value)
+    if joint.kind == "check":
+        check = Check(part.label, lanes, moves.target_side, part.value, part.lossy or joint.derived)
+        return extract, check, check
+    way: Merge | Reduce | Derive
+    match joint.kind:
+        case "mean" | "sum":
+            way = Reduce(part.label, lanes, joint.kind)
+        case _:
+            way = Derive(part.label, lanes) if joint.derived else Merge(part.label, lanes)
+    return extract, way, Split(part.label, lanes, moves.target_side, part.value, part.lossy)
+
+
+PASSES: tuple[Pass, ...] = (meet, each_straight, each_joined, settle, deal)

@@ -1,0 +1,194 @@
+"""One side of a graph: its stored tensors numbered part by part, and what its rows are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+from attrs import define, field
+
+from ucpl.columns import I64, Bools, Space, split_rows
+from ucpl.errors import Label, fail
+from ucpl.extents import Key, Shelf, Shelves
+from ucpl.graph.rows import Rows
+from ucpl.layout import Layout
+from ucpl.regions import Home, Part, Placement, element_name
+
+__all__ = ["DtypeOf", "Side", "spaced"]
+
+DtypeOf = Callable[[str, Key], str | None]
+
+
+@define
+class Side:
+    """Parts of a placement that take part. `names` are the tensors that numbers mean, `named` their layout."""
+
+    placement: Placement
+    names: tuple[str, ...]
+    named: Layout
+    first: dict[int, int] = field(factory=dict)  # of each part: the number of its first stored tensor
+    count: int = 0
+    space: Space = Space(1)
+
+    def place(self, number: int) -> None:
+        """Number the stored tensors of a part, if it is not yet."""
+        if number not in self.first:
+            self.first[number] = self.count
+            self.count += len(self.placement.parts[number].homes)
+
+    def range(self, number: int) -> tuple[int, int]:
+        return self.first[number], self.first[number] + len(self.placement.parts[number].homes)
+
+    def numbered(self, parts: tuple[int, ...]) -> list[tuple[int, int, Part]]:
+        return [(n, self.first[n], self.placement.parts[n]) for n in parts]
+
+    def mark(self, number: int) -> object:
+        """Equal for parts whose boxes are the same."""
+        part = self.placement.parts[number]
+        return id(part.folded), part.is_alias, part.value, part.lossy
+
+    @property
+    def width(self) -> int:
+        return max((p.folded.width for p in self.placement.parts), default=1)
+
+    @property
+    def is_alias(self) -> Bools:
+        return np.array([p.is_alias for p in self.placement.parts], dtype=np.bool_)
+
+    @property
+    def numel_max(self) -> int:
+        return max((self.placement.parts[n].homes.numel_max for n in self.first), default=1)
+
+    # ---- rows --------------------------------------------------------------------------------------------------------
+
+    def replica(self, rows: Rows) -> I64:
+        """Of each row, what tells declared copies apart: boxes of one part with equal ones must not overlap."""
+        out = np.zeros(len(rows), dtype=np.int64)
+        home = self.space.home(rows.offset)
+        for n in np.unique(rows.part).tolist():
+            mine = rows.part == n
+            out[mine] = self.placement.parts[n].homes.replica(home[mine] - self.first[n])
+        return out
+
+    def singly(self, rows: Rows) -> Rows:
+        """Rows that run over several stored tensors, one row a tensor."""
+        over = rows.stride >= self.space.step
+        if not over.any():
+            return rows
+        row, index = split_rows(rows.high - rows.low, over)
+        r, cut = rows.take(row), over[row]
+        low = r.low + index
+        return r.replace(low=low, high=np.where(cut, low + 1, r.high), offset=r.offset + (index * r.stride).sum(axis=1))
+
+    def home(self, rows: Rows, row: int, index: I64) -> tuple[Part, Home]:
+        """Where an element of a row is stored."""
+        address = rows.offset[row] + ((index - rows.low[row]) * rows.stride[row]).sum()
+        number = int(rows.part[row])
+        part = self.placement.parts[number]
+        return part, part.homes.home(int(self.space.home(address)) - self.first[number])
+
+    def overlap(self, rows: Rows, one: int, other: int, index: I64) -> NoReturn:
+        """Two rows hold one element and are no declared copies. E304."""
+        path = self.names[int(rows.tensor[one])]
+        (part_a, a), (_, b) = self.home(rows, one, index), self.home(rows, other, index)
+        fail(
+            "E304",
+            f"{element_name(self.named, path, tuple(index.tolist()))} has two places that are no declared copies",
+            Label(a.file, f"first here, {part_a.state}", where="/".join(map(str, a.key))),
+            Label(b.file, "and here", where="/".join(map(str, b.key))),
+            notes=(f"layout {self.placement.layout.call}",),
+        )
+
+    # ---- stored tensors ----------------------------------------------------------------------------------------------
+
+    def is_shared(self, number: int) -> bool:
+        """Whether a part is second names alone: tensors whose storage another part of the same file writes."""
+        return number in self.owned and bool((self.owned[number] >= 0).all())
+
+    @property
+    def owned(self) -> dict[int, I64]:
+        """Of each part of second names: the number of the tensor that it shares storage with, or -1."""
+        if self._owned is None:
+            self._owned = self._find_owners()
+        return self._owned
+
+    _owned: dict[int, I64] | None = None
+
+    def _find_owners(self) -> dict[int, I64]:
+        aliases = [n for n in self.first if self.placement.parts[n].is_alias]
+        wanted = {(self.placement.parts[n].state, self.placement.parts[n].label) for n in aliases}
+        owners: dict[tuple[str, str, str], tuple[int, tuple[int, ...]]] = {}
+        for n, first in self.first.items():
+            part = self.placement.parts[n]
+            if not part.is_alias and (part.state, part.label) in wanted:
+                for i, home in enumerate(part.homes):
+                    owners.setdefault((home.file, part.state, part.label), (first + i, home.shape))
+        out = {}
+        for n in aliases:
+            part = self.placement.parts[n]
+            shares = np.full(len(part.homes), -1, dtype=np.int64)
+            for i, home in enumerate(part.homes):
+                owner = owners.get((home.file, part.state, part.label))
+                if owner is not None and owner[1] == home.shape:
+                    shares[i] = owner[0]
+            out[n] = shares
+        return out
+
+    def shelves(self, dtype_of: DtypeOf | None, *, sharing: bool = True) -> Shelves:
+        """All stored tensors, by number."""
+        out: list[Shelf] = []
+        for n in sorted(self.first, key=lambda n: self.first[n]):
+            part = self.placement.parts[n]
+            dtypes = self.dtypes(part, dtype_of)
+            shares = self.owned.get(n) if sharing else None
+            if shares is not None and not (shares >= 0).any():
+                shares = None
+            at = 0
+            for block in part.homes.blocks:
+                mine = slice(at, at + len(block))
+                at += len(block)
+                out.append(
+                    Shelf(
+                        block,
+                        part.state,
+                        part.label,
+                        dtypes if len(dtypes) == 1 else dtypes[mine],
+                        None if shares is None else shares[mine],
+                    )
+                )
+        return Shelves(tuple(out))
+
+    def dtypes(self, part: Part, dtype_of: DtypeOf | None) -> tuple[str, ...]:
+        """One for all stored tensors, or one each: from the layout, or (for a source) from the checkpoint."""
+        said = self.said(part)
+        if dtype_of is not None:
+            each = said if len(said) > 1 else said * len(part.homes)
+            said = tuple(dtype_of(h.file, h.key) or d for h, d in zip(part.homes, each, strict=True))
+        return said[:1] if len(set(said)) == 1 else said
+
+    def said(self, part: Part) -> tuple[str, ...]:
+        layout = self.placement.layout
+        if part.dtype is not None:
+            return (part.dtype,)
+        if part.state != "weight":
+            return (next((s.dtype for s in layout.states if s.name == part.state), ""),)
+        paths = [self.placement.tensors[t] for t in part.tensors]
+        known = {layout.tensors[path].dtype or "" for path in paths}
+        if len(known) < 2:
+            return (known.pop() if known else "",)
+        # Tensors of several dtypes in one part: each stored tensor has that of its first one.
+        homes, index = np.unique(part.pieces.home, return_index=True)
+        first = {int(h): int(part.pieces.tensor[i]) for h, i in zip(homes.tolist(), index.tolist(), strict=True)}
+        other = next(iter(first.values()))
+        dtypes = [layout.tensors[self.placement.tensors[first.get(i, other)]].dtype for i in range(len(part.homes))]
+        return tuple(d or "" for d in dtypes)
+
+
+def spaced(here: Side, there: Side) -> None:
+    """Give both sides room for their positions. E312."""
+    for side in (here, there):
+        try:
+            side.space = Space.over(side.count, side.numel_max)
+        except ValueError as error:
+            fail("E312", f"too much for one plan: {error}", Label(side.placement.layout.call))

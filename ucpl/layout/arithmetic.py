@@ -1,0 +1,228 @@
+"""What an expression gives, for whole numbers and for columns of them alike.
+
+A column is an array of int64, one number a place. What is refused for a number (a division with a remainder, 64 bits)
+is refused for a column that holds one such number. Where names come from is the caller's: `Look`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ucpl.errors import Label, fail
+from ucpl.syntax import nodes
+
+__all__ = [
+    "FUNCTIONS",
+    "I64",
+    "NUMBER_LIMIT",
+    "Look",
+    "Number",
+    "Operand",
+    "Value",
+    "at",
+    "bounded",
+    "evaluated",
+    "integer",
+]
+
+I64 = NDArray[np.int64]
+# None: a key of the config that is absent.
+Value = Union[int, str, float, list["Value"], None]  # noqa: UP007
+Number = int | I64
+Operand = Value | I64
+Look = Callable[[nodes.Name], Operand]
+
+NUMBER_LIMIT = 1 << 62  # sizes are 64-bit in files and columns
+
+
+def at(span: nodes.Span, text: str = "") -> Label:
+    """A label for a place of a .ucpl text."""
+    return Label(span.file, text, span.line or None, span.column or None, max(1, min(span.stop - span.start, 200)))
+
+
+def evaluated(expr: nodes.Expr, look: Look) -> Operand:
+    """The value of an expression. Raises E104 to E109."""
+    match expr:
+        case nodes.Number(value=number):
+            return bounded(number, expr.span)
+        case nodes.Text(value=text):
+            return text
+        case nodes.Name():
+            return look(expr)
+        case nodes.List(items=items):
+            return [_alone(evaluated(i, look), i) for i in items]
+        case nodes.Unary(operator="not", operand=operand):
+            return _truth(np.logical_not(_true(evaluated(operand, look))))
+        case nodes.Unary(operand=operand):
+            return -integer(operand, look)
+        case nodes.Binary(operator="and", left=left, right=right):
+            first = _true(evaluated(left, look))
+            return 0 if first is False else _truth(np.logical_and(first, _true(evaluated(right, look))))
+        case nodes.Binary(operator="or", left=left, right=right):
+            first = _true(evaluated(left, look))
+            return 1 if first is True else _truth(np.logical_or(first, _true(evaluated(right, look))))
+        case nodes.Binary(operator=("==" | "!=") as operator, left=left, right=right):
+            same = _same(evaluated(left, look), evaluated(right, look))
+            return _truth(same if operator == "==" else np.logical_not(same))
+        case nodes.Binary(operator=operator, left=left, right=right):
+            return _combined(operator, integer(left, look), integer(right, look), expr.span)
+        case nodes.Function(name="default", args=args):
+            return next((v for a in args if (v := evaluated(a, look)) is not None), None)
+        case nodes.Function(name=name, args=args):
+            known = name in _MANY or (name, len(args)) in _FEW
+            return _function(expr, [integer(a, look) for a in args] if known else [])
+    raise TypeError(expr)
+
+
+def integer(expr: nodes.Expr, look: Look) -> Number:
+    """The value of an expression that must be a whole number, or a column of them. Raises E104 or E105 otherwise."""
+    value = evaluated(expr, look)
+    if value is None:
+        what = f"`{expr.path}`" if isinstance(expr, nodes.Name) else "this"
+        fail("E105", f"{what} has no value", at(expr.span, "absent from the config"))
+    if isinstance(value, bool) or not isinstance(value, int | np.ndarray):
+        fail("E104", f"a whole number is needed here, not {value!r}", at(expr.span))
+    return value
+
+
+def bounded(number: Number, span: nodes.Span) -> Number:
+    """The number itself. Raises E106 where it does not fit."""
+    if _largest(number) > NUMBER_LIMIT:
+        fail("E106", "a number grew beyond 64 bits", at(span))
+    return number
+
+
+def _largest(number: Number) -> int:
+    if isinstance(number, int):
+        return abs(number)
+    return max(abs(int(number.max())), abs(int(number.min()))) if number.size else 0
+
+
+def _alone(value: Operand, expr: nodes.Expr) -> Value:
+    if isinstance(value, np.ndarray):
+        fail("E104", "a list holds numbers that are the same at every place", at(expr.span))
+    return value
+
+
+# ---- truths: one bool, or a column of them; in the language they are 0 and 1 ---------------------------------------
+
+Truth = bool | NDArray[np.bool_]
+
+
+def _true(value: Operand) -> Truth:
+    return np.asarray(value != 0) if isinstance(value, np.ndarray) else bool(value)
+
+
+def _same(left: Operand, right: Operand) -> Truth:
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return np.asarray(left == right)
+    return left == right
+
+
+def _truth(truth: Truth | np.bool_) -> Number:
+    return truth.astype(np.int64) if isinstance(truth, np.ndarray) and truth.ndim else int(truth)
+
+
+# ---- operators and functions -----------------------------------------------------------------------------------------
+
+
+def _combined(operator: str, left: Number, right: Number, span: nodes.Span) -> Number:
+    match operator:
+        case "+" | "-" | "*":
+            return _fitting(operator, left, right, span)
+        case "<":
+            return _truth(left < right)
+        case ">":
+            return _truth(left > right)
+        case "<=":
+            return _truth(left <= right)
+        case ">=":
+            return _truth(left >= right)
+        case "/" | "%":
+            return _divided(operator, left, right, span)
+    raise TypeError(operator)
+
+
+def _divided(operator: str, left: Number, right: Number, span: nodes.Span) -> Number:
+    if np.any(np.equal(right, 0)):
+        fail("E107", "division by zero", at(span))
+    rest = left % right
+    if operator == "%":
+        return rest
+    if np.any(np.not_equal(rest, 0)):
+        a, b, r = _first_uneven(left, right, rest)
+        fail("E108", f"{a} / {b} leaves a remainder of {r}", at(span, f"{a} does not divide by {b}"))
+    return left // right
+
+
+def _fitting(operator: str, left: Number, right: Number, span: nodes.Span) -> Number:
+    """A sum, difference or product: in 64 bits where nothing can grow beyond them, else exact and then looked at."""
+    a, b = _largest(left), _largest(right)
+    if (isinstance(left, int) and isinstance(right, int)) or (a * b if operator == "*" else a + b) <= NUMBER_LIMIT:
+        return bounded(_plain(operator, left, right), span)
+    exact = np.asarray(_plain(operator, _exact(left), _exact(right)), dtype=object)
+    if any(abs(n) > NUMBER_LIMIT for n in exact.ravel()):
+        fail("E106", "a number grew beyond 64 bits", at(span))
+    return exact.astype(np.int64)
+
+
+def _plain(operator: str, left: Number, right: Number) -> Number:
+    return left + right if operator == "+" else left - right if operator == "-" else left * right
+
+
+def _exact(number: Number) -> Number:
+    return number if isinstance(number, int) else number.astype(object)
+
+
+def _first_uneven(left: Number, right: Number, rest: Number) -> tuple[int, int, int]:
+    a, b, r = (column.ravel() for column in np.broadcast_arrays(left, right, rest))
+    first = int(np.flatnonzero(r)[0])
+    return int(a[first]), int(b[first]), int(r[first])
+
+
+_MANY = ("min", "max", "lcm", "gcd")
+_FEW = (("size", 1), ("ceil", 2))
+FUNCTIONS = ("default", *_MANY, *(name for name, _ in _FEW))
+
+
+def _function(expr: nodes.Function, numbers: Sequence[Number]) -> Number:
+    match expr.name:
+        case "min" | "max" | "gcd" if numbers:
+            return reduce(_PICKS[expr.name], numbers)
+        case "lcm" if numbers:
+            return bounded(reduce(lambda a, b: _lcm(a, b, expr.span), numbers), expr.span)
+        case "size" if numbers:
+            return numbers[0]
+        case "ceil" if numbers:
+            if np.any(np.equal(numbers[1], 0)):
+                fail("E107", "division by zero", at(expr.span))
+            return -(-numbers[0] // numbers[1])
+    fail("E109", f"no function is called `{expr.name}` with {len(expr.args)} arguments", at(expr.span))
+
+
+def _least(a: Number, b: Number) -> Number:
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else np.asarray(np.minimum(a, b))
+
+
+def _greatest(a: Number, b: Number) -> Number:
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else np.asarray(np.maximum(a, b))
+
+
+def _gcd(a: Number, b: Number) -> Number:
+    return math.gcd(a, b) if isinstance(a, int) and isinstance(b, int) else np.asarray(np.gcd(a, b))
+
+
+def _lcm(a: Number, b: Number, span: nodes.Span) -> Number:
+    if isinstance(a, int) and isinstance(b, int):
+        return math.lcm(a, b)
+    step = np.asarray(np.abs(a) // np.maximum(np.gcd(a, b), 1), dtype=np.int64)
+    return _fitting("*", step, np.abs(np.asarray(b, dtype=np.int64)), span)
+
+
+_PICKS: dict[str, Callable[[Number, Number], Number]] = {"min": _least, "max": _greatest, "gcd": _gcd}

@@ -1,0 +1,215 @@
+"""How each tensor is stored: entries by name, and entries with `*` written out for every tensor that none names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from attrs import define, evolve, frozen
+
+from ucpl.errors import fail
+from ucpl.layout import axes as ax
+from ucpl.layout.layout import Entry, LogicalTensor
+from ucpl.layout.models import unknown_tensor
+from ucpl.layout.patterns import axes_closed, demand_no_flat, dims_in
+from ucpl.layout.scope import NUMBER_LIMIT, Scope, at
+from ucpl.layout.storing import Ground, is_there, said_clauses
+from ucpl.syntax import nodes
+from ucpl.syntax.walk import inside, walk
+
+__all__ = ["CLASSES", "Wild", "Written", "entries_of", "written_entries"]
+
+STORED_MAX = 1_000_000  # tensors that the entries of one layout name, all indices counted
+
+# The classes that speak of a tensor of a kind, the most special first.
+_CLASSES_OF = {
+    "parameter": ("trainable", "parameter", "*"),
+    "frozen": ("frozen", "parameter", "*"),
+    "buffer": ("buffer", "*"),
+}
+CLASSES = frozenset({"alias", *(c for classes in _CLASSES_OF.values() for c in classes)})
+
+
+@frozen
+class Wild:
+    """What an entry with `*` says of one tensor, or of one second name of it."""
+
+    item: nodes.Entry
+    path: str  # the tensor's own
+    alias: str | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What a template may call the tensor."""
+        return {"name": self.path} | ({"alias": self.alias, "owner": self.path} if self.alias else {})
+
+
+@define
+class Written:
+    """The entries of a layout that are there, and what those with `*` say of each tensor that no other names."""
+
+    items: list[nodes.Entry]  # in the text's order; those with `*` stand at the first of them
+    explicit: frozenset[str]
+    classes: dict[str, list[nodes.Entry]]
+
+    def wild(self, tensors: dict[str, LogicalTensor], aliases: dict[str, str]) -> Iterator[Wild]:
+        """One a tensor, in the model's order; the most special class that speaks of it wins."""
+        for path, tensor in tensors.items():
+            said = next((c for c in _CLASSES_OF[tensor.kind] if c in self.classes), None)
+            if path not in self.explicit and said is not None:
+                yield from (Wild(item, path) for item in self.classes[said] if item.shape is not None)
+        for alias, owner in aliases.items():
+            if alias not in self.explicit:
+                yield from (Wild(i, owner, alias) for i in self.classes.get("alias", ()) if i.shape is not None)
+
+
+def written_entries(items: Iterable[nodes.Record], scope: Scope) -> Written:
+    said = [i for i in items if isinstance(i, nodes.Entry)]
+    classes: dict[str, list[nodes.Entry]] = {}
+    for item in said:
+        if item.path == "*" and is_there(item, scope):
+            classes.setdefault(item.of or "*", []).append(item)
+    return Written(said, frozenset(i.path for i in said if i.path != "*"), classes)
+
+
+def entries_of(
+    items: Iterable[nodes.LayoutItem], ground: Ground, tensors: dict[str, LogicalTensor], aliases: dict[str, str]
+) -> tuple[Entry, ...]:
+    written = written_entries(items, ground.scope)
+    for item in written.items:
+        demand_no_flat((*item.indices, *(item.shape or ())), item.span)
+    out: list[Entry] = []
+    expanded = False
+    for item in written.items:
+        if item.path != "*":
+            if item.shape is not None and is_there(item, ground.scope):
+                out.append(_entry(item, ground, tensors, aliases))
+        elif not expanded:
+            expanded = True
+            out += (_wild(w, ground, tensors) for w in written.wild(tensors, aliases))
+    _refuse_many(out, ground)
+    return tuple(out)
+
+
+def _refuse_many(entries: list[Entry], ground: Ground) -> None:
+    """A limit that costs nothing: bracketed indices multiply, and what they name is not enumerated to be counted."""
+    total = elements = 0
+
+    def size_of(name: str) -> int:
+        return ground.scope.size(name)
+
+    for entry in entries:
+        leaves = {leaf for name in ax.dims_of(*entry.indices) for leaf in ax.leaves_of(name, ground.indices)}
+        count = prod(max(1, ground.scope.size(leaf, entry.span)) for leaf in leaves if ground.scope.knows(leaf))
+        total += count
+        elements += count * prod(ax.longest(axis, size_of) for axis in entry.shape)
+        if elements > NUMBER_LIMIT:
+            fail("E106", f"`{entry.path}`, padded as it is, makes {elements} elements of all entries", at(entry.span))
+        if total > STORED_MAX:
+            fail(
+                "E168",
+                f"`{entry.path}` is stored {count} times; all entries together are {total} tensors,"
+                f" and {STORED_MAX} are allowed",
+                at(entry.span),
+            )
+
+
+def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor], aliases: dict[str, str]) -> Entry:
+    """An entry that names its tensor, or the labels of several."""
+    alias = item.path if item.path in aliases and item.path not in tensors else None
+    path = aliases[item.path] if alias else item.path
+    indices = axes_closed(item.indices, ground.scope, item.span)
+    if path in tensors and any(isinstance(a, nodes.Any_ | nodes.Rest) for a in walk(*(item.shape or ()))):
+        return evolve(_wild(Wild(item, path, alias), ground, tensors), indices=indices)
+    shape = axes_closed(item.shape or (), ground.scope, item.span)
+    targets = {label: _target(path, label, tensors, item.span) for label in ax.labels_of(shape)}
+    variables = {"name": item.path} | ({"alias": alias, "owner": path} if alias else {})
+    storing = ground.storing(said_clauses(item), item.span, "weights", dims_in(item.indices))
+    return Entry(item.path, indices, shape, targets, storing, alias, variables, item.span)
+
+
+def _target(path: str, label: str | None, tensors: dict[str, LogicalTensor], span: nodes.Span) -> str:
+    """The tensor that a label stands for: beside the entry's, below it, or of that very name."""
+    target = path
+    if label is not None:
+        beside = f"{path.rpartition('.')[0]}.{label}" if "." in path else label
+        target = next((c for c in (beside, f"{path}.{label}", label) if c in tensors), beside)
+    if target not in tensors:
+        unknown_tensor(target, tensors, span)
+    return target
+
+
+def _wild(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> Entry:
+    """An entry whose pattern says `_` and `...`, for one tensor."""
+    item, tensor = wild.item, tensors[wild.path]
+    filling = _Filling(list(tensor.dims), item, tensor)
+    shape = tuple(a for axis in item.shape or () for a in filling.filled(axis))
+    if filling.left:
+        fail(
+            "E156",
+            f"the pattern names {len(tensor.dims) - len(filling.left)} of the {len(tensor.dims)} dims of `{tensor.path}`",
+            at(item.span),
+            at(tensor.span),
+            remedy="end the pattern with `...`",
+        )
+    storing = ground.storing(said_clauses(item), item.span, "weights", dims_in(item.indices))
+    closed = axes_closed(shape, ground.scope, item.span)
+    return Entry(tensor.path, (), closed, {None: tensor.path}, storing, wild.alias, wild.variables, item.span)
+
+
+@define
+class _Filling:
+    """Names for `_` and `...`: the dims of one tensor that the pattern has not named yet, in order."""
+
+    left: list[str]
+    item: nodes.Entry
+    tensor: LogicalTensor
+
+    def filled(self, node: nodes.Axis) -> tuple[nodes.Axis, ...]:
+        """One axis, or the several that `...` stands for."""
+        match node:
+            case nodes.Any_():
+                if not self.left:
+                    fail(
+                        "E155",
+                        f"`{self.tensor.path}` has no more dims for `_`",
+                        at(self.item.span),
+                        at(self.tensor.span),
+                    )
+                return (nodes.Dim(self.left.pop(0), node.range, span=node.span),)
+            case nodes.Rest():
+                taken, self.left = self.left, []
+                return tuple(nodes.Dim(n, span=node.span) for n in taken)
+            case nodes.Dim(name=name):
+                if name in self.left:
+                    self.left.remove(name)
+                return (node,)
+            case nodes.Stack(terms=terms):
+                return (evolve(node, terms=self.terms(terms)),)
+            case _:
+                return (inside(node, self.one),)
+
+    def one(self, node: nodes.Record) -> nodes.Record | None:
+        """What stands in another axis is one axis: the dims of `...` there are multiplied."""
+        if not isinstance(node, nodes.Axis):
+            return node
+        got = self.filled(node)
+        return got[0] if len(got) == 1 else nodes.Stack((nodes.Term(None, got, span=node.span),), span=node.span)
+
+    def terms(self, terms: tuple[nodes.Term, ...]) -> tuple[nodes.Term, ...]:
+        """The terms of a sum are ways through one dim: each starts at the same place, and all end at one."""
+        before, after = list(self.left), list(self.left)
+        new: list[nodes.Term] = []
+        for term in terms:
+            self.left = list(before)
+            axes = tuple(a for axis in term.axes for a in self.filled(axis))
+            if new and self.left != after:
+                fail(
+                    "E162",
+                    f"terms of a sum take different dims of `{self.tensor.path}`",
+                    at(self.item.span),
+                    at(self.tensor.span),
+                )
+            after = list(self.left)
+            new.append(evolve(term, axes=axes))
+        return tuple(new)

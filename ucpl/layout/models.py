@@ -1,0 +1,141 @@
+"""What a model's statements say, closed: tensors, aliases, states and parameter groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import NoReturn
+
+from ucpl.errors import fail
+from ucpl.layout.layout import LogicalState, LogicalTensor
+from ucpl.layout.scope import Scope, at, nearest
+from ucpl.syntax import nodes
+
+__all__ = ["ModelGroups", "aliases_of", "groups_of", "states_of", "tensors_of", "trained_groups", "unknown_tensor"]
+
+TENSOR_LIMIT = 4_000_000
+ELEMENTS_LIMIT = 1 << 61
+
+ModelGroups = tuple[tuple[str, tuple[str, ...]], ...]  # (group, its members)
+
+
+def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope) -> dict[str, LogicalTensor]:
+    default = next((i.name for i in reversed(items) if isinstance(i, nodes.DefaultDtype)), None)
+    found: dict[str, LogicalTensor] = {}
+    for item in items:
+        if not isinstance(item, nodes.Tensor) or not scope.holds(item.when):
+            continue
+        if item.path in found:
+            fail(
+                "E130",
+                f"tensor `{item.path}` is defined twice",
+                at(item.span, "again here"),
+                at(found[item.path].span, "first here"),
+            )
+        found[item.path] = _tensor(item, default, scope)
+        if len(found) > TENSOR_LIMIT:
+            fail("E131", f"a model of more than {TENSOR_LIMIT} tensors", at(item.span))
+    return found
+
+
+def _tensor(item: nodes.Tensor, default: str | None, scope: Scope) -> LogicalTensor:
+    names: list[str] = []
+    indices: list[range] = []  # those that the tensor has, of each dim
+    for position, dim in enumerate(item.dims):
+        name, size = _dimension(item, position, scope)
+        if size < 0:
+            fail("E132", f"dim `{name}` of `{item.path}` is {size}", at(dim.span))
+        if name in names:
+            fail(
+                "E133",
+                f"`{item.path}` has dim `{name}` twice",
+                at(dim.span, "second time"),
+                remedy=f"give the second one a name of its own, as in `dim {name}2 = {name}`",
+            )
+        start, stop, step = (None if e is None else scope.integer(e) for e in dim.range or (None,) * 3)
+        if step is not None and step <= 0:
+            fail("E134", f"step {step} of dim `{name}`", at(dim.span))
+        names.append(name)
+        indices.append(range(size)[start:stop:step])
+    counts = tuple(map(len, indices))
+    if prod(counts) > ELEMENTS_LIMIT:
+        fail("E106", f"`{item.path}` has {prod(counts)} elements", at(item.span))
+    return LogicalTensor(
+        item.path,
+        tuple(names),
+        counts,
+        tuple(i.start if len(i) else 0 for i in indices),
+        tuple(i.step for i in indices),
+        item.dtype or default,
+        item.kind,
+        item.span,
+    )
+
+
+def _dimension(item: nodes.Tensor, position: int, scope: Scope) -> tuple[str, int]:
+    """Name and size of one dim. One without a name has one that no text can write."""
+    dim = item.dims[position]
+    if dim.name is not None:
+        return dim.name, scope.size(dim.name, dim.span)
+    name = f"{item.path}#{position}"
+    scope.given[name] = size = dim.size or 0
+    return name, size
+
+
+def aliases_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTensor], scope: Scope) -> dict[str, str]:
+    """Second names of tensors, each with the first."""
+    found: dict[str, str] = {}
+    for item in items:
+        if not isinstance(item, nodes.Alias) or not scope.holds(item.when):
+            continue
+        if item.owner not in tensors:
+            fail("E135", f"alias `{item.path}` of `{item.owner}`, which is no tensor", at(item.span))
+        if item.path in tensors or item.path in found:
+            fail("E130", f"`{item.path}` is defined twice", at(item.span, "again here"))
+        found[item.path] = item.owner
+    return found
+
+
+def states_of(items: Iterable[nodes.ModelItem]) -> tuple[LogicalState, ...]:
+    return tuple(
+        LogicalState(name, item.dtype, item.scalar, item.groups)
+        for item in items
+        if isinstance(item, nodes.State)
+        for name in item.names
+    )
+
+
+def groups_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTensor]) -> ModelGroups:
+    """The parameter groups that the model names."""
+    found: list[tuple[str, tuple[str, ...]]] = []
+    seen: dict[str, str] = {}
+    for item in items:
+        if not isinstance(item, nodes.Group):
+            continue
+        members = item.members
+        if members is None:
+            out = {m for g, ms in found for m in ms if g in (item.without or ())}
+            members = tuple(p for p, t in tensors.items() if t.kind == "parameter" and p not in out)
+        for m in members:
+            if m not in tensors:
+                unknown_tensor(m, tensors, item.span)
+            if m in seen:
+                fail("E136", f"`{m}` is in groups `{seen[m]}` and `{item.name}`", at(item.span))
+            seen[m] = item.name
+        found.append((item.name, members))
+    return tuple(found)
+
+
+def trained_groups(groups: ModelGroups, tensors: dict[str, LogicalTensor]) -> ModelGroups:
+    """The model's parameter groups; one of all trained parameters where it names none."""
+    return groups or (("parameters", tuple(p for p, t in tensors.items() if t.kind == "parameter")),)
+
+
+def unknown_tensor(name: str, tensors: Iterable[str], span: nodes.Span) -> NoReturn:
+    close = nearest(name, tensors)
+    fail(
+        "E137",
+        f"no tensor is called `{name}`",
+        at(span, "named here"),
+        remedy=f"did you mean `{close}`?" if close else "add it to the model, or take this line out",
+    )

@@ -1,0 +1,214 @@
+"""Patterns, meshes and index rules, closed: numbers instead of expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import assert_never
+
+from ucpl.errors import fail
+from ucpl.layout import axes as ax
+from ucpl.layout.layout import Mesh
+from ucpl.layout.scope import Scope, at, nearest
+from ucpl.syntax import nodes
+from ucpl.syntax.walk import walk
+
+__all__ = [
+    "axes_closed",
+    "axis_closed",
+    "demand_flat",
+    "demand_no_flat",
+    "dims_in",
+    "index_rules",
+    "meshes_of",
+]
+
+RANK_LIMIT = 1 << 20
+MULTIPLE_MAX = 1 << 40  # elements: of padding, grains and units; so that no sum of padded lengths leaves 64 bits
+
+
+# ---- one axis --------------------------------------------------------------------------------------------------------
+
+
+def axes_closed(axes: Iterable[nodes.Axis], scope: Scope, span: nodes.Span) -> tuple[ax.Axis, ...]:
+    return tuple(axis_closed(a, scope, span) for a in axes)
+
+
+def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
+    """One axis. `span`: the statement's, for a pattern that no text wrote."""
+    here = node.span if node.span.line else span
+    match node:
+        case nodes.Dim():
+            return _ranged(node, scope, here)
+        case nodes.Stack(terms=terms):
+            return ax.Stack(tuple(ax.Term(t.label, axes_closed(t.axes, scope, here)) for t in terms))
+        case nodes.Pad(axis=inner, multiple=multiple, kind=kind):
+            n = scope.integer(multiple)
+            if not 1 <= n <= MULTIPLE_MAX:
+                fail("E145", f"pad to a multiple of {n}", at(here))
+            return ax.Pad(axis_closed(inner, scope, here), n, kind)
+        case nodes.Trim(axis=inner):
+            if isinstance(inner, nodes.Cut):
+                fail(
+                    "E146",
+                    "trim the whole before it is cut: the end of one piece is not the end of the tensor",
+                    at(here),
+                    remedy="write trim(x)@dp, or x@chunk(dp, grain) for parts saved without padding",
+                )
+            return ax.Trim(axis_closed(inner, scope, here))
+        case nodes.Flat(axis=inner):
+            return ax.Flat(axis_closed(inner, scope, here))
+        case nodes.Each():
+            return ax.Each()
+        case nodes.Cut(axis=inner, splits=splits):
+            return ax.Cut(axis_closed(inner, scope, here), tuple(_split(s, scope, here) for s in splits))
+        case nodes.Any_() | nodes.Rest():
+            fail("E147", "`_` and `...` stand for the dims of one tensor, in an entry", at(here))
+        case _:
+            assert_never(node)
+
+
+def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Dim:
+    if not scope.knows(node.name):
+        close = nearest(node.name, scope.names())
+        fail(
+            "E169",
+            f"no dim is called `{node.name}`",
+            at(span),
+            remedy=f"did you mean `{close}`?" if close else "",
+        )
+    size = scope.size(node.name, span)
+    if node.range is None:
+        return ax.Dim(node.name)
+    low = 0 if node.range[0] is None else scope.integer(node.range[0])
+    high = size if node.range[1] is None else scope.integer(node.range[1])
+    if not 0 <= low <= high <= size:
+        fail("E161", f"{low}..{high} is no range of `{node.name}`, which is {size}", at(span))
+    return ax.Dim(node.name, low, high)
+
+
+def _split(split: nodes.Split, scope: Scope, span: nodes.Span) -> ax.Split:
+    place = split.span if split.span.line else span
+    if not scope.knows(split.mesh_axis):
+        fail("E148", f"`@{split.mesh_axis}` cuts over a mesh axis that has no size", at(place))
+    sizes: list[int] = []
+    for expr in split.sizes:
+        value = scope.evaluate(expr)
+        for one in value if isinstance(value, list) else [value]:
+            if not isinstance(one, int) or one < 0:
+                fail("E104", f"{one!r} is no size of a piece", at(place))
+            sizes.append(one)
+    grain = 1 if split.grain is None else scope.integer(split.grain)
+    if not 1 <= grain <= MULTIPLE_MAX:
+        fail("E145", f"a grain of {grain}", at(place))
+    return ax.Split(split.mesh_axis, split.kind, tuple(sizes), grain)
+
+
+def demand_no_flat(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
+    """`flat` and `each` speak of the tensors of a group: they are refused where one tensor, or an index, is meant."""
+    for node in walk(*axes):
+        if isinstance(node, nodes.Flat | nodes.Each):
+            word = "each" if isinstance(node, nodes.Each) else "flat(...)"
+            fail(
+                "E158",
+                f"`{word}` stands for tensors of a group, and here one tensor or an index is meant",
+                at(node.span if node.span.line else span),
+                remedy="write it in a state line: state * = flat(each)",
+            )
+
+
+def demand_flat(axis: nodes.Axis, span: nodes.Span) -> None:
+    """One axis of a state line: of the tensors of a group, in each of which `each` stands, and of nothing else."""
+    flats = [n for n in walk(axis) if isinstance(n, nodes.Flat)]
+    eaches = [n for n in walk(axis) if isinstance(n, nodes.Each)]
+    inside = [[n for n in walk(flat.axis) if isinstance(n, nodes.Each)] for flat in flats]
+    odd = next((n for n in walk(axis) if isinstance(n, nodes.Dim | nodes.Any_ | nodes.Rest)), None)
+    if odd is None and flats and all(len(e) == 1 for e in inside) and len(eaches) == len(flats):
+        return
+    place = odd.span if odd is not None and odd.span.line else span
+    fail("E158", "a state line stores flat(each), padded and cut, and no dims by name", at(place))
+
+
+def dims_in(axes: Iterable[nodes.Axis]) -> list[str]:
+    """Names of dims in patterns as they are written."""
+    return [node.name for node in walk(*axes) if isinstance(node, nodes.Dim)]
+
+
+# ---- ranks and indices -----------------------------------------------------------------------------------------------
+
+
+def meshes_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Mesh, ...]:
+    """The meshes, all of which number the same ranks."""
+    said = [i for i in items if isinstance(i, nodes.Mesh)]
+    found: list[Mesh] = []
+    for item in said:
+        degrees = [scope.size(axis, item.span) for axis in item.axes]
+        for axis, degree in zip(item.axes, degrees, strict=True):
+            if degree < 1:
+                fail("E140", f"mesh axis `{axis}` is {degree}", at(item.span))
+        found.append(Mesh(item.name, item.axes, tuple(degrees)))
+        total, first = prod(degrees), prod(found[0].degrees)
+        if total > RANK_LIMIT:
+            fail("E141", f"a mesh of {total} ranks", at(item.span))
+        if total != first:
+            fail(
+                "E142",
+                f"mesh `{item.name or 'of ranks'}` has {total} ranks, the first mesh {first}",
+                at(item.span, " x ".join(map(str, degrees))),
+                at(said[0].span, " x ".join(map(str, found[0].degrees))),
+            )
+    return tuple(found)
+
+
+def index_rules(items: Iterable[nodes.Record], scope: Scope) -> dict[str, ax.Axis]:
+    """`index` statements by name. A digit that has no size gets one first: slot = l / (vp * pp)."""
+    rules = {i.name: i for i in items if isinstance(i, nodes.Index)}
+    for item in rules.values():
+        demand_no_flat([item.axis], item.span)
+    for name, item in rules.items():
+        digits = _digits(item.axis)
+        if not digits:
+            axis_closed(item.axis, scope, item.span)  # says what is wrong with it, unless it is a sum
+        if digits != [name]:
+            _infer_digit(item, digits, scope)
+    closed = {name: axis_closed(item.axis, scope, item.span) for name, item in rules.items()}
+    for name, item in rules.items():
+        _refuse_circle(name, closed, item.span, (name,))
+    return closed
+
+
+def _refuse_circle(name: str, rules: dict[str, ax.Axis], span: nodes.Span, chain: tuple[str, ...]) -> None:
+    digits = ax.digits_of(rules[name]) if name in rules else ()
+    for digit in digits if digits != (name,) else ():
+        if digit in chain:
+            shown = " -> ".join([*chain, digit])
+            fail("E167", f"the digits of `{chain[0]}` lead back to `{digit}`: {shown}", at(span))
+        _refuse_circle(digit, rules, span, (*chain, digit))
+
+
+def _infer_digit(item: nodes.Index, digits: list[str], scope: Scope) -> None:
+    unknown = [d for d in digits if not scope.knows(d)]
+    if len(unknown) > 1:
+        fail("E143", f"sizes of digits {', '.join(unknown)} are unknown; one may be", at(item.span))
+    known = prod(scope.size(d, item.span) for d in digits if d not in unknown)
+    whole = scope.size(item.name, item.span)
+    if not unknown:
+        if known != whole:
+            fail("E144", f"the digits of `{item.name}` multiply to {known}, and {item.name} is {whole}", at(item.span))
+        return
+    if known == 0 or whole % known:
+        fail("E108", f"{item.name} = {whole} does not divide by {known}, the product of its digits", at(item.span))
+    scope.given[unknown[0]] = whole // known
+
+
+def _digits(axis: nodes.Axis) -> list[str]:
+    """Names of the digits of an index, major first; none for a sum."""
+    match axis:
+        case nodes.Dim(name=name):
+            return [name]
+        case nodes.Cut(axis=inner) | nodes.Pad(axis=inner) | nodes.Trim(axis=inner):
+            return _digits(inner)
+        case nodes.Stack(terms=(term,)):
+            return [d for inner in term.axes for d in _digits(inner)]
+        case _:
+            return []

@@ -1,0 +1,275 @@
+"""The statements of a layout that is called, in order, with every name bound: what resolving and writing out begin with.
+
+Arguments are evaluated, what the layout extends is laid under it, and `use` is replaced by what it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
+
+from attrs import define, field, frozen
+
+from ucpl.errors import Label, fail
+from ucpl.layout.library import Library, Link
+from ucpl.layout.prefix import prefixed
+from ucpl.layout.scope import Config, Scope, Value, at, literal, nearest
+from ucpl.syntax import nodes
+from ucpl.syntax.limits import STATEMENTS_MAX
+
+__all__ = ["Given", "Inherited", "Note", "Opened", "open_layout", "overlay", "items_of"]
+
+Inherited = dict[str, tuple[Value, str]]  # name -> (value, where it is from)
+Note = tuple[str, object, str]  # (name, value, where it is from)
+Item = TypeVar("Item", bound=nodes.Record)
+
+CLASSES = ("parameter", "trainable", "frozen", "buffer", "alias")
+
+
+@frozen
+class Given:
+    """What a call is resolved with, beside the texts."""
+
+    config: Config = field(factory=dict)
+    sizes: dict[str, Value] = field(factory=dict)  # -D name=value
+    inherited: Inherited = field(factory=dict)  # for parameters that the call leaves open
+
+
+@define
+class Opened:
+    """A layout that is called. `scope` knows every name of `items` and `model_items`."""
+
+    library: Library
+    link: Link
+    model: nodes.Model
+    model_file: nodes.File | None  # None: the model was given, and no text defines it
+    items: list[nodes.LayoutItem]
+    model_items: list[nodes.ModelItem]
+    scope: Scope
+    origins: list[Note]
+
+    @property
+    def layout(self) -> nodes.Layout:
+        return self.link.node
+
+    @property
+    def arguments(self) -> dict[str, Value]:
+        """The layout's parameters and their values."""
+        return {p.name: self.scope.given[p.name] for p in self.layout.parameters}
+
+
+def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.Model | None = None) -> Opened:
+    """`model`: what a layout `of any` is over. Raises E1xx."""
+    chain = library.chain(call.name, call.span)
+    scope = Scope(given=dict(given.sizes), config=given.config)
+    reader = _Reader(library, scope, given.inherited, [(name, value, "-D") for name, value in given.sizes.items()])
+    items = reader.statements(chain, _arguments(chain[0].node.parameters, call, Scope(config=given.config)))
+    of = chain[0].node.of
+    model_file: nodes.File | None = None
+    if of != "any":
+        known = library.model(of, chain[0].node.span)
+        assert isinstance(known.node, nodes.Model)
+        model, model_file = known.node, known.file
+        scope.bind(model_file.statements)
+    elif model is None:
+        fail(
+            "E114",
+            f"layout `{call.name}` is of any model, and no model is given",
+            at(chain[0].node.span),
+            remedy="name one with --model FILE:NAME, or give a checkpoint",
+        )
+    model_items = reader.uses(model.items)
+    scope.bind(model_items)
+    scope.bind(items)
+    return Opened(library, chain[0], model, model_file, items, model_items, scope, reader.origins)
+
+
+def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:
+    """The statements of a layout and of what it extends, each left side once, as they are written."""
+    reader = _Reader(library, Scope(), {}, [])
+    items: list[nodes.LayoutItem] = []
+    for link in reversed(library.chain(call.name, call.span)):
+        items = overlay(items, reader.uses(link.node.items))
+    return items
+
+
+@define
+class _Reader:
+    """Binds names while it reads; `origins` says where values of parameters came from."""
+
+    library: Library
+    scope: Scope
+    inherited: Inherited
+    origins: list[Note]
+    used_count: int = 0
+
+    def statements(self, chain: Sequence[Link], arguments: Inherited) -> list[nodes.LayoutItem]:
+        """Statements in order, those of the base first, replaced where the left side is the same."""
+        bodies: list[list[nodes.LayoutItem]] = []
+        for depth, link in enumerate(chain):
+            self.scope.bind(link.file.statements)
+            for parameter in link.node.parameters:
+                self.parameter(link.node, parameter, arguments, outermost=depth == 0)
+            bodies.append(self.uses(link.node.items))
+            self.scope.bind(bodies[-1])
+            if link.node.extends is not None:
+                arguments = _arguments(chain[depth + 1].node.parameters, link.node.extends, self.scope)
+        items: list[nodes.LayoutItem] = []
+        for body in reversed(bodies):
+            items = overlay(items, body)
+        return items
+
+    def parameter(
+        self, layout: nodes.Layout, parameter: nodes.Parameter, arguments: Inherited, *, outermost: bool
+    ) -> None:
+        name, given = parameter.name, self.scope.given
+        if name in arguments:
+            value, origin = arguments[name]
+        elif outermost and name in self.inherited:
+            value, origin = self.inherited[name]
+        elif parameter.default is not None:
+            value = self.scope.evaluate(parameter.default)
+            origin = f"default of {layout.span.file}:{parameter.span.line}"
+        elif name in given and not outermost:
+            return  # the derived layout's own parameter of that name
+        else:
+            fail(
+                "E124",
+                f"`{layout.name}` needs a value for `{name}`",
+                at(parameter.span, "has no default"),
+                remedy=f"write {layout.name}({name} = ...)",
+            )
+        if not outermost and name in given and given[name] != value:
+            fail(
+                "E125",
+                f"`{name}` is {given[name]} here and {value} in the layout that is extended",
+                at(layout.span),
+                remedy="give one of the two parameters another name",
+            )
+        if outermost:
+            self.origins.append((name, value, origin))
+        given[name] = value
+
+    def uses(self, items: Iterable[Item], chain: tuple[str, ...] = ()) -> list[Item]:
+        """`use vision() as eye`: the statements of the other model or layout under a prefix."""
+        out: list[Item] = []
+        for item in items:
+            out += self.used(item, chain) if isinstance(item, nodes.Use) else (item,)  # type: ignore[arg-type]
+        return out
+
+    def used(self, item: nodes.Use, chain: tuple[str, ...]) -> list[nodes.Record]:
+        known = self.library.find(item.call.name, (nodes.Model, nodes.Layout), "model or layout", item.span)
+        if item.call.name in chain:
+            fail("E165", f"`{item.call.name}` uses itself: {' -> '.join([*chain, item.call.name])}", at(item.span))
+        chain = (*chain, item.call.name)
+        lets = [s for s in known.file.statements if isinstance(s, nodes.Let)]
+        if isinstance(known.node, nodes.Layout):
+            inner = [*lets, *self.call_lets(known.node, item.call), *self.flattened(known.node.name, chain)]
+        else:
+            assert isinstance(known.node, nodes.Model)
+            inner = [*lets, *self.uses(known.node.items, chain)]
+        self.used_count += len(inner)
+        if self.used_count > STATEMENTS_MAX:  # each use of a model that uses others multiplies
+            fail("E166", f"`use` statements write out more than {STATEMENTS_MAX} statements", at(item.span))
+        return prefixed(inner, item.name, item.key)
+
+    def call_lets(self, layout: nodes.Layout, call: nodes.Call) -> list[nodes.Record]:
+        """The parameters of a layout that is used, as `let`."""
+        arguments = _arguments(layout.parameters, call, self.scope)
+        out: list[nodes.Record] = []
+        for p in layout.parameters:
+            value = arguments[p.name][0] if p.name in arguments else None
+            if p.name not in arguments and p.default is not None:
+                value = self.scope.evaluate(p.default)
+            out.append(nodes.Let((nodes.Binding(p.name, literal(value), span=p.span),), span=p.span))
+        return out
+
+    def flattened(self, name: str, uses: tuple[str, ...]) -> list[nodes.Record]:
+        """Statements of a layout that is used, over those that it extends; parameters of the base are `let`."""
+        chain = self.library.chain(name)
+        out: list[nodes.Record] = []
+        for i in reversed(range(len(chain))):
+            out = overlay(out, self.uses(chain[i].node.items, uses))
+            for base in chain[i + 1 : i + 2]:
+                lets = [s for s in base.file.statements if isinstance(s, nodes.Let)]
+                out = [*lets, *_base_lets(chain[i].node, base.node), *out]
+        return out
+
+
+def _base_lets(derived: nodes.Layout, base: nodes.Layout) -> list[nodes.Let]:
+    """The parameters of the base as the derived layout gives them, unless it hands on its own of that name."""
+    assert derived.extends is not None
+    given = {
+        a.name or base.parameters[i].name: a.value
+        for i, a in enumerate(derived.extends.arguments[: len(base.parameters)])
+    }
+    out = []
+    for p in base.parameters:
+        value = given.get(p.name, p.default)
+        if value is not None and not (isinstance(value, nodes.Name) and value.path == p.name):
+            out.append(nodes.Let((nodes.Binding(p.name, value, span=p.span),), span=p.span))
+    return out
+
+
+def _arguments(parameters: tuple[nodes.Parameter, ...], call: nodes.Call, scope: Scope) -> Inherited:
+    """Values of a call's arguments, by the parameters' names, each with where it came from."""
+    found: Inherited = {}
+    names = [p.name for p in parameters]
+
+    def place(argument: nodes.Argument) -> Label:
+        return at(argument.span) if argument.span.line else Label("<call>", where=call.name)
+
+    for position, argument in enumerate(call.arguments):
+        if argument.name is None and position >= len(names):
+            fail("E116", f"`{call.name}` takes {len(names)} arguments, not {len(call.arguments)}", place(argument))
+        name = argument.name or names[position]
+        if name not in names:
+            close = nearest(name, names)
+            fail(
+                "E117",
+                f"`{call.name}` has no parameter `{name}`",
+                place(argument),
+                remedy=f"did you mean `{close}`?" if close else f"its parameters: {', '.join(names) or 'none'}",
+            )
+        if name in found:
+            fail("E118", f"`{name}` is given twice to `{call.name}`", at(argument.span))
+        found[name] = (scope.evaluate(argument.value), "given")
+    return found
+
+
+# ---- one over the other ----------------------------------------------------------------------------------------------
+
+
+def overlay(base: list[Item], body: list[Item]) -> list[Item]:
+    """Replace statements with the same left side in place, keep the rest, put new ones last."""
+    mine: dict[Hashable, list[Item]] = {}
+    for item in body:
+        mine.setdefault(_left_side(item), []).append(item)
+    known = {_left_side(item) for item in base}
+    out: list[Item] = []
+    placed: set[Hashable] = set()
+    for item in base:
+        side = _left_side(item)
+        if side not in mine:
+            out.append(item)
+        elif side not in placed:
+            placed.add(side)
+            out += mine[side]
+    return out + [item for item in body if _left_side(item) not in known]
+
+
+def _left_side(item: nodes.Record) -> Hashable:
+    match item:
+        case nodes.Entry():
+            return "entry", item.path, item.of
+        case nodes.Group() | nodes.Blob() | nodes.Index() | nodes.Mesh() | nodes.Files():
+            return type(item).__name__, item.name
+        case nodes.States():
+            return "state", item.names, item.groups
+        case nodes.Derive():
+            return "derive", item.state
+        case nodes.Framework():
+            return ("framework",)
+        case nodes.Let() | nodes.Dims():
+            return type(item).__name__, tuple(b.name for b in item.bindings)
+    return id(item)

@@ -1,0 +1,267 @@
+"""Where a layout's tensors go, closed: files, clauses, groups, state lines, blobs, the framework.
+
+Not here: what each tensor's entry says of its shape (entries.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import cast
+
+from attrs import define
+
+from ucpl.errors import fail
+from ucpl.layout import axes as ax
+from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, LogicalTensor, Policy, States, Storing
+from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
+from ucpl.layout.patterns import axes_closed, demand_flat, demand_no_flat, dims_in
+from ucpl.layout.scope import Scope, Value, at, nearest
+from ucpl.layout.templates import PLACE_WORDS, Template, closed
+from ucpl.syntax import nodes, print_expr
+
+__all__ = [
+    "Ground",
+    "blobs_of",
+    "derived_of",
+    "framework_of",
+    "ground_of",
+    "groups_of_layout",
+    "is_there",
+    "states_lines",
+]
+
+DEALT_MAX = 1 << 16  # ways in which a group is dealt
+
+Clauses = tuple[nodes.Clause, ...]
+
+
+def is_there(item: nodes.Entry | nodes.States, scope: Scope) -> bool:
+    """Whether the conditions of an entry or state line hold."""
+    return all(scope.holds(c.args[0]) for c in item.clauses if c.word == "when")
+
+
+def said_clauses(item: nodes.Entry | nodes.States) -> Clauses:
+    """The clauses of an entry or state line without its conditions."""
+    return tuple(c for c in item.clauses if c.word != "when")
+
+
+@define
+class Ground:
+    """What entries and state lines stand on: names, files, index rules, and what a place gives to templates."""
+
+    scope: Scope
+    files: dict[str, FileRule]
+    indices: dict[str, ax.Axis]
+    mesh_axes: frozenset[str]
+
+    def template(self, text: str, span: nodes.Span, brackets: Iterable[str]) -> Template:
+        """A closed template. `brackets`: the indices that the places it names have."""
+        names = {n for b in brackets for n in (b, f"{b}.local", *ax.leaves_of(b, self.indices))}
+        return closed(text, span, self.scope, PLACE_WORDS | self.mesh_axes | names)
+
+    def storing(self, clauses: Clauses, span: nodes.Span, default: str, brackets: Iterable[str] = ()) -> Storing:
+        """What the clauses of a statement say. `default`: the file of one that names none."""
+        said = {c.word: c for c in clauses if c.word != "at"}
+        name = said["in"].args[0] if "in" in said else default
+        if name not in self.files:
+            close = nearest(name, self.files)
+            fail(
+                "E151",
+                f"no file is called `{name}`",
+                at(said["in"].span if "in" in said else span),
+                remedy=f"did you mean `{close}`?" if close else f'write file {name} = torch "..." in the layout',
+            )
+        policy, axes = said["copies"].args if "copies" in said else ("same", ())
+        key = said.get("as")
+        return Storing(
+            file=name,
+            key=self.template(key.args[0], key.span if key.span.line else span, brackets) if key else None,
+            policy=cast(Policy, policy),
+            policy_axes=tuple(axes),
+            at=tuple(self.coordinate(c) for c in clauses if c.word == "at"),
+            mesh=said["on"].args[0] if "on" in said else "",
+            dtype=said["dtype"].args[0] if "dtype" in said else None,
+            lossy="lossy" in said,
+            value=self.affine(said["value"]) if "value" in said else (1.0, 0.0),
+        )
+
+    def coordinate(self, clause: nodes.Clause) -> tuple[str, int]:
+        """`at pp[-1]`: a mesh axis and a coordinate on it."""
+        axis, expr = clause.args
+        if self.scope.knows(axis) and axis not in self.mesh_axes:
+            axes = ", ".join(sorted(self.mesh_axes)) or "there is none"
+            fail("E149", f"at {axis}, which is no mesh axis", at(clause.span), remedy=f"mesh axes: {axes}")
+        degree = self.scope.size(axis, clause.span)
+        place = self.scope.integer(expr)
+        if not -degree <= place < degree:
+            fail("E149", f"at {axis}[{place}], but {axis} is {degree}", at(clause.span))
+        return axis, place % degree
+
+    def affine(self, clause: nodes.Clause) -> tuple[float, float]:
+        """stored = a * x + b, from the text of a `value` clause; x occurs once."""
+        expr = clause.args[0]
+        values = []
+        for x in (0, 1, 2):
+            inner = Scope(given={**self.scope.given, "x": x}, bindings=self.scope.bindings, config=self.scope.config)
+            values.append(Fraction(inner.integer(expr)))
+        a, b = values[1] - values[0], values[0]
+        if a == 0 or values[2] - values[1] != a:
+            fail("E152", f"`value {print_expr(expr)}` is no a * x + b", at(clause.span))
+        if a != 1:
+            fail(
+                "E153",
+                f"`value {print_expr(expr)}` scales by {a}",
+                at(clause.span),
+                remedy="only sums (x - 1) are supported: a factor on a trained tensor would scale its moments, too",
+            )
+        return float(a), float(b)
+
+
+def ground_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str, ax.Axis]) -> Ground:
+    """The files of a layout, and what else its statements stand on."""
+    items = list(items)
+    mesh_axes = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes)
+    ground = Ground(scope, {}, indices, mesh_axes)
+    brackets = brackets_of(items)
+    for item in items:
+        if isinstance(item, nodes.Files) and scope.holds(item.when):
+            path = ground.template(item.template, item.span, brackets) if item.form is not None else None
+            key = ground.template(item.key, item.span, brackets) if item.key is not None else None
+            ground.files[item.name] = FileRule(item.name, item.form, path, key, item.span)
+    return ground
+
+
+def brackets_of(items: Iterable[nodes.LayoutItem]) -> tuple[str, ...]:
+    """All names that stand in brackets of entries and groups: what a file's template may speak of."""
+    axes = [a for i in items if isinstance(i, nodes.Entry | nodes.Group) for a in i.indices]
+    return tuple(dict.fromkeys(dims_in(axes)))
+
+
+# ---- groups and states -----------------------------------------------------------------------------------------------
+
+
+def groups_of_layout(
+    items: Iterable[nodes.LayoutItem],
+    ground: Ground,
+    tensors: dict[str, LogicalTensor],
+    stored: frozenset[str],
+    model_groups: ModelGroups,
+) -> dict[str, Group]:
+    """`stored`: paths of the layout's entries."""
+    found: dict[str, Group] = {}
+    for item in items:
+        if not isinstance(item, nodes.Group):
+            continue
+        is_reversed = item.order == "reversed"
+        dealt = 1 if item.order is None or item.order == "reversed" else ground.scope.integer(item.order)
+        if not 1 <= dealt <= DEALT_MAX:
+            fail("E145", f"order dealt {dealt}", at(item.span))
+        if item.of_model:
+            for name, members in trained_groups(model_groups, tensors):
+                found[name] = Group(name, (), members, None, None, is_reversed, dealt, True, item.span)
+            continue
+        for m in item.members or ():
+            if m not in stored and m not in tensors:
+                unknown_tensor(m, sorted(stored), item.span)
+        for w in item.without or ():
+            if w not in found:
+                fail("E157", f"no group is called `{w}`", at(item.span))
+        demand_no_flat(item.indices, item.span)
+        indices = axes_closed(item.indices, ground.scope, item.span)
+        found[item.name] = Group(
+            item.name, indices, item.members, item.without, item.stated, is_reversed, dealt, False, item.span
+        )
+    return found
+
+
+def states_lines(
+    items: Iterable[nodes.LayoutItem], ground: Ground, groups: dict[str, Group], model_groups: ModelGroups
+) -> tuple[States, ...]:
+    """State lines. Groups of the model that only a state line names are added to `groups`."""
+    items = list(items)
+    brackets = brackets_of(items)
+    out: list[States] = []
+    for item in items:
+        if not isinstance(item, nodes.States) or item.shape is None or not is_there(item, ground.scope):
+            continue
+        named = _named_groups(item, groups, dict(model_groups))
+        for g in named or ():
+            if g not in groups:
+                groups[g] = Group(g, (), dict(model_groups)[g], None, None, False, 1, True, item.span)
+        if item.shape != "like" and len(item.shape) != 1:
+            fail("E158", "a state line stores one axis, as in pad(flat(each), 2 * dp)@dp", at(item.span))
+        if item.shape != "like":
+            demand_flat(item.shape[0], item.span)
+        buckets = next((ground.scope.integer(c.args[0]) for c in item.clauses if c.word == "buckets"), None)
+        clauses = tuple(c for c in said_clauses(item) if c.word != "buckets")
+        default = "optim" if "optim" in ground.files else "weights"
+        shape = item.shape if item.shape == "like" else axes_closed(item.shape, ground.scope, item.span)
+        storing = ground.storing(clauses, item.span, default, brackets)
+        if shape != "like" and storing.key is None and ground.files[storing.file].form is not None:
+            fail(
+                "E158",
+                "a flat has no key in its file",
+                at(item.span),
+                remedy='write its key, as "{state}"; as "" for a file that is nothing else',
+            )
+        out.append(States(item.names, named, shape, storing, buckets, item.span))
+    return tuple(out)
+
+
+def _named_groups(
+    item: nodes.States, groups: dict[str, Group], of_model: dict[str, tuple[str, ...]]
+) -> tuple[str, ...] | None:
+    """The groups that a state line speaks of; `*` is every group of the model."""
+    if item.groups == ("*",):
+        return tuple(g for g, group in groups.items() if group.of_model) or tuple(of_model) or None
+    for g in item.groups or ():
+        if g not in groups and g not in of_model:
+            close = nearest(g, groups)
+            fail(
+                "E157",
+                f"no group is called `{g}`",
+                at(item.span),
+                remedy=f"did you mean `{close}`?" if close else "",
+            )
+    return item.groups
+
+
+def not_kept(items: Iterable[nodes.LayoutItem], scope: Scope) -> frozenset[str]:
+    """States that the layout says it stores `none` of; `*` is all of them."""
+    return frozenset(
+        name
+        for item in items
+        if isinstance(item, nodes.States) and item.shape is None and is_there(item, scope)
+        for name in (item.names if item.names is not None else ("*",))
+    )
+
+
+# ---- beside tensors --------------------------------------------------------------------------------------------------
+
+
+def framework_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[str, dict[str, Value]]:
+    """Who regenerates what is not a tensor, and with which settings. The last statement holds."""
+    said = [i for i in items if isinstance(i, nodes.Framework)]
+    if not said:
+        return "", {}
+    settings: dict[str, Value] = {}
+    for argument in said[-1].call.arguments:
+        if argument.name is None:
+            fail("E159", "settings of a framework have names", at(argument.span))
+        settings[argument.name] = scope.evaluate(argument.value)
+    return said[-1].call.name, settings
+
+
+def derived_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Derivation, ...]:
+    return tuple(Derivation(i.state, i.source) for i in items if isinstance(i, nodes.Derive) and scope.holds(i.when))
+
+
+def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRule, ...]:
+    out = []
+    for item in items:
+        if isinstance(item, nodes.Blob):
+            clauses = tuple(c for c in item.clauses if c.word in ("in", "as"))
+            storing = ground.storing(clauses, item.span, "meta" if "meta" in ground.files else "weights")
+            out.append(BlobRule(item.name, item.mesh_axes, item.fate, storing.file, storing.key))
+    return tuple(out)

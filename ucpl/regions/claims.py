@@ -1,0 +1,156 @@
+"""No two stored tensors have one place: told from the names' templates, and name by name only where these leave it open."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+from attrs import define, field, frozen
+
+from ucpl.columns import I64
+from ucpl.columns.blocks import CHOICE, COORDINATE, Block, Slot
+from ucpl.extents import Key
+from ucpl.regions.homes import Homes
+from ucpl.syntax.nodes import NOWHERE, Span
+
+__all__ = ["Claims", "Holder", "Place", "Spot"]
+
+_HOLE = "\0"
+_NUMBER = re.compile(r"((?:-?[0-9]|\0)+)")
+Tokens = tuple[str | None, ...]  # a name's texts and numbers in turn; None is a number that changes
+Mark = object  # what is stored there: one and the same tensor has one mark, whichever rank tells of it
+Place = tuple[str, Key]
+Spot = tuple[int, int, int]  # block, coordinate, choice
+
+
+@frozen(eq=False)
+class Holder:
+    """A part that claims the places of its tensors."""
+
+    homes: Homes
+    mark: Callable[[Spot], Mark]
+    blame: Callable[[Place, Holder], NoReturn]  # of the later part, with the place and the earlier part
+    span: Span = NOWHERE
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """File and steps of the key, with a hole for each slot: those of the first block, whose templates all share."""
+        block = self.homes.blocks[0]
+        names = (block.file, *block.key)
+        return tuple("".join(p if isinstance(p, str) else _HOLE for p in name) for name in names)
+
+    def each(self) -> list[tuple[Spot, Place]]:
+        return [
+            ((b, c, j), block.place(c, j))
+            for b, block in enumerate(self.homes.blocks)
+            for c in range(len(block.rank))
+            for j in range(block.choices)
+        ]
+
+
+@define
+class Claims:
+    """The places of a layout."""
+
+    # By form, by which numbers change, by what is literal.
+    holders: dict[str, dict[tuple[bool, ...], dict[Tokens, list[Holder]]]] = field(factory=dict)
+    wild: list[Holder] = field(factory=list)  # with texts in their names that are no numbers
+    every: list[Holder] = field(factory=list)
+    listed: dict[int, dict[Place, tuple[Mark, Holder]]] = field(factory=dict)
+
+    def claim(self, holder: Holder) -> list[Spot] | None:
+        """None: all places are new. Else the tensors whose place is new; the others are the same tensor once more.
+
+        Raises what `blame` raises, where a place is another tensor's.
+        """
+        if not len(holder.homes):
+            return None
+        rivals = self._rivals(holder)
+        if not rivals and _are_distinct(holder.homes.blocks):
+            return None
+        seen: dict[Place, tuple[Mark, Holder]] = {}
+        for other in rivals:
+            for place, held in self._listed(other).items():
+                seen.setdefault(place, held)
+        kept = []
+        mine: dict[Place, tuple[Mark, Holder]] = {}
+        for spot, place in holder.each():
+            mark = holder.mark(spot)
+            known = seen.get(place) or mine.get(place)
+            if known is None:
+                mine[place] = (mark, holder)
+                kept.append(spot)
+            elif known[0] != mark:
+                holder.blame(place, known[1])
+        self.listed[id(holder)] = mine
+        return None if len(kept) == len(holder.homes) else kept
+
+    def _rivals(self, holder: Holder) -> list[Holder]:
+        """Earlier parts that might have one of the places. The part joins them."""
+        name = "\1".join(holder.components)
+        tokens = tuple(None if _HOLE in t else t for t in _NUMBER.split(name))
+        if any(_is_wild(s) for b in holder.homes.blocks for s in _slots(b)):
+            found = list(self.every)
+            self.wild.append(holder)
+        else:
+            changing = tuple(t is None for t in tokens)
+            found = list(self.wild)
+            form = self.holders.setdefault(_NUMBER.sub("#", name), {})
+            for theirs, known in form.items():
+                if theirs == changing:
+                    found += known.get(tokens, ())
+                else:
+                    found += [h for other, held in known.items() if _may_meet(other, tokens) for h in held]
+            form.setdefault(changing, {}).setdefault(tokens, []).append(holder)
+        self.every.append(holder)
+        return found
+
+    def _listed(self, holder: Holder) -> dict[Place, tuple[Mark, Holder]]:
+        if id(holder) not in self.listed:
+            self.listed[id(holder)] = {place: (holder.mark(spot), holder) for spot, place in holder.each()}
+        return self.listed[id(holder)]
+
+
+def _may_meet(a: Tokens, b: Tokens) -> bool:
+    """Whether two names of one form can be equal: where both are literal, they are."""
+    return all(x == y for x, y in zip(a, b, strict=True) if x is not None and y is not None)
+
+
+def _is_wild(slot: Slot) -> bool:
+    return isinstance(slot.values, tuple) and not all(v.isdigit() for v in slot.values)
+
+
+def _slots(block: Block) -> list[Slot]:
+    return [p for name in (block.file, *block.key) for p in name if isinstance(p, Slot)]
+
+
+def _codes(block: Block, axis: int) -> list[tuple[str, ...]] | I64:
+    """What the slots of one axis say: one row a coordinate, or a choice."""
+    slots = [s for s in _slots(block) if s.axis == axis]
+    count = block.choices if axis == CHOICE else len(block.rank)
+    if any(isinstance(s.values, tuple) for s in slots):
+        return [tuple(s.text(i) for s in slots) for i in range(count)]
+    columns = [s.values for s in slots if not isinstance(s.values, tuple)]
+    return np.stack(columns, axis=1) if columns else np.zeros((count, 0), dtype=np.int64)
+
+
+def _rows(tables: list[list[tuple[str, ...]] | I64]) -> set[tuple[object, ...]]:
+    return {tuple(row) for table in tables for row in (table if isinstance(table, list) else table.tolist())}
+
+
+def _are_distinct(blocks: tuple[Block, ...]) -> bool:
+    """Whether no two tensors of the blocks, which share their templates, have one place, as far as the slots tell.
+
+    Two are apart where their slots of coordinates differ, or those of choices. So they are, if both are distinct within each
+    block, and one of the two over all blocks.
+    """
+    tables = [[_codes(b, axis) for b in blocks] for axis in (COORDINATE, CHOICE)]
+    over_all = False
+    for of_axis in tables:
+        counts = [len(t) for t in of_axis]
+        if any(len(_rows([t])) != n for t, n in zip(of_axis, counts, strict=True)):
+            return False
+        over_all = over_all or len(blocks) == 1 or len(_rows(of_axis)) == sum(counts)
+    return over_all

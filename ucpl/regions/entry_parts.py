@@ -1,0 +1,247 @@
+"""Entries as parts of a placement: what each stores at every coordinate, under its own name or as a `like` line says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+from attrs import define, field, frozen
+
+from ucpl.columns import Block
+from ucpl.errors import fail
+from ucpl.layout import FileRule, States, Storing
+from ucpl.layout import axes as ax
+from ucpl.layout.scope import at
+from ucpl.layout.templates import Template, nested
+from ucpl.regions import flats as fl
+from ucpl.regions.claims import Holder, Place, Spot
+from ucpl.regions.entries import Choices, EntryPlacer, Local
+from ucpl.regions.homes import Homes
+from ucpl.regions.names import MixedError, Variables
+from ucpl.regions.placement import POLICIES, Part, Pieces
+from ucpl.regions.runs import runs_of
+from ucpl.regions.site import Site
+from ucpl.syntax.nodes import Span
+
+__all__ = ["EntryParts", "taken"]
+
+HOME_LIMIT = 20_000_000
+
+
+@frozen(eq=False)
+class Spread:
+    """Coordinates at which an entry has the same choices of its indices."""
+
+    choices: Choices
+    here: tuple[dict[str, int], ...]
+    rank: tuple[int, ...]
+    locals: tuple[Local, ...]
+
+    def at(self, coordinate: int, choices: Choices) -> Spread:
+        """One coordinate, with some of the choices."""
+        c = coordinate
+        return Spread(choices, self.here[c : c + 1], self.rank[c : c + 1], self.locals[c : c + 1])
+
+
+@define
+class EntryParts:
+    site: Site
+    pieces_of: dict[object, Pieces] = field(factory=dict)  # states of one line share them
+
+    def weight(self, placer: EntryPlacer, rule: FileRule, key: Template) -> Part:
+        """What an entry stores of the tensor itself."""
+        return self.part(placer, rule, key, "weight", None, {})
+
+    def like(self, line: States, rule: FileRule) -> list[Part]:
+        """A `like` line: each state cut as the tensor's own entry is."""
+        layout, site = self.site.layout, self.site
+        out = []
+        position = 0
+        for number, g in enumerate(line.groups or (None,)):
+            names, group = site.state_names(line, g), site.group(g)
+            placers = [p for p in site.placers if p.entry.alias is None and fl.is_trained(layout, p)]
+            if group is not None and group.members is not None:
+                order = {m: i for i, m in enumerate(group.members)}
+                placers = sorted((p for p in placers if p.entry.path in order), key=lambda p: order[p.entry.path])
+            for member, placer in enumerate(placers):
+                counts = {"group": number, "member": member, "number": position, "bucket": number}
+                position += 1
+                key = line.storing.key or placer.entry.storing.key
+                if key is None:
+                    continue
+                if line.storing.key is not None and placer.entry.storing.key is not None and "key" in key.names:
+                    key = nested(key, placer.entry.storing.key)
+                out += [self.part(placer, rule, key, state, line, counts) for state in names]
+        return out
+
+    def part(
+        self,
+        placer: EntryPlacer,
+        rule: FileRule,
+        key: Template,
+        state: str,
+        like: States | None,
+        counts: dict[str, int],
+    ) -> Part:
+        """What one entry stores of one state. `like`: as a state line says; `counts`: numbers that its template may use."""
+        entry, site = placer.entry, self.site
+        storing = like.storing if like is not None else entry.storing
+        used = site.mesh_names(site.names_of(rule, key) | set(placer.axes) | {a for a, _ in entry.storing.at})
+        where = (*entry.storing.at, *(storing.at if like is not None else ()))
+        # Along these, homes may hold the same elements: the axes that do not cut, or not everything.
+        shared = {a for a in used if a not in placer.axes} | ax.partly_cut(entry.shape)
+        replica = tuple(a for a in used if a in shared and site.ranks.degrees[a] > 1)
+        spreads = self.spreads(placer, used, where)
+        constants: dict[str, str | int] = {**entry.variables, **counts, "state": state}
+
+        def blocks(of: list[Spread]) -> tuple[Block, ...]:
+            return tuple(self.block(s, rule, key, constants, replica) for s in of)
+
+        try:
+            made = blocks(spreads)
+        except MixedError:  # a name that changes with both: coordinate by coordinate
+            spreads = [s.at(c, s.choices) for s in spreads for c in range(len(s.rank))]
+            made = blocks(spreads)
+        homes = Homes(made)
+        if len(homes) > HOME_LIMIT:
+            fail("E214", f"`{entry.path}` is stored in more than {HOME_LIMIT} tensors", at(entry.span))
+
+        def mark(spot: Spot) -> object:
+            b, c, j = spot
+            coordinates = tuple(spreads[b].here[c][a] for a in placer.shape_axes)
+            return state, tuple(entry.targets.items()), entry.shape, coordinates, spreads[b].choices.digits[j]
+
+        kept = site.claims.claim(Holder(homes, mark, taken(entry.span), entry.span))
+        if kept is not None:
+            spreads = [spreads[b].at(c, spreads[b].choices.take([j])) for b, c, j in kept]
+            homes = Homes(blocks(spreads))
+        said = entry.storing if like is None or entry.storing.policy != "same" else storing
+        policy = (said.policy, said.policy_axes, said.at) if said.policy in ("mean", "sum") else said.policy
+        memo = (id(placer), used, where, policy, tuple(id(s.choices) for s in spreads))
+        if kept is not None or memo not in self.pieces_of:
+            starts = homes.starts.tolist()
+            tables = [self.pieces(placer, s, first, said) for s, first in zip(spreads, starts, strict=False)]
+            pieces = Pieces.concat(tables, site.k)
+            if kept is None:
+                self.pieces_of[memo] = pieces
+        else:
+            pieces = self.pieces_of[memo]
+        # `value x - 1` says how the parameter itself is stored: its moments do not shift with it.
+        value = entry.storing.value if state in site.valued else (1.0, 0.0)
+        return Part(
+            state,
+            entry.path,
+            rule.form or "",
+            storing.dtype,
+            storing.lossy,
+            value,
+            homes,
+            pieces,
+            entry.alias is not None,
+            entry.span,
+        )
+
+    def spreads(self, placer: EntryPlacer, used: tuple[str, ...], where: tuple[tuple[str, int], ...]) -> list[Spread]:
+        """All coordinates at which the entry stores something, those with the same choices together."""
+        found: dict[int, tuple[Choices, list[dict[str, int]], list[int], list[Local]]] = {}
+        for here, rank in self.site.combinations(used, where):
+            local, choices = placer.local(here), placer.choices(here)
+            if len(choices):
+                group = found.setdefault(id(choices), (choices, [], [], []))
+                group[1].append(here)
+                group[2].append(rank)
+                group[3].append(local)
+        return [Spread(c, tuple(here), tuple(rank), tuple(local)) for c, here, rank, local in found.values()]
+
+    def block(
+        self, spread: Spread, rule: FileRule, key: Template, constants: dict[str, str | int], replica: tuple[str, ...]
+    ) -> Block:
+        assert rule.path is not None
+        count = len(spread.rank)
+        columns = {a: np.array([h[a] for h in spread.here], dtype=np.int64) for a in spread.here[0]}
+        variables = Variables(
+            {n: v for n, v in constants.items() if n not in spread.choices.variables or n == "state"},
+            {"rank": np.array(spread.rank, dtype=np.int64), **columns},
+            {n: v for n, v in spread.choices.variables.items() if n != "state"},
+            count,
+            len(spread.choices),
+        )
+        file, steps, counted = self.site.namer.place(rule.path, rule.key, key, variables)
+        locals_ = spread.locals
+        return Block(
+            file,
+            steps,
+            counted,
+            len(spread.choices),
+            np.array([x.shape for x in locals_], dtype=np.int64).reshape(count, -1),
+            np.array(spread.rank, dtype=np.int64),
+            np.array([x.padding for x in locals_], dtype=np.int64),
+            np.array([x.undefined for x in locals_], dtype=np.bool_),
+            np.array([x.live for x in locals_], dtype=np.bool_),
+            np.array([[h[a] for a in replica] for h in spread.here], dtype=np.int64).reshape(count, len(replica)),
+        )
+
+    def pieces(self, placer: EntryPlacer, spread: Spread, first: int, storing: Storing) -> Pieces:
+        """Boxes of all coordinates of a spread: one for each run of choices that a box can hold."""
+        site, choices = self.site, spread.choices
+        tables = []
+        of_local: dict[int, Pieces] = {}
+        for c, local in enumerate(spread.locals):
+            if id(local) not in of_local:
+                of_local[id(local)] = self.folded(placer, local, choices)
+            table = of_local[id(local)]
+            policy = site.policy_at(storing, placer.axes, spread.rank[c])
+            tables.append(
+                table.replace(
+                    home=table.home + (first + c * len(choices)),
+                    policy=np.full(len(table), POLICIES.index(policy), dtype=np.int64),
+                )
+            )
+        return Pieces.concat(tables, site.k)
+
+    def folded(self, placer: EntryPlacer, local: Local, choices: Choices) -> Pieces:
+        """Boxes of one coordinate, the bracketed dims filled in. Homes count choices."""
+        paths = [placer.entry.targets[label] for label in local.label_of]
+        tables = []
+        by_runs: dict[int, list[int]] = {}
+        positions = [placer.positions(path, choices) for path in paths]
+        for row, (_, table) in enumerate(positions):
+            by_runs.setdefault(id(table), []).append(row)
+        zero = np.zeros(self.site.k, dtype=np.int64)
+        for rows in by_runs.values():
+            dims, table = positions[rows[0]]
+            for run in runs_of(table):
+                low, high = local.low[rows].copy(), local.high[rows].copy()
+                home_stride = np.tile(zero, (len(rows), 1))
+                for n, dim in enumerate(dims):
+                    low[:, dim], high[:, dim] = run.low[n], run.high[n]
+                    home_stride[:, dim] = run.step[n]
+                tables.append(
+                    Pieces(
+                        np.array([self.site.number[paths[r]] for r in rows], dtype=np.int64),
+                        np.full(len(rows), run.first, dtype=np.int64),
+                        low,
+                        high,
+                        local.stride[rows],
+                        home_stride,
+                        local.offset[rows],
+                        np.zeros(len(rows), dtype=np.int64),
+                    )
+                )
+        return Pieces.concat(tables, self.site.k)
+
+
+def taken(span: Span) -> Callable[[Place, Holder], NoReturn]:
+    """What to say where a tensor's place is another one's. E215."""
+
+    def blame(place: Place, other: Holder) -> NoReturn:
+        fail(
+            "E215",
+            f"two tensors, or two pieces of one, have one place: {'/'.join(map(str, place[1]))} of {place[0]}",
+            at(span, "this one"),
+            at(other.span, "and this one"),
+            remedy="name the index or mesh axis that tells them apart in the file's or the key's template",
+        )
+
+    return blame

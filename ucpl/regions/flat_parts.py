@@ -1,0 +1,491 @@
+"""State lines over flat buffers as parts of a placement: members in order, flats cut, intervals as boxes of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import define, field, frozen
+
+from ucpl.columns import I64, Bools, clip
+from ucpl.columns.blocks import Block, Name, name_text
+from ucpl.errors import fail
+from ucpl.extents import Flat
+from ucpl.layout import FileRule, Group, States
+from ucpl.layout import axes as ax
+from ucpl.layout.scope import at
+from ucpl.layout.templates import Template
+from ucpl.regions import flats as fl
+from ucpl.regions.cells import CutError
+from ucpl.regions.claims import Holder, Spot
+from ucpl.regions.entries import EntryPlacer
+from ucpl.regions.entry_parts import taken
+from ucpl.regions.homes import Homes
+from ucpl.regions.names import Variables
+from ucpl.regions.placement import POLICIES, Part, Pieces
+from ucpl.regions.site import Site
+
+__all__ = ["FlatParts"]
+
+Env = dict[str, int | str]
+
+
+@frozen(eq=False)
+class Line:
+    """A state line for one of its groups, with what follows from its templates."""
+
+    line: States
+    rule: FileRule
+    key: Template
+    name: str | None  # of the group
+    group: Group | None
+    axis: ax.Axis
+    chain: fl.Chain | None
+    cut: tuple[str, ...]  # mesh axes that cut the flat
+    outer: tuple[str, ...]  # mesh axes that tell flats apart
+    used: tuple[str, ...]  # both, and what templates name
+    involved: tuple[EntryPlacer, ...]
+
+
+@frozen(eq=False)
+class Context:
+    """Ranks that hold windows of the same flats."""
+
+    full: dict[str, int]  # all coordinates of the first of them
+    bucket: int  # how many flats of the line came before
+    places: fl.Places
+
+
+@frozen(eq=False)
+class Flats:
+    """One flat of a context: its members, what a template may say of it, and its number."""
+
+    members: fl.Members
+    variables: Env
+
+
+@frozen(eq=False)
+class Paddings:
+    """Of each window: cells that belong to no tensor, and what they may hold."""
+
+    count: I64
+    undefined: Bools
+    live: Bools
+
+
+@define
+class Found:
+    """Windows of all contexts, as they are collected."""
+
+    env: list[Env] = field(factory=list)  # a window: what templates may say of it
+    rank: list[int] = field(factory=list)
+    replica: list[tuple[int, ...]] = field(factory=list)
+    cuts: list[tuple[fl.Members, fl.Body, fl.Cut, int]] = field(factory=list)  # and the number of its first window
+
+
+@define
+class FlatParts:
+    site: Site
+    stated: fl.Stated | None
+    records: dict[object, Flat] = field(factory=dict)
+    bodies: dict[object, fl.Body] = field(factory=dict)
+    sequences: dict[object, I64] = field(factory=dict)
+    names: dict[object, tuple[str, ...]] = field(factory=dict)
+    runs: dict[object, tuple[fl.Body, list[Flats]]] = field(factory=dict)
+    cuts: dict[object, fl.Cut] = field(factory=dict)
+    told: dict[object, tuple[tuple[str, tuple[int, ...]], ...]] = field(factory=dict)
+
+    def parts(self, line: States, rule: FileRule) -> list[Part]:
+        out: list[Part] = []
+        bucket = np.zeros(self.site.ranks.count, dtype=np.int64)  # how many flats of the line each rank has so far
+        for name in line.groups or (None,):
+            out += self.group_parts(self.line(line, rule, name), bucket)
+        return out
+
+    def line(self, line: States, rule: FileRule, name: str | None) -> Line:
+        assert isinstance(line.shape, tuple) and line.storing.key is not None
+        site, axis, key = self.site, line.shape[0], line.storing.key
+        cut = ax.mesh_axes_of(axis)
+        for a in cut:
+            if a not in site.ranks.columns:
+                fail(
+                    "E201",
+                    f"a state line is cut over `{a}`, which is in no mesh",
+                    at(line.span),
+                    remedy=f"add it: mesh {a} ...",
+                )
+        group = site.group(name)
+        involved = self.involved(group)
+        shared = [a for p in involved for a in (*p.axes, *(x for x, _ in p.entry.storing.at))]
+        named = site.names_of(rule, key)
+        template_axes = site.mesh_names(named - {"rank"})
+        # An axis that cuts the members themselves tells flats apart, though it may cut them as wholes, too.
+        outer = tuple(a for a in site.ranks.columns if a in shared or (a in template_axes and a not in cut))
+        used = (*outer, *(a for a in site.ranks.columns if a in cut and a not in outer))
+        if "rank" in named:
+            used = (*used, "rank")
+        return Line(line, rule, key, name, group, axis, fl.chain_of(axis), cut, outer, used, involved)
+
+    def involved(self, group: Group | None) -> tuple[EntryPlacer, ...]:
+        site = self.site
+        if group is not None and group.members is not None:
+            members = set(group.members)
+            return tuple(p for p in site.placers if p.entry.path in members)
+        out: set[str] = set()
+        if group is not None and group.without is not None:
+            out = {m for g in group.without for m in (site.layout.groups[g].members or ())}
+        return tuple(p for p in site.placers if p.entry.path not in out and fl.is_trained(site.layout, p))
+
+    # ---- one group -----------------------------------------------------------------------------------------------
+
+    def group_parts(self, line: Line, bucket: I64) -> list[Part]:
+        names = self.site.state_names(line.line, line.name)
+        found, after = Found(), bucket.copy()
+        for context in self.contexts(line, bucket):
+            count = self.collect(line, context, found)
+            alike = bucket == context.bucket
+            for a, coordinate in *((a, context.full[a]) for a in line.outer), *line.line.storing.at:
+                alike &= self.site.ranks.columns[a] == coordinate
+            after[alike] += count
+        bucket[:] = after
+        self.refuse_values(line, names)
+        pieces = self.reduced(self.boxes(found, line), found, line)
+        length = np.concatenate([c.length for _, _, c, _ in found.cuts] or [np.zeros(0, dtype=np.int64)])
+        # What no piece covers is padding: of the flat, and of members that are padded themselves.
+        held = np.bincount(pieces.home, weights=pieces.volume, minlength=len(length)).astype(np.int64)
+        loose = [c.undefined | body.is_undefined(members) for members, body, c, _ in found.cuts]
+        trained = [np.full(len(c.length), body.is_live(members)) for members, body, c, _ in found.cuts]
+        none = np.zeros(0, dtype=np.bool_)
+        padding = Paddings(length - held, np.concatenate([none, *loose]), np.concatenate([none, *trained]))
+        return [self.part(line, found, state, pieces, (length, padding)) for state in names]
+
+    def contexts(self, line: Line, bucket: I64) -> list[Context]:
+        ranks = self.site.ranks
+        known = line.used
+        if bucket.min() != bucket.max():
+            known = (*known, *(a for a in ranks.columns if a not in known and a != "rank"))
+        seen: set[tuple[int, ...]] = set()
+        found: dict[tuple[int, ...], fl.Places] = {}
+        for here, rank in self.site.combinations(known, line.line.storing.at):
+            context = (*(here[a] for a in line.outer), int(bucket[rank]))
+            place = (*context, *(here[a] for a in line.used))
+            if place not in seen:  # ranks that differ only in an axis of another group hold the same
+                seen.add(place)
+                found.setdefault(context, []).append((here, rank))
+        return [
+            Context({a: int(c[places[0][1]]) for a, c in ranks.columns.items()}, context[-1], places)
+            for context, places in found.items()
+        ]
+
+    def collect(self, line: Line, context: Context, found: Found) -> int:
+        """Windows of one context. Returns how many flats it has."""
+        degrees, start = self.site.ranks.degrees, context.bucket
+        body, runs = self.flats(line, context)
+        if "bucket" not in self.site.names_of(line.rule, line.key):
+            start = self.numbered(line, start)
+        here_only = {a: context.full[a] for a in line.outer if degrees[a] > 1}
+        for number, flat in enumerate(runs, start):
+            variables = flat.variables
+            if len(flat.members) == 1:  # a flat of one tensor may be called by its name
+                variables = {"name": body.name(flat.members, 0), **variables}
+            cut = self.cut(line, flat.members, context.places)
+            record = (line.name, tuple(context.full[a] for a in line.outer), context.bucket, number)
+            if record not in self.records:
+                told = Flat(
+                    number,
+                    line.name or "",
+                    here_only,
+                    self.tell(flat.members, body),
+                    (),
+                    0,
+                    line.cut[-1] if line.cut else None,
+                )
+                self.records[record] = fl.flat_record(told, flat.members, line.chain)
+            found.cuts.append((flat.members, body, cut, len(found.rank)))
+            for here, rank in context.places:
+                found.env.append({"rank": rank, **here, **variables, "bucket": number})
+                found.rank.append(rank)
+                found.replica.append(tuple(here_only.values()))
+        return len(runs)
+
+    def tell(self, members: fl.Members, body: fl.Body) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Names and local shapes. Ranks whose members are called and shaped alike share one tuple."""
+        entries = np.unique(members.entry).tolist()
+        memo = (
+            members.entry.tobytes(),
+            members.choice.tobytes(),
+            tuple((id(body.names[e]), body.locals[e].shape) for e in entries),
+        )
+        if memo not in self.told:
+            shapes = {e: body.locals[e].shape for e in entries}
+            self.told[memo] = tuple(
+                (name, shapes[e]) for name, e in zip(body.names_of(members), members.entry.tolist(), strict=True)
+            )
+        return self.told[memo]
+
+    def numbered(self, line: Line, start: int) -> int:
+        """The bucket that a key itself numbers, `base_optimizer_state/state/1/{state}`; else `start`."""
+        for said in (line.key, line.rule.key):
+            for step in reversed(self.site.namer.steps(said) if said is not None else ()):
+                if len(step.parts) == 1 and isinstance(step.parts[0], str) and step.parts[0].isdigit():
+                    return int(step.parts[0])
+        return start
+
+    # ---- members ---------------------------------------------------------------------------------------------------
+
+    def flats(self, line: Line, context: Context) -> tuple[fl.Body, list[Flats]]:
+        """The flats of a group on these ranks."""
+        site, group, full = self.site, line.group, context.full
+        axes = tuple(dict.fromkeys(a for p in line.involved for a in (*p.axes, *(x for x, _ in p.entry.storing.at))))
+        shape = line.line.shape if line.line.buckets else None
+        memo = (line.name, id(group), line.line.buckets, shape, tuple(full[a] for a in axes))
+        if memo in self.runs:
+            return self.runs[memo]
+        which = fl.present(site.layout, group, site.placers, full)
+        choices = {e: site.placers[e].choices(full) for e in which}
+        body = fl.Body(
+            {e: site.placers[e].local(full) for e in which}, choices, {e: self.stored_names(e, full) for e in which}
+        )
+        order = (tuple(which), tuple(id(choices[e]) for e in which))
+        if order not in self.sequences:
+            found = fl.module_order(site.placers, which, choices)
+            self.sequences[order] = np.array(found, dtype=np.int64).reshape(len(found), 2)
+        members = fl.ordered(site.placers, which, self.sequences[order], body)
+        out: list[Flats] = []
+        if group is not None and group.stated is not None:
+            stated = fl.stated_order(site.layout, group, members, body, self.stated, full)
+            out = [Flats(row, {}) for row in stated]
+        else:
+            for subset, variables in self.by_group_index(group, members, body):
+                subset = fl.dealt(subset, group)
+                buckets = fl.buckets_of(line.line, subset, site.layout, site.ranks.degrees, full)
+                out += [Flats(b, variables) for b in buckets]
+        self.runs[memo] = (body, out)
+        return self.runs[memo]
+
+    def by_group_index(self, group: Group | None, members: fl.Members, body: fl.Body) -> list[tuple[fl.Members, Env]]:
+        """`group block[l] = ...`: one flat an index."""
+        if group is None or not group.indices:
+            return [(members, {})]
+        names = [next(iter(ax.dims_of(a)), "") for a in group.indices]
+        found: dict[tuple[int, ...], tuple[list[int], Env]] = {}
+        for i, (e, c) in enumerate(zip(members.entry.tolist(), members.choice.tolist(), strict=True)):
+            known = body.choices[e].variables
+            key = tuple(int(known[n][c]) if n in known else -1 for n in names)
+            if key not in found:
+                said = [v for n in names for v in (n, f"{n}.local") if v in known]
+                found[key] = ([], {v: int(known[v][c]) for v in said})
+            found[key][0].append(i)
+        return [(members.take(np.array(found[k][0], dtype=np.int64)), found[k][1]) for k in sorted(found)]
+
+    def stored_names(self, e: int, here: dict[str, int]) -> tuple[str, ...]:
+        """What the checkpoint calls an entry's tensors, choice by choice."""
+        site, placer = self.site, self.site.placers[e]
+        choices, key = placer.choices(here), placer.entry.storing.key
+        if key is None or site.is_raw:
+            return self.names.setdefault((e, len(choices)), (placer.entry.path,) * len(choices))
+        memo = (e, id(choices), tuple(here.get(a) for a in sorted(key.names)))
+        if memo not in self.names:
+            constants: Env = {"rank": 0, **here, **placer.entry.variables, "state": "weight"}
+            of_choice = {n: v for n, v in choices.variables.items() if n != "state"}
+            constants = {n: v for n, v in constants.items() if n not in of_choice}
+            variables = Variables(constants, {}, of_choice, 1, len(choices))
+            _, steps, counted = site.namer.place(key, None, key, variables)
+            self.names[memo] = tuple(_key_text(steps, counted, j) for j in range(len(choices)))
+        return self.names[memo]
+
+    def cut(self, line: Line, members: fl.Members, places: fl.Places) -> fl.Cut:
+        """Windows of one flat. Flats of members of the same lengths, on ranks that stand alike, are cut alike."""
+        coordinates = tuple(tuple(here[a] for a in line.cut) for here, _ in places)
+        memo = (line.axis, members.length.tobytes(), members.real.tobytes(), coordinates)
+        if line.chain is not None and memo in self.cuts:
+            return self.cuts[memo]
+        degrees = self.site.ranks.degrees
+        try:
+            if line.chain is not None:
+                made = fl.windows_of_chain(line.chain, members.length, degrees, places, members.real)
+            else:
+                made = fl.windows_of_tree(line.axis, members, self.site.layout, degrees, places)
+        except CutError as error:
+            fail(
+                "E204",
+                f"a flat buffer: {error.reason}",
+                at(line.line.span, "cut here"),
+                remedy="pad it first: pad(flat(each), dp)@dp",
+            )
+        self.cuts[memo] = made
+        return made
+
+    # ---- boxes -------------------------------------------------------------------------------------------------------
+
+    def boxes(self, found: Found, line: Line) -> Pieces:
+        """Intervals of members' local storage as boxes of logical tensors."""
+        base: list[Pieces] = []  # boxes of members, each as long as it is
+        begin: list[I64] = []  # of each interval: its first row in the base, how many, and where it lies
+        count: list[I64] = []
+        rows: list[fl.Windows] = []
+        done: dict[int, tuple[I64, I64, fl.Members]] = {}
+        total = 0
+        for members, body, cut, first in found.cuts:
+            if id(members) not in done:
+                table, of_member = self.member_boxes(members, body, line)
+                starts = np.cumsum(of_member) - of_member + total
+                done[id(members)] = (starts, of_member, members)
+                base.append(table)
+                total += len(table)
+            starts, of_member, _ = done[id(members)]
+            begin.append(starts[cut.rows.member])
+            count.append(of_member[cut.rows.member])
+            rows.append(cut.rows.replace(window=cut.rows.window + first))
+        if not base:
+            return Pieces.empty(self.site.k)
+        table, windows = Pieces.concat(base, self.site.k), fl.Windows.concat(rows)
+        first_row, of_row = np.concatenate(begin), np.concatenate(count)
+        interval = np.repeat(np.arange(len(first_row)), of_row)
+        source = first_row[interval] + np.arange(len(interval)) - np.repeat(np.cumsum(of_row) - of_row, of_row)
+        picked, low, high = clip(
+            table.offset[source],
+            table.high[source] - table.low[source],
+            table.stride[source],
+            windows.start[interval],
+            windows.stop[interval],
+        )
+        row, at_interval = source[picked], interval[picked]
+        local = table.offset[row] + (low * table.stride[row]).sum(axis=1)
+        order = np.lexsort((local, at_interval))
+        row, at_interval, local, low, high = row[order], at_interval[order], local[order], low[order], high[order]
+        cut_ = table.take(row)
+        return cut_.replace(
+            home=windows.window[at_interval],
+            low=cut_.low + low,
+            high=cut_.low + high,
+            offset=local - windows.start[at_interval] + windows.position[at_interval],
+        )
+
+    def member_boxes(self, members: fl.Members, body: fl.Body, line: Line) -> tuple[Pieces, I64]:
+        """Boxes of all members of a flat in their order, and how many each has."""
+        tables, owner = [], []
+        count = np.zeros(len(members), dtype=np.int64)
+        for e in np.unique(members.entry).tolist():
+            which = np.flatnonzero(members.entry == e)
+            placer, local = self.site.placers[e], body.locals[e]
+            rows = len(local.offset)
+            if not rows:
+                continue
+            policy = placer.entry.storing.policy
+            low, high = np.tile(local.low, (len(which), 1, 1)), np.tile(local.high, (len(which), 1, 1))
+            paths = [placer.entry.targets[label] for label in local.label_of]
+            for path in dict.fromkeys(paths):
+                mine = [i for i, p in enumerate(paths) if p == path]
+                dims, positions = placer.positions(path, body.choices[e])
+                for n, dim in enumerate(dims):
+                    at_ = positions[members.choice[which], n][:, None]
+                    low[:, mine, dim], high[:, mine, dim] = at_, at_ + 1
+            k = self.site.k
+            every = len(which) * rows
+            tables.append(
+                Pieces(
+                    np.tile(np.array([self.site.number[p] for p in paths], dtype=np.int64), len(which)),
+                    np.zeros(every, dtype=np.int64),
+                    low.reshape(every, k),
+                    high.reshape(every, k),
+                    np.tile(local.stride, (len(which), 1)),
+                    np.zeros((every, k), dtype=np.int64),
+                    np.tile(local.offset, len(which)),
+                    np.full(
+                        every, POLICIES.index(policy if policy != "same" else line.line.storing.policy), dtype=np.int64
+                    ),
+                )
+            )
+            owner.append(np.repeat(which, rows))
+            count[which] = rows
+        table = Pieces.concat(tables, self.site.k)
+        if not owner:
+            return table, count
+        return table.take(np.argsort(np.concatenate(owner), kind="stable")), count
+
+    def reduced(self, pieces: Pieces, found: Found, line: Line) -> Pieces:
+        """Pieces with the policy that holds at each home's rank."""
+        rows = np.flatnonzero((pieces.policy == POLICIES.index("mean")) | (pieces.policy == POLICIES.index("sum")))
+        if not len(rows):
+            return pieces
+        said = {
+            self.site.number[path]: (p.entry.storing, p.axes)
+            for p in line.involved
+            if p.entry.storing.policy != "same"
+            for path in p.entry.targets.values()
+        }
+        policy = pieces.policy.copy()
+        for row in rows.tolist():
+            storing, own = said.get(int(pieces.tensor[row]), (line.line.storing, ()))
+            kept = self.site.policy_at(storing, (*own, *line.cut), found.rank[int(pieces.home[row])])
+            policy[row] = POLICIES.index(kept)
+        return pieces.replace(policy=policy)
+
+    def refuse_values(self, line: Line, names: Sequence[str]) -> None:
+        changed = next((p for p in line.involved if p.entry.storing.value != (1.0, 0.0)), None)
+        if changed is not None and self.site.valued & set(names):
+            fail(
+                "E217",
+                f"`{changed.entry.path}` is stored with another value, and inside a flat buffer that is not supported",
+                at(line.line.span, "the flat buffer"),
+                at(changed.entry.span, "value"),
+            )
+
+    # ---- the part ----------------------------------------------------------------------------------------------------
+
+    def part(self, line: Line, found: Found, state: str, pieces: Pieces, sizes: tuple[I64, Paddings]) -> Part:
+        """One state of the line. All states share the pieces."""
+        length, padding = sizes
+        count = len(found.rank)
+        blocks: tuple[Block, ...] = ()
+        if count:
+            assert line.rule.path is not None
+            constants: Env = {"state": state, "group": line.name or ""}
+            columns = {
+                n: v
+                for n in dict.fromkeys(n for env in found.env for n in env)
+                if (v := _column([env.get(n) for env in found.env])) is not None and n not in constants
+            }
+            file, key, counted = self.site.namer.place(
+                line.rule.path, line.rule.key, line.key, Variables(constants, columns, {}, count, 1)
+            )
+            replica = np.array(found.replica, dtype=np.int64).reshape(count, -1)
+            rank = np.array(found.rank, dtype=np.int64)
+            held = (padding.count, padding.undefined, padding.live)
+            blocks = (Block(file, key, counted, 1, length[:, None], rank, *held, replica),)
+        homes = Homes(blocks)
+
+        def mark(spot: Spot) -> object:
+            return id(line), state, spot
+
+        storing = line.line.storing
+        kept = self.site.claims.claim(Holder(homes, mark, taken(line.line.span), line.line.span))
+        assert kept is None  # no two have one mark
+        label = f"group {line.name}" if line.name else "all"
+        return Part(
+            state,
+            label,
+            line.rule.form or "",
+            storing.dtype,
+            storing.lossy,
+            storing.value,
+            homes,
+            pieces,
+            False,
+            line.line.span,
+        )
+
+
+def _column(values: list[int | str | None]) -> I64 | tuple[str, ...] | None:
+    """One value a window, or None where a window has none (a template that names it is refused)."""
+    if any(v is None for v in values):
+        return None
+    if all(isinstance(v, int) for v in values):
+        return np.array(values, dtype=np.int64)
+    return tuple(str(v) for v in values)
+
+
+def _key_text(steps: tuple[Name, ...], counted: tuple[bool, ...], choice: int) -> str:
+    texts = [name_text(step, 0, choice) for step in steps]
+    return "/".join(str(int(t)) if c and t.isdigit() else t for t, c in zip(texts, counted, strict=True))

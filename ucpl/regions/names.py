@@ -1,0 +1,139 @@
+"""Templates of files and keys closed over a block: literal text, and slots for what changes with coordinate or choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import define, evolve, field, frozen
+
+from ucpl.columns import I64
+from ucpl.columns.blocks import CHOICE, COORDINATE, Name, Slot
+from ucpl.layout.templates import Hole, Template, key_steps, render
+
+__all__ = ["MixedError", "Namer", "Variables"]
+
+Texts = tuple[str, ...]
+
+
+class MixedError(Exception):
+    """An expression needs coordinates and choices at once: the block must be one coordinate."""
+
+
+@frozen(eq=False)
+class Variables:
+    """What templates may say of a block: constants, columns of coordinates, columns of choices. Later ones win."""
+
+    constants: Mapping[str, int | str]
+    coordinates: Mapping[str, I64 | Texts]
+    choices: Mapping[str, I64]
+    coordinate_count: int
+    choice_count: int
+
+    def axis_of(self, name: str) -> int | None:
+        if name in self.choices:
+            return CHOICE
+        return COORDINATE if name in self.coordinates and name not in self.constants else None
+
+    def at(self, axis: int, i: int) -> dict[str, int | str]:
+        """All that is known at one coordinate, or one choice (what changes with the other is left out)."""
+        out: dict[str, int | str] = {}
+        column: I64 | Texts
+        for name, column in (self.choices if axis == CHOICE else self.coordinates).items():
+            value = column[i]
+            out[name] = value if isinstance(value, str) else int(value)
+        if axis == COORDINATE:
+            return {**out, **self.constants}
+        return {**self.constants, **out}
+
+
+@define
+class Namer:
+    """Closes templates; remembers how keys fall into steps."""
+
+    steps_of: dict[int, tuple[Template, ...]] = field(factory=dict)
+
+    def steps(self, template: Template) -> tuple[Template, ...]:
+        if id(template) not in self.steps_of:
+            self.steps_of[id(template)] = key_steps(template) if template.text else ()  # "": the file is the tensor
+        return self.steps_of[id(template)]
+
+    def place(
+        self, path: Template, outer: Template | None, key: Template, variables: Variables
+    ) -> tuple[Name, tuple[Name, ...], tuple[bool, ...]]:
+        """File, steps of the key, and which steps count. `outer` is the file's own template of keys. Raises MixedError."""
+        inner = tuple(self.name(step, variables) for step in self.steps(key))
+        counted = tuple(counts(step) for step in self.steps(key))
+        joined = _joined(inner)
+        if outer is None:
+            return self.name(path, variables, joined), inner, counted
+        names: list[Name] = []
+        counting: list[bool] = []
+        for step in self.steps(outer):
+            only = step.parts[0] if len(step.parts) == 1 else None
+            if isinstance(only, Hole) and only.path == "key":
+                names += inner
+                counting += counted
+            else:
+                names.append(self.name(step, variables, joined))
+                counting.append(counts(step))
+        return self.name(path, variables, joined), tuple(names), tuple(counting)
+
+    def name(self, template: Template, variables: Variables, key: Name = ()) -> Name:
+        """One text. `key`: what `{key}` is."""
+        out: list[str | Slot] = []
+        for part in template.parts:
+            if isinstance(part, str):
+                out.append(part)
+            elif part.path == "key" and key:
+                out += key
+            else:
+                out.append(self.hole(part, template, variables))
+        return _merged(out)
+
+    def hole(self, hole: Hole, template: Template, variables: Variables) -> str | Slot:
+        alone = evolve(template, parts=(hole,))
+        axes = {a for name in hole.names if (a := variables.axis_of(name)) is not None}
+        if not axes:
+            return render(alone, dict(variables.constants))
+        if len(axes) > 1:
+            if variables.coordinate_count == 1:
+                here = variables.at(COORDINATE, 0)
+                return self.hole(hole, template, Variables(here, {}, variables.choices, 1, variables.choice_count))
+            raise MixedError
+        axis = axes.pop()
+        count = variables.choice_count if axis == CHOICE else variables.coordinate_count
+        columns = variables.choices if axis == CHOICE else variables.coordinates
+        if hole.path is not None and hole.path in columns:
+            return Slot(axis, columns[hole.path], hole.format)
+        named = [columns[n] for n in sorted(hole.names) if n in columns]
+        known: dict[tuple[object, ...], str] = {}
+        texts = []
+        for i in range(count):
+            mark = tuple(c[i] for c in named)
+            if mark not in known:
+                known[mark] = render(alone, variables.at(axis, i))
+            texts.append(known[mark])
+        return Slot(axis, tuple(texts))
+
+
+def counts(step: Template) -> bool:
+    """Whether a whole number in this step is a position: one that the template writes or counts; a tensor's name never is."""
+    return not (step.names & {"name", "alias", "owner"})
+
+
+def _joined(steps: Sequence[Name]) -> Name:
+    out: list[str | Slot] = []
+    for i, step in enumerate(steps):
+        out += [*(["/"] if i else []), *step]
+    return _merged(out)
+
+
+def _merged(parts: Sequence[str | Slot]) -> Name:
+    """Literal parts that follow each other as one."""
+    out: list[str | Slot] = []
+    for part in parts:
+        if isinstance(part, str) and out and isinstance(out[-1], str):
+            out[-1] += part
+        elif part != "":
+            out.append(part)
+    return tuple(out)

@@ -1,0 +1,96 @@
+"""What placing needs to know of a layout as a whole: its ranks, an EntryPlacer an entry, places that are taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+
+from ucpl.layout import FileRule, Group, Layout, States, Storing
+from ucpl.layout.layout import Policy
+from ucpl.layout.templates import Template
+from ucpl.regions.claims import Claims
+from ucpl.regions.entries import Choices, EntryPlacer, Ranks
+from ucpl.regions.names import Namer
+
+__all__ = ["Site"]
+
+VALUED = ("weight", "fp32", "master", "param")
+
+
+@frozen(eq=False)
+class Site:
+    layout: Layout
+    rank: int | None  # only this one is placed
+    ranks: Ranks
+    number: dict[str, int]  # of each tensor
+    k: int  # dims of the tensor with the most
+    is_raw: bool  # no dim has a name: `infer` wrote the model, and paths are the checkpoint's own names
+    placers: tuple[EntryPlacer, ...]
+    claims: Claims
+    namer: Namer
+
+    @classmethod
+    def of(cls, layout: Layout, rank: int | None) -> Site:
+        number = {path: i for i, path in enumerate(layout.tensors)}
+        k = max((len(t.dims) for t in layout.tensors.values()), default=0) or 1
+        found: dict[Any, Choices] = {}
+        placers = tuple(EntryPlacer(layout, e, number, k, choices_found=found) for e in layout.entries)
+        is_raw = all("#" in dim for t in layout.tensors.values() for dim in t.dims)
+        return cls(layout, rank, Ranks(layout), number, k, is_raw, placers, Claims(), Namer())
+
+    def combinations(
+        self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...]
+    ) -> list[tuple[dict[str, int], int]]:
+        """Distinct coordinates over some axes, each with the first rank there."""
+        if self.rank is None:
+            return self.ranks.combinations(axes, where)
+        here = {a: int(c[self.rank]) for a, c in self.ranks.columns.items()}
+        return [(here, self.rank)] if all(here[a] == v for a, v in where) else []
+
+    def mesh_names(self, names: frozenset[str]) -> tuple[str, ...]:
+        return tuple(a for a in self.ranks.columns if a in names)
+
+    def names_of(self, rule: FileRule, key: Template | None) -> frozenset[str]:
+        """What the templates of a place name."""
+        out: frozenset[str] = frozenset()
+        for t in (rule.path, rule.key, key):
+            if t is not None:
+                out |= t.names
+        return out
+
+    @property
+    def valued(self) -> set[str]:
+        """States that hold the parameter's own value, as far as names and derivations tell."""
+        return {*VALUED, *(n for d in self.layout.derived for n in (d.state, d.source))}
+
+    def policy_at(self, storing: Storing, cut: tuple[str, ...], rank: int) -> Policy:
+        """Of a mean or sum over some axes, copies along the other axes count once: those at coordinate 0."""
+        axes = storing.policy_axes
+        if storing.policy not in ("mean", "sum") or not axes:
+            return storing.policy
+        if all(self.ranks.degrees.get(a, 1) == 1 for a in axes):
+            return "same"
+        mesh = self.layout.mesh_of(axes[0])
+        named = {*axes, *cut, *(a for a, _ in storing.at)}
+        first = all(self.ranks.columns[a][rank] == 0 for a in (mesh.axes if mesh else ()) if a not in named)
+        return storing.policy if first else "any"
+
+    def state_names(self, line: States, group: str | None) -> tuple[str, ...]:
+        """Names of the states that a line stores for a group: those it names, or those that no other line names."""
+        model = [
+            s for s in self.layout.states if not s.scalar and (s.groups is None or group is None or group in s.groups)
+        ]
+        if line.names is not None:
+            known = {s.name for s in self.layout.states}
+            return tuple(n for n in line.names if n == "weight" or n not in known or any(s.name == n for s in model))
+        spoken = {
+            n
+            for other in self.layout.state_lines
+            if other.names is not None and (other.groups is None or group is None or group in other.groups)
+            for n in other.names
+        } | {d.state for d in self.layout.derived}
+        return tuple(dict.fromkeys(s.name for s in model if s.name not in spoken))
+
+    def group(self, name: str | None) -> Group | None:
+        return self.layout.groups.get(name) if name is not None else None

@@ -1,0 +1,152 @@
+"""The one seam between the runtime and the disk: every call that opens, reads, writes, syncs or renames goes through it.
+
+A test puts a recorder in its place, which logs the order of calls, cuts reads and writes short, and replays what a crash
+would have left. Loops over short reads and writes stand here, too.
+
+Not here: which files there are (sources, targets), and what makes a rename safe (publish).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ucpl.runtime import linux
+
+__all__ = [
+    "Disk",
+    "disk",
+    "make_file",
+    "make_folders",
+    "read_upto",
+    "sync_folder",
+    "sync_folders",
+    "use_disk",
+    "write_all",
+]
+
+
+class Disk:
+    """System calls as they are. Each raises OSError."""
+
+    def open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, 0o666)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def read(self, fd: int, views: Sequence[memoryview], position: int) -> int:
+        """Bytes that were read into the views, one after another: perhaps fewer than they have room for."""
+        return os.preadv(fd, views, position)
+
+    def write(self, fd: int, view: memoryview, position: int | None) -> int:
+        """Bytes that were written, perhaps fewer than there are. Without a position: at the end of a file opened to append."""
+        return os.write(fd, view) if position is None else os.pwrite(fd, view, position)
+
+    def sync(self, fd: int, *, data_only: bool = False) -> None:
+        if data_only:
+            os.fdatasync(fd)
+        else:
+            os.fsync(fd)
+
+    def forget(self, fd: int) -> None:
+        """Drop a file's pages from the page cache, as far as the kernel lets go of them."""
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def resize(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def allocate(self, fd: int, size: int) -> None:
+        linux.allocate(fd, size)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def rename_new(self, source: Path, target: Path) -> None:
+        """To a name that must be free. Raises: FileExistsError, too."""
+        linux.rename_new(source, target)
+
+    def exchange(self, one: Path, other: Path) -> bool:
+        """Swap two names at once; False where the file system cannot."""
+        return linux.exchange(one, other)
+
+    def make_folder(self, path: Path) -> None:
+        """One folder, which may be there."""
+        path.mkdir(exist_ok=True)
+
+    def remove(self, path: Path) -> None:
+        os.unlink(path)
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path)
+
+    def identity(self, path: Path) -> tuple[int, int]:
+        """Inode and device."""
+        status = os.stat(path)
+        return status.st_ino, status.st_dev
+
+
+_current = Disk()
+
+
+def disk() -> Disk:
+    return _current
+
+
+def use_disk(other: Disk) -> Disk:
+    """Put another in its place, for tests. Returns the one that was there."""
+    global _current
+    before, _current = _current, other
+    return before
+
+
+def write_all(fd: int, data: bytes | memoryview, position: int | None) -> None:
+    """Raises: OSError."""
+    view, done = memoryview(data), 0
+    while done < len(view):
+        done += _current.write(fd, view[done:], None if position is None else position + done)
+
+
+def read_upto(fd: int, view: memoryview, position: int) -> int:
+    """Fill a buffer; fewer bytes than it has where the file ends. Raises: OSError."""
+    done = 0
+    while done < len(view):
+        got = _current.read(fd, [view[done:]], position + done)
+        if not got:
+            break
+        done += got
+    return done
+
+
+def make_folders(top: Path, below: Path) -> None:
+    """The folder `below`, and all between it and `top`, which is there. Raises: OSError."""
+    missing = [below, *below.parents]
+    for folder in reversed(missing[: missing.index(top)]):
+        _current.make_folder(folder)
+
+
+def make_file(path: Path, data: bytes) -> None:
+    """A file of this content, durable; its name is durable once its folder is synced. Raises: OSError."""
+    fd = _current.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+    try:
+        write_all(fd, data, 0)
+        _current.sync(fd)
+    finally:
+        _current.close(fd)
+
+
+def sync_folder(path: Path) -> None:
+    """Make names in a folder durable. Raises: OSError."""
+    fd = _current.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _current.sync(fd)
+    finally:
+        _current.close(fd)
+
+
+def sync_folders(top: Path) -> None:
+    """All folders below and including `top`, the deepest first. Raises: OSError."""
+    for folder, _, _ in os.walk(top, topdown=False):
+        sync_folder(Path(folder))

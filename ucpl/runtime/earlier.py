@@ -1,0 +1,67 @@
+"""What an earlier run left: a journal to go on from, a target that it published, or one that is finished.
+
+Not here: going on (execute), and what a journal's bytes mean (journal).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ucpl.errors import Label, fail
+from ucpl.runtime.buffers import Share
+from ucpl.runtime.disk import disk
+from ucpl.runtime.journal import Past, read_journal
+from ucpl.runtime.manifest import read_manifest
+from ucpl.runtime.publish import Workplace
+from ucpl.runtime.targets import TargetPlan, cannot_write
+
+__all__ = ["is_finished", "is_published", "journal_of", "same_run", "tile_of"]
+
+
+def journal_of(work: Workplace) -> Past | None:
+    """Raises: UcplError E503."""
+    try:
+        return read_journal(work.journal)
+    except OSError as error:
+        cannot_write(work.journal, error)
+
+
+def is_published(past: Past, target: Path) -> bool:
+    """Whether the target is the very file or folder that the earlier run was about to rename."""
+    if past.publishing is None:
+        return False
+    try:
+        return disk().identity(target) == past.publishing
+    except OSError:
+        return False
+
+
+def same_run(past: Past, digests: Mapping[str, str], work: Workplace) -> None:
+    """Raises: UcplError E602 where the earlier run had another plan, source, or metadata of the target."""
+    for name, what in (("digest", "plan"), ("content", "source"), ("files", "target's metadata")):
+        if past.header.get(name) != digests[name]:
+            fail("E602", f"the interrupted run into {work.target} had another {what}", Label(str(work.folder)))
+
+
+def tile_of(past: Past, share: Share, work: Workplace) -> int:
+    """How many bytes its tiles have. Raises: UcplError E602, E508."""
+    tile = past.header.get("tile")
+    if not isinstance(tile, int) or tile <= 0 or tile % 16:
+        fail("E602", f"the journal of the interrupted run into {work.target} is damaged", Label(str(work.journal)))
+    if tile > share.tile:
+        fail("E508", f"the interrupted run used tiles of {tile} bytes, there is memory for {share.tile}")
+    return tile
+
+
+def is_finished(target: Path, digests: Mapping[str, str], layout: TargetPlan) -> bool:
+    """Whether a folder is what a run with these digests writes: by its manifest, and the sizes of its files."""
+    try:
+        manifest = read_manifest(target)
+        return (
+            manifest is not None
+            and all(manifest.plan.get(name) == digest for name, digest in digests.items())
+            and all((target / f.path).stat().st_size == f.plan.size for f in layout.files)
+        )
+    except (OSError, ValueError):
+        return False

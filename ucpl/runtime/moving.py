@@ -1,0 +1,180 @@
+"""Tiles on their way: assembled, digested, written and journalled, in a few threads over one queue.
+
+The threads share one queue of tiles in the order of the target's files. The thread that waits for them syncs what they
+wrote and journals it. Not here: what a tile is made of (assemble), and what is done before and after (execute).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+
+import numpy as np
+import xxhash
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from ucpl.errors import UcplError
+from ucpl.runtime.assemble import Assembler
+from ucpl.runtime.buffers import Workspace
+from ucpl.runtime.crew import Queue, run_crew
+from ucpl.runtime.evidence import Inspection, damage_of, members_of
+from ucpl.runtime.failpoints import failpoint
+from ucpl.runtime.journal import DoneTile, Journal, Past
+from ucpl.runtime.options import DataPlane, Progress
+from ucpl.runtime.reading import Fragments, Reader
+from ucpl.runtime.sources import SourceFiles
+from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write
+from ucpl.runtime.tiles import Tiles
+
+__all__ = ["Known", "Mover", "Tile", "tile_of"]
+
+SYNC_BYTES = 128 << 20  # written bytes after which they are synced and journalled, at the latest
+SYNC_SECONDS = 1.0
+_OF_VALUES = ("E605", "E613")  # errors that a damaged source makes likely
+
+
+@frozen(eq=False)
+class Known:
+    """Tiles, and what is known of those that are durable: digests of their bytes."""
+
+    tiles: Tiles
+    done: NDArray[np.bool_]
+    crc: NDArray[np.uint32]
+    xxh3: NDArray[np.uint64]
+
+    @staticmethod
+    def of(tiles: Tiles, past: Past | None) -> Known:
+        n = len(tiles)
+        known = Known(tiles, np.zeros(n, np.bool_), np.zeros(n, np.uint32), np.zeros(n, np.uint64))
+        if past is not None:
+            fits = past.tile < n
+            at = past.tile[fits]
+            known.done[at], known.crc[at], known.xxh3[at] = True, past.tile_crc[fits], past.tile_xxh3[fits]
+        return known
+
+    def add(self, tile: DoneTile) -> None:
+        self.done[tile.index], self.crc[tile.index], self.xxh3[tile.index] = True, tile.crc, tile.xxh3
+
+
+@frozen
+class Tile:
+    """One tile as numbers: elements [low, high) of a target, `size` bytes at `position` of a file."""
+
+    target: int
+    low: int
+    high: int
+    file: int
+    position: int
+    size: int
+
+
+def tile_of(layout: TargetPlan, tiles: Tiles, i: int) -> Tile:
+    target = layout.units[int(tiles.unit[i])].target
+    itemsize = layout.places[target].itemsize
+    low, size = int(tiles.low[i]), int(tiles.size[i])
+    return Tile(
+        target, low // itemsize, (low + size) // itemsize, int(tiles.file[i]), int(tiles.position[i]), size
+    )  # fmt: skip
+
+
+@define(eq=False)
+class Mover:
+    """Moves every tile that is not known yet. `fragments` are the runs of the source whose tiles are journalled."""
+
+    plane: DataPlane
+    layout: TargetPlan
+    assembler: Assembler
+    sources: SourceFiles
+    files: TargetFiles
+    journal: Journal
+    known: Known
+    fragments: Fragments
+    progress: Progress | None
+    _lock: threading.Lock = field(factory=threading.Lock)
+    _finished: list[DoneTile] = field(factory=list)  # not journalled yet
+    _fresh: Fragments = field(factory=Fragments)
+    _done_bytes: int = 0
+    _flushed_bytes: int = 0
+    _flushed_at: float = 0.0
+
+    def move(self) -> None:
+        """Assemble, digest and write. Raises: what a tile raises; those that were finished are journalled."""
+        tiles, known = self.known.tiles, self.known
+        self._done_bytes = self._flushed_bytes = int(tiles.size[known.done].sum())
+        self._flushed_at = time.monotonic()
+        queue = Queue(len(tiles), lambda i: bool(known.done[i]))
+
+        def work(stop: threading.Event) -> None:
+            with Workspace(self.plane.share, self.plane.budget) as space:
+                reader = Reader(self.sources)
+                while not stop.is_set() and (i := queue.take()) is not None:
+                    self._one(i, reader, space)
+
+        try:
+            run_crew(self.plane.workers, work, self._meanwhile)
+        finally:
+            self._flush()
+        self._say()
+
+    def _one(self, i: int, reader: Reader, space: Workspace) -> None:
+        tile = tile_of(self.layout, self.known.tiles, i)
+        try:
+            crc = self.assembler.assemble(tile.target, tile.low, tile.high, reader, space)
+        except UcplError as error:
+            raise self._cause(error, tile, space) from None
+        view = space.tile_view[: tile.size]
+        begin = time.perf_counter()
+        if crc is None:
+            crc = zlib.crc32(view)
+        xxh3 = xxhash.xxh3_64_intdigest(view)
+        digest = reader.digest + time.perf_counter() - begin
+        self.files.write(tile.file, view, tile.position)
+        failpoint("tile-written")
+        with self._lock:
+            self._finished.append(DoneTile(i, tile.size, crc, xxh3))
+            self._fresh.extend(reader.fragments)
+            self._done_bytes += tile.size
+        self.plane.counters.add(read=reader.bytes_read, written=tile.size, digest=digest)
+        reader.fragments.clear()
+        reader.bytes_read, reader.digest = 0, 0.0
+
+    def _cause(self, error: UcplError, tile: Tile, space: Workspace) -> UcplError:
+        """The damaged members of the source that a tile was made of, where its values are what fails; else the error."""
+        if error.diagnostics[0].code not in _OF_VALUES:
+            return error
+        rows, places = self.assembler.rows, self.assembler.sources
+        within = rows.within(tile.target, tile.low, tile.high)
+        used = np.unique(rows.source[within.start : within.stop]).tolist()
+        how = Inspection(self.sources, space.tile, self.plane.counters)
+        found = damage_of(members_of((places[s] for s in used), self.sources), how)
+        return UcplError(*found) if found else error
+
+    def _meanwhile(self) -> None:
+        self._say()
+        late = time.monotonic() - self._flushed_at >= SYNC_SECONDS
+        if late or self._done_bytes - self._flushed_bytes >= SYNC_BYTES:
+            self._flush()
+
+    def _say(self) -> None:
+        if self.progress is not None:
+            self.progress(self._done_bytes, int(self.known.tiles.size.sum()))
+
+    def _flush(self) -> None:
+        """What was written becomes durable, then the journal says so. Raises: UcplError E503."""
+        with self._lock:
+            records, runs = self._finished, self._fresh
+            self._finished, self._fresh = [], Fragments()
+        self._flushed_at, self._flushed_bytes = time.monotonic(), self._done_bytes
+        if not records:
+            return
+        self.files.sync(sorted({int(self.known.tiles.file[tile.index]) for tile in records}))
+        failpoint("journal-before")
+        try:
+            self.journal.append(records, runs)
+        except OSError as error:
+            cannot_write(self.journal.path, error)
+        for tile in records:
+            self.known.add(tile)
+        self.fragments.extend(runs)

@@ -1,0 +1,105 @@
+"""A plan's moves for the very files at hand: rewritten by what only these tell, which plans nothing anew.
+
+by_owner       a copy to a second name of a stored tensor is a check of what its first name gets
+without_echoes a check that would read the copy's own bytes again says nothing
+with_carried   tensors that no layout describes go over as they are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from attrs import field, frozen
+
+from ucpl.columns import I64
+from ucpl.schedule.plan import Plan
+from ucpl.schedule.runs import Runs
+
+__all__ = ["BINDING", "Files", "bound"]
+
+
+@frozen(eq=False)
+class Files:
+    """What the files of both sides say of the plan's stored tensors."""
+
+    owner: I64  # of each target: itself, or the one whose storage it has, too
+    view: I64  # of each source: itself, or the first one that views the same bytes in the same way
+    carried: tuple[tuple[int, int, int], ...] = field(
+        default=()
+    )  # source, target and elements of what is beside the plan
+
+
+Step = Callable[[tuple[Runs, ...], Files], tuple[Runs, ...]]
+
+
+def bound(plan: Plan, files: Files) -> tuple[Runs, ...]:
+    """The plan's moves as they are carried out between these files."""
+    moves = plan.moves
+    for step in BINDING:
+        moves = step(moves, files)
+    return moves
+
+
+def by_owner(moves: tuple[Runs, ...], files: Files) -> tuple[Runs, ...]:
+    """A copy to a second name is a check of what its first name gets; so is a check there.
+
+    before: copy a -> t, copy a -> u, which has the storage of t     after: copy a -> t, check a -> t
+    """
+    is_second = files.owner != np.arange(len(files.owner))
+    found: list[Runs] = []
+    for m in moves:
+        twice = is_second[m.target] if len(m) else np.zeros(0, np.bool_)
+        if not twice.any():
+            found.append(m)
+            continue
+        found.append(m.take(~twice))
+        if m.kind in ("copy", "check"):
+            again = m.take(twice)
+            found.append(again.of_kind("check").replace(target=files.owner[again.target].astype(np.int32)))
+    return tuple(found)
+
+
+def without_echoes(moves: tuple[Runs, ...], files: Files) -> tuple[Runs, ...]:
+    """Without checks of a source against itself under a second name, box by box at the same target place.
+
+    before: copy a -> t, check b -> t, where b views the bytes of a     after: copy a -> t
+    """
+    if (files.view == np.arange(len(files.view))).all():
+        return moves
+
+    def boxes(m: Runs) -> list[bytes]:
+        table = np.column_stack(
+            [
+                files.view[m.source],
+                m.target,
+                m.target_offset,
+                m.source_offset,
+                m.shape,
+                m.target_stride,
+                m.source_stride,
+            ]
+        ).astype(np.int64)
+        return [row.tobytes() + bytes([m.shape.shape[1]]) for row in table]
+
+    copied = {box for m in moves if m.kind == "copy" and len(m) for box in boxes(m)}
+    return tuple(
+        m.take(np.array([box not in copied for box in boxes(m)], np.bool_)) if m.kind == "check" and len(m) else m
+        for m in moves
+    )
+
+
+def with_carried(moves: tuple[Runs, ...], files: Files) -> tuple[Runs, ...]:
+    """And one copy of the whole of each tensor that is carried."""
+    if not files.carried:
+        return moves
+    source, target, numel = (np.array(column, np.int64) for column in zip(*files.carried, strict=True))
+    n = len(source)
+    none, one, zero = np.full(n, -1, np.int32), np.ones((n, 1), np.int64), np.zeros(n, np.int64)
+    whole = Runs(
+        "copy", "carried", none, source.astype(np.int32), target.astype(np.int32), numel[:, None], zero, one, zero, one
+    )
+    return (*moves, whole)
+
+
+BINDING: tuple[Step, ...] = (by_owner, with_carried, without_echoes)

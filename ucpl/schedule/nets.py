@@ -1,0 +1,165 @@
+"""The graph of a plan as JSON and columns: nodes in the order in which they run, and what each needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from ucpl.columns import Moves, Space
+from ucpl.columns.operations import (
+    Check,
+    Derive,
+    Extract,
+    Fill,
+    Lane,
+    Merge,
+    Node,
+    Read,
+    Reduce,
+    Split,
+    Write,
+    flows,
+)
+
+__all__ = ["net_from", "net_json"]
+
+Json = Any  # what json.loads gives: checked as it is taken apart
+Columns = dict[str, NDArray[Any]]
+
+
+def net_json(net: nx.DiGraph[Node], nodes: Sequence[Node], spaces: tuple[Space, Space]) -> tuple[Json, Columns]:
+    """Both sides of an Extract's boxes are written once, as rows of one table for the whole graph."""
+    rows: dict[Node, tuple[int, int, int]] = {}  # of an Extract and of what it goes to: rows and dims
+    tables: list[Moves] = []
+    at = 0
+    for flow in flows(net, nodes):
+        moves = flow.moves
+        rows[flow.extract] = rows[flow.place] = (at, at + len(moves), moves.width)
+        tables.append(moves)
+        at += len(moves)
+    number = {node: i for i, node in enumerate(nodes)}
+    table = Moves.concat(tables)
+    told = [[*_told(node, rows.get(node)), sorted(number[p] for p in net.predecessors(node))] for node in nodes]
+    return {"nodes": told, "bits": [s.bits for s in spaces]}, {n: _narrow(a) for n, a in table.arrays().items()}
+
+
+def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
+    match node:
+        case Read(label=label, state=state, first=first, last=last):
+            return ["read", label, state, first, last]
+        case Write(label=label, state=state, first=first, last=last):
+            return ["write", label, state, first, last]
+        case Fill(label=label, state=state, elements=elements):
+            return ["fill", label, state, elements]
+        case Extract(label=label, lanes=lanes, value=value):
+            return ["extract", label, _lanes(lanes), rows, value]
+        case Split(label=label, lanes=lanes, value=value, lossy=lossy):
+            return ["split", label, _lanes(lanes), rows, value, lossy]
+        case Check(label=label, lanes=lanes, value=value, lossy=lossy):
+            return ["check", label, _lanes(lanes), rows, value, lossy]
+        case Merge(label=label, lanes=lanes):
+            return ["merge", label, _lanes(lanes)]
+        case Derive(label=label, lanes=lanes):
+            return ["derive", label, _lanes(lanes)]
+        case Reduce(label=label, lanes=lanes, how=how):
+            return ["reduce", label, _lanes(lanes), how]
+
+
+def _lanes(lanes: tuple[Lane, ...]) -> Json:
+    return [[x.state, x.origin, x.source, x.target] for x in lanes]
+
+
+def net_from(raw: Json, columns: Mapping[str, NDArray[Any]]) -> tuple[nx.DiGraph[Node], tuple[Space, Space]]:
+    """Raises: ValueError, KeyError, TypeError, IndexError where it is not what `net_json` gives."""
+    table = Moves.of(dict(columns))
+    bits = [int(b) for b in raw["bits"]]
+    if len(bits) != 2 or not all(0 < b < 62 for b in bits):
+        raise ValueError("no room for positions")
+    nodes: list[Node] = []
+    net: nx.DiGraph[Node] = nx.DiGraph()
+    for i, (*told, needs) in enumerate(raw["nodes"]):
+        node = _node(told, table)
+        net.add_node(node)
+        for p in needs:
+            if not 0 <= int(p) < i:
+                raise ValueError(f"node {i} needs node {p}, which comes later")
+            net.add_edge(nodes[int(p)], node)
+        nodes.append(node)
+    _are_paired(net, nodes)
+    return net, (Space(bits[0]), Space(bits[1]))
+
+
+def _node(told: Json, table: Moves) -> Node:
+    match told:
+        case ["read", str(label), str(state), int(first), int(last)]:
+            return Read(label, state, first, last)
+        case ["write", str(label), str(state), int(first), int(last)]:
+            return Write(label, state, first, last)
+        case ["fill", str(label), str(state), int(elements)]:
+            return Fill(label, state, elements)
+        case ["extract", str(label), lanes, rows, value]:
+            return Extract(label, _lanes_from(lanes), _part(table, rows).source_side, _value(value))
+        case ["split", str(label), lanes, rows, value, bool(lossy)]:
+            return Split(label, _lanes_from(lanes), _part(table, rows).target_side, _value(value), lossy)
+        case ["check", str(label), lanes, rows, value, bool(lossy)]:
+            return Check(label, _lanes_from(lanes), _part(table, rows).target_side, _value(value), lossy)
+        case ["merge", str(label), lanes]:
+            return Merge(label, _lanes_from(lanes))
+        case ["derive", str(label), lanes]:
+            return Derive(label, _lanes_from(lanes))
+        case ["reduce", str(label), lanes, "mean" | "sum" as how]:
+            return Reduce(label, _lanes_from(lanes), how)
+    raise ValueError(f"no operation is {str(told)[:80]}")
+
+
+def _lanes_from(raw: Json) -> tuple[Lane, ...]:
+    lanes = tuple(Lane(str(state), str(origin), int(source), int(target)) for state, origin, source, target in raw)
+    if not lanes:
+        raise ValueError("a node that stands for no state")
+    return lanes
+
+
+def _value(raw: Json) -> tuple[float, float]:
+    a, b = map(float, raw)
+    if not (np.isfinite(a) and np.isfinite(b) and a != 0):
+        raise ValueError(f"values are no {a} * x + {b}")
+    return a, b
+
+
+def _part(table: Moves, rows: Json) -> Moves:
+    first, last, width = map(int, rows)
+    if not 0 <= first <= last <= len(table) or not 0 < width <= max(1, table.width):
+        raise ValueError(f"rows {first} to {last} of {len(table)}")
+    part = table.take(slice(first, last))
+    return part.replace(**{name: getattr(part, name)[:, :width] for name in part.blocks()})
+
+
+def _are_paired(net: nx.DiGraph[Node], nodes: Sequence[Node]) -> None:
+    """Every box that is extracted goes somewhere, and nothing else does."""
+    paired: set[Node] = set()
+    for node in nodes:
+        if isinstance(node, Split):
+            (way,) = net.predecessors(node)
+            if not isinstance(way, Merge | Reduce | Derive):
+                raise ValueError("boxes are split that nothing merged")
+            paired.update((way, node))
+    for flow in flows(net, nodes):
+        if len(flow.extract.boxes) != len(flow.place.boxes) or flow.extract.lanes != flow.place.lanes:
+            raise ValueError("boxes that are extracted are not those that are stored")
+        paired.update((flow.extract, flow.way, flow.place))
+    if any(n not in paired for n in nodes if isinstance(n, Extract | Split | Check | Merge | Reduce | Derive)):
+        raise ValueError("an operation without what it needs")
+
+
+def _narrow(array: NDArray[np.int64]) -> NDArray[Any]:
+    """The same numbers in as few bytes as hold them."""
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    for dtype in (np.int8, np.int16, np.int32):
+        limits = np.iinfo(dtype)
+        if limits.min <= low and high <= limits.max:
+            return np.ascontiguousarray(array.astype(dtype))
+    return np.ascontiguousarray(array)

@@ -1,0 +1,151 @@
+"""Stored tensors of a plan as JSON: shelf by shelf, columns of whole numbers run-length coded where that is shorter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ucpl.columns import I64, Block, Name, Slot
+from ucpl.extents import Shelf, Shelves
+
+__all__ = ["shelves_from", "shelves_json"]
+
+TENSORS_MAX = 20_000_000
+Json = Any  # what json.loads gives: checked as it is taken apart
+
+
+def shelves_json(shelves: Shelves) -> Json:
+    """Columns that several shelves have (states of one line) are written once."""
+    columns: dict[bytes, int] = {}
+    kept: list[Json] = []
+
+    def column(values: I64) -> int:
+        table = np.ascontiguousarray(values, dtype="<i8")
+        known = table.tobytes() + str(table.shape).encode()
+        if known not in columns:
+            columns[known] = len(kept)
+            kept.append(_packed(table))
+        return columns[known]
+
+    def name(parts: Name) -> Json:
+        return [
+            p
+            if isinstance(p, str)
+            else [p.axis, list(p.values) if isinstance(p.values, tuple) else column(p.values), p.format]
+            for p in parts
+        ]
+
+    rows = []
+    for shelf in shelves.shelves:
+        b = shelf.block
+        flags = np.stack([b.undefined, b.live], axis=1).astype(np.int64)
+        rows.append(
+            {
+                "state": shelf.state,
+                "label": shelf.label,
+                "dtypes": list(shelf.dtypes),
+                "file": name(b.file),
+                "key": [[name(step), counted] for step, counted in zip(b.key, b.counted, strict=True)],
+                "choices": b.choices,
+                "shape": [column(b.shape[:, d]) for d in range(b.shape.shape[1])],
+                "rank": column(b.rank),
+                "padding": column(b.padding),
+                "flags": column(flags.reshape(-1)) if flags.any() else None,
+                "shares": None if shelf.shares is None else column(shelf.shares),
+            }
+        )
+    return {"columns": kept, "shelves": rows}
+
+
+def shelves_from(raw: Json) -> Shelves:
+    """Raises: ValueError, KeyError, TypeError, IndexError where it is not what `shelves_json` gives."""
+    columns = [_unpacked(c) for c in raw["columns"]]
+
+    def name(parts: Json) -> Name:
+        return tuple(p if isinstance(p, str) else _slot(p, columns) for p in parts)
+
+    out = []
+    total = 0
+    for row in raw["shelves"]:
+        rank = columns[row["rank"]]
+        count, choices = len(rank), int(row["choices"])
+        flags = np.zeros(2 * count, dtype=np.int64) if row["flags"] is None else columns[row["flags"]]
+        shape = np.stack([columns[c] for c in row["shape"]], axis=1) if row["shape"] else np.zeros((count, 0), np.int64)
+        shelf = Shelf(
+            Block(
+                name(row["file"]),
+                tuple(name(step) for step, _ in row["key"]),
+                tuple(bool(counted) for _, counted in row["key"]),
+                choices,
+                shape,
+                rank,
+                columns[row["padding"]],
+                flags.reshape(count, 2)[:, 0].astype(np.bool_),
+                flags.reshape(count, 2)[:, 1].astype(np.bool_),
+                np.zeros((count, 0), dtype=np.int64),
+            ),
+            str(row["state"]),
+            str(row["label"]),
+            tuple(map(str, row["dtypes"])),
+            None if row["shares"] is None else columns[row["shares"]],
+        )
+        _check(shelf)
+        out.append(shelf)
+        total += len(shelf)
+        if total > TENSORS_MAX:
+            raise ValueError(f"more than {TENSORS_MAX} stored tensors")
+    return Shelves(tuple(out))
+
+
+def _slot(raw: Json, columns: list[I64]) -> Slot:
+    axis, values, form = raw
+    if axis not in (0, 1) or not isinstance(form, str) or len(form) > 8:
+        raise ValueError("a slot of no axis")
+    return Slot(axis, tuple(map(str, values)) if isinstance(values, list) else columns[values], form)
+
+
+def _check(shelf: Shelf) -> None:
+    """Columns of one length, sizes that are sizes."""
+    b = shelf.block
+    count = len(b.rank)
+    if b.choices < 1 or len(b.padding) != count or b.shape.shape[0] != count or (b.shape < 0).any():
+        raise ValueError("a shelf whose columns are of different length")
+    if (b.rank < 0).any() or (b.padding < 0).any():
+        raise ValueError("a rank or padding below zero")
+    slots = [p for n in (b.file, *b.key) for p in n if isinstance(p, Slot)]
+    if any(len(s.values) != (b.choices if s.axis else count) for s in slots):
+        raise ValueError("a slot of another length than its shelf")
+    if b.choices > 1 and not any(s.axis for s in slots):
+        raise ValueError("choices that no name tells apart")
+    if len(shelf.dtypes) not in (1, len(shelf)) or (shelf.shares is not None and len(shelf.shares) != len(shelf)):
+        raise ValueError("a shelf of another length than its dtypes")
+
+
+def _packed(values: I64) -> Json:
+    """[n, first, step] for an even count; runs [value, times, ...] where most values repeat; else the values."""
+    table = values.reshape(-1)
+    n = len(table)
+    if n > 2:
+        step = np.diff(table)
+        if (step == step[0]).all():
+            return {"count": [n, int(table[0]), int(step[0])]}
+        heads = np.concatenate([[0], np.flatnonzero(step) + 1])
+        if 2 * len(heads) < n:
+            times = np.diff(np.concatenate([heads, [n]]))
+            return {"runs": np.stack([table[heads], times], axis=1).reshape(-1).tolist()}
+    return table.tolist()
+
+
+def _unpacked(raw: Json) -> I64:
+    if isinstance(raw, list):
+        return np.array(raw, dtype=np.int64).reshape(len(raw))
+    if "count" in raw:
+        n, first, step = raw["count"]
+        if not 0 <= n <= TENSORS_MAX:
+            raise ValueError("a column without end")
+        return np.asarray(first + step * np.arange(n), dtype=np.int64)
+    runs = np.array(raw["runs"], dtype=np.int64).reshape(-1, 2)
+    if ((runs[:, 1] < 0) | (runs[:, 1] > TENSORS_MAX)).any() or int(runs[:, 1].sum()) > TENSORS_MAX:
+        raise ValueError("a column without end")
+    return np.repeat(runs[:, 0], runs[:, 1])

@@ -1,0 +1,137 @@
+"""The law: there by the moves of a plan, and back, changes no element."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import frozen
+
+from ucpl.api import parse_target
+from ucpl.extents import Key, key_text
+from ucpl.graph import build
+from ucpl.layout import Layout, load, resolve
+from ucpl.proofs.coverage import prove
+from ucpl.regions import Placement, element_name, locate
+from ucpl.schedule import Plan, order
+from ucpl.syntax import parse_call
+from ucpl.testing.numbers import F64, Place, Whole, gather, lay_out, numbered, run
+
+__all__ = ["Example", "Side", "assert_round_trip"]
+
+
+@frozen
+class Example:
+    """A text and a call of one of its layouts: what the strategies give. Prints as something that can be run."""
+
+    text: str
+    call: str
+    name: str = "example.ucpl"
+
+    def __str__(self) -> str:
+        return f"{self.text}# {self.call}\n"
+
+    __repr__ = __str__
+
+    def layout(self) -> Layout:
+        return resolve(load((self.name, self.text)), parse_call(self.call))
+
+
+Side = str | Example | Layout | Placement
+
+
+def assert_round_trip(source: Side, target: Side, *, drop: tuple[str, ...] = ()) -> int:
+    """There by the moves of a plan, compared with what the target says by itself; then back. How many elements there are.
+
+    source, target: layouts of one model, as calls (`"FILE.ucpl:layout(tp = 2)"`), examples, resolved or located.
+    drop:           names of tensors and states that the target may leave out; there is no way back then.
+
+    Raises AssertionError naming the tensor and the element; UcplError where the plan itself is refused.
+    """
+    here, there = _located(source), _located(target)
+    if not drop:
+        _plan(
+            there, here, ()
+        )  # a source of partial sums has no way back: refused before its copies are taken for addends
+    same = _derived_from(here, there)
+    whole = numbered(here, same)
+    stored = lay_out(here, whole)
+    moved = _moved(here, there, stored, whole, drop)
+    if not drop:
+        back = _moved(there, here, moved, whole, ())
+        for (path, state), array in gather(here, back).items():
+            wrong = np.argwhere(array != whole[path, state])
+            assert not len(wrong), (
+                f"{state} of {element_name(here.layout, path, tuple(wrong[0].tolist()))} came back changed"
+            )
+    return sum(t.numel for t in here.layout.tensors.values())
+
+
+def _located(side: Side) -> Placement:
+    match side:
+        case Placement():
+            return side
+        case Layout():
+            return locate(side)
+        case Example():
+            return locate(side.layout())
+        case str():
+            library, call = parse_target(side)
+            return locate(resolve(library, call))
+
+
+def _derived_from(*placements: Placement) -> dict[str, str]:
+    """States that one of the layouts derives hold the numbers of what they are derived from, on both sides."""
+    out: dict[str, str] = {}
+    for placement in placements:
+        for d in placement.layout.derived:
+            if out.get(d.source, d.source) != d.state:
+                out.setdefault(d.state, out.get(d.source, d.source))
+    return {state: origin for state, origin in out.items() if state != origin}
+
+
+def _plan(source: Placement, target: Placement, drop: tuple[str, ...]) -> Plan:
+    untyped = {
+        (home.file, home.key)
+        for part in source.parts
+        if part.dtype is None and not any(s.name == part.state for s in source.layout.states)
+        for home in part.homes
+    }
+    typed = all(t.dtype for t in source.layout.tensors.values())
+
+    def dtype_of(file: str, key: Key) -> str | None:
+        return "f32" if (file, key) in untyped else None
+
+    graph = build(source, target, drop=drop, dtype_of=None if typed else dtype_of)
+    prove(graph)
+    return order(graph)
+
+
+def _moved(
+    source: Placement,
+    target: Placement,
+    stored: dict[Place, F64],
+    whole: Whole,
+    drop: tuple[str, ...],
+) -> dict[Place, F64]:
+    """What the moves make of stored arrays. Raises AssertionError at the first place that differs from the target."""
+    plan = _plan(source, target, drop)
+    moved = run(plan, stored)
+    wanted = lay_out(target, whole)
+    assert set(moved) == set(wanted), f"stored on one side only: {sorted(set(moved) ^ set(wanted), key=str)[:3]}"
+    for place, array in wanted.items():
+        got = moved[place]
+        wrong = np.flatnonzero((got != array) & ~(np.isnan(got) & np.isnan(array)))
+        if len(wrong):
+            raise AssertionError(
+                f"{key_text(place[1])} of {place[0]}, position {wrong[0]}: {_owner(source, whole, got[wrong[0]])}"
+                f" instead of {_owner(target, whole, array[wrong[0]])}"
+            )
+    return moved
+
+
+def _owner(placement: Placement, whole: Whole, number: float) -> str:
+    """The element that has this number."""
+    for (path, state), array in whole.items():
+        found = np.argwhere(array == number)
+        if len(found):
+            return f"{state} of {element_name(placement.layout, path, tuple(found[0].tolist()))}"
+    return "nothing" if np.isnan(number) else f"the number {number:g}"

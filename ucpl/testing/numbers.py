@@ -1,0 +1,157 @@
+"""Numbers laid out: every element of a model has one of its own, and stored arrays are what a layout makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ucpl.extents import Key, key_text
+from ucpl.regions import Part, Placement
+from ucpl.regions.placement import Home
+from ucpl.schedule import Plan, Runs
+
+__all__ = ["F64", "I64", "Place", "Whole", "gather", "lay_out", "numbered", "run"]
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+Place = tuple[str, Key]
+Whole = dict[tuple[str, str], F64]  # (tensor, state) -> its elements, in the shape that it has
+
+
+def numbered(placement: Placement, same: dict[str, str]) -> Whole:
+    """Each element of each tensor and state with a number of its own. `same`: states that hold the numbers of another one."""
+    out: Whole = {}
+    states = sorted({same.get(p.state, p.state) for p in placement.parts} | set(same.values()))
+    start = 1  # zero is what padding holds
+    for state in states:
+        for path, tensor in placement.layout.tensors.items():
+            out[path, state] = np.arange(start, start + tensor.numel, dtype=np.float64).reshape(tensor.counts)
+            start += tensor.numel
+    for state, origin in same.items():
+        for path in placement.layout.tensors:
+            out[path, state] = out[path, origin]
+    return out
+
+
+def lay_out(placement: Placement, whole: Whole) -> dict[Place, F64]:
+    """Every stored tensor as a flat array, from the boxes of a placement. Padding is NaN."""
+    out: dict[Place, F64] = {}
+    for part in placement.parts:
+        a, b = part.value
+        for home, rows in _rows_of(part):
+            flat = np.full(math.prod(home.shape), np.nan)
+            for row in rows:
+                path = placement.tensors[int(part.pieces.tensor[row])]
+                index, box = _where(placement, part, row, path)
+                flat[index] = a * whole[path, part.state][box].ravel() + b
+            out[home.file, home.key] = flat
+    return out
+
+
+def gather(placement: Placement, stored: dict[Place, F64]) -> Whole:
+    """Whole tensors from stored ones; declared copies are not compared here (a plan's checks do that)."""
+    out: Whole = {}
+    for part in placement.parts:
+        a, b = part.value
+        for home, rows in _rows_of(part):
+            for row in rows:
+                path = placement.tensors[int(part.pieces.tensor[row])]
+                tensor = placement.layout.tensors[path]
+                whole = out.setdefault((path, part.state), np.full(tensor.counts, np.nan))
+                index, box = _where(placement, part, row, path)
+                whole[box] = ((stored[home.file, home.key][index] - b) / a).reshape(whole[box].shape)
+    return out
+
+
+def _rows_of(part: Part) -> Iterator[tuple[Home, list[int]]]:
+    rows: dict[int, list[int]] = {}
+    for row, home in enumerate(part.pieces.home.tolist()):
+        rows.setdefault(home, []).append(row)
+    for number, home in enumerate(part.homes):
+        yield home, rows.get(number, [])
+
+
+def _where(placement: Placement, part: Part, row: int, path: str) -> tuple[I64, tuple[slice, ...]]:
+    """Positions of one piece in its stored tensor, and the box of its logical tensor, both in the tensor's order."""
+    pieces, dims = part.pieces, len(placement.layout.tensors[path].dims)
+    low, high = pieces.low[row, :dims], pieces.high[row, :dims]
+    index = np.array(pieces.offset[row], dtype=np.int64)
+    for n, step in zip((high - low).tolist(), pieces.stride[row, :dims].tolist(), strict=True):
+        index = index[..., None] + np.arange(n) * step
+    return index.ravel(), tuple(slice(a, b) for a, b in zip(low.tolist(), high.tolist(), strict=True))
+
+
+# ---- a plan carried out ----------------------------------------------------------------------------------------------
+
+
+def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
+    """The moves of a plan on flat arrays. Places that nothing is moved to are NaN.
+
+    Raises AssertionError for a place that is written twice and for copies that differ.
+    """
+    sources = [stored[s.file, s.key] for s in plan.sources]
+    targets = [np.full(t.numel, np.nan) for t in plan.targets]
+    checks: list[tuple[Runs, int]] = []
+    sums: dict[int, tuple[F64, I64, Runs]] = {}
+    for moves in plan.moves:
+        for row in range(len(moves)):
+            if moves.kind == "check":
+                checks.append((moves, row))
+                continue
+            number = int(moves.target[row])
+            target, (source_at, target_at) = targets[number], _ends(moves, row)
+            values = _converted(moves, sources[int(moves.source[row])][source_at], moves.kind)
+            if moves.kind == "copy":
+                assert np.isnan(target[target_at]).all(), f"{_named(plan, number)} is written twice"
+                target[target_at] = values
+            else:
+                total, count, _ = sums.setdefault(
+                    number, (np.zeros_like(target), np.zeros(len(target), np.int64), moves)
+                )
+                np.add.at(total, target_at, values)
+                np.add.at(count, target_at, 1)
+    for number, (total, count, moves) in sums.items():
+        some = count > 0
+        assert np.isnan(targets[number][some]).all(), f"{_named(plan, number)} is copied to and accumulated"
+        whole = total[some] / count[some] if moves.kind == "mean" else total[some]
+        targets[number][some] = moves.target_value[0] * whole + moves.target_value[1]
+    for moves, row in checks:
+        source_at, target_at = _ends(moves, row)
+        values = _converted(moves, sources[int(moves.source[row])][source_at], "copy")
+        there = targets[int(moves.target[row])][target_at]
+        bad = np.flatnonzero(values != there)
+        if len(bad):
+            s = plan.sources[int(moves.source[row])]
+            raise AssertionError(
+                f"{plan.tensors[int(moves.tensor[row])]}: a copy in {key_text(s.key)} of {s.file} at {source_at[bad[0]]}"
+                f" holds element {values[bad[0]]:g}, and {there[bad[0]]:g} was moved to {_named(plan, int(moves.target[row]))}"
+            )
+    for number, stored_tensor in enumerate(plan.targets):
+        if stored_tensor.shares is not None:
+            targets[number] = targets[stored_tensor.shares]
+    return {(t.file, t.key): a for t, a in zip(plan.targets, targets, strict=True)}
+
+
+def _converted(moves: Runs, values: F64, kind: str) -> F64:
+    (a, b), (c, d) = moves.source_value, moves.target_value
+    logical = (values - b) / a
+    return logical if kind in ("mean", "sum") else c * logical + d
+
+
+def _ends(moves: Runs, row: int) -> tuple[I64, I64]:
+    source = np.array(moves.source_offset[row], dtype=np.int64)
+    target = np.array(moves.target_offset[row], dtype=np.int64)
+    for n, s, t in zip(
+        moves.shape[row].tolist(), moves.source_stride[row].tolist(), moves.target_stride[row].tolist(), strict=True
+    ):
+        steps = np.arange(n)
+        source, target = source[..., None] + steps * s, target[..., None] + steps * t
+    return source.ravel(), target.ravel()
+
+
+def _named(plan: Plan, target: int) -> str:
+    t = plan.targets[target]
+    return f"{key_text(t.key)} of {t.file}"
