@@ -91,12 +91,8 @@ def is_open(library: Library, call: nodes.Call) -> bool:
     known = _layout(library, call.name)
     if known.of != "any" or TP not in {p.name for p in known.parameters}:
         return False
-    while True:
-        if any(isinstance(i, nodes.Entry) and i.path != "*" for i in known.items):
-            return False
-        if known.extends is None:
-            return True
-        known = _layout(library, known.extends.name)
+    lines = [i for link in library.chain(call.name) for i in link.node.items]
+    return not any(isinstance(i, nodes.Entry) and i.path != "*" for i in lines)
 
 
 def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
@@ -122,10 +118,8 @@ def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> C
     if not unknown:
         return checkpoint
     lines: dict[str, nodes.Entry] = {}
-    known: nodes.Layout | None = _layout(library, call.name)
-    while known is not None:
-        lines = {**{i.path: i for i in known.items if isinstance(i, nodes.Entry) and i.shape is not None}, **lines}
-        known = _layout(library, known.extends.name) if known.extends is not None else None
+    for link in library.chain(call.name):
+        lines = {**{i.path: i for i in link.node.items if isinstance(i, nodes.Entry) and i.shape is not None}, **lines}
     whole: dict[str, tuple[int, ...]] = {}
     for name, shapes in unknown.items():
         entry = lines.get(name)

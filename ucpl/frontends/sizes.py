@@ -41,7 +41,7 @@ def sizes_from(
         return {}
     known = library.model(layout.of)
     assert isinstance(known.node, nodes.Model)
-    chain = _chain(library, layout)
+    chain = [link.node for link in library.chain(call.name)]
     statements = [*known.file.statements, *known.node.items, *(i for one in chain for i in one.items)]
     bindings = {b.name: b.value for s in statements if isinstance(s, nodes.Let | nodes.Dims) for b in s.bindings}
     parameters = {p.name: p.default for one in chain for p in one.parameters}
@@ -66,16 +66,6 @@ def sizes_from(
         if len(learner.found) == before:
             break
     return learner.found
-
-
-def _chain(library: Library, layout: nodes.Layout) -> list[nodes.Layout]:
-    """The layout and what it extends, the outermost first."""
-    out = [layout]
-    while out[-1].extends is not None and len(out) < 32:
-        base = library.layout(out[-1].extends.name).node
-        assert isinstance(base, nodes.Layout)
-        out.append(base)
-    return out
 
 
 @define
