@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Literal, assert_never
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 PadKind = Literal["zero", "live", "undefined"]
 
@@ -126,6 +126,19 @@ def walk(*roots: Axis) -> Iterator[Axis]:
     for axis in roots:
         yield axis
         yield from walk(*children(axis))
+
+
+def renamed(axis: Axis, names: Mapping[str, str]) -> Axis:
+    """The axis with other names of its dims."""
+    match axis:
+        case Dim(name=name):
+            return evolve(axis, name=names.get(name, name))
+        case Stack(terms=terms):
+            return Stack(tuple(Term(t.label, tuple(renamed(a, names) for a in t.axes)) for t in terms))
+        case Each():
+            return axis
+        case Cut() | Pad() | Trim() | Flat():
+            return evolve(axis, axis=renamed(axis.axis, names))
 
 
 def mesh_axes_of(*axes: Axis) -> tuple[str, ...]:

@@ -117,14 +117,18 @@ class EntryPlacer:
     k: int  # columns
     shape_axes: tuple[str, ...] = field(init=False)
     index_axes: tuple[str, ...] = field(init=False)
-    locals: dict[Any, Local] = field(factory=dict)
+    kin: Any = field(init=False)  # equal for entries of which the same boxes are stored, but for the tensor's number
+    locals: dict[Any, Local] = field(init=False)
     choices_found: dict[Any, Choices] = field(factory=dict)  # of all placers of a layout
+    locals_found: dict[Any, dict[Any, Local]] = field(factory=dict)  # of all placers of a layout, by kin
     degrees: dict[str, int] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.degrees = {a: n for m in self.layout.meshes for a, n in zip(m.axes, m.degrees, strict=True)}
         self.shape_axes = tuple(dict.fromkeys(a for x in self.entry.shape for a in ax.mesh_axes_of(x)))
         self.index_axes = tuple(dict.fromkeys(a for x in self.entry.indices for a in self._index_axes(x, frozenset())))
+        self.kin = self._kin()
+        self.locals = self.locals_found.setdefault(self.kin, {})
         named = self.entry.storing.mesh
         mesh = next((m for m in self.layout.meshes if m.name == named), None)
         if named and mesh is None:
@@ -149,6 +153,18 @@ class EntryPlacer:
                     at(self.entry.span),
                     remedy=f"add it: mesh {axis} ...",
                 )
+
+    def _kin(self) -> Any:
+        """One tensor, without brackets: its pattern with its dims' places for their names, and their sizes."""
+        paths = list(self.entry.targets.items())
+        if self.entry.indices or len(paths) != 1 or paths[0][0] is not None:
+            return id(self)
+        tensor, sizes = self.layout.tensors[paths[0][1]], self.layout.sizes
+        places = {dim: str(i) for i, dim in enumerate(tensor.dims)}
+        if any(d in self.layout.indices or d not in places for d in (*tensor.dims, *ax.dims_of(*self.entry.shape))):
+            return id(self)
+        shape = tuple(ax.renamed(axis, places) for axis in self.entry.shape)
+        return shape, tuple(sizes[d] for d in tensor.dims), tensor.counts, tensor.starts, tensor.steps
 
     def _index_axes(self, axis: ax.Axis, seen: frozenset[str]) -> tuple[str, ...]:
         found = list(ax.mesh_axes_of(axis))
@@ -177,6 +193,8 @@ class EntryPlacer:
     @property
     def _indexed(self) -> Any:
         """What the choices depend on, coordinates aside: entries that share it share their choices."""
+        if not self.entry.indices:
+            return ()
         tensors = (self.layout.tensors[path] for path in self.entry.targets.values())
         return self.entry.indices, tuple(dict.fromkeys((t.dims, t.counts, t.starts, t.steps) for t in tensors))
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 import numpy as np
 from attrs import define, field, frozen
 
-from ucpl.columns import Block
+from ucpl.columns import I64, Block, Bools
 from ucpl.errors import fail
 from ucpl.layout import FileRule, States, Storing
 from ucpl.layout import axes as ax
@@ -44,9 +44,36 @@ class Spread:
         return Spread(choices, self.here[c : c + 1], self.rank[c : c + 1], self.locals[c : c + 1])
 
 
+@frozen(eq=False)
+class Arrays:
+    """A spread as columns, one row a coordinate."""
+
+    coordinates: dict[str, I64]
+    shape: I64
+    padding: I64
+    undefined: Bools
+    live: Bools
+    replica: I64
+
+    @classmethod
+    def of(cls, spread: Spread, replica: tuple[str, ...]) -> Arrays:
+        count, locals_ = len(spread.rank), spread.locals
+        columns = {a: np.array([h[a] for h in spread.here], dtype=np.int64) for a in spread.here[0]}
+        return cls(
+            {**columns, "rank": np.array(spread.rank, dtype=np.int64)},
+            np.array([x.shape for x in locals_], dtype=np.int64).reshape(count, -1),
+            np.array([x.padding for x in locals_], dtype=np.int64),
+            np.array([x.undefined for x in locals_], dtype=np.bool_),
+            np.array([x.live for x in locals_], dtype=np.bool_),
+            np.array([[h[a] for a in replica] for h in spread.here], dtype=np.int64).reshape(count, len(replica)),
+        )
+
+
 @define
 class EntryParts:
     site: Site
+    spreads_of: dict[object, list[Spread]] = field(factory=dict)
+    arrays_of: dict[tuple[Spread, tuple[str, ...]], Arrays] = field(factory=dict)
     pieces_of: dict[object, Pieces] = field(factory=dict)  # states of one line share them
 
     def weight(self, placer: EntryPlacer, rule: FileRule, key: Template) -> Part:
@@ -118,15 +145,19 @@ class EntryParts:
             homes = Homes(blocks(spreads))
         said = entry.storing if like is None or entry.storing.policy != "same" else storing
         policy = (said.policy, said.policy_axes, said.at) if said.policy in ("mean", "sum") else said.policy
-        memo = (id(placer), used, where, policy, tuple(id(s.choices) for s in spreads))
-        if kept is not None or memo not in self.pieces_of:
+        number = site.number[next(iter(entry.targets.values()))]
+        alike = (placer.kin, used, where, policy, tuple(id(s.choices) for s in spreads))
+        pieces = self.pieces_of.get((alike, number)) if kept is None else None
+        if pieces is None and kept is None and alike in self.pieces_of:  # of another tensor of this kind
+            base = self.pieces_of[alike]
+            pieces = base.replace(tensor=np.full(len(base), number, dtype=np.int64))
+        if pieces is None:
             starts = homes.starts.tolist()
             tables = [self.pieces(placer, s, first, said) for s, first in zip(spreads, starts, strict=False)]
             pieces = Pieces.concat(tables, site.k)
-            if kept is None:
-                self.pieces_of[memo] = pieces
-        else:
-            pieces = self.pieces_of[memo]
+        if kept is None:
+            self.pieces_of.setdefault(alike, pieces)
+            self.pieces_of[alike, number] = pieces
         # `value x - 1` says how the parameter itself is stored: its moments do not shift with it.
         value = entry.storing.value if state in site.valued else (1.0, 0.0)
         return Part(
@@ -144,6 +175,14 @@ class EntryParts:
 
     def spreads(self, placer: EntryPlacer, used: tuple[str, ...], where: tuple[tuple[str, int], ...]) -> list[Spread]:
         """All coordinates at which the entry stores something, those with the same choices together."""
+        memo = (placer.kin, used, where)
+        if memo not in self.spreads_of:
+            self.spreads_of[memo] = self.found_spreads(placer, used, where)
+        return self.spreads_of[memo]
+
+    def found_spreads(
+        self, placer: EntryPlacer, used: tuple[str, ...], where: tuple[tuple[str, int], ...]
+    ) -> list[Spread]:
         found: dict[int, tuple[Choices, list[dict[str, int]], list[int], list[Local]]] = {}
         for here, rank in self.site.combinations(used, where):
             local, choices = placer.local(here), placer.choices(here)
@@ -158,29 +197,20 @@ class EntryParts:
         self, spread: Spread, rule: FileRule, key: Template, constants: dict[str, str | int], replica: tuple[str, ...]
     ) -> Block:
         assert rule.path is not None
-        count = len(spread.rank)
-        columns = {a: np.array([h[a] for h in spread.here], dtype=np.int64) for a in spread.here[0]}
+        if (spread, replica) not in self.arrays_of:
+            self.arrays_of[spread, replica] = Arrays.of(spread, replica)
+        arrays = self.arrays_of[spread, replica]
         variables = Variables(
             {n: v for n, v in constants.items() if n not in spread.choices.variables or n == "state"},
-            {"rank": np.array(spread.rank, dtype=np.int64), **columns},
+            arrays.coordinates,
             {n: v for n, v in spread.choices.variables.items() if n != "state"},
-            count,
+            len(spread.rank),
             len(spread.choices),
         )
         file, steps, counted = self.site.namer.place(rule.path, rule.key, key, variables)
-        locals_ = spread.locals
-        return Block(
-            file,
-            steps,
-            counted,
-            len(spread.choices),
-            np.array([x.shape for x in locals_], dtype=np.int64).reshape(count, -1),
-            np.array(spread.rank, dtype=np.int64),
-            np.array([x.padding for x in locals_], dtype=np.int64),
-            np.array([x.undefined for x in locals_], dtype=np.bool_),
-            np.array([x.live for x in locals_], dtype=np.bool_),
-            np.array([[h[a] for a in replica] for h in spread.here], dtype=np.int64).reshape(count, len(replica)),
-        )
+        held = (arrays.padding, arrays.undefined, arrays.live)
+        rank = arrays.coordinates["rank"]
+        return Block(file, steps, counted, len(spread.choices), arrays.shape, rank, *held, arrays.replica)
 
     def pieces(self, placer: EntryPlacer, spread: Spread, first: int, storing: Storing) -> Pieces:
         """Boxes of all coordinates of a spread: one for each run of choices that a box can hold."""

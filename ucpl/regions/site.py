@@ -10,7 +10,7 @@ from ucpl.layout import FileRule, Group, Layout, States, Storing
 from ucpl.layout.layout import Policy
 from ucpl.layout.templates import Template
 from ucpl.regions.claims import Claims
-from ucpl.regions.entries import Choices, EntryPlacer, Ranks
+from ucpl.regions.entries import Choices, EntryPlacer, Local, Ranks
 from ucpl.regions.names import Namer
 
 __all__ = ["Site"]
@@ -35,7 +35,10 @@ class Site:
         number = {path: i for i, path in enumerate(layout.tensors)}
         k = max((len(t.dims) for t in layout.tensors.values()), default=0) or 1
         found: dict[Any, Choices] = {}
-        placers = tuple(EntryPlacer(layout, e, number, k, choices_found=found) for e in layout.entries)
+        kin: dict[Any, dict[Any, Local]] = {}
+        placers = tuple(
+            EntryPlacer(layout, e, number, k, choices_found=found, locals_found=kin) for e in layout.entries
+        )
         is_raw = all("#" in dim for t in layout.tensors.values() for dim in t.dims)
         return cls(layout, rank, Ranks(layout), number, k, is_raw, placers, Claims(), Namer())
 
