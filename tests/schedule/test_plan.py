@@ -42,7 +42,9 @@ def test_a_plan_that_is_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
 def test_tallies_count_what_is_told_tensor_by_tensor() -> None:
     plan = made()
     told = {(m.state, m.kind): (len(m), m.elements) for m in plan.moves}
-    assert {(t.state, t.kind): (t.runs, t.elements) for t in plan.tallies} == told
+    found = {(t.state, t.kind): (t.runs, t.elements) for t in plan.tallies}
+    assert found.keys() == told.keys()
+    assert all(found[k][0] >= told[k][0] and found[k][1] == told[k][1] for k in told)
     assert f"reads      {len(plan.sources):,} stored tensors in 2 files" in summary(plan)
     assert f"in 6 files, {sum(4 * t.numel for t in plan.targets):,} bytes" in summary(plan)
 

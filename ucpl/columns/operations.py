@@ -10,12 +10,14 @@ of an Extract goes to row i of the Split or Check that follows it. `send`, `rece
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import networkx as nx
 from attrs import field, frozen
 
 from ucpl.columns.strided import Moves, Side
+
+if TYPE_CHECKING:  # what reads headers alone does not wait for it
+    import networkx as nx
 
 __all__ = [
     "Check",
@@ -212,6 +214,8 @@ class Flow:
 
 def in_order(net: nx.DiGraph[Node]) -> list[Node]:
     """Nodes so that each follows what it needs; of those that are free, the one that joined the graph first."""
+    import networkx as nx
+
     number = {node: i for i, node in enumerate(net)}
     return list(nx.lexicographical_topological_sort(net, key=number.__getitem__))
 

@@ -19,6 +19,7 @@ from ucpl.extents import Key
 from ucpl.graph.copies import Chosen, choose
 from ucpl.graph.coverage import covered
 from ucpl.graph.graph import Drawn, Graph, Joint, Kept, Lanes, Taken
+from ucpl.graph.kin import kin_of
 from ucpl.graph.models import check_drops, check_models
 from ucpl.graph.passes import optimise
 from ucpl.graph.rows import Rows, rows_of
@@ -166,34 +167,42 @@ class _Drawing:
         route = routes[0]
         lanes = tuple(r.lanes for r in routes)
         k = max(1, here.width, there.width)
-        rows = rows_of(here.numbered(lanes[0].sources), here.space, self.renumber(self.source, route.wanted), k)
-        kept = rows_of(there.numbered(lanes[0].targets), there.space, self.renumber(self.target, route.wanted), k)
+        common = {path: i for i, path in enumerate(self.target.tensors)}
+        kin = kin_of(lanes[0], self.source, self.target, common)
+        # Of tensors that are stored alike, the first one is joined: the others are told from it.
+        rest = {t for one in kin for t in one.tensors[1:].tolist()}
+        wanted = frozenset(p for p in route.wanted if common[p] not in rest)
+        sources = _without(lanes[0].sources, [n for one in kin for n in one.sources[1:].tolist()])
+        targets = _without(lanes[0].targets, [n for one in kin for n in one.targets[1:].tolist()])
+        rows = rows_of(here.numbered(sources), here.space, self.renumber(self.source, common, wanted), k)
+        kept = rows_of(there.numbered(targets), there.space, self.renumber(self.target, common, wanted), k)
         chosen = choose(rows, here.is_alias, here)
         # How the target's own copies will be merged one day says nothing about what is written to them now: the same.
         firsts = choose(kept.replace(policy=np.zeros_like(kept.policy)), there.is_alias, there)
-        covered(route.lanes.state, route.wanted, (rows, chosen), here, "E308", "source")
-        covered(route.lanes.state, route.wanted, (kept, firsts), there, "E309", "target")
+        covered(route.lanes.state, wanted, (rows, chosen), here, "E308", "source")
+        covered(route.lanes.state, wanted, (kept, firsts), there, "E309", "target")
         is_first = np.isin(kept.offset, firsts.primary.offset)
         splits = []
-        for n in lanes[0].targets:
+        for n in targets:
             mine = kept.part == n
             node = Kept(n, self.target.parts[n].label, kept.take(mine), is_first[mine])
             splits.append(node)
-            self.net.add_edges_from((node, writes[lane.targets[lanes[0].targets.index(n)]]) for lane in lanes)
+            i = lanes[0].targets.index(n)
+            self.net.add_edges_from((node, writes[lane.targets[i]]) for lane in lanes)
         for kind, boxes in _kinds(chosen):
-            joint = Joint(kind, lanes, route.is_derived)
+            joint = Joint(kind, lanes, route.is_derived, kin)
             self.net.add_edges_from((joint, node) for node in splits)
-            for i, n in enumerate(lanes[0].sources):
+            for n in sources:
                 mine = boxes.part == n
-                if not mine.any():
-                    continue
-                taken = Taken(n, self.source.parts[n].label, boxes.take(mine))
-                self.net.add_edges_from((reads[lane.sources[i]], taken) for lane in lanes)
-                self.net.add_edge(taken, joint)
+                if mine.any():
+                    taken = Taken(n, self.source.parts[n].label, boxes.take(mine))
+                    i = lanes[0].sources.index(n)
+                    self.net.add_edges_from((reads[lane.sources[i]], taken) for lane in lanes)
+                    self.net.add_edge(taken, joint)
 
-    def renumber(self, placement: Placement, wanted: frozenset[str]) -> I64:
-        common = {path: i for i, path in enumerate(self.target.tensors)}
-        return np.array([common.get(p, -1) if p in wanted else -1 for p in placement.tensors] or [-1], dtype=np.int64)
+    @staticmethod
+    def renumber(placement: Placement, common: dict[str, int], wanted: frozenset[str]) -> I64:
+        return np.array([common[p] if p in wanted else -1 for p in placement.tensors] or [-1], dtype=np.int64)
 
     # ---- what has no place -----------------------------------------------------------------------------------------------
 
@@ -280,6 +289,11 @@ def _kinds(chosen: Chosen) -> list[tuple[str, Rows]]:
     if len(chosen.copies):
         out.append(("check", chosen.copies))
     return out
+
+
+def _without(parts: tuple[int, ...], others: list[int]) -> tuple[int, ...]:
+    left_out = set(others)
+    return tuple(n for n in parts if n not in left_out)
 
 
 def _tensors(placement: Placement, parts: list[int]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 
 import numpy as np
@@ -52,7 +53,7 @@ class _Known:
         return cls(starts, [list(d) for d in shelves])
 
     def shelf_of(self, home: int) -> int:
-        return int(np.searchsorted(self.starts, home, side="right")) - 1
+        return bisect_right(self.starts, home) - 1
 
     def get(self, home: int) -> str:
         shelf = self.shelf_of(home)

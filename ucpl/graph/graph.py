@@ -14,7 +14,7 @@ from ucpl.extents import Shelves
 from ucpl.graph.rows import Rows
 from ucpl.regions import Placement
 
-__all__ = ["Drawn", "Graph", "Joined", "Joint", "Kept", "Lanes", "Taken"]
+__all__ = ["Drawn", "Graph", "Joined", "Joint", "Kept", "Kin", "Lanes", "Taken"]
 
 
 @frozen
@@ -25,6 +25,16 @@ class Lanes:
     origin: str
     sources: tuple[int, ...]  # parts of the source
     targets: tuple[int, ...]  # parts of the target
+
+
+@frozen(eq=False)
+class Kin:
+    """Tensors that are stored as a first one is, each alone in a part of either side: their moves are its moves, elsewhere."""
+
+    first: tuple[int, int]  # the first one's parts, of source and target
+    tensors: I64  # (N,)
+    sources: I64  # (N,) parts
+    targets: I64  # (N,) parts
 
 
 @frozen(eq=False)
@@ -67,6 +77,7 @@ class Joint:
     kind: str
     lanes: tuple[Lanes, ...]
     derived: bool
+    kin: tuple[Kin, ...] = ()
     moves: Joined | None = None
 
     def __str__(self) -> str:

@@ -19,6 +19,7 @@ from ucpl.columns import join_runs, straighten
 from ucpl.columns.operations import Check, Derive, Extract, Fill, Lane, Merge, Reduce, Split
 from ucpl.graph.casts import settle
 from ucpl.graph.graph import Drawn, Graph, Joined, Joint, Kept, Taken
+from ucpl.graph.kin import each_kin
 from ucpl.graph.rows import Rows
 from ucpl.regions.boxes import overlaps
 
@@ -157,4 +158,4 @@ def _dealt(
     return extract, way, Split(part.label, lanes, moves.target_side, part.value, part.lossy)
 
 
-PASSES: tuple[Pass, ...] = (meet, each_straight, each_joined, settle, deal)
+PASSES: tuple[Pass, ...] = (meet, each_straight, each_joined, each_kin, settle, deal)

@@ -5,11 +5,13 @@ Numbers of stored tensors are not taken from who made the graph: a part stands w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ucpl.columns.operations import Lane
+from ucpl.columns.operations import Flow, Lane
 from ucpl.extents import Shelves
 from ucpl.graph import Graph
 from ucpl.regions import Part, Placement
@@ -51,14 +53,14 @@ def placed(placement: Placement, stored: Shelves) -> Stands:
     return tuple(out)
 
 
-def followers(graph: Graph, stands: tuple[Stands, Stands]) -> set[Lane]:
+def followers(graph: Graph, flows: Sequence[Flow], stands: tuple[Stands, Stands]) -> set[Lane]:
     """Lanes whose state is stored as the first lane's on both sides, part by part, and moves at a constant distance from it.
 
     What is proved of the first lane is then proved of them.
     """
     leader: dict[str, str] = {}
     told: dict[str, list[tuple[Lane, ...]]] = {}
-    for flow in graph.flows:
+    for flow in flows:
         for lane in flow.lanes:
             told.setdefault(lane.state, []).append(flow.lanes)
             if leader.setdefault(lane.state, flow.lanes[0].state) != flow.lanes[0].state:
@@ -76,7 +78,7 @@ def followers(graph: Graph, stands: tuple[Stands, Stands]) -> set[Lane]:
             continue
         if origin != state and not any(d.state == state and d.source == origin for d in graph.source.layout.derived):
             continue
-        if _at_their_distance(graph, state, (origin, led_by), first, stands):
+        if _at_their_distance(graph, flows, ((origin, led_by), (state, first)), stands):
             found |= {lane for lane, _ in lanes}
     # What follows must not be made of what something else is made of, too, and as much of both must be left out.
     origins_of = {lane.state: lane.origin for lane in found}
@@ -110,21 +112,20 @@ def _same_parts(placement: Placement, state: str, first: str, stands: Stands) ->
 
 
 def _at_their_distance(
-    graph: Graph, state: str, origins: tuple[str, str], first: str, stands: tuple[Stands, Stands]
+    graph: Graph, flows: Sequence[Flow], pairs: tuple[tuple[str, str], tuple[str, str]], stands: tuple[Stands, Stands]
 ) -> bool:
-    """Whether every flow's lane lies as far from the first one as its stored tensors do."""
-    for side, (placement, ours, theirs) in enumerate(
-        ((graph.source, *origins), (graph.target, state, first)),
-    ):
-        pairs = zip(_parts(placement, ours), _parts(placement, theirs), strict=True)
-        known = [(stands[side][m], stands[side][n]) for (n, _), (m, _) in pairs]
+    """Whether every flow's lane lies as far from the first as its stored tensors do. pairs: ours and theirs, by side."""
+    state = pairs[1][0]
+    for side, placement in enumerate((graph.source, graph.target)):
+        ours, theirs = (_parts(placement, name) for name in pairs[side])
+        known = [(stands[side][m], stands[side][n]) for (n, _), (m, _) in zip(ours, theirs, strict=True)]
         rows = sorted((b.first, b.last, a.first - b.first) for b, a in known if a is not None and b is not None)
         table = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
-        for flow in graph.flows:
+        for flow in flows:
             lane = next((x for x in flow.lanes if x.state == state), None)
-            if lane is None or not len(flow.moves):
+            if lane is None or not len(flow.extract.boxes):
                 continue
-            position = flow.moves.target if side else flow.moves.source
+            position = (flow.place if side else flow.extract).boxes.offset
             home = np.unique(position >> graph.spaces[side].bits)
             at = np.searchsorted(table[:, 0], home, side="right") - 1
             if (at < 0).any() or (home >= table[at, 1]).any():

@@ -110,8 +110,9 @@ class _Proof:
         self.bits = tuple(space.bits for space in graph.spaces)
         self.stands = (placed(graph.source, graph.sources), placed(graph.target, graph.targets))
         # What is proved of a state holds for those that are stored and moved just as it is.
-        self.led = followers(graph, self.stands)
-        self.states = list(dict.fromkeys([p.state for p in parts] + [x.state for f in graph.flows for x in f.lanes]))
+        self.flows = graph.flows
+        self.led = followers(graph, self.flows, self.stands)
+        self.states = list(dict.fromkeys([p.state for p in parts] + [x.state for f in self.flows for x in f.lanes]))
         self.source = self.pieces(0, graph.source, {lane.origin for lane in self.led})
         self.target = self.pieces(1, graph.target, {lane.state for lane in self.led})
         self.moves = self.table()
@@ -178,7 +179,7 @@ class _Proof:
                 lane.source << self.bits[0],
                 lane.target << self.bits[1],
             )
-            for flow in self.graph.flows
+            for flow in self.flows
             for lane in flow.lanes
             if lane not in self.led and len(flow.moves)
         ]

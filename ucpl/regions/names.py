@@ -50,12 +50,14 @@ class Variables:
 class Namer:
     """Closes templates; remembers how keys fall into steps."""
 
-    steps_of: dict[int, tuple[Template, ...]] = field(factory=dict)
+    steps_of: dict[int, tuple[Template, tuple[Template, ...]]] = field(factory=dict)
 
     def steps(self, template: Template) -> tuple[Template, ...]:
-        if id(template) not in self.steps_of:
-            self.steps_of[id(template)] = key_steps(template) if template.text else ()  # "": the file is the tensor
-        return self.steps_of[id(template)]
+        known = self.steps_of.get(id(template))
+        if known is None:  # the template is kept: another one could have its number after it is gone
+            known = template, key_steps(template) if template.text else ()  # "": the file is the tensor
+            self.steps_of[id(template)] = known
+        return known[1]
 
     def place(
         self, path: Template, outer: Template | None, key: Template, variables: Variables

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +23,9 @@ from ucpl.columns.operations import (
     Write,
     flows,
 )
+
+if TYPE_CHECKING:  # what reads headers alone does not wait for it
+    import networkx as nx
 
 __all__ = ["net_from", "net_json"]
 
@@ -75,6 +77,8 @@ def _lanes(lanes: tuple[Lane, ...]) -> Json:
 
 def net_from(raw: Json, columns: Mapping[str, NDArray[Any]]) -> tuple[nx.DiGraph[Node], tuple[Space, Space]]:
     """Raises: ValueError, KeyError, TypeError, IndexError where it is not what `net_json` gives."""
+    import networkx as nx
+
     table = Moves.of(dict(columns))
     bits = [int(b) for b in raw["bits"]]
     if len(bits) != 2 or not all(0 < b < 62 for b in bits):

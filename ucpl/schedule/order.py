@@ -7,7 +7,6 @@ import json
 from typing import TYPE_CHECKING
 
 import attrs
-import networkx as nx
 
 from ucpl.columns.operations import Node, in_order
 from ucpl.extents import Flat, NamedTensor, Shelves, Structure
@@ -15,12 +14,16 @@ from ucpl.schedule.plan import Origin, Plan
 from ucpl.schedule.shelving import shelves_json
 
 if TYPE_CHECKING:  # who applies a saved plan imports this room, and none of those that made it
+    import networkx as nx
+
     from ucpl.graph import Graph
     from ucpl.regions import Placement
 
 
 def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_text: str = "") -> Plan:
     """The plan of a graph that went through all passes: its nodes in the order in which they run."""
+    import networkx as nx
+
     net: nx.DiGraph[Node] = nx.DiGraph()
     net.add_nodes_from(in_order(graph.net))
     net.add_edges_from(graph.net.edges)

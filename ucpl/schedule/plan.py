@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
-from ucpl.columns import I64, Moves, Space, expanded
+from ucpl.columns import I64, Moves, Space, expanded, join_runs, straighten
 from ucpl.columns.operations import Flow, Kind, Lane, Node, flows, in_order
 from ucpl.extents import Shelves, StoredTensor, Structure
 from ucpl.schedule.runs import Runs, sole
+
+if TYPE_CHECKING:  # what reads headers alone does not wait for it
+    import networkx as nx
 
 __all__ = ["Kind", "Origin", "Plan", "Runs", "Tally"]
 
@@ -40,7 +43,7 @@ class Tally:
 
     state: str
     kind: Kind
-    runs: int
+    runs: int  # at most: those over layers that are told once may join where they are told one by one
     elements: int
     changes_values: bool
 
@@ -111,7 +114,11 @@ class Plan:
     def bound(self, flow: Flow, lane: Lane) -> Runs:
         """One state of a flow, a row for every box of single stored tensors."""
         source, target = self.spaces
-        m = expanded(flow.moves, source, target)
+        m = flow.moves
+        if len(each := expanded(m, source, target)) > len(
+            m
+        ):  # what was one row over layers may be one run in each, or of all
+            m = join_runs(straighten(each))
         return Runs(
             flow.kind,
             lane.state,

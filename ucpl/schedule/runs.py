@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from ucpl.columns import I64, Bools, Moves, Space
 from ucpl.columns.operations import Check, Extract, Kind, Lane, Merge, Node, Read, Reduce, Split, Write
 from ucpl.extents import Shelves
+
+if TYPE_CHECKING:  # what reads headers alone does not wait for it
+    import networkx as nx
 
 __all__ = ["Runs", "sole"]
 
@@ -84,6 +87,8 @@ class Runs:
 
 def sole(moves: Sequence[Runs], sources: Shelves, targets: Shelves, spaces: tuple[Space, Space]) -> nx.DiGraph[Node]:
     """A graph of moves that are told tensor by tensor: one node of each operation for each of them."""
+    import networkx as nx
+
     net: nx.DiGraph[Node] = nx.DiGraph()
     read, write = Read("all", "", 0, len(sources)), Write("all", "", 0, len(targets))
     net.add_nodes_from((read, write))

@@ -38,7 +38,12 @@ def graph_text(plan: Plan) -> str:
 def files_of(shelves: Shelves) -> int:
     """How many files there are."""
     names: set[str] = set()
+    seen: set[object] = set()
     for shelf in shelves.shelves:
+        mark = tuple(p if isinstance(p, str) else (p.axis, id(p.values), p.format) for p in shelf.block.file)
+        if mark in seen:  # most tensors lie in the files of others
+            continue
+        seen.add(mark)
         slots = [p for p in shelf.block.file if isinstance(p, Slot)]
         coordinates = range(len(shelf.block.rank)) if any(not s.axis for s in slots) else range(min(1, len(shelf)))
         choices = range(shelf.block.choices if any(s.axis for s in slots) else 1)

@@ -1,0 +1,79 @@
+"""Lines that are cut alike, joined once: which tensors are stored as another is, and their moves told from its."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from attrs import evolve
+
+from ucpl.graph.graph import Graph, Joined, Joint, Kin, Lanes
+from ucpl.regions import Part, Placement
+
+__all__ = ["each_kin", "kin_of"]
+
+
+def kin_of(lanes: Lanes, source: Placement, target: Placement, common: dict[str, int]) -> tuple[Kin, ...]:
+    """Groups of two tensors and more that are each alone in a part on both sides, and stored there alike.
+
+    Parts of one kind share the columns of their boxes: `locate` makes them so.
+    """
+    here, there = _alone(source, lanes.sources), _alone(target, lanes.targets)
+    found: dict[object, list[tuple[int, int, int]]] = defaultdict(list)
+    for path, t in there.items():
+        s = here.get(path)
+        if s is not None:
+            kind = tuple((id(p.folded.low), p.is_alias) for p in (source.parts[s], target.parts[t]))
+            found[kind].append((common[path], s, t))
+    out = []
+    for group in found.values():
+        if len(group) > 1:
+            tensors, sources, targets = (np.array(c, dtype=np.int64) for c in zip(*group, strict=True))
+            out.append(Kin((group[0][1], group[0][2]), tensors, sources, targets))
+    return tuple(out)
+
+
+def _alone(placement: Placement, parts: tuple[int, ...]) -> dict[str, int]:
+    """Tensors that one part stores, and that part nothing else: each with its part."""
+    holders: dict[int, list[int]] = defaultdict(list)
+    for n in parts:
+        for t in placement.parts[n].tensors:
+            holders[t].append(n)
+
+    def is_alone(part: Part) -> bool:
+        return len(part.tensors) == 1
+
+    return {
+        placement.tensors[t]: ns[0] for t, ns in holders.items() if len(ns) == 1 and is_alone(placement.parts[ns[0]])
+    }
+
+
+def each_kin(graph: Graph) -> Graph:
+    """Moves of a first tensor told for all that are stored as it is.
+
+    before: layers.0.w, rows 0 and 1     after: layers.0.w, layers.1.w, ... each with rows 0 and 1 of its own stored tensors
+    """
+    return graph.with_joints(lambda joint: joint if joint.moves is None else _told(graph, joint, joint.moves))
+
+
+def _told(graph: Graph, joint: Joint, moves: Joined) -> Joint:
+    tables = []
+    left = np.ones(len(moves), dtype=np.bool_)
+    for kin in joint.kin:
+        mine = (moves.source_part == kin.first[0]) & (moves.target_part == kin.first[1])
+        left &= ~mine
+        m, n = moves.take(mine), len(kin.tensors)
+        source = np.array([graph.reads[s].first for s in kin.sources.tolist()], dtype=np.int64)
+        target = np.array([graph.writes[t].first for t in kin.targets.tolist()], dtype=np.int64)
+        each = np.repeat(np.arange(n), len(m))
+        rows = m.take(np.tile(np.arange(len(m)), n))
+        tables.append(
+            rows.replace(
+                tensor=kin.tensors[each],
+                source=rows.source + ((source - source[0]) << graph.spaces[0].bits)[each],
+                target=rows.target + ((target - target[0]) << graph.spaces[1].bits)[each],
+                source_part=kin.sources[each],
+                target_part=kin.targets[each],
+            )
+        )
+    return evolve(joint, kin=(), moves=Joined.concat([moves.take(left), *tables], moves.width))
