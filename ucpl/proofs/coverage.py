@@ -12,17 +12,31 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
-from attrs import frozen
-from numpy.typing import NDArray
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Shelves, key_text
 from ucpl.graph import Graph
 from ucpl.proofs.alike import followers, placed
+from ucpl.proofs.joins import (
+    I64,
+    Boxes,
+    Mask,
+    Moves,
+    Pieces,
+    between,
+    box_of,
+    distinct_boxes,
+    first_left,
+    halved,
+    is_exact,
+    joined_boxes,
+    meet,
+    pairs_in,
+    positions_of,
+    rows_by,
+)
 from ucpl.regions import Placement, element_name
 
-I64 = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 ONE_BY_ONE = 1 << 20  # elements of a move that are looked at one by one, at most; of a longer one, a part is
 
 
@@ -34,71 +48,6 @@ def prove(graph: Graph) -> None:
     E344 for a move from or to a place where no element lies, E345 for one that stands in a tensor twice.
     """
     _Proof(graph).run()
-
-
-@frozen(eq=False)
-class _Pieces:
-    """All pieces of one side, sorted by position. Dims of a row stand by falling stride: `dim` says which.
-
-    Positions count over all stored tensors of the side, `1 << bits` for each.
-    """
-
-    first: I64  # position of its first element
-    last: I64  # ... and behind its last one
-    tensor: I64  # index into the target's tensors
-    state: I64  # index into the proof's states
-    policy: I64
-    size: I64  # (N, K)
-    stride: I64  # (N, K); of dims of size 1, which stand last: 0
-    dim: I64  # (N, K) the logical dim of each column
-    low: I64  # (N, K) the first index of each column's dim
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-
-@frozen(eq=False)
-class _Boxes:
-    """What moves take on one side. Element (i, j, ...) of a box is element `begin + i * step...` of its move, row-major."""
-
-    move: I64
-    piece: I64
-    low: I64  # (M, K) in logical dims, positions of the tensor
-    high: I64
-    begin: I64
-    step: I64  # (M, K), in logical dims; 0 along dims of size 1
-
-    def __len__(self) -> int:
-        return len(self.move)
-
-    @property
-    def volume(self) -> I64:
-        out: I64 = (self.high - self.low).prod(axis=1)
-        return out
-
-    def take(self, rows: I64 | Mask) -> _Boxes:
-        return _Boxes(
-            self.move[rows], self.piece[rows], self.low[rows], self.high[rows], self.begin[rows], self.step[rows]
-        )
-
-
-_FIELDS = ("move", "piece", "low", "high", "begin", "step")
-
-
-@frozen(eq=False)
-class _Moves:
-    """All moves of a graph in one table."""
-
-    kind: NDArray[np.str_]
-    state: I64  # that is filled
-    offset: tuple[I64, I64]  # of source, of target
-    stride: tuple[I64, I64]  # (N, D) each
-    shape: I64  # (N, D)
-
-    @property
-    def numel(self) -> I64:
-        out: I64 = self.shape.prod(axis=1)
-        return out
 
 
 class _Proof:
@@ -132,7 +81,7 @@ class _Proof:
 
     # ---- tables ----------------------------------------------------------------------------------------------------------
 
-    def pieces(self, side: int, placement: Placement, led: set[str]) -> _Pieces:
+    def pieces(self, side: int, placement: Placement, led: set[str]) -> Pieces:
         k, one = self.k, 1 << self.bits[side]
         blank = ("low", "high", "stride")
         wide: dict[str, list[I64]] = {n: [] for n in ("offset", "tensor", "state", "policy", *blank)}
@@ -167,9 +116,9 @@ class _Proof:
         dim = np.argsort(-stride, axis=1, kind="stable")
         size, stride, low = (np.take_along_axis(a, dim, 1) for a in (size, stride, flat["low"]))
         last = flat["offset"] + ((size - 1) * stride).sum(axis=1) + 1
-        return _Pieces(flat["offset"], last, flat["tensor"], flat["state"], flat["policy"], size, stride, dim, low)
+        return Pieces(flat["offset"], last, flat["tensor"], flat["state"], flat["policy"], size, stride, dim, low)
 
-    def table(self) -> _Moves:
+    def table(self) -> Moves:
         """The moves of every state that is not led by another one."""
         found = [
             (
@@ -195,7 +144,7 @@ class _Proof:
             return out
 
         counts = [len(m) for _, _, m, _, _ in found]
-        return _Moves(
+        return Moves(
             np.repeat(np.array([kind for kind, *_ in found] or ["copy"]), counts or [0]),
             np.repeat(np.array([state for _, state, *_ in found] or [0], dtype=np.int64), counts or [0]),
             (flat([m.source + s for _, _, m, s, _ in found]), flat([m.target + t for _, _, m, _, t in found])),
@@ -205,31 +154,31 @@ class _Proof:
 
     # ---- moves as boxes --------------------------------------------------------------------------------------------------
 
-    def boxes(self, side: int, pieces: _Pieces, moves: _Moves | None = None) -> _Boxes:
+    def boxes(self, side: int, pieces: Pieces, moves: Moves | None = None) -> Boxes:
         """Both kinds of move: runs, which may cross many pieces, and strided boxes, which lie in one piece."""
         moves = self.moves if moves is None else moves
         wide = moves.shape > 1
         is_run = wide[:, 1:].sum(axis=1) == 0
         is_run &= (moves.stride[side][:, 0] == 1) | ~wide[:, 0]
         runs, boxes = np.flatnonzero(is_run), np.flatnonzero(~is_run)
-        return _joined(
+        return joined_boxes(
             [self.run_boxes(side, pieces, runs, moves), self.strided_boxes(side, pieces, boxes, moves)], self.k
         )
 
-    def run_boxes(self, side: int, pieces: _Pieces, rows: I64, moves: _Moves) -> _Boxes:
+    def run_boxes(self, side: int, pieces: Pieces, rows: I64, moves: Moves) -> Boxes:
         start = moves.offset[side][rows]
         stop = start + moves.numel[rows]
-        i, piece = _meet(np.zeros_like(start), start, stop, np.zeros_like(pieces.first), pieces.first, pieces.last)
-        at, low, high = _between(pieces, piece, start[i] - pieces.first[piece], stop[i] - pieces.first[piece])
+        i, piece = meet(np.zeros_like(start), start, stop, np.zeros_like(pieces.first), pieces.first, pieces.last)
+        at, low, high = between(pieces, piece, start[i] - pieces.first[piece], stop[i] - pieces.first[piece])
         i, piece = i[at], piece[at]
         begin = pieces.first[piece] + (low * pieces.stride[piece]).sum(axis=1) - start[i]
         return self.logical(pieces, rows[i], piece, low, high, begin, pieces.stride[piece])
 
-    def strided_boxes(self, side: int, pieces: _Pieces, rows: I64, moves: _Moves) -> _Boxes:
+    def strided_boxes(self, side: int, pieces: Pieces, rows: I64, moves: Moves) -> Boxes:
         """A box of a move as a box of the piece that holds its first element: each dim of the move walks digits of it."""
         k = self.k
         offset = moves.offset[side][rows]
-        i, piece = _meet(
+        i, piece = meet(
             np.zeros_like(offset), offset, offset + 1, np.zeros_like(pieces.first), pieces.first, pieces.last
         )
         rest = offset[i] - pieces.first[piece]
@@ -275,42 +224,42 @@ class _Proof:
         )
         lone = rows[~np.isin(np.arange(len(rows)), i[good])]
         few = lone[moves.numel[lone] <= ONE_BY_ONE]  # a longer one counts as a move of what does not lie there
-        return _joined([found, *(self.element_boxes(side, pieces, int(row), moves) for row in few)], self.k)
+        return joined_boxes([found, *(self.element_boxes(side, pieces, int(row), moves) for row in few)], self.k)
 
-    def element_boxes(self, side: int, pieces: _Pieces, row: int, moves: _Moves) -> _Boxes:
+    def element_boxes(self, side: int, pieces: Pieces, row: int, moves: Moves) -> Boxes:
         """A move that is no box of one piece: its elements one by one."""
-        positions = _positions(moves.offset[side][row], moves.shape[row], moves.stride[side][row])
+        positions = positions_of(moves.offset[side][row], moves.shape[row], moves.stride[side][row])
         n = len(positions)
         none, of_piece = np.zeros(n, dtype=np.int64), np.zeros_like(pieces.first)
-        i, piece = _meet(none, positions, positions + 1, of_piece, pieces.first, pieces.last)
-        at, low, high = _between(
+        i, piece = meet(none, positions, positions + 1, of_piece, pieces.first, pieces.last)
+        at, low, high = between(
             pieces, piece, positions[i] - pieces.first[piece], positions[i] - pieces.first[piece] + 1
         )
         i, piece = i[at], piece[at]
         return self.logical(pieces, np.full(len(i), row), piece, low, high, i, np.zeros_like(low))
 
-    def logical(self, pieces: _Pieces, move: I64, piece: I64, low: I64, high: I64, begin: I64, step: I64) -> _Boxes:
+    def logical(self, pieces: Pieces, move: I64, piece: I64, low: I64, high: I64, begin: I64, step: I64) -> Boxes:
         """Columns of a piece put back in the order of the tensor's dims."""
         dim, base = pieces.dim[piece], pieces.low[piece]
         out = [np.empty_like(low) for _ in range(3)]
         for array, values in zip(out, (base + low, base + high, np.where(high - low > 1, step, 0)), strict=True):
             np.put_along_axis(array, dim, values, 1)
-        return _Boxes(move, piece, out[0], out[1], begin, out[2])
+        return Boxes(move, piece, out[0], out[1], begin, out[2])
 
     # ---- the three proofs ------------------------------------------------------------------------------------------------
 
-    def same_elements(self, source: _Boxes, target: _Boxes) -> None:
+    def same_elements(self, source: Boxes, target: Boxes) -> None:
         """Both sides of each move are the same elements at the same places of the move."""
         bad = np.flatnonzero(self.agreed(source, target, self.moves) != self.moves.numel)
         if len(bad):
             self.misplaced(int(bad[0]))
 
-    def agreed(self, source: _Boxes, target: _Boxes, moves: _Moves) -> I64:
+    def agreed(self, source: Boxes, target: Boxes, moves: Moves) -> I64:
         """How many elements of each move are the same on both sides."""
         ends = [b.begin + ((b.high - b.low - 1) * b.step).sum(axis=1) + 1 for b in (source, target)]
         order = np.lexsort((target.begin, target.move))
         t = target.take(order)
-        i, j = _meet(source.move, source.begin, ends[0], t.move, t.begin, ends[1][order])
+        i, j = meet(source.move, source.begin, ends[0], t.move, t.begin, ends[1][order])
         s, t = source.take(i), t.take(j)
         low, high = np.maximum(s.low, t.low), np.minimum(s.high, t.high)
         shared = (low < high).all(axis=1) & (self.source.tensor[s.piece] == self.target.tensor[t.piece])
@@ -331,24 +280,24 @@ class _Proof:
         out: Mask = allowed[have, want]
         return out
 
-    def filled(self, target: _Boxes) -> None:
+    def filled(self, target: Boxes) -> None:
         """Every element of every stored tensor of the target once; every tensor of the target as a whole."""
         pieces = self.target
         copies = target.take(self.moves.kind[target.move] == "copy")
         reduced = target.take(np.isin(self.moves.kind[target.move], ("mean", "sum")))
-        both = _joined([copies, _distinct(reduced)], self.k)  # all rows of a mean go to one place
-        i, j = _overlaps(both)
+        both = joined_boxes([copies, distinct_boxes(reduced)], self.k)  # all rows of a mean go to one place
+        i, j = pairs_in(both)
         if len(i):
             index = np.maximum(both.low[i[0]], both.low[j[0]])
             piece = int(both.piece[i[0]])
             self.blame("E341", "is filled twice", 1, piece, index)
-        low, high = _box_of(pieces)
+        low, high = box_of(pieces)
         held = np.bincount(both.piece, weights=both.volume, minlength=len(pieces)).astype(np.int64)
         bad = np.flatnonzero(held != (high - low).prod(axis=1))
         if len(bad):
             piece = int(bad[0])
             mine = np.flatnonzero(both.piece == piece)
-            index = _first_left(low[piece], high[piece], both.low[mine], both.high[mine])
+            index = first_left(low[piece], high[piece], both.low[mine], both.high[mine])
             assert index is not None
             self.blame("E342", "is filled by nothing", 1, piece, index)
         self.whole()
@@ -356,19 +305,19 @@ class _Proof:
     def whole(self) -> None:
         """The pieces of the target together are all of each tensor that it keeps."""
         pieces, layout = self.target, self.graph.target.layout
-        low, high = _box_of(pieces)
+        low, high = box_of(pieces)
         group = pieces.tensor * len(self.states) + pieces.state
         distinct = np.unique(np.concatenate([group[:, None], low, high], axis=1), axis=0)
         group, low, high = distinct[:, 0], distinct[:, 1 : self.k + 1], distinct[:, self.k + 1 :]
-        for g, rows in _rows_by(group):
+        for g, rows in rows_by(group):
             path, state = self.graph.target.tensors[g // len(self.states)], self.states[g % len(self.states)]
             counts = np.ones(self.k, dtype=np.int64)
             counts[: len(layout.tensors[path].counts)] = layout.tensors[path].counts
             if len(rows) == 1 and (low[rows[0]] == 0).all() and (high[rows[0]] == counts).all():
                 continue
-            if _is_exact(counts, low[rows], high[rows]):
+            if is_exact(counts, low[rows], high[rows]):
                 continue
-            index = _first_left(np.zeros(self.k, dtype=np.int64), counts, low[rows], high[rows])
+            index = first_left(np.zeros(self.k, dtype=np.int64), counts, low[rows], high[rows])
             if index is not None:
                 fail(
                     "E342",
@@ -376,13 +325,13 @@ class _Proof:
                     Label(layout.call, "target", where=f"{path}/{state}"),
                 )
 
-    def used(self, source: _Boxes) -> None:
+    def used(self, source: Boxes) -> None:
         """Every element of every piece of the source moves or is checked, unless its state is left out or any copy will do."""
         pieces, graph = self.source, self.graph
-        boxes = _distinct(source)
-        i, _ = _overlaps(boxes)
+        boxes = distinct_boxes(source)
+        i, _ = pairs_in(boxes)
         crossed = np.unique(boxes.piece[i]) if len(i) else np.zeros(0, dtype=np.int64)
-        low, high = _box_of(pieces)
+        low, high = box_of(pieces)
         held = np.bincount(boxes.piece, weights=boxes.volume, minlength=len(pieces)).astype(np.int64)
         suspect = held != (high - low).prod(axis=1)
         suspect[crossed] = True
@@ -395,7 +344,7 @@ class _Proof:
             if tensor is None or f"{self.states[int(pieces.state[piece])]} of {tensor}" in left_out:
                 continue
             mine = order[np.searchsorted(by_piece, piece) : np.searchsorted(by_piece, piece, side="right")]
-            index = _first_left(low[piece], high[piece], boxes.low[mine], boxes.high[mine])
+            index = first_left(low[piece], high[piece], boxes.low[mine], boxes.high[mine])
             if index is not None:
                 self.blame("E343", "is neither used nor checked as a copy", 0, piece, index)
         for part, stand in zip(graph.source.parts, self.stands[0], strict=True):
@@ -417,14 +366,16 @@ class _Proof:
         """A move from or to positions where no element lies (padding, or past the end), or where two do."""
         pieces = (self.source, self.target)[side]
 
-        def is_bad(part: _Moves) -> bool:
+        def is_bad(part: Moves) -> bool:
             return int(self.boxes(side, pieces, part).volume.sum()) != int(part.numel[0])
 
         move = self.narrowed(row, is_bad)
         boxes = self.element_boxes(side, pieces, 0, move)
         count = np.bincount(boxes.begin, minlength=int(move.numel[0]))
         n = int(np.flatnonzero(count != 1)[0])
-        home, position = self.place(side, int(_positions(move.offset[side][0], move.shape[0], move.stride[side][0])[n]))
+        home, position = self.place(
+            side, int(positions_of(move.offset[side][0], move.shape[0], move.stride[side][0])[n])
+        )
         other = self.element_boxes(1 - side, (self.target, self.source)[side], 0, move)
         named = self.name_at(other, n, (self.target, self.source)[side])
         way = ("comes from", "goes to")[side]
@@ -444,7 +395,7 @@ class _Proof:
     def misplaced(self, row: int) -> NoReturn:
         """Name the first element of a move that goes to another's place."""
 
-        def is_bad(part: _Moves) -> bool:
+        def is_bad(part: Moves) -> bool:
             boxes = self.boxes(0, self.source, part), self.boxes(1, self.target, part)
             return int(self.agreed(*boxes, part)[0]) != int(part.numel[0])
 
@@ -464,10 +415,10 @@ class _Proof:
             Label(t[0], "to here", where=t[1]),
         )
 
-    def narrowed(self, row: int, is_bad: Callable[[_Moves], bool]) -> _Moves:
+    def narrowed(self, row: int, is_bad: Callable[[Moves], bool]) -> Moves:
         """A part of a move that is bad, too, of few enough elements to be looked at one by one: the first such part."""
         m = self.moves
-        part = _Moves(
+        part = Moves(
             m.kind[row : row + 1],
             m.state[row : row + 1],
             (m.offset[0][row : row + 1], m.offset[1][row : row + 1]),
@@ -475,7 +426,7 @@ class _Proof:
             m.shape[row : row + 1],
         )
         while int(part.numel[0]) > ONE_BY_ONE:
-            halves = _halves(part)
+            halves = halved(part)
             part = next((half for half in halves if is_bad(half)), halves[-1])
         return part
 
@@ -486,199 +437,19 @@ class _Proof:
         tensor = stored[min(max(home, 0), len(stored) - 1)]
         return (tensor.file, key_text(tensor.key)), at
 
-    def name_at(self, boxes: _Boxes, n: int, pieces: _Pieces) -> str:
+    def name_at(self, boxes: Boxes, n: int, pieces: Pieces) -> str:
         found = np.flatnonzero(boxes.begin == n)
         return self.name(pieces, int(boxes.piece[found[0]]), boxes.low[found[0]]) if len(found) else "an element"
 
-    def name(self, pieces: _Pieces, piece: int, index: I64) -> str:
+    def name(self, pieces: Pieces, piece: int, index: I64) -> str:
         path = self.graph.target.tensors[int(pieces.tensor[piece])]
         element = element_name(self.graph.target.layout, path, tuple(index.tolist()))
         return f"{self.states[int(pieces.state[piece])]} of {element}"
 
     def blame(self, code: str, what: str, side: int, piece: int, index: I64) -> NoReturn:
         pieces = (self.source, self.target)[side]
-        low, _ = _box_of(pieces)
+        low, _ = box_of(pieces)
         stride = np.empty_like(pieces.stride[piece])
         stride[pieces.dim[piece]] = pieces.stride[piece]
         (file, key), _ = self.place(side, int(pieces.first[piece] + ((index - low[piece]) * stride).sum()))
         fail(code, f"{self.name(pieces, piece, index)} {what}", Label(file, ("source", "target")[side], where=key))
-
-
-# ---- joins of intervals and boxes ----------------------------------------------------------------------------------------
-
-
-def _meet(group_a: I64, start_a: I64, stop_a: I64, group_b: I64, start_b: I64, stop_b: I64) -> tuple[I64, I64]:
-    """Pairs of half-open intervals of one group that share a position. b is sorted by group, then start."""
-    if not len(group_a) or not len(group_b):
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    top = int(max(stop_a.max(), stop_b.max(), 0)) + 1
-    assert int(max(group_a.max(), group_b.max()) + 1) * top < 1 << 62
-    reach = np.maximum.accumulate(
-        group_b * top + stop_b
-    )  # the furthest stop so far; of an earlier group it is too small
-    first = np.searchsorted(reach, group_a * top + start_a, side="right")
-    last = np.searchsorted(group_b * top + start_b, group_a * top + stop_a, side="left")
-    count = np.maximum(last - first, 0)
-    i = np.repeat(np.arange(len(group_a)), count)
-    j = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(len(i))
-    real = (group_a[i] == group_b[j]) & (start_a[i] < stop_b[j]) & (start_b[j] < stop_a[i])
-    return i[real], j[real]
-
-
-def _between(pieces: _Pieces, piece: I64, start: I64, stop: I64) -> tuple[I64, I64, I64]:
-    """The elements of pieces at positions start <= p < stop, counted from each piece's first, as boxes of its columns.
-
-    Columns nest: what the inner ones span is no more than one step of an outer one. Returns (row, low, high).
-    """
-    k = pieces.size.shape[1]
-    row = np.arange(len(piece))
-    place = np.zeros(len(piece), dtype=np.int64)
-    low, high = np.zeros((len(piece), k), dtype=np.int64), pieces.size[piece].copy()
-    done: list[tuple[I64, I64, I64]] = []
-    for c in range(k + 1):
-        size, stride = pieces.size[piece[row]], pieces.stride[piece[row]]
-        span = ((size - 1) * stride)[:, c:].sum(axis=1) + 1
-        meets = (place < stop[row]) & (place + span > start[row])
-        within = (place >= start[row]) & (place + span <= stop[row])
-        done.append((row[within], low[within], high[within]))
-        go = meets & ~within
-        row, place, low, high = row[go], place[go], low[go], high[go]
-        if c == k or not len(row):
-            break
-        size, stride, span = size[go, c], np.maximum(stride[go, c], 1), span[go] - (size[go, c] - 1) * stride[go, c]
-        inside = np.clip(-((place - start[row]) // stride), 0, size)  # the first index that begins at or after start
-        outside = np.clip((stop[row] - span - place) // stride + 1, inside, size)  # behind the last that ends by stop
-        full = outside > inside
-        low[:, c], high[:, c] = inside, outside
-        done.append((row[full], low[full], high[full]))
-        parts = []
-        for index in (inside - 1, outside):
-            real = (index >= 0) & (index < size)
-            parts.append((np.flatnonzero(real), index[real]))
-        at, index = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
-        row, place, low, high = row[at], place[at] + index * stride[at], low[at], high[at]
-        low[:, c], high[:, c] = index, index + 1
-    rows, lows, highs = (np.concatenate([d[n] for d in done]) for n in range(3))
-    return rows, lows, highs
-
-
-def _halves(move: _Moves) -> tuple[_Moves, _Moves]:
-    """A move cut in two along its longest dim."""
-    d = int(move.shape[0].argmax())
-    n = int(move.shape[0, d])
-    left, right = move.shape.copy(), move.shape.copy()
-    left[0, d], right[0, d] = n // 2, n - n // 2
-    there = tuple(o + n // 2 * s[:, d] for o, s in zip(move.offset, move.stride, strict=True))
-    return (
-        _Moves(move.kind, move.state, move.offset, move.stride, left),
-        _Moves(move.kind, move.state, (there[0], there[1]), move.stride, right),
-    )
-
-
-def _positions(offset: I64, shape: I64, stride: I64) -> I64:
-    """Positions of a strided move, row-major."""
-    out = np.array(offset, dtype=np.int64)
-    for n, step in zip(shape.tolist(), stride.tolist(), strict=True):
-        out = out[..., None] + np.arange(n) * step
-    return out.ravel()
-
-
-def _joined(tables: list[_Boxes], k: int) -> _Boxes:
-    none = _Boxes(*(np.zeros((0, k) if f in ("low", "high", "step") else 0, np.int64) for f in _FIELDS))
-    return _Boxes(*(np.concatenate([getattr(t, f) for t in (none, *tables)]) for f in _FIELDS))
-
-
-def _distinct(boxes: _Boxes) -> _Boxes:
-    """One of each box of each piece."""
-    if not len(boxes):
-        return boxes
-    _, first = np.unique(
-        np.concatenate([boxes.piece[:, None], boxes.low, boxes.high], axis=1), axis=0, return_index=True
-    )
-    return boxes.take(first.astype(np.int64))
-
-
-def _box_of(pieces: _Pieces) -> tuple[I64, I64]:
-    """Each piece in logical dims."""
-    low, high = np.empty_like(pieces.low), np.empty_like(pieces.low)
-    np.put_along_axis(low, pieces.dim, pieces.low, 1)
-    np.put_along_axis(high, pieces.dim, pieces.low + pieces.size, 1)
-    return low, high
-
-
-def _overlaps(boxes: _Boxes) -> tuple[I64, I64]:
-    """Pairs of boxes of one piece that share an element: swept along the dim that has the most different starts."""
-    return _pairs(boxes.piece, boxes.low, boxes.high)
-
-
-def _pairs(group: I64, low: I64, high: I64) -> tuple[I64, I64]:
-    n, k = low.shape
-    empty = np.zeros(0, dtype=np.int64)
-    if n < 2:
-        return empty, empty
-    # Dims along which every box of a group is one index wide tell boxes apart at once: they are part of the group.
-    _, group = np.unique(group, return_inverse=True)
-    wide = np.zeros((int(group.max()) + 1, k), dtype=bool)
-    for c in range(k):
-        wide[:, c] = np.bincount(group, weights=high[:, c] - low[:, c] != 1) > 0
-    columns = [np.where(wide[group, c], 0, low[:, c]) for c in range(k)]
-    order = np.lexsort((*columns, group))
-    new = np.ones(n, dtype=bool)
-    new[1:] = group[order][1:] != group[order][:-1]
-    for column in columns:
-        new[1:] |= column[order][1:] != column[order][:-1]
-    number = np.cumsum(new) - 1  # of each ordered row
-    most, best = np.zeros(int(number[-1]) + 1, dtype=np.int64), np.zeros(int(number[-1]) + 1, dtype=np.int64)
-    for c in range(k):
-        by = np.lexsort((low[order, c], number))
-        fresh = np.ones(n, dtype=bool)
-        fresh[1:] = (number[by][1:] != number[by][:-1]) | (low[order, c][by][1:] != low[order, c][by][:-1])
-        distinct = np.bincount(number[by][fresh], minlength=len(most))
-        best = np.where(distinct > most, c, best)
-        most = np.maximum(most, distinct)
-    sweep = best[number]
-    start, stop = low[order, sweep], high[order, sweep]
-    sort = np.lexsort((start, number))
-    order, number, start, stop = order[sort], number[sort], start[sort], stop[sort]
-    i, j = _meet(number, start, stop, number, start, stop)
-    later = i < j
-    i, j = order[i[later]], order[j[later]]
-    real = ((low[i] < high[j]) & (low[j] < high[i])).all(axis=1)
-    return i[real], j[real]
-
-
-def _rows_by(group: I64) -> list[tuple[int, I64]]:
-    order = np.argsort(group, kind="stable")
-    values, starts = np.unique(group[order], return_index=True)
-    return list(zip(values.tolist(), np.split(order, starts[1:]), strict=True)) if len(values) else []
-
-
-def _is_exact(counts: I64, low: I64, high: I64) -> bool:
-    """Whether boxes that share nothing fill 0 .. counts."""
-    if int((high - low).prod(axis=1).sum()) != int(counts.prod()):
-        return False
-    i, _ = _pairs(np.zeros(len(low), dtype=np.int64), low, high)
-    return len(i) == 0
-
-
-def _first_left(low: I64, high: I64, others_low: I64, others_high: I64) -> I64 | None:
-    """The first element (of some box left over) of a box that no other box has."""
-    left = [(low, high)]
-    for a, b in zip(others_low, others_high, strict=True):
-        rest: list[tuple[I64, I64]] = []
-        for x, y in left:
-            if (np.maximum(x, a) >= np.minimum(y, b)).any():
-                rest.append((x, y))
-                continue
-            x, y = x.copy(), y.copy()
-            for c in range(len(x)):
-                if x[c] < a[c]:
-                    rest.append((x.copy(), np.where(np.arange(len(x)) == c, a[c], y)))
-                    x[c] = a[c]
-                if y[c] > b[c]:
-                    rest.append((np.where(np.arange(len(x)) == c, b[c], x), y.copy()))
-                    y[c] = b[c]
-        left = rest
-        if not left:
-            return None
-    return min((x for x, _ in left), key=lambda x: tuple(x.tolist()))

@@ -1,0 +1,255 @@
+"""Tables of the proof and their joins: of its own, and shared with nothing that makes what is proved."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+I64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@frozen(eq=False)
+class Pieces:
+    """All pieces of one side, sorted by position. Dims of a row stand by falling stride: `dim` says which.
+
+    Positions count over all stored tensors of the side, `1 << bits` for each.
+    """
+
+    first: I64  # position of its first element
+    last: I64  # ... and behind its last one
+    tensor: I64  # index into the target's tensors
+    state: I64  # index into the proof's states
+    policy: I64
+    size: I64  # (N, K)
+    stride: I64  # (N, K); of dims of size 1, which stand last: 0
+    dim: I64  # (N, K) the logical dim of each column
+    low: I64  # (N, K) the first index of each column's dim
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@frozen(eq=False)
+class Boxes:
+    """What moves take on one side. Element (i, j, ...) of a box is element `begin + i * step...` of its move, row-major."""
+
+    move: I64
+    piece: I64
+    low: I64  # (M, K) in logical dims, positions of the tensor
+    high: I64
+    begin: I64
+    step: I64  # (M, K), in logical dims; 0 along dims of size 1
+
+    def __len__(self) -> int:
+        return len(self.move)
+
+    @property
+    def volume(self) -> I64:
+        out: I64 = (self.high - self.low).prod(axis=1)
+        return out
+
+    def take(self, rows: I64 | Mask) -> Boxes:
+        return Boxes(
+            self.move[rows], self.piece[rows], self.low[rows], self.high[rows], self.begin[rows], self.step[rows]
+        )
+
+
+FIELDS = ("move", "piece", "low", "high", "begin", "step")
+
+
+@frozen(eq=False)
+class Moves:
+    """All moves of a graph in one table."""
+
+    kind: NDArray[np.str_]
+    state: I64  # that is filled
+    offset: tuple[I64, I64]  # of source, of target
+    stride: tuple[I64, I64]  # (N, D) each
+    shape: I64  # (N, D)
+
+    @property
+    def numel(self) -> I64:
+        out: I64 = self.shape.prod(axis=1)
+        return out
+
+
+# ---- joins of intervals and boxes ----------------------------------------------------------------------------------------
+
+
+def meet(group_a: I64, start_a: I64, stop_a: I64, group_b: I64, start_b: I64, stop_b: I64) -> tuple[I64, I64]:
+    """Pairs of half-open intervals of one group that share a position. b is sorted by group, then start."""
+    if not len(group_a) or not len(group_b):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    top = int(max(stop_a.max(), stop_b.max(), 0)) + 1
+    assert int(max(group_a.max(), group_b.max()) + 1) * top < 1 << 62
+    reach = np.maximum.accumulate(
+        group_b * top + stop_b
+    )  # the furthest stop so far; of an earlier group it is too small
+    first = np.searchsorted(reach, group_a * top + start_a, side="right")
+    last = np.searchsorted(group_b * top + start_b, group_a * top + stop_a, side="left")
+    count = np.maximum(last - first, 0)
+    i = np.repeat(np.arange(len(group_a)), count)
+    j = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(len(i))
+    real = (group_a[i] == group_b[j]) & (start_a[i] < stop_b[j]) & (start_b[j] < stop_a[i])
+    return i[real], j[real]
+
+
+def between(pieces: Pieces, piece: I64, start: I64, stop: I64) -> tuple[I64, I64, I64]:
+    """The elements of pieces at positions start <= p < stop, counted from each piece's first, as boxes of its columns.
+
+    Columns nest: what the inner ones span is no more than one step of an outer one. Returns (row, low, high).
+    """
+    k = pieces.size.shape[1]
+    row = np.arange(len(piece))
+    place = np.zeros(len(piece), dtype=np.int64)
+    low, high = np.zeros((len(piece), k), dtype=np.int64), pieces.size[piece].copy()
+    done: list[tuple[I64, I64, I64]] = []
+    for c in range(k + 1):
+        size, stride = pieces.size[piece[row]], pieces.stride[piece[row]]
+        span = ((size - 1) * stride)[:, c:].sum(axis=1) + 1
+        meets = (place < stop[row]) & (place + span > start[row])
+        within = (place >= start[row]) & (place + span <= stop[row])
+        done.append((row[within], low[within], high[within]))
+        go = meets & ~within
+        row, place, low, high = row[go], place[go], low[go], high[go]
+        if c == k or not len(row):
+            break
+        size, stride, span = size[go, c], np.maximum(stride[go, c], 1), span[go] - (size[go, c] - 1) * stride[go, c]
+        inside = np.clip(-((place - start[row]) // stride), 0, size)  # the first index that begins at or after start
+        outside = np.clip((stop[row] - span - place) // stride + 1, inside, size)  # behind the last that ends by stop
+        full = outside > inside
+        low[:, c], high[:, c] = inside, outside
+        done.append((row[full], low[full], high[full]))
+        parts = []
+        for index in (inside - 1, outside):
+            real = (index >= 0) & (index < size)
+            parts.append((np.flatnonzero(real), index[real]))
+        at, index = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+        row, place, low, high = row[at], place[at] + index * stride[at], low[at], high[at]
+        low[:, c], high[:, c] = index, index + 1
+    rows, lows, highs = (np.concatenate([d[n] for d in done]) for n in range(3))
+    return rows, lows, highs
+
+
+def halved(move: Moves) -> tuple[Moves, Moves]:
+    """A move cut in two along its longest dim."""
+    d = int(move.shape[0].argmax())
+    n = int(move.shape[0, d])
+    left, right = move.shape.copy(), move.shape.copy()
+    left[0, d], right[0, d] = n // 2, n - n // 2
+    there = tuple(o + n // 2 * s[:, d] for o, s in zip(move.offset, move.stride, strict=True))
+    return (
+        Moves(move.kind, move.state, move.offset, move.stride, left),
+        Moves(move.kind, move.state, (there[0], there[1]), move.stride, right),
+    )
+
+
+def positions_of(offset: I64, shape: I64, stride: I64) -> I64:
+    """Positions of a strided move, row-major."""
+    out = np.array(offset, dtype=np.int64)
+    for n, step in zip(shape.tolist(), stride.tolist(), strict=True):
+        out = out[..., None] + np.arange(n) * step
+    return out.ravel()
+
+
+def joined_boxes(tables: list[Boxes], k: int) -> Boxes:
+    none = Boxes(*(np.zeros((0, k) if f in ("low", "high", "step") else 0, np.int64) for f in FIELDS))
+    return Boxes(*(np.concatenate([getattr(t, f) for t in (none, *tables)]) for f in FIELDS))
+
+
+def distinct_boxes(boxes: Boxes) -> Boxes:
+    """One of each box of each piece."""
+    if not len(boxes):
+        return boxes
+    _, first = np.unique(
+        np.concatenate([boxes.piece[:, None], boxes.low, boxes.high], axis=1), axis=0, return_index=True
+    )
+    return boxes.take(first.astype(np.int64))
+
+
+def box_of(pieces: Pieces) -> tuple[I64, I64]:
+    """Each piece in logical dims."""
+    low, high = np.empty_like(pieces.low), np.empty_like(pieces.low)
+    np.put_along_axis(low, pieces.dim, pieces.low, 1)
+    np.put_along_axis(high, pieces.dim, pieces.low + pieces.size, 1)
+    return low, high
+
+
+def pairs_in(boxes: Boxes) -> tuple[I64, I64]:
+    """Pairs of boxes of one piece that share an element: swept along the dim that has the most different starts."""
+    return pairs(boxes.piece, boxes.low, boxes.high)
+
+
+def pairs(group: I64, low: I64, high: I64) -> tuple[I64, I64]:
+    n, k = low.shape
+    empty = np.zeros(0, dtype=np.int64)
+    if n < 2:
+        return empty, empty
+    # Dims along which every box of a group is one index wide tell boxes apart at once: they are part of the group.
+    _, group = np.unique(group, return_inverse=True)
+    wide = np.zeros((int(group.max()) + 1, k), dtype=bool)
+    for c in range(k):
+        wide[:, c] = np.bincount(group, weights=high[:, c] - low[:, c] != 1) > 0
+    columns = [np.where(wide[group, c], 0, low[:, c]) for c in range(k)]
+    order = np.lexsort((*columns, group))
+    new = np.ones(n, dtype=bool)
+    new[1:] = group[order][1:] != group[order][:-1]
+    for column in columns:
+        new[1:] |= column[order][1:] != column[order][:-1]
+    number = np.cumsum(new) - 1  # of each ordered row
+    most, best = np.zeros(int(number[-1]) + 1, dtype=np.int64), np.zeros(int(number[-1]) + 1, dtype=np.int64)
+    for c in range(k):
+        by = np.lexsort((low[order, c], number))
+        fresh = np.ones(n, dtype=bool)
+        fresh[1:] = (number[by][1:] != number[by][:-1]) | (low[order, c][by][1:] != low[order, c][by][:-1])
+        distinct = np.bincount(number[by][fresh], minlength=len(most))
+        best = np.where(distinct > most, c, best)
+        most = np.maximum(most, distinct)
+    sweep = best[number]
+    start, stop = low[order, sweep], high[order, sweep]
+    sort = np.lexsort((start, number))
+    order, number, start, stop = order[sort], number[sort], start[sort], stop[sort]
+    i, j = meet(number, start, stop, number, start, stop)
+    later = i < j
+    i, j = order[i[later]], order[j[later]]
+    real = ((low[i] < high[j]) & (low[j] < high[i])).all(axis=1)
+    return i[real], j[real]
+
+
+def rows_by(group: I64) -> list[tuple[int, I64]]:
+    order = np.argsort(group, kind="stable")
+    values, starts = np.unique(group[order], return_index=True)
+    return list(zip(values.tolist(), np.split(order, starts[1:]), strict=True)) if len(values) else []
+
+
+def is_exact(counts: I64, low: I64, high: I64) -> bool:
+    """Whether boxes that share nothing fill 0 .. counts."""
+    if int((high - low).prod(axis=1).sum()) != int(counts.prod()):
+        return False
+    i, _ = pairs(np.zeros(len(low), dtype=np.int64), low, high)
+    return len(i) == 0
+
+
+def first_left(low: I64, high: I64, others_low: I64, others_high: I64) -> I64 | None:
+    """The first element (of some box left over) of a box that no other box has."""
+    left = [(low, high)]
+    for a, b in zip(others_low, others_high, strict=True):
+        rest: list[tuple[I64, I64]] = []
+        for x, y in left:
+            if (np.maximum(x, a) >= np.minimum(y, b)).any():
+                rest.append((x, y))
+                continue
+            x, y = x.copy(), y.copy()
+            for c in range(len(x)):
+                if x[c] < a[c]:
+                    rest.append((x.copy(), np.where(np.arange(len(x)) == c, a[c], y)))
+                    x[c] = a[c]
+                if y[c] > b[c]:
+                    rest.append((np.where(np.arange(len(x)) == c, b[c], x), y.copy()))
+                    y[c] = b[c]
+        left = rest
+        if not left:
+            return None
+    return min((x for x, _ in left), key=lambda x: tuple(x.tolist()))
