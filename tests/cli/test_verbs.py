@@ -291,6 +291,12 @@ def test_why_leads_to_the_value(element: str, name: str, index: tuple[int, ...],
             assert value(tmp_path / "target", a["target_file"], a["target_key"], a["target_index"]) == wanted
 
 
+@pytest.mark.parametrize("index", ["\u00b2", "1, \u0663", "-1", "x=1", "9" * 5000])
+def test_why_of_what_is_no_index_says_so(index: str, plan: Path) -> None:
+    done = ucpl("why", plan, f"wte.weight[{index}]")
+    assert done.status == 2 and ("error[E181]" in done.err or "error[E182]" in done.err)
+
+
 def test_why_of_a_flat_buffer_agrees_with_its_bytes(tmp_path: Path) -> None:
     """The same, of DeepSpeed's optimizer files: the element's bytes are read from the storage that the key has."""
     from ucpl.api import open_checkpoint

@@ -74,6 +74,18 @@ def test_neighbours_are_merged_and_runs_joined() -> None:
     assert (joined.source.tolist(), joined.target.tolist(), joined.shape.tolist()) == ([0, 9], [10, 18], [[8], [2]])
 
 
+def test_only_runs_without_gaps_are_joined() -> None:
+    """Every other element of six, then the three between them: the second row begins where a run of three would end."""
+
+    def moves(s: int, t: int) -> Moves:
+        strides = (np.array([[s], [s]]), np.array([[t], [t]]))
+        return Moves(np.zeros(2, np.int64), np.array([0, 3]), np.array([0, 3]), np.array([[3], [3]]), *strides)
+
+    for s, t in ((2, 1), (1, 2)):
+        assert pairs(join_runs(moves(s, t))) == pairs(moves(s, t))
+    assert len(join_runs(moves(1, 1))) == 1
+
+
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.booleans(), st.booleans()), min_size=1, max_size=4))
 def test_rows_are_split_along_the_dims_that_are_named(rows: list[tuple[int, int, bool, bool]]) -> None:
     shape = np.array([r[:2] for r in rows], dtype=np.int64)
@@ -126,6 +138,9 @@ def test_tables_of_other_widths_are_joined_and_columns_are_checked() -> None:
     assert both.shape.tolist() == [[3, 1], [7, 8]] and both.source.tolist() == [1, 5]
     assert both.take(np.array([1])).target.tolist() == [6]
     assert both.sort(-both.source).source.tolist() == [5, 1]
+    four = both.take(np.array([0, 1, 0, 1]))
+    assert four.sort(np.array([1, 0, 0, 1]), np.array([0, 1, 0, 1])).source.tolist() == [1, 5, 1, 5]
+    assert four.sort(np.array([1, 0, 0, 1]), np.array([1, 1, 0, 0])).source.tolist() == [1, 5, 5, 1]
     assert len(Moves.of(both.arrays())) == 2
     for change in (
         {"shape": np.zeros((1, 2), np.int64)},
@@ -137,3 +152,17 @@ def test_tables_of_other_widths_are_joined_and_columns_are_checked() -> None:
     with pytest.raises(ValueError, match="columns"):
         Moves.of({"tensor": both.tensor})
     assert isinstance(both, Table)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_box_over_tensors_of_one_side_alone_is_told_one_by_one(side: str) -> None:
+    """Layers that are stored one by one here, and as one stack there."""
+    space = Space.over(4, 12)
+    stacked, single = np.array([[4, 1]]), np.array([[space.step, 1]])
+    strides = (single, stacked) if side == "source" else (stacked, single)
+    layers = Moves(np.array([0]), np.array([0]), np.array([0]), np.array([[3, 4]]), *strides)
+    each = expanded(layers, space, space)
+    assert pairs(each) == pairs(layers)
+    one_by_one = each.source if side == "source" else each.target
+    assert space.home(one_by_one).tolist() == [0, 1, 2]
+    assert each.shape.tolist() == [[1, 4]] * 3

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EXAMPLE = "ucpl why grow.plan 'wte.weight[3, 17]'\nucpl why grow.plan wte.weight --state exp_avg"
 
 _ELEMENT = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<index>[^\[\]]*)\])?")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _RUNS_SHOWN = 50
 
 
@@ -178,7 +179,7 @@ def _index(text: str, dims: tuple[str, ...], counts: tuple[int, ...], name: str)
     values: list[int] = []
     for n, part in enumerate(parts):
         dim, equals, number = part.rpartition("=")
-        if not number.strip().isdigit() or (equals and (n >= len(dims) or dim.strip() != dims[n])):
+        if not _NUMBER.fullmatch(number.strip()) or (equals and (n >= len(dims) or dim.strip() != dims[n])):
             fail("E181", f"`{part}` is no index of `{name}`", Label("<command line>", where=f"{name}[{text}]"))
         values.append(int(number))
     if len(values) != len(counts) or any(v >= n for v, n in zip(values, counts, strict=True)):

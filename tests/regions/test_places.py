@@ -1,0 +1,58 @@
+"""No two stored tensors have one place, however the names say it; and the same tensor told twice is one."""
+
+from __future__ import annotations
+
+import pytest
+
+from ucpl.errors import UcplError
+from ucpl.layout import load, resolve
+from ucpl.regions import Placement, locate
+from ucpl.syntax import parse_call
+
+MODEL = "ucpl 1\nmodel m {\n  dim l = 4, a = 6\n  dtype f32\n  w : l a\n  v : a\n  u : a\n}\n"
+
+
+def located(file: str, *lines: str) -> Placement:
+    body = "\n  ".join(lines)
+    text = f'{MODEL}layout x(pp, tp) of m {{\n  mesh pp tp\n  index l = l@pp\n  file weights = torch "{file}"\n  {body}\n}}\n'
+    return locate(resolve(load(("x.ucpl", text)), parse_call("x(pp = 2, tp = 2)")))
+
+
+def taken(*given: str) -> str:
+    with pytest.raises(UcplError) as caught:
+        located(*given)
+    (found,) = caught.value.diagnostics
+    assert found.code == "E215"
+    return found.message
+
+
+REST = ('v = a as "v"', 'u = a as "u"')
+
+
+def test_pieces_of_one_tensor_that_no_name_tells_apart() -> None:
+    assert "v of f.pt" in taken("f.pt", 'w[l] = a as "w.{l}"', 'v = a@tp as "v"', 'u = a as "u"')
+
+
+def test_layers_of_two_stages_that_both_count_from_nought() -> None:
+    assert "w.0 of f.pt" in taken("f.pt", 'w[l] = a as "w.{l.local}"', *REST)
+
+
+def test_a_layer_of_one_line_and_a_name_of_another() -> None:
+    assert "w.2 of f.pt" in taken("f.pt", 'w[l] = a as "w.{l}"', 'v = a as "w.2"', 'u = a as "u"')
+    assert "w.2 of f.pt" in taken("f.pt", 'v = a as "w.2"', 'w[l] = a as "w.{l}"', 'u = a as "u"')
+
+
+def test_numbers_that_only_look_alike_are_no_clash() -> None:
+    """A layer's number and a literal one; a step of the key and a part of one; another file."""
+    found = located("{pp}.pt", 'w[l] = a as "w.{l}"', 'v = a as "w.7"', 'u = a as "w/2"')
+    places = {(h.file, h.key) for p in found.parts for h in p.homes}
+    assert len(places) == sum(len(p.homes) for p in found.parts) == 4 + 2 + 2
+    assert ("1.pt", ("w.3",)) in places and ("0.pt", ("w", 2)) in places
+
+
+def test_ranks_that_share_a_file_tell_of_one_tensor() -> None:
+    """Three ranks in one file: what all hold whole is one stored tensor, and it is the first rank's."""
+    found = located("node_{min(rank, 1)}.pt", 'w[l] = a as "w.{l}"', *REST)
+    (v,) = (p for p in found.parts if p.label == "v")
+    assert [(h.file, h.rank) for h in v.homes] == [("node_0.pt", 0), ("node_1.pt", 1)]
+    assert sorted(set(v.pieces.home.tolist())) == [0, 1]
