@@ -62,7 +62,7 @@ class Block:
         steps: list[str | int] = []
         for name, counted in zip(self.key, self.counted, strict=True):
             text = name_text(name, coordinate, choice)
-            steps.append(int(text) if counted and text.isdigit() else text)
+            steps.append(int(text) if counted and text.isascii() and text.isdigit() else text)
         return name_text(self.file, coordinate, choice), tuple(steps)
 
     def padding_kind(self, coordinate: int) -> Literal["zero", "live", "undefined"]:

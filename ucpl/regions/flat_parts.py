@@ -229,7 +229,12 @@ class FlatParts:
         """The bucket that a key itself numbers, `base_optimizer_state/state/1/{state}`; else `start`."""
         for said in (line.key, line.rule.key):
             for step in reversed(self.site.namer.steps(said) if said is not None else ()):
-                if len(step.parts) == 1 and isinstance(step.parts[0], str) and step.parts[0].isdigit():
+                if (
+                    len(step.parts) == 1
+                    and isinstance(step.parts[0], str)
+                    and step.parts[0].isascii()
+                    and step.parts[0].isdigit()
+                ):
                     return int(step.parts[0])
         return start
 
@@ -384,4 +389,6 @@ def _column(values: list[int | str | None]) -> I64 | tuple[str, ...] | None:
 
 def _key_text(steps: tuple[Name, ...], counted: tuple[bool, ...], choice: int) -> str:
     texts = [name_text(step, 0, choice) for step in steps]
-    return "/".join(str(int(t)) if c and t.isdigit() else t for t, c in zip(texts, counted, strict=True))
+    return "/".join(
+        str(int(t)) if c and t.isascii() and t.isdigit() else t for t, c in zip(texts, counted, strict=True)
+    )
