@@ -69,7 +69,10 @@ def test_every_element_goes_to_its_own_tensor() -> None:
         start = lay_out(a, numbered(a, {}))
         graph = build(a, b)
         prove(graph)
-        found = run(order(graph), start)
+        plan = order(graph)
+        for m in plan.moves:  # named as what they are
+            assert [plan.tensors[t] for t in m.tensor.tolist()] == [plan.targets[i].label for i in m.target.tolist()]
+        found = run(plan, start)
         wanted = lay_out(b, numbered(b, {}))
         assert set(found) == set(wanted)
         for place, array in wanted.items():
