@@ -115,3 +115,17 @@ def test_more_than_positions_have_room_for(monkeypatch: pytest.MonkeyPatch) -> N
         build(located("fsdp(dp = 2)"), located("fsdp(dp = 3)"))
     (found,) = caught.value.diagnostics
     assert found.code == "E312" and "stored tensors" in found.message
+
+
+def test_what_is_padding_alone_has_the_dtype_of_its_part() -> None:
+    """Ranks beyond the end of a tensor hold no element whose dtype could be theirs."""
+    text = (
+        "ucpl 1\nmodel m {\n  dim a = 2\n  w : a\n}\n"
+        'layout x(tp) of m {\n  mesh tp\n  file weights = torch "{tp}.pt"\n  w = pad(a, 4)@tp as "w"\n}\n'
+    )
+    a, b = (locate(resolve(load(("m.ucpl", text)), parse_call(call))) for call in ("x(tp = 2)", "x(tp = 4)"))
+    assert [t.dtype for t in order(build(a, b, dtype_of=lambda file, key: "bf16")).targets] == ["bf16"] * 4
+
+    c = locate(resolve(load(("m.ucpl", text.replace("pad(a, 4)@tp", "a@tp"))), parse_call("x(tp = 2)")))
+    mixed = order(build(c, b, dtype_of=lambda file, key: {"0.pt": "bf16", "1.pt": "f32"}[file]))
+    assert [t.dtype for t in mixed.targets] == ["bf16", "f32", "bf16", "bf16"]
