@@ -297,3 +297,15 @@ def test_two_states_that_are_written_in_each_other_s_place() -> None:
     code, message = refused(planted(graph, runs))
     assert code == "E340"
     assert message == "exp_avg of wte[0, 0] is brought to the place of exp_avg_sq of wte[0, 0]"
+
+
+def test_a_state_that_is_stored_otherwise_is_not_proved_by_another() -> None:
+    """Two states share a node's table, and one of them lies elsewhere: what is proved of the first says nothing of it."""
+    graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
+    part = next(p for p in graph.target.parts if p.state == "exp_avg_sq" and len(p.folded) > 1)
+    offset = part.folded.offset.copy()
+    offset[0] += 1
+    moved = evolve(part, folded=part.folded.replace(offset=offset))
+    parts = tuple(moved if p is part else p for p in graph.target.parts)
+    code, message = refused(evolve(graph, target=evolve(graph.target, parts=parts)))
+    assert code in ("E340", "E344", "E345") and "exp_avg_sq" in message
