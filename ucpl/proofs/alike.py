@@ -106,9 +106,15 @@ def _same_parts(placement: Placement, state: str, first: str, stands: Stands) ->
         x.folded is y.folded
         and x.is_alias == y.is_alias
         and (stands[n] is None) == (stands[m] is None)
+        and _hidden(stands[n]) == _hidden(stands[m])
         and len(x.homes) == len(y.homes)
         for (n, x), (m, y) in zip(a, b, strict=True)
     )
+
+
+def _hidden(stand: Stand | None) -> list[bool] | None:
+    """Which tensors of a part have another one's storage: nothing fills those by themselves."""
+    return None if stand is None or stand.hidden is None else [bool(h) for h in stand.hidden]
 
 
 def _at_their_distance(
