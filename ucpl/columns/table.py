@@ -68,7 +68,10 @@ class Table:
 
     def take(self, rows: I64 | Bools | slice) -> Self:
         """Some rows, in the order asked for."""
-        return type(self)(**{name: array[rows] for name, array in self.arrays().items()})
+        if isinstance(rows, slice):
+            return type(self)(**{name: array[rows] for name, array in self.arrays().items()})
+        numbers = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return type(self)(**{name: array.take(numbers, axis=0) for name, array in self.arrays().items()})
 
     def sort(self, *keys: Array) -> Self:
         """Rows by the first key, then the second, and so on; rows that are equal keep their order."""

@@ -12,7 +12,7 @@ import networkx as nx
 import numpy as np
 from attrs import define, field, frozen
 
-from ucpl.columns import I64
+from ucpl.columns import I64, distinct
 from ucpl.columns.operations import Fill, Read, Write
 from ucpl.errors import Label, fail
 from ucpl.extents import Key
@@ -181,7 +181,9 @@ class _Drawing:
         firsts = choose(kept.replace(policy=np.zeros_like(kept.policy)), there.is_alias, there)
         covered(route.lanes.state, wanted, (rows, chosen), here, "E308", "source")
         covered(route.lanes.state, wanted, (kept, firsts), there, "E309", "target")
-        is_first = np.isin(kept.offset, firsts.primary.offset)
+        is_first = np.ones(len(kept), dtype=np.bool_)
+        if len(firsts.copies):
+            is_first = np.isin(kept.offset, firsts.primary.offset)
         splits = []
         for n in targets:
             mine = kept.part == n
@@ -211,8 +213,7 @@ class _Drawing:
         if self.source is self.target:
             return
         p = part.folded.take(part.folded.policy == POLICIES.index("sum"))
-        boxes = np.concatenate([p.tensor[:, None], p.low, p.high], axis=1)
-        if len(np.unique(boxes, axis=0)) < len(boxes):
+        if len(distinct([p.tensor, *p.low.T, *p.high.T])) < len(p):
             fail(
                 "E311",
                 f"{part.state} of `{part.label}` would be written as partial sums",

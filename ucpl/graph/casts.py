@@ -5,10 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-import numpy as np
 from attrs import define, evolve
 
-from ucpl.columns import expanded
+from ucpl.columns import distinct, expanded
 from ucpl.columns.operations import Read, Write
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, StoredTensor
@@ -87,7 +86,8 @@ class _Settler:
 
     def lane(self, joint: Joint, moves: Joined, number: int) -> None:
         first, lane = joint.lanes[0], joint.lanes[number]
-        for s, t in np.unique(np.stack([moves.source_part, moves.target_part], 1), axis=0).tolist():
+        pairs = distinct([moves.source_part, moves.target_part])
+        for s, t in zip(moves.source_part[pairs].tolist(), moves.target_part[pairs].tolist(), strict=True):
             read = self.graph.reads[lane.sources[first.sources.index(s)]]
             target = lane.targets[first.targets.index(t)]
             write = self.graph.writes[target]
@@ -107,8 +107,9 @@ class _Settler:
         """Pairs of stored tensors between which elements move."""
         source, target = self.graph.spaces
         each = expanded(moves, source, target)
-        pairs = np.unique(np.stack([source.home(each.source), target.home(each.target)], 1), axis=0)
-        yield from ((int(s), int(t)) for s, t in pairs.tolist())
+        homes = source.home(each.source), target.home(each.target)
+        pairs = distinct(homes)
+        yield from zip(homes[0][pairs].tolist(), homes[1][pairs].tolist(), strict=True)
 
     def pair(
         self, state: str, source: int, target: int, part: int, derived: bool, whole: tuple[Read, Write] | None = None

@@ -47,15 +47,19 @@ def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
     if n == 0:
         return Chosen(rows, rows, rows)
     # A copy under `any` gives way to one that counts.
-    order = np.lexsort((np.arange(n), rows.policy == ANY, is_alias[rows.part]))
-    rows = rows.take(order)
+    later = is_alias[rows.part] * 2 + (rows.policy == ANY)
+    if later.any():
+        rows = rows.take(np.argsort(later, kind="stable"))
     # Equal boxes have equal marks: they stand side by side, in the order of rows. That they are equal is looked at below.
-    by_box = np.argsort(_marks(rows), kind="stable")
+    marks = _marks(rows)
+    by_box = np.argsort(marks, kind="stable")
     same = np.zeros(n, dtype=bool)
-    same[1:] = (
-        (rows.tensor[by_box[1:]] == rows.tensor[by_box[:-1]])
-        & (rows.low[by_box[1:]] == rows.low[by_box[:-1]]).all(axis=1)
-        & (rows.high[by_box[1:]] == rows.high[by_box[:-1]]).all(axis=1)
+    near = np.flatnonzero(marks[by_box[1:]] == marks[by_box[:-1]])
+    one, other = by_box[near], by_box[near + 1]
+    same[near + 1] = (
+        (rows.tensor[one] == rows.tensor[other])
+        & (rows.low[one] == rows.low[other]).all(axis=1)
+        & (rows.high[one] == rows.high[other]).all(axis=1)
     )
     group = np.cumsum(~same) - 1
     group_of = np.empty(n, dtype=np.int64)
@@ -67,12 +71,12 @@ def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
     if rows.policy.any():
         np.maximum.at(policy_of, group_of, rows.policy)
     if not is_first.all():
-        later = np.flatnonzero(~is_first)
-        first = first_of[group_of[later]]
+        copy = np.flatnonzero(~is_first)
+        first = first_of[group_of[copy]]
         number = stored.replica(rows)
-        clash_ = np.flatnonzero((rows.part[later] == rows.part[first]) & (number[later] == number[first]))
+        clash_ = np.flatnonzero((rows.part[copy] == rows.part[first]) & (number[copy] == number[first]))
         if len(clash_):
-            i = int(later[clash_[0]])
+            i = int(copy[clash_[0]])
             stored.overlap(rows, int(first[clash_[0]]), i, rows.low[i])
     # A mean or a sum is over the members that ask for it or say nothing; those under `any` do not count.
     accumulates = np.bincount(group_of, weights=(rows.policy == 1) | (rows.policy == 2)) > 0

@@ -51,9 +51,8 @@ class Boxes:
         return out
 
     def take(self, rows: I64 | Mask) -> Boxes:
-        return Boxes(
-            self.move[rows], self.piece[rows], self.low[rows], self.high[rows], self.begin[rows], self.step[rows]
-        )
+        at = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return Boxes(*(getattr(self, f).take(at, axis=0) for f in FIELDS))
 
 
 FIELDS = ("move", "piece", "low", "high", "begin", "step")
@@ -155,26 +154,62 @@ def positions_of(offset: I64, shape: I64, stride: I64) -> I64:
 
 
 def joined_boxes(tables: list[Boxes], k: int) -> Boxes:
+    some = [t for t in tables if len(t)]
+    if len(some) == 1:
+        return some[0]
     none = Boxes(*(np.zeros((0, k) if f in ("low", "high", "step") else 0, np.int64) for f in FIELDS))
-    return Boxes(*(np.concatenate([getattr(t, f) for t in (none, *tables)]) for f in FIELDS))
+    return Boxes(*(np.concatenate([getattr(t, f) for t in (none, *some)]) for f in FIELDS))
 
 
 def distinct_boxes(boxes: Boxes) -> Boxes:
     """One of each box of each piece."""
     if not len(boxes):
         return boxes
-    _, first = np.unique(
-        np.concatenate([boxes.piece[:, None], boxes.low, boxes.high], axis=1), axis=0, return_index=True
-    )
-    return boxes.take(first.astype(np.int64))
+    order, fresh = ordered([boxes.piece, *boxes.low.T, *boxes.high.T])
+    return boxes if fresh.all() else boxes.take(order[fresh])
+
+
+def ordered(columns: list[I64]) -> tuple[I64, Mask]:
+    """Rows in the order of the first column, then the next, and so on; and which of them are unlike the row before."""
+    n = len(columns[0])
+    keys: list[I64] = []
+    top = 1 << 62
+    for column in columns:  # as many columns as fit are one key: each is a digit of it
+        least = int(column.min()) if n else 0
+        width = int(column.max()) - least + 1 if n else 1
+        if width == 1:
+            continue
+        if top * width >= 1 << 62:
+            keys.append(column - least)
+            top = width
+        else:
+            keys[-1] = keys[-1] * width + (column - least)
+            top *= width
+    order = np.lexsort(tuple(reversed(keys))) if keys else np.arange(n)
+    fresh = np.zeros(n, dtype=bool)
+    fresh[:1] = True
+    for key in keys:
+        sorted_key = key[order]
+        fresh[1:] |= sorted_key[1:] != sorted_key[:-1]
+    return order, fresh
 
 
 def box_of(pieces: Pieces) -> tuple[I64, I64]:
     """Each piece in logical dims."""
-    low, high = np.empty_like(pieces.low), np.empty_like(pieces.low)
-    np.put_along_axis(low, pieces.dim, pieces.low, 1)
-    np.put_along_axis(high, pieces.dim, pieces.low + pieces.size, 1)
+    low, high = in_dims(pieces.dim, pieces.low, pieces.low + pieces.size)
     return low, high
+
+
+def in_dims(dim: I64, *columns: I64) -> list[I64]:
+    """Columns put where `dim` says that they stand: (N, K) each."""
+    n, k = dim.shape
+    place = (dim + k * np.arange(n)[:, None]).ravel()
+    out = []
+    for column in columns:
+        flat = np.empty(n * k, dtype=np.int64)
+        flat[place] = column.ravel()
+        out.append(flat.reshape(n, k))
+    return out
 
 
 def pairs_in(boxes: Boxes) -> tuple[I64, I64]:
@@ -188,22 +223,22 @@ def pairs(group: I64, low: I64, high: I64) -> tuple[I64, I64]:
     if n < 2:
         return empty, empty
     # Dims along which every box of a group is one index wide tell boxes apart at once: they are part of the group.
-    _, group = np.unique(group, return_inverse=True)
-    wide = np.zeros((int(group.max()) + 1, k), dtype=bool)
+    by_group, new = ordered([group])
+    dense = np.empty(n, dtype=np.int64)
+    dense[by_group] = np.cumsum(new) - 1
+    wide = np.zeros((int(dense.max()) + 1, k), dtype=bool)
     for c in range(k):
-        wide[:, c] = np.bincount(group, weights=high[:, c] - low[:, c] != 1) > 0
-    columns = [np.where(wide[group, c], 0, low[:, c]) for c in range(k)]
-    order = np.lexsort((*columns, group))
-    new = np.ones(n, dtype=bool)
-    new[1:] = group[order][1:] != group[order][:-1]
-    for column in columns:
-        new[1:] |= column[order][1:] != column[order][:-1]
+        wide[dense[high[:, c] - low[:, c] != 1], c] = True
+    order, new = ordered([dense, *(np.where(wide[dense, c], 0, low[:, c]) for c in range(k))])
     number = np.cumsum(new) - 1  # of each ordered row
+    crowd = np.bincount(number)[number] > 1
+    order, number = order[crowd], number[crowd]  # a box that is alone in its group meets none
+    n = len(order)
+    if not n:
+        return empty, empty
     most, best = np.zeros(int(number[-1]) + 1, dtype=np.int64), np.zeros(int(number[-1]) + 1, dtype=np.int64)
-    for c in range(k):
-        by = np.lexsort((low[order, c], number))
-        fresh = np.ones(n, dtype=bool)
-        fresh[1:] = (number[by][1:] != number[by][:-1]) | (low[order, c][by][1:] != low[order, c][by][:-1])
+    for c in np.flatnonzero(wide.any(axis=0)).tolist():
+        by, fresh = ordered([number, low[order, c]])
         distinct = np.bincount(number[by][fresh], minlength=len(most))
         best = np.where(distinct > most, c, best)
         most = np.maximum(most, distinct)

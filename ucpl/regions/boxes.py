@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-I64 = NDArray[np.int64]
+from ucpl.columns import I64, Bools, distinct, numbered
 
 PAIRS_AT_ONCE = 4_000_000
+SAMPLE = 1 << 14  # boxes
 
 
 def overlaps(
@@ -30,24 +31,25 @@ def overlaps(
         k = 1
     # Dims along which every box of a group is one index wide are part of the key; of the others, one is swept.
     wide = np.zeros((groups, k), dtype=bool)
-    best = np.zeros((groups, k), dtype=np.int64)
     for c in range(k):
         for group, low, high in ((group_a, low_a, high_a), (group_b, low_b, high_b)):
-            wide[:, c] |= np.bincount(group, weights=high[:, c] - low[:, c] != 1, minlength=groups) > 0
-        if wide[:, c].any():  # how many places boxes begin at: the dim with the most tells most of them apart
-            best[:, c] = _distinct(
-                np.concatenate([group_a, group_b]), np.concatenate([low_a[:, c], low_b[:, c]]), groups
-            )
-    best[~wide] = 0
-    sweep = best.argmax(axis=1)
+            wide[group[high[:, c] - low[:, c] != 1], c] = True
+    sweep = _swept(np.concatenate([group_a, group_b]), np.concatenate([low_a, low_b]), wide)
     point_a, point_b = ~wide[group_a], ~wide[group_b]
-    columns_a = [np.where(point_a[:, c], low_a[:, c], 0) for c in range(k)]
-    columns_b = [np.where(point_b[:, c], low_b[:, c], 0) for c in range(k)]
-    key_a, key_b = _keys([group_a, *columns_a], [group_b, *columns_b])
+    columns = [np.concatenate([group_a, group_b]).astype(np.int64)]
+    for c in range(k):
+        columns.append(
+            np.concatenate([np.where(point_a[:, c], low_a[:, c], 0), np.where(point_b[:, c], low_b[:, c], 0)])
+        )
+    key = numbered(columns)
+    key_a, key_b = key[:n], key[n:]
     start_a, stop_a = low_a[np.arange(n), sweep[group_a]], high_a[np.arange(n), sweep[group_a]]
     start_b, stop_b = low_b[np.arange(m), sweep[group_b]], high_b[np.arange(m), sweep[group_b]]
     top = int(max(stop_a.max(), stop_b.max())) + 2
     keys = int(max(key_a.max(), key_b.max())) + 1
+    if keys * top >= 1 << 62:
+        _, key = np.unique(key, return_inverse=True)
+        key_a, key_b, keys = key[:n], key[n:], int(key.max()) + 1
     if keys * top >= 1 << 62:  # compress positions to their ranks
         values = np.unique(np.concatenate([start_a, stop_a, start_b, stop_b]))
         start_a, stop_a, start_b, stop_b = (np.searchsorted(values, v) for v in (start_a, stop_a, start_b, stop_b))
@@ -77,35 +79,23 @@ def overlaps(
     return np.concatenate(found_i), np.concatenate(found_j)
 
 
-def _distinct(group: I64, value: I64, groups: int) -> I64:
-    """How many different values each group has."""
-    value = value - value.min()
-    span = int(value.max()) + 1
-    if groups * span >= 1 << 62:
-        _, value = np.unique(value, return_inverse=True)
-        span = int(value.max()) + 1
-    found = np.unique(group.astype(np.int64) * span + value)
-    return np.bincount(found // span, minlength=groups)[:groups]
+def _swept(group: I64, low: I64, wide: Bools) -> I64:
+    """Of each group the dim that is swept: of those where its boxes are wide, the one with the most places to begin at.
 
-
-def _keys(columns_a: list[NDArray[Any]], columns_b: list[NDArray[Any]]) -> tuple[I64, I64]:
-    """One dense number per distinct row of columns, the same in a and in b."""
-    n = len(columns_a[0])
-    number = np.zeros(n + len(columns_b[0]), dtype=np.int64)
-    for a, b in zip(columns_a, columns_b, strict=True):
-        both = np.concatenate([a, b]).astype(np.int64)
-        if both.min() == both.max():
-            continue
-        low = both - both.min()
-        width = int(low.max()) + 1
-        if (int(number.max()) + 1) * width >= 1 << 62:
-            _, number = np.unique(number, return_inverse=True)
-        if (int(number.max()) + 1) * width >= 1 << 62:
-            _, low = np.unique(low, return_inverse=True)
-            width = int(low.max()) + 1
-        number = number * width + low
-    _, number = np.unique(number, return_inverse=True)
-    return number[:n], number[n:]
+    Any wide dim will do; this one leaves the fewest pairs to look at. So of many boxes a sample decides: groups that it
+    misses are small.
+    """
+    groups, k = wide.shape
+    most = np.zeros((groups, k), dtype=np.int64)
+    choice = wide.sum(axis=1) > 1
+    which = np.flatnonzero(choice[group])
+    which = which[:: 1 + len(which) // SAMPLE]
+    of_group = group[which]
+    for c in range(k) if len(which) else ():
+        rows = distinct([of_group, low[which, c]])
+        most[:, c] = np.bincount(of_group[rows], minlength=groups)
+    sweep: I64 = np.where(wide, most + 1, 0).argmax(axis=1)
+    return sweep
 
 
 def subtract(low: I64, high: I64, others_low: I64, others_high: I64) -> list[tuple[I64, I64]]:

@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 from attrs import define, field, frozen
 
-from ucpl.columns import I64
+from ucpl.columns import I64, distinct
 from ucpl.columns.blocks import CHOICE, COORDINATE, Block, Slot
 from ucpl.extents import Key
 from ucpl.regions.homes import Homes
@@ -136,8 +136,13 @@ def _codes(block: Block, axis: int) -> list[tuple[str, ...]] | I64:
     return np.stack(columns, axis=1) if columns else np.zeros((count, 0), dtype=np.int64)
 
 
-def _rows(tables: list[list[tuple[str, ...]] | I64]) -> set[tuple[object, ...]]:
-    return {tuple(row) for table in tables for row in (table if isinstance(table, list) else table.tolist())}
+def _different(tables: list[list[tuple[str, ...]] | I64]) -> int:
+    """How many different rows the tables have."""
+    numbers = [t for t in tables if not isinstance(t, list)]
+    if len(numbers) == len(tables):
+        columns = list(np.concatenate(numbers).T)
+        return len(distinct(columns)) if len(columns) else min(1, sum(len(t) for t in tables))
+    return len({tuple(row) for table in tables for row in (table if isinstance(table, list) else table.tolist())})
 
 
 def _are_distinct(blocks: tuple[Block, ...]) -> bool:
@@ -150,7 +155,7 @@ def _are_distinct(blocks: tuple[Block, ...]) -> bool:
     over_all = False
     for of_axis in tables:
         counts = [len(t) for t in of_axis]
-        if any(len(_rows([t])) != n for t, n in zip(of_axis, counts, strict=True)):
+        if any(_different([t]) != n for t, n in zip(of_axis, counts, strict=True)):
             return False
-        over_all = over_all or len(blocks) == 1 or len(_rows(of_axis)) == sum(counts)
+        over_all = over_all or len(blocks) == 1 or _different(of_axis) == sum(counts)
     return over_all

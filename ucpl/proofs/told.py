@@ -1,0 +1,135 @@
+"""What a proof is about, as tables: the pieces of both sides, and all moves of a graph. And how its elements are called."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ucpl.extents import Shelves, key_text
+from ucpl.graph import Graph
+from ucpl.proofs.alike import followers, placed
+from ucpl.proofs.joins import I64, Boxes, Mask, Moves, Pieces
+from ucpl.regions import Placement, element_name
+
+__all__ = ["Told"]
+
+
+class Told:
+    """A graph as the proof sees it. States that are stored and moved just as another one is are left out: see `followers`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.number = {path: i for i, path in enumerate(graph.target.tensors)}
+        parts = (*graph.source.parts, *graph.target.parts)
+        self.k = max([1, *(p.folded.low.shape[1] for p in parts)])
+        self.bits = tuple(space.bits for space in graph.spaces)
+        self.stands = (placed(graph.source, graph.sources), placed(graph.target, graph.targets))
+        # What is proved of a state holds for those that are stored and moved just as it is.
+        self.flows = graph.flows
+        self.led = followers(graph, self.flows, self.stands)
+        self.states = list(dict.fromkeys([p.state for p in parts] + [x.state for f in self.flows for x in f.lanes]))
+        self.source = self._pieces(0, graph.source, {lane.origin for lane in self.led})
+        self.target = self._pieces(1, graph.target, {lane.state for lane in self.led})
+        self.moves = self._table()
+
+    @property
+    def sides(self) -> tuple[Pieces, Pieces]:
+        return self.source, self.target
+
+    # ---- tables ----------------------------------------------------------------------------------------------------------
+
+    def _pieces(self, side: int, placement: Placement, led: set[str]) -> Pieces:
+        k, one = self.k, 1 << self.bits[side]
+        blank = ("low", "high", "stride")
+        wide: dict[str, list[I64]] = {n: [] for n in ("offset", "tensor", "state", "policy", *blank)}
+        common = np.array([self.number.get(p, -1) for p in placement.tensors] or [-1], dtype=np.int64)
+        for part, stand in zip(placement.parts, self.stands[side], strict=True):
+            if stand is None or part.state in led:
+                continue
+            p = part.folded
+            if stand.hidden is not None:  # second names, whose storage another tensor is
+                p = part.pieces.take(~stand.hidden[part.pieces.home])
+            if not len(p):
+                continue
+            missing = k - p.low.shape[1]
+            wide["offset"].append((p.home + stand.first) * one + p.offset)
+            wide["tensor"].append(common[p.tensor])
+            wide["state"].append(np.full(len(p), self.states.index(part.state)))
+            wide["policy"].append(p.policy)
+            for name, array, fill in (
+                ("low", p.low, 0),
+                ("high", p.high, 1),
+                ("stride", p.stride + p.home_stride * one, 0),
+            ):
+                wide[name].append(np.pad(array, ((0, 0), (0, missing)), constant_values=fill))
+        empty = {n: np.zeros((0, k) if n in blank else 0, dtype=np.int64) for n in wide}
+        flat = {n: np.concatenate(v) if v else empty[n] for n, v in wide.items()}
+        keep = np.flatnonzero((flat["high"] > flat["low"]).all(axis=1))
+        order = keep[np.argsort(flat["offset"][keep], kind="stable")]
+        flat = {n: v.take(order, axis=0) for n, v in flat.items()}
+        size = flat["high"] - flat["low"]
+        stride = np.where(size > 1, flat["stride"], 0)
+        dim = np.argsort(-stride, axis=1, kind="stable")
+        size, stride, low = (np.take_along_axis(a, dim, 1) for a in (size, stride, flat["low"]))
+        last = flat["offset"] + ((size - 1) * stride).sum(axis=1) + 1
+        return Pieces(flat["offset"], last, flat["tensor"], flat["state"], flat["policy"], size, stride, dim, low)
+
+    def _table(self) -> Moves:
+        """The moves of every state that is not led by another one."""
+        found = [
+            (
+                flow.kind,
+                self.states.index(lane.state),
+                flow.moves,
+                lane.source << self.bits[0],
+                lane.target << self.bits[1],
+            )
+            for flow in self.flows
+            for lane in flow.lanes
+            if lane not in self.led and len(flow.moves)
+        ]
+        d = max([1, *(m.shape.shape[1] for _, _, m, _, _ in found)])
+
+        def wide(arrays: list[I64]) -> I64:
+            rows = [np.pad(a, ((0, 0), (0, d - a.shape[1])), constant_values=1) for a in arrays]
+            out: I64 = np.concatenate(rows or [np.zeros((0, d), np.int64)])
+            return out
+
+        def flat(arrays: list[I64]) -> I64:
+            out: I64 = np.concatenate(arrays or [np.zeros(0, np.int64)])
+            return out
+
+        counts = [len(m) for _, _, m, _, _ in found]
+        return Moves(
+            np.repeat(np.array([kind for kind, *_ in found] or ["copy"]), counts or [0]),
+            np.repeat(np.array([state for _, state, *_ in found] or [0], dtype=np.int64), counts or [0]),
+            (flat([m.source + s for _, _, m, s, _ in found]), flat([m.target + t for _, _, m, _, t in found])),
+            (wide([m.source_stride for _, _, m, _, _ in found]), wide([m.target_stride for _, _, m, _, _ in found])),
+            wide([m.shape for _, _, m, _, _ in found]),
+        )
+
+    # ---- what is said of it ----------------------------------------------------------------------------------------------
+
+    def is_origin(self, have: I64, want: I64) -> Mask:
+        """Whether a state of the source may fill a state of the target: its own, or one that is derived from it."""
+        allowed = np.eye(len(self.states), dtype=bool)
+        for d in self.graph.source.layout.derived:
+            if d.state in self.states and d.source in self.states:
+                allowed[self.states.index(d.source), self.states.index(d.state)] = True
+        out: Mask = allowed[have, want]
+        return out
+
+    def place(self, side: int, position: int) -> tuple[tuple[str, str], int]:
+        """File and key of the stored tensor that a position is of, and where in that it is."""
+        stored: Shelves = (self.graph.sources, self.graph.targets)[side]
+        home, at = divmod(position, 1 << self.bits[side])
+        tensor = stored[min(max(home, 0), len(stored) - 1)]
+        return (tensor.file, key_text(tensor.key)), at
+
+    def name_at(self, boxes: Boxes, n: int, pieces: Pieces) -> str:
+        found = np.flatnonzero(boxes.begin == n)
+        return self.name(pieces, int(boxes.piece[found[0]]), boxes.low[found[0]]) if len(found) else "an element"
+
+    def name(self, pieces: Pieces, piece: int, index: I64) -> str:
+        path = self.graph.target.tensors[int(pieces.tensor[piece])]
+        element = element_name(self.graph.target.layout, path, tuple(index.tolist()))
+        return f"{self.states[int(pieces.state[piece])]} of {element}"
