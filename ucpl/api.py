@@ -18,7 +18,7 @@ from ucpl.conversion.opening import load_plan, open_for
 from ucpl.conversion.opening import open_checkpoint as open_headers
 from ucpl.conversion.planning import Asked, make_plan, prepare
 from ucpl.conversion.running import MEMORY, WORKERS, refuse_existing, run
-from ucpl.conversion.sides import Side
+from ucpl.conversion.side import Side
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 

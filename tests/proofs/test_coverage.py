@@ -104,6 +104,21 @@ def test_any_shift_of_what_is_stored_alike_is_found(pair: tuple[Example, Example
     assert refused(evolve(graph, net=nx.relabel_nodes(graph.net, {node: other})))[0] in ("E340", "E344")
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_proof_in_parts_says_what_one_in_one_part_says(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Of many moves a part at a time is looked at: none is left out between two parts, and the last one counts."""
+    graph = joined()
+    runs = told(graph)
+    monkeypatch.setattr("ucpl.proofs.coverage.AT_ONCE", at_once)
+    monkeypatch.setattr("ucpl.proofs.moved.AT_ONCE", at_once)
+    prove(graph)
+    for i, of_kind in enumerate(runs):
+        for row in range(len(of_kind)):
+            moved = of_kind.source_offset.copy()
+            moved[row] += 1
+            assert refused(changed(graph, i, source_offset=moved))[0] in ("E340", "E344")
+
+
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_state_that_is_told_with_another_and_lies_elsewhere(side: str) -> None:
     """One lane of a table that stands for two states is moved by one stored tensor."""

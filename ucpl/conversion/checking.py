@@ -12,7 +12,7 @@ from attrs import define, evolve, field, frozen
 
 from ucpl.conversion.given import Called, Given
 from ucpl.conversion.planning import closed_call
-from ucpl.conversion.sides import located
+from ucpl.conversion.side import located
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.layout import Library, load
 from ucpl.syntax import nodes, parse

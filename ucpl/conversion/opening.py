@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.conversion.given import Called, Config, Given, called
+from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
 from ucpl.texts import is_endless, json_object, read_text
 
@@ -25,7 +26,6 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
 
     Raises: UcplError, exit 3.
     """
-    from ucpl.conversion.sides import located
     from ucpl.stores.generic import NAME, open_files
     from ucpl.stores.registry import open_checkpoint as read
 

@@ -11,7 +11,8 @@ from attrs import evolve, frozen
 
 from ucpl.conversion.given import Called, Given, called, is_checkpoint, library_of
 from ucpl.conversion.opening import open_checkpoint
-from ucpl.conversion.sides import Side, sides
+from ucpl.conversion.side import Side
+from ucpl.conversion.sides import sides
 from ucpl.conversion.training import demand_same_training
 
 if TYPE_CHECKING:

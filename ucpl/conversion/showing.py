@@ -9,8 +9,9 @@ from attrs import evolve
 
 from ucpl.conversion.given import Given, called, is_checkpoint
 from ucpl.conversion.opening import open_checkpoint
-from ucpl.conversion.sides import Side, sides, source_side, target_side
-from ucpl.conversion.sides import located as side_of
+from ucpl.conversion.side import Side
+from ucpl.conversion.side import located as side_of
+from ucpl.conversion.sides import sides, source_side, target_side
 
 if TYPE_CHECKING:
     from ucpl.regions import Placement

@@ -13,7 +13,7 @@ from ucpl.errors import Label, fail
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Inherited
-    from ucpl.conversion.sides import Side
+    from ucpl.conversion.side import Side
     from ucpl.layout import Layout
 
 __all__ = ["demand_same_training", "training_of"]

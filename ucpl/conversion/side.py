@@ -1,0 +1,68 @@
+"""One side of a plan: a layout, resolved and located, and what it was made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+
+from ucpl.conversion.given import Called, Given
+
+if TYPE_CHECKING:
+    from ucpl.frontends.parallel import Note
+    from ucpl.frontends.sizes import Found
+    from ucpl.layout import Layout, Library
+    from ucpl.regions import Placement
+    from ucpl.regions.flats import Stated
+    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.syntax import nodes
+
+__all__ = ["Side", "located"]
+
+
+@frozen(eq=False)
+class Side:
+    """One side of a plan: a located layout, and what it was made of."""
+
+    called: Called
+    given: Given
+    placement: Placement
+    checkpoint: Checkpoint | None = None  # of a source: what its layers and experts are
+    found: Found = field(factory=dict)  # sizes that the spec leaves open, from a checkpoint's shapes
+
+    @property
+    def library(self) -> Library:
+        return self.called.library
+
+    @property
+    def layout(self) -> Layout:
+        return self.placement.layout
+
+    @property
+    def model(self) -> nodes.Model | None:
+        """What it is over: the model of its own, or the one given."""
+        return self.given.model if self.called.is_of_any else self.called.model()
+
+
+def located(
+    one: Called,
+    given: Given,
+    *,
+    rank: int | None = None,
+    stated: Stated | None = None,
+    notes: tuple[Note, ...] = (),
+) -> Side:
+    """A layout resolved and located: as all ranks have it, or one."""
+    from ucpl.layout import resolve
+    from ucpl.regions import locate
+
+    layout = resolve(
+        one.library,
+        one.call,
+        model=given.model if one.is_of_any else None,
+        config=given.config,
+        define_sizes=given.sizes,
+        inherited=given.inherited,
+        notes=notes,
+    )
+    return Side(one, given, locate(layout, rank=rank, stated=stated))
