@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,10 @@ import torch
 
 import ucpl as package
 from tests.cli.command import FIXTURES, ROOT, alone, digest, good, ucpl
+from ucpl import syntax
 from ucpl.cli import main
 from ucpl.cli.verbs import VERBS
+from ucpl.syntax.cache import cache_folder
 
 SOURCE = FIXTURES / "z1_dp4"
 HEAVY = ("torch", "rich", "hypothesis", "networkx")
@@ -160,17 +163,86 @@ def calls_of(code: str, *argv: str) -> int:
     return int(done.stderr.split()[-1])
 
 
-def test_check_and_plan_start_with_little_more_than_the_base(tmp_path: Path) -> None:
-    """As a ratio to the imports that the project stands on. In seconds it is below two: docs/PERFORMANCE.md."""
+@pytest.fixture
+def tables_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that holds the parser's tables, and no tree of any text."""
+    syntax.parse("ucpl 1\n")  # the tables are kept
+    (tmp_path / "cache").mkdir(mode=0o700)
+    known = cache_folder()
+    for path in known.glob("tables-*.json") if known else ():
+        shutil.copy(path, tmp_path / "cache")
+    monkeypatch.setenv("UCPL_CACHE", str(tmp_path / "cache"))
+
+
+def test_verbs_start_with_little_more_than_the_base(tmp_path: Path, tables_alone: None) -> None:
+    """As a ratio to the imports that the project stands on, in calls. In seconds: docs/PERFORMANCE.md."""
     spec = tmp_path / "spec.ucpl"
-    good("infer", SOURCE, "-o", spec)
     code = "import sys; from ucpl.cli import main; sys.exit(main())"
+    good("infer", SOURCE, "-o", spec)
     check = ("check", "specs/deepspeed.ucpl", "specs/plain.ucpl")
     planned = ("plan", "--from", "zero1(dp=4)", "--to", "zero3(dp=3)", "--model", f"{spec}:checkpoint")
-    calls_of(code, *check)  # the parser's tables are kept
+    convert = ("convert", str(SOURCE), str(tmp_path / "target"), "--to", "zero1(dp=3)", "--force")
     base = calls_of("import lark, attrs, numpy, networkx")
-    for argv in (check, planned):
-        assert calls_of(code, *argv) <= 4 * base, argv[0]
+    limits = {check: (3.5, 1.5), planned: (3.5, 2.2), convert: (3.5, 3.0), ("inspect", str(SOURCE)): (1.2, 1.2)}
+    for argv, (new, again) in limits.items():
+        assert calls_of(code, *argv) <= new * base, argv[0]  # texts that were never read before
+        assert calls_of(code, *argv) <= again * base, argv[0]
+
+
+# What no verb imports that ends without an error, and what each leaves to the others.
+NEVER = frozenset(
+    {
+        "torch",
+        "rich",
+        "hypothesis",
+        "asyncio",
+        "multiprocessing",
+        "fsspec",
+        "transformers",
+        "deepspeed",
+        "tomllib",
+        "scipy",
+    }
+    | {
+        "lark",
+        "interegular",
+        "pandas",
+        "ucpl.testing",
+        "ucpl.frontends.hf",
+        "ucpl.frontends.stages",
+        "ucpl.syntax.slips",
+    }
+    | {"ucpl.proofs.witnesses", "ucpl.proofs.compare"}
+)
+NOTHING_RUNS = frozenset({"ucpl.runtime", "xxhash", "concurrent.futures"})
+NOTHING_IS_PLANNED = frozenset(
+    {"networkx", "importlib.metadata", "email", "ucpl.graph", "ucpl.schedule", "ucpl.proofs.coverage"}
+)
+NO_TEXT = frozenset({"ucpl.syntax", "ucpl.layout", "ucpl.regions", "ucpl.frontends"})
+NO_FILES = frozenset({"ucpl.stores.registry", "ucpl.stores.deepspeed", "ucpl.stores.zips"})
+
+
+def test_a_verb_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.ucpl"
+    good("infer", SOURCE, "-o", spec)
+    stages = {"ucpl.frontends.stages"}  # a layout of any model may be called at a degree of stages
+    budgets: dict[tuple[object, ...], frozenset[str]] = {
+        ("--help",): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT | NO_FILES | {"numpy", "ucpl.conversion"},
+        ("explain", "E500"): NEVER - {"tomllib"} | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT | NO_FILES | {"numpy"},
+        ("check", spec): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_FILES | {"ucpl.frontends.parallel"},
+        ("inspect", SOURCE): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT,
+        ("infer", SOURCE): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | {"ucpl.frontends.parallel"},
+        ("show", f"{spec}:stored()"): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_FILES,
+        ("plan", "--from", f"{spec}:stored()", "--to", f"{spec}:stored()"): (NEVER | NOTHING_RUNS | NO_FILES) - stages,
+        ("plan", "--from", SOURCE, "--to", "zero3(dp=3)"): (NEVER | NOTHING_RUNS) - stages,
+        ("convert", SOURCE, tmp_path / "none", "--to", "zero1(dp=2)", "--dry-run"): (NEVER | NOTHING_RUNS) - stages,
+        ("convert", SOURCE, tmp_path / "target", "--to", "zero1(dp=2)", "--force"): NEVER - stages,
+    }
+    report = REPORT.replace(f"set({HEAVY!r}) & ", "")
+    for argv, unused in budgets.items():
+        assert alone(*argv, code=report).status == 0, argv  # trees of its texts are kept
+        done = alone(*argv, code=report)
+        assert done.status == 0 and sorted(unused & set(done.err.split())) == [], argv
 
 
 # ---- what a terminal sees ---------------------------------------------------------------------------------------------

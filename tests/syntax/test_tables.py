@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ucpl.resources import grammar_text
-from ucpl.syntax import tables
+from ucpl.syntax import cache, tables
 from ucpl.syntax.joiner import LineJoiner
 from ucpl.syntax.recorder import Recorder
 
@@ -28,7 +28,7 @@ VALUES = [
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
 def test_what_goes_in_comes_out(value: object) -> None:
     text = json.dumps(tables._encode(value))
-    assert tables._decode(json.loads(text)) == value
+    assert json.loads(text, object_hook=tables._decoded) == value
 
 
 def test_tuples_become_lists_and_sets_are_in_order() -> None:
@@ -108,13 +108,13 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 def test_where_tables_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("UCPL_CACHE", str(tmp_path))
-    assert tables.cache_folder() == tmp_path
+    assert cache.cache_folder() == tmp_path
     first, other = tables._cache_path("one"), tables._cache_path("two")
     assert first is not None and other is not None and first.parent == tmp_path and first != other
     monkeypatch.setenv("UCPL_CACHE", "")
-    assert tables.cache_folder() is None and tables._cache_path("one") is None
+    assert cache.cache_folder() is None and tables._cache_path("one") is None
     monkeypatch.delenv("UCPL_CACHE")
-    found = tables.cache_folder()
+    found = cache.cache_folder()
     assert found is not None and "ucpl" in found.parts
 
 

@@ -19,6 +19,7 @@ from ucpl.errors import Exit, Label, UcplError, fail
 
 __all__ = ["run"]
 
+GARBAGE = 300_000  # new objects that may be garbage before it is looked for: more than a start makes
 _ASKED = ("E114",)  # what is missing is an argument, wherever the finding points
 _OF_THE_CALLER = ("<command line>", "<call>", "<layout>")  # files of labels that are no files
 
@@ -55,7 +56,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     before = arguments[: next((i for i, a in enumerate(arguments) if not a.startswith("-")), len(arguments))]
     thresholds = gc.get_threshold()
-    gc.set_threshold(100_000, *thresholds[1:])  # imports make many objects and no garbage: a tenth of the start
+    gc.set_threshold(GARBAGE, *thresholds[1:])  # imports make many objects and no garbage: a tenth of the start
     console = Console(json="--json" in arguments, debug="--debug" in arguments, arguments=arguments)
     try:
         rest = arguments[len(before) :]
@@ -83,6 +84,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         console.note(f"internal error: {type(error).__name__}: {error} (run with --debug to see where)")
         return Exit.ANSWER_IS_NO
     finally:
+        if argv is None:
+            gc.freeze()  # this process ends now: nothing is looked for in what the end of it frees at once
         gc.set_threshold(*thresholds)
         console.flush()
 

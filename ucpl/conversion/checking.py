@@ -50,7 +50,7 @@ class Checked:
 def check(name: str, given: Given) -> Checked:
     """Everything that is wrong with a file. A file that cannot be read is a finding, too."""
     try:
-        library = load((name, read_text(Path(name))), read=text_at)
+        library = load((name, read_text(Path(name))), read=text_at, keep=True)
     except UcplError as error:
         return Checked(name, error.diagnostics, (), {})
     file = library.files[name]
@@ -61,7 +61,7 @@ def check(name: str, given: Given) -> Checked:
 
 
 def _trial() -> nodes.Model:
-    trial = parse(_TRIAL, "<trial>").statements[0]
+    trial = parse(_TRIAL, "<trial>", keep=True).statements[0]
     assert isinstance(trial, nodes.Model)
     return trial
 

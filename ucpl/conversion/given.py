@@ -73,8 +73,8 @@ def library_of(path: str | Path) -> Library:
 
     name = str(path).removeprefix("specs/")
     if not os.path.exists(path) and name in dict(spec_files()):  # a shipped one, wherever we are
-        return load((f"specs/{name}", spec_text(name)))
-    return load((str(path), read_text(Path(path))), read=text_at)
+        return load((f"specs/{name}", spec_text(name)), keep=True)
+    return load((str(path), read_text(Path(path))), read=text_at, keep=True)
 
 
 def called(text: str | Called) -> Called:
@@ -86,8 +86,8 @@ def called(text: str | Called) -> Called:
         return text
     head, colon, rest = text.partition(".ucpl:")
     if colon:
-        return Called(library_of(head + ".ucpl"), parse_call(rest))
-    return Called(load(), parse_call(text))
+        return Called(library_of(head + ".ucpl"), parse_call(rest, keep=True))
+    return Called(load(), parse_call(text, keep=True))
 
 
 def is_checkpoint(text: str) -> bool:

@@ -27,17 +27,22 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
 
     Sizes (-D) are those of a spec: what a checkpoint says of itself leaves none open.
     """
-    from ucpl.frontends import parallel
-    from ucpl.frontends.infer import inherited_settings, model_of, stated_of
-    from ucpl.frontends.sizes import sizes_from, with_sizes
-    from ucpl.proofs import fit
-
     given = evolve(given, config=_config_of(checkpoint, given.config), sizes=given.sizes if described else {})
     one = described or own_layout(checkpoint.top, checkpoint.framework)
     if one is None:
         found = infer(checkpoint)
         own = evolve(given, model=found.model, inherited=found.inherited)
         return Side(Called(found.library, found.call), own, found.placement, checkpoint)
+    return _described_side(checkpoint, one, given)
+
+
+def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:
+    """A source as a spec says it, with sizes that the checkpoint gives."""
+    from ucpl.frontends import parallel
+    from ucpl.frontends.infer import inherited_settings, model_of, stated_of
+    from ucpl.frontends.sizes import sizes_from, with_sizes
+    from ucpl.proofs import fit
+
     sizes = sizes_from(checkpoint, one.library, one.call, given.config, given.sizes)
     one = Called(with_sizes(one.library, one.layout.of, sizes), one.call)
     shaped = parallel.with_shapes(checkpoint, one.library, one.call)
@@ -57,10 +62,6 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     source is not tensor parallel, a layout of the user's own that extends zero1 says how tensors are cut. From a pipeline,
     `pp`, `stages` and `partition` deal its layers; from a model with experts, `ep` deals those (frontends/stages).
     """
-    from ucpl.frontends import parallel, stages
-    from ucpl.frontends.sizes import with_sizes
-    from ucpl.regions.sharding import shardings_of
-
     model = given.model or source.model
     given = evolve(
         given,
@@ -73,13 +74,27 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     )
     notes: tuple[Note, ...] = ()
     if source.found:
+        from ucpl.frontends.sizes import with_sizes
+
         one = Called(with_sizes(one.library, one.layout.of, source.found), one.call)
         notes = _notes_of(source.found)
-    if given.model is not None and parallel.is_open(*one):
-        base = parallel.Base(*one, given.model, given.inherited, given.config)
-        made = stages.target(base, source.checkpoint) or parallel.target(base, shardings_of(source.layout))
-        one, notes = Called(made.library, made.call), made.notes
+    if given.model is not None:
+        one, notes = _cut_as_deepspeed(one, source, given, notes)
     return located(one, given, notes=notes)
+
+
+def _cut_as_deepspeed(
+    one: Called, source: Side, given: Given, notes: tuple[Note, ...]
+) -> tuple[Called, tuple[Note, ...]]:
+    """A layout of any model that leaves the cuts open, with those that DeepSpeed would make."""
+    from ucpl.frontends import parallel, stages
+    from ucpl.regions.sharding import shardings_of
+
+    if given.model is None or not parallel.is_open(*one):
+        return one, notes
+    base = parallel.Base(*one, given.model, given.inherited, given.config)
+    made = stages.target(base, source.checkpoint) or parallel.target(base, shardings_of(source.layout))
+    return Called(made.library, made.call), made.notes
 
 
 def sides(

@@ -6,9 +6,8 @@ Every room raises `UcplError`; only `cli` prints it and turns it into an exit st
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import NoReturn
 
 from attrs import field, frozen
@@ -88,10 +87,10 @@ class CodeEntry:
 @cache
 def catalogue() -> dict[str, CodeEntry]:
     """All codes, from the toml files beside this one: `[E101] title=, exit=, meaning=, example=, remedy=`."""
+    import tomllib  # most commands end without an error
+
     found: dict[str, CodeEntry] = {}
-    for item in sorted(resources.files(__package__).joinpath("catalogue").iterdir(), key=lambda p: p.name):
-        if not item.name.endswith(".toml"):
-            continue
+    for item in sorted((Path(__file__).parent / "catalogue").glob("*.toml")):
         for code, entry in tomllib.loads(item.read_text(encoding="utf-8")).items():
             if code in found:
                 raise ValueError(f"{code} is in the catalogue twice, again in {item.name}")

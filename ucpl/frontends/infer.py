@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attrs import frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
-from ucpl.frontends import parallel, stages
 from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
 from ucpl.regions import Placement, locate
 from ucpl.regions.flats import Stated
+from ucpl.regions.sharding import TP
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes, print_file
+
+if TYPE_CHECKING:
+    from ucpl.frontends.parallel import Inherited, Note
 
 MODEL_NAME = "checkpoint"
 LAYOUT_NAME = "stored"
@@ -42,13 +47,9 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     settings = inherited_settings(checkpoint)
     call = nodes.Call(layout_name(checkpoint))
     model = model_of(checkpoint, {})
-    notes: tuple[parallel.Note, ...] = ()
-    parallel.demand(checkpoint.shardings, checkpoint)
-    if checkpoint.shardings:
-        extended = parallel.stored(parallel.Base(library, call, model, settings), checkpoint.shardings)
-        library, call, notes = extended.library, extended.call, extended.notes
-    for extended in facts_of(parallel.Base(library, call, model, settings), checkpoint):
-        library, call, notes = extended.library, extended.call, (*notes, *extended.notes)
+    notes: tuple[Note, ...] = ()
+    if is_model_parallel(checkpoint):
+        library, call, notes = _extended(checkpoint, library, call, model, settings)
     placement = locate(
         resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint)
     )
@@ -60,13 +61,32 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     return Inferred(checkpoint, library, model, call, settings, placement.layout, placement)
 
 
-def facts_of(base: parallel.Base, checkpoint: Checkpoint) -> list[parallel.Extended]:
-    """The layout with a pipeline's layers, or a model's experts."""
+def is_model_parallel(checkpoint: Checkpoint) -> bool:
+    """Whether more than the shards of data parallelism must be told of it."""
+    tp = checkpoint.envelope.settings.get(TP)
+    cut = checkpoint.shardings or checkpoint.pipeline is not None or checkpoint.experts is not None
+    return bool(cut) or (tp is not None and tp.value != 1)
+
+
+def _extended(
+    checkpoint: Checkpoint, library: Library, call: nodes.Call, model: nodes.Model, settings: Inherited
+) -> tuple[Library, nodes.Call, tuple[Note, ...]]:
+    """The layout with a checkpoint's cuts, a pipeline's layers, or a model's experts."""
+    from ucpl.frontends import parallel, stages  # most checkpoints have none of these
+
+    notes: tuple[Note, ...] = ()
+    parallel.demand(checkpoint.shardings, checkpoint)
+    if checkpoint.shardings:
+        made = parallel.stored(parallel.Base(library, call, model, settings), checkpoint.shardings)
+        library, call, notes = made.library, made.call, made.notes
+    base = parallel.Base(library, call, model, settings)
     if checkpoint.pipeline is not None:
-        return [stages.stored_pipeline(base, checkpoint.pipeline)]
-    if checkpoint.experts is not None:
-        return [stages.stored_experts(base, checkpoint.experts)]
-    return []
+        made = stages.stored_pipeline(base, checkpoint.pipeline)
+    elif checkpoint.experts is not None:
+        made = stages.stored_experts(base, checkpoint.experts)
+    else:
+        return library, call, notes
+    return made.library, made.call, (*notes, *made.notes)
 
 
 def layout_name(checkpoint: Checkpoint) -> str:

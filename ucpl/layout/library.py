@@ -46,6 +46,7 @@ class Library:
     known: dict[str, Known] = field(factory=dict)
     files: dict[str, nodes.File] = field(factory=dict)
     shipped: bool = True
+    keep: bool = False  # whether trees of texts are kept for the next process
 
     def model(self, name: str, span: nodes.Span = nodes.NOWHERE) -> Known:
         return self.find(name, (nodes.Model,), "model", span)
@@ -120,12 +121,13 @@ class Library:
         self.known.update(known)
 
 
-def load(*texts: tuple[str, str], shipped: bool = True, read: Reader | None = None) -> Library:
+def load(*texts: tuple[str, str], shipped: bool = True, read: Reader | None = None, keep: bool = False) -> Library:
     """A library of (name, text) files and what they import, over the shipped specs.
 
     `name` is a path: what it imports is one of the texts, or asked of `read` by the path beside it, or a shipped spec.
+    `keep`: these texts are files, which later processes will read again (`syntax.parse`).
     """
-    library = Library(shipped=shipped)
+    library = Library(shipped=shipped, keep=keep)
     given = dict(texts)
 
     def beside(path: str) -> str | None:
@@ -152,14 +154,14 @@ def _index() -> dict[str, tuple[str, ...]]:
 
 def _shipped(name: str) -> nodes.File:
     if name not in _SHIPPED:
-        _SHIPPED[name] = parse(spec_text(name), f"specs/{name}")
+        _SHIPPED[name] = parse(spec_text(name), f"specs/{name}", keep=True)
     return _SHIPPED[name]
 
 
 def _load(library: Library, name: str, text: str, read: Reader, chain: tuple[str, ...]) -> nodes.File:
     if len(chain) > IMPORT_LIMIT:
         fail("E111", "imports are nested too deep", Label(chain[0], where=" -> ".join(chain[-3:])))
-    file = parse(text, name)
+    file = parse(text, name, keep=library.keep)
     for item in file.statements:
         if isinstance(item, nodes.Import):
             _import(library, file, item, read, (*chain, name))

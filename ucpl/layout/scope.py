@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Union, cast
 
 from attrs import define, field
@@ -172,5 +172,12 @@ def literal(value: Value) -> nodes.Expr:
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The known name that is spelled most like this one, if any is close."""
-    found = difflib.get_close_matches(name, list(names), 1, 0.75)
+    return _nearest(name, tuple(names))
+
+
+@lru_cache(maxsize=256)  # templates ask the same of the same names again and again
+def _nearest(name: str, names: tuple[str, ...]) -> str | None:
+    import difflib
+
+    found = difflib.get_close_matches(name, names, 1, 0.75)
     return found[0] if found else None

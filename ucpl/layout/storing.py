@@ -6,7 +6,6 @@ Not here: what each tensor's entry says of its shape (entries.py).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fractions import Fraction
 from typing import cast
 
 from attrs import define
@@ -104,7 +103,7 @@ class Ground:
         values = []
         for x in (0, 1, 2):
             inner = Scope(given={**self.scope.given, "x": x}, bindings=self.scope.bindings, config=self.scope.config)
-            values.append(Fraction(inner.integer(expr)))
+            values.append(inner.integer(expr))
         a, b = values[1] - values[0], values[0]
         if a == 0 or values[2] - values[1] != a:
             fail("E152", f"`value {print_expr(expr)}` is no a * x + b", at(clause.span))

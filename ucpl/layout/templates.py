@@ -23,9 +23,9 @@ from ucpl.errors import fail
 from ucpl.layout.arithmetic import Operand, Value, at, evaluated
 from ucpl.layout.scope import Scope, literal, nearest
 from ucpl.syntax import nodes, parse_expr, print_expr
+from ucpl.syntax.quoting import HOLE
 from ucpl.syntax.walk import rewritten
 
-_BRACE = re.compile(r'\{((?:"(?:[^"\\]|\\.)*"|[^{}:"])*)(?::([^{}]*))?\}')
 _FORMAT = re.compile(r"0?[0-9]{0,3}d?\Z")
 TEMPLATE_LIMIT = 4096  # characters
 # What a stored tensor's place gives to a template, beside coordinates and indices.
@@ -87,7 +87,7 @@ def template(text: str, span: nodes.Span) -> Template:
         fail("E121", f"a name template has {len(text)} characters", at(span))
     parts: list[str | Hole] = []
     end = 0
-    for m in _BRACE.finditer(text):
+    for m in HOLE.finditer(text):
         parts.append(text[end : m.start()])
         if not _FORMAT.match(m[2] or ""):
             fail("E120", f"`{m[2]}` is no number format: write {{x:02}} for two digits", at(span))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import field, frozen
 
 from ucpl.extents import DTYPES, Call, Extent, Global, Scalar, TensorRef, TorchDType
-from ucpl.runtime.sources import SourceFiles
 from ucpl.stores.carrying import by_place, origin_of
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.scalars import number_of
+
+if TYPE_CHECKING:
+    from ucpl.runtime.sources import SourceFiles
 
 __all__ = ["Apart", "Beside", "apart", "value_text"]
 
@@ -44,6 +46,8 @@ class Beside:
     def chunks(self, extent: Extent) -> Iterator[bytes]:
         """The tensor's bytes, row-major, about a MiB at a time. Raises: UcplError E610, E611."""
         size = DTYPES[extent.dtype].itemsize
+        from ucpl.runtime.sources import SourceFiles  # who only prints values reads none
+
         files = SourceFiles(self.root, [extent.file])
         try:
             if extent.is_contiguous:

@@ -1,35 +1,32 @@
 """Reads .ucpl text: a whole file, the expression inside a name's template, the call on a command line.
 
-The grammar is the reference (grammar/ucpl.lark); this module brings text, tables and diagnostics together.
+The grammar is the reference (grammar/ucpl.lark). What was read before may be kept as a tree (`trees`); the parser itself
+(`reading`) is imported when a text is new.
 """
 
 from __future__ import annotations
 
-import threading
+from functools import lru_cache
 from typing import Any
 
-from lark.exceptions import UnexpectedInput
-
-from ucpl.errors import UcplError, fail
+from ucpl.syntax import trees
 from ucpl.syntax.definitions import check_definitions
-from ucpl.syntax.limits import TEXT_CHARACTERS_MAX
 from ucpl.syntax.nodes import Call, Expr, File
-from ucpl.syntax.slips import diagnose
 from ucpl.syntax.source import Source
-from ucpl.syntax.tables import tables
 
 __all__ = ["parse", "parse_call", "parse_expr"]
 
-_LOCK = threading.Lock()  # the recorder knows one text at a time
 
-
-def parse(text: str, name: str = "<text>") -> File:
+def parse(text: str, name: str = "<text>", *, keep: bool = False) -> File:
     """Read one file. `name` is what errors call it, and the `file` of every span.
 
+    With `keep`, its tree is looked for among those of earlier processes, and left for later ones.
     Raises: UcplError with a code of E001 .. E049, at the first place that cannot be read.
     """
+    if keep:
+        return _kept_file(text, name)
     source = Source(name, text)
-    file: File = _run(source, "start")
+    file: File = _read(source, "start")
     check_definitions(file, source)
     return file
 
@@ -40,35 +37,38 @@ def parse_expr(text: str, *, file: str = "", line: int = 1, column: int = 1) -> 
     `file`, `line` and `column` say where the text begins, so that errors and spans point into the file.
     Raises: UcplError, as `parse`.
     """
-    expr: Expr = _run(Source(file or "<expression>", text, line, column), "expr_text")
+    source = Source(file or "<expression>", text, line, column)
+    known: Expr | None = trees.find_hole(source)
+    expr: Expr = _read(source, "expr_text") if known is None else known
     return expr
 
 
-def parse_call(text: str) -> Call:
+def parse_call(text: str, *, keep: bool = False) -> Call:
     """Read a layout or model with its arguments, as a command line gives it: `zero1(dp = 8)`; `zero1` has none.
 
-    Raises: UcplError, as `parse`.
+    `keep` as of `parse`. Raises: UcplError, as `parse`.
     """
-    call: Call = _run(Source("<call>", text), "call_text")
+    source = Source("<call>", text)
+    call: Call | None = trees.find(source, "call_text") if keep else None
+    if call is None:
+        call = _read(source, "call_text")
+        if keep:
+            trees.store(call, source, "call_text", _read)
+    assert call is not None
     return call
 
 
-def _run(source: Source, start: str) -> Any:
-    if len(source.text) > TEXT_CHARACTERS_MAX:
-        fail(
-            "E011",
-            f"a text has {len(source.text)} characters; {TEXT_CHARACTERS_MAX} are allowed",
-            source.label(source.span(0, 1)),
-        )
-    with _LOCK:
-        parser = tables()
-        parser.joiner.source = source
-        parser.recorder.begin(source)
-        try:
-            # The last line may lack its newline; the grammar asks for one after every statement.
-            return parser.lark.parse(source.text + "\n", start=start)
-        except UnexpectedInput as error:
-            problem = UcplError(diagnose(error, source, parser.lark))
-        finally:
-            parser.recorder.begin(Source("", ""))  # let the text and its records go
-    raise problem from None
+@lru_cache(maxsize=8)  # a file that both sides name is read once
+def _kept_file(text: str, name: str) -> File:
+    source = Source(name, text)
+    file: File | None = trees.find(source, "start")
+    if file is None:
+        file = parse(text, name)
+        trees.store(file, source, "start", _read)
+    return file
+
+
+def _read(source: Source, start: str) -> Any:
+    from ucpl.syntax.reading import read
+
+    return read(source, start)

@@ -7,7 +7,9 @@ import re
 from ucpl.errors import fail
 from ucpl.syntax.source import Source
 
-__all__ = ["is_dotted", "quote", "unquote"]
+__all__ = ["HOLE", "is_dotted", "quote", "unquote"]
+
+HOLE = re.compile(r'\{((?:"(?:[^"\\]|\\.)*"|[^{}:"])*)(?::([^{}]*))?\}')  # `{expr:format}` in a template
 
 _DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")
 _ESCAPE = re.compile(r"\\(u\{([0-9A-Fa-f]{1,6})\}|.)")
