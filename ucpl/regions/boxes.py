@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 I64 = NDArray[np.int64]
+Ints = NDArray[np.integer]
 
 PAIRS_AT_ONCE = 4_000_000
 
 
-def overlaps(
-    group_a: NDArray[Any], low_a: I64, high_a: I64, group_b: NDArray[Any], low_b: I64, high_b: I64
-) -> tuple[I64, I64]:
+def overlaps(group_a: Ints, low_a: I64, high_a: I64, group_b: Ints, low_b: I64, high_b: I64) -> tuple[I64, I64]:
     """All pairs (i, j) of boxes of the same group that share an element, ordered by i and then by position in b.
 
     A box is low <= index < high per dim (K columns). Groups are small whole numbers (a tensor's number).
@@ -88,7 +87,7 @@ def _distinct(group: I64, value: I64, groups: int) -> I64:
     return np.bincount(found // span, minlength=groups)[:groups]
 
 
-def _keys(columns_a: list[NDArray[Any]], columns_b: list[NDArray[Any]]) -> tuple[I64, I64]:
+def _keys(columns_a: Sequence[Ints], columns_b: Sequence[Ints]) -> tuple[I64, I64]:
     """One dense number per distinct row of columns, the same in a and in b."""
     n = len(columns_a[0])
     number = np.zeros(n + len(columns_b[0]), dtype=np.int64)

@@ -6,7 +6,6 @@ The grammar is the reference (grammar/ucpl.lark); this module brings text, table
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from lark.exceptions import UnexpectedInput
 
@@ -29,7 +28,8 @@ def parse(text: str, name: str = "<text>") -> File:
     Raises: UcplError with a code of E001 .. E049, at the first place that cannot be read.
     """
     source = Source(name, text)
-    file: File = _run(source, "start")
+    file = _run(source, "start")
+    assert isinstance(file, File)
     check_definitions(file, source)
     return file
 
@@ -40,7 +40,8 @@ def parse_expr(text: str, *, file: str = "", line: int = 1, column: int = 1) -> 
     `file`, `line` and `column` say where the text begins, so that errors and spans point into the file.
     Raises: UcplError, as `parse`.
     """
-    expr: Expr = _run(Source(file or "<expression>", text, line, column), "expr_text")
+    expr = _run(Source(file or "<expression>", text, line, column), "expr_text")
+    assert isinstance(expr, Expr)
     return expr
 
 
@@ -49,11 +50,12 @@ def parse_call(text: str) -> Call:
 
     Raises: UcplError, as `parse`.
     """
-    call: Call = _run(Source("<call>", text), "call_text")
+    call = _run(Source("<call>", text), "call_text")
+    assert isinstance(call, Call)
     return call
 
 
-def _run(source: Source, start: str) -> Any:
+def _run(source: Source, start: str) -> object:
     if len(source.text) > TEXT_CHARACTERS_MAX:
         fail(
             "E011",

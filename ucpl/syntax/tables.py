@@ -15,7 +15,6 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import lark
 import platformdirs
@@ -126,7 +125,7 @@ def _save(parser: Lark, path: Path) -> None:
 # JSON has no tuples and no numbers as keys; lark's tables have both.
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: object) -> object:
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value):
             return {key: _encode(item) for key, item in value.items()}
@@ -138,7 +137,7 @@ def _encode(value: Any) -> Any:
     return value
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: object) -> object:
     if isinstance(value, dict):
         if "#pairs" in value:
             return {key: _decode(item) for key, item in value["#pairs"]}
