@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import struct
 from collections import OrderedDict
-from typing import Any
 
 from attrs import frozen
 
@@ -58,7 +57,7 @@ INT_TEXT_MAX = NUMBER_BYTES_MAX * 12 // 5  # digits of a number written out as t
 class Pickle:
     """A pickle as read: its value, and every storage and tensor that it built, in the order of the file."""
 
-    value: Any
+    value: object
     storages: tuple[StorageRef, ...]
     tensors: tuple[TensorRef, ...]
 
@@ -71,10 +70,10 @@ _i32 = struct.Struct("<i").unpack_from
 _u64 = struct.Struct("<Q").unpack_from
 _f64 = struct.Struct(">d").unpack_from
 
-_EMPTY: tuple[Any, ...] = ()
+_EMPTY: tuple[object, ...] = ()
 
 
-def loads(data: bytes, file: str = "pickle") -> Any:
+def loads(data: bytes, file: str = "pickle") -> object:
     """The value of a pickle (protocols 0 to 5), inert. `file` is the name that errors give.
 
     Raises: UcplError E420-E427.
@@ -99,15 +98,15 @@ def load_pickle(data: bytes, file: str = "pickle") -> Pickle:
     return Pickle(value, tuple(build.storages), tuple(build.tensors))
 
 
-def _run(data: bytes, file: str, build: Build) -> Any:
+def _run(data: bytes, file: str, build: Build) -> object:
     """One loop, the most frequent instructions first. Every read is checked: by index, by struct, or against `size`."""
     size = len(data)
     pos = start = 0
-    stack: list[Any] = []
+    stack: list[object] = []
     push = stack.append
-    below: list[list[Any]] = []  # the stacks under each MARK
-    memo: dict[int, Any] = {}
-    globals_seen: dict[bytes, Any] = {}
+    below: list[list[object]] = []  # the stacks under each MARK
+    memo: dict[int, object] = {}
+    globals_seen: dict[bytes, object] = {}
     try:
         while True:
             start = pos
@@ -276,11 +275,11 @@ def _rare(
     op: int,
     data: bytes,
     pos: int,
-    stack: list[Any],
-    below: list[list[Any]],
-    memo: dict[int, Any],
+    stack: list[object],
+    below: list[list[object]],
+    memo: dict[int, object],
     build: Build,
-) -> tuple[int, list[Any]]:
+) -> tuple[int, list[object]]:
     """The instructions that checkpoints seldom use. Returns the position behind this one, and the stack."""
     size = len(data)
 
@@ -303,7 +302,7 @@ def _rare(
         pos = end + 1
         return found
 
-    def pop_mark() -> list[Any]:
+    def pop_mark() -> list[object]:
         nonlocal stack
         items = stack
         stack = below.pop()
@@ -373,7 +372,7 @@ def _rare(
             stack.append(items)
         case 0x64:  # DICT
             items = pop_mark()
-            made: dict[Any, Any] = {}
+            made: dict[object, object] = {}
             _set_items(made, items)
             stack.append(made)
         case 0x49:  # INT: text, and the booleans of protocol 1
@@ -416,16 +415,15 @@ def _text_of_python2(raw: bytes) -> str:
         raise Bad("E421", "has bytes of Python 2 that are no text") from None
 
 
-def _set_items(target: Any, items: list[Any]) -> None:
+def _set_items(target: object, items: list[object]) -> None:
     """Pairs (key, value, key, value, ...) into a dict or an object."""
     if len(items) & 1:
         raise Bad("E420", "sets a key without a value")
     keys, values = items[::2], items[1::2]
-    kind = type(target)
-    if kind is Call:
+    if type(target) is Call:
         target.dict_items.extend(zip(keys, values, strict=True))
         return
-    if kind is not dict and kind is not OrderedDict:
+    if not (type(target) is dict or type(target) is OrderedDict):
         raise Bad("E422", f"sets items of {kind_of(target)}")
     for key in keys:
         if type(key) is not str:
@@ -433,7 +431,7 @@ def _set_items(target: Any, items: list[Any]) -> None:
     target.update(zip(keys, values, strict=True))
 
 
-def _new(stack: list[Any], build: Build, args: Any, kwargs: dict[str, Any]) -> None:
+def _new(stack: list[object], build: Build, args: object, kwargs: dict[str, object]) -> None:
     function = stack[-1]
     if type(args) is not tuple:
         raise Bad("E422", f"makes an object from {kind_of(args)}")
@@ -446,11 +444,10 @@ def _new(stack: list[Any], build: Build, args: Any, kwargs: dict[str, Any]) -> N
         raise Bad("E422", f"makes an object of {kind_of(function)}")
 
 
-def _build_state(target: Any, state: Any) -> None:
-    kind = type(target)
-    if kind is Call and target.state is None:
+def _build_state(target: object, state: object) -> None:
+    if type(target) is Call and target.state is None:
         target.state = state
-    elif kind is OrderedDict and attributes_of(target) is None and type(state) is dict:
+    elif type(target) is OrderedDict and attributes_of(target) is None and type(state) is dict:
         if not all(type(name) is str for name in state):
             raise Bad("E422", "names an attribute by something that is no text")
         if state:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attrs import field, mutable
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Extent, Flat, Key, NamedTensor, Scalar, StoredTensor, Structure, TensorRef
+from ucpl.extents import Extent, Flat, Key, NamedTensor, Plain, Scalar, StoredTensor, Structure, TensorRef
 from ucpl.stores.carrying import Place, Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.deepspeed.config import regenerated
@@ -43,15 +41,15 @@ class Writer:
     source: Checkpoint
     stage: int
     dp: int
-    settings: dict[str, Any]
+    settings: dict[str, Plain]
     index: dict[tuple[str, tuple[str, ...]], int]  # by file and key, whose numbers are told by their text
     below: dict[tuple[str, tuple[str, ...]], dict[str, int]]  # (file, key without its last step) -> state -> target
     carried: dict[Place, Extent]
-    config: dict[str, Any]
+    config: dict[object, object]
     names: list[str]  # the module's, in its order
     kinds: dict[str, NamedTensor]
     empty: dict[str, Empty]
-    hypers: list[dict[str, Any]]  # by group of the structure
+    hypers: list[dict[str, object]]  # by group of the structure
     here: dict[str, int] = field(factory=dict)  # coordinates of the rank whose file is being made
     flats: list[Flat] = field(factory=list)  # that rank's, by bucket
     used: set[int] = field(factory=set)
@@ -119,7 +117,7 @@ class Writer:
                 found.setdefault(flat.bucket, flat)
         self.flats = [found[bucket] for bucket in sorted(found)]
 
-    def blob(self, name: str, default: Any = None) -> Any:
+    def blob(self, name: str, default: object = None) -> object:
         """What the source carries under a name, whatever it is."""
         return self.source.envelope.blobs.get(name, default)
 
@@ -150,7 +148,7 @@ class Writer:
         file.storage_of[i] = made.storage.name
         return made
 
-    def scalar(self, file: TargetFile, name: str, members: tuple[str, ...]) -> Any:
+    def scalar(self, file: TargetFile, name: str, members: tuple[str, ...]) -> object:
         """One number for all members, in the form that it had. Raises: UcplError E470."""
         kept = self.source.envelope.scalars[name]
         found = [(member, kept[member]) for member in members if member in kept]
@@ -188,7 +186,7 @@ def _empty(noted: Value | None) -> dict[str, Empty]:
     return {name: Empty.of(one) for name, one in noted.named()} if noted is not None else {}
 
 
-def _hypers(structure: Structure, source: Checkpoint) -> list[dict[str, Any]]:
+def _hypers(structure: Structure, source: Checkpoint) -> list[dict[str, object]]:
     """Hyper-parameters of the target's groups: those of the source's group of that name, or with those members."""
     by_name = {group.name: group.hyper for group in source.envelope.groups}
     by_members = {frozenset(group.members): group.hyper for group in source.envelope.groups}

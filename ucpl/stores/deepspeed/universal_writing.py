@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 from attrs import evolve
 
@@ -39,7 +38,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
     # Stage 2 would ask for frozen parameters a second time, which no universal folder has.
     settings = {**structure.settings, "dp": 1, "tp": 1, "pp": 1, "stage": 3 if stage == 3 else 1}
     writer = Writer.of(evolve(structure, flats=tuple(flats), settings=settings), targets, source)
-    files: list[tuple[TargetFile, Any]] = []
+    files: list[tuple[TargetFile, object]] = []
     for rank in range(int(structure.settings.get("files") or 1) if stage == 3 else 1):
         model = TargetFile(model_file(stage, rank, 0), Storages(writer.carried))
         writer.stand(0, rank)
@@ -78,7 +77,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
     )
 
 
-def _shared(writer: Writer, file: TargetFile, stage: int) -> dict[str, Any]:
+def _shared(writer: Writer, file: TargetFile, stage: int) -> dict[str, object]:
     """zero/optimizer_state.pt: what all parameters share."""
     groups = [{**file.storages.value(hyper), "params": [g]} for g, hyper in enumerate(writer.hypers)]
     out = {

@@ -8,8 +8,6 @@ Not here: recovery scripts (zero_to_fp32.py), which are DeepSpeed's own code.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, Structure, key_text
 from ucpl.stores.carrying import Storages
@@ -27,7 +25,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
     Raises: UcplError E470 where one number is needed and several are there, E471 where the form has no place for something.
     """
     writer = Writer.of(structure, targets, source)
-    files: list[tuple[TargetFile, Any]] = []
+    files: list[tuple[TargetFile, object]] = []
     for path, names in apart(writer.targets, writer.source).items():
         file = TargetFile(path, Storages(writer.carried))
         files.append((file, parts(writer, file, names)))
