@@ -7,8 +7,9 @@ from attrs import field, mutable
 from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Flat, Key, NamedTensor, Plain, Scalar, StoredTensor, Structure, TensorRef
 from ucpl.stores.carrying import Place, Storages, by_place
-from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.deepspeed.config import regenerated
+from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.scalars import number_of
 from ucpl.stores.values import Empty, Value
 
@@ -32,6 +33,9 @@ class TargetFile:
     path: str
     storages: Storages
     storage_of: dict[int, str] = field(factory=dict)
+
+
+Made = list[tuple[TargetFile, object]]  # files, each with its value tree
 
 
 @mutable
@@ -87,6 +91,10 @@ class Writer:
             empty=empty,
             hypers=_hypers(structure, source),
         )
+
+    def file(self, path: str) -> TargetFile:
+        """A file to be made, nothing in it yet."""
+        return TargetFile(path, Storages(self.carried))
 
     @property
     def degree(self) -> int:
@@ -175,6 +183,20 @@ class Writer:
             return name
         one = experts.of[name]
         return f"{one.module}{one.number % (one.count // int(self.settings.get('ep') or 1))}.{one.inner}"
+
+
+def skeleton_of(folder: str, latest: str, files: Made) -> Skeleton:
+    """A target of these files. `latest` is the small text beside the step's folder that names it."""
+    unsafe = {name for _, value in files for name in unsafe_globals(value)} - KNOWN_GLOBALS
+    return Skeleton(
+        folder=folder,
+        files=tuple(
+            SkeletonFile(path=file.path, value=value, storage_of=file.storage_of, carried=tuple(file.storages.carried))
+            for file, value in files
+        ),
+        texts={latest: folder},
+        unsafe_globals=tuple(sorted(unsafe)),
+    )
 
 
 def blobs_of(source: Checkpoint) -> Value:
