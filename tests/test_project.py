@@ -1,6 +1,7 @@
 """Laws of the whole tree: what every file, page and wheel of the project holds to."""
 
 import ast
+import contextlib
 import re
 import subprocess
 import sys
@@ -71,6 +72,79 @@ def test_no_tracked_file_names_the_machine_it_was_made_on() -> None:
     folder = re.compile(rb"(?<![\w.~}/-])/(?:work|root|opt)/")
     found = {relative(path): folder.findall(path.read_bytes()) for path in tracked() if path != Path(__file__)}
     assert {name: hits for name, hits in found.items() if hits} == {}
+
+
+# --- Measures of the code: each only becomes smaller ------------------------------------------------------------------
+
+ANY_MAX = 23  # of the name `Any` in the package, imports counted
+PARAMETERS_MAX = 5  # of a function, beside self
+SHARE_OF_LONG_SIGNATURES = 0.02
+CLASS_LINES_MAX = 350
+FILE_LINES_MAX = 600
+LONG_CLASSES = {("ucpl/proofs/coverage.py", "_Proof")}  # to be divided
+
+
+def parsed() -> dict[str, ast.Module]:
+    return {relative(path): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+
+
+def named_any(tree: ast.AST) -> int:
+    """How often a module says `Any`: by name, as `typing.Any`, in an import, or in an annotation that is a text."""
+    count = 0
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id="Any") | ast.Attribute(attr="Any") | ast.alias(name="Any"):
+                count += 1
+            case ast.Constant(value=str(text)) if "Any" in text:
+                with contextlib.suppress(SyntaxError):  # a sentence
+                    count += named_any(ast.parse(text, mode="eval"))
+    return count
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Of a function, beside self or cls."""
+    a = function.args
+    named = [one.arg for one in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+    named += [one.arg for one in (a.vararg, a.kwarg) if one is not None]
+    return len([name for name in named if name not in ("self", "cls")])
+
+
+def test_types_are_said() -> None:
+    """`object` and a question for the class say what `Any` leaves open."""
+    found = {path: count for path, tree in parsed().items() if (count := named_any(tree))}
+    assert sum(found.values()) <= ANY_MAX, found
+
+
+def test_any_is_counted_wherever_it_is_said() -> None:
+    text = (
+        "import typing\nfrom typing import Any\nx: Any\ny: typing.Any\nz: 'list[Any]'\nw = 'Any word of a sentence.'\n"
+    )
+    assert named_any(ast.parse(text)) == 4
+    (function,) = ast.parse("def f(self, a, /, b, *c, d, **e): ...").body
+    assert isinstance(function, ast.FunctionDef) and parameters(function) == 5
+
+
+def test_functions_ask_for_little() -> None:
+    functions = [
+        (path, node.name, parameters(node))
+        for path, tree in parsed().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    long = [one for one in functions if one[2] > PARAMETERS_MAX]
+    assert len(long) <= SHARE_OF_LONG_SIGNATURES * len(functions), long
+
+
+def test_classes_and_files_are_short() -> None:
+    classes = {
+        (path, node.name): (node.end_lineno or node.lineno) - node.lineno + 1
+        for path, tree in parsed().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {one: lines for one, lines in classes.items() if lines > CLASS_LINES_MAX and one not in LONG_CLASSES} == {}
+    files = {relative(path): path.read_text(encoding="utf-8").count("\n") for path in MODULES}
+    assert {path: lines for path, lines in files.items() if lines > FILE_LINES_MAX} == {}
 
 
 # --- Pages ----------------------------------------------------------------------------------------------------------

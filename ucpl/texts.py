@@ -9,12 +9,13 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Union
 
 from ucpl.errors import Label, fail
 
-__all__ = ["TEXT_MAX", "is_endless", "json_object", "read_text", "text_at"]
+__all__ = ["Json", "TEXT_MAX", "is_endless", "json_object", "read_text", "text_at"]
 
+Json = Union[None, bool, int, float, str, list["Json"], dict[str, "Json"]]  # noqa: UP007 (it names itself)
 TEXT_MAX = 64 << 20  # bytes
 _DIGITS_MAX = 18  # of a whole number that surely fits 64 bits
 
@@ -57,7 +58,7 @@ def _waiting_for_nobody(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def json_object(text: str) -> dict[str, Any] | str:
+def json_object(text: str) -> dict[str, Json] | str:
     """The object that a JSON text is, or why it is none. Whole numbers beyond 64 bits become floats: none is a size."""
     try:
         value = json.loads(text, parse_int=_number)

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from tests.frontends.facts import checkpoint
 from ucpl.errors import UcplError
-from ucpl.extents import Flat, NamedTensor, ParameterGroup
+from ucpl.extents import Counted, Flat, NamedTensor, ParameterGroup
 from ucpl.frontends.infer import inherited_settings, layout_name, model_of, state_dtypes, stated_of
 from ucpl.layout import load, resolve
 from ucpl.regions import locate
@@ -28,7 +28,7 @@ TENSORS = (
 def known(**settings: int | float | str | None) -> Checkpoint:
     found = checkpoint(*TENSORS, stored=None, **settings)
     groups = (ParameterGroup("0", ("a",), {}), ParameterGroup("1", ("b.c", "d"), {}), ParameterGroup("2", (), {}))
-    scalars = {"step": {"a": 3, "b.c": 3}, "exp_avg": {"a": 1}}
+    scalars: dict[str, dict[str, Counted]] = {"step": {"a": 3, "b.c": 3}, "exp_avg": {"a": 1}}
     return evolve(found, aliases={"head": "a"}, envelope=evolve(found.envelope, groups=groups, scalars=scalars))
 
 

@@ -10,6 +10,7 @@ import torch
 import ucpl
 from tests.hf.folders import WRITTEN, assert_equal, llama_config, llama_shapes, random_of, save, tensors_of
 from ucpl.errors import UcplError
+from ucpl.texts import Json
 
 KINDS = {
     "untied": llama_config(),
@@ -328,7 +329,7 @@ def test_a_named_model_goes_into_layouts_of_any_model_and_back(tmp_path):
 
 # ---- what Megatron itself wrote ----------------------------------------------------------------------------------------
 
-MEGATRON = {
+MEGATRON: dict[str, Json] = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "vocab_size": 96, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False,
 }  # fmt: skip

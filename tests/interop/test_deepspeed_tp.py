@@ -284,5 +284,6 @@ def test_maps_are_those_that_deepspeed_makes(data: st.DataObject) -> None:
             theirs = contiguous_split_map(shape, list(widths[0] or ()), dim)
         else:
             theirs = sub_param_map(shape, [s.size for s in sections], [list(w or ()) for w in widths], dim)
-    (made,) = info_of({"w": mine}, degree, {})["affine_map"]["params"].values()
+    affine: Any = info_of({"w": mine}, degree, {})["affine_map"]
+    (made,) = affine["params"].values()
     assert made == theirs.to_dict()

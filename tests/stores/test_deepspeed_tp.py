@@ -446,7 +446,8 @@ def test_maps_are_read_as_they_are_written(name: str, file: TorchFile) -> None:
 
 
 def test_what_autotp_published_is_written_again(file: TorchFile) -> None:
-    theirs = file.value[INFO]
+    held: Any = file.value
+    theirs = held[INFO]
     known = open_checkpoint(FIXTURE)
     parameters = {t.name: known.shardings[t.name] for t in known.tensors if t.kind != "buffer"}
     assert info_of(parameters, 2, theirs) == theirs

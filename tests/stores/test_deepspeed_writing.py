@@ -192,7 +192,7 @@ SETTINGS = {"stage": 1, "dp": 4, "bf16": 0, "fp16": 0}
 def test_batch_sizes_add_up(before: Any, dp: int, after: Any) -> None:
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     config = {key: value for key, value in zip(keys, before, strict=True) if value is not None}
-    found = regenerated(held(config), {**SETTINGS, "dp": dp})
+    found: Any = regenerated(held(config), {**SETTINGS, "dp": dp})
     assert tuple(found.get(key) for key in keys) == after
     whole, micro, steps = (found.get(key) for key in keys)
     if isinstance(whole, int) and isinstance(micro, int):
@@ -216,8 +216,8 @@ def test_a_configuration_is_changed_only_where_the_layout_is() -> None:
 
 def test_loss_scaling_goes_over_between_its_two_forms() -> None:
     fp16 = {"fp16": {"enabled": True, "initial_scale_power": 12, "hysteresis": 3}}
-    fresh = loss_scaler(held({}), held(fp16), True)
-    assert fresh.function.name == "DynamicLossScaler"  # type: ignore[union-attr]
+    fresh: Any = loss_scaler(held({}), held(fp16), True)
+    assert fresh.function.name == "DynamicLossScaler"
     assert (fresh.state["cur_scale"], fresh.state["delayed_shift"]) == (4096.0, 3)
     numbers = loss_scale_numbers({"loss_scaler": fresh})
     assert numbers == {
@@ -228,7 +228,9 @@ def test_loss_scaling_goes_over_between_its_two_forms() -> None:
         "scale_factor": 2.0,
         "scale_window": 1000,
     }
-    back = loss_scaler(held({"loss_scale_config": {**numbers, "cur_scale": 64.0, "cur_iter": 9}}), held(fp16), True)
+    back: Any = loss_scaler(
+        held({"loss_scale_config": {**numbers, "cur_scale": 64.0, "cur_iter": 9}}), held(fp16), True
+    )
     assert (back.state["cur_scale"], back.state["cur_iter"]) == (64.0, 9)
     assert loss_scaler(held({}), held({}), False).state == {"cur_scale": 1.0, "dynamic": False}
 

@@ -52,6 +52,7 @@ def test_sharing_and_cycles_are_kept() -> None:
     shared.append({"me": shared})
     value: dict[str, Any] = {"a": shared, "b": (shared, shared), "c": bytearray(b"x")}
     value["self"] = value
+    read: Any
     for read in (
         loads(pickle.dumps(value, 2)),
         loads(pickle.dumps(value, 4)),
@@ -66,6 +67,7 @@ def test_a_tuple_that_holds_itself_by_a_list() -> None:
     inner: list[Any] = []
     value = (inner, 1, 2, 3, 4)
     inner.append(value)
+    read: Any
     for read in (loads(pickle.dumps(value, 2)), loads(dumps(value)), pickle.loads(dumps(value))):
         assert read[0][0] is read and read[1:] == (1, 2, 3, 4)
 
@@ -73,7 +75,7 @@ def test_a_tuple_that_holds_itself_by_a_list() -> None:
 def test_an_object_that_holds_itself() -> None:
     thing = Call(Global("made_up", "Thing"), (), new=True)
     thing.state = {"me": thing, "all": {thing}}
-    read = loads(dumps(thing))
+    read: Any = loads(dumps(thing))
     assert read.state["me"] is read and read.state["all"] == {read}
     by_argument: list[Any] = []
     call = Call(Global("made_up", "make"), (by_argument,))
@@ -119,7 +121,7 @@ def test_objects_stay_inert_and_are_written_back(protocol: int) -> None:
     slotted = Slotted()
     slotted.a = 1  # type: ignore[attr-defined]
     things = [Colour.RED, Thing(), words, table, Counter("aab"), slotted, Outer.Inner, WithKeywords(a=1), Path("a/b")]
-    read = loads(pickle.dumps(things, protocol))
+    read: Any = loads(pickle.dumps(things, protocol))
     assert not any(isinstance(part, (Thing, Words, Slotted, Path)) for _, part in walk(read))
     colour, thing, listed, mapped, *_ = read
     assert colour.function == Global(__name__, "Colour") and colour.args == (3,)
@@ -144,7 +146,7 @@ def test_tensors_sizes_and_dtypes_become_records() -> None:
         "device": torch.device("cpu"),
     }
     value["parameter"].note = "kept"  # type: ignore[attr-defined]
-    read = loads(torch_pickle(value))
+    read: Any = loads(torch_pickle(value))
     view = read["view"]
     assert (view.shape, view.stride, view.offset, view.storage.numel) == ((3, 2), (1, 3), 2, 12)
     assert view.storage is not read["whole"].storage and view.storage == read["whole"].storage
@@ -170,17 +172,19 @@ def torch_pickle(value: Any) -> bytes:
 
 
 def test_a_conjugate_view_is_no_plain_tensor() -> None:
-    read = loads(torch_pickle(torch.zeros(2, dtype=torch.complex64).conj()))
+    read: Any = loads(torch_pickle(torch.zeros(2, dtype=torch.complex64).conj()))
     assert isinstance(read, Call) and read.function == Global("torch._utils", "_rebuild_tensor_v2")
     assert_same(read, loads(dumps(read)))
 
 
 def test_attributes_of_an_ordered_dict_are_kept_aside() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    read = loads(torch_pickle(module.state_dict()))
-    assert list(read) == ["0.weight", "0.bias"] and attributes_of(read) is not None
-    assert list(attributes_of(read)["_metadata"]) == ["", "0"]  # type: ignore[index]
-    assert attributes_of(loads(dumps(read))) == attributes_of(read)
+    read: Any = loads(torch_pickle(module.state_dict()))
+    attributes: Any = attributes_of(read)
+    again: Any = loads(dumps(read))
+    assert list(read) == ["0.weight", "0.bias"]
+    assert list(attributes["_metadata"]) == ["", "0"]
+    assert attributes_of(again) == attributes
 
 
 def test_unsafe_globals_are_those_that_torch_refuses() -> None:
@@ -237,7 +241,7 @@ def test_bytes_do_not_depend_on_the_process() -> None:
 
 
 def test_metadata_of_torchs_distributed_checkpoint() -> None:
-    value = loads((FIXTURES / "containers" / "dcp.metadata").read_bytes())
+    value: Any = loads((FIXTURES / "containers" / "dcp.metadata").read_bytes())
     assert value.function == Global("torch.distributed.checkpoint.metadata", "Metadata")
     assert_same(value, loads(dumps(value)))
     assert "torch.distributed.checkpoint.metadata.MetadataIndex" in unsafe_globals(value)

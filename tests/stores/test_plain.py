@@ -152,7 +152,7 @@ def test_objects_come_back() -> None:
     shared = [1]
     mapping: OrderedDict[str, Any] = OrderedDict(a=shared, b=shared, c=inner)
     set_attributes(mapping, {"_metadata": {"version": 1}})
-    back = decode(encode(mapping))
+    back: Any = decode(encode(mapping))
     assert attributes_of(back) == {"_metadata": {"version": 1}}
     assert back["a"] is back["b"]
     call = back["c"]

@@ -206,12 +206,14 @@ def test_scalars_are_read_by_position(tmp_path: Path) -> None:
     }
     torch.save(value, tmp_path / "a.pt")
     file = read_torch_file(tmp_path, "a.pt")
+    held: Any = file.value
     for name, tensor in value.items():
-        found = file.read_scalar(file.value[name])
+        found = file.read_scalar(held[name])
         assert found.shape == tuple(tensor.shape)
         assert found.data == tensor.contiguous().numpy().tobytes(), name
     torch.save(torch.zeros(1 << 20), tmp_path / "b.pt")
     big = read_torch_file(tmp_path, "b.pt")
+    assert isinstance(big.value, TensorRef)
     with pytest.raises(UcplError, match="E415"):
         big.read_scalar(big.value)
 
@@ -222,6 +224,7 @@ def test_a_flipped_bit_in_a_scalar_is_seen(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "a.pt").read_bytes())
     data[file.storages["0"].start] ^= 1
     (tmp_path / "a.pt").write_bytes(data)
+    assert isinstance(file.value, TensorRef)
     with pytest.raises(UcplError, match="E408"):
         file.read_scalar(file.value)
 

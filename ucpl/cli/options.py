@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ucpl.conversion.given import Given
     from ucpl.conversion.keywords import DataPlane
     from ucpl.conversion.running import RunOptions
-    from ucpl.layout.scope import Json, Value
+    from ucpl.layout.scope import Value
+    from ucpl.texts import Json
 
 __all__ = [
     "add_data_plane",

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser, Namespace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from ucpl.cli.options import add_json
 from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.columns.operations import Kind
     from ucpl.schedule.plan import Plan
+    from ucpl.schedule.runs import Runs
 
 EXAMPLE = "ucpl why grow.plan 'wte.weight[3, 17]'\nucpl why grow.plan wte.weight --state exp_avg"
 
@@ -65,7 +67,23 @@ def run(options: Namespace, console: Console) -> int:
     return Exit.DONE if answers else Exit.ANSWER_IS_NO
 
 
-def sentence(a: dict[str, Any]) -> str:
+class Told(TypedDict):
+    """One run, or one element of it: from where it goes to where."""
+
+    element: str  # the first one, where it is a run
+    state: str
+    kind: Kind
+    rounded: bool
+    elements: int
+    source_file: str
+    source_key: str
+    source_index: list[int]
+    target_file: str
+    target_key: str
+    target_index: list[int]
+
+
+def sentence(a: Told) -> str:
     what = f"{a['state']} of {a['element']}"
     there = f"{a['target_file']}: {a['target_key']}{a['target_index']}"
     here = f"{a['source_file']}: {a['source_key']}{a['source_index']}"
@@ -80,7 +98,7 @@ def sentence(a: dict[str, Any]) -> str:
     return f"{what}\n  at   {there}\n  {verb.ljust(4)} {here}{size}{rounded}"
 
 
-def runs(plan: Plan, name: str, state: str | None) -> list[dict[str, Any]]:
+def runs(plan: Plan, name: str, state: str | None) -> list[Told]:
     """Every run of a tensor, as the plan moves it."""
     out = []
     for m in plan.moves:
@@ -91,7 +109,7 @@ def runs(plan: Plan, name: str, state: str | None) -> list[dict[str, Any]]:
     return out
 
 
-def element(plan: Plan, options: Namespace, name: str, text: str) -> list[dict[str, Any]]:
+def element(plan: Plan, options: Namespace, name: str, text: str) -> list[Told]:
     """The moves that put one element where the target stores it. Raises: UcplError E181, E182."""
     from ucpl.layout import load, resolve
     from ucpl.proofs.where import spots_of
@@ -114,7 +132,7 @@ def element(plan: Plan, options: Namespace, name: str, text: str) -> list[dict[s
     homes = [(p.state, h) for p in placement.parts for h in p.homes]
     first = [0, *accumulate(len(p.homes) for p in placement.parts)]
     target_of = {(t.file, tuple(map(str, t.key))): i for i, t in enumerate(plan.targets)}
-    out: list[dict[str, Any]] = []
+    out: list[Told] = []
     for spot in spots_of(placement, name, index):
         state, home = homes[first[spot.part] + spot.home]
         if options.state is not None and state != options.state:
@@ -133,7 +151,7 @@ def element(plan: Plan, options: Namespace, name: str, text: str) -> list[dict[s
     return out
 
 
-def _told(plan: Plan, m: Any, i: int, source: int, target: int, element_text: str, elements: int) -> dict[str, Any]:
+def _told(plan: Plan, m: Runs, i: int, source: int, target: int, element_text: str, elements: int) -> Told:
     from ucpl.extents import key_text
 
     s, t = plan.sources[int(m.source[i])], plan.targets[int(m.target[i])]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, Self
+from typing import Any, Self, TypeVar, overload
 
 import attrs
 import numpy as np
@@ -23,17 +23,23 @@ __all__ = ["Bools", "I64", "Table", "block", "column"]
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-Array = NDArray[Any]
+Array = NDArray[Any]  # of the dtype that its column declares
+S = TypeVar("S", bound=np.generic)
 
 
-def column(dtype: type[np.generic] = np.int64) -> Any:
+@overload
+def column() -> I64: ...
+@overload
+def column(dtype: type[S]) -> NDArray[S]: ...
+def column(dtype: type[np.generic] = np.int64) -> object:
     """A column of one value a row: (N,)."""
     return field(metadata={"dtype": np.dtype(dtype)})
 
 
-def block(fill: int, dtype: type[np.generic] = np.int64) -> Any:
+def block(fill: int) -> I64:
     """K values a row: (N, K). `fill` is what a dim that a row does not have holds."""
-    return field(metadata={"dtype": np.dtype(dtype), "fill": fill})
+    made: I64 = field(metadata={"dtype": np.dtype(np.int64), "fill": fill})
+    return made
 
 
 @frozen(eq=False)

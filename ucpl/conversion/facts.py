@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, TypedDict
 
@@ -133,7 +133,7 @@ def _states(tensors: tuple[NamedTensor, ...]) -> dict[str, int]:
     return out
 
 
-def _scalars(scalars: dict[str, dict[str, object]]) -> dict[str, list[object]]:
+def _scalars(scalars: Mapping[str, Mapping[str, object]]) -> dict[str, list[object]]:
     """The different values of each, in the order in which they come."""
     from ucpl.stores.scalars import number_of
 

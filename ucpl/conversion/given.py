@@ -13,8 +13,9 @@ from ucpl.texts import read_text
 
 if TYPE_CHECKING:
     from ucpl.layout import Library
-    from ucpl.layout.scope import Json, Value
+    from ucpl.layout.scope import Value
     from ucpl.syntax import nodes
+    from ucpl.texts import Json
 
 __all__ = ["Called", "Config", "Given", "Inherited", "called", "is_checkpoint", "library_of", "model_named"]
 

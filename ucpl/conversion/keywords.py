@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from ucpl.conversion.given import Given
 from ucpl.conversion.running import MEMORY, WORKERS, Progress, RunOptions
@@ -12,6 +12,7 @@ from ucpl.conversion.running import MEMORY, WORKERS, Progress, RunOptions
 if TYPE_CHECKING:
     from ucpl.layout.scope import Value
     from ucpl.syntax import nodes
+    from ucpl.texts import Json
 
 __all__ = ["Beside", "DataPlane", "How", "ToConvert", "ToPlan", "given_from", "options_from"]
 
@@ -37,7 +38,7 @@ class How(DataPlane, total=False):
 class Beside(TypedDict, total=False):
     """What is said beside a layout's call."""
 
-    config: Mapping[str, Any] | None  # a config.json, as `config.x`
+    config: Mapping[str, Json] | None  # a config.json, as `config.x`
     sizes: (
         Mapping[str, Value] | None
     )  # of model or layout, by name: of the target, and of a source that `layout` describes

@@ -22,6 +22,7 @@ MEMORY = 512 << 20  # bytes of all buffers together
 WORKERS = 2
 _NAME_MAX = 255 - len("..ucpl-work")  # bytes of a target's name: a folder beside it has this one, marked
 Progress = Callable[[int, int], None]  # (bytes done, all of them)
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -116,7 +117,7 @@ def _without(checkpoint: Checkpoint, names: set[str]) -> Checkpoint:
     if names.isdisjoint(checkpoint.envelope.carried) and names.isdisjoint(checkpoint.envelope.scalars):
         return checkpoint
 
-    def rest(values: dict[str, T]) -> dict[str, T]:
+    def rest(values: dict[K, T]) -> dict[K, T]:
         return {key: value for key, value in values.items() if key not in names}
 
     callers = evolve(checkpoint.caller_states, of=tuple(rest(values) for values in checkpoint.caller_states.of))

@@ -1,7 +1,7 @@
 """Extents, inert values and the envelope: facts about files, below every room that reads or writes them."""
 
 from ucpl.extents.dtypes import BY_SAFETENSORS, BY_STORAGE, BY_TORCH, DTYPES, DType
-from ucpl.extents.envelope import Envelope, ParameterGroup, Scalar, Setting
+from ucpl.extents.envelope import Counted, Envelope, ParameterGroup, Scalar, Setting
 from ucpl.extents.records import (
     Call,
     Extent,
@@ -16,7 +16,7 @@ from ucpl.extents.records import (
 )
 from ucpl.extents.sharding import Section, Sharding
 from ucpl.extents.shelves import Shelf, Shelves
-from ucpl.extents.structure import Flat, NamedTensor, StoredTensor, Structure
+from ucpl.extents.structure import Flat, NamedTensor, Plain, StoredTensor, Structure
 
 __all__ = [
     "BY_SAFETENSORS",
@@ -24,6 +24,7 @@ __all__ = [
     "BY_TORCH",
     "DTYPES",
     "Call",
+    "Counted",
     "DType",
     "Envelope",
     "Extent",
@@ -32,6 +33,7 @@ __all__ = [
     "Key",
     "NamedTensor",
     "ParameterGroup",
+    "Plain",
     "Scalar",
     "Section",
     "Setting",

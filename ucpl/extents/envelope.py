@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attrs import field, frozen
 
 
@@ -16,6 +14,18 @@ class Setting:
 
 
 @frozen
+class Scalar:
+    """A small tensor whose value is held here: its dtype, shape and little-endian bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+Counted = Scalar | int | float | str | bool | None  # what an optimizer keeps once for a whole parameter
+
+
+@frozen
 class ParameterGroup:
     """One parameter group of the optimizer: its members in the optimizer's own order, and hyper-parameters (lr, ...).
 
@@ -24,7 +34,7 @@ class ParameterGroup:
 
     name: str
     members: tuple[str, ...]
-    hyper: dict[str, Any]
+    hyper: dict[str, object]
 
 
 @frozen
@@ -38,18 +48,9 @@ class Envelope:
     version: str = ""
     settings: dict[str, Setting] = field(factory=dict)
     groups: tuple[ParameterGroup, ...] = ()
-    # state name -> parameter name -> value as it was kept (0-dim TensorRef resolved to a `Scalar`, int, float)
-    scalars: dict[str, dict[str, Any]] = field(factory=dict)
+    # state name -> parameter name -> value as it was kept; a tensor without dims is a `Scalar`
+    scalars: dict[str, dict[str, Counted]] = field(factory=dict)
     # framework fields that continue a run: lr_scheduler, loss scaler, global_steps, ds_config, ...
-    blobs: dict[str, Any] = field(factory=dict)
+    blobs: dict[str, object] = field(factory=dict)
     # the caller's own: client_state, merged by the framework into its files
-    carried: dict[str, Any] = field(factory=dict)
-
-
-@frozen
-class Scalar:
-    """A small tensor whose value is held here: its dtype, shape and little-endian bytes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
+    carried: dict[object, object] = field(factory=dict)

@@ -5,8 +5,6 @@ Not here: reading or writing (stores), and what a tensor means (layout).
 
 from __future__ import annotations
 
-from typing import Any
-
 from attrs import field, frozen, mutable
 
 Step = str | int
@@ -79,7 +77,7 @@ class TensorRef:
     requires_grad: bool = False
     parameter: bool = False
     # Python attributes that the tensor carried (DeepSpeed's ds_id): kept and written back, no part of what it is equal to
-    attributes: Any = field(default=None, eq=False)
+    attributes: object = field(default=None, eq=False)
 
 
 @frozen
@@ -99,12 +97,12 @@ class Call:
     """
 
     function: Global | Call
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(factory=dict)
+    args: tuple[object, ...] = ()
+    kwargs: dict[str, object] = field(factory=dict)
     new: bool = False
-    state: Any = None
-    list_items: list[Any] = field(factory=list)
-    dict_items: list[tuple[Any, Any]] = field(factory=list)
+    state: object = None
+    list_items: list[object] = field(factory=list)
+    dict_items: list[tuple[object, object]] = field(factory=list)
 
 
 class Size(tuple[int, ...]):

@@ -26,11 +26,11 @@ from ucpl.stores.huggingface import HuggingFace
 from ucpl.syntax import format_text, nodes
 from ucpl.syntax.printer import print_item
 from ucpl.syntax.quoting import is_dotted
-from ucpl.texts import is_endless, json_object, read_text
+from ucpl.texts import Json, is_endless, json_object, read_text
 
 __all__ = ["import_hf"]
 
-Config = dict[str, object]
+Config = dict[str, Json]
 
 _LAYERS = re.compile(r"layer|block|depth")
 _EXPERTS = re.compile(r"expert")

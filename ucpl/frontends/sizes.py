@@ -16,9 +16,10 @@ from attrs import define, evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.layout import Library
-from ucpl.layout.scope import Json, Scope, Value, at
+from ucpl.layout.scope import Scope, Value, at
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes
+from ucpl.texts import Json
 
 Found = dict[str, tuple[int, str]]  # name -> (size, where it is from)
 

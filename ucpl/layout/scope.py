@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Union, cast
+from typing import cast
 
 from attrs import define, field
 
 from ucpl.errors import fail
 from ucpl.layout.arithmetic import NUMBER_LIMIT, Value, at, bounded, evaluated, integer
 from ucpl.syntax import nodes
+from ucpl.texts import Json
 
 __all__ = ["NUMBER_LIMIT", "Config", "Scope", "Value", "at", "literal", "nearest"]
 
-Json = Union[  # noqa: UP007
-    None, bool, int, float, str, list["Json"], dict[str, "Json"]
-]
 Config = Mapping[str, Json]  # a Hugging Face config.json
 
 STEPS_LIMIT = 1_000_000  # evaluations of one file before it counts as runaway

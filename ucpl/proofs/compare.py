@@ -6,11 +6,14 @@ that only one side stores is compared with what the other derives it to be.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from attrs import evolve, field, frozen
 
 from ucpl.graph import build
+from ucpl.graph.side import DtypeOf
+from ucpl.layout import LogicalTensor
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.envelopes import NO_GROUPS, Difference, Unsaid, beside, counted_names
 from ucpl.proofs.where import Pair, counted, element_at, only, pairs_of
@@ -92,7 +95,7 @@ def likeness(
     return Likeness(tuple(found), len(same), elements, read, live, tuple(derived), aside.count, unsaid)
 
 
-def _dtype_of(known: dict[tuple[str, tuple[str, ...]], str]) -> Any:
+def _dtype_of(known: dict[tuple[str, tuple[str, ...]], str]) -> DtypeOf:
     return lambda file, key: known.get((file, tuple(map(str, key))))
 
 
@@ -126,7 +129,7 @@ def _kinds(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) -> t
     return [], [Unsaid(counted_names(paths), kind, side, NO_GROUPS) for kind, paths in by_kind.items()]
 
 
-def _has(path: str, tensors: dict[str, Any]) -> str:
+def _has(path: str, tensors: Mapping[str, LogicalTensor]) -> str:
     return f"{tensors[path].kind} {list(tensors[path].counts)}" if path in tensors else "nothing"
 
 

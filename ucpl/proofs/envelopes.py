@@ -8,7 +8,8 @@ difference, whatever the formats are.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from attrs import define, field, frozen
 
@@ -95,13 +96,13 @@ class _Pair:
     theirs: Beside
     found: Found
 
-    def hold(self, kind: str, name: str, left: Any, right: Any) -> None:
+    def hold(self, kind: str, name: str, left: object, right: object) -> None:
         """Two values, place by place."""
         self.found.count += 1
         said = apart(name, left, right, self.ours, self.theirs)
         self.found.differences += [Difference(kind, d.path, a=d.a, b=d.b) for d in said]
 
-    def alone(self, kind: str, name: str, value: Any, side: Side, why: str = "") -> None:
+    def alone(self, kind: str, name: str, value: object, side: Side, why: str = "") -> None:
         """A value that one side has. `why` silence is no difference; without it, the value is lost."""
         self.found.count += 1
         text = value_text(number_of(value))
@@ -165,13 +166,13 @@ class _Pair:
                     self.hold("scalar", f"{state}.{name}", left[name], right[name])
                 elif not _is_zero({**left, **right}[name]):
                     self.counted("scalar", f"{state}.{name}", left, right, name)
-            sides: tuple[tuple[Side, dict[str, Any]], ...] = (("A", left), ("B", right))
+            sides: tuple[tuple[Side, Mapping[str, object]], ...] = (("A", left), ("B", right))
             for side, some in sides:
                 zeros = [n for n in some if (n not in left or n not in right) and _is_zero(some[n])]
                 if zeros:
                     self.alone("scalar", f"{state} of {counted_names(zeros)}", 0, side, _BEGINS)
 
-    def counted(self, kind: str, name: str, left: dict[str, Any], right: dict[str, Any], key: str) -> None:
+    def counted(self, kind: str, name: str, left: Mapping[str, object], right: Mapping[str, object], key: str) -> None:
         """A number that one side has, if any: no difference where it is the one that a run begins with."""
         side: Side = "A" if key in left else "B"
         values = left if side == "A" else right
@@ -239,22 +240,22 @@ def _is_elastic(envelope: Envelope) -> bool:
     return elastic is not None and bool(elastic.value)
 
 
-def _is_zero(value: Any) -> bool:
+def _is_zero(value: object) -> bool:
     number = number_of(value)
     return isinstance(number, (int, float)) and not isinstance(number, bool) and number == 0
 
 
-def _scaling(blobs: dict[str, Any]) -> dict[str, Any]:
+def _scaling(blobs: dict[str, object]) -> dict[str, object]:
     """How losses are scaled, from either form: `dynamic`, the scale, and of a dynamic one what moves it."""
     kept = blobs.get("loss_scaler")
     if isinstance(kept, Call):
-        state: dict[str, Any] = kept.state if isinstance(kept.state, dict) else {}
+        state: dict[str, object] = kept.state if isinstance(kept.state, dict) else {}
         dynamic = bool(state.get("dynamic", False))
     else:
         numbers = blobs.get("loss_scale_config")
         state = numbers if isinstance(numbers, dict) else {}
         dynamic = bool(state.get("dynamic_loss_scale", False))
-    out: dict[str, Any] = {"dynamic": dynamic, "cur_scale": state.get("cur_scale", 1.0)}
+    out: dict[str, object] = {"dynamic": dynamic, "cur_scale": state.get("cur_scale", 1.0)}
     if dynamic:
         moves = ("cur_iter", "last_overflow_iter", "scale_factor", "scale_window")
         out |= {key: state[key] for key in moves if key in state}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import field, frozen
@@ -72,7 +72,7 @@ def _read(files: SourceFiles, position: int, size: int) -> bytearray:
     return out
 
 
-def apart(path: str, a: Any, b: Any, ours: Beside, theirs: Beside) -> Iterator[Apart]:
+def apart(path: str, a: object, b: object, ours: Beside, theirs: Beside) -> Iterator[Apart]:
     """Every place where two value trees differ. Numbers are equal by value; a NaN equals itself."""
     yield from _Trees(ours, theirs).apart(path, a, b)
 
@@ -84,7 +84,7 @@ class _Trees:
     # Containers that were held against each other: what is shared is compared once, and a cycle ends.
     met: set[tuple[int, int]] = field(factory=set)
 
-    def apart(self, path: str, a: Any, b: Any) -> Iterator[Apart]:
+    def apart(self, path: str, a: object, b: object) -> Iterator[Apart]:
         a, b = number_of(a), number_of(b)
         if isinstance(a, TensorRef) and isinstance(b, TensorRef):
             yield from _tensors(path, a, b, self.ours, self.theirs)
@@ -100,7 +100,7 @@ class _Trees:
         elif type(a) is not type(b) or a != b:
             yield Apart(path, value_text(a), value_text(b))
 
-    def inside(self, path: str, a: Any, b: Any) -> Iterator[Apart]:
+    def inside(self, path: str, a: object, b: object) -> Iterator[Apart]:
         if isinstance(a, dict) and isinstance(b, dict):
             for key in [*a, *(k for k in b if k not in a)]:
                 name = f"{path}.{key}" if path else str(key)
@@ -149,11 +149,11 @@ def _tensors(path: str, a: TensorRef, b: TensorRef, ours: Beside, theirs: Beside
         at += len(x)
 
 
-def _said(value: dict[Any, Any], key: Any) -> str:
+def _said(value: dict[object, object], key: object) -> str:
     return value_text(value[key]) if key in value else "nothing"
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """A value in few words."""
     match value:
         case TensorRef():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from attrs import evolve, frozen
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.extents import key_text
 from ucpl.graph import build
+from ucpl.graph.side import DtypeOf
 from ucpl.layout import Derivation
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.where import counted, element_at, only, pairs_of
@@ -155,7 +154,7 @@ def _steps(checkpoint: Checkpoint) -> list[str]:
     for state, values in checkpoint.envelope.scalars.items():
         for i, group in enumerate(checkpoint.envelope.groups):
             mine = [number_of(values[m]) for m in group.members if m in values]
-            seen: list[Any] = []
+            seen: list[object] = []
             for value in mine:
                 if value not in seen:
                     seen.append(value)
@@ -166,6 +165,6 @@ def _steps(checkpoint: Checkpoint) -> list[str]:
     return out
 
 
-def _dtype_of(checkpoint: Checkpoint) -> Any:
+def _dtype_of(checkpoint: Checkpoint) -> DtypeOf:
     known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
     return lambda file, key: known.get((file, tuple(map(str, key))))

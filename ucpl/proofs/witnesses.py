@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from attrs import evolve, frozen
@@ -36,7 +36,8 @@ from ucpl.syntax import nodes
 __all__ = ["Witness", "masters", "stated_orders", "transformers_class", "witnesses"]
 
 Says = Literal["agrees", "contradicts", "absent"]
-Forward = Callable[[Path], NDArray[Any]]  # a Hugging Face folder -> logits
+Logits = NDArray[np.floating]
+Forward = Callable[[Path], Logits]  # a Hugging Face folder -> logits
 
 
 class Described(Protocol):
@@ -217,12 +218,12 @@ def _forward() -> Forward | None:
     except ImportError:
         return None
 
-    def forward(folder: Path) -> NDArray[Any]:
+    def forward(folder: Path) -> Logits:
         model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
         vocabulary = int(model.config.vocab_size)
         ids = torch.tensor([[(7 * i * i + 3 * i + 1) % vocabulary for i in range(min(16, vocabulary))]])
         with torch.no_grad():
-            logits: NDArray[Any] = model(ids).logits.numpy()
+            logits: Logits = model(ids).logits.numpy()
         return logits
 
     return forward

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ucpl.columns import I64, Bools, distinct, numbered
 
+Ints = NDArray[np.integer]
+
 PAIRS_AT_ONCE = 4_000_000
 SAMPLE = 1 << 14  # boxes
 
 
-def overlaps(
-    group_a: NDArray[Any], low_a: I64, high_a: I64, group_b: NDArray[Any], low_b: I64, high_b: I64
-) -> tuple[I64, I64]:
+def overlaps(group_a: Ints, low_a: I64, high_a: I64, group_b: Ints, low_b: I64, high_b: I64) -> tuple[I64, I64]:
     """All pairs (i, j) of boxes of the same group that share an element, ordered by i and then by position in b.
 
     A box is low <= index < high per dim (K columns). Groups are small whole numbers (a tensor's number).

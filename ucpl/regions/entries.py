@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from itertools import product
-from typing import Any
 
 import numpy as np
 from attrs import define, field, frozen
@@ -16,6 +16,10 @@ from ucpl.layout.scope import at
 from ucpl.regions.cells import Cells, Concat, CutError, Labelled, Piece, Product, Range, build, padding_of, pieces_of
 
 I64 = NDArray[np.int64]
+Kin = Hashable  # equal for entries of which the same boxes are stored, but for the tensor's number
+Indexed = tuple[Hashable, tuple[int, ...]]  # the brackets that choices are made of, and the coordinates
+# A tensor's dims, and which indices of each it has: counts, starts and steps.
+Reach = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 CHOICE_LIMIT = 4_000_000
 PIECE_LIMIT = 1_000_000  # boxes of one entry on one rank
 
@@ -35,7 +39,7 @@ class Ranks:
                 if axis not in self.columns:
                     self.columns[axis] = here
                     self.degrees[axis] = degree
-        self.cache: dict[Any, list[tuple[dict[str, int], int]]] = {}
+        self.cache: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], list[tuple[dict[str, int], int]]] = {}
 
     def combinations(
         self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...] = ()
@@ -66,7 +70,7 @@ class Choices:
     variables: dict[
         str, I64
     ]  # what a template may say: an index, its digits, and its place in the run that a rank holds
-    placed: dict[Any, tuple[tuple[int, ...], I64]] = field(factory=dict)  # EntryPlacer.positions remembers here
+    placed: dict[Reach, tuple[tuple[int, ...], I64]] = field(factory=dict)  # EntryPlacer.positions remembers here
 
     def __len__(self) -> int:
         return len(self.digits)
@@ -117,10 +121,10 @@ class EntryPlacer:
     k: int  # columns
     shape_axes: tuple[str, ...] = field(init=False)
     index_axes: tuple[str, ...] = field(init=False)
-    kin: Any = field(init=False)  # equal for entries of which the same boxes are stored, but for the tensor's number
-    locals: dict[Any, Local] = field(init=False)
-    choices_found: dict[Any, Choices] = field(factory=dict)  # of all placers of a layout
-    locals_found: dict[Any, dict[Any, Local]] = field(factory=dict)  # of all placers of a layout, by kin
+    kin: Kin = field(init=False)
+    locals: dict[tuple[int, ...], Local] = field(init=False)
+    choices_found: dict[Indexed, Choices] = field(factory=dict)  # of all placers of a layout
+    locals_found: dict[Kin, dict[tuple[int, ...], Local]] = field(factory=dict)  # of all placers of a layout, by kin
     degrees: dict[str, int] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -154,7 +158,7 @@ class EntryPlacer:
                     remedy=f"add it: mesh {axis} ...",
                 )
 
-    def _kin(self) -> Any:
+    def _kin(self) -> Kin:
         """One tensor, without brackets: its pattern with its dims' places for their names, and their sizes."""
         paths = list(self.entry.targets.items())
         if self.entry.indices or len(paths) != 1 or paths[0][0] is not None:
@@ -191,7 +195,7 @@ class EntryPlacer:
         return self.choices_found[memo]
 
     @property
-    def _indexed(self) -> Any:
+    def _indexed(self) -> Hashable:
         """What the choices depend on, coordinates aside: entries that share it share their choices."""
         if not self.entry.indices:
             return ()

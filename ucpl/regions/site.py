@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attrs import frozen
 
 from ucpl.layout import FileRule, Group, Layout, States, Storing
 from ucpl.layout.layout import Policy
 from ucpl.layout.templates import Template
 from ucpl.regions.claims import Claims
-from ucpl.regions.entries import Choices, EntryPlacer, Local, Ranks
+from ucpl.regions.entries import Choices, EntryPlacer, Indexed, Kin, Local, Ranks
 from ucpl.regions.names import Namer
 
 __all__ = ["Site"]
@@ -34,8 +32,8 @@ class Site:
     def of(cls, layout: Layout, rank: int | None) -> Site:
         number = {path: i for i, path in enumerate(layout.tensors)}
         k = max((len(t.dims) for t in layout.tensors.values()), default=0) or 1
-        found: dict[Any, Choices] = {}
-        kin: dict[Any, dict[Any, Local]] = {}
+        found: dict[Indexed, Choices] = {}
+        kin: dict[Kin, dict[tuple[int, ...], Local]] = {}
         placers = tuple(
             EntryPlacer(layout, e, number, k, choices_found=found, locals_found=kin) for e in layout.entries
         )

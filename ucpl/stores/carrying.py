@@ -8,59 +8,78 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypeVar, overload
 
 from attrs import evolve
 
-from ucpl.extents import Call, Extent, StorageRef, TensorRef
+from ucpl.extents import Call, Extent, Global, StorageRef, TensorRef
 from ucpl.stores.checkpoint import Carried
+from ucpl.stores.inert import LEAVES
 from ucpl.stores.pickles import attributes_of, set_attributes
 
+K = TypeVar("K")
+_Change = Callable[[TensorRef], object]
+_Memo = dict[int, tuple[object, object]]  # by id: what was made of a value, and the value, which keeps its id taken
 _JOINT = "\0"  # in no file's name, and in no member's that a zip archive is read with
 
 
-def mapped(value: Any, change: Callable[[TensorRef], Any], memo: dict[int, Any] | None = None) -> Any:
+@overload
+def mapped(value: dict[K, object], change: _Change, memo: _Memo | None = None) -> dict[K, object]: ...
+@overload
+def mapped(value: Global | Call, change: _Change, memo: _Memo | None = None) -> Global | Call: ...
+@overload
+def mapped(value: object, change: _Change, memo: _Memo | None = None) -> object: ...
+def mapped(value: object, change: _Change, memo: _Memo | None = None) -> object:
     """A copy of a value tree with every tensor changed. Containers that are shared stay shared, cycles stay cycles."""
     memo = {} if memo is None else memo
-    kind = type(value)
-    if kind is TensorRef:
+    if type(value) in LEAVES:
+        return value
+    if type(value) is TensorRef:
         made = change(value)
         if type(made) is TensorRef and made.attributes is not None:
             made = evolve(made, attributes=mapped(made.attributes, change, memo))
         return made
-    if kind not in (dict, OrderedDict, list, tuple, set, frozenset, Call):
-        return value
     if id(value) in memo:
         return memo[id(value)][0]
-    if kind is list:
-        listed: list[Any] = []
-        memo[id(value)] = (listed, value)  # the second keeps its id taken
+    if type(value) is list:
+        listed: list[object] = []
+        memo[id(value)] = (listed, value)
         listed.extend(mapped(item, change, memo) for item in value)
         return listed
-    if kind is dict or kind is OrderedDict:
-        made_dict: dict[Any, Any] = OrderedDict() if kind is OrderedDict else {}
-        memo[id(value)] = (made_dict, value)
-        for key, item in value.items():
-            made_dict[mapped(key, change, memo)] = mapped(item, change, memo)
-        if isinstance(made_dict, OrderedDict) and (attributes := attributes_of(value)) is not None:
-            set_attributes(made_dict, mapped(attributes, change, memo))
-        return made_dict
-    if kind is Call:
-        call = Call(value.function, new=value.new)
-        memo[id(value)] = (call, value)
-        call.function = mapped(value.function, change, memo)
-        call.args = tuple(mapped(item, change, memo) for item in value.args)
-        call.kwargs = {key: mapped(item, change, memo) for key, item in value.kwargs.items()}
-        call.state = mapped(value.state, change, memo)
-        call.list_items = [mapped(item, change, memo) for item in value.list_items]
-        call.dict_items = [(mapped(k, change, memo), mapped(v, change, memo)) for k, v in value.dict_items]
-        return call
-    made_other = kind(mapped(item, change, memo) for item in value)
-    memo[id(value)] = (made_other, value)
-    return made_other
+    if type(value) is dict or type(value) is OrderedDict:
+        return _mapped_dict(value, change, memo)
+    if type(value) is Call:
+        return _mapped_call(value, change, memo)
+    if type(value) is tuple or type(value) is set or type(value) is frozenset:
+        made_other = type(value)(mapped(item, change, memo) for item in value)
+        memo[id(value)] = (made_other, value)
+        return made_other
+    return value
 
 
-def lifted(value: Any, file: str) -> Any:
+def _mapped_dict(value: dict[object, object], change: _Change, memo: _Memo) -> dict[object, object]:
+    made: dict[object, object] = OrderedDict() if type(value) is OrderedDict else {}
+    memo[id(value)] = (made, value)
+    for key, item in value.items():
+        made[mapped(key, change, memo)] = mapped(item, change, memo)
+    if isinstance(value, OrderedDict) and isinstance(made, OrderedDict) and (found := attributes_of(value)) is not None:
+        set_attributes(made, mapped(found, change, memo))
+    return made
+
+
+def _mapped_call(value: Call, change: _Change, memo: _Memo) -> Call:
+    call = Call(value.function, new=value.new)
+    memo[id(value)] = (call, value)
+    call.function = mapped(value.function, change, memo)
+    call.args = tuple(mapped(item, change, memo) for item in value.args)
+    call.kwargs = {key: mapped(item, change, memo) for key, item in value.kwargs.items()}
+    call.state = mapped(value.state, change, memo)
+    call.list_items = [mapped(item, change, memo) for item in value.list_items]
+    call.dict_items = [(mapped(k, change, memo), mapped(v, change, memo)) for k, v in value.dict_items]
+    return call
+
+
+def lifted(value: object, file: str) -> object:
     """A value of one file, ready to be carried: storages are called by file and name."""
     return mapped(value, lambda t: evolve(t, storage=evolve(t.storage, name=f"{file}{_JOINT}{t.storage.name}")))
 
@@ -119,7 +138,11 @@ class Storages:
         self.carried.append(Carried(extent, made.storage.name))
         return made
 
-    def value(self, value: Any) -> Any:
+    @overload
+    def value(self, value: dict[K, object]) -> dict[K, object]: ...
+    @overload
+    def value(self, value: object) -> object: ...
+    def value(self, value: object) -> object:
         """A carried value tree (see `lifted`) with storages of this file."""
         return mapped(value, self._settle)
 

@@ -24,7 +24,7 @@ class CallerStates:
     By pp, tp and dp coordinates, the last fastest; one for all dp ranks where they have one file.
     """
 
-    of: tuple[dict[str, Any], ...] = ()
+    of: tuple[dict[object, object], ...] = ()
     pp: int = 1
     tp: int = 1
 
@@ -33,7 +33,7 @@ class CallerStates:
         """Files of one model-parallel rank."""
         return len(self.of) // (self.pp * self.tp)
 
-    def at(self, pp: int, tp: int, dp: int) -> dict[str, Any]:
+    def at(self, pp: int, tp: int, dp: int) -> dict[object, object]:
         return self.of[(pp * self.tp + tp) * self.files + dp]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from attrs import define, field
 
@@ -117,7 +117,7 @@ class _Tree:
     """Nested dicts under construction. A dict whose keys count from 0 becomes a list."""
 
     file: str
-    top: dict[str | int, Any] = field(factory=dict)
+    top: dict[str | int, object] = field(factory=dict)
 
     def put(self, key: Key, value: TensorRef) -> None:
         node = self.top
@@ -136,7 +136,7 @@ class _Tree:
         )
 
 
-def _settled(value: Any) -> Any:
+def _settled(value: object) -> object:
     if not isinstance(value, dict):
         return value
     if value and set(value) == set(range(len(value))):

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from attrs import define, field, frozen
 
@@ -35,6 +34,7 @@ from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.safetensors_files import SafetensorsFile, read_safetensors_file
 from ucpl.stores.texts import is_text, read_small
 from ucpl.stores.values import Empty, Value
+from ucpl.texts import Json
 
 __all__ = ["FILE", "TEXTS", "HuggingFace", "carried_texts", "config_of", "read_texts"]
 
@@ -82,7 +82,7 @@ class _Folder:
     names: list[str]  # the weights' files
     weight_map: dict[str, str] | None  # what the index says: tensor -> file
     index: str = ""
-    stated_size: Any = None  # what the index says, in bytes
+    stated_size: object = None  # what the index says, in bytes
     remarks: list[str] = field(factory=list)
     found: dict[str, Extent] = field(factory=dict)
     aliases: dict[str, str] = field(factory=dict)
@@ -185,7 +185,7 @@ class _Folder:
         texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
         self.remarks += more
         empty = {name: extent for name, extent in self.found.items() if extent.numel == 0}
-        blobs: dict[str, Any] = {TEXTS: texts} if texts else {}
+        blobs: dict[str, object] = {TEXTS: texts} if texts else {}
         if empty:
             blobs[EMPTY] = {n: {"dtype": e.dtype, "shape": list(e.shape), "buffer": True} for n, e in empty.items()}
         full = {name: extent for name, extent in self.found.items() if name not in empty}
@@ -262,7 +262,7 @@ def read_texts(folder: Path) -> tuple[dict[str, str], list[str]]:
     return texts, remarks
 
 
-def config_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
+def config_of(checkpoint: Checkpoint) -> dict[str, Json] | None:
     """The config.json that a checkpoint has, or that an earlier conversion carried. None where it has none."""
     text = carried_texts(checkpoint).get("config.json")
     if text is None:
@@ -292,7 +292,7 @@ def _version(texts: Mapping[str, str]) -> str:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def shard_bytes(text: Any) -> int:
+def shard_bytes(text: object) -> int:
     """`5GB`, `200MiB`, or a number of bytes. Powers of ten, of two with an i, as huggingface_hub reads them.
 
     Raises: UcplError E387.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeGuard, TypeVar
 
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_STORAGE, Call, Global, Key, Size, Step, StorageRef, TensorRef, TorchDType
@@ -23,19 +23,24 @@ WALK_VALUES_MAX = 10_000_000  # values met on all paths
 DIMS_MAX = 64  # torch's own limit
 NUMBER_BYTES_MAX = 1024  # of a whole number: Python itself prints none of more than 4,300 digits
 
+K = TypeVar("K")
+V = TypeVar("V")
+A = TypeVar("A")
+B = TypeVar("B")
+
 _ATTRIBUTES = "ucpl_attributes"
 # Python 2's names, which protocol 2 still uses. The others of pickle's table are of no use here.
 MODULE_READ = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 MODULE_WRITTEN = {new: old for old, new in MODULE_READ.items()}
 
 
-def attributes_of(mapping: OrderedDict[Any, Any]) -> dict[str, Any] | None:
+def attributes_of(mapping: OrderedDict[K, V]) -> dict[object, object] | None:
     """The attributes that a file gave to an OrderedDict (BUILD), such as `{"_metadata": ...}`. None where it gave none."""
     found = vars(mapping).get(_ATTRIBUTES)
     return found if isinstance(found, dict) else None
 
 
-def set_attributes(mapping: OrderedDict[Any, Any], attributes: dict[str, Any] | None) -> None:
+def set_attributes(mapping: OrderedDict[K, V], attributes: dict[A, B] | None) -> None:
     """Give an OrderedDict the attributes that it is written with. They lie under one name: a file cannot shadow a method."""
     vars(mapping).pop(_ATTRIBUTES, None)
     if attributes is not None:
@@ -84,9 +89,9 @@ def is_name(text: str) -> bool:
     return len(text) <= 1000 and all(part.isidentifier() for part in text.split("."))
 
 
-def is_dims(value: Any) -> bool:
+def is_dims(value: object) -> TypeGuard[tuple[int, ...]]:
     """A shape or stride: at most 64 whole numbers of 64 bits."""
-    if type(value) not in (tuple, Size) or len(value) > DIMS_MAX:
+    if not (type(value) is tuple or type(value) is Size) or len(value) > DIMS_MAX:
         return False
     for n in value:  # noqa: SIM110 (a generator takes twice as long)
         if type(n) is not int or not -(1 << 63) <= n < 1 << 63:
@@ -94,7 +99,7 @@ def is_dims(value: Any) -> bool:
     return True
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     if type(value) is Global:
         return f"the name {value.module}.{value.name}"
     return f"a {type(value).__name__}"
@@ -107,37 +112,37 @@ LEAVES = frozenset(
 )
 
 
-def parts_of(value: Any) -> list[Any]:
+def parts_of(value: object) -> list[object]:
     """The values directly in a value: keys too where they are more than words and numbers."""
-    kind = type(value)
-    if kind is tuple or kind is list or kind is set or kind is frozenset:
+    found: list[object]
+    if type(value) is tuple or type(value) is list or type(value) is set or type(value) is frozenset:
         return list(value)
-    if kind is dict or kind is OrderedDict:
+    if type(value) is dict or type(value) is OrderedDict:
         found = list(value.values())
         found.extend(key for key in value if type(key) not in LEAVES)
-        if kind is OrderedDict and (attributes := attributes_of(value)) is not None:
+        if type(value) is OrderedDict and (attributes := attributes_of(value)) is not None:
             found.append(attributes)
         return found
-    if kind is Call:
+    if type(value) is Call:
         found = [value.function, *value.args, value.state, *value.list_items]
         found.extend(value.kwargs.values())
         for pair in value.dict_items:
             found.extend(pair)
         return found
-    if kind is TensorRef and value.attributes is not None:
+    if type(value) is TensorRef and value.attributes is not None:
         return [value.attributes]
     return []
 
 
-def check_nesting(root: Any, file: str, code: str = "E424") -> None:
+def check_nesting(root: object, file: str, code: str = "E424") -> None:
     """Whoever walks a value may recurse: no path through it is longer than NESTING_MAX. Without recursion here.
 
     A value met again counts as high as it was found to be, a cycle is cut where it closes.
     """
     height: dict[int, int] = {}  # of what lies under a container; 0 while it is being looked at
-    path: list[tuple[int, Iterator[Any]]] = []
+    path: list[tuple[int, Iterator[object]]] = []
     highest = [0]
-    todo: Iterator[Any] = iter((root,))
+    todo: Iterator[object] = iter((root,))
     leaves = LEAVES
     while True:
         for child in todo:
@@ -166,7 +171,7 @@ def check_nesting(root: Any, file: str, code: str = "E424") -> None:
             fail(code, f"{file}: its values nest more than {NESTING_MAX} deep", Label(file))
 
 
-def _step(key: Any, n: int) -> Step:
+def _step(key: object, n: int) -> Step:
     """A dict's key as a step: words and numbers as they are, others by their text."""
     if type(key) is str or type(key) is int:
         return key
@@ -175,7 +180,7 @@ def _step(key: Any, n: int) -> Step:
     return f"@key{n}"
 
 
-def walk(root: Any, file: str = "pickle") -> Iterator[tuple[Key, Any]]:
+def walk(root: object, file: str = "pickle") -> Iterator[tuple[Key, object]]:
     """Every value under `root` with its path, containers before their parts, in the order of the file.
 
     Steps: a dict's key, an index of a list or tuple, and of an object `@args`, `@kwargs`, `@state`, `@list`, `@dict`; the
@@ -184,13 +189,13 @@ def walk(root: Any, file: str = "pickle") -> Iterator[tuple[Key, Any]]:
 
     Raises: UcplError E425 where sharing unfolds to more than WALK_VALUES_MAX values.
     """
-    path: list[tuple[int, Key, Iterator[tuple[Step, Any]]]] = []
+    path: list[tuple[int, Key, Iterator[tuple[Step, object]]]] = []
     entered: set[int] = set()
     here: Key = ()
     ident = 0
-    todo: Iterator[tuple[Step, Any]] = iter(())
+    todo: Iterator[tuple[Step, object]] = iter(())
     met = 0
-    pending: tuple[Key, Any] | None = ((), root)
+    pending: tuple[Key, object] | None = ((), root)
     while True:
         if pending is None:
             for step, child in todo:
@@ -217,34 +222,38 @@ def walk(root: Any, file: str = "pickle") -> Iterator[tuple[Key, Any]]:
             entered.add(ident)
 
 
-def steps_of(value: Any) -> list[tuple[Step, Any]]:
-    kind = type(value)
-    found: list[tuple[Step, Any]]
-    if kind is tuple or kind is list:
+def steps_of(value: object) -> list[tuple[Step, object]]:
+    """The values directly in a value, each with its step (see `walk`)."""
+    found: list[tuple[Step, object]]
+    if type(value) is tuple or type(value) is list:
         return list(enumerate(value))
-    if kind is dict or kind is OrderedDict:
+    if type(value) is dict or type(value) is OrderedDict:
         found = [(_step(key, n), item) for n, (key, item) in enumerate(value.items())]
-        if kind is OrderedDict and (attributes := attributes_of(value)) is not None:
+        if type(value) is OrderedDict and (attributes := attributes_of(value)) is not None:
             found.append(("@attributes", attributes))
         return found
-    if kind is set or kind is frozenset:
+    if type(value) is set or type(value) is frozenset:
         return [(f"@member{n}", member) for n, member in enumerate(value)]
-    if kind is Call:
-        found = [("@function", value.function)]
-        for step, part in (
-            ("@args", value.args),
-            ("@kwargs", value.kwargs),
-            ("@list", value.list_items),
-            ("@dict", value.dict_items),
-        ):
-            if part:
-                found.append((step, part))
-        if value.state is not None:
-            found.append(("@state", value.state))
-        return found
-    if kind is TensorRef and value.attributes is not None:
+    if type(value) is Call:
+        return _steps_of_call(value)
+    if type(value) is TensorRef and value.attributes is not None:
         return [("@attributes", value.attributes)]
     return []
+
+
+def _steps_of_call(call: Call) -> list[tuple[Step, object]]:
+    found: list[tuple[Step, object]] = [("@function", call.function)]
+    for step, part in (
+        ("@args", call.args),
+        ("@kwargs", call.kwargs),
+        ("@list", call.list_items),
+        ("@dict", call.dict_items),
+    ):
+        if part:
+            found.append((step, part))
+    if call.state is not None:
+        found.append(("@state", call.state))
+    return found
 
 
 # What torch.load(weights_only=True) of torch 2.6 to 2.13 accepts without being told, by name.
@@ -285,7 +294,7 @@ _SAFE = frozenset(
 )
 
 
-def unsafe_globals(value: Any) -> list[str]:
+def unsafe_globals(value: object) -> list[str]:
     """The names under `value` that torch.load(weights_only=True) refuses, sorted: "module.name".
 
     Which of them a framework is known to need is the caller's to say.
@@ -295,21 +304,20 @@ def unsafe_globals(value: Any) -> list[str]:
     todo = [value]
     while todo:
         item = todo.pop()
-        kind = type(item)
-        if kind is Global:
+        if type(item) is Global:
             name = f"{item.module}.{item.name}"
             if name not in _SAFE:
                 found.add(name)
-        elif kind is slice:
+        elif type(item) is slice:
             found.add("builtins.slice")
-        elif kind in LEAVES or id(item) in seen:
+        elif type(item) in LEAVES or id(item) in seen:
             continue
         else:
-            if kind is frozenset:
+            if type(item) is frozenset:
                 found.add("builtins.frozenset")
             seen.add(id(item))
             todo.extend(parts_of(item))
-            if kind is dict or kind is OrderedDict:
+            if type(item) is dict or type(item) is OrderedDict:
                 todo.extend(key for key in item if type(key) is Global)
     return sorted(found)
 
@@ -317,5 +325,5 @@ def unsafe_globals(value: Any) -> list[str]:
 _CONTAINERS = frozenset({list, dict, tuple, OrderedDict, set, frozenset, Call, TensorRef})
 
 
-def is_foreign(value: Any) -> bool:
+def is_foreign(value: object) -> bool:
     return type(value) not in LEAVES and type(value) not in _CONTAINERS

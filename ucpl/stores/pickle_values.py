@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from attrs import evolve, frozen
 
@@ -40,6 +40,8 @@ from ucpl.stores.inert import (
     kind_of,
 )
 
+Args = tuple[object, ...]  # what a pickle calls something with
+
 KEY_PARTS_MAX = 64  # parts of one tuple that is a key, nested ones included
 
 
@@ -64,11 +66,11 @@ def _wrong(what: str) -> NoReturn:
     raise Bad("E427", f"wrong arguments for {what}")
 
 
-def _is_hooks(value: Any) -> bool:
+def _is_hooks(value: object) -> bool:
     return value is None or (type(value) in (dict, OrderedDict) and not value)
 
 
-def _tensor(build: Build, storage: Any, geometry: tuple[Any, ...]) -> TensorRef:
+def _tensor(build: Build, storage: object, geometry: Args) -> TensorRef:
     """`geometry`: offset, shape, stride and requires_grad."""
     offset, shape, stride, requires_grad = geometry
     if not (
@@ -86,13 +88,13 @@ def _tensor(build: Build, storage: Any, geometry: tuple[Any, ...]) -> TensorRef:
     return made
 
 
-def _make_tensor(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_tensor(build: Build, args: Args) -> object:
     if len(args) != 4:
         _wrong("a tensor")
     return _tensor(build, args[0], (*args[1:], False))
 
 
-def _make_tensor_v2(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_tensor_v2(build: Build, args: Args) -> object:
     if not 5 <= len(args) <= 7:
         _wrong("a tensor")
     if (len(args) > 5 and not _is_hooks(args[5])) or (len(args) > 6 and args[6]):
@@ -100,7 +102,7 @@ def _make_tensor_v2(build: Build, args: tuple[Any, ...]) -> Any:
     return _tensor(build, args[0], args[1:5])
 
 
-def _make_tensor_v3(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_tensor_v3(build: Build, args: Args) -> object:
     if not 7 <= len(args) <= 8 or type(args[0]) is not StorageRef or type(args[6]) is not TorchDType:
         _wrong("a tensor")
     if not _is_hooks(args[5]) or (len(args) > 7 and args[7]):
@@ -113,7 +115,7 @@ def _make_tensor_v3(build: Build, args: tuple[Any, ...]) -> Any:
     return _tensor(build, storage, args[1:5])
 
 
-def _make_parameter(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_parameter(build: Build, args: Args) -> object:
     if len(args) not in (3, 4) or type(args[1]) is not bool or not _is_hooks(args[2]):
         _wrong("a parameter")
     if type(args[0]) is not TensorRef:
@@ -124,11 +126,13 @@ def _make_parameter(build: Build, args: tuple[Any, ...]) -> Any:
     return made
 
 
-def _make_from_type(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_from_type(build: Build, args: Args) -> object:
     """`_rebuild_from_type_v2(function, type, args, state)`: a tensor with Python attributes."""
-    if len(args) != 4 or type(args[2]) is not tuple:
+    if len(args) != 4:
         _wrong("a tensor with attributes")
     function, kind, inner, state = args
+    if type(inner) is not tuple:
+        _wrong("a tensor with attributes")
     make = _TENSOR_MAKERS.get(function) if type(function) is Global else None
     if make is None or kind not in (TENSOR, PARAMETER):
         return Call(REBUILD_FROM_TYPE_V2, args)
@@ -138,26 +142,27 @@ def _make_from_type(build: Build, args: tuple[Any, ...]) -> Any:
     return evolve(made, attributes=state) if state else made
 
 
-def _make_ordered_dict(build: Build, args: tuple[Any, ...]) -> Any:
-    made: OrderedDict[Any, Any] = OrderedDict()
+def _make_ordered_dict(build: Build, args: Args) -> object:
+    made: OrderedDict[object, object] = OrderedDict()
     if not args:
         return made
-    if len(args) == 1 and type(args[0]) in (dict, OrderedDict):
-        build.spend(len(args[0]))
-        made.update(args[0])
+    (items,) = args if len(args) == 1 else (None,)
+    if type(items) is dict or type(items) is OrderedDict:
+        build.spend(len(items))
+        made.update(items)
         return made
-    if len(args) != 1 or type(args[0]) not in (list, tuple):
+    if not (type(items) is list or type(items) is tuple):
         _wrong("an OrderedDict")
-    build.spend(len(args[0]))
-    for pair in args[0]:
-        if type(pair) not in (list, tuple) or len(pair) != 2:
+    build.spend(len(items))
+    for pair in items:
+        if not (type(pair) is list or type(pair) is tuple) or len(pair) != 2:
             _wrong("an OrderedDict")
         check_key(pair[0])
         made[pair[0]] = pair[1]
     return made
 
 
-def _make_size(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_size(build: Build, args: Args) -> object:
     if not args:
         return Size()
     if len(args) != 1 or not is_dims(args[0]):
@@ -165,39 +170,40 @@ def _make_size(build: Build, args: tuple[Any, ...]) -> Any:
     return Size(args[0])
 
 
-def _members(build: Build, args: tuple[Any, ...], what: str) -> Iterable[Any]:
+def _members(build: Build, args: Args, what: str) -> Iterable[object]:
     if not args:
         return ()
-    if len(args) != 1 or type(args[0]) not in (list, tuple, set, frozenset):
-        _wrong(what)
-    build.spend(len(args[0]))
-    for member in args[0]:
-        check_key(member)
-    found: Iterable[Any] = args[0]
-    return found
+    (members,) = args if len(args) == 1 else (None,)
+    if type(members) is list or type(members) is tuple or type(members) is set or type(members) is frozenset:
+        build.spend(len(members))
+        for member in members:
+            check_key(member)
+        return members
+    _wrong(what)
 
 
-def _make_set(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_set(build: Build, args: Args) -> object:
     return set(_members(build, args, "a set"))
 
 
-def _make_frozenset(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_frozenset(build: Build, args: Args) -> object:
     return frozenset(_members(build, args, "a frozenset"))
 
 
-def _make_complex(build: Build, args: tuple[Any, ...]) -> Any:
-    if len(args) > 2 or not all(type(part) is float or (type(part) is int and abs(part) < 1 << 1000) for part in args):
+def _make_complex(build: Build, args: Args) -> object:
+    parts = [part for part in args if type(part) is float or (type(part) is int and abs(part) < 1 << 1000)]
+    if not len(parts) == len(args) <= 2:
         _wrong("a complex number")
-    return complex(*args)
+    return complex(*parts)
 
 
-def _make_slice(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_slice(build: Build, args: Args) -> object:
     if not 1 <= len(args) <= 3 or not all(part is None or type(part) is int for part in args):
         _wrong("a slice")
     return slice(*args)
 
 
-def _encoded(build: Build, args: tuple[Any, ...], what: str) -> bytes:
+def _encoded(build: Build, args: Args, what: str) -> bytes:
     """Bytes as protocol 2 writes them: text of code points 0 to 255."""
     if len(args) != 2 or type(args[0]) is not str or args[1] not in ("latin1", "latin-1"):
         _wrong(what)
@@ -208,17 +214,17 @@ def _encoded(build: Build, args: tuple[Any, ...], what: str) -> bytes:
         _wrong(what)
 
 
-def _make_encoded(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_encoded(build: Build, args: Args) -> object:
     return _encoded(build, args, "bytes")
 
 
-def _make_bytes(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_bytes(build: Build, args: Args) -> object:
     if args:
         _wrong("bytes")  # bytes(n) would allocate
     return b""
 
 
-def _make_bytearray(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_bytearray(build: Build, args: Args) -> object:
     if not args:
         return bytearray()
     if len(args) == 1 and type(args[0]) is bytes:
@@ -227,14 +233,14 @@ def _make_bytearray(build: Build, args: tuple[Any, ...]) -> Any:
     return bytearray(_encoded(build, args, "a bytearray"))
 
 
-def _make_attribute(build: Build, args: tuple[Any, ...]) -> Any:
+def _make_attribute(build: Build, args: Args) -> object:
     """`getattr(Outer, "Inner")`, which is how protocol 2 names a nested class. Only the name is made."""
     if len(args) == 2 and type(args[0]) is Global and type(args[1]) is str and args[1].isidentifier():
         return Global(args[0].module, f"{args[0].name}.{args[1]}")
     return Call(GETATTR, args)
 
 
-_Maker = Callable[[Build, tuple[Any, ...]], Any]
+_Maker = Callable[[Build, Args], object]
 
 _TENSOR_MAKERS: dict[Global, _Maker] = {
     REBUILD_TENSOR: _make_tensor,
@@ -279,13 +285,13 @@ def record_of(module: str, name: str) -> Global | TorchDType:
 _PLAIN_KEYS = frozenset({str, float, bool, type(None), bytes, complex, Global, TorchDType, Call, StorageRef, TensorRef})
 
 
-def is_key(value: Any) -> bool:
+def is_key(value: object) -> bool:
     """Whether a value can be a key of a dict, or a member of a set: found without hashing it."""
     parts, seen = [value], 0
     while parts:
         part = parts.pop()
         seen += 1
-        if type(part) in (tuple, Size, frozenset) and len(part) <= KEY_PARTS_MAX:
+        if (type(part) is tuple or type(part) is Size or type(part) is frozenset) and len(part) <= KEY_PARTS_MAX:
             parts.extend(part)
         elif type(part) is not int and type(part) not in _PLAIN_KEYS:
             return False
@@ -294,7 +300,7 @@ def is_key(value: Any) -> bool:
     return True
 
 
-def check_key(key: Any) -> None:
+def check_key(key: object) -> None:
     """A key is hashed: this must be quick, bounded, and without recursion on the file's choosing."""
     if type(key) in _PLAIN_KEYS or (type(key) is int and -(1 << 64) < key < 1 << 64):
         return
@@ -303,21 +309,20 @@ def check_key(key: Any) -> None:
         if not parts:
             return
         part = parts.pop()
-        kind = type(part)
-        if kind is int:
+        if type(part) is int:
             if not -(1 << 64) < part < 1 << 64:  # far larger ones are made to collide
                 raise Bad("E423", "uses a number of more than 64 bits as a key")
-        elif kind is tuple or kind is Size or kind is frozenset:
+        elif type(part) is tuple or type(part) is Size or type(part) is frozenset:
             if len(part) > KEY_PARTS_MAX - n:
                 break
             parts.extend(part)
-        elif kind not in _PLAIN_KEYS:
-            raise Bad("E423", f"uses a {kind.__name__} as a key")
+        elif type(part) not in _PLAIN_KEYS:
+            raise Bad("E423", f"uses a {type(part).__name__} as a key")
     if parts:
         raise Bad("E423", f"uses a tuple of more than {KEY_PARTS_MAX} parts as a key")
 
 
-def storage_of(pid: Any) -> StorageRef:
+def storage_of(pid: object) -> StorageRef:
     """The persistent id that torch writes for a storage: ("storage", class, key, location, elements)."""
     if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
         raise Bad("E427", "refers to an outside object that is no storage")

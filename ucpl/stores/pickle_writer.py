@@ -8,9 +8,8 @@ from __future__ import annotations
 import gc
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
-from typing import Any
 
 from attrs import field, frozen
 
@@ -22,6 +21,7 @@ from ucpl.stores.inert import (
     ENCODE,
     FROZENSET,
     GETATTR,
+    LEAVES,
     MODULE_WRITTEN,
     NUMBER_BYTES_MAX,
     ORDERED_DICT,
@@ -49,10 +49,11 @@ from ucpl.stores.inert import (
 __all__ = ["dump_pickle", "dumps"]
 
 _STORAGE_NAMES = {dtype.name: Global("torch", dtype.storage) for dtype in DTYPES.values() if dtype.storage}
+_LEAVES = LEAVES - {bytearray}  # which stays shared, as lists do
 _BATCH = 1000  # items between one MARK and its APPENDS or SETITEMS, as Python's pickler does
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """The pickle of a value tree, of protocol 2 as torch.save writes it. Equal trees give equal bytes.
 
     Lists, dicts, objects and tensors that are shared stay shared; texts and names are shared by what they say.
@@ -62,7 +63,7 @@ def dumps(value: Any) -> bytes:
     return dump_pickle(value)[0]
 
 
-def dump_pickle(value: Any) -> tuple[bytes, tuple[StorageRef, ...]]:
+def dump_pickle(value: object) -> tuple[bytes, tuple[StorageRef, ...]]:
     """As `dumps`, with the storages that the pickle refers to, in its order (each once)."""
     collecting = gc.isenabled()  # nothing that is made here is garbage
     gc.disable()
@@ -98,12 +99,12 @@ class _Writer:
 
     out: list[bytes] = field(factory=list)
     storages: dict[StorageRef, None] = field(factory=dict)
-    _memo: dict[Any, int] = field(factory=dict)  # a text or name, or the id of a container -> its number
-    _todo: list[Any] = field(factory=list)
+    _memo: dict[Hashable, int] = field(factory=dict)  # a text or name, or the id of a container -> its number
+    _todo: list[object] = field(factory=list)
     _dims: dict[tuple[int, ...], bytes] = field(factory=dict)
     _quick: dict[int, bytes] = field(factory=dict)  # id of a name of this module -> the instruction that gets it
 
-    def write(self, root: Any) -> None:
+    def write(self, root: object) -> None:
         todo, out = self._todo, self.out
         out.append(b"\x80\x02")
         todo.append(root)
@@ -123,11 +124,11 @@ class _Writer:
                     raise Bad("E440", f"a value of more than {PICKLE_BYTES_MAX} bytes cannot be written")
         out.append(b".")
 
-    def _later(self, *items: Any) -> None:
+    def _later(self, *items: object) -> None:
         """Write these next, in this order."""
         self._todo.extend(reversed(items))
 
-    def _put(self, ident: Any) -> None:
+    def _put(self, ident: Hashable) -> None:
         number = len(self._memo)
         self._memo[ident] = number
         self.out.append(b"q%c" % number if number < 256 else b"r" + number.to_bytes(4, "little"))
@@ -135,7 +136,7 @@ class _Writer:
     def _get(self, number: int) -> None:
         self.out.append(b"h%c" % number if number < 256 else b"j" + number.to_bytes(4, "little"))
 
-    def _made(self, value: Any, *more: Any) -> _Then:
+    def _made(self, value: object, *more: object) -> _Then:
         """Behind the instruction that makes `value`: number it, then write `more` into it.
 
         If it was numbered meanwhile, one of its own parts refers to it and has written it: then this one is dropped.
@@ -228,79 +229,83 @@ class _Writer:
 
     # -- all values
 
-    def _value(self, value: Any) -> None:
-        kind = type(value)
-        if kind is str:
+    def _value(self, value: object) -> None:
+        if type(value) is str:
             self._text(value)
-        elif kind is int:
+        elif type(value) is int:
             self.out.append(_number(value))
-        elif kind is float:
+        elif type(value) is float:
             self.out.append(struct.pack(">cd", b"G", value))
         elif value is None:
             self.out.append(b"N")
-        elif kind is bool:
+        elif type(value) is bool:
             self.out.append(b"\x88" if value else b"\x89")
-        elif kind is TorchDType:
-            self._dtype(value.name)
-        elif kind is Global:
-            self._name(value)
-        elif kind is Size:
-            self._known(SIZE)
-            self.out.append(self._tuple_of_ints(tuple(value)) + b"\x85R")
-        elif kind is StorageRef:
-            if DTYPES[value.dtype].storage is None:
-                raise Bad("E440", f"a storage of {value.dtype} without a tensor cannot be written")
-            self._storage(value)
-        elif kind is bytes:
-            self._encoded(ENCODE, value, "latin1")
-        elif kind is complex:
-            self._name(COMPLEX)
-            self.out.append(struct.pack(">cdcd", b"G", value.real, b"G", value.imag) + b"\x86R")
-        elif kind is slice:
-            self._name(SLICE)
-            self._later(value.start, value.stop, value.step, _Op(b"\x87R"))
-        elif kind is tuple and not value:
+        elif type(value) is tuple and not value:
             self.out.append(b")")
+        elif type(value) in _LEAVES:
+            self._leaf(value)
         elif (number := self._memo.get(id(value))) is not None:
             self._get(number)
         else:
             self._container(value)
 
-    def _container(self, value: Any) -> None:
-        kind = type(value)
-        if kind is TensorRef:
+    def _leaf(self, value: object) -> None:
+        """What holds no other value, less the commonest."""
+        if type(value) is TorchDType:
+            self._dtype(value.name)
+        elif type(value) is Global:
+            self._name(value)
+        elif type(value) is Size:
+            self._known(SIZE)
+            self.out.append(self._tuple_of_ints(tuple(value)) + b"\x85R")
+        elif type(value) is StorageRef:
+            if DTYPES[value.dtype].storage is None:
+                raise Bad("E440", f"a storage of {value.dtype} without a tensor cannot be written")
+            self._storage(value)
+        elif type(value) is bytes:
+            self._encoded(ENCODE, value, "latin1")
+        elif type(value) is complex:
+            self._name(COMPLEX)
+            self.out.append(struct.pack(">cdcd", b"G", value.real, b"G", value.imag) + b"\x86R")
+        elif type(value) is slice:
+            self._name(SLICE)
+            self._later(value.start, value.stop, value.step, _Op(b"\x87R"))
+
+    def _container(self, value: object) -> None:
+        if type(value) is TensorRef:
             self._tensor(value)
-        elif kind is dict:
+        elif type(value) is dict:
             self.out.append(b"}")
             self._put(id(value))
             self._later(*_batches_of_pairs(list(value.items())))
-        elif kind is list:
+        elif type(value) is list:
             self.out.append(b"]")
             self._put(id(value))
             self._later(*_batches(value))
-        elif kind is tuple:
+        elif type(value) is tuple:
             if len(value) <= 3:
                 end = _Op((b"\x85", b"\x86", b"\x87")[len(value) - 1])
                 self._later(*value, end, self._made(value))
             else:
                 self._later(_Op(b"("), *value, _Op(b"t"), self._made(value))
-        elif kind is OrderedDict:
+        elif type(value) is OrderedDict:
             self._known(ORDERED_DICT)
             self.out.append(b")R")
             self._put(id(value))
             attributes = attributes_of(value)
             state = () if attributes is None else (attributes, _Op(b"b"))
             self._later(*_batches_of_pairs(list(value.items())), *state)
-        elif kind is Call:
+        elif type(value) is Call:
             self._call(value)
-        elif kind is set or kind is frozenset:
-            self._name(SET if kind is set else FROZENSET)
+        elif type(value) is set or type(value) is frozenset:
+            self._name(SET if type(value) is set else FROZENSET)
             members = sorted(value, key=_rank)
             self._later(_Op(b"]"), *_batches(members), _Op(b"\x85R"), self._made(value))
-        elif kind is bytearray:
+        elif type(value) is bytearray:
             self._encoded(BYTEARRAY, bytes(value), "latin-1")
             self._put(id(value))
         else:
+            kind = type(value)
             raise Bad("E440", f"a {kind.__module__}.{kind.__qualname__} cannot be written")
 
     def _call(self, value: Call) -> None:
@@ -308,10 +313,10 @@ class _Writer:
             raise Bad("E440", "a call with named arguments cannot be written, only an object that is made with them")
         if type(value.args) is not tuple:
             raise Bad("E440", f"a call with {kind_of(value.args)} for arguments cannot be written")
-        make: tuple[Any, ...] = (_Op(b"R"),)
+        make: tuple[object, ...] = (_Op(b"R"),)
         if value.new:
             make = (value.kwargs, _Op(b"\x92")) if value.kwargs else (_Op(b"\x81"),)
-        more: list[Any] = [*_batches(value.list_items), *_batches_of_pairs(value.dict_items)]
+        more: list[object] = [*_batches(value.list_items), *_batches_of_pairs(value.dict_items)]
         if value.state is not None:
             more += (value.state, _Op(b"b"))
         self._later(value.function, value.args, *make, self._made(value, *more))
@@ -360,21 +365,21 @@ class _Writer:
         self.out.append(b"t" if kind is not None else b"tR")
 
 
-def _batches(items: list[Any]) -> list[Any]:
+def _batches(items: Sequence[object]) -> list[object]:
     """A list's items with the instructions that append them."""
     if len(items) == 1:
         return [items[0], _Op(b"a")]
-    found: list[Any] = []
+    found: list[object] = []
     for start in range(0, len(items), _BATCH):
         found += (_Op(b"("), *items[start : start + _BATCH], _Op(b"e"))
     return found
 
 
-def _batches_of_pairs(pairs: list[tuple[Any, Any]]) -> list[Any]:
+def _batches_of_pairs(pairs: Sequence[tuple[object, object]]) -> list[object]:
     """A dict's items with the instructions that set them."""
     if len(pairs) == 1:
         return [*pairs[0], _Op(b"s")]
-    found: list[Any] = []
+    found: list[object] = []
     for start in range(0, len(pairs), _BATCH):
         found += (_Op(b"("), *chain.from_iterable(pairs[start : start + _BATCH]), _Op(b"u"))
     return found
@@ -402,14 +407,14 @@ def _raw_text(text: str) -> bytes:
     return b"X" + len(raw).to_bytes(4, "little") + raw
 
 
-def _rank(member: Any) -> tuple[str, str]:
+def _rank(member: object) -> tuple[str, str]:
     """An order of a set's members that is the same in every process."""
-    kind = type(member)
-    if kind is Call:
+    if type(member) is Call:
         return "Call", str(_rank(member.function))
-    if kind is tuple or kind is frozenset:
-        ranks = [_rank(part) for part in member]
-        return kind.__name__, str(ranks if kind is tuple else sorted(ranks))
-    if kind is int:
+    if type(member) is tuple:
+        return "tuple", str([_rank(part) for part in member])
+    if type(member) is frozenset:
+        return "frozenset", str(sorted(_rank(part) for part in member))
+    if type(member) is int:
         return "int", f"{member:+025d}"
-    return kind.__name__, repr(member)
+    return type(member).__name__, repr(member)

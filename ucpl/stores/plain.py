@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from attrs import field, frozen
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import (
+    Counted,
     Envelope,
     Extent,
     Key,
@@ -85,7 +85,7 @@ class _Opened:
     part: TorchFile
     value: Value
     payload: dict[tuple[str, Key], Extent] = field(factory=dict)
-    scalars: dict[str, dict[str, Any]] = field(factory=dict)
+    scalars: dict[str, dict[str, Counted]] = field(factory=dict)
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     states: dict[str, tuple[str, ...]] = field(factory=dict)
 
@@ -144,7 +144,7 @@ class _Opened:
             scalar_extents=self.scalar_extents,
         )
 
-    def aliases(self, shapes: Mapping[str, Any]) -> dict[str, str]:
+    def aliases(self, shapes: Mapping[str, object]) -> dict[str, str]:
         out = {}
         for alias, owner in self.named("aliases").items():
             if owner.text() not in shapes or alias in shapes:
@@ -155,7 +155,7 @@ class _Opened:
     def parameter(self, name: str, states: Value) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of a parameter; its states are kept."""
         held = states.mapping()
-        whole = next((held[s] for s in ("weight", "fp32", *held) if isinstance(held.get(s), TensorRef)), None)
+        whole = next((t for s in ("weight", "fp32", *held) if isinstance(t := held.get(s), TensorRef)), None)
         if whole is None or "weight" not in held:
             states.wrong('a dict {"weight": tensor, ...}')
         found = []
@@ -173,9 +173,10 @@ class _Opened:
             else:
                 value.wrong(f"a tensor of shape {list(whole.shape)}, or a number")
         self.states[name] = tuple(found)
-        return whole.shape, held["weight"].storage.dtype if isinstance(held["weight"], TensorRef) else ""
+        weight = held["weight"]
+        return whole.shape, weight.storage.dtype if isinstance(weight, TensorRef) else ""
 
-    def groups(self, shapes: Mapping[str, Any]) -> tuple[ParameterGroup, ...]:
+    def groups(self, shapes: Mapping[str, object]) -> tuple[ParameterGroup, ...]:
         stated = self.value.find("groups")
         rows = stated.items() if stated is not None else []
         if not rows:
@@ -194,7 +195,7 @@ class _Opened:
             out.append(ParameterGroup(str(g), names, hyper))
         return tuple(out)
 
-    def decoded(self, name: str) -> dict[Any, Any]:
+    def decoded(self, name: str) -> dict[object, object]:
         """A section of the envelope, as it was before it was encoded."""
         section = self.value.find("envelope")
         kept = section.find(name) if section is not None else None
@@ -207,7 +208,8 @@ class _Opened:
 
     def envelope(self, groups: tuple[ParameterGroup, ...], buffers: dict[str, TensorRef]) -> Envelope:
         part = self.part
-        blobs, carried = self.decoded("blobs"), self.decoded("carried")
+        blobs = {name: value for name, value in self.decoded("blobs").items() if isinstance(name, str)}
+        carried = self.decoded("carried")
         blobs |= {name: lifted(value.held, part.file) for name, value in self.named("scalars").items()}
         settings = self.settings()
         masters = int(any("fp32" in states for states in self.states.values()))
@@ -236,10 +238,9 @@ class _Opened:
             if name in _OWN:
                 continue
             parts = pair.items()
-            plain = parts and isinstance(parts[0].held, int | float | str | bool | None)
-            if len(parts) != 2 or not plain:
+            if len(parts) != 2 or not isinstance(value := parts[0].held, int | float | str | bool | None):
                 pair.wrong("a number or text, and its origin")
-            out[name] = Setting(parts[0].held, f"{self.part.file}, from {parts[1].text()}")
+            out[name] = Setting(value, f"{self.part.file}, from {parts[1].text()}")
         return out
 
 
@@ -251,8 +252,8 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
     storages = Storages(by_place(source.carried_extents.values()))
     storage_of: dict[int, str] = {}
     envelope = source.envelope
-    params: dict[str, dict[str, Any]] = {t.name: {} for t in structure.tensors if t.kind != "buffer"}
-    buffers: dict[str, Any] = {}
+    params: dict[str, dict[str, object]] = {t.name: {} for t in structure.tensors if t.kind != "buffer"}
+    buffers: dict[str, object] = {}
     for i, target in enumerate(targets):
         made = storages.tensor(target.dtype, target.shape)
         if target.numel:
@@ -284,7 +285,7 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
         same = [group.hyper for group in envelope.groups if group.members == members]
         hyper = same[0] if same else hypers.get(name, envelope.groups[g].hyper if g < len(envelope.groups) else {})
         groups.append({**encode(storages.value(hyper)), "params": list(members)})
-    value = {
+    tree: dict[str, object] = {
         "params": ordered,
         "buffers": buffers,
         "aliases": dict(structure.aliases),
@@ -301,8 +302,8 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
             "carried": encode(storages.value(envelope.carried)),
         },
     }
-    made_file = SkeletonFile(path=file, value=value, storage_of=storage_of, carried=tuple(storages.carried))
-    return Skeleton(folder="", files=(made_file,), unsafe_globals=tuple(unsafe_globals(value)))
+    made_file = SkeletonFile(path=file, value=tree, storage_of=storage_of, carried=tuple(storages.carried))
+    return Skeleton(folder="", files=(made_file,), unsafe_globals=tuple(unsafe_globals(tree)))
 
 
 __all__ = ["FILE", "Plain"]

@@ -11,7 +11,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from attrs import field, frozen
 
@@ -134,7 +134,7 @@ class _Header:
             self.wrong("E433", f"the tensors have {at} bytes, the file has {data} for them")
         return SafetensorsFile(self.root, self.file, tensors, metadata)
 
-    def _unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def _unique(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
         made = dict(pairs)
         if len(made) != len(pairs):
             name = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -144,7 +144,7 @@ class _Header:
     def _constant(self, text: str) -> NoReturn:
         self.wrong("E431", f"the header holds {text}")
 
-    def _entry(self, name: str, entry: Any) -> tuple[int, int, str, tuple[int, ...]]:
+    def _entry(self, name: str, entry: object) -> tuple[int, int, str, tuple[int, ...]]:
         """(begin, end, dtype, shape) of one tensor, in bytes from the start of the data."""
         if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
             self.wrong("E431", f"tensor {name!a} is not described by dtype, shape and data_offsets", name)
@@ -163,7 +163,7 @@ class _Header:
         return begin, end, dtype.name, tuple(shape)
 
 
-def _are_sizes(value: Any) -> bool:
+def _are_sizes(value: object) -> bool:
     return type(value) is list and all(type(n) is int and 0 <= n < 1 << 62 for n in value)
 
 
@@ -214,7 +214,7 @@ def layout_safetensors_file(
             nbytes *= n
         named.append((name, dtype_name, tuple(shape), nbytes))
     named.sort(key=lambda item: (_place(item[1]), item[0]))
-    header: dict[str, Any] = {}
+    header: dict[str, object] = {}
     if metadata is not None:
         for name, text in metadata.items():
             if type(name) is not str or type(text) is not str:

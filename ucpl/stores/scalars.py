@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 from ucpl.extents import Scalar
 
@@ -23,7 +22,7 @@ _FORMATS = {
 }
 
 
-def number_of(value: Any) -> Any:
+def number_of(value: object) -> object:
     """The number in a Scalar of one element; anything else as it is."""
     if not isinstance(value, Scalar):
         return value

@@ -14,7 +14,6 @@ import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from attrs import field, frozen
@@ -39,7 +38,7 @@ class TorchFile:
     root: Path
     file: str  # relative to root, "/" between parts
     archive: str  # the folder within the zip
-    value: Any
+    value: object
     storages: dict[str, Member] = field(repr=False)  # by the name in StorageRef: only those that the pickle refers to
     version: str = ""  # the archive's `version` record: "3"
 
@@ -246,7 +245,7 @@ class TorchFilePlan:
         return tuple(found)
 
 
-def layout_torch_file(value: Any, archive_name: str = "archive") -> TorchFilePlan:
+def layout_torch_file(value: object, archive_name: str = "archive") -> TorchFilePlan:
     """Lay out the file that torch.save would write for `value`, whose tensors refer to storages by name ("0", "1", ...).
 
     torch calls the archive by the file's stem. Members, their order, alignment, flags and headers are those of torch.save

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from attrs import frozen
 
@@ -41,7 +41,7 @@ class Value:
     path: Path
     file: str
     key: Key
-    held: Any
+    held: object
     code: str = "E455"  # of what is refused
 
     @classmethod
@@ -63,7 +63,7 @@ class Value:
     def find(self, step: Step) -> Value | None:
         """The value at a key or index. None where there is none, or None stands there."""
         held = self.held
-        found: Any = None
+        found: object = None
         if isinstance(step, int) and isinstance(held, list | tuple):
             found = held[step] if 0 <= step < len(held) else None
         else:
@@ -79,7 +79,7 @@ class Value:
             here = here._inner(step, here.held[step])
         return here
 
-    def _inner(self, step: Step, held: Any) -> Value:
+    def _inner(self, step: Step, held: object) -> Value:
         return Value(self.path, self.file, (*self.key, step), held, self.code)
 
     def named(self) -> Iterator[tuple[str, Value]]:
@@ -98,11 +98,11 @@ class Value:
 
     # ---- what is here ----------------------------------------------------------------------------------------------
 
-    def mapping(self) -> dict[Any, Any]:
+    def mapping(self) -> dict[object, object]:
         """A dict, whatever its keys are."""
         if type(self.held) is not dict and type(self.held) is not OrderedDict:
             self.wrong("a dict")
-        mapping: dict[Any, Any] = self.held
+        mapping: dict[object, object] = self.held
         return mapping
 
     def tensor(self) -> TensorRef:
@@ -118,10 +118,9 @@ class Value:
 
     def number(self, below: float = _NUMBER_MAX) -> float:
         """A finite number between 0 and `below`."""
-        if type(self.held) not in (int, float) or not 0 <= self.held < below:
+        if not (type(self.held) is int or type(self.held) is float) or not 0 <= self.held < below:
             self.wrong("a number")
-        held: float = self.held
-        return held
+        return self.held
 
     def text(self) -> str:
         if type(self.held) is not str or not is_text(self.held):
@@ -159,11 +158,11 @@ class Empty:
         return cls(dtype.held, shape.shape(), buffer is not None and buffer.held is True)
 
 
-def _is_count(n: Any) -> bool:
+def _is_count(n: object) -> bool:
     return type(n) is int and 0 <= n < _NUMBER_MAX
 
 
-def kind_text(held: Any) -> str:
+def kind_text(held: object) -> str:
     """What a value is, in a few words: it may be large, or hold what cannot be printed."""
     match held:
         case _Missing():

@@ -27,8 +27,9 @@ class Span:
 NOWHERE = Span(0, 0, 0, 0, "")
 
 
-def _span() -> Any:
-    return field(default=NOWHERE, eq=False, repr=False, kw_only=True)
+def _span() -> Span:
+    made: Span = field(default=NOWHERE, eq=False, repr=False, kw_only=True)
+    return made
 
 
 # ---- expressions: whole numbers, lists, and words (texts) ----------------------------------------------------------

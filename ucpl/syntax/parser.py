@@ -7,7 +7,6 @@ The grammar is the reference (grammar/ucpl.lark). What was read before may be ke
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 from ucpl.syntax import trees
 from ucpl.syntax.definitions import check_definitions
@@ -26,7 +25,8 @@ def parse(text: str, name: str = "<text>", *, keep: bool = False) -> File:
     if keep:
         return _kept_file(text, name)
     source = Source(name, text)
-    file: File = _read(source, "start")
+    file = _read(source, "start")
+    assert isinstance(file, File)
     check_definitions(file, source)
     return file
 
@@ -38,8 +38,9 @@ def parse_expr(text: str, *, file: str = "", line: int = 1, column: int = 1) -> 
     Raises: UcplError, as `parse`.
     """
     source = Source(file or "<expression>", text, line, column)
-    known: Expr | None = trees.find_hole(source)
-    expr: Expr = _read(source, "expr_text") if known is None else known
+    known = trees.find_hole(source)
+    expr = _read(source, "expr_text") if known is None else known
+    assert isinstance(expr, Expr)
     return expr
 
 
@@ -49,26 +50,28 @@ def parse_call(text: str, *, keep: bool = False) -> Call:
     `keep` as of `parse`. Raises: UcplError, as `parse`.
     """
     source = Source("<call>", text)
-    call: Call | None = trees.find(source, "call_text") if keep else None
+    call = trees.find(source, "call_text") if keep else None
     if call is None:
         call = _read(source, "call_text")
+        assert isinstance(call, Call)
         if keep:
             trees.store(call, source, "call_text", _read)
-    assert call is not None
+    assert isinstance(call, Call)
     return call
 
 
 @lru_cache(maxsize=8)  # a file that both sides name is read once
 def _kept_file(text: str, name: str) -> File:
     source = Source(name, text)
-    file: File | None = trees.find(source, "start")
+    file = trees.find(source, "start")
     if file is None:
         file = parse(text, name)
         trees.store(file, source, "start", _read)
+    assert isinstance(file, File)
     return file
 
 
-def _read(source: Source, start: str) -> Any:
+def _read(source: Source, start: str) -> object:
     from ucpl.syntax.reading import read
 
     return read(source, start)

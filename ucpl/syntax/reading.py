@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from lark.exceptions import UnexpectedInput
 
@@ -18,7 +17,7 @@ __all__ = ["read"]
 _LOCK = threading.Lock()  # the recorder knows one text at a time
 
 
-def read(source: Source, start: str) -> Any:
+def read(source: Source, start: str) -> object:
     """The record of a whole text; `start` is its rule. Raises: UcplError, at the first place that cannot be read."""
     if len(source.text) > TEXT_CHARACTERS_MAX:
         fail(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import re
 from functools import cache
-from typing import Any
 
 from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
@@ -317,7 +316,7 @@ def _name_wanted(token: Token, expected: set[str]) -> str:
     return ""
 
 
-def _slip_of(error: UnexpectedInput) -> tuple[Any, str]:
+def _slip_of(error: UnexpectedInput) -> tuple[object, str]:
     state = getattr(error, "state", None)
     token = getattr(error, "token", None)
     kind = getattr(token, "type", "")
@@ -335,16 +334,16 @@ def _failure(parser: Lark, text: str) -> UnexpectedInput | None:
 
 
 @cache
-def _before_header(parser: Lark) -> frozenset[Any]:
+def _before_header(parser: Lark) -> frozenset[object]:
     """The states of the parser in which only the header can stand."""
     failures = (_failure(parser, text) for text in ("let a = 1", "\nlet a = 1"))
     return frozenset(_slip_of(error)[0] for error in failures if error is not None)
 
 
 @cache
-def _table(parser: Lark) -> dict[tuple[Any, str], str]:
+def _table(parser: Lark) -> dict[tuple[object, str], str]:
     """The hints by slip. Made at the first error of a process: a text without errors never pays for it."""
-    table: dict[tuple[Any, str], str] = {}
+    table: dict[tuple[object, str], str] = {}
     for hint, texts in HINTS.items():
         for text in texts:
             for before in ("ucpl 1\n", "ucpl 1\nlet a = 1\n"):  # the parser's state knows the first statement

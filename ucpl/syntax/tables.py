@@ -11,7 +11,6 @@ import json
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import lark
 from attrs import frozen
@@ -96,7 +95,7 @@ def _save(parser: Lark, path: Path) -> None:
 # JSON has no tuples and no numbers as keys; lark's tables have both.
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: object) -> object:
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value):
             return {key: _encode(item) for key, item in value.items()}
@@ -108,8 +107,8 @@ def _encode(value: Any) -> Any:
     return value
 
 
-def _decoded(value: dict[str, Any]) -> Any:
+def _decoded(value: dict[str, list[object]]) -> object:
     """One object of the JSON; the objects in it are decoded already."""
     if "#pairs" in value:
-        return dict(value["#pairs"])
+        return {pair[0]: pair[1] for pair in value["#pairs"] if isinstance(pair, list)}
     return set(value["#set"]) if "#set" in value else value

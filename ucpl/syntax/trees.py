@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import attrs
 
@@ -31,17 +31,25 @@ __all__ = ["find", "find_hole", "store"]
 TREES_MAX = 200  # kept at a time
 CHARACTERS_MAX = 200_000  # of a text whose tree is kept
 HOLES_MAX = 10_000  # known at a time
-Json = Any  # what json.loads gives: a tree in lists
-Read = Callable[[Source, str], Any]
+Read = Callable[[Source, str], object]
+
+
+@runtime_checkable
+class Spanned(attrs.AttrsInstance, Protocol):
+    """A record of the tree."""
+
+    @property
+    def span(self) -> nodes.Span: ...
+
 
 _KINDS: tuple[type, ...] = tuple(
     kind for _, kind in sorted(vars(nodes).items()) if isinstance(kind, type) and attrs.has(kind)
 )
 _NUMBER = {kind: number for number, kind in enumerate(_KINDS, 1)}
-_holes: dict[str, Json] = {}  # of every tree that was found or stored in this process
+_holes: dict[str, object] = {}  # of every tree that was found or stored in this process
 
 
-def find(source: Source, start: str) -> Any:
+def find(source: Source, start: str) -> object:
     """The record of a text as it was kept, its spans in `source`; None: it is not kept."""
     path = _path(source.text, start)
     text = kept(path) if path else None
@@ -61,18 +69,18 @@ def find(source: Source, start: str) -> Any:
     return tree
 
 
-def find_hole(source: Source) -> Any:
+def find_hole(source: Source) -> object:
     """The expression of a hole of a tree that was found or stored in this process; None: it is not known."""
     told = _holes.get(source.text)
     return None if told is None else _decoded(told, source)
 
 
-def store(tree: Any, source: Source, start: str, read: Read) -> None:
+def store(tree: attrs.AttrsInstance, source: Source, start: str, read: Read) -> None:
     """Keep the record of a text. `read` reads the holes in it; one that cannot be read is somebody else's to report."""
     path = _path(source.text, start)
     if path is None or len(source.text) > CHARACTERS_MAX:
         return
-    holes = {}
+    holes: dict[str, object] = {}
     for text in _hole_texts(tree):
         with contextlib.suppress(UcplError):
             holes[text] = _encoded(read(Source("", text), "expr_text"))
@@ -85,7 +93,7 @@ def store(tree: Any, source: Source, start: str, read: Read) -> None:
             old.unlink()
 
 
-def _know(holes: dict[str, Json]) -> None:
+def _know(holes: dict[str, object]) -> None:
     if len(_holes) > HOLES_MAX:
         _holes.clear()
     _holes.update(holes)
@@ -128,30 +136,31 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(f.name for f in attrs.fields(kind) if f.name not in ("span", "text"))
 
 
-def _fields_of(node: attrs.AttrsInstance) -> Iterator[Any]:
+def _fields_of(node: attrs.AttrsInstance) -> Iterator[object]:
     return (getattr(node, name) for name in _names(type(node)))
 
 
-def _encoded(value: Any) -> Json:
+def _encoded(value: object) -> object:
     if value is None or isinstance(value, int | str):
         return value
     if isinstance(value, tuple):
         return [0, *map(_encoded, value)]
     if isinstance(value, nodes.File):
         return [_NUMBER[nodes.File], value.version, *map(_encoded, value.statements)]
+    assert isinstance(value, Spanned)
     at = value.span
     return [_NUMBER[type(value)], at.start, at.stop, at.line, at.column, *map(_encoded, _fields_of(value))]
 
 
-def _decoded(value: Json, source: Source) -> Any:
+def _decoded(value: object, source: Source) -> object:
     if not isinstance(value, list):
         return value
     number = value[0]
     if number == 0:
         return tuple([_decoded(item, source) for item in value[1:]])
-    kind = _KINDS[number - 1]
-    if kind is nodes.File:
-        return nodes.File(source.name, value[1], tuple([_decoded(item, source) for item in value[2:]]), source.text)
+    kind: Callable[..., object] = _KINDS[number - 1]
+    if number == _NUMBER[nodes.File]:
+        return kind(source.name, value[1], tuple([_decoded(item, source) for item in value[2:]]), source.text)
     _, start, stop, line, column, *fields = value
     if line == 1:
         column += source.column - 1

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from attrs import frozen
 
-from ucpl.extents import Call, Global, TorchDType
+from ucpl.extents import Call, Global, Plain, TorchDType
 from ucpl.stores.carrying import mapped
 from ucpl.stores.values import Value
 
@@ -17,16 +17,16 @@ _LOSS_SCALER = "deepspeed.runtime.fp16.loss_scaler"
 _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
-def regenerated(config: Value | None, settings: dict[str, Any]) -> dict[str, Any]:
+def regenerated(config: Value | None, settings: Mapping[str, Plain]) -> dict[object, object]:
     """The source's ds_config with the target's structure; a small one where the source has none. Raises: UcplError E455."""
-    out: dict[str, Any] = mapped(config.mapping(), lambda tensor: tensor) if config is not None else {}
-    stage, dp = settings["stage"], settings["dp"]
+    out = mapped(config.mapping(), lambda tensor: tensor) if config is not None else {}
+    stage = settings["stage"]
     zero = out["zero_optimization"] = _section(config, "zero_optimization")
     zero["stage"] = stage
     _say(zero, "elastic_checkpoint", bool(settings.get("elastic", 0)), False)
     if stage in (1, 2) and not settings.get("bf16_optimizer"):
         _say(zero, "round_robin_gradients", bool(settings.get("round_robin", 0)), False)
-        _say(zero, "parameter_alignment", settings.get("alignment", 1) > 1, False)
+        _say(zero, "parameter_alignment", int(settings.get("alignment") or 1) > 1, False)
     if stage == 3 and "sub_group_size" in settings and zero.get("sub_group_size") != settings["sub_group_size"]:
         _say(zero, "sub_group_size", settings["sub_group_size"], 1_000_000_000)
     name = "bfloat16" if "bfloat16" in out and "bf16" not in out else "bf16"
@@ -38,21 +38,21 @@ def regenerated(config: Value | None, settings: dict[str, Any]) -> dict[str, Any
     tp = int(settings.get("tp") or 1)
     if tp > 1 or "tensor_parallel" in out:  # 0 is off; DeepSpeed takes no 1
         out["tensor_parallel"] = {**_section(config, "tensor_parallel"), "autotp_size": tp if tp > 1 else 0}
-    out |= _batches(config, dp)
+    out |= _batches(config, int(settings["dp"] or 1))
     return out
 
 
-def _section(config: Value | None, name: str) -> dict[str, Any]:
+def _section(config: Value | None, name: str) -> dict[object, object]:
     found = config.find(name) if config is not None else None
     return dict(found.mapping()) if found is not None else {}
 
 
-def _say(section: dict[str, Any], key: str, value: Any, default: Any) -> None:
+def _say(section: dict[object, object], key: str, value: object, default: object) -> None:
     if value != default or key in section:
         section[key] = value
 
 
-def _batches(config: Value | None, dp: int) -> dict[str, int]:
+def _batches(config: Value | None, dp: int) -> dict[object, object]:
     """train_batch_size = micro batch * accumulation steps * dp, at the target's dp: what of it changes.
 
     The whole batch is kept where the degree divides it, since learning rates are tuned to it: with the same micro batch where
@@ -69,7 +69,8 @@ def _batches(config: Value | None, dp: int) -> dict[str, int]:
     if whole % dp:
         kept = micro if micro is not None else max(1, whole // dp)
         return {_MICRO: kept, _BATCH: kept * (steps or 1) * dp}
-    share, out = whole // dp, {}
+    share = whole // dp
+    out: dict[object, object] = {}
     if micro is not None and share % micro == 0:
         steps_now = share // micro
     else:
@@ -120,22 +121,23 @@ class _Numbers:
 
     section: Value | None
 
-    def get(self, key: str, default: Any) -> Any:
+    def get(self, key: str, default: float) -> float:
         found = self.section.find(key) if self.section is not None else None
         if found is None:
             return default
-        if type(found.held) is not bool and not (type(found.held) in (int, float) and abs(found.held) < 1e30):
-            found.wrong("a number")
-        return found.held
+        held = found.held
+        if type(held) is bool or ((type(held) is int or type(held) is float) and abs(held) < 1e30):
+            return held
+        found.wrong("a number")
 
 
-def loss_scale_numbers(blobs: dict[str, Any]) -> dict[str, Any]:
+def loss_scale_numbers(blobs: dict[str, object]) -> dict[str, object]:
     """What ZeRO-0's optimizer wrapper keeps instead of an object."""
     kept = blobs.get("loss_scale_config")
     if isinstance(kept, dict) and "cur_scale" in kept:
         return dict(kept)
     given = blobs.get("loss_scaler")
-    state: dict[str, Any] = given.state if isinstance(given, Call) and isinstance(given.state, dict) else {}
+    state: dict[str, object] = given.state if isinstance(given, Call) and isinstance(given.state, dict) else {}
     dynamic = state.get("dynamic", False) is True
     out = {
         "dynamic_loss_scale": dynamic,
@@ -147,5 +149,5 @@ def loss_scale_numbers(blobs: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _object(name: str, state: dict[str, Any]) -> Call:
+def _object(name: str, state: dict[str, object]) -> Call:
     return Call(Global(_LOSS_SCALER, name), new=True, state=state)

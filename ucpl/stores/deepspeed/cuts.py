@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from attrs import field, frozen
 
@@ -165,8 +164,9 @@ class _Lists:
             if any(len(row) != len(local) for row in widths):
                 refuse(self.file, name, f"sub_param_shard_widths of another number of ranks than {len(local)}")
             return _sharding(local, dim, widths, origin)
-        if type(shape[dim].held) is int:  # a count of equal parts
-            whole, count = sum(s[dim] for s in local), shape[dim].held
+        count = shape[dim].held
+        if type(count) is int:  # of equal parts
+            whole = sum(s[dim] for s in local)
             if not 1 <= count <= whole or whole % count:
                 refuse(self.file, name, f"{whole} does not divide into {kind_text(count)} of parts")
             sizes = [whole // count] * count
@@ -186,7 +186,7 @@ def _sharding(local: Sequence[Shape], dim: int, widths: list[tuple[int, ...]], o
 # ---- written ---------------------------------------------------------------------------------------------------------------
 
 
-def info_of(shardings: Mapping[str, Sharding], degree: int, kept: Mapping[str, Any]) -> dict[str, Any]:
+def info_of(shardings: Mapping[str, Sharding], degree: int, kept: Mapping[str, object]) -> dict[str, object]:
     """universal_checkpoint_info of a target, as AutoTP would publish it: maps, and lists for readers that know no maps.
 
     `kept`: the source's, for what does not depend on the degree.
@@ -199,17 +199,21 @@ def info_of(shardings: Mapping[str, Sharding], degree: int, kept: Mapping[str, A
         "tp_replicated_parameter_patterns",
         "parameter_with_2_sub_params_cat_dim_0",
     }
-    out: dict[str, Any] = {
+    rows: list[str] = []
+    replicated: list[str] = []
+    subs: list[object] = []
+    out: dict[str, object] = {
         "universal_checkpoint_version": 0.4,
-        "parameter_with_row_parallelism_patterns": [],
-        "tp_replicated_parameter_patterns": [],
+        "parameter_with_row_parallelism_patterns": rows,
+        "tp_replicated_parameter_patterns": replicated,
         "vocabulary_parameter_patterns": [],
-        "parameter_with_sub_params": [],
+        "parameter_with_sub_params": subs,
         "autotp_unsupported_parameter_patterns": {},
         **{k: v for k, v in kept.items() if k not in regenerated},
     }
-    maps: dict[str, Any] = {}
-    widths: dict[str, Any] = {}
+    vocabulary = out["vocabulary_parameter_patterns"]
+    maps: dict[str, object] = {}
+    widths: dict[str, object] = {}
     for name, s in shardings.items():
         pattern = f"^{re.escape(name)}$"
         maps[pattern] = _map(s, degree)
@@ -218,30 +222,31 @@ def info_of(shardings: Mapping[str, Sharding], degree: int, kept: Mapping[str, A
             and len(s.shape) == 2
             and ("embed" in name or "lm_head" in name)
             and "original_vocab_size" not in kept
+            and isinstance(vocabulary, list)
         ):
-            out["vocabulary_parameter_patterns"].append(pattern)
+            vocabulary.append(pattern)
             out.setdefault("original_vocab_size", s.shape[0])
         if s.dim is None:
-            out["tp_replicated_parameter_patterns"].append(pattern)
+            replicated.append(pattern)
         elif len(s.sections) > 1 and all(x.widths is not None for x in s.sections):
-            shape: list[Any] = [-1] * len(s.shape)
+            shape: list[object] = [-1] * len(s.shape)
             shape[s.dim] = tuple(x.size for x in s.sections)
-            out["parameter_with_sub_params"].append({"patterns": [pattern], "shape": shape, "partition_dim": s.dim})
+            subs.append({"patterns": [pattern], "shape": shape, "partition_dim": s.dim})
             widths[pattern] = [list(x.widths or ()) for x in s.sections]
         elif len(s.sections) > 1:
             pass  # parts of it are copies, which only the map can say
         elif s.dim == 1:
-            out["parameter_with_row_parallelism_patterns"].append(pattern)
-    for key in ("parameter_with_row_parallelism_patterns", "tp_replicated_parameter_patterns"):
-        out[key] = sorted(out[key])
+            rows.append(pattern)
+    rows.sort()
+    replicated.sort()
     if widths:
         out["sub_param_shard_widths"] = widths
     out["affine_map"] = {"version": VERSION, "params": maps}
     return out
 
 
-def _map(s: Sharding, degree: int) -> dict[str, Any]:
-    ranks: dict[int, Any] = {}
+def _map(s: Sharding, degree: int) -> dict[str, object]:
+    ranks: dict[int, object] = {}
     of_whole = strides(s.shape)
     for tp in range(degree):
         shard = s.local(tp)

@@ -6,7 +6,6 @@ Read in deepspeed 0.19.8: stage_1_and_2.py, bf16_optimizer.py (`state_dict` of e
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 from attrs import field, frozen
 
@@ -118,7 +117,7 @@ class _Read:
                 Flat(g, str(g), sharers.coordinates, tuple(group.items()), flat.starts, flat.numel, sharers.cut)
             )
 
-    def _hypers(self) -> list[dict[str, Any]]:
+    def _hypers(self) -> list[dict[str, object]]:
         first = self.sharers.optims[0]
         groups = Value.of(first).at(_STATE, _BASE, "param_groups").items()
         if len(groups) != len(self.runs):
@@ -130,7 +129,7 @@ class _Read:
             )
         return [hyper_of(group) for group in groups]
 
-    def _schedule_alone(self) -> list[dict[str, Any]]:
+    def _schedule_alone(self) -> list[dict[str, object]]:
         """An elastic checkpoint's: what the schedule says of learning rates, and the step."""
         gathered = self.gathered
         hypers = _rates(self.module, len(self.runs))
@@ -159,11 +158,11 @@ def _states_of(base: Value, g: int) -> Value | None:
     return base.at("state").find(params[0].whole())
 
 
-def _rates(module: Module, count: int) -> list[dict[str, Any]]:
+def _rates(module: Module, count: int) -> list[dict[str, object]]:
     """Learning rates of an elastic checkpoint's groups, from the schedule: nothing else keeps them."""
     schedule = Value.of(module.file).find("lr_scheduler")
     held = schedule.held if schedule is not None and isinstance(schedule.held, dict) else {}
-    out: list[dict[str, Any]] = [{} for _ in range(count)]
+    out: list[dict[str, object]] = [{} for _ in range(count)]
     for key, name in (("_last_lr", "lr"), ("base_lrs", "initial_lr")):
         rates = held.get(key)
         if isinstance(rates, list) and len(rates) == count and all(isinstance(rate, (int, float)) for rate in rates):
@@ -175,7 +174,7 @@ def _rates(module: Module, count: int) -> list[dict[str, Any]]:
 # ---- what stage 3 asks, too ------------------------------------------------------------------------------------------
 
 
-def hyper_of(group: Value) -> dict[str, Any]:
+def hyper_of(group: Value) -> dict[str, object]:
     """A group's hyper-parameters: all but the numbers of its parameters."""
     return {name: lifted(value.held, value.file) for name, value in group.named() if name != "params"}
 

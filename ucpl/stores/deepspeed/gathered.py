@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from attrs import evolve, field, frozen, mutable
 
 from ucpl.errors import Label, fail
 from ucpl.extents import (
+    Counted,
     Envelope,
     Extent,
     Flat,
     Key,
     NamedTensor,
     ParameterGroup,
-    Scalar,
     Setting,
     Sharding,
     TensorRef,
@@ -60,10 +59,10 @@ class Gathered:
     payload: dict[tuple[str, Key], Extent] = field(factory=dict)
     consumed: set[tuple[str, Key]] = field(factory=set)  # scalars and placeholders: neither payload nor carried
     states: dict[str, dict[str, None]] = field(factory=dict)  # parameter -> its states, in order
-    scalars: dict[str, dict[str, Any]] = field(factory=dict)  # state -> parameter -> value
+    scalars: dict[str, dict[str, Counted]] = field(factory=dict)  # state -> parameter -> value
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     settings: dict[str, Setting] = field(factory=dict)
-    blobs: dict[str, Any] = field(factory=dict)
+    blobs: dict[str, object] = field(factory=dict)
     remarks: list[str] = field(factory=list)
     groups: list[ParameterGroup] = field(factory=list)
     stated: list[Flat] = field(factory=list)
@@ -125,7 +124,7 @@ class Gathered:
                     Label(str(part.path), where=key_text(value.key)),
                 )
 
-    def scalar(self, where: Value, name: str, value: Scalar | float | str | None, members: tuple[str, ...]) -> None:
+    def scalar(self, where: Value, name: str, value: Counted, members: tuple[str, ...]) -> None:
         kept = self.scalars.setdefault(name, {})
         for member in members:
             if member in kept and kept[member] != value:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from math import prod
-from typing import Any
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, Size, TensorRef
@@ -17,10 +16,10 @@ from ucpl.stores.pickles import set_attributes
 from ucpl.stores.values import Empty
 
 
-def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[str, Any]:
+def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, object]:
     frozen = [t for t in writer.structure.tensors if t.kind == "frozen"]
     pipeline = writer.source.pipeline
-    value: dict[str, Any] = {"module": _module(writer, file) if pipeline is None else None}
+    value: dict[object, object] = {"module": _module(writer, file) if pipeline is None else None}
     on_stage = None if pipeline is None else _tensors_of_stage(writer, pipeline)
     value["buffer_names"] = [n for n in writer.names if _is_buffer(writer, n) and (on_stage is None or n in on_stage)]
     value["optimizer"] = whole(writer, file) if writer.stage == 0 else None
@@ -35,7 +34,7 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[str, Any]:
         value["shared_params"] = dict(writer.structure.aliases) if is_first else {}
     else:
         value["shared_params"] = None
-    fragments: OrderedDict[str, Any] | None = None
+    fragments: OrderedDict[str, object] | None = None
     if keeps_frozen:
         fragments = OrderedDict((name, _fragment(writer, file, name)) for name in in_order)
     value["frozen_param_fragments"] = fragments
@@ -52,11 +51,10 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[str, Any]:
         value |= {"num_experts": writer.blob("num_experts"), "ds_autoep_layers": None}
     if (universal := _universal(writer)) is not None:
         value["universal_checkpoint_info"] = file.storages.value(universal)
-    client: dict[str, Any] = file.storages.value(_client_state(writer, rank))
-    return value | client
+    return value | file.storages.value(_client_state(writer, rank))
 
 
-def _client_state(writer: Writer, rank: int) -> dict[str, Any]:
+def _client_state(writer: Writer, rank: int) -> dict[object, object]:
     """Each rank's own where both sides have a file a rank and as many ranks; else the first rank's for all."""
     callers = writer.source.caller_states
     if not callers.of:
@@ -66,18 +64,18 @@ def _client_state(writer: Writer, rank: int) -> dict[str, Any]:
     return callers.at(pp, tp, rank if writer.stage == 3 and 1 < callers.files == writer.dp else 0)
 
 
-def _universal(writer: Writer) -> Any:
+def _universal(writer: Writer) -> object:
     """universal_checkpoint_info: as the model's class gave it, and with tensor parallelism what AutoTP says of the cuts."""
     kept = writer.blob(INFO)
-    is_autotp = isinstance(kept, dict) and "tp_replicated_parameter_patterns" in kept
+    autotp = kept if isinstance(kept, dict) and "tp_replicated_parameter_patterns" in kept else {}
     if writer.degree == 1:
         is_of_ranks = isinstance(kept, dict) and bool({"affine_map", "sub_param_shard_widths"} & kept.keys())
-        return None if is_of_ranks or (is_autotp and writer.source.shardings) else kept
+        return None if is_of_ranks or (autotp and writer.source.shardings) else kept
     known = writer.structure.shardings
     parameters = [t.name for t in writer.structure.tensors if t.kind != "buffer"]
     if any(name not in known for name in parameters):
         return None  # cut in a way that has no name there
-    return info_of({name: known[name] for name in parameters}, writer.degree, kept if is_autotp else {})
+    return info_of({name: known[name] for name in parameters}, writer.degree, autotp)
 
 
 def _local(writer: Writer, tensor: NamedTensor) -> tuple[int, ...]:
@@ -92,9 +90,10 @@ def _is_buffer(writer: Writer, name: str) -> bool:
     return name in writer.empty and writer.empty[name].buffer
 
 
-def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, Any]:
-    module: OrderedDict[str, Any] = OrderedDict()
-    extra = writer.blob("module_extra") or {}
+def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, object]:
+    module: OrderedDict[str, object] = OrderedDict()
+    kept = writer.blob("module_extra")
+    extra = kept if isinstance(kept, dict) else {}
     experts = writer.source.experts
     for name in writer.names:
         if experts is not None and name in experts.of:
@@ -124,14 +123,14 @@ def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, Any]:
     return module
 
 
-def parts(writer: Writer, file: TargetFile, names: list[str]) -> dict[str, Any]:
+def parts(writer: Writer, file: TargetFile, names: list[str]) -> dict[str, object]:
     """The file of one layer of a pipeline, or of one expert."""
     layers = blobs_of(writer.source).find("layer_files") if writer.source.pipeline is not None else None
     known = layers.find(file.path) if layers is not None else None
     if known is None:
         return {name: _needed(file, name, writer.tensor(file, (name,))) for name in names}
     empty, extra, attributes = known.find("empty"), known.find("extra"), known.find("attributes")
-    out: OrderedDict[str, Any] = OrderedDict()
+    out: OrderedDict[str, object] = OrderedDict()
     for name in known.at("names").texts():
         made = writer.tensor(file, (name,))
         noted = empty.find(name) if empty is not None and made is None else None

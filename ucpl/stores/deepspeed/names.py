@@ -71,7 +71,6 @@ class Listing:
     prefix: str = ""
     layers: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -96,7 +95,7 @@ def list_files(root: Path) -> Listing:
     models: dict[tuple[int | None, int], str] = {}
     optims: dict[tuple[int, int], str] = {}
     prefixes: dict[str, str] = {}
-    layers, experts, others = [], [], []
+    layers, experts = [], []
     for name in names:
         if found := _MODEL.match(name):
             model_rank = (None if found["dp"] is None else int(found["dp"]), int(found["mp"]))
@@ -113,8 +112,12 @@ def list_files(root: Path) -> Listing:
             experts.append(name)
         elif _LAYER.match(name):
             layers.append(name)
-        else:
-            others.append(name)
+    _refuse_two_runs(root, prefixes)
+    _refuse_two_forms(root, models)
+    return Listing(root, models, optims, next(iter(prefixes), ""), tuple(layers), tuple(experts))
+
+
+def _refuse_two_runs(root: Path, prefixes: dict[str, str]) -> None:
     if len(prefixes) > 1:
         (_, one), (_, other) = sorted(prefixes.items())[:2]
         fail(
@@ -123,6 +126,9 @@ def list_files(root: Path) -> Listing:
             Label(str(root / one)),
             Label(str(root / other)),
         )
+
+
+def _refuse_two_forms(root: Path, models: dict[tuple[int | None, int], str]) -> None:
     whole = [name for (dp, _), name in models.items() if dp is None]
     parts = [name for (dp, _), name in models.items() if dp is not None]
     if whole and parts:
@@ -132,7 +138,6 @@ def list_files(root: Path) -> Listing:
             Label(str(root / parts[0]), "stage 3"),
             Label(str(root / whole[0]), "stage 0, 1 or 2"),
         )
-    return Listing(root, models, optims, next(iter(prefixes), ""), tuple(layers), tuple(experts), tuple(others))
 
 
 def is_layer_of_tp(name: str) -> bool:

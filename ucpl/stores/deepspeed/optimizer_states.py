@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from math import prod
-from typing import Any
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Call, Flat, Global, Key, TensorRef
@@ -14,9 +13,9 @@ from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, blo
 from ucpl.stores.scalars import number_of
 
 
-def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]) -> dict[str, Any]:
+def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]) -> dict[str, object]:
     """The state_dict entry of one flat buffer or parameter: numbers first, as torch's optimizers make them."""
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     for name in writer.source.envelope.scalars:
         value = writer.scalar(file, name, members)
         if value is not None:
@@ -28,14 +27,14 @@ def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]
     return out
 
 
-def whole(writer: Writer, file: TargetFile) -> dict[str, Any] | None:
+def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
     """ZeRO-0: numbered parameters, in the order of the groups."""
     if not writer.structure.groups:
         return None
     masters = bool(writer.settings.get("masters"))
     inner: Key = ("optimizer", "optimizer_state_dict", "state") if masters else ("optimizer", "state")
-    state: dict[int, Any] = {}
-    groups: list[dict[str, Any]] = []
+    state: dict[int, object] = {}
+    groups: list[dict[str, object]] = []
     flats: list[list[TensorRef | None]] = []
     number = 0
     for g, ((_, members), hyper) in enumerate(zip(writer.structure.groups, writer.hypers, strict=True)):
@@ -47,14 +46,14 @@ def whole(writer: Writer, file: TargetFile) -> dict[str, Any] | None:
             held = _states(writer, file, (*inner, i), (name,))
             if held:
                 state[i] = held
-    base = {"state": state, "param_groups": groups}
+    base: dict[str, object] = {"state": state, "param_groups": groups}
     if not masters:
         return base
     numbers = file.storages.value(loss_scale_numbers(writer.source.envelope.blobs))
     return {**numbers, "optimizer_state_dict": base, "fp32_groups": flats}
 
 
-def shard(writer: Writer, file: TargetFile) -> dict[str, Any]:
+def shard(writer: Writer, file: TargetFile) -> dict[str, object]:
     state = _sliced(writer, file) if writer.stage == 3 else _flat(writer, file)
     return {
         "optimizer_state_dict": state,
@@ -63,7 +62,7 @@ def shard(writer: Writer, file: TargetFile) -> dict[str, Any]:
     }
 
 
-def scaling(writer: Writer, file: TargetFile) -> dict[str, Any]:
+def scaling(writer: Writer, file: TargetFile) -> dict[str, object]:
     blobs = blobs_of(writer.source)
     scaler = loss_scaler(blobs, blobs.find("ds_config"), bool(writer.settings.get("fp16")))
     dynamic = scaler.state.get("dynamic", False) is True if isinstance(scaler.state, dict) else False
@@ -74,13 +73,13 @@ def scaling(writer: Writer, file: TargetFile) -> dict[str, Any]:
     }
 
 
-def clip_grad(writer: Writer) -> dict[str, Any]:
+def clip_grad(writer: Writer) -> dict[str, object]:
     """Where neither the source nor its ds_config says it, the engine that loads keeps its own."""
     value = writer.blob("clip_grad", writer.config.get("gradient_clipping"))
     return {"clip_grad": value} if isinstance(value, (int, float)) else {}
 
 
-def _flat(writer: Writer, file: TargetFile) -> dict[str, Any]:
+def _flat(writer: Writer, file: TargetFile) -> dict[str, object]:
     """A shard of stages 1 and 2."""
     if writer.stages > 1 and len(writer.flats) < len(writer.structure.groups):
         lacking = next(
@@ -100,7 +99,7 @@ def _flat(writer: Writer, file: TargetFile) -> dict[str, Any]:
             Label(file.path),
         )
     is_bf16_optimizer = bool(writer.settings.get("bf16_optimizer"))
-    out: dict[str, Any] = {} if is_bf16_optimizer else scaling(writer, file)
+    out: dict[str, object] = {} if is_bf16_optimizer else scaling(writer, file)
     out |= clip_grad(writer)
     here: Key = ("optimizer_state_dict",)
     runs = [Run(flat.starts, flat.numel) for flat in writer.flats]
@@ -146,7 +145,7 @@ def _flat(writer: Writer, file: TargetFile) -> dict[str, Any]:
     return out
 
 
-def _sliced(writer: Writer, file: TargetFile) -> dict[str, Any]:
+def _sliced(writer: Writer, file: TargetFile) -> dict[str, object]:
     """A shard of stage 3."""
     here: Key = ("optimizer_state_dict",)
     held = {
@@ -182,9 +181,9 @@ def _cut(writer: Writer, flat: Flat) -> tuple[int, int]:
     return int(writer.settings.get(axis) or writer.dp), writer.here[axis]
 
 
-def _hyper(writer: Writer, file: TargetFile, hyper: dict[str, Any]) -> dict[str, Any]:
+def _hyper(writer: Writer, file: TargetFile, hyper: dict[str, object]) -> dict[str, object]:
     """A group's hyper-parameters; a group of experts is called by the degree of expert parallelism."""
-    value: dict[str, Any] = file.storages.value(hyper)
+    value = file.storages.value(hyper)
     if writer.source.experts is not None and value.get("moe") is True:
         value = {**value, "name": f"ep_size_{writer.settings.get('ep') or 1}"}
     return value

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from math import prod
-from typing import Any
 
 from attrs import evolve
 
@@ -135,7 +134,7 @@ def _groups(
     return out
 
 
-def _told(hyper: dict[str, Any]) -> dict[str, Any]:
+def _told(hyper: dict[str, object]) -> dict[str, object]:
     """Of hyper-parameters, what can be compared: numbers, texts, and tuples of such."""
     plain = (int, float, str, bool)
     return {
@@ -145,7 +144,7 @@ def _told(hyper: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _facts(file: TorchFile) -> dict[str, Any]:
+def _facts(file: TorchFile) -> dict[str, object]:
     """What a layer's file holds beside tensors with elements, in the order of its names."""
     value = Value.of(file)
     named = dict(value.named())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, TensorRef
@@ -56,21 +55,21 @@ def is_data_first(topology: Topology) -> bool:
     return bool(_flag(_config(Value.of(topology.first)).get("use_data_before_expert_parallelism")))
 
 
-def _config(meta: Value) -> dict[Any, Any]:
+def _config(meta: Value) -> dict[object, object]:
     config = meta.find("ds_config")
     return {} if config is None else config.mapping()
 
 
-def _section(config: dict[Any, Any], *names: str) -> dict[Any, Any]:
+def _section(config: dict[object, object], *names: str) -> dict[object, object]:
     """The first of these that is a dict. One that is none says nothing."""
-    return next((config[name] for name in names if isinstance(config.get(name), dict)), {})
+    return next((found for name in names if isinstance(found := config.get(name), dict)), {})
 
 
 def _flag(value: object) -> int:
     return 1 if value is True or (type(value) in (int, float) and value == 1) else 0
 
 
-def _bf16(topology: Topology, section: dict[Any, Any]) -> tuple[int, str]:
+def _bf16(topology: Topology, section: dict[object, object]) -> tuple[int, str]:
     """Whether training was in bf16, and what says so: the names of optimizer shards, with which ds_config must agree."""
     first, optim = topology.first, topology.optim
     stated = _flag(section.get("enabled"))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attrs import field, mutable
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Extent, Flat, Key, NamedTensor, Scalar, StoredTensor, Structure, TensorRef
+from ucpl.extents import Extent, Flat, Key, NamedTensor, Plain, Scalar, StoredTensor, Structure, TensorRef
 from ucpl.stores.carrying import Place, Storages, by_place
-from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.deepspeed.config import regenerated
+from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.scalars import number_of
 from ucpl.stores.values import Empty, Value
 
@@ -36,6 +35,9 @@ class TargetFile:
     storage_of: dict[int, str] = field(factory=dict)
 
 
+Made = list[tuple[TargetFile, object]]  # files, each with its value tree
+
+
 @mutable
 class Writer:
     structure: Structure
@@ -43,15 +45,15 @@ class Writer:
     source: Checkpoint
     stage: int
     dp: int
-    settings: dict[str, Any]
+    settings: dict[str, Plain]
     index: dict[tuple[str, tuple[str, ...]], int]  # by file and key, whose numbers are told by their text
     below: dict[tuple[str, tuple[str, ...]], dict[str, int]]  # (file, key without its last step) -> state -> target
     carried: dict[Place, Extent]
-    config: dict[str, Any]
+    config: dict[object, object]
     names: list[str]  # the module's, in its order
     kinds: dict[str, NamedTensor]
     empty: dict[str, Empty]
-    hypers: list[dict[str, Any]]  # by group of the structure
+    hypers: list[dict[str, object]]  # by group of the structure
     here: dict[str, int] = field(factory=dict)  # coordinates of the rank whose file is being made
     flats: list[Flat] = field(factory=list)  # that rank's, by bucket
     used: set[int] = field(factory=set)
@@ -90,6 +92,10 @@ class Writer:
             hypers=_hypers(structure, source),
         )
 
+    def file(self, path: str) -> TargetFile:
+        """A file to be made, nothing in it yet."""
+        return TargetFile(path, Storages(self.carried))
+
     @property
     def degree(self) -> int:
         """Tensor-parallel ranks, each with files of its own."""
@@ -119,7 +125,7 @@ class Writer:
                 found.setdefault(flat.bucket, flat)
         self.flats = [found[bucket] for bucket in sorted(found)]
 
-    def blob(self, name: str, default: Any = None) -> Any:
+    def blob(self, name: str, default: object = None) -> object:
         """What the source carries under a name, whatever it is."""
         return self.source.envelope.blobs.get(name, default)
 
@@ -150,7 +156,7 @@ class Writer:
         file.storage_of[i] = made.storage.name
         return made
 
-    def scalar(self, file: TargetFile, name: str, members: tuple[str, ...]) -> Any:
+    def scalar(self, file: TargetFile, name: str, members: tuple[str, ...]) -> object:
         """One number for all members, in the form that it had. Raises: UcplError E470."""
         kept = self.source.envelope.scalars[name]
         found = [(member, kept[member]) for member in members if member in kept]
@@ -179,6 +185,20 @@ class Writer:
         return f"{one.module}{one.number % (one.count // int(self.settings.get('ep') or 1))}.{one.inner}"
 
 
+def skeleton_of(folder: str, latest: str, files: Made) -> Skeleton:
+    """A target of these files. `latest` is the small text beside the step's folder that names it."""
+    unsafe = {name for _, value in files for name in unsafe_globals(value)} - KNOWN_GLOBALS
+    return Skeleton(
+        folder=folder,
+        files=tuple(
+            SkeletonFile(path=file.path, value=value, storage_of=file.storage_of, carried=tuple(file.storages.carried))
+            for file, value in files
+        ),
+        texts={latest: folder},
+        unsafe_globals=tuple(sorted(unsafe)),
+    )
+
+
 def blobs_of(source: Checkpoint) -> Value:
     """What the source carries, for those who need it in one form: it came from a file, and may be anything."""
     return Value(source.top, source.top.name, (), source.envelope.blobs)
@@ -188,7 +208,7 @@ def _empty(noted: Value | None) -> dict[str, Empty]:
     return {name: Empty.of(one) for name, one in noted.named()} if noted is not None else {}
 
 
-def _hypers(structure: Structure, source: Checkpoint) -> list[dict[str, Any]]:
+def _hypers(structure: Structure, source: Checkpoint) -> list[dict[str, object]]:
     """Hyper-parameters of the target's groups: those of the source's group of that name, or with those members."""
     by_name = {group.name: group.hyper for group in source.envelope.groups}
     by_members = {frozenset(group.members): group.hyper for group in source.envelope.groups}

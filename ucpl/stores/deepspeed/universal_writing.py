@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Flat, StoredTensor, Structure
-from ucpl.stores.carrying import Storages
-from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed.model_states import model_states
 from ucpl.stores.deepspeed.names import model_file
 from ucpl.stores.deepspeed.optimizer_states import clip_grad, scaling, stage_of
-from ucpl.stores.deepspeed.target import FORMAT_VERSION, KNOWN_GLOBALS, TargetFile, Writer
-from ucpl.stores.pickles import unsafe_globals
+from ucpl.stores.deepspeed.target import FORMAT_VERSION, Made, TargetFile, Writer, skeleton_of
 
 ATOMS = "zero"
 GLOBAL_STATE = "zero/optimizer_state.pt"
@@ -24,61 +21,77 @@ VERSION = 0.4
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
+    """All files of a universal folder. Raises: UcplError E470, E471."""
+    _refuse_files_apart(source)
+    stage = int(structure.settings.get("stage") or 1)
+    # Stage 2 would ask for frozen parameters a second time, which no universal folder has.
+    settings = {**structure.settings, "dp": 1, "tp": 1, "pp": 1, "stage": 3 if stage == 3 else 1}
+    writer = Writer.of(evolve(structure, flats=_whole_flats(structure), settings=settings), targets, source)
+    files: Made = []
+    for rank in range(int(structure.settings.get("files") or 1) if stage == 3 else 1):
+        model = writer.file(model_file(stage, rank, 0))
+        writer.stand(0, rank)
+        value = model_states(writer, model, rank)
+        value.setdefault("universal_checkpoint_info", {"universal_checkpoint_version": VERSION})
+        files.append((model, value))
+    writer.stand(0, 0)
+    shared = writer.file(GLOBAL_STATE)
+    files.append((shared, _shared(writer, shared, stage)))
+    files += _atoms(writer)
+    if stage < 3:
+        files += _numbers(writer)
+    folder = tag or writer.folder
+    return skeleton_of(folder if folder.endswith("_universal") else f"{folder}_universal", LATEST, files)
+
+
+def _refuse_files_apart(source: Checkpoint) -> None:
     layers = source.pipeline.layers if source.pipeline is not None else ()
     experts = source.experts.of.values() if source.experts is not None else ()
     apart = next((one.file for one in (*layers, *experts) if one.file is not None), None)
     if apart is not None:
         fail("E471", f"a universal folder has no place for files such as {apart}", Label(str(source.root / apart)))
-    stage = int(structure.settings.get("stage") or 1)
+
+
+def _whole_flats(structure: Structure) -> tuple[Flat, ...]:
+    """Flat buffers of one rank: nothing is cut, nothing is padded."""
     shapes = {t.name: t.shape for t in structure.tensors}
     flats = []
     for g, (name, members) in enumerate(structure.groups):
         sizes = [prod(shapes[m]) for m in members]
         starts = [sum(sizes[:i]) for i in range(len(members))]
         flats.append(Flat(g, name, {}, tuple((m, shapes[m]) for m in members), tuple(starts), sum(sizes)))
-    # Stage 2 would ask for frozen parameters a second time, which no universal folder has.
-    settings = {**structure.settings, "dp": 1, "tp": 1, "pp": 1, "stage": 3 if stage == 3 else 1}
-    writer = Writer.of(evolve(structure, flats=tuple(flats), settings=settings), targets, source)
-    files: list[tuple[TargetFile, Any]] = []
-    for rank in range(int(structure.settings.get("files") or 1) if stage == 3 else 1):
-        model = TargetFile(model_file(stage, rank, 0), Storages(writer.carried))
-        writer.stand(0, rank)
-        value = model_states(writer, model, rank)
-        value.setdefault("universal_checkpoint_info", {"universal_checkpoint_version": VERSION})
-        files.append((model, value))
-    writer.stand(0, 0)
-    shared = TargetFile(GLOBAL_STATE, Storages(writer.carried))
-    files.append((shared, _shared(writer, shared, stage)))
+    return tuple(flats)
+
+
+def _atoms(writer: Writer) -> Made:
+    """A file for each state of each parameter: the targets that no other file took."""
     by_file: dict[str, list[int]] = {}
-    for i, target in enumerate(targets):
+    for i, target in enumerate(writer.targets):
         if i not in writer.used:
             by_file.setdefault(target.file, []).append(i)
+    files: Made = []
     for path, indices in by_file.items():
-        file = TargetFile(path, Storages(writer.carried))
+        file = writer.file(path)
         (i,) = indices
-        made = writer.tensor(file, targets[i].key, path.endswith("/fp32.pt"))
-        files.append((file, {"param": made, "cat_dim": 0} if targets[i].key else made))
-    if stage < 3:
-        for state, held in source.envelope.scalars.items():
-            for member in held:
-                if member in shapes:
-                    file = TargetFile(f"{ATOMS}/{member}/{state}.pt", Storages(writer.carried))
-                    files.append((file, writer.scalar(file, state, (member,))))
-    folder = tag or writer.folder
-    folder = folder if folder.endswith("_universal") else f"{folder}_universal"
-    unsafe = {g for _, v in files for g in unsafe_globals(v)} - KNOWN_GLOBALS
-    return Skeleton(
-        folder=folder,
-        files=tuple(
-            SkeletonFile(path=f.path, value=v, storage_of=f.storage_of, carried=tuple(f.storages.carried))
-            for f, v in files
-        ),
-        texts={LATEST: folder},
-        unsafe_globals=tuple(sorted(unsafe)),
-    )
+        key = writer.targets[i].key
+        made = writer.tensor(file, key, path.endswith("/fp32.pt"))
+        files.append((file, {"param": made, "cat_dim": 0} if key else made))
+    return files
 
 
-def _shared(writer: Writer, file: TargetFile, stage: int) -> dict[str, Any]:
+def _numbers(writer: Writer) -> Made:
+    """A file for each number that an optimizer keeps of a parameter."""
+    known = {t.name for t in writer.structure.tensors}
+    files: Made = []
+    for state, held in writer.source.envelope.scalars.items():
+        for member in held:
+            if member in known:
+                file = writer.file(f"{ATOMS}/{member}/{state}.pt")
+                files.append((file, writer.scalar(file, state, (member,))))
+    return files
+
+
+def _shared(writer: Writer, file: TargetFile, stage: int) -> dict[str, object]:
     """zero/optimizer_state.pt: what all parameters share."""
     groups = [{**file.storages.value(hyper), "params": [g]} for g, hyper in enumerate(writer.hypers)]
     out = {

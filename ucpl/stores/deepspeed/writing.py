@@ -8,17 +8,13 @@ Not here: recovery scripts (zero_to_fp32.py), which are DeepSpeed's own code.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, Structure, key_text
-from ucpl.stores.carrying import Storages
-from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed.model_states import model_states, parts
 from ucpl.stores.deepspeed.names import LATEST, model_file, optim_file
 from ucpl.stores.deepspeed.optimizer_states import shard
-from ucpl.stores.deepspeed.target import KNOWN_GLOBALS, TargetFile, Writer, blobs_of
-from ucpl.stores.pickles import unsafe_globals
+from ucpl.stores.deepspeed.target import Made, Writer, blobs_of, skeleton_of
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
@@ -27,20 +23,25 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
     Raises: UcplError E470 where one number is needed and several are there, E471 where the form has no place for something.
     """
     writer = Writer.of(structure, targets, source)
-    files: list[tuple[TargetFile, Any]] = []
+    files: Made = []
     for path, names in apart(writer.targets, writer.source).items():
-        file = TargetFile(path, Storages(writer.carried))
+        file = writer.file(path)
         files.append((file, parts(writer, file, names)))
     for mp in range(writer.stages * writer.degree):
         for rank in range(writer.dp if writer.stage == 3 else 1):
             writer.stand(mp, rank)
-            file = TargetFile(model_file(writer.stage, rank, mp), Storages(writer.carried))
+            file = writer.file(model_file(writer.stage, rank, mp))
             files.append((file, model_states(writer, file, rank)))
     for mp in range(writer.stages * writer.degree):
         for rank in range(writer.dp if writer.stage else 0):
             writer.stand(mp, rank)
-            file = TargetFile(optim_file(bool(writer.settings.get("bf16")), rank, mp), Storages(writer.carried))
+            file = writer.file(optim_file(bool(writer.settings.get("bf16")), rank, mp))
             files.append((file, shard(writer, file)))
+    _refuse_unused(writer)
+    return skeleton_of(tag or writer.folder, LATEST, files)
+
+
+def _refuse_unused(writer: Writer) -> None:
     for i, target in enumerate(writer.targets):
         if i not in writer.used:
             fail(
@@ -49,17 +50,6 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
                 f" {target.file}",
                 Label(target.file, where=key_text(target.key)),
             )
-    folder = tag or writer.folder
-    unsafe = {name for _, value in files for name in unsafe_globals(value)} - KNOWN_GLOBALS
-    return Skeleton(
-        folder=folder,
-        files=tuple(
-            SkeletonFile(path=file.path, value=value, storage_of=file.storage_of, carried=tuple(file.storages.carried))
-            for file, value in files
-        ),
-        texts={LATEST: folder},
-        unsafe_globals=tuple(sorted(unsafe)),
-    )
 
 
 def apart(targets: tuple[StoredTensor, ...], source: Checkpoint) -> dict[str, list[str]]:
