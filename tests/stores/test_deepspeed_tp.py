@@ -454,6 +454,15 @@ def test_what_autotp_published_is_written_again(file: TorchFile) -> None:
     assert info_of(parameters, 2, {}) == theirs
 
 
+def test_what_the_source_says_of_vocabularies_stays_as_it_is() -> None:
+    """Each tensor-parallel file is told from it: none may find what was added for the file before."""
+    kept = {"vocabulary_parameter_patterns": ["^old$"]}
+    table = {"embed.weight": Sharding((6, 2), 0, (Section(6, (3, 3)),))}
+    both = [info_of(table, 2, kept)["vocabulary_parameter_patterns"] for _ in range(2)]
+    assert both == [["^old$", r"^embed\.weight$"]] * 2
+    assert kept == {"vocabulary_parameter_patterns": ["^old$"]}
+
+
 def _one_row_on(entry: Any) -> list[Any]:
     start, steps = entry["ranks"][1]["pieces"][0]["source"]
     return [start + steps[0], steps]

@@ -212,6 +212,8 @@ def info_of(shardings: Mapping[str, Sharding], degree: int, kept: Mapping[str, o
         **{k: v for k, v in kept.items() if k not in regenerated},
     }
     vocabulary = out["vocabulary_parameter_patterns"]
+    if isinstance(vocabulary, list):  # one of its own: the source's is every file's
+        vocabulary = out["vocabulary_parameter_patterns"] = list(vocabulary)
     maps: dict[str, object] = {}
     widths: dict[str, object] = {}
     for name, s in shardings.items():
