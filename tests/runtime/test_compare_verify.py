@@ -13,6 +13,7 @@ from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import compare, execute, verify_files
 from ucpl.runtime.buffers import MEMORY_MIN
+from ucpl.runtime.options import RunOptions
 
 MEMORY = 2 * MEMORY_MIN
 
@@ -23,7 +24,7 @@ def made(tmp_path_factory):
     tensors = [Stored(f, (f,), "f32", bits_of("f32", (50, 1000), i), order=(1, 0)) for i, f in enumerate("ab")]
     source = write_source(top / "src", tensors)
     plan = copies(source)
-    execute(plan, source, Torch(), top / "out", memory=MEMORY)
+    execute(plan, source, Torch(), top / "out", RunOptions(memory=MEMORY))
     return source, plan, top / "out", {f.name: f.read_bytes() for f in (top / "out").glob("*.pt")}
 
 
@@ -140,7 +141,7 @@ def test_compare_ignores_padding_and_sees_a_mean_once(tmp_path):
     target = [StoredTensor("d.pt", ("x",), "f32", (12, 10), "weight", "x", padding=20)]
     rows = [(0, s, 0, (100,), 0, (1,), 0, (1,)) for s in (0, 1)]
     plan = plan_of([stored(e) for e in source.extents.values()], target, moves("mean", rows))
-    execute(plan, source, Torch(), tmp_path / "out", memory=MEMORY)
+    execute(plan, source, Torch(), tmp_path / "out", RunOptions(memory=MEMORY))
     there = open_target(tmp_path / "out", ["d.pt"])
     extent = there.extents["d.pt", ("x",)]
     data = bytearray((tmp_path / "out/d.pt").read_bytes())

@@ -31,6 +31,7 @@ from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.disk import Disk, use_disk
 from ucpl.runtime.journal import Journal, read_journal
 from ucpl.runtime.moving import Mover
+from ucpl.runtime.options import RunOptions
 
 MEMORY = MEMORY_MIN
 
@@ -63,7 +64,8 @@ def world(tmp_path):
 
 
 def run(plan, source, out, **more):
-    return execute(plan, source, more.pop("framework", Torch()), out, memory=MEMORY, workers=1, **more)
+    framework = more.pop("framework", Torch())
+    return execute(plan, source, framework, out, RunOptions(memory=MEMORY, workers=1, **more))
 
 
 def content(path: Path):
@@ -250,7 +252,7 @@ def test_a_scatter_of_more_runs_than_one_call_takes(tmp_path):
             return super().read(fd, views, position)
 
     use_disk(Counting())
-    report = execute(plan, source, Torch(), tmp_path / "out", memory=64 << 20, workers=1)
+    report = execute(plan, source, Torch(), tmp_path / "out", RunOptions(memory=64 << 20, workers=1))
     assert max(calls) == 1024
     assert read_target(tmp_path / "out", "d.pt")["w"][:, :128].tobytes() == full.tobytes()
     assert report.bytes_read == full.nbytes and report.source_bytes_unverified == 0

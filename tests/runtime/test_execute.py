@@ -32,6 +32,7 @@ from ucpl.runtime.boxes import Box, clip, compose
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.manifest import read_manifest
+from ucpl.runtime.options import RunOptions
 
 MEMORY = 2 * MEMORY_MIN  # the least that two workers need: small tiles, many of them
 DTYPES = st.sampled_from(["f32", "bf16", "f64", "u8", "i64", "bool", "f16", "c128", "f8_e5m2"])
@@ -51,7 +52,7 @@ def code_of(call) -> str:
 
 def run(plan, source, out, **more) -> Report:
     more.setdefault("memory", MEMORY)
-    return execute(plan, source, more.pop("framework", Torch()), out, **more)
+    return execute(plan, source, more.pop("framework", Torch()), out, RunOptions(**more))
 
 
 # ---- the law ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack
 
 import numpy as np
 from attrs import evolve, frozen
@@ -29,7 +28,7 @@ from ucpl.runtime.identity import digest_of_files, digest_of_plan, digest_of_sou
 from ucpl.runtime.journal import Journal, Past
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, Written, manifest_of, storage_crcs
 from ucpl.runtime.moving import Known, Mover
-from ucpl.runtime.options import Chosen, DataPlane, RunOptions
+from ucpl.runtime.options import DataPlane, RunOptions
 from ucpl.runtime.padding import blanks_of
 from ucpl.runtime.publish import Lock, Workplace
 from ucpl.runtime.read_back import Made, is_same, patches_of, read_back
@@ -54,14 +53,13 @@ def execute(
     framework: Framework,
     target: Path,
     options: RunOptions | None = None,
-    **how: Unpack[Chosen],
 ) -> Report:
-    """Write `target` from `source`, exactly as the plan says. `how`: fields of the options, by name.
+    """Write `target` from `source`, exactly as the plan says.
 
     The target appears as a whole or not at all. Raises: UcplError E500-E508 (the target), E600-E605 (the plan does not
     fit), E610-E614 (the source), E620 (interrupted: the hidden folder stays, `resume` goes on).
     """
-    options = evolve(options or RunOptions(), **how)
+    options = options or RunOptions()
     counters = Counters()
     place = _place(Path(target), source)
     with counters.phase("plan"):
