@@ -327,6 +327,23 @@ def test_a_value_goes_through_both_sides(tmp_path):
     assert torch.equal(torch.load(tmp_path / "out" / "d.pt")["x"], torch.from_numpy(x * 4 - 1))
 
 
+def test_every_node_of_a_tile_does_what_it_says(tmp_path):
+    """A mean, a sum and a copy beside each other in one stored tensor, as in a flat buffer of parameters that differ."""
+    a, b = np.arange(300, dtype=np.float32), np.arange(300, dtype=np.float32) * 3 + 1
+    source, sources, target, _ = two(tmp_path, a.view("<u4"), b.view("<u4"))
+
+    def part(source, low):
+        return (0, source, 0, (100,), low, (1,), low, (1,))
+
+    plan = plan_of(
+        sources, target, moves("sum", [part(0, 0), part(1, 0)]), moves("mean", [part(0, 100), part(1, 100)]),
+        moves("copy", [part(1, 200)]),
+    )  # fmt: skip
+    run(plan, source, tmp_path / "out")
+    wanted = np.concatenate([(a + b)[:100], ((a + b) / 2)[100:200], b[200:]])
+    assert torch.equal(torch.load(tmp_path / "out" / "d.pt")["x"], torch.from_numpy(wanted))
+
+
 # ---- cost ------------------------------------------------------------------------------------------------------------
 
 
@@ -593,9 +610,12 @@ def test_an_alias_shares_its_owner_s_bytes_and_must_be_equal(tmp_path):
         if code:
             assert code_of(lambda plan=plan, source=source, top=top: run(plan, source, top / "out")) == code
             continue
-        run(plan, source, top / "out")
+        report = run(plan, source, top / "out")
         found = torch.load(top / "out" / "d.pt")
         assert found["x"].data_ptr() == found["tied"].data_ptr()
+        assert found["x"].numpy().tobytes() == a.tobytes()
+        # One is copied, one is compared; nothing goes to a place that has no bytes of its own.
+        assert report.bytes_needed == report.bytes_read == a.nbytes + b.nbytes
 
 
 def test_carried_tensors_go_over_as_they_are(tmp_path):

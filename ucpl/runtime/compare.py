@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from attrs import evolve, frozen
 
+from ucpl.columns import Side
+from ucpl.columns.operations import Check
 from ucpl.extents import key_text
 from ucpl.runtime.assemble import Assembler, Difference
 from ucpl.runtime.buffers import Budget, Workspace, share_of
@@ -22,7 +24,7 @@ from ucpl.runtime.rows import Place, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.tiles import Unit, cut_tiles
 from ucpl.runtime.values import value_text
-from ucpl.schedule import Plan, Runs
+from ucpl.schedule import Bound, Plan, Runs
 from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["Comparison", "Unequal", "compare"]
@@ -80,7 +82,7 @@ def compare(
     roots = [str(source.root.resolve()), str(target.root.resolve())]
     places = [*(_rooted(p, roots[0]) for p in here), *(_rooted(p, roots[1]) for p in there)]
     mirrored = tuple(_mirror(m, len(here)) for m in plan.moves if m.kind != "check")
-    rows = bind_rows((*plan.moves, *mirrored), places, there)
+    rows = bind_rows(_with(plan, mirrored), places, there)
     files = SourceFiles(source.root, (p.extent.file for p in places if p.extent is not None))
     assembler = Assembler(rows, places, there, [files.index[p.extent.file] for p in places if p.extent], plan.tensors)
     units = [Unit(t, 0, 0, p.numel * p.itemsize, "") for t, p in enumerate(there)]
@@ -126,6 +128,14 @@ def _rooted(place: Place, root: str) -> Place:
     assert place.extent is not None
     file = f"{root}/{place.extent.file}"
     return evolve(place, extent=evolve(place.extent, file=file))
+
+
+def _with(plan: Plan, mirrored: Sequence[Runs]) -> Bound:
+    """The plan, and behind all of it the checks of what it makes."""
+    bound = Bound.of(plan)
+    last = [m.replace(node=np.full(len(m), len(bound.nodes), np.int32)) for m in mirrored]
+    boxes = Side.concat(m.table(plan.spaces).target_side for m in mirrored)
+    return evolve(bound, nodes=(*bound.nodes, Check("what is there", (), boxes)), moves=(*bound.moves, *last))
 
 
 def _mirror(m: Runs, base: int) -> Runs:
