@@ -1,6 +1,7 @@
 """Tables of columns, and boxes of strided elements as tables: the form that data has from placement to bytes. A leaf room."""
 
 from ucpl.columns.blocks import Block, Name, Slot
+from ucpl.columns.gaps import gaps, uncovered
 from ucpl.columns.space import Space
 from ucpl.columns.strided import Moves, Side, clip, expanded, join_runs, split_rows, straighten
 from ucpl.columns.table import I64, Bools, Table, block, column
@@ -19,7 +20,9 @@ __all__ = [
     "clip",
     "column",
     "expanded",
+    "gaps",
     "join_runs",
     "split_rows",
     "straighten",
+    "uncovered",
 ]

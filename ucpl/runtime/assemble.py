@@ -10,20 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ucpl.columns.operations import Check, Derive, Merge, Node, Reduce
+from ucpl.columns.operations import Check, Derive, Fill, Merge, Node, Reduce
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.runtime.boxes import Box, clip
 from ucpl.runtime.buffers import Workspace
+from ucpl.runtime.fills import Fills
 from ucpl.runtime.reading import Reader, strided
 from ucpl.runtime.rows import Place, Rows
-from ucpl.runtime.values import Conversion, mean, value_text
+from ucpl.runtime.values import Conversion, encode, mean, value_text
 
 __all__ = ["Assembler", "Difference"]
 
@@ -88,6 +90,7 @@ class Assembler:
     """Everything that stays the same from tile to tile. `file_of[s]` is the index of source s's file in the reader's files."""
 
     rows: Rows
+    fills: Fills
     sources: Sequence[Place]
     targets: Sequence[Place]
     file_of: Sequence[int]
@@ -109,33 +112,42 @@ class Assembler:
         rows = self.rows
         tile = Assembly(target, low, high, self.targets[target].itemsize, reader, work, on_difference)
         within = rows.within(target, low, high)
-        if len(within) == 1 and rows.run[row := within[0]]:  # most tiles: one read of one Merge
+        fills = self.fills.within(target, low, high)
+        if not fills and len(within) == 1 and rows.run[row := within[0]]:  # most tiles: one read of one Merge
             begin, end = int(rows.low[row]), int(rows.high[row])
             if begin <= low and high <= end:
                 position = int(rows.position[row]) + (low - begin) * tile.itemsize
                 return reader.run(self.file_of[int(rows.source[row])], position, work.tile_view[: tile.size])
-        run = rows.run[within.start : within.stop].all()
-        if not (run and self._reach(within, low, high) == high - low):
+        run = not fills and rows.run[within.start : within.stop].all()
+        if not (run and self._are_all(within, low, high)):
             work.tile[: tile.size] = 0
-        for handler, some in self._walk(within):
+        for handler, some in self._walk(within, fills):
             handler(self, tile, some)
         return self._single_crc(tile) if run else None
 
-    def _reach(self, within: range, low: int, high: int) -> int:
-        """How many elements runs have in [low, high), each counted as often as it is reached."""
-        part = slice(within.start, within.stop)
-        size = np.minimum(self.rows.high[part], high) - np.maximum(self.rows.low[part], low)
-        return int(np.maximum(size, 0).sum())
+    def _are_all(self, within: range, low: int, high: int) -> bool:
+        """Whether runs, which are in the order in which they begin, leave nothing of [low, high) open."""
+        if not within:
+            return False
+        begin = self.rows.low[within.start : within.stop]
+        end = np.maximum.accumulate(self.rows.high[within.start : within.stop])
+        return bool(begin[0] <= low and end[-1] >= high and (begin[1:] <= end[:-1]).all())
 
-    def _walk(self, within: range) -> Iterator[tuple[Handler, I64]]:
+    def _walk(self, within: range, fills: range) -> Iterator[tuple[Handler, I64]]:
         """What is done with rows of one target, node by node in the graph's order. Neighbours that do the same run at once.
 
         So do the sources of one mean, which are of several nodes where they are stored in different ways.
         """
-        rules = self.rows.rule[within.start : within.stop]
-        for work, group in groupby(np.unique(rules).tolist(), lambda rule: _work(self.rows.rules[rule].node)):
-            mine = np.isin(rules, list(group))
-            yield work[0], np.flatnonzero(mine) + within.start
+        rules, filled = self.rows.rule[within.start : within.stop], self.fills.node[fills.start : fills.stop]
+        steps = [(self.rows.order[n], self.rows.rules[n].node, n) for n in np.unique(rules).tolist()]
+        steps += [(self.fills.order[n], self.fills.nodes[n], n) for n in np.unique(filled).tolist()]
+        steps.sort(key=itemgetter(0))
+        for (handler, _), group in groupby(steps, lambda step: _work(step[1])):
+            numbers = [n for _, _, n in group]
+            if handler is Assembler._fill:
+                yield handler, np.flatnonzero(np.isin(filled, numbers)) + fills.start
+            else:
+                yield handler, np.flatnonzero(np.isin(rules, numbers)) + within.start
 
     @staticmethod
     def _single_crc(tile: Assembly) -> int | None:
@@ -231,6 +243,15 @@ class Assembler:
                 other = made[at * itemsize : (at + 1) * itemsize].tobytes()
                 return Difference(row, tile.target, goal, source, self._logical(row, goal), value, other)
         return None
+
+    def _fill(self, tile: Assembly, among: I64) -> None:
+        """Boxes of padding. `among` are rows of the fills."""
+        for row in among.tolist():
+            node = self.fills.nodes[int(self.fills.node[row])]
+            cell = encode(np.array([node.value]), self.targets[tile.target].dtype)
+            for box in clip(self.fills.box(row), tile.low, tile.high):
+                there = strided(tile.work.tile, tile.at(box), box.shape, tile.steps(box), tile.itemsize)
+                there[...] = strided(cell, 0, (1,) * len(box.shape), (0,) * len(box.shape), tile.itemsize)
 
     def _reduce(self, tile: Assembly, rows: I64) -> None:
         """Means and sums: fp64, in order of the sources, a block of the tile at a time, rounded once."""
@@ -358,6 +379,7 @@ HANDLERS: dict[type[Node], Handler] = {
     Derive: Assembler._merge,
     Reduce: Assembler._reduce,
     Check: Assembler._check,
+    Fill: Assembler._fill,
 }
 
 

@@ -19,6 +19,7 @@ from ucpl.runtime.assemble import Assembler, Difference
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report
 from ucpl.runtime.crew import Queue, run_crew
+from ucpl.runtime.fills import bind_fills
 from ucpl.runtime.reading import Reader
 from ucpl.runtime.rows import Place, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
@@ -82,9 +83,11 @@ def compare(
     roots = [str(source.root.resolve()), str(target.root.resolve())]
     places = [*(_rooted(p, roots[0]) for p in here), *(_rooted(p, roots[1]) for p in there)]
     mirrored = tuple(_mirror(m, len(here)) for m in plan.moves if m.kind != "check")
-    rows = bind_rows(_with(plan, mirrored), places, there)
+    bound = _with(plan, mirrored)
+    rows, fills = bind_rows(bound, places, there), bind_fills(bound, len(there))
     files = SourceFiles(source.root, (p.extent.file for p in places if p.extent is not None))
-    assembler = Assembler(rows, places, there, [files.index[p.extent.file] for p in places if p.extent], plan.tensors)
+    file_of = [files.index[p.extent.file] for p in places if p.extent]
+    assembler = Assembler(rows, fills, places, there, file_of, plan.tensors)
     units = [Unit(t, 0, 0, p.numel * p.itemsize, "") for t, p in enumerate(there)]
     tiles = cut_tiles(units, share.tile)
     queue = Queue(len(tiles))

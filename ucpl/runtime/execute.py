@@ -24,6 +24,7 @@ from ucpl.runtime.counters import Counters, Report, Unverified
 from ucpl.runtime.disk import make_file, make_folders, sync_folder, sync_folders
 from ucpl.runtime.evidence import Inspection, allowance, check_blanks, check_members, members_of
 from ucpl.runtime.failpoints import failpoint
+from ucpl.runtime.fills import Fills, bind_fills, demand_whole
 from ucpl.runtime.identity import digest_of_files, digest_of_plan, digest_of_sources
 from ucpl.runtime.journal import Journal, Past
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, Written, manifest_of, storage_crcs
@@ -69,10 +70,12 @@ def execute(
         _refuse_globals(skeleton, options)
         layout = lay_out(skeleton, plan.targets)
         sources += tuple(where for where, _ in layout.carried)
-        rows = bind_rows(bound(plan, _files(sources, layout, len(plan.sources))), sources, layout.places)
+        found = bound(plan, _files(sources, layout, len(plan.sources)))
+        rows, fills = bind_rows(found, sources, layout.places), bind_fills(found, len(layout.places))
+        demand_whole(rows, fills, layout.owners, layout.places)
         counters.bytes_needed = rows.bytes_needed
     plane = DataPlane(options.workers, share, Budget(options.memory), counters)
-    run = _Run(_Bound(plan, source.root, layout, sources, rows), skeleton.texts, options, plane, place)
+    run = _Run(_Bound(plan, source.root, layout, sources, rows, fills), skeleton.texts, options, plane, place)
     lock = Lock(place)
     try:
         with lock:
@@ -135,6 +138,7 @@ class _Bound:
     layout: TargetPlan
     places: tuple[Place, ...]  # of the source: the plan's, then the carried
     rows: Rows
+    fills: Fills
 
 
 class _Run:
@@ -144,6 +148,7 @@ class _Run:
         self, bound: _Bound, texts: dict[str, str], options: RunOptions, plane: DataPlane, target: Path
     ) -> None:
         self.plan, self.layout, self.rows, self.places = bound.plan, bound.layout, bound.rows, bound.places
+        self.fills = bound.fills
         self.options, self.plane, self.counters = options, plane, plane.counters
         self.target = target
         self.work = Workplace(target)
@@ -287,7 +292,7 @@ class _Run:
 
     def _assembler(self) -> Assembler:
         file_of = [self.sources.index[p.file] for p in self.places]
-        return Assembler(self.rows, self.places, self.layout.places, file_of, self.plan.tensors)
+        return Assembler(self.rows, self.fills, self.places, self.layout.places, file_of, self.plan.tensors)
 
     def _fill(self, known: Known) -> None:
         """All that is between an empty tree and the rename, and the rename."""

@@ -106,6 +106,7 @@ class Rows:
     logical_step: I64  # (N, D)
     starts: I64  # (targets + 1,): rows of target t are starts[t]:starts[t + 1]
     rules: tuple[Rule, ...]
+    order: tuple[int, ...]  # of each rule: the place of its node among all that run
     bytes_needed: int
 
     def within(self, target: int, low: int, high: int) -> range:
@@ -180,7 +181,7 @@ def bind_rows(bound: Bound, sources: Sequence[Place], targets: Sequence[Place]) 
     """One table of all moves. Raises: UcplError E603 where a move leaves a tensor, or its target's order is not nested."""
     filled = [m for m in bound.moves if len(m)]
     width = max((m.shape.shape[1] for m in filled), default=1)
-    rules, rule = _rules(bound.nodes, filled)
+    rules, places_of, rule = _rules(bound.nodes, filled)
 
     def column(pick: Callable[[Runs], NDArray[np.integer]]) -> I64:
         if not filled:
@@ -248,18 +249,20 @@ def bind_rows(bound: Bound, sources: Sequence[Place], targets: Sequence[Place]) 
     needed = int((shape.prod(axis=1) * size).sum()) if len(rule) else 0
     return Rows(
         rule.astype(np.int32), tensor.astype(np.int32), source.astype(np.int32), target.astype(np.int32),
-        shape, position, source_step, low, high, target_step, reach, run, logical, logical_step, starts, rules, needed,
+        shape, position, source_step, low, high, target_step, reach, run, logical, logical_step, starts, rules, places_of,
+        needed,
     )  # fmt: skip
 
 
-def _rules(nodes: Sequence[Node], moves: Sequence[Runs]) -> tuple[tuple[Rule, ...], I64]:
-    """A rule for every node of every table, in the order of the nodes; and of each row of all tables its rule."""
+def _rules(nodes: Sequence[Node], moves: Sequence[Runs]) -> tuple[tuple[Rule, ...], tuple[int, ...], I64]:
+    """A rule for every node of every table, in the order of the nodes; the place of each; and of each row its rule."""
     used = [np.unique(m.node, return_inverse=True) for m in moves]
     keys = sorted((node, i) for i, (numbers, _) in enumerate(used) for node in numbers.tolist())
     place = {key: n for n, key in enumerate(keys)}
     rules = tuple(Rule(nodes[n], moves[i].source_value, moves[i].target_value, moves[i].lossy) for n, i in keys)
     parts = [np.array([place[n, i] for n in numbers.tolist()])[which] for i, (numbers, which) in enumerate(used)]
-    return rules, np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+    order = tuple(node for node, _ in keys)
+    return rules, order, np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
 
 def views_of(sources: Sequence[Place]) -> I64:

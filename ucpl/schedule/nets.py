@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ucpl.columns import Moves, Space
+from ucpl.columns import Moves, Side, Space
 from ucpl.columns.operations import (
     Check,
     Derive,
@@ -34,8 +34,8 @@ Columns = dict[str, NDArray[Any]]
 
 
 def net_json(net: nx.DiGraph[Node], nodes: Sequence[Node], spaces: tuple[Space, Space]) -> tuple[Json, Columns]:
-    """Both sides of an Extract's boxes are written once, as rows of one table for the whole graph."""
-    rows: dict[Node, tuple[int, int, int]] = {}  # of an Extract and of what it goes to: rows and dims
+    """Both sides of an Extract's boxes are written once, as rows of one table for the whole graph. Those of a Fill follow."""
+    rows: dict[Node, tuple[int, int, int]] = {}  # of an Extract and of what it goes to, or of a Fill: rows and dims
     tables: list[Moves] = []
     at = 0
     for flow in flows(net, nodes):
@@ -43,10 +43,20 @@ def net_json(net: nx.DiGraph[Node], nodes: Sequence[Node], spaces: tuple[Space, 
         rows[flow.extract] = rows[flow.place] = (at, at + len(moves), moves.width)
         tables.append(moves)
         at += len(moves)
+    for node in nodes:
+        if isinstance(node, Fill):
+            rows[node] = (at, at + len(node.boxes), node.boxes.width)
+            tables.append(_from_nowhere(node.boxes))
+            at += len(node.boxes)
     number = {node: i for i, node in enumerate(nodes)}
     table = Moves.concat(tables)
     told = [[*_told(node, rows.get(node)), sorted(number[p] for p in net.predecessors(node))] for node in nodes]
     return {"nodes": told, "bits": [s.bits for s in spaces]}, {n: _narrow(a) for n, a in table.arrays().items()}
+
+
+def _from_nowhere(boxes: Side) -> Moves:
+    """Boxes of the target as rows of the common table: they have no source."""
+    return Moves.between(boxes.replace(offset=np.zeros_like(boxes.offset), stride=np.ones_like(boxes.stride)), boxes)
 
 
 def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
@@ -55,8 +65,8 @@ def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
             return ["read", label, state, first, last]
         case Write(label=label, state=state, first=first, last=last):
             return ["write", label, state, first, last]
-        case Fill(label=label, state=state, elements=elements):
-            return ["fill", label, state, elements]
+        case Fill(label=label, state=state, elements=elements, value=value):
+            return ["fill", label, state, elements, rows, value]
         case Extract(label=label, lanes=lanes, value=value):
             return ["extract", label, _lanes(lanes), rows, value]
         case Split(label=label, lanes=lanes, value=value, lossy=lossy):
@@ -103,8 +113,8 @@ def _node(told: Json, table: Moves) -> Node:
             return Read(label, state, first, last)
         case ["write", str(label), str(state), int(first), int(last)]:
             return Write(label, state, first, last)
-        case ["fill", str(label), str(state), int(elements)]:
-            return Fill(label, state, elements)
+        case ["fill", str(label), str(state), int(elements), rows, float(value)]:
+            return _fill(Fill(label, state, elements, _part(table, rows).target_side, value))
         case ["extract", str(label), lanes, rows, value]:
             return Extract(label, _lanes_from(lanes), _part(table, rows).source_side, _value(value))
         case ["split", str(label), lanes, rows, value, bool(lossy)]:
@@ -118,6 +128,12 @@ def _node(told: Json, table: Moves) -> Node:
         case ["reduce", str(label), lanes, "mean" | "sum" as how]:
             return Reduce(label, _lanes_from(lanes), how)
     raise ValueError(f"no operation is {str(told)[:80]}")
+
+
+def _fill(fill: Fill) -> Fill:
+    if fill.boxes.elements != fill.elements or not np.isfinite(fill.value):
+        raise ValueError(f"{fill}, and {fill.boxes.elements} of {fill.value} are told")
+    return fill
 
 
 def _lanes_from(raw: Json) -> tuple[Lane, ...]:
