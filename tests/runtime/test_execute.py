@@ -29,7 +29,7 @@ from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import Report, compare, execute
 from ucpl.runtime.boxes import Box, clip, compose
-from ucpl.runtime.buffers import MEMORY_MIN
+from ucpl.runtime.buffers import MEMORY_MIN, Budget, Workspace, share_of
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.manifest import read_manifest
 from ucpl.runtime.options import RunOptions
@@ -403,6 +403,18 @@ def test_many_small_tensors(tmp_path):
     report = run(plan, source, tmp_path / "out")
     assert read_target(tmp_path / "out", "flat.pt")["flat"].tobytes() == flat.tobytes()
     assert report.source_bytes_unverified == 0 and report.bytes_read == report.bytes_needed
+
+
+def test_a_workspace_gives_back_all_that_it_took():
+    """One after another may use the whole of a budget: each phase of a run makes its own."""
+    share = share_of(MEMORY, 1)
+    budget = Budget(share.total)
+    for _ in range(3):
+        with Workspace(share, budget) as space:
+            assert len(space.staging) == share.staging and len(space.scratch) == share.scratch
+            assert budget.live == share.total
+        assert budget.live == 0
+    assert budget.live_max == share.total
 
 
 @pytest.mark.parametrize("memory", [1 << 20, 64 << 20])
