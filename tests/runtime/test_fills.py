@@ -23,7 +23,7 @@ from ucpl.columns.operations import Fill
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime.identity import digest_of_plan
-from ucpl.schedule import Plan, load_plan, save_plan
+from ucpl.schedule import Plan, load_plan, plan_bytes, save_plan
 
 SOURCE = Path(__file__).resolve().parents[1] / "fixtures" / "deepspeed" / "z1_dp4"
 
@@ -201,3 +201,13 @@ def test_a_fill_of_what_is_not_there_is_refused(column: str, tmp_path: Path) -> 
     save_plan(with_fills(real(), beyond), tmp_path / "a.plan")
     with pytest.raises(UcplError, match="E351"):
         load_plan(tmp_path / "a.plan")
+
+
+def test_fills_do_not_widen_the_table_of_moves(tmp_path: Path) -> None:
+    """200 ranks whose tensors end in padding are a handful of boxes, and a plan that has them is hardly larger."""
+    model = Path(__file__).parents[2] / "benchmarks" / "llama.ucpl"
+    plans = [ucpl.plan("zero3(dp=256)", f"zero3(dp={dp})", model=f"{model}:llama") for dp in (128, 200)]
+    fills = [[n for n in p.nodes if isinstance(n, Fill)] for p in plans]
+    assert not fills[0] and [len(f.boxes) for f in fills[1]] == [10, 10, 10]
+    without = with_fills(plans[1], lambda f: None)
+    assert len(plan_bytes(plans[1])) < len(plan_bytes(without)) + 2_000

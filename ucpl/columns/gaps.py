@@ -66,7 +66,9 @@ def gaps(covered: Side, homes: I64, numel: I64, space: Space) -> Side:
     shape = np.concatenate([boxes.shape, np.concatenate([(begin - between)[:, None], one[:, 1:]], axis=1)])
     low, high = uncovered(last, start, shape, np.concatenate([boxes.stride, one]))
     runs = Side(np.full(len(low), -1, np.int64), low, (high - low)[:, None], np.ones((len(low), 1), np.int64))
-    return _folded(_folded(runs, space), space)
+    found = _folded(_folded(runs, space), space)
+    used: list[int] = np.flatnonzero((found.shape > 1).any(axis=0)).tolist() or [0]
+    return found.replace(shape=found.shape[:, used], stride=found.stride[:, used])
 
 
 def _within(covered: Side, homes: I64, space: Space) -> Side:
