@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Unpack
 from attrs import frozen
 
 from ucpl.conversion.given import Given, called, library_of, model_named
-from ucpl.conversion.keywords import DataPlane, How, ToConvert, ToPlan, given_from, options_from
+from ucpl.conversion.keywords import DataPlane, How, ToConvert, ToPlan, given_from
 from ucpl.conversion.opening import load_plan, open_for
 from ucpl.conversion.opening import open_checkpoint as open_headers
 from ucpl.conversion.planning import Asked, make_plan, prepare
-from ucpl.conversion.running import MEMORY, WORKERS, refuse_existing, run
+from ucpl.conversion.running import refuse_existing, run
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
@@ -82,20 +82,18 @@ def save_plan(plan: Plan, path: Here) -> None:
 def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unpack[How]) -> Report:
     """Run exactly that plan. Raises: UcplError E600-E605 where the source is not what the plan was made for."""
     made = load_plan(plan) if isinstance(plan, str | Path) else plan
-    options = options_from(how)
-    refuse_existing(Path(target), options)
+    refuse_existing(Path(target), how)
     opened = open_for(made, source) if isinstance(source, str | Path) else source
-    return run(made, opened, Path(target), options)
+    return run(made, opened, Path(target), how)
 
 
 def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Converted:
     """Infer the source (or take it as `layout` says), plan, prove, write the target, look at it."""
-    options = options_from(how)
-    refuse_existing(Path(target), options)
+    refuse_existing(Path(target), how)
     layout = how.get("layout")
     made = prepare(Asked(called(layout) if layout is not None else None, to, source, twice=True), given_from(how))
     assert made.checkpoint is not None
-    return Converted(made.plan, run(made.plan, made.checkpoint, Path(target), options))
+    return Converted(made.plan, run(made.plan, made.checkpoint, Path(target), how))
 
 
 def compare(
@@ -106,16 +104,15 @@ def compare(
 
     ours, theirs = open_checkpoint(a, a_layout), open_checkpoint(b, b_layout)
     here, there = source_side(ours, a_layout)[0], source_side(theirs, b_layout)[0]
-    memory, workers = bounds.get("memory", MEMORY), bounds.get("workers", WORKERS)
-    return likeness(ours, here.placement, theirs, there.placement, memory=memory, workers=workers)
+    return likeness(ours, here.placement, theirs, there.placement, **bounds)
 
 
-def verify(checkpoint: Here, *, layout: str | None = None, memory: int = MEMORY, workers: int = WORKERS) -> Verdict:
+def verify(checkpoint: Here, *, layout: str | None = None, **bounds: Unpack[DataPlane]) -> Verdict:
     """Read a checkpoint back: digests, CRCs, copies, weights against masters. True where nothing is wrong."""
     from ucpl.proofs.verify import verdict
 
     opened = open_checkpoint(checkpoint, layout)
-    return verdict(opened, source_side(opened, layout)[0].placement, memory=memory, workers=workers)
+    return verdict(opened, source_side(opened, layout)[0].placement, **bounds)
 
 
 def infer(checkpoint: Here) -> Inferred:

@@ -106,3 +106,15 @@ def test_a_plan_of_python_is_proved_again_where_that_is_asked(monkeypatch: pytes
     assert proved == []
     ucpl.plan(str(SOURCE), "zero1(dp=2)", prove=True)
     assert len(proved) == 1
+
+
+def test_keywords_are_the_options_of_a_run() -> None:
+    """A keyword that no option has would be swallowed; an option without one could not be asked for."""
+    from attrs import fields
+
+    from ucpl.conversion.keywords import How, options_from
+    from ucpl.runtime.options import RunOptions
+
+    assert How.__optional_keys__ == {a.name for a in fields(RunOptions)}
+    assert options_from({}) == RunOptions()
+    assert options_from({"resume": True, "tag": "x"}) == RunOptions(resume=True, tag="x")

@@ -1,6 +1,7 @@
 """Laws of comparing and verifying: every planted flip under a digest is found and named, and nothing else is."""
 
 import shutil
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import compare, execute, verify_files
 from ucpl.runtime.buffers import MEMORY_MIN
+from ucpl.runtime.crew import Queue
+from ucpl.runtime.options import RunOptions
 
 MEMORY = 2 * MEMORY_MIN
 
@@ -23,7 +26,7 @@ def made(tmp_path_factory):
     tensors = [Stored(f, (f,), "f32", bits_of("f32", (50, 1000), i), order=(1, 0)) for i, f in enumerate("ab")]
     source = write_source(top / "src", tensors)
     plan = copies(source)
-    execute(plan, source, Torch(), top / "out", memory=MEMORY)
+    execute(plan, source, Torch(), top / "out", RunOptions(memory=MEMORY))
     return source, plan, top / "out", {f.name: f.read_bytes() for f in (top / "out").glob("*.pt")}
 
 
@@ -37,6 +40,19 @@ def planted(made, name, at, bit):
 def mend(made):
     for name, data in made[3].items():
         (made[2] / name).write_bytes(data)
+
+
+def test_a_flip_in_a_tensor_is_told_of_its_member_and_its_storage(made):
+    """Not only of the file: which tensor is damaged is said, by the archive and by the manifest."""
+    _, _, out, content = made
+    clean = open_target(out, content)
+    try:
+        planted(made, "to_a.pt", clean.extents["to_a.pt", ("a",)].storage_start + 12_345, 3)
+        said = [(d.code, d.message) for d in verify_files(clean, memory=MEMORY).findings]
+    finally:
+        mend(made)
+    assert sorted(code for code, _ in said) == ["E630", "E631", "E631"]
+    assert sum("; it holds a" in message for _, message in said) == 2
 
 
 @settings(max_examples=60)
@@ -117,7 +133,21 @@ def test_compare_names_the_first_element_that_differs(made, row, column, bit):
         mend(made)
 
 
-def test_compare_names_the_first_of_many(made):
+class Backwards(Queue):
+    """The last tile first."""
+
+    def __init__(self, count, *skipped):
+        super().__init__(count, *skipped)
+        self.last = count - 1
+
+    def take(self):
+        i = super().take()
+        return None if i is None else self.last - i
+
+
+@pytest.mark.parametrize("queue", [Queue, Backwards])
+def test_compare_names_the_first_of_many(made, monkeypatch, queue):
+    monkeypatch.setattr(import_module("ucpl.runtime.compare"), "Queue", queue)  # the package gives the function
     source, plan, out, content = made
     target = open_target(out, content)
     start = target.extents["to_b.pt", ("b",)].storage_start
@@ -140,7 +170,7 @@ def test_compare_ignores_padding_and_sees_a_mean_once(tmp_path):
     target = [StoredTensor("d.pt", ("x",), "f32", (12, 10), "weight", "x", padding=20)]
     rows = [(0, s, 0, (100,), 0, (1,), 0, (1,)) for s in (0, 1)]
     plan = plan_of([stored(e) for e in source.extents.values()], target, moves("mean", rows))
-    execute(plan, source, Torch(), tmp_path / "out", memory=MEMORY)
+    execute(plan, source, Torch(), tmp_path / "out", RunOptions(memory=MEMORY))
     there = open_target(tmp_path / "out", ["d.pt"])
     extent = there.extents["d.pt", ("x",)]
     data = bytearray((tmp_path / "out/d.pt").read_bytes())

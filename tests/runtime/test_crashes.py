@@ -29,8 +29,10 @@ from ucpl.extents import StoredTensor
 from ucpl.runtime import execute, verify_files
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.disk import Disk, use_disk
+from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.journal import Journal, read_journal
 from ucpl.runtime.moving import Mover
+from ucpl.runtime.options import RunOptions
 
 MEMORY = MEMORY_MIN
 
@@ -63,7 +65,8 @@ def world(tmp_path):
 
 
 def run(plan, source, out, **more):
-    return execute(plan, source, more.pop("framework", Torch()), out, memory=MEMORY, workers=1, **more)
+    framework = more.pop("framework", Torch())
+    return execute(plan, source, framework, out, RunOptions(memory=MEMORY, workers=1, **more))
 
 
 def content(path: Path):
@@ -250,7 +253,7 @@ def test_a_scatter_of_more_runs_than_one_call_takes(tmp_path):
             return super().read(fd, views, position)
 
     use_disk(Counting())
-    report = execute(plan, source, Torch(), tmp_path / "out", memory=64 << 20, workers=1)
+    report = execute(plan, source, Torch(), tmp_path / "out", RunOptions(memory=64 << 20, workers=1))
     assert max(calls) == 1024
     assert read_target(tmp_path / "out", "d.pt")["w"][:, :128].tobytes() == full.tobytes()
     assert report.bytes_read == full.nbytes and report.source_bytes_unverified == 0
@@ -331,10 +334,28 @@ def test_no_descriptor_is_left_when_the_journal_cannot_be_cut(world, tmp_path, e
     assert disk.paths == {} and sorted(os.listdir(tmp_path)) == ["src"]
 
 
+@pytest.mark.parametrize("error", [5, 28])
+def test_nor_when_it_cannot_be_cut_where_the_last_run_ended(world, tmp_path, error):
+    """A run that goes on cuts off what is torn: where it cannot, all stays, and the next one goes on."""
+    source, plan = world
+    out = tmp_path / "out"
+    set_failpoints("tile-written:2:interrupt")
+    with pytest.raises(UcplError):
+        run(plan, source, out)
+    set_failpoints("")
+    use_disk(disk := Failing("resize", error, "journal"))
+    with pytest.raises(UcplError) as caught:
+        run(plan, source, out, resume=True)
+    assert caught.value.diagnostics[0].code == "E503" and disk.paths == {} and not out.exists()
+    use_disk(Disk())
+    assert run(plan, source, out, resume=True).tiles_resumed > 0
+
+
 def test_a_lock_that_cannot_be_removed_is_said_and_holds_nobody_up(world, tmp_path):
     source, plan = world
-    use_disk(Failing("remove", 30, "ucpl-lock"))
+    use_disk(disk := Failing("remove", 30, "ucpl-lock"))
     report = run(plan, source, tmp_path / "out")
+    assert disk.paths == {}
     assert len(report.remarks) == 1 and ".out.ucpl-lock" in report.remarks[0]
     assert run(plan, source, tmp_path / "out", resume=True).done_before
     use_disk(Disk())

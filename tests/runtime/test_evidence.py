@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from tests.cli.command import good, ucpl
 from tests.runtime import flips
 from tests.runtime.test_execute import code_of, run, two, whole, worlds
-from tests.runtime.world import Stored, bits_of, copies, moves, plan_of, read_target, stored, write_source
+from tests.runtime.world import Stored, bits_of, copies, moves, plan_of, read_target, remade, stored, write_source
 from ucpl import api
+from ucpl.columns import uncovered
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import evidence
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.crc import crc_of_comb, overlay
 from ucpl.runtime.failpoints import set_failpoints
-from ucpl.runtime.padding import uncovered
 
 MEMORY = 2 * MEMORY_MIN
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
@@ -346,7 +346,7 @@ def test_another_number_somewhere_is_no_beginning(tmp_path, odd):
 def test_where_more_than_the_padding_is_left_out_nobody_says_which_it_is(tmp_path):
     """A tensor between was dropped: what no move reads is not padding alone."""
     source, plan = padded(tmp_path, [1] * 15)
-    less = plan.of(moves=(moves("copy", [(0, 0, 0, (2, 100), 0, (105, 1), 0, (100, 1))]),))
+    less = remade(plan, moves=[moves("copy", [(0, 0, 0, (2, 100), 0, (105, 1), 0, (100, 1))])])
     run(less, source, tmp_path / "out")
 
 

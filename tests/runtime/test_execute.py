@@ -29,9 +29,10 @@ from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import Report, compare, execute
 from ucpl.runtime.boxes import Box, clip, compose
-from ucpl.runtime.buffers import MEMORY_MIN
+from ucpl.runtime.buffers import MEMORY_MIN, Budget, Workspace, share_of
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.manifest import read_manifest
+from ucpl.runtime.options import RunOptions
 
 MEMORY = 2 * MEMORY_MIN  # the least that two workers need: small tiles, many of them
 DTYPES = st.sampled_from(["f32", "bf16", "f64", "u8", "i64", "bool", "f16", "c128", "f8_e5m2"])
@@ -51,7 +52,7 @@ def code_of(call) -> str:
 
 def run(plan, source, out, **more) -> Report:
     more.setdefault("memory", MEMORY)
-    return execute(plan, source, more.pop("framework", Torch()), out, **more)
+    return execute(plan, source, more.pop("framework", Torch()), out, RunOptions(**more))
 
 
 # ---- the law ---------------------------------------------------------------------------------------------------------
@@ -326,6 +327,23 @@ def test_a_value_goes_through_both_sides(tmp_path):
     assert torch.equal(torch.load(tmp_path / "out" / "d.pt")["x"], torch.from_numpy(x * 4 - 1))
 
 
+def test_every_node_of_a_tile_does_what_it_says(tmp_path):
+    """A mean, a sum and a copy beside each other in one stored tensor, as in a flat buffer of parameters that differ."""
+    a, b = np.arange(300, dtype=np.float32), np.arange(300, dtype=np.float32) * 3 + 1
+    source, sources, target, _ = two(tmp_path, a.view("<u4"), b.view("<u4"))
+
+    def part(source, low):
+        return (0, source, 0, (100,), low, (1,), low, (1,))
+
+    plan = plan_of(
+        sources, target, moves("sum", [part(0, 0), part(1, 0)]), moves("mean", [part(0, 100), part(1, 100)]),
+        moves("copy", [part(1, 200)]),
+    )  # fmt: skip
+    run(plan, source, tmp_path / "out")
+    wanted = np.concatenate([(a + b)[:100], ((a + b) / 2)[100:200], b[200:]])
+    assert torch.equal(torch.load(tmp_path / "out" / "d.pt")["x"], torch.from_numpy(wanted))
+
+
 # ---- cost ------------------------------------------------------------------------------------------------------------
 
 
@@ -385,6 +403,18 @@ def test_many_small_tensors(tmp_path):
     report = run(plan, source, tmp_path / "out")
     assert read_target(tmp_path / "out", "flat.pt")["flat"].tobytes() == flat.tobytes()
     assert report.source_bytes_unverified == 0 and report.bytes_read == report.bytes_needed
+
+
+def test_a_workspace_gives_back_all_that_it_took():
+    """One after another may use the whole of a budget: each phase of a run makes its own."""
+    share = share_of(MEMORY, 1)
+    budget = Budget(share.total)
+    for _ in range(3):
+        with Workspace(share, budget) as space:
+            assert len(space.staging) == share.staging and len(space.scratch) == share.scratch
+            assert budget.live == share.total
+        assert budget.live == 0
+    assert budget.live_max == share.total
 
 
 @pytest.mark.parametrize("memory", [1 << 20, 64 << 20])
@@ -592,9 +622,12 @@ def test_an_alias_shares_its_owner_s_bytes_and_must_be_equal(tmp_path):
         if code:
             assert code_of(lambda plan=plan, source=source, top=top: run(plan, source, top / "out")) == code
             continue
-        run(plan, source, top / "out")
+        report = run(plan, source, top / "out")
         found = torch.load(top / "out" / "d.pt")
         assert found["x"].data_ptr() == found["tied"].data_ptr()
+        assert found["x"].numpy().tobytes() == a.tobytes()
+        # One is copied, one is compared; nothing goes to a place that has no bytes of its own.
+        assert report.bytes_needed == report.bytes_read == a.nbytes + b.nbytes
 
 
 def test_carried_tensors_go_over_as_they_are(tmp_path):

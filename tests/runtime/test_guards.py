@@ -296,6 +296,17 @@ def test_other_errors_of_the_kernel_are_raised(tmp_path, monkeypatch, error, cal
     assert caught.value.errno == error and str(tmp_path / "a") in str(caught.value)
 
 
+@pytest.mark.parametrize("error", [22, 38, 95])
+def test_a_kernel_that_lacks_the_call_is_done_without(tmp_path, monkeypatch, error):
+    from ucpl.runtime import linux
+
+    monkeypatch.setattr(linux, "_libc", lambda: Libc(error))
+    (tmp_path / "a").write_text("a")
+    linux.rename_new(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_text() == "a" and not (tmp_path / "a").exists()
+    assert not linux.exchange(tmp_path / "a", tmp_path / "b")
+
+
 def test_without_a_c_library_there_is_still_a_way(tmp_path, monkeypatch):
     from ucpl.runtime import linux
 

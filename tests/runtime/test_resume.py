@@ -17,6 +17,7 @@ from ucpl.runtime import Report, execute
 from ucpl.runtime import execute as _execute
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.failpoints import set_failpoints
+from ucpl.runtime.options import RunOptions
 
 MEMORY = 2 * MEMORY_MIN
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def simple(tmp_path):
 
 def run(plan, source, out, **more) -> Report:
     more.setdefault("memory", MEMORY)
-    return execute(plan, source, more.pop("framework", Torch()), out, **more)
+    return execute(plan, source, more.pop("framework", Torch()), out, RunOptions(**more))
 
 
 def tree(top: Path):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests.runtime.test_execute import code_of, run, two, whole
 from tests.runtime.world import Stored, bits_of, moves, plan_of, read_target, stored, write_source
+from ucpl.columns.operations import Merge, Reduce
 from ucpl.extents import DTYPES, StoredTensor
-from ucpl.runtime.rows import COPY, REDUCE, Rule
+from ucpl.runtime.rows import Rule
 from ucpl.runtime.values import Conversion, _widens, decode, encode, mean, needs_arithmetic, value_text
 
 FLOATS = {  # bits of the exponent, bits of the mantissa that are stored, the largest finite value
@@ -26,7 +27,8 @@ INTS = {
     name: (0 if name[0] == "u" else -(1 << int(name[1:]) - 1), (1 << int(name[1:]) - (name[0] == "i")) - 1)
     for name in ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 }
-COPIES = Rule(COPY)
+MERGE = Merge("", ())
+COPIES = Rule(MERGE)
 
 
 def holds(dtype: str, value: Fraction) -> bool:
@@ -172,22 +174,22 @@ def test_what_has_no_cast_is_not_possible():
     for a, b in (("c64", "f32"), ("f32", "c64"), ("c128", "i64")):
         assert not Conversion(a, b, COPIES).is_possible
     assert Conversion("c64", "c128", COPIES).is_possible and Conversion("c64", "c64", COPIES).is_possible
-    assert not Conversion("c64", "c128", Rule(COPY, source_value=(2.0, 0.0))).is_possible
+    assert not Conversion("c64", "c128", Rule(MERGE, source_value=(2.0, 0.0))).is_possible
     assert _widens("c64", "c128") and not _widens("c128", "c64")
     assert needs_arithmetic("f32", "bf16", COPIES) and not needs_arithmetic("f32", "f32", COPIES)
-    assert needs_arithmetic("f32", "f32", Rule(COPY, target_value=(1.0, 1.0)))
+    assert needs_arithmetic("f32", "f32", Rule(MERGE, target_value=(1.0, 1.0)))
 
 
 def test_rounding_that_was_asked_for_and_means_are_not_held_to_exactness():
     assert Conversion("f32", "bf16", COPIES).check_exact
-    assert not Conversion("f32", "bf16", Rule(COPY, lossy=True)).check_exact
-    assert not Conversion("f32", "bf16", Rule(REDUCE, mean=True)).check_exact
-    assert Conversion("f32", "f32", Rule(COPY, target_value=(2.0, 0.0))).check_exact
+    assert not Conversion("f32", "bf16", Rule(MERGE, lossy=True)).check_exact
+    assert not Conversion("f32", "bf16", Rule(Reduce("", (), "mean"))).check_exact
+    assert Conversion("f32", "f32", Rule(MERGE, target_value=(2.0, 0.0))).check_exact
 
 
 def test_a_value_of_another_scale_must_come_back():
     """1/3 of 1 does not, 1/2 of 1 does."""
-    third, half = (Conversion("f32", "f32", Rule(COPY, target_value=(a, 0.0))) for a in (1 / 3, 0.5))
+    third, half = (Conversion("f32", "f32", Rule(MERGE, target_value=(a, 0.0))) for a in (1 / 3, 0.5))
     one = np.array([2.0, 1.0], np.float32).view(np.uint8)
     assert half.inexact_at(one, half.convert(one)) is None
     assert third.inexact_at(one, third.convert(one)) is not None

@@ -7,6 +7,8 @@ import networkx as nx
 import numpy as np
 from attrs import evolve, frozen
 
+from ucpl.columns import Side, gaps
+from ucpl.columns.operations import Fill, Split, Write
 from ucpl.extents import DTYPES, Envelope, Extent, Shelves, StorageRef, StoredTensor, Structure, TensorRef
 from ucpl.schedule import Plan, Runs
 from ucpl.stores.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
@@ -122,7 +124,19 @@ def plan_of(sources, targets, *all_moves, tensors=("the tensor",)) -> Plan:
         "test", "from()", "to()", Structure("world"), Structure("world"), Shelves(()), Shelves(()), tuple(tensors),
         nx.DiGraph(), layout_text="layout of the test\n",
     )  # fmt: skip
-    return empty.of(sources=sources, targets=targets, moves=all_moves)
+    return filled(empty.of(sources=sources, targets=targets, moves=all_moves))
+
+
+def filled(plan: Plan) -> Plan:
+    """With a Fill of whatever nothing is moved to."""
+    targets = [(t, tensor.numel) for t, tensor in enumerate(plan.targets) if tensor.shares is None]
+    homes, numel = np.array(targets, np.int64).reshape(-1, 2).T
+    splits = [n for n in plan.nodes if isinstance(n, Split)]
+    boxes = gaps(Side.concat(n.boxes for n in splits), homes, numel, plan.spaces[1])
+    if len(boxes):
+        (write,) = (n for n in plan.nodes if isinstance(n, Write))
+        plan.net.add_edge(Fill("all", "", boxes.elements, boxes), write)
+    return evolve(plan, net=plan.net)
 
 
 def copies(checkpoint: Checkpoint, file_of=None) -> Plan:

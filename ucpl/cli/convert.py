@@ -12,7 +12,7 @@ from ucpl.errors import Exit
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.conversion.running import RunOptions
+    from ucpl.conversion.keywords import How
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
@@ -74,14 +74,12 @@ def run(options: Namespace, console: Console) -> int:
     return write(made.plan, made.checkpoint, target, how, console)
 
 
-def write(plan: Plan, source: Checkpoint, target: Path, how: RunOptions, console: Console) -> int:
+def write(plan: Plan, source: Checkpoint, target: Path, how: How, console: Console) -> int:
     """Run the plan, and tell what was done."""
-    from attrs import evolve
-
     from ucpl.conversion.running import run as carry_out
 
     with console.progress(str(target)) as progress:
-        report = carry_out(plan, source, target, evolve(how, progress=progress))
+        report = carry_out(plan, source, target, {**how, "progress": progress})
     console.say("\n".join(run_lines(report)))
     console.say(f"done          {target}")
     console.answer({"plan": plan_object(plan), "written": True, "report": run_object(report)})

@@ -13,8 +13,7 @@ from ucpl.texts import json_object, read_text
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Given
-    from ucpl.conversion.keywords import DataPlane
-    from ucpl.conversion.running import RunOptions
+    from ucpl.conversion.keywords import DataPlane, How
     from ucpl.layout.scope import Value
     from ucpl.texts import Json
 
@@ -65,17 +64,17 @@ def data_plane(options: Namespace) -> DataPlane:
     return {"memory": memory_of(options.memory), "workers": whole_number("--workers", options.workers, WORKERS_MAX)}
 
 
-def run_options(options: Namespace) -> RunOptions:
+def run_options(options: Namespace) -> How:
     """How a plan is run, of a verb with `add_run`. Raises: UcplError E173."""
-    from ucpl.conversion.running import RunOptions
-
-    return RunOptions(
-        **data_plane(options),
-        resume=options.resume,
-        force=options.force,
-        verify_source=options.verify_source,
-        allow_globals=tuple(options.allow_global),
-    )
+    bounds = data_plane(options)
+    return {
+        "memory": bounds["memory"],
+        "workers": bounds["workers"],
+        "resume": options.resume,
+        "force": options.force,
+        "verify_source": options.verify_source,
+        "allow_globals": options.allow_global,
+    }
 
 
 def whole_number(name: str, text: str, most: int, remedy: str = "") -> int:

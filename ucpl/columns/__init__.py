@@ -1,6 +1,7 @@
 """Tables of columns, and boxes of strided elements as tables: the form that data has from placement to bytes. A leaf room."""
 
 from ucpl.columns.blocks import Block, Name, Slot
+from ucpl.columns.gaps import gaps, uncovered
 from ucpl.columns.numbering import distinct, numbered
 from ucpl.columns.space import Space
 from ucpl.columns.strided import Moves, Side, clip, expanded, join_runs, split_rows, straighten
@@ -21,8 +22,10 @@ __all__ = [
     "column",
     "distinct",
     "expanded",
+    "gaps",
     "join_runs",
     "numbered",
     "split_rows",
     "straighten",
+    "uncovered",
 ]

@@ -144,11 +144,16 @@ class Check:
 
 @frozen(eq=False)
 class Fill:
-    """Padding of the target: zeros."""
+    """Padding of the target: boxes of elements that no Split reaches, and what is put there.
+
+    A graph counts them; which they are is told where it becomes a plan.
+    """
 
     label: str
     state: str
     elements: int
+    boxes: Side = field(repr=False, factory=Side.empty)
+    value: float = 0.0
 
     def __str__(self) -> str:
         return f"fill    {self.state} of {self.label}: {self.elements:,} elements of padding"

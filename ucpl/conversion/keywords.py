@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from attrs import fields
 
 from ucpl.conversion.given import Given
-from ucpl.conversion.running import MEMORY, WORKERS, Progress, RunOptions
 
 if TYPE_CHECKING:
     from ucpl.layout.scope import Value
+    from ucpl.runtime.options import Progress, RunOptions
     from ucpl.syntax import nodes
     from ucpl.texts import Json
 
@@ -25,7 +27,7 @@ class DataPlane(TypedDict, total=False):
 
 
 class How(DataPlane, total=False):
-    """How a plan is run."""
+    """How a plan is run: fields of `runtime.options.RunOptions`, each of which may be left out."""
 
     resume: bool  # go on with an interrupted run into the same target
     force: bool  # replace a target that is there
@@ -70,14 +72,9 @@ def given_from(beside: Beside | ToPlan | ToConvert, model: nodes.Model | None = 
     )
 
 
-def options_from(how: How | ToConvert) -> RunOptions:
-    return RunOptions(
-        memory=how.get("memory", MEMORY),
-        workers=how.get("workers", WORKERS),
-        resume=how.get("resume", False),
-        force=how.get("force", False),
-        verify_source=how.get("verify_source", False),
-        allow_globals=tuple(how.get("allow_globals", ())),
-        tag=how.get("tag"),
-        progress=how.get("progress"),
-    )
+def options_from(how: How) -> RunOptions:
+    """Those of the keywords that say how a plan is run; what is left out is as `RunOptions` has it."""
+    from ucpl.runtime.options import RunOptions
+
+    said: dict[str, Any] = {a.name: how[a.name] for a in fields(RunOptions) if a.name in how}  # type: ignore[literal-required]
+    return RunOptions(**said)

@@ -3,77 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.errors import Label, UcplError, fail
 
 if TYPE_CHECKING:
+    from ucpl.conversion.keywords import How
     from ucpl.runtime.counters import Report
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["MEMORY", "WORKERS", "Progress", "RunOptions", "refuse_existing", "run"]
+__all__ = ["refuse_existing", "run"]
 
-MEMORY = 512 << 20  # bytes of all buffers together
-WORKERS = 2
 _NAME_MAX = 255 - len("..ucpl-work")  # bytes of a target's name: a folder beside it has this one, marked
-Progress = Callable[[int, int], None]  # (bytes done, all of them)
 K = TypeVar("K")
 T = TypeVar("T")
 
 
-@frozen
-class RunOptions:
-    """How a plan is run."""
-
-    memory: int = MEMORY  # bytes of all buffers together
-    workers: int = WORKERS  # threads that move data
-    resume: bool = False  # go on with an interrupted run
-    force: bool = False  # replace a target that is there
-    verify_source: bool = False  # read what CRCs cover and the plan does not, too
-    allow_globals: tuple[str, ...] = ()  # classes of pickles that are carried over
-    tag: str | None = None  # name of the step's folder
-    progress: Progress | None = None
-
-
-def refuse_existing(target: Path, options: RunOptions) -> None:
+def refuse_existing(target: Path, how: How) -> None:
     """Before any work. Raises: UcplError E500, and E186 for what no file can be called."""
     name = os.fsencode(target.name)
     if len(name) > _NAME_MAX or b"\0" in os.fsencode(target):
         fail("E186", f"no target can be called so: {len(name)} bytes, {_NAME_MAX} at most", Label(str(target)[:80]))
     if not os.path.lexists(target):
         return
-    if not (options.force or options.resume):
+    if not (how.get("force") or how.get("resume")):
         fail("E500", f"{target} exists", Label(str(target)))
     if not (target.is_file() or target.is_dir()):
         fail("E500", f"{target} is no file and no folder", Label(str(target)), remedy="choose another place")
 
 
-def run(plan: Plan, source: Checkpoint, target: Path, options: RunOptions) -> Report:
+def run(plan: Plan, source: Checkpoint, target: Path, how: How) -> Report:
     """Run exactly that plan. Raises: UcplError E600-E605 where the source is not what the plan was made for."""
+    from ucpl.conversion.keywords import options_from
     from ucpl.runtime.execute import execute
     from ucpl.stores.registry import framework
 
     kept = _without(source, {name for name, fate in plan.carry.items() if fate == "drop"})
     try:
-        report = execute(
-            plan,
-            kept,
-            framework(plan.target.framework),
-            target,
-            memory=options.memory,
-            workers=options.workers,
-            resume=options.resume,
-            force=options.force,
-            verify_source=options.verify_source,
-            allow_globals=options.allow_globals,
-            tag=options.tag,
-            progress=options.progress,
-        )
+        report = execute(plan, kept, framework(plan.target.framework), target, options_from(how))
     except UcplError as error:
         if error.diagnostics[0].code != "E504":
             raise

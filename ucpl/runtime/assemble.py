@@ -1,28 +1,36 @@
 """One tile: every element of a range of a target tensor, put together from the source in the worker's buffer.
 
-Copies first, then means and sums, then checks of replicas against what was put there. Positions that no move reaches are
-zero. Not here: which tiles there are, and what happens to the bytes (execute writes them, compare holds them against others).
+The nodes of the graph that have boxes in the range run in its order, each kind by the function that `HANDLERS` has for it.
+An Extract and a Split are the two ends of a row of the node between them: what is read goes straight to its place. Positions
+that no node reaches are zero. Not here: which tiles there are, and what happens to the bytes (execute writes them, compare
+holds them against others).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from ucpl.columns.operations import Check, Derive, Fill, Merge, Node, Reduce
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.runtime.boxes import Box, clip
 from ucpl.runtime.buffers import Workspace
+from ucpl.runtime.fills import Fills
 from ucpl.runtime.reading import Reader, strided
-from ucpl.runtime.rows import CHECK, COPY, REDUCE, Place, Rows
-from ucpl.runtime.values import Conversion, mean, value_text
+from ucpl.runtime.rows import Place, Rows
+from ucpl.runtime.values import Conversion, encode, mean, value_text
 
 __all__ = ["Assembler", "Difference"]
 
 U8 = NDArray[np.uint8]
+I64 = NDArray[np.int64]
 
 
 @frozen
@@ -39,10 +47,50 @@ class Difference:
 
 
 @frozen(eq=False)
+class Sums:
+    """Elements of a target from `begin` on: what was added up, and of how many values."""
+
+    begin: int
+    total: NDArray[np.float64]
+    count: NDArray[np.uint32]
+
+    def of(self, box: Box) -> tuple[NDArray[np.float64], NDArray[np.uint32]]:
+        """Both, as a box of the target."""
+        at = box.target - self.begin
+        total = np.ndarray(box.shape, np.float64, self.total, 8 * at, tuple(8 * s for s in box.target_step))
+        return total, np.ndarray(box.shape, np.uint32, self.count, 4 * at, tuple(4 * s for s in box.target_step))
+
+
+@frozen(eq=False)
+class Assembly:
+    """Elements [low, high) of a target on their way into the front of `work.tile`."""
+
+    target: int
+    low: int
+    high: int
+    itemsize: int  # of the target
+    reader: Reader
+    work: Workspace
+    on_difference: Callable[[Difference], None] | None = None
+
+    @property
+    def size(self) -> int:
+        return (self.high - self.low) * self.itemsize
+
+    def at(self, box: Box) -> int:
+        """The byte of the tile where a box of the target begins."""
+        return (box.target - self.low) * self.itemsize
+
+    def steps(self, box: Box) -> tuple[int, ...]:
+        return tuple(s * self.itemsize for s in box.target_step)
+
+
+@frozen(eq=False)
 class Assembler:
     """Everything that stays the same from tile to tile. `file_of[s]` is the index of source s's file in the reader's files."""
 
     rows: Rows
+    fills: Fills
     sources: Sequence[Place]
     targets: Sequence[Place]
     file_of: Sequence[int]
@@ -62,73 +110,181 @@ class Assembler:
         Raises: UcplError E605, E610, E611, E613 (unless `on_difference` takes it).
         """
         rows = self.rows
+        tile = Assembly(target, low, high, self.targets[target].itemsize, reader, work, on_difference)
         within = rows.within(target, low, high)
-        itemsize = self.targets[target].itemsize
-        size = (high - low) * itemsize
-        if len(within) == 1 and rows.run[row := within[0]]:
+        fills = self.fills.within(target, low, high)
+        if not fills and len(within) == 1 and rows.run[row := within[0]]:  # most tiles: one read of one Merge
             begin, end = int(rows.low[row]), int(rows.high[row])
             if begin <= low and high <= end:
-                position = int(rows.position[row]) + (low - begin) * itemsize
-                return reader.run(self.file_of[int(rows.source[row])], position, work.tile_view[:size])
-        run = rows.run[within.start : within.stop]
-        if run.all():
-            if not self._runs(within, low, high, itemsize, reader, work):
-                return self._single_crc(reader, size)
-            return None
-        work.tile[:size] = 0
-        others = (np.flatnonzero(~run) + within.start).tolist()
-        if len(others) < len(within):
-            self._runs(within, low, high, itemsize, reader, work, zeroed=True)
-        kinds = [rows.rules[int(rows.rule[row])].kind for row in others]
-        for row, kind in zip(others, kinds, strict=True):
-            if kind == COPY:
-                self._copy(row, target, low, high, reader, work)
-        if REDUCE in kinds:
-            self._reduce(
-                [r for r, k in zip(others, kinds, strict=True) if k == REDUCE], target, low, high, reader, work
-            )
-        for row, kind in zip(others, kinds, strict=True):
-            if kind == CHECK:
-                self._check(row, target, low, high, reader, work, on_difference)
-        return None
+                position = int(rows.position[row]) + (low - begin) * tile.itemsize
+                return reader.run(self.file_of[int(rows.source[row])], position, work.tile_view[: tile.size])
+        run = not fills and rows.run[within.start : within.stop].all()
+        if not (run and self._are_all(within, low, high)):
+            work.tile[: tile.size] = 0
+        for handler, some in self._walk(within, fills):
+            handler(self, tile, some)
+        return self._single_crc(tile) if run else None
+
+    def _are_all(self, within: range, low: int, high: int) -> bool:
+        """Whether runs, which are in the order in which they begin, leave nothing of [low, high) open."""
+        if not within:
+            return False
+        begin = self.rows.low[within.start : within.stop]
+        end = np.maximum.accumulate(self.rows.high[within.start : within.stop])
+        return bool(begin[0] <= low and end[-1] >= high and (begin[1:] <= end[:-1]).all())
+
+    def _walk(self, within: range, fills: range) -> Iterator[tuple[Handler, I64]]:
+        """What is done with rows of one target, node by node in the graph's order. Neighbours that do the same run at once.
+
+        So do the sources of one mean, which are of several nodes where they are stored in different ways.
+        """
+        rules, filled = self.rows.rule[within.start : within.stop], self.fills.node[fills.start : fills.stop]
+        steps = [(self.rows.order[n], self.rows.rules[n].node, n) for n in np.unique(rules).tolist()]
+        steps += [(self.fills.order[n], self.fills.nodes[n], n) for n in np.unique(filled).tolist()]
+        steps.sort(key=itemgetter(0))
+        for (handler, _), group in groupby(steps, lambda step: _work(step[1])):
+            numbers = [n for _, _, n in group]
+            if handler is Assembler._fill:
+                yield handler, np.flatnonzero(np.isin(filled, numbers)) + fills.start
+            else:
+                yield handler, np.flatnonzero(np.isin(rules, numbers)) + within.start
 
     @staticmethod
-    def _single_crc(reader: Reader, size: int) -> int | None:
+    def _single_crc(tile: Assembly) -> int | None:
         """The CRC of a tile that was read as one run."""
-        fragments = reader.fragments
-        if len(fragments) == 1 and fragments.size[0] == size:
+        fragments = tile.reader.fragments
+        if len(fragments) == 1 and fragments.size[0] == tile.size:
             return fragments.crc[0]
         return None
 
-    def _runs(
-        self, within: range, low: int, high: int, itemsize: int, reader: Reader, work: Workspace, zeroed: bool = False
-    ) -> bool:
-        """Rows that are runs of bytes on both sides, neighbours joined. Returns whether the tile has other bytes, too."""
-        rows = self.rows
-        part = slice(within.start, within.stop)
-        begin, end = np.maximum(rows.low[part], low), np.minimum(rows.high[part], high)
-        chosen = np.flatnonzero(rows.run[part] & (begin < end))
-        begin, end = begin[chosen], end[chosen]
-        source = rows.source[part][chosen]
-        position = rows.position[part][chosen] + (begin - rows.low[part][chosen]) * itemsize
+    # ---- one operation each ----------------------------------------------------------------------------------------------
+
+    def _merge(self, tile: Assembly, among: I64) -> None:
+        """Boxes from where they are read to where the Split has them, cast on the way where the dtypes differ."""
+        run = self.rows.run[among]
+        self._runs(tile, among[run])
+        for row in among[~run].tolist():
+            self._copy(tile, row)
+
+    def _runs(self, tile: Assembly, among: I64) -> None:
+        """Rows that are runs of bytes on both sides, neighbours joined."""
+        rows, low, itemsize = self.rows, tile.low, tile.itemsize
+        begin, end = np.maximum(rows.low[among], low), np.minimum(rows.high[among], tile.high)
+        chosen = begin < end
+        if not chosen.any():
+            return
+        among, begin, end = among[chosen], begin[chosen], end[chosen]
+        position = rows.position[among] + (begin - rows.low[among]) * itemsize
         at, size = (begin - low) * itemsize, (end - begin) * itemsize
-        if not zeroed and int(size.sum()) < (high - low) * itemsize:
-            work.tile[: (high - low) * itemsize] = 0
-        if not len(chosen):
-            return True
-        file = np.array([self.file_of[s] for s in source.tolist()])
-        head = np.ones(len(chosen), np.bool_)
+        file = np.array([self.file_of[s] for s in rows.source[among].tolist()])
+        head = np.ones(len(among), np.bool_)
         head[1:] = (
             (file[1:] != file[:-1]) | (position[1:] != position[:-1] + size[:-1]) | (at[1:] != at[:-1] + size[:-1])
         )
         heads = np.flatnonzero(head)
         joined = np.add.reduceat(size, heads)
-        view = work.tile_view
+        view = tile.work.tile_view
         for f, p, a, n in zip(
             file[heads].tolist(), position[heads].tolist(), at[heads].tolist(), joined.tolist(), strict=True
         ):
-            reader.run(f, p, view[a : a + n])
-        return len(heads) != 1 or int(joined[0]) != (high - low) * itemsize
+            tile.reader.run(f, p, view[a : a + n])
+
+    def _copy(self, tile: Assembly, row: int) -> None:
+        conversion = self._conversion(row, tile.target)
+        source, work = int(self.rows.source[row]), tile.work
+        size, file = self.sources[source].itemsize, self.file_of[source]
+        for box in clip(self.rows.box(row), tile.low, tile.high):
+            if conversion.is_identity:
+                tile.reader.gather(
+                    file, box.source, box.shape, box.source_step, work.tile, tile.at(box), tile.steps(box), size,
+                    work.staging,
+                )  # fmt: skip
+                continue
+            for part in blocks(box, work.share.block):
+                raw = self._fetch(tile, file, part, size)
+                made = conversion.convert(raw)
+                if conversion.check_exact and (at := conversion.inexact_at(raw, made)) is not None:
+                    self._not_exact(tile, row, part, at, raw)
+                there = strided(work.tile, tile.at(part), part.shape, tile.steps(part), tile.itemsize)
+                there[...] = _as_packed(made, part, tile.itemsize)
+
+    @staticmethod
+    def _fetch(tile: Assembly, file: int, box: Box, size: int) -> U8:
+        """A box of source elements, packed, in the scratch."""
+        scratch, packed = tile.work.scratch, _packed(box.shape, size)
+        tile.reader.gather(file, box.source, box.shape, box.source_step, scratch, 0, packed, size, tile.work.staging)
+        return scratch[: box.elements * size]
+
+    def _check(self, tile: Assembly, among: I64) -> None:
+        """Boxes held against what stands at their places: the first difference of each row is told."""
+        for row in among.tolist():
+            if (found := self._difference(tile, row)) is None:
+                continue
+            if tile.on_difference is None:
+                self.unequal(found)
+            else:
+                tile.on_difference(found)
+
+    def _difference(self, tile: Assembly, row: int) -> Difference | None:
+        conversion, itemsize = self._conversion(row, tile.target), tile.itemsize
+        source = int(self.rows.source[row])
+        size = self.sources[source].itemsize
+        for box in clip(self.rows.box(row), tile.low, tile.high):
+            for part in blocks(box, tile.work.share.block):
+                made = conversion.convert(self._fetch(tile, self.file_of[source], part, size))
+                there = strided(tile.work.tile, tile.at(part), part.shape, tile.steps(part), itemsize)
+                unequal = there != _as_packed(made, part, itemsize)
+                if not unequal.any():
+                    continue
+                at = int(np.flatnonzero(unequal.reshape(part.elements, -1).any(axis=1))[0])
+                goal = _element(at, part.shape, part.target, part.target_step)
+                place = (goal - tile.low) * itemsize
+                value = tile.work.tile[place : place + itemsize].tobytes()
+                other = made[at * itemsize : (at + 1) * itemsize].tobytes()
+                return Difference(row, tile.target, goal, source, self._logical(row, goal), value, other)
+        return None
+
+    def _fill(self, tile: Assembly, among: I64) -> None:
+        """Boxes of padding. `among` are rows of the fills."""
+        for row in among.tolist():
+            node = self.fills.nodes[int(self.fills.node[row])]
+            cell = encode(np.array([node.value]), self.targets[tile.target].dtype)
+            for box in clip(self.fills.box(row), tile.low, tile.high):
+                there = strided(tile.work.tile, tile.at(box), box.shape, tile.steps(box), tile.itemsize)
+                there[...] = strided(cell, 0, (1,) * len(box.shape), (0,) * len(box.shape), tile.itemsize)
+
+    def _reduce(self, tile: Assembly, rows: I64) -> None:
+        """Means and sums: fp64, in order of the sources, a block of the tile at a time, rounded once."""
+        among = sorted(rows.tolist(), key=lambda row: (int(self.rows.source[row]), row))
+        conversions = {row: self._conversion(row, tile.target) for row in among}
+        for conversion in conversions.values():
+            if "c" in (conversion.source[0], conversion.target[0]):
+                there = self.targets[tile.target]
+                fail("E605", f"{there.text} is complex: no mean or sum is made of it", Label(there.file))
+        node = conversions[among[0]].rule.node
+        assert isinstance(node, Reduce)
+        itemsize = tile.itemsize
+        block = tile.work.share.block // 2  # the sums and their counts live as long as the values that are added
+        for begin in range(tile.low, tile.high, block):
+            end = min(tile.high, begin + block)
+            total, count = np.zeros(end - begin, np.float64), np.zeros(end - begin, np.uint32)
+            for row in among:
+                for box in clip(self.rows.box(row), begin, end):
+                    self._add(tile, row, box, conversions[row], Sums(begin, total, count))
+            made = conversions[among[0]].stored(mean(total, count) if node.how == "mean" else total)
+            goal = strided(tile.work.tile, (begin - tile.low) * itemsize, (end - begin,), (itemsize,), itemsize)
+            values = strided(made, 0, (end - begin,), (itemsize,), itemsize)
+            if count.all():
+                goal[...] = values
+            else:
+                goal[count > 0] = values[count > 0]
+
+    def _add(self, tile: Assembly, row: int, box: Box, conversion: Conversion, sums: Sums) -> None:
+        source = int(self.rows.source[row])
+        raw = self._fetch(tile, self.file_of[source], box, self.sources[source].itemsize)
+        values, seen = sums.of(box)
+        values += conversion.logical(raw).reshape(box.shape)
+        seen += 1
 
     def _conversion(self, row: int, target: int) -> Conversion:
         source = self.sources[int(self.rows.source[row])]
@@ -142,116 +298,6 @@ class Assembler:
                 Label(there.file, where=key_text(there.key)),
             )
         return conversion
-
-    def _copy(self, row: int, target: int, low: int, high: int, reader: Reader, work: Workspace) -> None:
-        conversion = self._conversion(row, target)
-        source = int(self.rows.source[row])
-        size, itemsize = self.sources[source].itemsize, self.targets[target].itemsize
-        file = self.file_of[source]
-        for box in clip(self.rows.box(row), low, high):
-            if conversion.is_identity:
-                out_step = tuple(s * itemsize for s in box.target_step)
-                reader.gather(
-                    file, box.source, box.shape, box.source_step, work.tile, (box.target - low) * itemsize, out_step, size,
-                    work.staging,
-                )  # fmt: skip
-                continue
-            for part in blocks(box, work.share.block):
-                raw = self._fetch(file, part, size, reader, work)
-                made = conversion.convert(raw)
-                if conversion.check_exact and (at := conversion.inexact_at(raw, made)) is not None:
-                    self._not_exact(row, target, part, at, raw, size)
-                self._put(made, part, low, itemsize, work.tile)
-
-    def _fetch(self, file: int, box: Box, size: int, reader: Reader, work: Workspace) -> U8:
-        """A box of source elements, packed, in the scratch."""
-        count = box.elements
-        packed = _packed(box.shape, size)
-        reader.gather(file, box.source, box.shape, box.source_step, work.scratch, 0, packed, size, work.staging)
-        return work.scratch[: count * size]
-
-    @staticmethod
-    def _put(made: U8, box: Box, low: int, itemsize: int, tile: U8) -> None:
-        there = strided(
-            tile, (box.target - low) * itemsize, box.shape, tuple(s * itemsize for s in box.target_step), itemsize
-        )
-        there[...] = strided(made, 0, box.shape, _packed(box.shape, itemsize), itemsize)
-
-    def _check(
-        self,
-        row: int,
-        target: int,
-        low: int,
-        high: int,
-        reader: Reader,
-        work: Workspace,
-        on_difference: Callable[[Difference], None] | None,
-    ) -> None:
-        conversion = self._conversion(row, target)
-        source = int(self.rows.source[row])
-        size, itemsize = self.sources[source].itemsize, self.targets[target].itemsize
-        for box in clip(self.rows.box(row), low, high):
-            for part in blocks(box, work.share.block):
-                raw = self._fetch(self.file_of[source], part, size, reader, work)
-                made = conversion.convert(raw)
-                steps = tuple(s * itemsize for s in part.target_step)
-                there = strided(work.tile, (part.target - low) * itemsize, part.shape, steps, itemsize)
-                unequal = there != strided(made, 0, part.shape, _packed(part.shape, itemsize), itemsize)
-                if not unequal.any():
-                    continue
-                at = int(np.flatnonzero(unequal.reshape(part.elements, -1).any(axis=1))[0])
-                goal = _element(at, part.shape, part.target, part.target_step)
-                place = (goal - low) * itemsize
-                difference = Difference(
-                    row,
-                    target,
-                    goal,
-                    source,
-                    self._logical(row, goal),
-                    work.tile[place : place + itemsize].tobytes(),
-                    made[at * itemsize : (at + 1) * itemsize].tobytes(),
-                )
-                if on_difference is None:
-                    self.unequal(difference)
-                else:
-                    on_difference(difference)
-                return
-
-    def _reduce(self, among: list[int], target: int, low: int, high: int, reader: Reader, work: Workspace) -> None:
-        """Means and sums: fp64, in order of the sources, a block of the tile at a time, rounded once."""
-        rows = self.rows
-        among.sort(key=lambda row: (int(rows.source[row]), row))
-        conversions = {row: self._conversion(row, target) for row in among}
-        itemsize = self.targets[target].itemsize
-        for conversion in conversions.values():
-            if "c" in (conversion.source[0], conversion.target[0]):
-                there = self.targets[target]
-                fail("E605", f"{there.text} is complex: no mean or sum is made of it", Label(there.file))
-        rule = rows.rules[int(rows.rule[among[0]])]
-        block = work.share.block // 2  # the sums and their counts live as long as the values that are added
-        for begin in range(low, high, block):
-            end = min(high, begin + block)
-            total = np.zeros(end - begin, np.float64)
-            count = np.zeros(end - begin, np.uint32)
-            for row in among:
-                source = int(rows.source[row])
-                size = self.sources[source].itemsize
-                for box in clip(rows.box(row), begin, end):
-                    raw = self._fetch(self.file_of[source], box, size, reader, work)
-                    steps = tuple(8 * s for s in box.target_step)
-                    sums = np.ndarray(box.shape, np.float64, total, 8 * (box.target - begin), steps)
-                    sums += conversions[row].logical(raw).reshape(box.shape)
-                    seen = np.ndarray(
-                        box.shape, np.uint32, count, 4 * (box.target - begin), tuple(4 * s for s in box.target_step)
-                    )
-                    seen += 1
-            made = conversions[among[0]].stored(mean(total, count) if rule.mean else total)
-            goal = strided(work.tile, (begin - low) * itemsize, (end - begin,), (itemsize,), itemsize)
-            values = strided(made, 0, (end - begin,), (itemsize,), itemsize)
-            if count.all():
-                goal[...] = values
-            else:
-                goal[count > 0] = values[count > 0]
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 
@@ -278,9 +324,8 @@ class Assembler:
     def provider(self, target: int, position: int) -> tuple[Place, int] | None:
         """Which source tensor a copy takes a target element from, and the element's place in it."""
         for row in self.rows.within(target, position, position + 1):
-            if self.rows.rules[int(self.rows.rule[row])].kind != CHECK and any(
-                clip(self.rows.box(row), position, position + 1)
-            ):
+            node = self.rows.rules[int(self.rows.rule[row])].node
+            if not isinstance(node, Check) and any(clip(self.rows.box(row), position, position + 1)):
                 return self.sources[int(self.rows.source[row])], self._logical(row, position)
         return None
 
@@ -312,8 +357,9 @@ class Assembler:
             notes=(f"both go to {there.text}{there.index_text(found.target_position)} of {there.file}",),
         )
 
-    def _not_exact(self, row: int, target: int, box: Box, at: int, raw: U8, size: int) -> None:
-        source, there = self.sources[int(self.rows.source[row])], self.targets[target]
+    def _not_exact(self, tile: Assembly, row: int, box: Box, at: int, raw: U8) -> None:
+        source, there = self.sources[int(self.rows.source[row])], self.targets[tile.target]
+        size = source.itemsize
         goal = _element(at, box.shape, box.target, box.target_step)
         index = source.index_text(self._logical(row, goal))
         value = value_text(raw[at * size : (at + 1) * size].tobytes(), source.dtype)
@@ -323,6 +369,23 @@ class Assembler:
             Label(source.file, where=f"{key_text(source.key)}{index}"),
             Label(there.file, f"is {there.dtype}", where=f"{key_text(there.key)}{there.index_text(goal)}"),
         )
+
+
+Handler = Callable[[Assembler, Assembly, I64], None]
+
+# What runs of a node between its ends. A new operation is one more entry.
+HANDLERS: dict[type[Node], Handler] = {
+    Merge: Assembler._merge,
+    Derive: Assembler._merge,
+    Reduce: Assembler._reduce,
+    Check: Assembler._check,
+    Fill: Assembler._fill,
+}
+
+
+def _work(node: Node) -> tuple[Handler, str]:
+    """Equal for nodes that may run at once."""
+    return HANDLERS[type(node)], node.how if isinstance(node, Reduce) else ""
 
 
 def blocks(box: Box, limit: int) -> list[Box]:
@@ -343,6 +406,11 @@ def blocks(box: Box, limit: int) -> list[Box]:
         )
         parts += blocks(part, limit)
     return parts
+
+
+def _as_packed(made: U8, box: Box, itemsize: int) -> NDArray[Any]:
+    """Elements that lie one behind the other, in the shape of a box."""
+    return strided(made, 0, box.shape, _packed(box.shape, itemsize), itemsize)
 
 
 def _packed(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -12,17 +12,20 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from attrs import evolve, frozen
 
+from ucpl.columns import Side
+from ucpl.columns.operations import Check
 from ucpl.extents import key_text
 from ucpl.runtime.assemble import Assembler, Difference
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report
 from ucpl.runtime.crew import Queue, run_crew
+from ucpl.runtime.fills import bind_fills
 from ucpl.runtime.reading import Reader
 from ucpl.runtime.rows import Place, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.tiles import Unit, cut_tiles
 from ucpl.runtime.values import value_text
-from ucpl.schedule import Plan, Runs
+from ucpl.schedule import Bound, Plan, Runs
 from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["Comparison", "Unequal", "compare"]
@@ -80,9 +83,11 @@ def compare(
     roots = [str(source.root.resolve()), str(target.root.resolve())]
     places = [*(_rooted(p, roots[0]) for p in here), *(_rooted(p, roots[1]) for p in there)]
     mirrored = tuple(_mirror(m, len(here)) for m in plan.moves if m.kind != "check")
-    rows = bind_rows((*plan.moves, *mirrored), places, there)
+    bound = _with(plan, mirrored)
+    rows, fills = bind_rows(bound, places, there), bind_fills(bound, len(there))
     files = SourceFiles(source.root, (p.extent.file for p in places if p.extent is not None))
-    assembler = Assembler(rows, places, there, [files.index[p.extent.file] for p in places if p.extent], plan.tensors)
+    file_of = [files.index[p.extent.file] for p in places if p.extent]
+    assembler = Assembler(rows, fills, places, there, file_of, plan.tensors)
     units = [Unit(t, 0, 0, p.numel * p.itemsize, "") for t, p in enumerate(there)]
     tiles = cut_tiles(units, share.tile)
     queue = Queue(len(tiles))
@@ -126,6 +131,14 @@ def _rooted(place: Place, root: str) -> Place:
     assert place.extent is not None
     file = f"{root}/{place.extent.file}"
     return evolve(place, extent=evolve(place.extent, file=file))
+
+
+def _with(plan: Plan, mirrored: Sequence[Runs]) -> Bound:
+    """The plan, and behind all of it the checks of what it makes."""
+    bound = Bound.of(plan)
+    last = [m.replace(node=np.full(len(m), len(bound.nodes), np.int32)) for m in mirrored]
+    boxes = Side.concat(m.table(plan.spaces).target_side for m in mirrored)
+    return evolve(bound, nodes=(*bound.nodes, Check("what is there", (), boxes)), moves=(*bound.moves, *last))
 
 
 def _mirror(m: Runs, base: int) -> Runs:

@@ -25,6 +25,7 @@ from ucpl.runtime.reading import Fragments
 from ucpl.runtime.rows import Place, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.values import decode, value_text
+from ucpl.schedule.binding import Bound
 from ucpl.schedule.plan import Plan
 from ucpl.stores.checkpoint import Checkpoint
 
@@ -328,7 +329,9 @@ def check_padding(plan: Plan, checkpoint: Checkpoint, *, memory: int = 512 << 20
     Raises: UcplError E600, E601, E610.
     """
     places = fit(plan.sources, checkpoint.extents)
-    rows = bind_rows(plan.moves, places, tuple(Place(t.file, t.key, t.label, t.dtype, t.shape) for t in plan.targets))
+    rows = bind_rows(
+        Bound.of(plan), places, tuple(Place(t.file, t.key, t.label, t.dtype, t.shape) for t in plan.targets)
+    )
     files = SourceFiles(checkpoint.root, (p.file for p in places))
     try:
         with Workspace(share_of(memory, 1), Budget(memory)) as space:

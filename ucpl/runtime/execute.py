@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack
 
 import numpy as np
 from attrs import evolve, frozen
@@ -25,11 +24,12 @@ from ucpl.runtime.counters import Counters, Report, Unverified
 from ucpl.runtime.disk import make_file, make_folders, sync_folder, sync_folders
 from ucpl.runtime.evidence import Inspection, allowance, check_blanks, check_members, members_of
 from ucpl.runtime.failpoints import failpoint
+from ucpl.runtime.fills import Fills, bind_fills, demand_whole
 from ucpl.runtime.identity import digest_of_files, digest_of_plan, digest_of_sources
 from ucpl.runtime.journal import Journal, Past
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, Written, manifest_of, storage_crcs
 from ucpl.runtime.moving import Known, Mover
-from ucpl.runtime.options import Chosen, DataPlane, RunOptions
+from ucpl.runtime.options import DataPlane, RunOptions
 from ucpl.runtime.padding import blanks_of
 from ucpl.runtime.publish import Lock, Workplace
 from ucpl.runtime.read_back import Made, is_same, patches_of, read_back
@@ -54,14 +54,13 @@ def execute(
     framework: Framework,
     target: Path,
     options: RunOptions | None = None,
-    **how: Unpack[Chosen],
 ) -> Report:
-    """Write `target` from `source`, exactly as the plan says. `how`: fields of the options, by name.
+    """Write `target` from `source`, exactly as the plan says.
 
     The target appears as a whole or not at all. Raises: UcplError E500-E508 (the target), E600-E605 (the plan does not
     fit), E610-E614 (the source), E620 (interrupted: the hidden folder stays, `resume` goes on).
     """
-    options = evolve(options or RunOptions(), **how)
+    options = options or RunOptions()
     counters = Counters()
     place = _place(Path(target), source)
     with counters.phase("plan"):
@@ -71,10 +70,12 @@ def execute(
         _refuse_globals(skeleton, options)
         layout = lay_out(skeleton, plan.targets)
         sources += tuple(where for where, _ in layout.carried)
-        rows = bind_rows(bound(plan, _files(sources, layout, len(plan.sources))), sources, layout.places)
+        found = bound(plan, _files(sources, layout, len(plan.sources)))
+        rows, fills = bind_rows(found, sources, layout.places), bind_fills(found, len(layout.places))
+        demand_whole(rows, fills, layout.owners, layout.places)
         counters.bytes_needed = rows.bytes_needed
     plane = DataPlane(options.workers, share, Budget(options.memory), counters)
-    run = _Run(_Bound(plan, source.root, layout, sources, rows), skeleton.texts, options, plane, place)
+    run = _Run(_Bound(plan, source.root, layout, sources, rows, fills), skeleton.texts, options, plane, place)
     lock = Lock(place)
     try:
         with lock:
@@ -137,6 +138,7 @@ class _Bound:
     layout: TargetPlan
     places: tuple[Place, ...]  # of the source: the plan's, then the carried
     rows: Rows
+    fills: Fills
 
 
 class _Run:
@@ -146,6 +148,7 @@ class _Run:
         self, bound: _Bound, texts: dict[str, str], options: RunOptions, plane: DataPlane, target: Path
     ) -> None:
         self.plan, self.layout, self.rows, self.places = bound.plan, bound.layout, bound.rows, bound.places
+        self.fills = bound.fills
         self.options, self.plane, self.counters = options, plane, plane.counters
         self.target = target
         self.work = Workplace(target)
@@ -289,7 +292,7 @@ class _Run:
 
     def _assembler(self) -> Assembler:
         file_of = [self.sources.index[p.file] for p in self.places]
-        return Assembler(self.rows, self.places, self.layout.places, file_of, self.plan.tensors)
+        return Assembler(self.rows, self.fills, self.places, self.layout.places, file_of, self.plan.tensors)
 
     def _fill(self, known: Known) -> None:
         """All that is between an empty tree and the rename, and the rename."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import xxhash
 
+from ucpl.columns.operations import Fill
 from ucpl.extents import StoredTensor
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFile
@@ -28,6 +29,11 @@ def digest_of_plan(plan: Plan) -> str:
         state.update(repr(head).encode())
         for column in (m.source, m.target, m.shape, m.source_offset, m.source_stride, m.target_offset, m.target_stride):
             state.update(column.astype("<i8").tobytes())
+    for node in plan.nodes:
+        if isinstance(node, Fill) and node.value != 0:  # where zeros are is where nothing is moved to
+            state.update(repr((node.label, node.state, node.value)).encode())
+            for column in (node.boxes.offset, node.boxes.shape, node.boxes.stride):
+                state.update(column.astype("<i8").tobytes())
     return state.hexdigest()
 
 

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypedDict
 
 from attrs import frozen
 
 from ucpl.runtime.buffers import Budget, Share
 from ucpl.runtime.counters import Counters
 
-__all__ = ["Chosen", "DataPlane", "Progress", "RunOptions"]
+__all__ = ["DataPlane", "Progress", "RunOptions"]
 
 Progress = Callable[[int, int], None]  # (bytes of the target that are done, all of them)
 
 
 @frozen
 class RunOptions:
-    """What a caller of `execute` chooses."""
+    """What a caller chooses: the one list of it, with what holds where nothing is said. Keywords of Python have these names."""
 
     memory: int = 512 << 20  # bytes of all buffers together
-    workers: int = 2
+    workers: int = 2  # threads that move data
     resume: bool = False  # go on from what an interrupted run left
     force: bool = False  # replace a target that exists
     verify_source: bool = False  # read the rest of every storage that is touched, however much it is
     progress: Progress | None = None
     tag: str | None = None  # of the target's step, where its framework has one
     allow_globals: Sequence[str] = ()  # classes that its pickles may name
-
-
-class Chosen(TypedDict, total=False):
-    """The same as keywords."""
-
-    memory: int
-    workers: int
-    resume: bool
-    force: bool
-    verify_source: bool
-    progress: Progress | None
-    tag: str | None
-    allow_globals: Sequence[str]
 
 
 @frozen(eq=False)

@@ -14,11 +14,12 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from ucpl.columns import uncovered
 from ucpl.extents import Extent, StoredTensor
 from ucpl.runtime.rows import Place, Rows
 from ucpl.runtime.sources import SourceFiles
 
-__all__ = ["Blank", "blanks_of", "uncovered"]
+__all__ = ["Blank", "blanks_of"]
 
 I64 = NDArray[np.int64]
 
@@ -45,42 +46,6 @@ class Blank:
         """Which element of the tensor begins at a byte of the file."""
         assert self.place.extent is not None
         return (at - _base(self.place.extent, self.place.itemsize)) // self.place.itemsize
-
-
-def uncovered(numel: int, start: I64, shape: I64, step: I64) -> tuple[I64, I64]:
-    """The runs of a tensor's elements that no box covers: (starts, stops), in order.
-
-    Row i is a box of `shape[i]` elements from `start[i]`, each dim with its step: (N,), (N, D), (N, D).
-
-    >>> [a.tolist() for a in uncovered(10, np.array([1, 6]), np.array([[3], [2]]), np.array([[1], [2]]))]
-    [[0, 4, 7, 9], [1, 6, 8, 10]]
-    """
-    count = shape.prod(axis=1)
-    start, shape, step, count = (a[count > 0] for a in (start, shape, step, count))
-    solid = ((shape - 1) * step).sum(axis=1) + 1 == count  # a box without gaps is one run
-    starts, stops = [start[solid]], [start[solid] + count[solid]]
-    for row in np.flatnonzero(~solid).tolist():
-        first, length = _runs(int(start[row]), shape[row].tolist(), step[row].tolist())
-        starts.append(first)
-        stops.append(first + length)
-    low = np.concatenate(starts)
-    order = np.argsort(low, kind="stable")
-    low, high = low[order], np.maximum.accumulate(np.concatenate(stops)[order])
-    begin, end = np.append(0, high), np.append(low, numel)
-    open_ = np.flatnonzero(end > begin)
-    return begin[open_], end[open_]
-
-
-def _runs(start: int, shape: Sequence[int], step: Sequence[int]) -> tuple[I64, int]:
-    """Where the runs of one box begin, and how long each is."""
-    dims = sorted((s, n) for n, s in zip(shape, step, strict=True) if n > 1)
-    length = 1
-    while dims and dims[0][0] == length:
-        length *= dims.pop(0)[1]
-    first = np.array([start], np.int64)
-    for s, n in dims:
-        first = (first[:, None] + s * np.arange(n)).reshape(-1)
-    return first, length
 
 
 def blanks_of(

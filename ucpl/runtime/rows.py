@@ -13,20 +13,19 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from ucpl.columns.operations import Derive, Merge, Node, Reduce
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import DTYPES, Extent, Key, StoredTensor, key_text
 from ucpl.runtime.boxes import Box, compose
-from ucpl.schedule import Runs
+from ucpl.schedule import Bound, Runs
 
-__all__ = ["CHECK", "COPY", "REDUCE", "Place", "Rows", "Rule", "bind_rows", "fit", "views_of"]
+__all__ = ["Place", "Rows", "Rule", "bind_rows", "fit", "views_of"]
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
-
-COPY, CHECK, REDUCE = 0, 1, 2
 
 
 @frozen
@@ -67,17 +66,20 @@ class Place:
 
 @frozen
 class Rule:
-    """What a node's moves do to values. `plain` rows of kind copy are bytes that go over as they are."""
+    """What a node does to the values of one state."""
 
-    kind: int
-    mean: bool = False
+    node: Node
     source_value: tuple[float, float] = (1.0, 0.0)
     target_value: tuple[float, float] = (1.0, 0.0)
     lossy: bool = False
 
     @property
     def keeps_values(self) -> bool:
-        return self.kind != REDUCE and self.source_value == self.target_value
+        return not self.reduces and self.source_value == self.target_value
+
+    @property
+    def reduces(self) -> bool:
+        return isinstance(self.node, Reduce)
 
 
 @frozen(eq=False)
@@ -88,7 +90,7 @@ class Rows:
     `reach` is the running maximum of `high` within a target: rows from `reach.searchsorted(x, "right")` on can cover x.
     """
 
-    rule: I32  # (N,) index into rules
+    rule: I32  # (N,) index into rules, which are in the order of their nodes: the order in which they run
     tensor: I32  # (N,) index into the names of tensors, -1: none
     source: I32
     target: I32
@@ -104,6 +106,7 @@ class Rows:
     logical_step: I64  # (N, D)
     starts: I64  # (targets + 1,): rows of target t are starts[t]:starts[t + 1]
     rules: tuple[Rule, ...]
+    order: tuple[int, ...]  # of each rule: the place of its node among all that run
     bytes_needed: int
 
     def within(self, target: int, low: int, high: int) -> range:
@@ -174,36 +177,26 @@ def fit(
     return tuple(found)
 
 
-def bind_rows(moves: Sequence[Runs], sources: Sequence[Place], targets: Sequence[Place]) -> Rows:
+def bind_rows(bound: Bound, sources: Sequence[Place], targets: Sequence[Place]) -> Rows:
     """One table of all moves. Raises: UcplError E603 where a move leaves a tensor, or its target's order is not nested."""
-    rules = tuple(
-        Rule(
-            {"copy": COPY, "check": CHECK}.get(m.kind, REDUCE),
-            m.kind == "mean",
-            m.source_value,
-            m.target_value,
-            m.lossy,
-        )
-        for m in moves
-    )
-    width = max((m.shape.shape[1] for m in moves if len(m)), default=1)
-    filled = [(i, m) for i, m in enumerate(moves) if len(m)]
+    filled = [m for m in bound.moves if len(m)]
+    width = max((m.shape.shape[1] for m in filled), default=1)
+    rules, places_of, rule = _rules(bound.nodes, filled)
 
     def column(pick: Callable[[Runs], NDArray[np.integer]]) -> I64:
         if not filled:
             return np.zeros(0, np.int64)
-        return np.concatenate([pick(m).astype(np.int64) for _, m in filled])
+        return np.concatenate([pick(m).astype(np.int64) for m in filled])
 
     def wide(pick: Callable[[Runs], I64], fill: int) -> I64:
         if not filled:
             return np.full((0, width), fill, np.int64)
         parts = []
-        for _, m in filled:
+        for m in filled:
             a = pick(m)
             parts.append(np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=fill).astype(np.int64))
         return np.concatenate(parts)
 
-    rule = np.concatenate([np.full(len(m), i, np.int64) for i, m in filled]) if filled else np.zeros(0, np.int64)
     tensor, source, target = column(lambda m: m.tensor), column(lambda m: m.source), column(lambda m: m.target)
     shape = wide(lambda m: m.shape, 1)  # (N, D)
     logical, logical_step = column(lambda m: m.source_offset), wide(lambda m: m.source_stride, 0)
@@ -251,13 +244,25 @@ def bind_rows(moves: Sequence[Runs], sources: Sequence[Place], targets: Sequence
     of_source = np.array([names[p.dtype] for p in sources] or [0])
     of_target = np.array([names[p.dtype] for p in targets] or [0])
     same = of_source[source] == of_target[target] if len(rule) else np.zeros(0, np.bool_)
-    plain = np.array([r.kind == COPY and r.keeps_values for r in rules] or [False])
+    plain = np.array([isinstance(r.node, Merge | Derive) and r.keeps_values for r in rules] or [False])
     run &= same & plain[rule]
     needed = int((shape.prod(axis=1) * size).sum()) if len(rule) else 0
     return Rows(
         rule.astype(np.int32), tensor.astype(np.int32), source.astype(np.int32), target.astype(np.int32),
-        shape, position, source_step, low, high, target_step, reach, run, logical, logical_step, starts, rules, needed,
+        shape, position, source_step, low, high, target_step, reach, run, logical, logical_step, starts, rules, places_of,
+        needed,
     )  # fmt: skip
+
+
+def _rules(nodes: Sequence[Node], moves: Sequence[Runs]) -> tuple[tuple[Rule, ...], tuple[int, ...], I64]:
+    """A rule for every node of every table, in the order of the nodes; the place of each; and of each row its rule."""
+    used = [np.unique(m.node, return_inverse=True) for m in moves]
+    keys = sorted((node, i) for i, (numbers, _) in enumerate(used) for node in numbers.tolist())
+    place = {key: n for n, key in enumerate(keys)}
+    rules = tuple(Rule(nodes[n], moves[i].source_value, moves[i].target_value, moves[i].lossy) for n, i in keys)
+    parts = [np.array([place[n, i] for n in numbers.tolist()])[which] for i, (numbers, which) in enumerate(used)]
+    order = tuple(node for node, _ in keys)
+    return rules, order, np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
 
 def views_of(sources: Sequence[Place]) -> I64:

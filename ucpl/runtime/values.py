@@ -15,7 +15,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.extents import DTYPES
-from ucpl.runtime.rows import REDUCE, Rule
+from ucpl.runtime.rows import Rule
 
 __all__ = ["Conversion", "decode", "encode", "mean", "needs_arithmetic", "value_text"]
 
@@ -109,7 +109,7 @@ class Conversion:
 
     @property
     def check_exact(self) -> bool:
-        if self.rule.lossy or self.rule.kind == REDUCE:
+        if self.rule.lossy or self.rule.reduces:
             return False
         return not self.rule.keeps_values or not _widens(self.source, self.target)
 

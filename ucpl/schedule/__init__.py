@@ -1,6 +1,6 @@
 """The schedule: a graph as an ordered, saved plan. `order` is the verb of this room."""
 
-from ucpl.schedule.binding import Files, bound
+from ucpl.schedule.binding import Bound, Files, bound
 from ucpl.schedule.files import load_plan, plan_bytes, plan_digest, save_plan
 from ucpl.schedule.order import order, structure_digest, structure_of
 from ucpl.schedule.plan import Origin, Plan, Tally
@@ -8,6 +8,7 @@ from ucpl.schedule.runs import Runs
 from ucpl.schedule.text import summary
 
 __all__ = [
+    "Bound",
     "Files",
     "Origin",
     "Plan",

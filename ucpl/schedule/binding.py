@@ -1,4 +1,6 @@
-"""A plan's moves for the very files at hand: rewritten by what only these tell, which plans nothing anew.
+"""A plan's nodes and moves for the very files at hand: rewritten by what only these tell, which plans nothing anew.
+
+What is added to the plan stands behind its own nodes, in the order in which all of them run.
 
 by_owner       a copy to a second name of a stored tensor is a check of what its first name gets
 without_echoes a check that would read the copy's own bytes again says nothing
@@ -10,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from ucpl.columns import I64
+from ucpl.columns import I64, Space
+from ucpl.columns.operations import Check, Lane, Merge, Node
 from ucpl.schedule.plan import Plan
 from ucpl.schedule.runs import Runs
 
-__all__ = ["BINDING", "Files", "bound"]
+__all__ = ["BINDING", "Bound", "Files", "bound"]
 
 
 @frozen(eq=False)
@@ -30,43 +33,63 @@ class Files:
     )  # source, target and elements of what is beside the plan
 
 
-Step = Callable[[tuple[Runs, ...], Files], tuple[Runs, ...]]
+@frozen(eq=False)
+class Bound:
+    """What runs between two checkpoints: nodes in the order in which they run, and their boxes told tensor by tensor."""
+
+    nodes: tuple[Node, ...]
+    moves: tuple[Runs, ...]  # `node` of each row points into the nodes
+    spaces: tuple[Space, Space]
+
+    @staticmethod
+    def of(plan: Plan) -> Bound:
+        """The plan as it is made, between any files."""
+        return Bound(plan.nodes, plan.moves, plan.spaces)
 
 
-def bound(plan: Plan, files: Files) -> tuple[Runs, ...]:
-    """The plan's moves as they are carried out between these files."""
-    moves = plan.moves
+Step = Callable[[Bound, Files], Bound]
+
+
+def bound(plan: Plan, files: Files) -> Bound:
+    """The plan's nodes and moves as they are carried out between these files."""
+    found = Bound.of(plan)
     for step in BINDING:
-        moves = step(moves, files)
-    return moves
+        found = step(found, files)
+    return found
 
 
-def by_owner(moves: tuple[Runs, ...], files: Files) -> tuple[Runs, ...]:
+def by_owner(bound: Bound, files: Files) -> Bound:
     """A copy to a second name is a check of what its first name gets; so is a check there.
 
     before: copy a -> t, copy a -> u, which has the storage of t     after: copy a -> t, check a -> t
     """
     is_second = files.owner != np.arange(len(files.owner))
+    nodes = list(bound.nodes)
     found: list[Runs] = []
-    for m in moves:
+    for m in bound.moves:
         twice = is_second[m.target] if len(m) else np.zeros(0, np.bool_)
         if not twice.any():
             found.append(m)
             continue
         found.append(m.take(~twice))
         if m.kind in ("copy", "check"):
-            again = m.take(twice)
-            found.append(again.of_kind("check").replace(target=files.owner[again.target].astype(np.int32)))
-    return tuple(found)
+            again = m.take(twice).of_kind("check")
+            again = again.replace(
+                target=files.owner[again.target].astype(np.int32), node=np.full(len(again), len(nodes), np.int32)
+            )
+            boxes = again.table(bound.spaces).target_side
+            nodes.append(Check("second names", (Lane(m.state, m.state),), boxes, m.target_value, m.lossy))
+            found.append(again)
+    return evolve(bound, nodes=tuple(nodes), moves=tuple(found))
 
 
-def without_echoes(moves: tuple[Runs, ...], files: Files) -> tuple[Runs, ...]:
+def without_echoes(bound: Bound, files: Files) -> Bound:
     """Without checks of a source against itself under a second name, box by box at the same target place.
 
     before: copy a -> t, check b -> t, where b views the bytes of a     after: copy a -> t
     """
     if (files.view == np.arange(len(files.view))).all():
-        return moves
+        return bound
 
     def boxes(m: Runs) -> list[bytes]:
         table = np.column_stack(
@@ -82,24 +105,28 @@ def without_echoes(moves: tuple[Runs, ...], files: Files) -> tuple[Runs, ...]:
         ).astype(np.int64)
         return [row.tobytes() + bytes([m.shape.shape[1]]) for row in table]
 
+    moves = bound.moves
     copied = {box for m in moves if m.kind == "copy" and len(m) for box in boxes(m)}
-    return tuple(
+    kept = tuple(
         m.take(np.array([box not in copied for box in boxes(m)], np.bool_)) if m.kind == "check" and len(m) else m
         for m in moves
     )
+    return evolve(bound, moves=kept)
 
 
-def with_carried(moves: tuple[Runs, ...], files: Files) -> tuple[Runs, ...]:
+def with_carried(bound: Bound, files: Files) -> Bound:
     """And one copy of the whole of each tensor that is carried."""
     if not files.carried:
-        return moves
+        return bound
     source, target, numel = (np.array(column, np.int64) for column in zip(*files.carried, strict=True))
     n = len(source)
     none, one, zero = np.full(n, -1, np.int32), np.ones((n, 1), np.int64), np.zeros(n, np.int64)
     whole = Runs(
-        "copy", "carried", none, source.astype(np.int32), target.astype(np.int32), numel[:, None], zero, one, zero, one
-    )
-    return (*moves, whole)
+        "copy", "carried", none, source.astype(np.int32), target.astype(np.int32), numel[:, None], zero, one, zero, one,
+        node=np.full(n, len(bound.nodes), np.int32),
+    )  # fmt: skip
+    merge = Merge("what is carried", (Lane("carried", "carried"),))
+    return evolve(bound, nodes=(*bound.nodes, merge), moves=(*bound.moves, whole))
 
 
 BINDING: tuple[Step, ...] = (by_owner, with_carried, without_echoes)

@@ -1,6 +1,6 @@
 """Plans in files: a head that people read, the graph and its stored tensors as JSON, and columns of moves. No pickle.
 
-ucpl-plan 2
+ucpl-plan 3
 sha256:...                  of all that follows
 <summary, line by line>
 ---
@@ -12,8 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
+from ucpl.columns import Side
+from ucpl.columns.operations import Fill
 from ucpl.errors import Label, fail
 from ucpl.schedule.nets import net_from, net_json
 from ucpl.schedule.plan import Origin, Plan
@@ -23,7 +27,7 @@ from ucpl.schedule.text import summary
 
 __all__ = ["load_plan", "plan_bytes", "plan_digest", "save_plan"]
 
-MAGIC = b"ucpl-plan 2\n"
+MAGIC = b"ucpl-plan 3\n"
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -124,27 +128,33 @@ def _plan(raw: Json, columns: bytes) -> Plan:
 
 def _checked(plan: Plan) -> None:
     """Every number points at something: a hand-made file must not make the runtime read or write elsewhere."""
-    sources, targets = plan.source_shelves, plan.target_shelves
     for flow in plan.flows:
         m = flow.moves
-        if not len(m):
-            continue
-        if m.tensor.min() < 0 or m.tensor.max() >= len(plan.tensors):
+        if len(m) and (m.tensor.min() < 0 or m.tensor.max() >= len(plan.tensors)):
             raise ValueError(f"a move names tensor {int(m.tensor.max())} of {len(plan.tensors)}")
-        if (m.shape < 1).any():
-            raise ValueError("a move of no elements")
-        for side, shelves, space, offset, stride in (
-            ("source", sources, plan.spaces[0], m.source, m.source_stride),
-            ("target", targets, plan.spaces[1], m.target, m.target_stride),
-        ):
-            if (offset < 0).any() or (stride < 0).any():
-                raise ValueError("a move reaches beyond its tensor")
-            # Steps that are no number of an int64 would wrap round to places that seem to be inside.
-            reach = offset.astype(float) + ((m.shape - 1).astype(float) * stride.astype(float)).sum(axis=1)
-            if (reach >= 2.0**62).any():
-                raise ValueError("a move reaches beyond its tensor")
-            last = space.home(offset + ((m.shape - 1) * stride).sum(axis=1))
-            for lane in flow.lanes:
-                shift = lane.source if side == "source" else lane.target
-                if shift < -int(space.home(offset).min()) or int(last.max()) + shift >= len(shelves):
-                    raise ValueError(f"a move names {side} {int(last.max()) + shift} of {len(shelves)}")
+        _inside(m.source_side, [lane.source for lane in flow.lanes], "source", plan)
+        _inside(m.target_side, [lane.target for lane in flow.lanes], "target", plan)
+    for node in plan.nodes:
+        if isinstance(node, Fill):
+            _inside(node.boxes, [0], "target", plan)
+
+
+def _inside(boxes: Side, shifts: Sequence[int], side: Literal["source", "target"], plan: Plan) -> None:
+    """Boxes of stored tensors that there are, `shifts` tensors further on."""
+    if not len(boxes):
+        return
+    shelves, space = (
+        (plan.source_shelves, plan.spaces[0]) if side == "source" else (plan.target_shelves, plan.spaces[1])
+    )
+    if (boxes.shape < 1).any():
+        raise ValueError("a move of no elements")
+    if (boxes.offset < 0).any() or (boxes.stride < 0).any():
+        raise ValueError("a move reaches beyond its tensor")
+    # Steps that are no number of an int64 would wrap round to places that seem to be inside.
+    reach = boxes.offset.astype(float) + ((boxes.shape - 1).astype(float) * boxes.stride.astype(float)).sum(axis=1)
+    if (reach >= 2.0**62).any():
+        raise ValueError("a move reaches beyond its tensor")
+    last = space.home(boxes.offset + ((boxes.shape - 1) * boxes.stride).sum(axis=1))
+    for shift in shifts:
+        if shift < -int(space.home(boxes.offset).min()) or int(last.max()) + shift >= len(shelves):
+            raise ValueError(f"a move names {side} {int(last.max()) + shift} of {len(shelves)}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ucpl.columns import Moves, Space
+from ucpl.columns import Moves, Side, Space
 from ucpl.columns.operations import (
     Check,
     Derive,
@@ -31,11 +31,13 @@ __all__ = ["net_from", "net_json"]
 
 Json = Any  # what json.loads gives: checked as it is taken apart
 Columns = dict[str, NDArray[Any]]
+T = TypeVar("T", Moves, Side)
+_FILL = "fill_"  # before names of columns of the second table
 
 
 def net_json(net: nx.DiGraph[Node], nodes: Sequence[Node], spaces: tuple[Space, Space]) -> tuple[Json, Columns]:
-    """Both sides of an Extract's boxes are written once, as rows of one table for the whole graph."""
-    rows: dict[Node, tuple[int, int, int]] = {}  # of an Extract and of what it goes to: rows and dims
+    """Both sides of an Extract's boxes are written once, in one table for the whole graph. Fills have one of their own."""
+    rows: dict[Node, tuple[int, int, int]] = {}  # of an Extract and of what it goes to, or of a Fill: rows and dims
     tables: list[Moves] = []
     at = 0
     for flow in flows(net, nodes):
@@ -43,10 +45,17 @@ def net_json(net: nx.DiGraph[Node], nodes: Sequence[Node], spaces: tuple[Space, 
         rows[flow.extract] = rows[flow.place] = (at, at + len(moves), moves.width)
         tables.append(moves)
         at += len(moves)
+    fills = [node for node in nodes if isinstance(node, Fill)]
+    ends = np.cumsum([0, *(len(fill.boxes) for fill in fills)]).tolist()
+    for fill, first, last in zip(fills, ends, ends[1:], strict=False):
+        rows[fill] = (first, last, fill.boxes.width)
+    filled = Side.concat(fill.boxes for fill in fills)
     number = {node: i for i, node in enumerate(nodes)}
     table = Moves.concat(tables)
     told = [[*_told(node, rows.get(node)), sorted(number[p] for p in net.predecessors(node))] for node in nodes]
-    return {"nodes": told, "bits": [s.bits for s in spaces]}, {n: _narrow(a) for n, a in table.arrays().items()}
+    columns = {n: _narrow(a) for n, a in table.arrays().items()}
+    columns |= {_FILL + n: _narrow(a) for n, a in filled.arrays().items() if fills}
+    return {"nodes": told, "bits": [s.bits for s in spaces]}, columns
 
 
 def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
@@ -55,8 +64,8 @@ def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
             return ["read", label, state, first, last]
         case Write(label=label, state=state, first=first, last=last):
             return ["write", label, state, first, last]
-        case Fill(label=label, state=state, elements=elements):
-            return ["fill", label, state, elements]
+        case Fill(label=label, state=state, elements=elements, value=value):
+            return ["fill", label, state, elements, rows, value]
         case Extract(label=label, lanes=lanes, value=value):
             return ["extract", label, _lanes(lanes), rows, value]
         case Split(label=label, lanes=lanes, value=value, lossy=lossy):
@@ -79,14 +88,16 @@ def net_from(raw: Json, columns: Mapping[str, NDArray[Any]]) -> tuple[nx.DiGraph
     """Raises: ValueError, KeyError, TypeError, IndexError where it is not what `net_json` gives."""
     import networkx as nx
 
-    table = Moves.of(dict(columns))
+    table = Moves.of({n: a for n, a in columns.items() if not n.startswith(_FILL)})
+    filled = {n.removeprefix(_FILL): a for n, a in columns.items() if n.startswith(_FILL)}
+    boxes = Side.of(filled) if filled else Side.empty()
     bits = [int(b) for b in raw["bits"]]
     if len(bits) != 2 or not all(0 < b < 62 for b in bits):
         raise ValueError("no room for positions")
     nodes: list[Node] = []
     net: nx.DiGraph[Node] = nx.DiGraph()
     for i, (*told, needs) in enumerate(raw["nodes"]):
-        node = _node(told, table)
+        node = _node(told, table, boxes)
         net.add_node(node)
         for p in needs:
             if not 0 <= int(p) < i:
@@ -97,14 +108,14 @@ def net_from(raw: Json, columns: Mapping[str, NDArray[Any]]) -> tuple[nx.DiGraph
     return net, (Space(bits[0]), Space(bits[1]))
 
 
-def _node(told: Json, table: Moves) -> Node:
+def _node(told: Json, table: Moves, fills: Side) -> Node:
     match told:
         case ["read", str(label), str(state), int(first), int(last)]:
             return Read(label, state, first, last)
         case ["write", str(label), str(state), int(first), int(last)]:
             return Write(label, state, first, last)
-        case ["fill", str(label), str(state), int(elements)]:
-            return Fill(label, state, elements)
+        case ["fill", str(label), str(state), int(elements), rows, float(value)]:
+            return _fill(Fill(label, state, elements, _part(fills, rows), value))
         case ["extract", str(label), lanes, rows, value]:
             return Extract(label, _lanes_from(lanes), _part(table, rows).source_side, _value(value))
         case ["split", str(label), lanes, rows, value, bool(lossy)]:
@@ -118,6 +129,12 @@ def _node(told: Json, table: Moves) -> Node:
         case ["reduce", str(label), lanes, "mean" | "sum" as how]:
             return Reduce(label, _lanes_from(lanes), how)
     raise ValueError(f"no operation is {str(told)[:80]}")
+
+
+def _fill(fill: Fill) -> Fill:
+    if fill.boxes.elements != fill.elements or not np.isfinite(fill.value):
+        raise ValueError(f"{fill}, and {fill.boxes.elements} of {fill.value} are told")
+    return fill
 
 
 def _lanes_from(raw: Json) -> tuple[Lane, ...]:
@@ -134,7 +151,7 @@ def _value(raw: Json) -> tuple[float, float]:
     return a, b
 
 
-def _part(table: Moves, rows: Json) -> Moves:
+def _part(table: T, rows: Json) -> T:
     first, last, width = map(int, rows)
     if not 0 <= first <= last <= len(table) or not 0 < width <= max(1, table.width):
         raise ValueError(f"rows {first} to {last} of {len(table)}")

@@ -1,4 +1,4 @@
-"""order: a graph as a plan. Its nodes are kept as they are; structures for the stores stand beside them."""
+"""order: a graph as a plan. Its nodes are kept, Fills are told what they fill; structures for the stores stand beside them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import attrs
 
 from ucpl.columns.operations import Node, in_order
 from ucpl.extents import Flat, NamedTensor, Shelves, Structure
+from ucpl.schedule.padding import told
 from ucpl.schedule.plan import Origin, Plan
 from ucpl.schedule.shelving import shelves_json
 
@@ -27,6 +28,7 @@ def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_
     net: nx.DiGraph[Node] = nx.DiGraph()
     net.add_nodes_from(in_order(graph.net))
     net.add_edges_from(graph.net.edges)
+    net = told(net, graph.targets, graph.spaces[1])
     return Plan(
         name=name,
         source_call=graph.source.layout.call,

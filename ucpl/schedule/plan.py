@@ -133,7 +133,12 @@ class Plan:
             flow.extract.value,
             flow.place.value,
             flow.lossy,
+            np.full(len(m), self._number[flow.way], np.int32),
         )
+
+    @cached_property
+    def _number(self) -> dict[Node, int]:
+        return {node: i for i, node in enumerate(self.nodes)}
 
     @property
     def tallies(self) -> list[Tally]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # what reads headers alone does not wait for it
 __all__ = ["Runs", "sole"]
 
 I32 = NDArray[np.int32]
-_NARROW = ("tensor", "source", "target", "source_offset", "target_offset")
+_NARROW = ("tensor", "source", "target", "source_offset", "target_offset", "node")
 _WIDE = {"shape": 1, "source_stride": 1, "target_stride": 1}
 
 
@@ -50,6 +50,13 @@ class Runs:
     source_value: tuple[float, float] = (1.0, 0.0)  # stored = a * x + b on the source's side
     target_value: tuple[float, float] = (1.0, 0.0)  # and on the target's
     lossy: bool = False  # a rounding cast was asked for (or is a derivation)
+    node: I32 = (
+        field()
+    )  # (N,) index into Plan.nodes: the Merge, Derive, Reduce or Check that each move is of; -1: of none yet
+
+    @node.default
+    def _of_none(self) -> I32:
+        return np.full(len(self.source), -1, np.int32)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -84,6 +91,17 @@ class Runs:
         """The same moves with other values in some columns."""
         return evolve(self, **columns)  # type: ignore[arg-type]
 
+    def table(self, spaces: tuple[Space, Space]) -> Moves:
+        """The same boxes as a node owns them: positions of both sides are of a space."""
+        return Moves(
+            self.tensor.astype(np.int64),
+            spaces[0].address(self.source.astype(np.int64), self.source_offset),
+            spaces[1].address(self.target.astype(np.int64), self.target_offset),
+            self.shape,
+            self.source_stride,
+            self.target_stride,
+        )
+
 
 def sole(moves: Sequence[Runs], sources: Shelves, targets: Shelves, spaces: tuple[Space, Space]) -> nx.DiGraph[Node]:
     """A graph of moves that are told tensor by tensor: one node of each operation for each of them."""
@@ -94,14 +112,7 @@ def sole(moves: Sequence[Runs], sources: Shelves, targets: Shelves, spaces: tupl
     net.add_nodes_from((read, write))
     for m in moves:
         lanes = (Lane(m.state, m.state),)
-        table = Moves(
-            m.tensor.astype(np.int64),
-            spaces[0].address(m.source.astype(np.int64), m.source_offset),
-            spaces[1].address(m.target.astype(np.int64), m.target_offset),
-            m.shape,
-            m.source_stride,
-            m.target_stride,
-        )
+        table = m.table(spaces)
         extract = Extract("all", lanes, table.source_side, m.source_value)
         nx.add_path(net, (read, extract))
         if m.kind == "check":

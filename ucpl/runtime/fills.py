@@ -1,0 +1,91 @@
+"""What a plan's Fills put into the target, bound to its stored tensors, and whether all of the target is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ucpl.columns import Moves, Side, expanded
+from ucpl.columns.operations import Check, Fill, Node, Reduce
+from ucpl.errors import Label, fail
+from ucpl.extents import key_text
+from ucpl.runtime.boxes import Box
+from ucpl.runtime.rows import Place, Rows
+from ucpl.schedule import Bound
+
+__all__ = ["Fills", "bind_fills", "demand_whole"]
+
+I64 = NDArray[np.int64]
+
+
+@frozen(eq=False)
+class Fills:
+    """Columns of all boxes that are filled, sorted by (target, low): elements from `low` on, each dim with its step."""
+
+    node: I64  # (N,) index into nodes
+    target: I64
+    low: I64
+    shape: I64  # (N, D)
+    step: I64  # (N, D)
+    reach: I64  # (N,) the running maximum of where boxes of a target end
+    nodes: tuple[Fill, ...]
+    order: tuple[int, ...]  # of each of these nodes: its place among all that run
+    starts: I64  # (targets + 1,): rows of target t are starts[t]:starts[t + 1]
+
+    def within(self, target: int, low: int, high: int) -> range:
+        """Rows that may have elements in [low, high) of a target; all that do are among them."""
+        a, b = int(self.starts[target]), int(self.starts[target + 1])
+        if a == b:
+            return range(0)
+        first = a + int(self.reach[a:b].searchsorted(low, "right"))
+        return range(first, a + int(self.low[a:b].searchsorted(high, "left")))
+
+    def box(self, row: int) -> Box:
+        """The box. It has no source."""
+        shape = tuple(self.shape[row].tolist())
+        return Box(shape, 0, (0,) * len(shape), int(self.low[row]), tuple(self.step[row].tolist()))
+
+
+def bind_fills(bound: Bound, targets: int) -> Fills:
+    """One table of all boxes of all Fills."""
+    space = bound.spaces[1]
+    found = [(i, node) for i, node in enumerate(bound.nodes) if isinstance(node, Fill)]
+    sides = [expanded(Moves.between(n.boxes, n.boxes), space, space).target_side for _, n in found]
+    boxes = Side.concat(sides)
+    number = np.repeat(np.arange(len(sides)), [len(s) for s in sides])
+    order = np.argsort(boxes.offset, kind="stable")
+    boxes, number = boxes.take(order), number[order]
+    target = space.home(boxes.offset)
+    starts = np.searchsorted(target, np.arange(targets + 1))
+    end = boxes.offset + ((boxes.shape - 1) * boxes.stride).sum(axis=1) + 1
+    # Addresses of a later target are greater: the maximum so far is one of the same target.
+    reach = np.maximum.accumulate(end) - space.address(target, np.zeros_like(target))
+    nodes, places = tuple(n for _, n in found), tuple(i for i, _ in found)
+    return Fills(number, target, space.position(boxes.offset), boxes.shape, boxes.stride, reach, nodes, places, starts)
+
+
+def demand_whole(rows: Rows, fills: Fills, owners: Sequence[int], targets: Sequence[Place]) -> None:
+    """Every element of what is written is copied, reduced or filled. Raises: UcplError E603.
+
+    Told by their number: that no two boxes meet is the plan's affair. Of a mean, whose sources meet, only that they are enough.
+    """
+    reached, lavish = np.zeros(len(targets), np.int64), np.zeros(len(targets), np.bool_)
+    kinds: list[type[Node]] = [type(r.node) for r in rows.rules]
+    reduces, checks = (np.array([k is kind for k in kinds] or [False])[rows.rule] for kind in (Reduce, Check))
+    np.add.at(reached, rows.target[~checks], rows.shape[~checks].prod(axis=1))
+    np.add.at(reached, fills.target, fills.shape.prod(axis=1))
+    lavish[rows.target[reduces]] = True
+    wanted = np.array([prod(p.shape) for p in targets], np.int64)
+    owns = np.array(owners, np.int64) == np.arange(len(owners))
+    bad = np.flatnonzero(owns & np.where(lavish, reached < wanted, reached != wanted))
+    if len(bad):
+        place = targets[int(bad[0])]
+        fail(
+            "E603",
+            f"{int(reached[bad[0]])} elements are moved to {place.text} or filled in it, which has {place.numel}",
+            Label(place.file, where=key_text(place.key)),
+        )
