@@ -6,11 +6,11 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ucpl.columns import clip
-from ucpl.regions.boxes import overlaps, subtract
+from ucpl.regions.boxes import _keys, overlaps, subtract
 
 
 def inside(low: Any, high: Any) -> set[tuple[int, ...]]:
@@ -117,3 +117,13 @@ def test_positions_and_keys_beyond_what_a_whole_number_holds_are_ranked() -> Non
     corner = np.array([[0, 0], [(1 << 32) - 1, (1 << 32) - 1]] * 2)  # a group's number times both widths is 2^64
     i, j = overlaps(group, corner, corner + 1, group, corner, corner + 1)
     assert i.tolist() == j.tolist() == [0, 1, 2, 3]
+
+
+@given(st.lists(st.tuples(*[st.sampled_from([0, 1, 5, 1 << 30, (1 << 31) - 1, 1 << 60])] * 4), min_size=1, max_size=12))
+@example([(1 << 30, 0, 5, 0), (0, (1 << 31) - 1, 0, 0), (0, 0, 5, 0), *((0, 0, n, 0) for n in (1, 2, 3, 4, 6, 7))])
+def test_each_row_of_columns_has_a_number_of_its_own(rows: list[tuple[int, ...]]) -> None:
+    """Rows at 2^61 and 0 times 8 values: as they stand, their products would meet at 2^64."""
+    columns = [np.array(c, dtype=np.int64) for c in zip(*rows, strict=True)]
+    a, b = _keys(columns, [c[::-1] for c in columns])
+    assert a.tolist() == b[::-1].tolist()
+    assert len(set(zip(rows, a.tolist(), strict=True))) == len(set(rows)) == len(set(a.tolist())) == a.max() + 1
