@@ -321,5 +321,6 @@ def test_a_state_whose_storage_is_another_s_is_not_proved_by_one_that_has_its_ow
     shares = np.full(len(shelves[number]), -1, dtype=np.int64)
     shares[0] = stored.starts[number] + 1
     shelves[number] = evolve(shelves[number], shares=shares)
-    code, message = refused(evolve(graph, **{side: Shelves(tuple(shelves))}))
+    made = Shelves(tuple(shelves))
+    code, message = refused(evolve(graph, sources=made) if side == "sources" else evolve(graph, targets=made))
     assert code == "E344" and "where no element lies" in message

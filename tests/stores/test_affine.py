@@ -37,6 +37,18 @@ def test_a_map_as_it_is_written(sharding: Sharding, tmp_path: Any) -> None:
     assert found.origin == "affine_map of states.pt"
 
 
+def _wider(entry: Any) -> None:
+    """The tensor has a column more, and its steps say so."""
+    entry["logical_shape"] = [2, 8]
+    for rank in range(3):
+        piece(entry, rank)["source"][1] = [8, 1]
+
+
+def _longer(entry: Any) -> None:
+    entry["ranks"][1]["shard_shape"] = [2, 4]
+    piece(entry, 1)["dest"] = [0, [4, 1]]
+
+
 # Of two rows of 7 columns, rank 0 holds 3, the others 2 each.
 FAULTS: list[tuple[str, Sharding, Callable[[Any], Any], str]] = [
     ("steps in the tensor, of two rows", COLUMNS, lambda e: piece(e).update(source=[0, [5, 1]]), "the strides [5, 1]"),
@@ -61,20 +73,9 @@ FAULTS: list[tuple[str, Sharding, Callable[[Any], Any], str]] = [
     ("parts of two dims", COLUMNS, lambda e: piece(e).update(shape=[1, 3]), "parts of several dims"),
     ("a piece less on one rank", PARTS, lambda e: e["ranks"][1].update(shard_shape=[2, 2], pieces=[piece(e, 1)]), "numbers"),
     ("a gap between ranks", COLUMNS, lambda e: piece(e, 2).update(source=[6, [7, 1]]), "begins at 6, the one before ends at 5"),
-    ("a tensor that goes on", COLUMNS, lambda e: e.update(logical_shape=[2, 7]) or _wider(e), "end at 7 of 8"),
-    ("a shard that goes on", COLUMNS, lambda e: e["ranks"][1].update(shard_shape=[2, 4]) or _steps(e), "a shard of 4"),
+    ("a tensor that goes on", COLUMNS, _wider, "end at 7 of 8"),
+    ("a shard that goes on", COLUMNS, _longer, "a shard of 4"),
 ]  # fmt: skip
-
-
-def _wider(entry: Any) -> None:
-    """The tensor has a column more, and its steps say so."""
-    entry["logical_shape"] = [2, 8]
-    for rank in range(3):
-        piece(entry, rank)["source"][1] = [8, 1]
-
-
-def _steps(entry: Any) -> None:
-    piece(entry, 1)["dest"] = [0, [4, 1]]
 
 
 @pytest.mark.parametrize(("sharding", "fault", "why"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS])

@@ -42,12 +42,12 @@ class Chosen:
 
 
 def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
-    """Pick one box of each class. is_alias: by part, whether it is a second name (never preferred)."""
+    """Pick one box of each class. is_alias: by part, whether it is a second name (not preferred)."""
     n = len(rows)
     if n == 0:
         return Chosen(rows, rows, rows)
-    # A copy under `any` gives way to one that counts.
-    order = np.lexsort((np.arange(n), rows.policy == ANY, is_alias[rows.part]))
+    # A copy under `any` gives way to one that counts, were it a second name.
+    order = np.lexsort((np.arange(n), is_alias[rows.part], rows.policy == ANY))
     rows = rows.take(order)
     # Equal boxes have equal marks: they stand side by side, in the order of rows. That they are equal is looked at below.
     by_box = np.argsort(_marks(rows), kind="stable")
