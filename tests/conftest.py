@@ -6,7 +6,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # No deadline: the first example of a law pays for imports. A failure prints the blob that repeats it. The same examples in
 # every run, so that a change is judged by what it changes; new ones are looked for with `hunt`.
@@ -19,6 +19,10 @@ settings.register_profile(
 )
 # A long hunt by hand: `HYPOTHESIS_PROFILE=hunt make test TESTS=tests/laws`.
 settings.register_profile("hunt", settings.get_profile("laws"), derandomize=False, max_examples=2000)
+# For `tests.mutants`: the same examples, but a failure is not made small, since nobody reads it.
+settings.register_profile(
+    "mutants", settings.get_profile("laws"), phases=[Phase.explicit, Phase.generate, Phase.target]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "laws"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ucpl.columns import I64, distinct, numbered
@@ -21,6 +21,7 @@ def columns_of(rows: list[tuple[int, ...]]) -> list[I64]:
 
 @settings(deadline=None)
 @given(tables)
+@example([(1 << 30, 0, 5, 0), (0, (1 << 31) - 1, 0, 0), (0, 0, 5, 0), *((0, 0, n, 0) for n in (1, 2, 3, 4, 6, 7))])
 def test_numbers_are_equal_and_ordered_as_rows_are(rows: list[tuple[int, ...]]) -> None:
     number = numbered(columns_of(rows)).tolist()
     assert len(number) == len(rows) and all(n >= 0 for n in number)

@@ -7,6 +7,7 @@ import sys
 import networkx as nx
 import pytest
 
+from tests.laws.moves import fills
 from ucpl.columns.operations import Check, Extract, Fill, Merge, Read, Split, Write
 from ucpl.errors import UcplError
 from ucpl.graph import build, drawn
@@ -77,6 +78,46 @@ def test_stages_hold_other_runs_of_layers_on_both_sides() -> None:
     assert len(w.moves) == 2 * 6
     checks = [n for n in graph.net if isinstance(n, Check)]
     assert {n.label for n in checks} == {"embed", "b"}
+
+
+def test_states_whose_parts_are_read_at_other_distances_are_told_apart() -> None:
+    """`k` of `b` is made from `m`, so that `m` of `b` is numbered before `m` of `a`: `n` is not."""
+    text = """ucpl 1
+model t {
+  dim i = 4
+  dtype f32
+  a : i
+  b : i
+  group just = b
+  state m, n : f32
+  state k : f32 of just
+}
+layout one() of t {
+  file weights = torch "w"
+  file optim = torch "s" key "{state}/{key}"
+  a = i as "a"
+  b = i as "b"
+  state m, n = like in optim
+  derive k from m
+}
+layout two(tp) of t {
+  mesh tp
+  file weights = torch "w{tp}"
+  file optim = torch "{tp}" key "{state}/{key}"
+  a = i@tp as "a"
+  b = i as "b"
+  state k of just = flat(each) in optim as "k"
+  state m, n = like in optim
+}
+"""
+    one, two = (locate(resolve(load(("t.ucpl", text)), parse_call(call))) for call in ("one()", "two(tp = 2)"))
+    graph = build(one, two)
+    prove(graph)
+    assert {(f.state, f.source[0][1]) for f in fills(order(graph))} == {
+        *(("weight", name) for name in ("a", "b")),
+        *((state, f"{state}/{name}") for state in ("m", "n") for name in ("a", "b")),
+        ("k", "m/b"),
+    }
 
 
 def test_the_graph_runs_from_what_is_read_to_what_is_written() -> None:

@@ -13,6 +13,7 @@ from tests.layout.fuzzing import TRIAL
 from ucpl.errors import UcplError
 from ucpl.layout import Layout, close, expand, load, resolve
 from ucpl.layout.axes import dims_of
+from ucpl.layout.expand import wildcards_of
 from ucpl.layout.templates import PLACE_WORDS, render
 from ucpl.regions import locate
 from ucpl.syntax import nodes, parse, parse_call, print_file
@@ -245,6 +246,21 @@ def test_a_layout_of_any_model_written_out_means_the_same(call: str) -> None:
     straight = locate(resolve(library, parse_call(call), model=model))
     written = locate(resolve(load(("closed.ucpl", text), shipped=False), parse_call("stored")))
     assert table(written) == table(straight)
+
+
+def test_a_wildcard_speaks_of_what_another_entry_names_too() -> None:
+    """A cut that replaces an entry is told beside what the wildcard says of the tensor and of its second name."""
+    text = (
+        "ucpl 1\nmodel m {\n  dim a = 4\n  w : a\n  v : a\n  alias t = w\n}\nlayout x(tp) of any {\n  mesh tp\n"
+        '  file weights = torch "f.{tp}"\n  * = _ ... as "all.{name}"\n  * of alias = _ ... as "{alias}"\n'
+        '  w = _@tp as "own"\n  t = _@tp as "second"\n}\n'
+    )
+    library = load(("x.ucpl", text))
+    model = library.model("m").node
+    assert isinstance(model, nodes.Model)
+    said = wildcards_of(library, parse_call("x(tp = 2)"), model)
+    keys = {path: [str(c.args[0]) for e in lines for c in e.clauses if c.word == "as"] for path, lines in said.items()}
+    assert {path: len(found) for path, found in keys.items()} == {"w": 1, "v": 1, "t": 1}
 
 
 STACKED = """ucpl 1

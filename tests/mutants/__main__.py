@@ -119,7 +119,12 @@ class Copy:
             sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests,
         ]  # fmt: skip
         # Two edits within a second, of one size, would leave the compiled file of the first.
-        env = {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+        env = {
+            "HYPOTHESIS_PROFILE": "mutants",
+            **os.environ,
+            "PYTHONPATH": str(self.root),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         try:
             done = subprocess.run(command, cwd=self.root, env=env, capture_output=True, timeout=SECONDS, check=False)
         except subprocess.TimeoutExpired:

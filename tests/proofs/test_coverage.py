@@ -324,3 +324,18 @@ def test_a_state_that_is_stored_otherwise_is_not_proved_by_another() -> None:
     parts = tuple(moved if p is part else p for p in graph.target.parts)
     code, message = refused(evolve(graph, target=evolve(graph.target, parts=parts)))
     assert code in ("E340", "E344", "E345") and "exp_avg_sq" in message
+
+
+@pytest.mark.parametrize("side", ["sources", "targets"])
+def test_a_state_whose_storage_is_another_s_is_not_proved_by_one_that_has_its_own(side: str) -> None:
+    """Stored and moved alike, but a tensor of the second one is said to be a second name: what moves to it has no place."""
+    graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
+    stored: Shelves = getattr(graph, side)
+    shelves = list(stored.shelves)
+    number = next(i for i, shelf in enumerate(shelves) if shelf.state == "exp_avg_sq")
+    shares = np.full(len(shelves[number]), -1, dtype=np.int64)
+    shares[0] = stored.starts[number] + 1
+    shelves[number] = evolve(shelves[number], shares=shares)
+    made = Shelves(tuple(shelves))
+    code, message = refused(evolve(graph, sources=made) if side == "sources" else evolve(graph, targets=made))
+    assert code == "E344" and "where no element lies" in message

@@ -84,6 +84,16 @@ def test_a_flat_holds_its_members_end_to_end(body: str, ways: int, wanted: dict[
     assert lies(located(body, f"x(dp = {ways})"), "s") == wanted
 
 
+def test_members_that_are_cut_over_an_axis_are_cut_over_it_once_more() -> None:
+    """Each rank has a flat of its own, of one length with the other's, and keeps another window of it."""
+    body = (
+        'layout x(dp) of m {\n  mesh dp\n  file weights = torch "w"\n  file optim = torch "{dp}"\n'
+        '  w = a@dp b as "w{dp}"\n  v = a@dp as "v{dp}"\n  group all = w, v\n'
+        '  state s of all = flat(each)@dp in optim as "s"\n  u = none\n}\n'
+    )
+    assert lies(located(body, "x(dp = 2)"), "s") == {"0 s": "w00 w01 w02 w10", "1 s": "w31 w32 v2 v3"}
+
+
 def test_padding_is_counted_where_it_lies() -> None:
     padding = {
         (home.file, part.state): home.padding

@@ -50,6 +50,18 @@ def test_numbers_that_only_look_alike_are_no_clash() -> None:
     assert ("1.pt", ("w.3",)) in places and ("0.pt", ("w", 2)) in places
 
 
+def test_digits_that_are_put_together_or_filled_up_are_a_text() -> None:
+    """A position is one number as it is written; `00` would be read as 0, and `01` as 1."""
+    found = located("f", 'w[l] = a as "w/{l + 8:02}"', 'v = a as "v/{pp}{tp}"', 'u = a@pp as "u/{pp * 10}"')
+    keys = {p.label: [h.key for h in p.homes] for p in found.parts}
+    assert keys["v"] == [("v", "00"), ("v", "01"), ("v", "10"), ("v", "11")]
+    assert keys["w"] == [("w", n) for n in ("08", "09", "10", "11")]
+    assert keys["u"] == [("u", 0), ("u", 10)]
+    literal = located("f", 'w[l] = a as "w/{l}"', 'v = a as "v/007"', 'u = a as "u/7"')
+    keys = {p.label: [h.key for h in p.homes] for p in literal.parts}
+    assert (keys["w"], keys["v"], keys["u"]) == ([("w", n) for n in range(4)], [("v", "007")], [("u", 7)])
+
+
 def test_ranks_that_share_a_file_tell_of_one_tensor() -> None:
     """Three ranks in one file: what all hold whole is one stored tensor, and it is the first rank's."""
     found = located("node_{min(rank, 1)}.pt", 'w[l] = a as "w.{l}"', *REST)

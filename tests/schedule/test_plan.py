@@ -81,6 +81,14 @@ def nodes(raw: Any, kind: str) -> list[Any]:
     return [n for n in raw["graph"]["nodes"] if n[0] == kind]
 
 
+def called_alike(shelf: Any) -> None:
+    """Names without what tells choices apart: as many stored tensors as before, and one name for all."""
+    assert shelf["choices"] > 1
+    shelf["key"] = [
+        ["".join(p if isinstance(p, str) else "x" for p in step), counted] for step, counted in shelf["key"]
+    ]
+
+
 HOSTILE: dict[str, Callable[[Any], Any]] = {
     "another lane's tensors": lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, 10**6),
     "a lane before the first tensor": lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, -(10**6)),
@@ -90,6 +98,7 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "values times nothing": lambda r: nodes(r, "split")[0].__setitem__(4, [0, 0]),
     "values without end": lambda r: nodes(r, "split")[0].__setitem__(4, [float("inf"), 0]),
     "a need that comes later": lambda r: nodes(r, "extract")[0].__setitem__(-1, [len(r["graph"]["nodes"])]),
+    "a need before the first": lambda r: nodes(r, "merge")[0].__setitem__(-1, [-1]),
     "no such operation": lambda r: nodes(r, "merge")[0].__setitem__(0, "melt"),
     "a split of nothing": lambda r: nodes(r, "split")[0].__setitem__(-1, []),
     "no room": lambda r: r["graph"].__setitem__("bits", [0, 5]),
@@ -97,6 +106,7 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "a column without end": lambda r: r["sources"]["columns"].__setitem__(0, {"count": [10**15, 0, 1]}),
     "runs without end": lambda r: r["sources"]["columns"].__setitem__(0, {"runs": [0, 10**15]}),
     "choices without names": lambda r: r["sources"]["shelves"][0].__setitem__("choices", 10**12),
+    "choices that are called alike": lambda r: called_alike(r["sources"]["shelves"][-1]),
     "a size below zero": lambda r: r["sources"]["columns"].__setitem__(
         r["sources"]["shelves"][0]["shape"][0], [-5, -5]
     ),

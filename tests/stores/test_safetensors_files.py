@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.stores.values import FIXTURES, built, same_bits
 from ucpl.errors import UcplError
 from ucpl.extents import DTYPES
+from ucpl.stores import safetensors_files
 from ucpl.stores.safetensors_files import layout_safetensors_file, read_safetensors_file
 
 
@@ -150,3 +151,28 @@ def test_what_cannot_be_laid_out() -> None:
     ):
         with pytest.raises(UcplError, match="E442"):
             layout_safetensors_file(wanted)
+
+
+def test_limits_of_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = with_header({"a": entry(), "__metadata__": {"k": "v" * 100}}, b"12345678")
+    (tmp_path / "wide").write_bytes(data)
+    header = len(data) - 16
+    monkeypatch.setattr(safetensors_files, "HEADER_BYTES_FREE", header - 9)
+    with pytest.raises(UcplError, match=f"E444: wide has a header of {header} bytes for 8 bytes of tensors"):
+        read_safetensors_file(tmp_path, "wide")
+    monkeypatch.setattr(safetensors_files, "HEADER_BYTES_FREE", header - 8)
+    assert list(read_safetensors_file(tmp_path, "wide").tensors) == ["a"]
+    monkeypatch.setattr(safetensors_files, "HEADER_BYTES_MAX", header - 1)
+    with pytest.raises(UcplError, match="E430"):
+        read_safetensors_file(tmp_path, "wide")
+    with pytest.raises(UcplError, match=r"E442: a header of .* more than readers accept"):
+        layout_safetensors_file([("a", "f32", (2,))], {"k": "v" * 200})
+
+
+def test_texts_that_cannot_be_laid_out() -> None:
+    for metadata in ({"k": 1}, {1: "v"}):
+        with pytest.raises(UcplError, match=r"E442: metadata .* is no text"):
+            layout_safetensors_file([("a", "f32", (1,))], metadata)  # type: ignore[arg-type]
+    for name, texts in (("\ud800", {}), ("a", {"k": "\ud800"})):
+        with pytest.raises(UcplError, match="E442: a name cannot be written"):
+            layout_safetensors_file([(name, "f32", (1,))], texts)

@@ -297,3 +297,13 @@ print(*sorted({"torch", "safetensors", "pickle", "deepspeed", "zipfile"} & set(s
     )
     assert done.returncode == 0, done.stderr
     assert "torch" not in done.stdout.split() and "deepspeed" not in done.stdout.split()
+
+
+def test_a_dtype_without_a_storage_of_its_own_counts_elements(tmp_path: Path) -> None:
+    """torch states such a storage in bytes."""
+    torch.save({"t": torch.arange(6).to(torch.uint16)[1:]}, tmp_path / "t.pt")
+    file = read_torch_file(tmp_path, "t.pt")
+    held: Any = file.value
+    ref = held["t"]
+    assert (ref.storage.dtype, ref.storage.numel, ref.offset, ref.shape) == ("u16", 6, 1, (5,))
+    assert [e.storage_bytes for e in file.extents()] == [12]

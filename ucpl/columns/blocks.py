@@ -12,7 +12,7 @@ from attrs import frozen
 
 from ucpl.columns.table import I64, Bools
 
-__all__ = ["CHOICE", "COORDINATE", "Block", "Name", "Slot", "name_text"]
+__all__ = ["CHOICE", "COORDINATE", "Block", "Name", "Slot", "is_whole", "name_text"]
 
 COORDINATE, CHOICE = 0, 1
 
@@ -39,6 +39,11 @@ def name_text(name: Name, coordinate: int, choice: int) -> str:
     return "".join(p if isinstance(p, str) else p.text(choice if p.axis else coordinate) for p in name)
 
 
+def is_whole(text: str) -> bool:
+    """Whether it is a whole number as one is written: `0`, `12`, not `00` or `012`, which would lose their zeros."""
+    return text.isascii() and text.isdigit() and (text == "0" or not text.startswith("0"))
+
+
 @frozen(eq=False)
 class Block:
     """Tensors that are named and cut alike. Tensor number `c * choices + j` of the block is choice j at coordinate c."""
@@ -62,7 +67,7 @@ class Block:
         steps: list[str | int] = []
         for name, counted in zip(self.key, self.counted, strict=True):
             text = name_text(name, coordinate, choice)
-            steps.append(int(text) if counted and text.isascii() and text.isdigit() else text)
+            steps.append(int(text) if counted and is_whole(text) else text)
         return name_text(self.file, coordinate, choice), tuple(steps)
 
     def padding_kind(self, coordinate: int) -> Literal["zero", "live", "undefined"]:

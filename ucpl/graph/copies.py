@@ -42,12 +42,12 @@ class Chosen:
 
 
 def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
-    """Pick one box of each class. is_alias: by part, whether it is a second name (never preferred)."""
+    """Pick one box of each class. is_alias: by part, whether it is a second name (not preferred)."""
     n = len(rows)
     if n == 0:
         return Chosen(rows, rows, rows)
-    # A copy under `any` gives way to one that counts.
-    later = is_alias[rows.part] * 2 + (rows.policy == ANY)
+    # A copy under `any` gives way to one that counts, were it a second name.
+    later = (rows.policy == ANY) * 2 + is_alias[rows.part]
     if later.any():
         rows = rows.take(np.argsort(later, kind="stable"))
     # Equal boxes have equal marks: they stand side by side, in the order of rows. That they are equal is looked at below.

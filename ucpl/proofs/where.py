@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
-from ucpl.regions import Part, Placement
+from ucpl.columns import I64
+from ucpl.regions import Part, Pieces, Placement
 from ucpl.regions.boxes import subtract
 from ucpl.regions.placement import POLICIES, element_name
 
 __all__ = ["Spot", "counted", "element_at", "only", "pairs_of", "spots_of"]
 
 Pair = tuple[str, str]  # (tensor, state)
+ANY = POLICIES.index("any")
 
 
 @frozen
@@ -45,26 +47,56 @@ def only(placement: Placement, pairs: set[Pair], tensors: set[str] | None = None
 
 
 def counted(placement: Placement) -> Placement:
-    """Without copies under `any`, where others hold the whole tensor: nothing is said of what they are."""
-    loose = POLICIES.index("any")
-    drop: dict[str, set[int]] = {}
-    for state in {part.state for part in placement.parts if (part.folded.policy == loose).any()}:
-        parts = [part.folded for part in placement.parts if part.state == state]
-        for tensor in {int(t) for p in parts for t in p.tensor[p.policy == loose]}:
-            firm = [p.take(np.flatnonzero((p.tensor == tensor) & (p.policy != loose))) for p in parts]
-            low, high = (np.concatenate([getattr(p, side) for p in firm]) for side in ("low", "high"))
-            counts = placement.layout.tensors[placement.tensors[tensor]].counts
-            whole = np.ones(low.shape[1], dtype=np.int64)
-            whole[: len(counts)] = counts
-            if not subtract(np.zeros_like(whole), whole, low, high):
-                drop.setdefault(state, set()).add(tensor)
-    if not drop:
-        return placement
-    made = []
-    for part in placement.parts:
-        gone = np.isin(part.folded.tensor, sorted(drop.get(part.state, ()))) & (part.folded.policy == loose)
-        made.append(evolve(part, folded=part.folded.take(~gone)) if gone.any() else part)
-    return Placement(placement.layout, placement.tensors, tuple(made), placement.flats)
+    """The places that count: all but copies under `any`, and of these the first, for elements that have no other place.
+
+    It is what a conversion reads. Nothing is said of what the others hold.
+    """
+    parts = list(placement.parts)
+    for state in dict.fromkeys(p.state for p in parts if (p.folded.policy == ANY).any()):
+        numbers = sorted((n for n, p in enumerate(parts) if p.state == state), key=lambda n: parts[n].is_alias)
+        held = _Held()
+        for n in numbers:
+            held.add(parts[n].folded.take(parts[n].folded.policy != ANY))
+        for n in numbers:
+            if (parts[n].folded.policy == ANY).any():
+                parts[n] = evolve(parts[n], folded=held.first(parts[n].folded))
+    return Placement(placement.layout, placement.tensors, tuple(parts), placement.flats)
+
+
+@define
+class _Held:
+    """Boxes of one state that have a place, by tensor: each different one once."""
+
+    boxes: dict[int, dict[bytes, tuple[I64, I64]]] = field(factory=dict)
+
+    def add(self, pieces: Pieces) -> None:
+        for tensor, low, high in zip(pieces.tensor.tolist(), pieces.low, pieces.high, strict=True):
+            self.boxes.setdefault(tensor, {})[low.tobytes() + high.tobytes()] = (low, high)
+
+    def first(self, pieces: Pieces) -> Pieces:
+        """Without what is under `any` and has a place already. What is left counts as held from now on."""
+        is_loose = pieces.policy == ANY
+        kept = [pieces.take(~is_loose)]
+        for row in np.flatnonzero(is_loose).tolist():
+            one = pieces.take(np.array([row]))
+            low, high = one.low[0], one.high[0]
+            known = self.boxes.get(int(one.tensor[0]), {})
+            if low.tobytes() + high.tobytes() not in known:
+                others = [np.array(side) for side in zip(*known.values(), strict=True)] or [low[:0], low[:0]]
+                kept += [_within(one, *box) for box in subtract(low, high, others[0], others[1])]
+                self.add(one)
+        return Pieces.concat(kept)
+
+
+def _within(piece: Pieces, low: I64, high: I64) -> Pieces:
+    """The part low..high of a single box."""
+    step = low - piece.low[0]
+    return piece.replace(
+        low=low[None],
+        high=high[None],
+        home=piece.home + (step * piece.home_stride[0]).sum(),
+        offset=piece.offset + (step * piece.stride[0]).sum(),
+    )
 
 
 def element_at(placement: Placement, target: int, position: int) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from ucpl.columns import I64, Bools
-from ucpl.columns.blocks import Block, Name, name_text
+from ucpl.columns.blocks import Block, name_text
 from ucpl.errors import fail
 from ucpl.extents import Flat
 from ucpl.layout import FileRule, Group, States
@@ -297,8 +297,9 @@ class FlatParts:
             of_choice = {n: v for n, v in choices.variables.items() if n != "state"}
             constants = {n: v for n, v in constants.items() if n not in of_choice}
             variables = Variables(constants, {}, of_choice, 1, len(choices))
-            _, steps, counted = site.namer.place(key, None, key, variables)
-            self.names[memo] = tuple(_key_text(steps, counted, j) for j in range(len(choices)))
+            _, steps, _ = site.namer.place(key, None, key, variables)
+            texts = ("/".join(name_text(step, 0, j) for step in steps) for j in range(len(choices)))
+            self.names[memo] = tuple(texts)
         return self.names[memo]
 
     def cut(self, line: Line, members: fl.Members, places: fl.Places) -> fl.Cut:
@@ -385,10 +386,3 @@ def _column(values: list[int | str | None]) -> I64 | tuple[str, ...] | None:
     if all(isinstance(v, int) for v in values):
         return np.array(values, dtype=np.int64)
     return tuple(str(v) for v in values)
-
-
-def _key_text(steps: tuple[Name, ...], counted: tuple[bool, ...], choice: int) -> str:
-    texts = [name_text(step, 0, choice) for step in steps]
-    return "/".join(
-        str(int(t)) if c and t.isascii() and t.isdigit() else t for t, c in zip(texts, counted, strict=True)
-    )

@@ -119,7 +119,12 @@ class Namer:
 
 
 def counts(step: Template) -> bool:
-    """Whether a whole number in this step is a position: one that the template writes or counts; a tensor's name never is."""
+    """Whether a whole number in this step is a position: one number that the template writes or counts.
+
+    A tensor's name never is, nor are digits put together, `{pp}{tp}`, or in a form of their own, `{l:02}`: those are texts.
+    """
+    if len(step.parts) > 1 or any(isinstance(part, Hole) and part.format for part in step.parts):
+        return False
     return not (step.names & {"name", "alias", "owner"})
 
 

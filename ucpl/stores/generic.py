@@ -38,8 +38,8 @@ class Generic:
         return False
 
     def open(self, path: Path) -> Checkpoint:
-        """Raises: UcplError E390."""
-        fail("E390", f"{path}: nothing here says how tensors lie in files", Label(str(path)))
+        """Never: see `recognises`."""
+        raise NotImplementedError
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None

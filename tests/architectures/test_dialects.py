@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import ucpl
 from tests.hf.folders import WRITTEN, assert_equal, llama_config, llama_shapes, random_of, save, tensors_of
 from ucpl.errors import UcplError
 from ucpl.texts import Json
+
+MEGATRON_CORE = Path(__file__).parents[1] / "fixtures" / "megatron"  # written by megatron-core itself
 
 KINDS = {
     "untied": llama_config(),
@@ -344,7 +347,7 @@ def formula(key: str, *shape: int) -> torch.Tensor:
 def test_megatron_s_own_folder_in_hugging_face_s_form(tmp_path):
     """megatron-core 0.16.1, legacy format, tp 2, pp 2: each tensor by Megatron's own formula, stacked over layers."""
     there = 'llama.ucpl:megatron_local(tp=2, pp=2, divisible=1, step="iter_0000010")'
-    ucpl.convert(WRITTEN / "megatron", tmp_path / "hf", "llama.ucpl:hf()", layout=there, config=MEGATRON)
+    ucpl.convert(MEGATRON_CORE, tmp_path / "hf", "llama.ucpl:hf()", layout=there, config=MEGATRON)
     found = tensors_of(tmp_path / "hf")
     assert set(found) == set(llama_shapes({**MEGATRON, "head_dim": 8}))
     qkv = formula("decoder.layers.self_attention.linear_qkv.weight", 4, 64, 32).reshape(4, 2, 4, 8, 32)
@@ -363,7 +366,7 @@ def test_megatron_s_own_folder_in_hugging_face_s_form(tmp_path):
     assert torch.equal(found["model.embed_tokens.weight"], formula("embedding.word_embeddings.weight", 96, 32))
     assert torch.equal(found["lm_head.weight"], formula("output_layer.weight", 96, 32))
     ucpl.convert(tmp_path / "hf", tmp_path / "again", there, layout="llama.ucpl:hf()", config=MEGATRON)
-    for path in (WRITTEN / "megatron").glob("iter_*/*/*.pt"):
+    for path in MEGATRON_CORE.glob("iter_*/*/*.pt"):
         theirs = torch.load(path, weights_only=False)["model"]
-        ours = torch.load(tmp_path / "again" / path.relative_to(WRITTEN / "megatron"), weights_only=True)["model"]
+        ours = torch.load(tmp_path / "again" / path.relative_to(MEGATRON_CORE), weights_only=True)["model"]
         assert_equal({n: t for n, t in theirs.items() if t is not None}, ours)
