@@ -110,7 +110,7 @@ def deepspeed(folder: Path) -> Folders:
     made = []
     for source in sorted((FIXTURES / "deepspeed").iterdir()):
         if source.is_dir():
-            made.append(Folder.of(_copied(source, folder)))
+            made.append(Folder.of(copied(source, folder)))
     return Folders(made)
 
 
@@ -118,7 +118,7 @@ def universal(folder: Path) -> Folders:
     made = []
     for source in sorted((FIXTURES / "universal").iterdir()):
         for step in sorted(source.glob("*_universal")):
-            made.append(Folder.of(_copied(step, folder / source.name)))
+            made.append(Folder.of(copied(step, folder / source.name)))
     return Folders(made)
 
 
@@ -150,7 +150,7 @@ def writers(folder: Path) -> Folders:
     return every
 
 
-def _copied(source: Path, folder: Path) -> Path:
+def copied(source: Path, folder: Path) -> Path:
     target = folder / source.name
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("truth*"))

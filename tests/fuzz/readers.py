@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.fuzz import folders
 from tests.fuzz.containers import HuggingFaceFolders, NamedFiles, Pickles, Safetensors, TorchFiles
+from tests.fuzz.plans import Plans
 from tests.fuzz.reader import Reader
 
 READERS: tuple[Reader, ...] = (
@@ -16,4 +17,5 @@ READERS: tuple[Reader, ...] = (
     Reader("deepspeed", folders.deepspeed),
     Reader("universal", folders.universal),
     Reader("writers", folders.writers),
+    Reader("plan", Plans.prepare),
 )
