@@ -38,7 +38,6 @@ CHANGES = {
     "os.rmdir": ((0, 1),),
     "os.mkdir": ((0, 2),),
     "os.chmod": ((0, 2),),
-    "os.truncate": ((0, None),),
 }
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -67,15 +66,16 @@ class Guard:
             for path, start in CHANGES[event]:
                 self._demand_inside(event, arguments[path], arguments[start] if start is not None else -1)
         elif event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
-            self._demand_inside(event, arguments[0])
+            follows = not arguments[2] & (os.O_NOFOLLOW | os.O_EXCL)
+            self._demand_inside(event, arguments[0], follows=follows)
 
-    def _demand_inside(self, event: str, path: Any, start: int = -1) -> None:
+    def _demand_inside(self, event: str, path: Any, start: int = -1, *, follows: bool = False) -> None:
         if isinstance(path, int):  # an open file, which was asked about before
             return
-        top = f"/proc/self/fd/{start}" if start >= 0 else ""
-        real = os.path.realpath(os.path.join(top, os.fsdecode(path)))
-        if real != os.devnull and not (real + "/").startswith(self.folder + "/"):
-            self._breach(f"{event} of {ascii(real)[:200]}")
+        named = os.path.join(f"/proc/self/fd/{start}" if start >= 0 else "", os.fsdecode(path))
+        real = os.path.realpath(named if follows else os.path.dirname(named) or ".")
+        if named not in (os.devnull, self.folder) and not (real + "/").startswith(self.folder + "/"):
+            self._breach(f"{event} of {ascii(named)[:200]}")
 
     def _breach(self, what: str) -> None:
         self.harm.append(what)
@@ -94,6 +94,10 @@ class Guard:
         finally:
             _GUARD = None
             signal.setitimer(signal.ITIMER_REAL, 0)
+            self._check(peak)
+
+    def _check(self, peak: int) -> None:
+        """Also where the input was refused."""
         if self.harm:
             raise Harm(self.harm[0])
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak

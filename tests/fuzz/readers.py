@@ -6,6 +6,7 @@ from tests.fuzz import folders
 from tests.fuzz.containers import HuggingFaceFolders, NamedFiles, Pickles, Safetensors, TorchFiles
 from tests.fuzz.plans import Plans
 from tests.fuzz.reader import Reader
+from tests.fuzz.targets import Journals, Manifests
 
 READERS: tuple[Reader, ...] = (
     Reader("pickle", Pickles.prepare),
@@ -18,4 +19,6 @@ READERS: tuple[Reader, ...] = (
     Reader("universal", folders.universal),
     Reader("writers", folders.writers),
     Reader("plan", Plans.prepare),
+    Reader("journal", Journals.prepare),
+    Reader("manifest", Manifests.prepare),
 )
