@@ -9,7 +9,9 @@ from random import Random
 from attrs import define, field, frozen
 
 from tests.fuzz.containers import FIXTURES, pickle_of, tensors_of, write_torch_file
-from tests.fuzz.damage import damage_value
+from tests.fuzz.damage import LONELY, damage_bytes, damage_value
+from tests.fuzz.odd import ODD, clear
+from ucpl.conversion.opening import infer
 from ucpl.errors import UcplError
 from ucpl.extents import TensorRef
 from ucpl.schedule.plan import Plan
@@ -148,6 +150,98 @@ def writers(folder: Path) -> Folders:
                 continue  # no layout of this kind for such a source
     every.folders = [one for one in every.folders if one.plans]
     return every
+
+
+TAGS = (
+    *(
+        "",
+        " ",
+        "\n",
+        ".",
+        "..",
+        "../source",
+        "/etc",
+        "/dev/shm",
+        "~",
+        "*",
+        "global_step3/",
+        "./global_step3",
+        "global_step3\n",
+    ),
+    *(
+        "global_step3\r\n",
+        "global_step3\n\n",
+        "\ufeffglobal_step3",
+        "global_step3\0",
+        "²",
+        LONELY,
+        "x" * 300,
+        "x" * 5000,
+    ),
+    *(
+        "a/" * 2000,
+        "latest",
+        "latest/x",
+        "other",
+        "other/../global_step3",
+        "link",
+        "loop",
+        "up",
+        "\u202eglobal_step3",
+        "\x1b[2J",
+    ),
+)
+
+
+@define(eq=False)
+class Latest:
+    """Save folders whose `latest` holds something else than the name of a step, or is no file."""
+
+    folders: list[Path]
+    damage: str = ""
+
+    def attempt(self, rng: Random) -> str:
+        folder = rng.choice(self.folders)
+        path = folder / rng.choice(("latest", "latest", "latest", "latest_universal"))
+        kept = path.read_bytes() if path.exists() else None
+        try:
+            if rng.random() < 0.1:
+                odd = rng.choice(ODD)
+                clear(path)
+                odd(path)
+                self.damage = f"{path} is {odd.__name__}"
+            else:
+                path.write_bytes(self._text(rng, kept or b"global_step3"))
+            opened = open_checkpoint(folder)
+            assert opened.root.resolve().is_relative_to(folder.resolve())
+            infer(opened)
+        finally:
+            clear(path)
+            if kept is not None:
+                path.write_bytes(kept)
+        return self.damage
+
+    def _text(self, rng: Random, kept: bytes) -> bytes:
+        if rng.random() < 0.3:
+            raw, self.damage = damage_bytes(rng, kept)
+            return raw
+        tag = rng.choice(TAGS)
+        if rng.random() < 0.3:
+            tag = rng.choice((f"{kept.decode()}/{tag}", f"{tag}/{kept.decode()}", tag * rng.choice((2, 1000))))
+        self.damage = f"the text {ascii(tag)[:80]}"
+        return tag.encode("utf-8", "surrogatepass")
+
+
+def latest(folder: Path) -> Latest:
+    made = []
+    for source in (FIXTURES / "deepspeed" / "z0_dp2_bf16", FIXTURES / "deepspeed" / "pp2_dp2_z1_functions"):
+        target = copied(source, folder)
+        (target / "other").mkdir()
+        (target / "link").symlink_to(next(p for p in target.iterdir() if p.is_dir()).name)
+        (target / "loop").symlink_to("loop")
+        (target / "up").symlink_to("..")
+        made.append(target)
+    return Latest(made)
 
 
 def copied(source: Path, folder: Path) -> Path:

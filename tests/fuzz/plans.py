@@ -17,7 +17,8 @@ import ucpl
 from tests.fuzz.containers import FIXTURES
 from tests.fuzz.damage import damage_bytes, damage_value
 from tests.fuzz.folders import copied
-from tests.fuzz.small import clear, cut, stored, verb
+from tests.fuzz.odd import clear
+from tests.fuzz.small import cut, stored, verb
 from ucpl.conversion.opening import open_for
 from ucpl.schedule.files import MAGIC
 from ucpl.schedule.plan import Plan

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tests.fuzz import folders
 from tests.fuzz.containers import HuggingFaceFolders, NamedFiles, Pickles, Safetensors, TorchFiles
+from tests.fuzz.imports import Imports
 from tests.fuzz.plans import Plans
 from tests.fuzz.reader import Reader
+from tests.fuzz.said import Calls, Configs
 from tests.fuzz.targets import Journals, Manifests
 
 READERS: tuple[Reader, ...] = (
@@ -21,4 +23,8 @@ READERS: tuple[Reader, ...] = (
     Reader("plan", Plans.prepare),
     Reader("journal", Journals.prepare),
     Reader("manifest", Manifests.prepare),
+    Reader("config", Configs.prepare),
+    Reader("call", Calls.prepare),
+    Reader("import", Imports.prepare),
+    Reader("latest", folders.latest),
 )

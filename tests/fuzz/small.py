@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import shutil
 from pathlib import Path
 
 import torch
@@ -67,12 +66,3 @@ def verb(*argv: object) -> tuple[int, str]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         status = main([str(argv[0]), "--debug", *map(str, argv[1:])])
     return status, out.getvalue()
-
-
-def clear(*paths: Path) -> None:
-    """Take things away, whatever they are."""
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ What a resumed run says is done must be what an uninterrupted one writes.
 from __future__ import annotations
 
 import json
-import os
 import struct
 import sys
 import zlib
@@ -20,8 +19,9 @@ from attrs import define, field, frozen
 import ucpl
 import ucpl.runtime.counters
 from tests.fuzz.damage import damage_bytes, damage_value
+from tests.fuzz.odd import ODD, clear
 from tests.fuzz.plans import json_of
-from tests.fuzz.small import clear, cut, stored
+from tests.fuzz.small import cut, stored
 from ucpl.conversion.opening import open_checkpoint, open_for
 from ucpl.errors import UcplError
 from ucpl.runtime.failpoints import set_failpoints
@@ -178,33 +178,6 @@ def runs(folder: Path) -> list[Run]:
         Run.of(ucpl.plan(f"{spec}:cut(tp = 2)", f"{spec}:cut(tp = 1)"), parts, folder / "new"),
         Run.of(ucpl.plan(f"{spec}:cut(tp = 2)", f"{spec}:whole()"), parts, folder / "new.pt"),
     ]
-
-
-def a_folder(path: Path) -> None:
-    path.mkdir(parents=True)
-
-
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def a_link_outside(path: Path) -> None:
-    path.symlink_to("/etc/hostname")
-
-
-def a_link_to_nothing(path: Path) -> None:
-    path.symlink_to("/nowhere/at/all")
-
-
-def a_link_to_itself(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def gone(path: Path) -> None:
-    """Nothing stands there."""
-
-
-ODD = (a_folder, a_pipe, a_link_outside, a_link_to_nothing, a_link_to_itself, gone)
 
 
 def bent_journal(rng: Random, raw: bytes) -> tuple[bytes, str]:
