@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 from tests.fuzz.containers import FIXTURES, pickle_of, tensors_of, write_torch_file
 from tests.fuzz.damage import LONELY, damage_bytes, damage_value
 from tests.fuzz.odd import ODD, clear
+from tests.fuzz.remembered import Remembered
 from ucpl.conversion.opening import infer
 from ucpl.errors import UcplError
 from ucpl.extents import TensorRef
@@ -76,6 +77,7 @@ class Folders:
     folders: list[Folder]
     damage: str = ""
     writes: bool = False
+    remembered: Remembered = field(factory=Remembered)
 
     def attempt(self, rng: Random) -> str:
         folder = rng.choice(self.folders)
@@ -90,7 +92,8 @@ class Folders:
                 part, how = folder.damaged(rng)
                 changed = [part]
                 self.damage = f"{folder.path}: {how}"
-            opened = open_checkpoint(folder.path)
+            with self.remembered.but({part.path for part in changed}):
+                opened = open_checkpoint(folder.path)
             if self.writes:
                 self._write(folder, opened, rng)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -101,6 +102,7 @@ class Imports:
 
     @classmethod
     def prepare(cls, folder: Path) -> Imports:
+        sys.modules.setdefault("transformers", None)  # type: ignore[arg-type]  # headers alone, and no search for it
         made = cls(folder / "hf")
         made.folder.mkdir(exist_ok=True)
         return made
@@ -118,6 +120,8 @@ class Imports:
             config.write_bytes(json_of(value))
             self.damage += f"; config: {how}"
         text = import_hf(rng.choice((self.folder, self.folder, file)))
+        if rng.random() < 0.5:  # it takes as long again
+            return self.damage
         try:
             demand_language(text, json.loads(config.read_bytes()) if config.exists() else {}, stored)
         except UcplError as error:

@@ -451,6 +451,14 @@ def test_what_an_earlier_run_left_is_a_regular_file(small):
     Journal.begin(work / "elsewhere", {"tile": 16}).close()
     (work / "journal").symlink_to("elsewhere")
     assert code_of(lambda: run(plan, source, out, resume=True)) == "E503"
+    (work / "journal").unlink()
+    set_failpoints("synced:1:eio")
+    with pytest.raises((UcplError, OSError)):
+        run(plan, source, out)
+    set_failpoints("")
+    (work / "tree" / "ucpl").mkdir()
+    os.mkfifo(work / "tree" / "ucpl" / "layout.ucpl")
+    assert code_of(lambda: run(plan, source, out, resume=True)) == "E503"
     run(plan, source, out)
     (out / MANIFEST).unlink()
     os.mkfifo(out / MANIFEST)

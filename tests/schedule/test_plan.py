@@ -100,6 +100,9 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "a size below zero": lambda r: r["sources"]["columns"].__setitem__(
         r["sources"]["shelves"][0]["shape"][0], [-5, -5]
     ),
+    "more bytes than there are": lambda r: r["targets"]["columns"].__setitem__(
+        r["targets"]["shelves"][0]["shape"][0], [1 << 61] * 2
+    ),
     "a rank below zero": lambda r: r["sources"]["columns"].__setitem__(r["sources"]["shelves"][0]["rank"], [-5, -5]),
     "a list for a dict": lambda r: r.__setitem__("source", []),
     "a number for a list": lambda r: r.__setitem__("tensors", 3),

@@ -149,8 +149,11 @@ def make_folders(top: Path, below: Path) -> None:
 
 
 def make_file(path: Path, data: bytes) -> None:
-    """A file of this content, durable; its name is durable once its folder is synced. Raises: OSError."""
-    fd = _current.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+    """A file of this content, durable; its name is durable once its folder is synced.
+
+    Raises: OSError, also where a FIFO has its name: nobody waits for who reads from it.
+    """
+    fd = _current.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         write_all(fd, data, 0)
         _current.sync(fd)

@@ -118,6 +118,8 @@ def _check(shelf: Shelf) -> None:
     count = len(b.rank)
     if b.choices < 1 or len(b.padding) != count or b.shape.shape[0] != count or (b.shape < 0).any():
         raise ValueError("a shelf whose columns are of different length")
+    if (b.shape.astype(float).prod(axis=1) >= NUMBER_MAX / 16).any():  # of an element of 16 bytes
+        raise ValueError("a tensor of more bytes than there are")
     if (b.rank < 0).any() or (b.padding < 0).any():
         raise ValueError("a rank or padding below zero")
     slots = [p for n in (b.file, *b.key) for p in n if isinstance(p, Slot)]
