@@ -121,6 +121,8 @@ def test_one_stage_may_become_several_where_both_methods_agree() -> None:
         ("zero1(dp = 2, stages = [5, 0])", "E477", "5 layers on 2 stages leave one without any: [5, 0]"),
         ("zero1(dp = 2, pp = 6, partition = \"uniform\")", "E477",
          "5 layers on 6 stages leave one without any"),
+        ("zero1(dp = 2, pp = 0)", "E477", "pp = 0: layers lie on a stage at least"),
+        ("zero1(dp = 2, pp = 0 - 1)", "E477", "pp = -1: layers lie on a stage at least"),
         ("zero1(dp = 2, pp = 2147483648)", "E477", "5 layers on 2147483648 stages leave one without any"),
         ("zero1(dp = 2, layers = 2147483648)", "E477", "layers = 2147483648, and 1000000 are allowed"),
         ("zero1(dp = 2, pp = 2, partition = \"best\")", "E477", "partition = 'best'"),

@@ -8,6 +8,7 @@ from random import Random
 
 from attrs import define, field, frozen
 
+import ucpl
 from tests.fuzz.containers import FIXTURES, pickle_of, tensors_of, write_torch_file
 from tests.fuzz.damage import LONELY, damage_bytes, damage_value
 from tests.fuzz.odd import ODD, clear
@@ -50,7 +51,7 @@ class Folder:
 
     path: Path
     parts: list[Part]
-    plans: list[Plan] = field(factory=list)
+    plans: dict[str, Plan | None] = field(factory=dict)  # by target; None where there is no such layout of it
 
     @classmethod
     def of(cls, path: Path) -> Folder:
@@ -60,6 +61,18 @@ class Folder:
             part = read_torch_file(file.parent, file.name)
             parts.append(Part(file, part, pickle_of(file), file.read_bytes(), tensors_of(part)))
         return cls(path, parts)
+
+    def plan(self, rng: Random) -> Plan | None:
+        """A plan of the folder as it is; each is made when it is first asked for."""
+        for to in rng.sample(TARGETS, len(TARGETS)):
+            if to not in self.plans:
+                try:
+                    self.plans[to] = ucpl.plan(str(self.path), to)
+                except UcplError:
+                    self.plans[to] = None
+            if self.plans[to] is not None:
+                return self.plans[to]
+        return None
 
     def damaged(self, rng: Random) -> tuple[Part, str]:
         # Files of model states have most of what is read; the others are many and alike.
@@ -81,6 +94,7 @@ class Folders:
 
     def attempt(self, rng: Random) -> str:
         folder = rng.choice(self.folders)
+        plan = folder.plan(rng) if self.writes else None
         changed: list[Part] = []
         try:
             if rng.random() < 0.06 and len(folder.parts) > 1:
@@ -94,15 +108,14 @@ class Folders:
                 self.damage = f"{folder.path}: {how}"
             with self.remembered.but({part.path for part in changed}):
                 opened = open_checkpoint(folder.path)
-            if self.writes:
-                self._write(folder, opened, rng)
+            if plan is not None:
+                self._write(plan, opened)
         finally:
             for part in changed:
                 part.path.write_bytes(part.raw)
         return self.damage
 
-    def _write(self, folder: Folder, opened: Checkpoint, rng: Random) -> None:
-        plan = rng.choice(folder.plans)
+    def _write(self, plan: Plan, opened: Checkpoint) -> None:
         self.damage += f", to {plan.target.framework} {dict(plan.target.settings)}"
         made = framework(plan.target.framework).skeleton(plan.target, plan.targets, opened, None)
         for file in made.files:
@@ -129,8 +142,6 @@ def universal(folder: Path) -> Folders:
 
 def plain(folder: Path) -> Folders:
     """Plain files that were made of dense checkpoints."""
-    import ucpl
-
     made = []
     for name in ("z1_dp2_bf16", "z2_dp3_frozen", "z0_dp2_bf16"):
         target = folder / name
@@ -142,17 +153,8 @@ def plain(folder: Path) -> Folders:
 
 def writers(folder: Path) -> Folders:
     """Every source, handed on to writers of every kind."""
-    import ucpl
-
-    every = Folders([*deepspeed(folder).folders, *universal(folder).folders, *plain(folder).folders], writes=True)
-    for one in every.folders:
-        for to in TARGETS:
-            try:
-                one.plans.append(ucpl.plan(str(one.path), to))
-            except UcplError:
-                continue  # no layout of this kind for such a source
-    every.folders = [one for one in every.folders if one.plans]
-    return every
+    every = [*deepspeed(folder).folders, *universal(folder).folders, *plain(folder).folders]
+    return Folders([one for one in every if one.parts], writes=True)
 
 
 TAGS = (

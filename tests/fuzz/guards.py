@@ -108,14 +108,14 @@ _GUARD: Guard | None = None
 _HOOKED = False
 
 
-def guard_of(folder: Path) -> Guard:
+def guard_of(folder: Path, seconds_max: float = SECONDS_MAX, memory_max: int = MEMORY_MAX) -> Guard:
     """A guard for inputs below a folder. The hook stays with the process and asks for nothing between inputs."""
     global _HOOKED
     if not _HOOKED:
         sys.addaudithook(_hook)
         signal.signal(signal.SIGALRM, _alarm)
         _HOOKED = True
-    return Guard(os.path.realpath(folder))
+    return Guard(os.path.realpath(folder), seconds_max, memory_max)
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from attrs import field, frozen
 
-from tests.fuzz.guards import Harm, TooSlow, guard_of
+from tests.fuzz.guards import Guard, Harm, TooSlow, guard_of
 from ucpl.errors import UcplError, catalogue
 
 TOLD_EVERY = 10_000  # inputs
@@ -74,11 +74,13 @@ def run(
     seed: int,
     numbers: Iterator[int],
     failures_max: int = 20,
-    told: Callable[[str], None] | None = None,
+    *,
+    told: Callable[[str], None] = lambda _: None,
+    guard: Guard | None = None,
 ) -> Outcome:
     """Try inputs by number. One number and seed give one input, whatever ran before it. Progress is told now and then."""
     ready = reader.prepare(folder)
-    guard = guard_of(folder)
+    guard = guard or guard_of(folder)
     codes: Counter[str] = Counter()
     failures: list[Failure] = []
     slowest = (0.0, -1)
@@ -100,7 +102,7 @@ def run(
             break
         count += 1
         slowest = max(slowest, (time.perf_counter() - began, number))
-        if told is not None and count % TOLD_EVERY == 0:
+        if count % TOLD_EVERY == 0:
             told(f"{reader.name}: {count} inputs, {codes['']} read, {len(codes)} codes, {len(failures)} failures")
         if len(failures) >= failures_max:
             break

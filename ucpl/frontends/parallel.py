@@ -171,6 +171,8 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
     plain = evolve(base, call=evolve(call, arguments=tuple(a for a in call.arguments if a.name != KV_HEADS)))
     degree = plain.asked(TP)
     here = next((len(x.widths) for s in shardings.values() for x in s.sections if x.widths is not None), 1)
+    if degree < 1:
+        return Extended(base.library, plain.call)  # no mesh has such an axis, and says so
     if degree == 1 and not any(s.stages is not None or s.expert is not None for s in shardings.values()):
         return Extended(base.library, plain.call if shardings else call)
     if degree > 1 and not shardings:

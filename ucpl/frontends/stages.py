@@ -97,6 +97,8 @@ def target_pipeline(base: Base, pipeline: Pipeline) -> Extended:
         if not any(a.name == "pp" for a in plain.call.arguments):
             plain = _with_argument(plain, "pp", len(sizes))
     degree = plain.asked("pp")
+    if degree < 1:
+        fail("E477", f"pp = {degree}: layers lie on a stage at least", asked)
     if sizes is not None:
         if len(sizes) != degree:
             fail("E477", f"stages = {sizes} are {len(sizes)} stages, and pp is {degree}", asked)
