@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 
 import ucpl as package
 from tests.cli.command import FIXTURES, ROOT, alone, digest, good, ucpl
@@ -367,6 +368,14 @@ def test_why_leads_to_the_value(element: str, name: str, index: tuple[int, ...],
 def test_why_of_what_is_no_index_says_so(index: str, plan: Path) -> None:
     done = ucpl("why", plan, f"wte.weight[{index}]")
     assert done.status == 2 and ("error[E181]" in done.err or "error[E182]" in done.err)
+
+
+def test_why_of_a_plan_whose_layout_is_of_another_model(tmp_path: Path, plan: Path) -> None:
+    """A plan that was bent and has a digest of its own: what it says is held against what else it says."""
+    bent = package.load_plan(plan)
+    package.save_plan(evolve(bent, tensors=("nosuch", *bent.tensors[1:])), tmp_path / "bent.plan")
+    done = ucpl("why", tmp_path / "bent.plan", "nosuch[0]")
+    assert done.status == 5 and "error[E351]" in done.err and "no tensor `nosuch`" in done.err
 
 
 def test_why_of_a_flat_buffer_agrees_with_its_bytes(tmp_path: Path) -> None:

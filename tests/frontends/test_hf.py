@@ -110,7 +110,7 @@ def tensors(*names: str, shape: tuple[int, ...] = (2, 3)) -> list[Found]:
 
 def test_numbers_are_folded_where_they_are_a_full_grid_of_what_is_alike() -> None:
     (one,) = fold(tensors("a.3.w", "a.5.w", "a.7.w"))
-    assert one.ranges == (range(3, 8, 2),) and one.containers == ("a",) and one.pattern == ("a", "", "w")
+    assert one.ranges == (range(3, 8, 2),) and one.containers == ("a",) and one.pattern == ("a", None, "w")
     (two,) = fold(tensors(*(f"a.{i}.b.{j}" for i in range(2) for j in range(3))))
     assert two.ranges == (range(2), range(3)) and two.containers == ("a", "a.*.b")
     assert len(fold(tensors("a.0.w", "a.1.w", "a.3.w"))) == 3, "a gap"

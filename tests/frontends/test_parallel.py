@@ -175,6 +175,12 @@ def test_a_rank_without_anything_is_refused() -> None:
     )
 
 
+def test_more_ranks_than_positions_are_refused_before_any_is_counted() -> None:
+    with pytest.raises(UcplError) as caught:
+        recut({"a.w": cut(6, 6)}, 1 << 31, None)
+    assert code(caught)[0] == "E473" and "cannot each hold some of `a.w`, whose dim 0 is 12" in code(caught)[1]
+
+
 def test_a_grain_holds_and_is_told_with_its_origin() -> None:
     made, notes = recut({"a.w": cut(32, 38)}, 3, None, (16, "the config of the engine"))
     assert widths_of(made) == {"a.w": [(32, 16, 22)]}

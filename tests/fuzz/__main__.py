@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from tests.fuzz.reader import run
@@ -28,7 +29,7 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory(prefix="ucpl-fuzz-") as folder:
             numbers = iter(range(given.first, given.first + given.inputs))
-            outcome = run(reader, Path(folder), given.seed, numbers, given.failures)
+            outcome = run(reader, Path(folder), given.seed, numbers, given.failures, told=partial(print, flush=True))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         print(outcome.text(), f"  peak so far: {peak} MiB", sep="\n", flush=True)
         failed |= bool(outcome.failures)

@@ -8,8 +8,12 @@ from random import Random
 
 from attrs import define, field, frozen
 
+import ucpl
 from tests.fuzz.containers import FIXTURES, pickle_of, tensors_of, write_torch_file
-from tests.fuzz.damage import damage_value
+from tests.fuzz.damage import LONELY, damage_bytes, damage_value
+from tests.fuzz.odd import ODD, clear
+from tests.fuzz.remembered import Remembered
+from ucpl.conversion.opening import infer
 from ucpl.errors import UcplError
 from ucpl.extents import TensorRef
 from ucpl.schedule.plan import Plan
@@ -47,7 +51,7 @@ class Folder:
 
     path: Path
     parts: list[Part]
-    plans: list[Plan] = field(factory=list)
+    plans: dict[str, Plan | None] = field(factory=dict)  # by target; None where there is no such layout of it
 
     @classmethod
     def of(cls, path: Path) -> Folder:
@@ -57,6 +61,18 @@ class Folder:
             part = read_torch_file(file.parent, file.name)
             parts.append(Part(file, part, pickle_of(file), file.read_bytes(), tensors_of(part)))
         return cls(path, parts)
+
+    def plan(self, rng: Random) -> Plan | None:
+        """A plan of the folder as it is; each is made when it is first asked for."""
+        for to in rng.sample(TARGETS, len(TARGETS)):
+            if to not in self.plans:
+                try:
+                    self.plans[to] = ucpl.plan(str(self.path), to)
+                except UcplError:
+                    self.plans[to] = None
+            if self.plans[to] is not None:
+                return self.plans[to]
+        return None
 
     def damaged(self, rng: Random) -> tuple[Part, str]:
         # Files of model states have most of what is read; the others are many and alike.
@@ -74,9 +90,11 @@ class Folders:
     folders: list[Folder]
     damage: str = ""
     writes: bool = False
+    remembered: Remembered = field(factory=Remembered)
 
     def attempt(self, rng: Random) -> str:
         folder = rng.choice(self.folders)
+        plan = folder.plan(rng) if self.writes else None
         changed: list[Part] = []
         try:
             if rng.random() < 0.06 and len(folder.parts) > 1:
@@ -88,16 +106,16 @@ class Folders:
                 part, how = folder.damaged(rng)
                 changed = [part]
                 self.damage = f"{folder.path}: {how}"
-            opened = open_checkpoint(folder.path)
-            if self.writes:
-                self._write(folder, opened, rng)
+            with self.remembered.but({part.path for part in changed}):
+                opened = open_checkpoint(folder.path)
+            if plan is not None:
+                self._write(plan, opened)
         finally:
             for part in changed:
                 part.path.write_bytes(part.raw)
         return self.damage
 
-    def _write(self, folder: Folder, opened: Checkpoint, rng: Random) -> None:
-        plan = rng.choice(folder.plans)
+    def _write(self, plan: Plan, opened: Checkpoint) -> None:
         self.damage += f", to {plan.target.framework} {dict(plan.target.settings)}"
         made = framework(plan.target.framework).skeleton(plan.target, plan.targets, opened, None)
         for file in made.files:
@@ -110,7 +128,7 @@ def deepspeed(folder: Path) -> Folders:
     made = []
     for source in sorted((FIXTURES / "deepspeed").iterdir()):
         if source.is_dir():
-            made.append(Folder.of(_copied(source, folder)))
+            made.append(Folder.of(copied(source, folder)))
     return Folders(made)
 
 
@@ -118,14 +136,12 @@ def universal(folder: Path) -> Folders:
     made = []
     for source in sorted((FIXTURES / "universal").iterdir()):
         for step in sorted(source.glob("*_universal")):
-            made.append(Folder.of(_copied(step, folder / source.name)))
+            made.append(Folder.of(copied(step, folder / source.name)))
     return Folders(made)
 
 
 def plain(folder: Path) -> Folders:
     """Plain files that were made of dense checkpoints."""
-    import ucpl
-
     made = []
     for name in ("z1_dp2_bf16", "z2_dp3_frozen", "z0_dp2_bf16"):
         target = folder / name
@@ -137,20 +153,103 @@ def plain(folder: Path) -> Folders:
 
 def writers(folder: Path) -> Folders:
     """Every source, handed on to writers of every kind."""
-    import ucpl
-
-    every = Folders([*deepspeed(folder).folders, *universal(folder).folders, *plain(folder).folders], writes=True)
-    for one in every.folders:
-        for to in TARGETS:
-            try:
-                one.plans.append(ucpl.plan(str(one.path), to))
-            except UcplError:
-                continue  # no layout of this kind for such a source
-    every.folders = [one for one in every.folders if one.plans]
-    return every
+    every = [*deepspeed(folder).folders, *universal(folder).folders, *plain(folder).folders]
+    return Folders([one for one in every if one.parts], writes=True)
 
 
-def _copied(source: Path, folder: Path) -> Path:
+TAGS = (
+    *(
+        "",
+        " ",
+        "\n",
+        ".",
+        "..",
+        "../source",
+        "/etc",
+        "/dev/shm",
+        "~",
+        "*",
+        "global_step3/",
+        "./global_step3",
+        "global_step3\n",
+    ),
+    *(
+        "global_step3\r\n",
+        "global_step3\n\n",
+        "\ufeffglobal_step3",
+        "global_step3\0",
+        "²",
+        LONELY,
+        "x" * 300,
+        "x" * 5000,
+    ),
+    *(
+        "a/" * 2000,
+        "latest",
+        "latest/x",
+        "other",
+        "other/../global_step3",
+        "link",
+        "loop",
+        "up",
+        "\u202eglobal_step3",
+        "\x1b[2J",
+    ),
+)
+
+
+@define(eq=False)
+class Latest:
+    """Save folders whose `latest` holds something else than the name of a step, or is no file."""
+
+    folders: list[Path]
+    damage: str = ""
+
+    def attempt(self, rng: Random) -> str:
+        folder = rng.choice(self.folders)
+        path = folder / rng.choice(("latest", "latest", "latest", "latest_universal"))
+        kept = path.read_bytes() if path.exists() else None
+        try:
+            if rng.random() < 0.1:
+                odd = rng.choice(ODD)
+                clear(path)
+                odd(path)
+                self.damage = f"{path} is {odd.__name__}"
+            else:
+                path.write_bytes(self._text(rng, kept or b"global_step3"))
+            opened = open_checkpoint(folder)
+            assert opened.root.resolve().is_relative_to(folder.resolve())
+            infer(opened)
+        finally:
+            clear(path)
+            if kept is not None:
+                path.write_bytes(kept)
+        return self.damage
+
+    def _text(self, rng: Random, kept: bytes) -> bytes:
+        if rng.random() < 0.3:
+            raw, self.damage = damage_bytes(rng, kept)
+            return raw
+        tag = rng.choice(TAGS)
+        if rng.random() < 0.3:
+            tag = rng.choice((f"{kept.decode()}/{tag}", f"{tag}/{kept.decode()}", tag * rng.choice((2, 1000))))
+        self.damage = f"the text {ascii(tag)[:80]}"
+        return tag.encode("utf-8", "surrogatepass")
+
+
+def latest(folder: Path) -> Latest:
+    made = []
+    for source in (FIXTURES / "deepspeed" / "z0_dp2_bf16", FIXTURES / "deepspeed" / "pp2_dp2_z1_functions"):
+        target = copied(source, folder)
+        (target / "other").mkdir()
+        (target / "link").symlink_to(next(p for p in target.iterdir() if p.is_dir()).name)
+        (target / "loop").symlink_to("loop")
+        (target / "up").symlink_to("..")
+        made.append(target)
+    return Latest(made)
+
+
+def copied(source: Path, folder: Path) -> Path:
     target = folder / source.name
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("truth*"))

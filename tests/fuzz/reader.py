@@ -12,7 +12,10 @@ from typing import Protocol
 
 from attrs import field, frozen
 
+from tests.fuzz.guards import Guard, Harm, TooSlow, guard_of
 from ucpl.errors import UcplError, catalogue
+
+TOLD_EVERY = 10_000  # inputs
 
 
 class Ready(Protocol):
@@ -65,9 +68,19 @@ class Outcome:
         return "\n".join(lines)
 
 
-def run(reader: Reader, folder: Path, seed: int, numbers: Iterator[int], failures_max: int = 20) -> Outcome:
-    """Try inputs by number. One number and seed give one input, whatever ran before it."""
+def run(
+    reader: Reader,
+    folder: Path,
+    seed: int,
+    numbers: Iterator[int],
+    failures_max: int = 20,
+    *,
+    told: Callable[[str], None] = lambda _: None,
+    guard: Guard | None = None,
+) -> Outcome:
+    """Try inputs by number. One number and seed give one input, whatever ran before it. Progress is told now and then."""
     ready = reader.prepare(folder)
+    guard = guard or guard_of(folder)
     codes: Counter[str] = Counter()
     failures: list[Failure] = []
     slowest = (0.0, -1)
@@ -75,19 +88,22 @@ def run(reader: Reader, folder: Path, seed: int, numbers: Iterator[int], failure
     for number in numbers:
         began = time.perf_counter()
         try:
-            ready.attempt(Random(f"{reader.name}/{seed}/{number}"))
+            with guard.held():
+                ready.attempt(Random(f"{reader.name}/{seed}/{number}"))
             codes[""] += 1
         except UcplError as error:
             try:
                 codes[_checked(error)] += 1
             except Exception:
                 failures.append(Failure(number, ready.damage, traceback.format_exc()))
-        except Exception:
+        except (Exception, TooSlow, Harm):
             failures.append(Failure(number, ready.damage, traceback.format_exc(limit=-8)))
         except KeyboardInterrupt:  # of a long run: what was done is said
             break
         count += 1
         slowest = max(slowest, (time.perf_counter() - began, number))
+        if count % TOLD_EVERY == 0:
+            told(f"{reader.name}: {count} inputs, {codes['']} read, {len(codes)} codes, {len(failures)} failures")
         if len(failures) >= failures_max:
             break
     return Outcome(reader.name, count, codes, tuple(failures), slowest)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from tests.fuzz import folders
 from tests.fuzz.containers import HuggingFaceFolders, NamedFiles, Pickles, Safetensors, TorchFiles
+from tests.fuzz.imports import Imports
+from tests.fuzz.plans import Plans
 from tests.fuzz.reader import Reader
+from tests.fuzz.said import Calls, Configs
+from tests.fuzz.targets import Journals, Manifests
 
 READERS: tuple[Reader, ...] = (
     Reader("pickle", Pickles.prepare),
@@ -16,4 +20,11 @@ READERS: tuple[Reader, ...] = (
     Reader("deepspeed", folders.deepspeed),
     Reader("universal", folders.universal),
     Reader("writers", folders.writers),
+    Reader("plan", Plans.prepare),
+    Reader("journal", Journals.prepare),
+    Reader("manifest", Manifests.prepare),
+    Reader("config", Configs.prepare),
+    Reader("call", Calls.prepare),
+    Reader("import", Imports.prepare),
+    Reader("latest", folders.latest),
 )

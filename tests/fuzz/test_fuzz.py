@@ -1,20 +1,27 @@
 """A small share of the fuzzer in the default suite: each reader, always the same inputs."""
 
+import os
+import time
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from tests.fuzz.guards import guard_of
 from tests.fuzz.reader import Reader, run
 from tests.fuzz.readers import READERS
 
-INPUTS = 150  # of each reader, some seconds in all; `python -m tests.fuzz` runs more
+# Of each reader, some twenty seconds in all; `python -m tests.fuzz` runs more.
+INPUTS = 150
+FEWER = {"writers": 40, "manifest": 50, "journal": 60, "latest": 60, "plain": 60, "call": 100}
 
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_only_our_own_errors_come_out(reader: Reader, tmp_path: Path) -> None:
-    outcome = run(reader, tmp_path, seed=6, numbers=iter(range(INPUTS)))
+    inputs = FEWER.get(reader.name, INPUTS)
+    outcome = run(reader, tmp_path, seed=6, numbers=iter(range(inputs)))
     assert not outcome.failures, outcome.text()
-    assert outcome.inputs == INPUTS
+    assert outcome.inputs == inputs
     assert outcome.codes[""], "no input was read: the valid ones are not valid"
     assert len(outcome.codes) > 1, "no input was refused: nothing is damaged"
 
@@ -28,6 +35,32 @@ def test_a_number_and_a_seed_are_one_input(tmp_path: Path) -> None:
     assert ready.damage == again.damage
     assert sum(whole.codes.values()) == 8
     assert sum(last.codes.values()) == 1
+
+
+def test_what_no_reader_does_is_seen(tmp_path: Path) -> None:
+    """Writing elsewhere, starting a program, waiting, taking memory: each is a failure, also where it is caught."""
+
+    class Harmful:
+        damage = "planted"
+
+        def attempt(self, rng: Random) -> str:
+            match rng.randrange(4):
+                case 0:
+                    (tmp_path.parent / "elsewhere").write_text("harm")
+                case 1:
+                    os.system("true")
+                case 2:
+                    time.sleep(5)
+                case _:
+                    bytearray(b"x" * (64 << 20))
+            return "harm"
+
+    guard = guard_of(tmp_path / "inside", seconds_max=0.2, memory_max=32 << 10)
+    outcome = run(Reader("harmful", lambda _: Harmful()), tmp_path, 0, iter(range(12)), 20, guard=guard)
+    assert len(outcome.failures) >= 9  # a peak is a peak once
+    for sign in ("Harm: open of", "Harm: os.system", "TooSlow", "memory grew by"):
+        assert sign in outcome.text()
+    assert not (tmp_path.parent / "elsewhere").exists()
 
 
 def test_a_fault_of_a_reader_is_seen(tmp_path: Path) -> None:

@@ -98,6 +98,24 @@ def test_layers_that_only_some_have(numbers, written, tmp_path):
         assert any("layers.moe" in line and f": {written} " in line for line in text.splitlines()), text
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a..0", "a..1", ".b"],  # a part without a letter is no number
+        ["*.0", ".*.h", "0.0", "1.0"],
+        ["a{.0", "a{.1", "}", "{l}", "{{"],  # no hole of a template
+        ["0", "1", "#", "##"],  # what marks a number where nothing else is left of a name
+        ["999999999", "a.9999.9999", "a.0.0"],  # a number is no count of layers
+        ["1", "01", "001"],
+    ],
+)
+def test_odd_names_are_each_told(names, tmp_path):
+    source = save(tmp_path / "s", {name: torch.ones(3) for name in names})
+    _, layout = imported(source, tmp_path)
+    ucpl.convert(source, tmp_path / "back", layout, layout=layout)
+    assert ucpl.compare(source, tmp_path / "back", a_layout=layout, b_layout=layout)
+
+
 def test_layers_of_different_shapes_stay_apart(tmp_path):
     text, _ = imported(save(tmp_path / "s", {f"layers.{i}.w": torch.ones(i + 1) for i in range(3)}), tmp_path)
     assert len(tensors_of_text(text)) == 3

@@ -433,6 +433,51 @@ def record(*body, check=None) -> bytes:
     return packed + struct.pack("<IQ", zlib.crc32(packed) if check is None else check, 0)
 
 
+def test_a_tile_is_read_back_against_both_digests_of_a_journal(small):
+    """An archive says the CRC that the journal told, of bytes that this run never had."""
+    source, plan, out = small
+    set_failpoints("synced:1:eio")
+    with pytest.raises((UcplError, OSError)):
+        run(plan, source, out)
+    set_failpoints("")
+    journal = out.with_name(".out.ucpl-work") / "journal"
+    header, _, body = journal.read_bytes().partition(b"\n")
+    rows = [bytearray(body[i : i + 48]) for i in range(0, len(body), 48)]
+    told = next(row for row in rows if struct.unpack_from("<I", row) == (1,))
+    told[32] ^= 1  # the CRC of a tile; its record's own is made anew
+    struct.pack_into("<I", told, 36, zlib.crc32(told[:36]))
+    journal.write_bytes(header + b"\n" + b"".join(rows))
+    assert code_of(lambda: run(plan, source, out, resume=True)) == "E505"
+    assert not out.exists()
+
+
+def test_what_an_earlier_run_left_is_a_regular_file(small):
+    """A FIFO is not waited for, a link is not followed: a journal is appended to, and cut."""
+    source, plan, out = small
+    work = out.with_name(".out.ucpl-work")
+    work.mkdir()
+    os.mkfifo(work / "journal")
+    assert code_of(lambda: run(plan, source, out, resume=True)) == "E503"
+    (work / "journal").unlink()
+    Journal.begin(work / "elsewhere", {"tile": 16}).close()
+    (work / "journal").symlink_to("elsewhere")
+    assert code_of(lambda: run(plan, source, out, resume=True)) == "E503"
+    (work / "journal").unlink()
+    set_failpoints("synced:1:eio")
+    with pytest.raises((UcplError, OSError)):
+        run(plan, source, out)
+    set_failpoints("")
+    (work / "tree" / "ucpl").mkdir()
+    os.mkfifo(work / "tree" / "ucpl" / "layout.ucpl")
+    assert code_of(lambda: run(plan, source, out, resume=True)) == "E503"
+    run(plan, source, out)
+    (out / MANIFEST).unlink()
+    os.mkfifo(out / MANIFEST)
+    assert code_of(lambda: run(plan, source, out, resume=True)) == "E506"
+    found = verify_files(open_target(out, ["to_a.pt", "to_b.pt"])).findings
+    assert {d.code for d in found} == {"E632"} and "no regular file" in found[0].message
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_any_journal_is_gone_on_from_or_refused(small, seed, monkeypatch):
     """Headers with types exchanged, records of noise with a CRC that fits: the same bytes in the end, or our own error."""
@@ -485,7 +530,10 @@ def test_a_journal_comes_back_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("body", [(1, 0, 1 << 62, 1, 0, 0), (1, 0, 0, 1 << 62, 0, 0), (2, 0, 1 << 63, 1, 0, 0),
-                                  (2, 0, 0, 1, 5, 0), (2, 0, 0, 1, 1 << 40, 0)])  # fmt: skip
+                                  (2, 0, 0, 1, 5, 0), (2, 0, 0, 1, 1 << 40, 0),
+                                  # runs that lie on one another, and runs beyond what a number says
+                                  (2, 0, 0, 1, 0xFFFFFF << 40, 0), (2, 0, 0, 9, (2 << 40) + 8, 0),
+                                  (2, 0, 0, 1, (1 << 64) - 1, 0)])  # fmt: skip
 def test_a_record_of_places_that_no_file_has_ends_the_journal(tmp_path, body):
     path = tmp_path / "journal"
     Journal.begin(path, {"tile": 16}).close()

@@ -110,12 +110,27 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "a size below zero": lambda r: r["sources"]["columns"].__setitem__(
         r["sources"]["shelves"][0]["shape"][0], [-5, -5]
     ),
+    "more bytes than there are": lambda r: r["targets"]["columns"].__setitem__(
+        r["targets"]["shelves"][0]["shape"][0], [1 << 61] * 2
+    ),
     "a rank below zero": lambda r: r["sources"]["columns"].__setitem__(r["sources"]["shelves"][0]["rank"], [-5, -5]),
     "a list for a dict": lambda r: r.__setitem__("source", []),
     "a number for a list": lambda r: r.__setitem__("tensors", 3),
     "no tensors": lambda r: r.__setitem__("tensors", []),
     "members that are not there": lambda r: r["target"].__setitem__("flats", [[0, "", {}, 9, 9, 9, None]]),
     "nothing": lambda r: r.clear(),
+    "half of a character": lambda r: r.__setitem__("name", "\ud800"),
+    "half of a character in a name": lambda r: r["target"]["aliases"].__setitem__("\udfff", "w"),
+    "a list for a text": lambda r: r.__setitem__("spec_digest", ["a"]),
+    "a list for a setting": lambda r: r["target"]["settings"].__setitem__("dp", [2]),
+    "a setting without end": lambda r: r["target"]["settings"].__setitem__("dp", float("inf")),
+    "a number for a tensor's name": lambda r: r["target"]["tensors"][0].__setitem__("name", 5),
+    "a text for a size": lambda r: r["target"]["tensors"][0].__setitem__("shape", ["8"]),
+    "an origin without end": lambda r: r.__setitem__("origins", [["dp", float("nan"), "call"]]),
+    "a merge of what nothing extracted": lambda r: nodes(r, "merge")[0].__setitem__(-1, [0]),
+    "half a lane": lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, 0.5),
+    "half a position": lambda r: r["sources"]["columns"].__setitem__(0, [0.5, 1]),
+    "a dtype of no name": lambda r: r["targets"]["shelves"][0].__setitem__("dtypes", ["f31"]),
 }
 
 

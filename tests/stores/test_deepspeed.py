@@ -185,8 +185,11 @@ def test_a_rank_too_many(folder: Path) -> None:
     assert "dp rank 10" in found.message
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"../elsewhere", b"global_step4", b"a\nb", b"x" * 5000])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe\x00", b"../elsewhere", b"global_step4", b"a\nb", b"x" * 5000, b"x" * 300, b"loop"]
+)
 def test_a_bad_latest(folder: Path, content: bytes) -> None:
+    (folder / "loop").symlink_to("loop")
     (folder / "latest").write_bytes(content)
     assert refusal(folder).code == "E451"
 

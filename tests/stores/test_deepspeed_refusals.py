@@ -105,6 +105,10 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
         *(Z1, optim(0), lambda v: v[STATE]["param_alignment_paddings"][0].__setitem__(0, 2), "E456"),
         "param_alignment_paddings",
     ),
+    "paddings of a group without a tensor": (
+        *(Z1, meta(), lambda v: v["param_shapes"].append({}), "E456"),
+        "param_alignment_paddings",
+    ),
     "an elastic shard beside a rigid one": (
         *(Z1, optim(2), lambda v: v[STATE].update(base_optimizer_state=[]), "E456"),
         "do not state the same form",

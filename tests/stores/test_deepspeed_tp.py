@@ -334,6 +334,8 @@ def test_heads_that_matter_have_a_default_that_is_said() -> None:
     assert {t.shape[0] for t in made.targets if str(t.key[-1]).endswith("o_proj.weight")} == {24}
     assert {t.shape[1] for t in made.targets if str(t.key[-1]).endswith("o_proj.weight")} == {6}
     refusal(lambda: plan(str(FIXTURE), "zero1(tp=4, kv_heads=2)"), "E473")  # a rank would hold nothing
+    refusal(lambda: plan(str(FIXTURE), "zero1(tp=2147483648)"), "E473")  # and so many are not counted
+    refusal(lambda: plan(str(FIXTURE), "zero1(tp=0)"), "E140")
 
 
 def test_heads_that_the_source_shows_need_no_saying() -> None:

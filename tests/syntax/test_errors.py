@@ -90,6 +90,15 @@ def test_text_from_a_file_never_moves_the_cursor():
     assert all(line.isprintable() for line in shown.split("\n"))
 
 
+def test_a_name_of_any_length_is_shortened():
+    """A file may call a thing anything: a message stays one that a person reads, with both ends of the name."""
+    name = "begin" + "x" * 400_000 + "end"
+    made = Diagnostic("E380", f"{name} is not there", (Label(name, name, where=name),), (name,), name)
+    texts = [made.message, made.remedy, *made.notes, made.labels[0].file, made.labels[0].text, made.labels[0].where]
+    assert all(len(text) <= 5000 and text.startswith("begin") and "end" in text[-20:] for text in texts)
+    assert Diagnostic("E380", "y" * 4000).message == "y" * 4000
+
+
 def test_a_place_in_data_has_no_line():
     labels = (Label("a/b.pt", "10 elements", where="module/wte"), Label("c.ucpl", "", 2, 3, 1, "  a = h"), Label("d"))
     shown = render_diagnostic(Diagnostic("E001", "sizes differ", labels, ("first\nsecond",), "look"))

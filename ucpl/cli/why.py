@@ -126,7 +126,9 @@ def element(plan: Plan, options: Namespace, name: str, text: str) -> list[Told]:
         )
     layout = resolve(load(("layout.ucpl", plan.layout_text)), nodes.Call("stored"))
     placement = locate(layout)
-    tensor = layout.tensors[name]
+    tensor = layout.tensors.get(name)
+    if tensor is None:
+        fail("E351", f"{options.plan} is damaged: its layout has no tensor `{name}`", Label(options.plan, where=name))
     index = _index(text, tensor.dims, tensor.counts, name)
     element_text = element_name(layout, name, index)
     homes = [(p.state, h) for p in placement.parts for h in p.homes]

@@ -27,9 +27,19 @@ class Exit:
     INTERRUPTED = 130
 
 
+_TEXT_MAX = 5000  # characters: more than a path may have
+
+
 def _printable(text: str) -> str:
-    """What files call things may hold halves of characters, which no terminal and no file takes."""
+    """What files call things may have any length, and halves of characters, which no terminal and no file takes."""
+    if len(text) > _TEXT_MAX:
+        half = _TEXT_MAX // 2 - 5
+        text = f"{text[:half]} [...] {text[-half:]}"
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _all_printable(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(_printable, texts))
 
 
 @frozen
@@ -56,7 +66,7 @@ class Diagnostic:
     code: str  # "E101"
     message: str = field(converter=_printable)  # one line, no full stop
     labels: tuple[Label, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), converter=_all_printable)
     remedy: str = field(default="", converter=_printable)  # what to write or do instead
 
 

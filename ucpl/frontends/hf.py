@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable
 from importlib import import_module
 from itertools import pairwise, product
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
@@ -34,7 +35,8 @@ Config = dict[str, Json]
 
 _LAYERS = re.compile(r"layer|block|depth")
 _EXPERTS = re.compile(r"expert")
-_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+_NUMBER = re.compile("0|[1-9][0-9]{0,4}")
+_STORED_MAX = 100_000  # places of one folded tensor, those without a name counted: a layout has room for ten such
 _SIZES = re.compile(r"size|dim|embd|inner|position|rank|width|channel|heads|ffn|d_model|d_ff|d_kv|experts|labels")
 _DEPTH_MAX = 8  # of configs inside a config
 _TP = {
@@ -202,7 +204,7 @@ def _dtype(config: Config, tensor: _Tensor) -> str:
 class Folded:
     """One tensor of the spec: one of the file, or all layers of one."""
 
-    pattern: tuple[str, ...]  # parts of the name; "" where a number is folded
+    pattern: tuple[str | None, ...]  # parts of the name; None where a number is folded
     containers: tuple[str, ...]  # what each folded number counts: "model.layers"
     ranges: tuple[range, ...]
     first: Found
@@ -214,24 +216,30 @@ class Folded:
 
 def fold(tensors: Iterable[Found]) -> list[Folded]:
     """Tensors whose names differ only in numbers, as one: where the numbers are a full grid and all shapes agree."""
-    groups: dict[tuple[str, ...], list[tuple[tuple[int, ...], Found]]] = {}
+    groups: dict[tuple[str | None, ...], list[tuple[tuple[int, ...], Found]]] = {}
     for t in tensors:
         parts = t.name.split(".")
-        numbers = tuple(int(p) for p in parts if _is_number(p))
-        groups.setdefault(tuple("" if _is_number(p) else p for p in parts), []).append((numbers, t))
+        numbers = () if _is_literal(t.name) else tuple(int(p) for p in parts if _is_number(p))
+        pattern = tuple(None if numbers and _is_number(p) else p for p in parts)
+        groups.setdefault(pattern, []).append((numbers, t))
     out: list[Folded] = []
-    for pattern, members in groups.items():
+    for form, members in groups.items():
         ranges = _grid([numbers for numbers, _ in members])
         alike = len({(t.shape, t.dtype, t.is_buffer) for _, t in members}) == 1
-        if ranges is None or not alike or not any(p == "" for p in pattern):
+        if ranges is None or not alike or None not in form:
             out += [Folded(tuple(t.name.split(".")), (), (), t) for _, t in members]
             continue
         containers = []
-        for i, part in enumerate(pattern):
-            if part == "":
-                containers.append(".".join(p or "*" for p in pattern[:i]))
-        out.append(Folded(pattern, tuple(containers), ranges, members[0][1]))
+        for i, part in enumerate(form):
+            if part is None:
+                containers.append(_joined(form[:i], "*"))
+        out.append(Folded(form, tuple(containers), ranges, members[0][1]))
     return out
+
+
+def _is_literal(name: str) -> bool:
+    """Whether a template would read something into a name that is not there: a hole, or a number for a text."""
+    return "{" in name or "}" in name or name.isdecimal()
 
 
 def _is_number(text: str) -> bool:
@@ -248,6 +256,8 @@ def _grid(numbers: list[tuple[int, ...]]) -> tuple[range, ...] | None:
             return None
         step = steps.pop() if steps else 1
         ranges.append(range(values[0], values[-1] + 1, step))
+    if prod(r.stop for r in ranges) > _STORED_MAX:
+        return None
     return tuple(ranges) if set(product(*ranges)) == set(numbers) else None
 
 
@@ -397,20 +407,23 @@ class _Writer:
 
     def paths(self, folded: list[Folded]) -> list[str]:
         """Names in the spec: those of the file without the numbers that are folded, unless two would be the same."""
-        short = [".".join(p for p in f.pattern if p) for f in folded]
+        short = [".".join(p for p in f.pattern if p is not None) for f in folded]
         aliases = set(self.facts.aliases)
+        taken = {f.sample for f in folded if not f.containers} | aliases
         return [
-            s if short.count(s) == 1 and s not in aliases and (is_dotted(s) or not f.containers) else _marked(f)
+            s if short.count(s) == 1 and s not in aliases and (is_dotted(s) or not f.containers) else _marked(f, taken)
             for s, f in zip(short, folded, strict=True)
         ]
 
     def template(self, f: Folded, indices: tuple[str, ...]) -> str:
+        if _is_literal(f.sample):
+            return "{name}"
         numbers = iter(indices)
-        return ".".join(p or f"{{{next(numbers)}}}" for p in f.pattern)
+        return ".".join(f"{{{next(numbers)}}}" if p is None else p for p in f.pattern)
 
     def cut(self, f: Folded, dims: tuple[str, ...]) -> tuple[nodes.Axis, ...] | None:
         """The pattern with the cut that the class's plan states for the tensor's module, if it states one."""
-        module, _, leaf = ".".join(p or "*" for p in f.pattern).rpartition(".")
+        module, _, leaf = _joined(f.pattern, "*").rpartition(".")
         whole = f"{module}.{leaf}"
         style = self.facts.cuts.get(module, self.facts.cuts.get(whole))
         if style is None:
@@ -446,6 +459,16 @@ def _identifier(text: str) -> str:
     return made if made and not made[0].isdigit() else f"_{made}"
 
 
-def _marked(f: Folded) -> str:
+def _marked(f: Folded, taken: set[str]) -> str:
     """A name that keeps a mark where numbers were, so that it is no other's."""
-    return ".".join(p or "#" for p in f.pattern)
+    mark = "#"
+    while f.containers and _joined(f.pattern, mark) in taken:
+        mark += "#"
+    name = _joined(f.pattern, mark)
+    taken.add(name)
+    return name
+
+
+def _joined(pattern: tuple[str | None, ...], mark: str) -> str:
+    """The name of a pattern, with a mark where numbers are folded."""
+    return ".".join(mark if p is None else p for p in pattern)

@@ -171,6 +171,8 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
     plain = evolve(base, call=evolve(call, arguments=tuple(a for a in call.arguments if a.name != KV_HEADS)))
     degree = plain.asked(TP)
     here = next((len(x.widths) for s in shardings.values() for x in s.sections if x.widths is not None), 1)
+    if degree < 1:
+        return Extended(base.library, plain.call)  # no mesh has such an axis, and says so
     if degree == 1 and not any(s.stages is not None or s.expert is not None for s in shardings.values()):
         return Extended(base.library, plain.call if shardings else call)
     if degree > 1 and not shardings:
@@ -234,6 +236,7 @@ def recut(
     grain, grain_origin = grain_said
     if degree == 1:
         return {name: evolve(s, dim=None, sections=()) for name, s in shardings.items()}, ()
+    _demand_positions(shardings, degree)
     sections = [
         (name, name.rpartition(".")[0], x.size, x.widths)
         for name, s in shardings.items()
@@ -294,6 +297,17 @@ def recut(
                 Label("<call>", where=f"tp = {degree}, kv_heads = {kv_heads}"),
             )
     return out, ((KV_HEADS, kv_heads, origin), (GRAIN, grain, grain_origin), *_origins(out))
+
+
+def _demand_positions(shardings: Mapping[str, Sharding], degree: int) -> None:
+    """A position for each rank, before widths of that many ranks are made. Raises: UcplError E473."""
+    for name, s in shardings.items():
+        if s.dim is not None and s.shape[s.dim] < degree:
+            fail(
+                "E473",
+                f"{degree} tp ranks cannot each hold some of `{name}`, whose dim {s.dim} is {s.shape[s.dim]}",
+                Label("<call>", where=f"tp = {degree}"),
+            )
 
 
 def _unruly(sections: list[tuple[str, str, int, tuple[int, ...]]], grain: int) -> None:

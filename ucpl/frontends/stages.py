@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 STAGES, PARTITION, LAYERS, EP = "stages", "partition", "layers", "ep"
 _NOWHERE = "nowhere"
+_LAYERS_MAX = 1_000_000  # as many as a layout may store
 GROUP_ELEMENTS_MAX = 178_956_971  # max_group_size of moe/utils.py, split_params_into_different_moe_groups_for_optimizer
 
 
@@ -96,10 +97,14 @@ def target_pipeline(base: Base, pipeline: Pipeline) -> Extended:
         if not any(a.name == "pp" for a in plain.call.arguments):
             plain = _with_argument(plain, "pp", len(sizes))
     degree = plain.asked("pp")
+    if degree < 1:
+        fail("E477", f"pp = {degree}: layers lie on a stage at least", asked)
     if sizes is not None:
         if len(sizes) != degree:
             fail("E477", f"stages = {sizes} are {len(sizes)} stages, and pp is {degree}", asked)
         made = pipeline.dealt(_bounds(sizes), "given")
+    elif degree > count:  # before so many stages are made
+        fail("E477", f"{count} layers on {degree} stages leave one without any", asked)
     elif PARTITION in given:
         method = scope.evaluate(given[PARTITION])
         if method not in METHODS:
@@ -114,7 +119,7 @@ def target_pipeline(base: Base, pipeline: Pipeline) -> Extended:
         made = pipeline.dealt(pipeline.bounds, "as the source's")
     else:
         made = _redealt(pipeline, degree)
-    if degree > count or 0 in made.sizes:
+    if 0 in made.sizes:
         fail("E477", f"{count} layers on {degree} stages leave one without any: {made.sizes}", asked)
     trusted = tuple(note for note in notes_of(pipeline) if note[0].startswith("copy of"))
     return evolve(_pipelined(plain, made, TARGET), notes=(("layers of stages", made.sizes, made.origin), *trusted))
@@ -144,6 +149,8 @@ def _longer(pipeline: Pipeline, count: int, asked: Label) -> Pipeline:
     more = count - len(pipeline.layers)
     if more < 0:
         fail("E477", f"layers = {count}, and the source has {len(pipeline.layers)} at least", asked)
+    if count > _LAYERS_MAX:
+        fail("E477", f"layers = {count}, and {_LAYERS_MAX} are allowed", asked)
     extra = tuple(Layer(len(pipeline.layers) + i) for i in range(more))
     return evolve(
         pipeline,

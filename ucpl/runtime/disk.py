@@ -8,8 +8,10 @@ Not here: which files there are (sources, targets), and what makes a rename safe
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +22,7 @@ __all__ = [
     "disk",
     "make_file",
     "make_folders",
+    "read_regular",
     "read_upto",
     "sync_folder",
     "sync_folders",
@@ -120,6 +123,24 @@ def read_upto(fd: int, view: memoryview, position: int) -> int:
     return done
 
 
+def read_regular(path: Path, most: int) -> bytes:
+    """All bytes of a file that a run left: a regular one, in its own place, of at most `most` bytes.
+
+    A FIFO would be waited for, and a link may lead anywhere. Raises: OSError, ValueError where it has more bytes.
+    """
+    fd = _current.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        if state.st_size > most:
+            raise ValueError(f"it has {state.st_size} bytes")
+        made = bytearray(state.st_size)
+        return bytes(made[: read_upto(fd, memoryview(made), 0)])
+    finally:
+        _current.close(fd)
+
+
 def make_folders(top: Path, below: Path) -> None:
     """The folder `below`, and all between it and `top`, which is there. Raises: OSError."""
     missing = [below, *below.parents]
@@ -128,8 +149,11 @@ def make_folders(top: Path, below: Path) -> None:
 
 
 def make_file(path: Path, data: bytes) -> None:
-    """A file of this content, durable; its name is durable once its folder is synced. Raises: OSError."""
-    fd = _current.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+    """A file of this content, durable; its name is durable once its folder is synced.
+
+    Raises: OSError, also where a FIFO has its name: nobody waits for who reads from it.
+    """
+    fd = _current.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         write_all(fd, data, 0)
         _current.sync(fd)

@@ -24,7 +24,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from ucpl.runtime.disk import disk, make_file, write_all
+from ucpl.runtime.disk import disk, make_file, read_regular, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.reading import Fragments
 
@@ -68,7 +68,7 @@ class Past:
 def read_journal(path: Path) -> Past | None:
     """None where there is no journal, or its header is not whole. Raises: OSError."""
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path, _PLACE_MAX)
     except FileNotFoundError:
         return None
     end = raw.find(b"\n")
@@ -107,7 +107,9 @@ def _sane(records: NDArray[np.void]) -> int:
     sane = (records["at"] < _PLACE_MAX) & (records["size"] < _PLACE_MAX)
     comb = records["xxh3"]
     runs = records["kind"] == FRAGMENT
-    sane &= ~runs | (comb == 0) | (comb >> np.uint64(_STEP_BITS) > 1)
+    count, step = comb >> np.uint64(_STEP_BITS), comb & np.uint64(_STEP_MAX)
+    is_comb = (count > 1) & (step >= records["size"]) & (count * step < _PLACE_MAX)  # runs that do not overlap
+    sane &= ~runs | (comb == 0) | is_comb
     sane |= records["kind"] == PUBLISH  # an inode and a device: any numbers
     return len(records) if sane.all() else int(np.argmin(sane))
 
@@ -127,7 +129,7 @@ class Journal:
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
-        self._fd = disk().open(path, os.O_WRONLY | os.O_APPEND)
+        self._fd = disk().open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         try:
             disk().resize(self._fd, size)
         except BaseException:

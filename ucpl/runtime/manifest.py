@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import ucpl
 from ucpl.extents import key_text
 from ucpl.runtime.crc import combine, combine_groups
+from ucpl.runtime.disk import read_regular
 from ucpl.runtime.targets import TargetPlan
 from ucpl.runtime.tiles import Tiles
 from ucpl.schedule.plan import Plan
@@ -133,10 +134,7 @@ def read_manifest(top: Path) -> Manifest | None:
     """The manifest of a checkpoint; None where it has none. Raises: OSError, ValueError where it is none of ours."""
     path = top / MANIFEST
     try:
-        size = path.stat().st_size
-        if size > BYTES_MAX:
-            raise ValueError(f"it has {size} bytes")
-        raw = path.read_bytes()
+        raw = read_regular(path, BYTES_MAX)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:

@@ -43,15 +43,18 @@ class Known:
     done: NDArray[np.bool_]
     crc: NDArray[np.uint32]
     xxh3: NDArray[np.uint64]
+    told: NDArray[np.bool_]  # by an earlier run's journal: this run never had their bytes
 
     @staticmethod
     def of(tiles: Tiles, past: Past | None) -> Known:
         n = len(tiles)
-        known = Known(tiles, np.zeros(n, np.bool_), np.zeros(n, np.uint32), np.zeros(n, np.uint64))
+        none = np.zeros(n, np.bool_)
+        known = Known(tiles, none, np.zeros(n, np.uint32), np.zeros(n, np.uint64), none.copy())
         if past is not None:
             fits = past.tile < n
             at = past.tile[fits]
             known.done[at], known.crc[at], known.xxh3[at] = True, past.tile_crc[fits], past.tile_xxh3[fits]
+            known.told[at] = True
         return known
 
     def add(self, tile: DoneTile) -> None:

@@ -48,6 +48,8 @@ def read_back(files: TargetFiles, known: Known, beside: Sequence[Parts], plane: 
                 view = space.tile_view[:size]
                 if files.read(file, view, position) != size or xxhash.xxh3_64_intdigest(view) != int(known.xxh3[i]):
                     _differs(files, file, position, size)
+                if known.told[i] and zlib.crc32(view) != int(known.crc[i]):  # the CRC that readers will hold it against
+                    _differs(files, file, position, size)
                 plane.counters.add(read_back=size)
 
     run_crew(plane.workers, work)

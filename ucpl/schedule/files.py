@@ -19,9 +19,11 @@ from typing import Literal
 from ucpl.columns import Side
 from ucpl.columns.operations import Fill
 from ucpl.errors import Label, fail
+from ucpl.extents.structure import Plain
 from ucpl.schedule.nets import net_from, net_json
+from ucpl.schedule.parsed import Json, items, plain, read_json, table, text, texts
 from ucpl.schedule.plan import Origin, Plan
-from ucpl.schedule.shelving import Json, shelves_from, shelves_json
+from ucpl.schedule.shelving import shelves_from, shelves_json
 from ucpl.schedule.structures import structure_from, structure_json
 from ucpl.schedule.text import summary
 
@@ -68,10 +70,10 @@ def load_plan(path: Path) -> Plan:
     try:
         _, _, rest = body.partition(b"\n---\n")
         header, _, columns = rest.partition(b"\n")
-        plan = _plan(json.loads(header), columns)
+        plan = _plan(read_json(header), columns)
         _checked(plan)
         return plan
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         fail("E351", f"{path} cannot be understood: {error}", Label(str(path)), remedy="make the plan anew")
 
 
@@ -101,29 +103,34 @@ def _plan(raw: Json, columns: bytes) -> Plan:
     from safetensors.numpy import load
 
     try:
-        table = load(columns)
+        arrays = load(columns)
     except SafetensorError as error:
         raise ValueError(str(error)) from None
-    net, spaces = net_from(raw["graph"], table)
+    net, spaces = net_from(raw["graph"], arrays)
     return Plan(
-        name=str(raw["name"]),
-        source_call=str(raw["source_call"]),
-        target_call=str(raw["target_call"]),
+        name=text(raw["name"]),
+        source_call=text(raw["source_call"]),
+        target_call=text(raw["target_call"]),
         source=structure_from(raw["source"]),
         target=structure_from(raw["target"]),
         source_shelves=shelves_from(raw["sources"]),
         target_shelves=shelves_from(raw["targets"]),
-        tensors=tuple(map(str, raw["tensors"])),
+        tensors=texts(raw["tensors"]),
         net=net,
         spaces=spaces,
-        origins=tuple(Origin(str(n), v, str(o)) for n, v, o in raw["origins"]),
-        derived=tuple(map(str, raw["derived"])),
-        dropped=tuple(map(str, raw["dropped"])),
-        carry={str(k): str(v) for k, v in raw["carry"].items()},
-        spec_digest=str(raw["spec_digest"]),
-        structure_digest=str(raw["structure_digest"]),
-        layout_text=str(raw["layout_text"]),
+        origins=tuple(Origin(text(n), _value(v), text(o)) for n, v, o in items(raw["origins"])),
+        derived=texts(raw["derived"]),
+        dropped=texts(raw["dropped"]),
+        carry={name: text(fate) for name, fate in table(raw["carry"]).items()},
+        spec_digest=text(raw["spec_digest"]),
+        structure_digest=text(raw["structure_digest"]),
+        layout_text=text(raw["layout_text"]),
     )
+
+
+def _value(raw: Json) -> Plain | list[object]:
+    """Of an origin: one value, or a list of them."""
+    return [_value(v) for v in raw] if isinstance(raw, list) else plain(raw)
 
 
 def _checked(plan: Plan) -> None:

@@ -23,13 +23,13 @@ from ucpl.columns.operations import (
     Write,
     flows,
 )
+from ucpl.schedule.parsed import NUMBER_MAX, Json, items, text, whole, wholes
 
 if TYPE_CHECKING:  # what reads headers alone does not wait for it
     import networkx as nx
 
 __all__ = ["net_from", "net_json"]
 
-Json = Any  # what json.loads gives: checked as it is taken apart
 Columns = dict[str, NDArray[Any]]
 T = TypeVar("T", Moves, Side)
 _FILL = "fill_"  # before names of columns of the second table
@@ -91,18 +91,18 @@ def net_from(raw: Json, columns: Mapping[str, NDArray[Any]]) -> tuple[nx.DiGraph
     table = Moves.of({n: a for n, a in columns.items() if not n.startswith(_FILL)})
     filled = {n.removeprefix(_FILL): a for n, a in columns.items() if n.startswith(_FILL)}
     boxes = Side.of(filled) if filled else Side.empty()
-    bits = [int(b) for b in raw["bits"]]
+    bits = wholes(raw["bits"])
     if len(bits) != 2 or not all(0 < b < 62 for b in bits):
         raise ValueError("no room for positions")
     nodes: list[Node] = []
     net: nx.DiGraph[Node] = nx.DiGraph()
-    for i, (*told, needs) in enumerate(raw["nodes"]):
+    for i, (*told, needs) in enumerate(items(raw["nodes"])):
         node = _node(told, table, boxes)
         net.add_node(node)
-        for p in needs:
-            if not 0 <= int(p) < i:
+        for p in items(needs):
+            if whole(p) >= i:
                 raise ValueError(f"node {i} needs node {p}, which comes later")
-            net.add_edge(nodes[int(p)], node)
+            net.add_edge(nodes[p], node)
         nodes.append(node)
     _are_paired(net, nodes)
     return net, (Space(bits[0]), Space(bits[1]))
@@ -138,22 +138,25 @@ def _fill(fill: Fill) -> Fill:
 
 
 def _lanes_from(raw: Json) -> tuple[Lane, ...]:
-    lanes = tuple(Lane(str(state), str(origin), int(source), int(target)) for state, origin, source, target in raw)
+    lanes = tuple(
+        Lane(text(state), text(origin), whole(source, -NUMBER_MAX), whole(target, -NUMBER_MAX))
+        for state, origin, source, target in items(raw)
+    )
     if not lanes:
         raise ValueError("a node that stands for no state")
     return lanes
 
 
 def _value(raw: Json) -> tuple[float, float]:
-    a, b = map(float, raw)
+    a, b = (float(whole(x, -NUMBER_MAX)) if type(x) is not float else x for x in items(raw))
     if not (np.isfinite(a) and np.isfinite(b) and a != 0):
         raise ValueError(f"values are no {a} * x + {b}")
     return a, b
 
 
 def _part(table: T, rows: Json) -> T:
-    first, last, width = map(int, rows)
-    if not 0 <= first <= last <= len(table) or not 0 < width <= max(1, table.width):
+    first, last, width = wholes(rows)
+    if not first <= last <= len(table) or not 0 < width <= max(1, table.width):
         raise ValueError(f"rows {first} to {last} of {len(table)}")
     part = table.take(slice(first, last))
     return part.replace(**{name: getattr(part, name)[:, :width] for name in part.blocks()})
@@ -167,6 +170,8 @@ def _are_paired(net: nx.DiGraph[Node], nodes: Sequence[Node]) -> None:
             (way,) = net.predecessors(node)
             if not isinstance(way, Merge | Reduce | Derive):
                 raise ValueError("boxes are split that nothing merged")
+            if not all(isinstance(box, Extract) for box in net.predecessors(way)):
+                raise ValueError("something is merged that nothing extracted")
             paired.update((way, node))
     for flow in flows(net, nodes):
         if len(flow.extract.boxes) != len(flow.place.boxes) or flow.extract.lanes != flow.place.lanes:

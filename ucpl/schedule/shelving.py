@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from ucpl.columns import I64, Block, Name, Slot
-from ucpl.extents import Shelf, Shelves
+from ucpl.extents import DTYPES, Shelf, Shelves
+from ucpl.schedule.parsed import NUMBER_MAX, Json, items, text, texts, whole
 
 __all__ = ["shelves_from", "shelves_json"]
 
 TENSORS_MAX = 20_000_000
-Json = Any  # what json.loads gives: checked as it is taken apart
 
 
 def shelves_json(shelves: Shelves) -> Json:
@@ -60,35 +60,20 @@ def shelves_json(shelves: Shelves) -> Json:
 
 def shelves_from(raw: Json) -> Shelves:
     """Raises: ValueError, KeyError, TypeError, IndexError where it is not what `shelves_json` gives."""
-    columns = [_unpacked(c) for c in raw["columns"]]
+    columns = [_unpacked(c) for c in items(raw["columns"])]
 
-    def name(parts: Json) -> Name:
-        return tuple(p if isinstance(p, str) else _slot(p, columns) for p in parts)
+    def column(number: Json) -> I64:
+        return columns[whole(number)]
 
     out = []
     total = 0
-    for row in raw["shelves"]:
-        rank = columns[row["rank"]]
-        count, choices = len(rank), int(row["choices"])
-        flags = np.zeros(2 * count, dtype=np.int64) if row["flags"] is None else columns[row["flags"]]
-        shape = np.stack([columns[c] for c in row["shape"]], axis=1) if row["shape"] else np.zeros((count, 0), np.int64)
+    for row in items(raw["shelves"]):
         shelf = Shelf(
-            Block(
-                name(row["file"]),
-                tuple(name(step) for step, _ in row["key"]),
-                tuple(bool(counted) for _, counted in row["key"]),
-                choices,
-                shape,
-                rank,
-                columns[row["padding"]],
-                flags.reshape(count, 2)[:, 0].astype(np.bool_),
-                flags.reshape(count, 2)[:, 1].astype(np.bool_),
-                np.zeros((count, 0), dtype=np.int64),
-            ),
-            str(row["state"]),
-            str(row["label"]),
-            tuple(map(str, row["dtypes"])),
-            None if row["shares"] is None else columns[row["shares"]],
+            _block(row, column),
+            text(row["state"]),
+            text(row["label"]),
+            texts(row["dtypes"]),
+            None if row["shares"] is None else column(row["shares"]),
         )
         _check(shelf)
         out.append(shelf)
@@ -98,11 +83,33 @@ def shelves_from(raw: Json) -> Shelves:
     return Shelves(tuple(out))
 
 
-def _slot(raw: Json, columns: list[I64]) -> Slot:
+def _block(row: Json, column: Callable[[Json], I64]) -> Block:
+    def name(parts: Json) -> Name:
+        return tuple(p if isinstance(p, str) else _slot(p, column) for p in items(parts))
+
+    rank = column(row["rank"])
+    count = len(rank)
+    flags = np.zeros(2 * count, dtype=np.int64) if row["flags"] is None else column(row["flags"])
+    shape = np.stack([column(c) for c in row["shape"]], axis=1) if row["shape"] else np.zeros((count, 0), np.int64)
+    return Block(
+        name(row["file"]),
+        tuple(name(step) for step, _ in items(row["key"])),
+        tuple(bool(counted) for _, counted in row["key"]),
+        whole(row["choices"]),
+        shape,
+        rank,
+        column(row["padding"]),
+        flags.reshape(count, 2)[:, 0].astype(np.bool_),
+        flags.reshape(count, 2)[:, 1].astype(np.bool_),
+        np.zeros((count, 0), dtype=np.int64),
+    )
+
+
+def _slot(raw: Json, column: Callable[[Json], I64]) -> Slot:
     axis, values, form = raw
-    if axis not in (0, 1) or not isinstance(form, str) or len(form) > 8:
+    if axis not in (0, 1) or len(text(form)) > 8:
         raise ValueError("a slot of no axis")
-    return Slot(axis, tuple(map(str, values)) if isinstance(values, list) else columns[values], form)
+    return Slot(axis, texts(values) if isinstance(values, list) else column(values), form)
 
 
 def _check(shelf: Shelf) -> None:
@@ -111,6 +118,8 @@ def _check(shelf: Shelf) -> None:
     count = len(b.rank)
     if b.choices < 1 or len(b.padding) != count or b.shape.shape[0] != count or (b.shape < 0).any():
         raise ValueError("a shelf whose columns are of different length")
+    if (b.shape.astype(float).prod(axis=1) >= NUMBER_MAX / 16).any():  # of an element of 16 bytes
+        raise ValueError("a tensor of more bytes than there are")
     if (b.rank < 0).any() or (b.padding < 0).any():
         raise ValueError("a rank or padding below zero")
     slots = [p for n in (b.file, *b.key) for p in n if isinstance(p, Slot)]
@@ -118,6 +127,8 @@ def _check(shelf: Shelf) -> None:
         raise ValueError("a slot of another length than its shelf")
     if b.choices > 1 and not any(s.axis for s in slots):
         raise ValueError("choices that no name tells apart")
+    if not {*shelf.dtypes} <= {*DTYPES, ""}:
+        raise ValueError("a dtype of no name")
     if len(shelf.dtypes) not in (1, len(shelf)) or (shelf.shares is not None and len(shelf.shares) != len(shelf)):
         raise ValueError("a shelf of another length than its dtypes")
 
@@ -139,13 +150,21 @@ def _packed(values: I64) -> Json:
 
 def _unpacked(raw: Json) -> I64:
     if isinstance(raw, list):
-        return np.array(raw, dtype=np.int64).reshape(len(raw))
+        return _numbers(raw)
     if "count" in raw:
-        n, first, step = raw["count"]
+        n, first, step = (whole(n, -NUMBER_MAX) for n in items(raw["count"]))
         if not 0 <= n <= TENSORS_MAX:
             raise ValueError("a column without end")
         return np.asarray(first + step * np.arange(n), dtype=np.int64)
-    runs = np.array(raw["runs"], dtype=np.int64).reshape(-1, 2)
+    runs = _numbers(raw["runs"]).reshape(-1, 2)
     if ((runs[:, 1] < 0) | (runs[:, 1] > TENSORS_MAX)).any() or int(runs[:, 1].sum()) > TENSORS_MAX:
         raise ValueError("a column without end")
     return np.repeat(runs[:, 0], runs[:, 1])
+
+
+def _numbers(raw: Json) -> I64:
+    """Whole numbers of a list, all of int64."""
+    made = np.array(items(raw) or [0])
+    if made.dtype != np.int64 or made.ndim != 1:
+        raise ValueError("a column of something else than numbers")
+    return made[: len(raw)]

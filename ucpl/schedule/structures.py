@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from ucpl.extents import Flat, NamedTensor, Section, Sharding, Structure
+from ucpl.schedule.parsed import Json, items, plain, table, text, texts, whole, wholes
 
 __all__ = ["structure_from", "structure_json"]
-
-Json = Any  # what json.loads gives: checked as it is taken apart
 
 
 def structure_json(structure: Structure) -> Json:
@@ -37,30 +34,51 @@ def _shapes(shapes: list[tuple[int, ...]]) -> Json:
 
 
 def structure_from(raw: Json) -> Structure:
-    """Raises: ValueError, KeyError, TypeError, IndexError, AttributeError where it is no structure."""
+    """Raises: ValueError, KeyError, TypeError, IndexError where it is no structure."""
     members = []
-    for names, (kinds, which) in raw["members"]:
-        shapes = [tuple(map(int, kinds[i])) for i in which]
-        members.append(tuple(zip(map(str, names), shapes, strict=True)))
-    starts = [tuple(map(int, s)) for s in raw["starts"]]
+    for names, (kinds, which) in items(raw["members"]):
+        shapes = [wholes(kinds[whole(i)]) for i in items(which)]
+        members.append(tuple(zip(texts(names), shapes, strict=True)))
+    starts = [wholes(s) for s in items(raw["starts"])]
     return Structure(
-        framework=str(raw["framework"]),
-        settings=dict(raw["settings"]),
-        tensors=tuple(
-            NamedTensor(t["name"], tuple(t["shape"]), t["dtype"], t["kind"], tuple(t["states"])) for t in raw["tensors"]
-        ),
-        aliases=dict(raw["aliases"]),
-        groups=tuple((name, tuple(of)) for name, of in raw["groups"]),
+        framework=text(raw["framework"]),
+        settings={name: plain(value) for name, value in table(raw["settings"]).items()},
+        tensors=tuple(_tensor(t) for t in items(raw["tensors"])),
+        aliases=_named(raw["aliases"]),
+        groups=tuple((text(name), texts(of)) for name, of in items(raw["groups"])),
         flats=tuple(
-            Flat(int(bucket), str(group), dict(coordinates), members[m], starts[s], int(numel), cut)
-            for bucket, group, coordinates, m, s, numel, cut in raw["flats"]
+            Flat(
+                whole(bucket),
+                text(group),
+                {axis: whole(at) for axis, at in table(coordinates).items()},
+                members[whole(m)],
+                starts[whole(s)],
+                whole(numel),
+                None if cut is None else text(cut),
+            )
+            for bucket, group, coordinates, m, s, numel, cut in items(raw["flats"])
         ),
-        derived=dict(raw["derived"]),
-        shardings={str(name): _sharding(s) for name, s in raw["shardings"].items()},
+        derived=_named(raw["derived"]),
+        shardings={name: _sharding(s) for name, s in table(raw["shardings"]).items()},
+    )
+
+
+def _named(raw: Json) -> dict[str, str]:
+    return {name: text(value) for name, value in table(raw).items()}
+
+
+def _tensor(raw: Json) -> NamedTensor:
+    return NamedTensor(
+        text(raw["name"]), wholes(raw["shape"]), text(raw["dtype"]), text(raw["kind"]), texts(raw["states"])
     )
 
 
 def _sharding(raw: Json) -> Sharding:
-    sections = tuple(Section(s["size"], None if s["widths"] is None else tuple(s["widths"])) for s in raw["sections"])
-    stages = None if raw["stages"] is None else tuple(raw["stages"])
-    return Sharding(tuple(raw["shape"]), raw["dim"], sections, raw["origin"], stages, raw["expert"])
+    sections = tuple(
+        Section(whole(s["size"]), None if s["widths"] is None else wholes(s["widths"])) for s in items(raw["sections"])
+    )
+    shape, dim = wholes(raw["shape"]), raw["dim"]
+    stages = None if raw["stages"] is None else wholes(raw["stages"])
+    expert = None if raw["expert"] is None else whole(raw["expert"])
+    dim = None if dim is None else whole(dim, high=len(shape))
+    return Sharding(shape, dim, sections, text(raw["origin"]), stages, expert)

@@ -222,7 +222,8 @@ def _alignment(gathered: Gathered, module: Module, part: TorchFile) -> int:
     for group in module.groups:
         flat = run([*group.values()], alignment)
         ends = [start + prod(shape) for start, shape in zip(flat.starts, group.values(), strict=True)]
-        expected.append([after - end for after, end in zip((*flat.starts[1:], flat.numel), ends, strict=True)])
+        afters = (*flat.starts[1:], flat.numel) if ends else ()
+        expected.append([after - end for after, end in zip(afters, ends, strict=True)])
     if [[gap.whole() for gap in gaps.items()] for gaps in stated.items()] != expected:
         fail(
             "E456",

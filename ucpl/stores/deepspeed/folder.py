@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ucpl.errors import Label, fail
@@ -35,9 +36,9 @@ def step_folder(path: Path) -> tuple[Path, str]:
     if tag is None:
         fail("E451", f"{latest} does not hold the name of a step", Label(str(latest)))
     root = path / tag
-    if not root.resolve().is_relative_to(path.resolve()):
+    if not Path(os.path.realpath(root)).is_relative_to(os.path.realpath(path)):  # links that go round lead nowhere
         fail("E451", f"{latest} names {tag!r}, which is outside the folder", Label(str(latest), tag))
-    if not root.is_dir():
+    if not os.path.isdir(root):  # nor is one that no file can be called
         fail(
             "E451",
             f"{latest} names {tag!r}, but there is no such folder",
