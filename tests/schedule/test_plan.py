@@ -90,6 +90,8 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "values times nothing": lambda r: nodes(r, "split")[0].__setitem__(4, [0, 0]),
     "values without end": lambda r: nodes(r, "split")[0].__setitem__(4, [float("inf"), 0]),
     "a need that comes later": lambda r: nodes(r, "extract")[0].__setitem__(-1, [len(r["graph"]["nodes"])]),
+    "a need before the first": lambda r: nodes(r, "extract")[0].__setitem__(-1, [-len(r["graph"]["nodes"])]),
+    "a need counted from the end": lambda r: nodes(r, "write")[-1].__setitem__(-1, [-1]),
     "no such operation": lambda r: nodes(r, "merge")[0].__setitem__(0, "melt"),
     "a split of nothing": lambda r: nodes(r, "split")[0].__setitem__(-1, []),
     "no room": lambda r: r["graph"].__setitem__("bits", [0, 5]),
