@@ -135,6 +135,7 @@ NUMBERS = (
     *("[]", "[1]", "[1, 2]", "[2, 2, 2]", "[0, 5]", "[[1]]", '["a"]', "[1, -1]", f"[{', '.join('1' * 400)}]"),
     *("dp", "tp", "x", "config.x", "none", "default(dp, 2)", "max()", "max(1, 2)", "not 1", "1 == 1", "size(dp)"),
 )
+RANKS_WRITTEN = 64
 LIKELY = ("1", "2", "3", "4", "1", "2")
 OTHERS = ("stages", "partition", "kv_heads", "ep", "etp", "mp", "dp", "n", "", "²", "layers", "vocab", "sequence", "tp")
 SOURCES = (
@@ -186,7 +187,7 @@ class Calls:
         self.damage += f" of {source.checkpoint.top if source.checkpoint else ''}"
         target = target_side(called(text), source, Given())
         assert target.layout.ranks < 1 << 40, target.layout.ranks
-        if rng.random() < 0.3:
+        if rng.random() < 0.3 and target.layout.ranks <= RANKS_WRITTEN:  # each has a file
             plan = make_plan(source, target)
             plan_bytes(plan)
             assert source.checkpoint is not None
