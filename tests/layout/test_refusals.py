@@ -101,7 +101,7 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E137", "no tensor is called `u`", text(layout=FILE + '  ⟦u = a as "u"\n'), "x(2)", {}),
     ("E137", "no tensor is called `u`", text(layout=W + "  ⟦group g = w, u\n"), "x(2)", {}),
     ("E140", "mesh axis `dp` is 0", text(mesh="  ⟦mesh dp\n", layout=W), "x(0)", {}),
-    ("E141", "a mesh of 2000000 ranks", text(mesh="  ⟦mesh dp\n", layout=W), "x(2000000)", {}),
+    ("E141", "a mesh of 262145 ranks", text(mesh="  ⟦mesh dp\n", layout=W), "x(262145)", {}),
     ("E142", "mesh `other` has 3 ranks, the first mesh 2", text(mesh="  let q = 3\n  ⟧mesh dp\n  ⟦mesh other: q\n", layout=W), "x(2)", {}),
     ("E143", "sizes of digits hi, lo are unknown", text(layout="  ⟦index a = (hi lo)\n" + W), "x(2)", {}),
     ("E144", "the digits of `a` multiply to 6, and a is 4", text(layout="  dim hi = 2, lo = 3\n  ⟦index a = (hi lo)\n" + W), "x(2)", {}),

@@ -23,7 +23,7 @@ __all__ = [
     "meshes_of",
 ]
 
-RANK_LIMIT = 1 << 20
+RANK_LIMIT = 1 << 18
 MULTIPLE_MAX = 1 << 40  # elements: of padding, grains and units; so that no sum of padded lengths leaves 64 bits
 
 
