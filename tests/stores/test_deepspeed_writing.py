@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from ucpl import api
 from ucpl.api import make_plan, open_checkpoint, source_side, target_side
@@ -18,6 +19,7 @@ from ucpl.schedule.plan import Plan
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler, regenerated
+from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.pickles import attributes_of
 from ucpl.stores.registry import advice
 from ucpl.stores.torch_files import layout_torch_file, read_torch_file
@@ -248,3 +250,27 @@ def test_weights_alone_say_how_they_are_loaded() -> None:
         source = open_checkpoint(fixtures / name)
         target = api.plan(str(source.top), call).target
         assert any("load_optimizer_states=False" in text for text in advice(source, target)) == is_said
+
+
+@pytest.mark.parametrize(
+    "call, name, value",
+    [
+        ("zero1(dp=3)", "stage", None),
+        ("zero1(dp=3)", "dp", None),
+        ("zero1(dp=3)", "alignment", "two"),
+        ("zero1(dp=3)", "tp", -1),
+        ("zero3(dp=3)", "sub_group_size", 0.5),
+        ("universal()", "stage", "three"),
+        ("universal()", "files", -1),
+    ],
+)
+def test_settings_that_shape_the_files_are_numbers(call: str, name: str, value: Any) -> None:
+    """A spec of the user's own says them, or a plan from elsewhere."""
+    checkpoint, plan = planned(EXAMPLE, call)
+    settings = {k: v for k, v in plan.target.settings.items() if k != name} | ({} if value is None else {name: value})
+    framework = Universal() if call == "universal()" else DeepSpeed()
+    with pytest.raises(UcplError) as caught:
+        framework.skeleton(evolve(plan.target, settings=settings), plan.targets, checkpoint, None)
+    (found,) = caught.value.diagnostics
+    assert found.code == "E471" and f"`{name}`" in found.message and name in found.remedy
+    assert value is None or repr(value) in found.labels[0].where

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
 from attrs import field, mutable
 
 from ucpl.errors import Label, fail
@@ -24,6 +27,32 @@ KNOWN_GLOBALS = frozenset(
         "deepspeed.utils.tensor_fragment.fragment_address",
     }
 )
+
+
+# Settings that are numbers, and shape the files: a spec's `framework deepspeed(...)` may say anything.
+_NUMBERS = (
+    "stage", "dp", "tp", "pp", "ep", "files", "alignment", "sub_group_size", "round_robin", "elastic", "bf16", "fp16",
+    "bf16_optimizer", "masters",
+)  # fmt: skip
+
+
+def demand_numbers(settings: Mapping[str, Plain], needed: Sequence[str] = ()) -> None:
+    """Settings that shape the files are whole numbers, and those needed are there. Raises: UcplError E471."""
+    for name in _NUMBERS:
+        value = settings.get(name)
+        if value is None and name in needed:
+            _refuse(name, "is not set", f"framework deepspeed({name} = ...)")
+        if value is not None and (not isinstance(value, int) or not 0 <= value < 1 << 62):
+            _refuse(name, "is no whole number", f"{name} = {value!r}")
+
+
+def _refuse(name: str, what: str, said: str) -> NoReturn:
+    fail(
+        "E471",
+        f"`{name}` of the target {what}, and DeepSpeed's files are shaped by it",
+        Label("<target>", where=said),
+        remedy=f"Say a number in the layout: framework deepspeed({name} = 1).",
+    )
 
 
 @mutable
@@ -61,6 +90,7 @@ class Writer:
     @classmethod
     def of(cls, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Writer:
         settings = dict(structure.settings)
+        demand_numbers(settings, ("stage", "dp"))
         blobs = blobs_of(source)
         index: dict[tuple[str, tuple[str, ...]], int] = {}
         below: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}

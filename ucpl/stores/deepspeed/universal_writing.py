@@ -12,7 +12,7 @@ from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed.model_states import model_states
 from ucpl.stores.deepspeed.names import model_file
 from ucpl.stores.deepspeed.optimizer_states import clip_grad, scaling, stage_of
-from ucpl.stores.deepspeed.target import FORMAT_VERSION, Made, TargetFile, Writer, skeleton_of
+from ucpl.stores.deepspeed.target import FORMAT_VERSION, Made, TargetFile, Writer, demand_numbers, skeleton_of
 
 ATOMS = "zero"
 GLOBAL_STATE = "zero/optimizer_state.pt"
@@ -23,6 +23,7 @@ VERSION = 0.4
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
     """All files of a universal folder. Raises: UcplError E470, E471."""
     _refuse_files_apart(source)
+    demand_numbers(structure.settings)
     stage = int(structure.settings.get("stage") or 1)
     # Stage 2 would ask for frozen parameters a second time, which no universal folder has.
     settings = {**structure.settings, "dp": 1, "tp": 1, "pp": 1, "stage": 3 if stage == 3 else 1}
