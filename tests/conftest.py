@@ -1,9 +1,12 @@
 """What holds for every test: hypothesis's profile, one thread a process, and no trace of the user's terminal."""
 
 import os
+import signal
 
 # Tests run in several processes: torch and BLAS must not each take all cores. Set before anything imports them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell's background job ignores Ctrl-C, and so would all that it starts: tests of interrupts must not depend on it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
