@@ -8,8 +8,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell's background job ignores Ctrl-C, and so would all that it starts: tests of interrupts must not depend on it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import pytest
-from hypothesis import HealthCheck, Phase, settings
+import pytest  # noqa: E402
+from hypothesis import HealthCheck, Phase, settings  # noqa: E402
 
 # No deadline: the first example of a law pays for imports. A failure prints the blob that repeats it. The same examples in
 # every run, so that a change is judged by what it changes; new ones are looked for with `hunt`.

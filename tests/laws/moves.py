@@ -193,10 +193,6 @@ def moves(graph: Graph) -> list[Where]:
     return [(b, row) for b, runs in enumerate(told(graph)) for row in range(len(runs))]
 
 
-def kind_of(graph: Graph, where: Where) -> str:
-    return told(graph)[where[0]].kind
-
-
-def shape_of(graph: Graph, where: Where) -> list[int]:
-    found: list[int] = told(graph)[where[0]].shape[where[1]].tolist()
-    return found
+def shapes_of(graph: Graph) -> dict[Where, list[int]]:
+    """Of each move."""
+    return {(b, row): shape for b, runs in enumerate(told(graph)) for row, shape in enumerate(runs.shape.tolist())}

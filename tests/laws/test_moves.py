@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -27,13 +28,25 @@ Pair = tuple[Example, Example]
 
 
 class Case:
-    """A pair of layouts: what the oracle says of both sides, and the graph between them."""
+    """A pair of layouts: the graph between them, and what the oracle says of both sides once it is asked, since it is slow."""
 
     def __init__(self, pair: Pair) -> None:
-        sides = [both(e.text, e.call, name=e.name) for e in pair]
-        self.source, self.target = (mv.cells(meaning) for meaning, _ in sides)
-        self.placements = [locate(layout) for _, layout in sides]
+        self.pair = pair
+        self.placements = [locate(e.layout()) for e in pair]
         self.graph = build(*self.placements)
+
+    @cached_property
+    def source(self) -> mv.Cells:
+        return self._cells(0)
+
+    @cached_property
+    def target(self) -> mv.Cells:
+        return self._cells(1)
+
+    def _cells(self, side: int) -> mv.Cells:
+        e = self.pair[side]
+        meaning, _ = both(e.text, e.call, name=e.name)
+        return mv.cells(meaning)
 
     def name(self, cell: mv.Cell) -> str:
         state, path, index = cell
@@ -164,7 +177,7 @@ def _swap(graph: Graph, chance: Any) -> None:
 
 
 def _turn(graph: Graph, chance: Any) -> None:
-    square = [w for w in mv.moves(graph) if sum(n > 1 for n in mv.shape_of(graph, w)) >= 2]
+    square = [w for w, shape in mv.shapes_of(graph).items() if sum(n > 1 for n in shape) >= 2]
     assume(square)
     mv.turn(graph, chance.choice(square), chance.randrange(2))
 
@@ -181,7 +194,7 @@ def _hole_and_overlap(graph: Graph, chance: Any) -> None:
 
 
 def _cut_short(graph: Graph, chance: Any) -> None:
-    long = [w for w in mv.moves(graph) if mv.shape_of(graph, w)[0] > 1]
+    long = [w for w, shape in mv.shapes_of(graph).items() if shape[0] > 1]
     assume(long)
     mv.cut_short(graph, chance.choice(long))
 
