@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from attrs import define, field, frozen
@@ -74,7 +75,7 @@ class Paddings:
     live: Bools
 
 
-@define
+@define(slots=False)
 class Found:
     """Windows of all contexts, as they are collected."""
 
@@ -82,6 +83,13 @@ class Found:
     rank: list[int] = field(factory=list)
     replica: list[tuple[int, ...]] = field(factory=list)
     cuts: list[FlatCut] = field(factory=list)
+
+    @cached_property
+    def columns(self) -> dict[str, I64 | tuple[str, ...]]:
+        """What templates may say, once all windows are there: one value a window. All states of a line share them."""
+        names = dict.fromkeys(n for env in self.env for n in env)
+        found = {n: _column([env.get(n) for env in self.env]) for n in names}
+        return {n: column for n, column in found.items() if column is not None}
 
 
 @define
@@ -344,11 +352,7 @@ class FlatParts:
         if count:
             assert line.rule.path is not None
             constants: Env = {"state": state, "group": line.name or ""}
-            columns = {
-                n: v
-                for n in dict.fromkeys(n for env in found.env for n in env)
-                if (v := _column([env.get(n) for env in found.env])) is not None and n not in constants
-            }
+            columns = {n: v for n, v in found.columns.items() if n not in constants}
             file, key, counted = self.site.namer.place(
                 line.rule.path, line.rule.key, line.key, Variables(constants, columns, {}, count, 1)
             )
@@ -381,8 +385,8 @@ class FlatParts:
 
 def _column(values: list[int | str | None]) -> I64 | tuple[str, ...] | None:
     """One value a window, or None where a window has none (a template that names it is refused)."""
-    if any(v is None for v in values):
+    if None in values:
         return None
-    if all(isinstance(v, int) for v in values):
+    if all(type(v) is int for v in values):
         return np.array(values, dtype=np.int64)
     return tuple(str(v) for v in values)
