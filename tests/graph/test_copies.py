@@ -1,0 +1,97 @@
+"""Which of several copies is read: one element of one tensor once, and every other copy that counts is checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from typing import NoReturn
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ucpl.columns import I64
+from ucpl.graph.copies import choose
+from ucpl.graph.rows import Rows
+from ucpl.regions.placement import POLICIES
+
+SAME, ANY = POLICIES.index("same"), POLICIES.index("any")
+Element = tuple[int, ...]
+Box = tuple[int, tuple[int, int], tuple[int, int], int]  # tensor, two spans, policy
+
+
+class Overlap(Exception):
+    pass
+
+
+class Declared:
+    """A side on which each row is a copy of its own: of row n, number n."""
+
+    def replica(self, rows: Rows) -> I64:
+        return rows.offset // 1000
+
+    def overlap(self, rows: Rows, one: int, other: int, index: I64) -> NoReturn:
+        raise Overlap
+
+    def singly(self, rows: Rows) -> Rows:
+        return rows
+
+
+class Undeclared(Declared):
+    def replica(self, rows: Rows) -> I64:
+        return np.zeros(len(rows), dtype=np.int64)
+
+
+def table(boxes: list[Box]) -> Rows:
+    n = len(boxes)
+    spans = np.array([(a, b) for _, a, b, _ in boxes], dtype=np.int64).reshape(n, 2, 2)
+    low, high = spans[:, :, 0], spans[:, :, 1]
+    stride = np.stack([high[:, 1] - low[:, 1], np.ones(n, dtype=np.int64)], axis=1)
+    of = {name: np.array([b[i] for b in boxes], dtype=np.int64) for name, i in (("tensor", 0), ("policy", 3))}
+    return Rows(of["tensor"], low, high, stride, 1000 * np.arange(n), np.zeros(n, dtype=np.int64), of["policy"])
+
+
+def elements(rows: Rows) -> list[tuple[Element, int]]:
+    """Each element of each row, with the address at which it is stored."""
+    out = []
+    for i in range(len(rows)):
+        for index in product(*map(range, rows.low[i].tolist(), rows.high[i].tolist())):
+            at = int(rows.offset[i] + ((np.array(index) - rows.low[i]) * rows.stride[i]).sum())
+            out.append(((int(rows.tensor[i]), *index), at))
+    return out
+
+
+spans = st.tuples(st.integers(0, 3), st.integers(1, 3)).map(lambda s: (s[0], s[0] + s[1]))
+boxes = st.tuples(st.integers(0, 1), spans, spans, st.sampled_from([SAME, SAME, ANY]))
+
+
+@settings(deadline=None)
+@given(st.lists(boxes, min_size=1, max_size=6))
+def test_each_element_is_read_once_and_each_copy_that_counts_is_checked(found: list[Box]) -> None:
+    rows = table(found)
+    chosen = choose(rows, np.zeros(1, dtype=np.bool_), Declared())
+    assert not len(chosen.reduced)
+    read, checked = elements(chosen.primary), elements(chosen.copies)
+    stored = elements(rows)
+    assert Counter(e for e, _ in read) == dict.fromkeys({e for e, _ in stored}, 1)
+    assert set(read) <= set(stored) and set(checked) <= set(stored), "each where it is stored"
+    assert len(set(read + checked)) == len(read + checked), "no copy twice"
+    loose = {at for i, b in enumerate(found) if b[3] == ANY for _, at in elements(rows.take(slice(i, i + 1)))}
+    for element, at in set(stored) - set(read) - set(checked):
+        assert at in loose, element
+    for _, at in read:
+        if at in loose:
+            equal = [b for b in found if b[:3] == found[at // 1000][:3]]
+            assert all(b[3] == ANY for b in equal), "one that counts goes before one of which any will do"
+
+
+@settings(deadline=None)
+@given(st.lists(boxes, min_size=2, max_size=5))
+def test_what_is_declared_as_no_copy_is_refused(found: list[Box]) -> None:
+    held = [e for e, _ in elements(table(found))]
+    if len(held) == len(set(held)):
+        assert len(choose(table(found), np.zeros(1, dtype=np.bool_), Undeclared()).copies) == 0
+        return
+    with pytest.raises(Overlap):
+        choose(table(found), np.zeros(1, dtype=np.bool_), Undeclared())
