@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import ucpl
 from ucpl.syntax import parse
-
-torch = pytest.importorskip("torch")
 
 SPEC = """ucpl 1
 

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import ucpl
 from ucpl.errors import UcplError
-
-torch = pytest.importorskip("torch")
-save_file = pytest.importorskip("safetensors.torch").save_file
 
 SPEC = """ucpl 1
 

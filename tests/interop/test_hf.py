@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+
+import ucpl
+from ucpl import api
+from ucpl.frontends.hf import import_hf
+from ucpl.proofs.witnesses import transformers_class, witnesses
+from ucpl.resources import spec_text
 
 pytestmark = pytest.mark.interop
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-import ucpl  # noqa: E402
-from ucpl import api  # noqa: E402
-from ucpl.frontends.hf import import_hf  # noqa: E402
-from ucpl.proofs.witnesses import transformers_class, witnesses  # noqa: E402
-from ucpl.resources import spec_text  # noqa: E402
 
 ODD: dict[str, Any] = {
     "vocab_size": 67, "hidden_size": 36, "intermediate_size": 22, "num_hidden_layers": 4, "num_attention_heads": 9,

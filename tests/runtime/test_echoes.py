@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import ucpl
 from ucpl.errors import UcplError
-
-torch = pytest.importorskip("torch")
 
 SOURCE = Path(__file__).resolve().parents[1] / "fixtures" / "deepspeed" / "z1_dp4"
 

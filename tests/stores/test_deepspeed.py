@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ from ucpl.stores.scalars import number_of
 EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint"
 SHARED = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures")) / "deepspeed"
 DENSE = sorted(p.parent for p in SHARED.glob("z*/latest"))
+assert DENSE, f"no checkpoints in {SHARED}"
 
 
 @pytest.fixture
@@ -91,7 +93,6 @@ def test_the_example_is_told_whole() -> None:
 
 def test_flat_buffers_hold_what_param_shapes_says() -> None:
     """Against the state that the engines themselves had."""
-    torch = pytest.importorskip("torch")
     truth = torch.load(EXAMPLE / "truth.pt", weights_only=True)
     found = opened(EXAMPLE)
     for flat in found.stated:
@@ -108,7 +109,6 @@ def test_flat_buffers_hold_what_param_shapes_says() -> None:
                 assert np.array_equal(whole[start : start + size], expected), (name, state)
 
 
-@pytest.mark.skipif(not DENSE, reason="the shared checkpoints are not here")
 @pytest.mark.parametrize("path", DENSE, ids=lambda p: p.name)
 def test_every_tensor_of_every_file_is_payload_carried_or_a_number(path: Path) -> None:
     found = opened(path)
@@ -126,7 +126,6 @@ def test_every_tensor_of_every_file_is_payload_carried_or_a_number(path: Path) -
     assert {name for flat in found.stated for name, _ in flat.members} in (set(members), set())
 
 
-@pytest.mark.skipif(not DENSE, reason="the shared checkpoints are not here")
 def test_round_robin_is_undone() -> None:
     dealt, plain = opened(SHARED / "z2_dp2_roundrobin"), opened(SHARED / "z1_dp4")
     assert [g.members for g in dealt.envelope.groups] == [g.members for g in plain.envelope.groups]
@@ -214,7 +213,6 @@ def test_a_file_of_another_kind(folder: Path) -> None:
     assert (found.code, found.labels[0].where) == ("E455", "module")
 
 
-@pytest.mark.skipif(not DENSE, reason="the shared checkpoints are not here")
 def test_a_shard_of_another_run(folder: Path) -> None:
     shutil.copy(SHARED / "z1_dp4" / "global_step3" / "zero_pp_rank_1_mp_rank_00_optim_states.pt", optim(folder, 1))
     assert refusal(folder).code == "E456"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from tests.stores.test_deepspeed_writing import own_call, plain, unlike, written
@@ -15,8 +16,6 @@ from ucpl.api import compare, convert, infer, open_checkpoint, plan
 from ucpl.errors import UcplError, catalogue
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.torch_files import read_torch_file
-
-torch = pytest.importorskip("torch")
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 ONE = FIXTURES / "moe_ep2_dp2_z1"  # one layer of four experts, on two ranks

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from attrs import evolve
 
 from tests.stores.test_deepspeed_writing import plain, unlike
@@ -23,8 +24,6 @@ from ucpl.stores.deepspeed.cuts import info_of, shardings_of
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 from ucpl.syntax import parse, print_axis, print_file
-
-torch = pytest.importorskip("torch")
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "deepspeed" / "tp2_dp2_z1_uneven"
 STEP = "global_step3"

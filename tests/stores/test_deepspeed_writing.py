@@ -95,13 +95,17 @@ def test_at_its_own_stage_and_degree_a_target_is_what_deepspeed_wrote(path: Path
         assert unlike(mine, theirs) == []
 
 
-@pytest.mark.parametrize("call", ["zero0(dp=2)", "zero1(dp=3)", "zero2(dp=5)", "zero3(dp=8)"])
-@pytest.mark.parametrize(
-    "path", DENSE[:1] + [p for p in DENSE if p.name in ("z3_dp2_subgroup", "z1_dp2_bf16")], ids=lambda p: p.name
-)
+SOME = [*DENSE[:1], *(p for p in DENSE if p.name in ("z3_dp2_subgroup", "z1_dp2_bf16"))]
+INTO = [
+    pytest.param(path, call, id=f"{path.name}-{call}")
+    for path in SOME
+    for call in ("zero0(dp=2)", "zero1(dp=3)", "zero2(dp=5)", "zero3(dp=8)")
+    if path.name == "z1_dp2_bf16" or not call.startswith("zero0")  # fp32 without ZeRO keeps no masters
+]
+
+
+@pytest.mark.parametrize("path, call", INTO)
 def test_every_target_has_one_place_and_every_storage_one_filler(path: Path, call: str) -> None:
-    if call.startswith("zero0") and path.name != "z1_dp2_bf16":
-        pytest.skip("fp32 without ZeRO keeps no masters")
     _, plan, skeleton = written(path, call)
     placed = [i for file in skeleton.files for i in file.storage_of]
     assert sorted(placed) == [i for i, target in enumerate(plan.targets) if target.numel]

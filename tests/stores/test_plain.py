@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +17,6 @@ from ucpl.stores.pickles import attributes_of, dumps, loads, set_attributes
 from ucpl.stores.plain import Plain
 from ucpl.stores.plain_values import decode, encode
 from ucpl.stores.scalars import number_of
-
-torch = pytest.importorskip("torch")
 
 
 def weights() -> dict[str, Any]:
@@ -82,6 +81,7 @@ def test_the_shortest_file(tmp_path: Path) -> None:
         (lambda v: v["groups"].append({"params": ["w"]}), "E481", "groups/2/params"),
         (lambda v: v["groups"].append({"params": ["nothing"]}), "E481", "groups/2/params"),
         (lambda v: v.update(groups={}), "E481", "groups"),
+        (lambda v: v.update(envelope={"blobs": {"a": 1, 7: 2}}), "E481", "envelope/blobs"),
     ],
 )
 def test_another_form_is_refused(tmp_path: Path, change: Any, code: str, where: str) -> None:

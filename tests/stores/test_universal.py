@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ucpl
 from ucpl.errors import UcplError
 from ucpl.stores.deepspeed.universal import Universal
-
-torch = pytest.importorskip("torch")
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 WRITTEN = FIXTURES / "universal"  # by ds_to_universal of deepspeed 0.19.8

@@ -123,22 +123,28 @@ def test_an_error_in_a_file_is_told_each_time() -> None:
     assert said[0] == said[1] and said[0][0].code == "E008"
 
 
-@pytest.mark.parametrize("harm", ["one number", "an end is missing", "nothing", "no tree", "unknown kind"])
+@pytest.mark.parametrize(
+    "harm", ["one number", "an end is missing", "nothing", "no tree", "unknown kind", "another record", "odd holes"]
+)
 def test_a_file_that_is_not_whole_is_no_tree(harm: str, folder: Path) -> None:
     parse_call("zero1(dp = 8)", keep=True)
     (path,) = folder.glob("tree-*")
     text = path.read_text()
     body = json.dumps([[999, 0, 1, 1, 1], {}])
+    record = json.dumps([trees._encoded(parse_expr("a")), {}])
+    holes = json.dumps([trees._encoded(parse_call("zero1(dp = 8)")), [1, 2]])
     other = {
         "one number": text.replace(",8]", ",9]"),
         "an end is missing": text[:-5],
         "nothing": "",
         "no tree": f"{trees._digest('{}')}\n{{}}",
         "unknown kind": f"{trees._digest(body)}\n{body}",
+        "another record": f"{trees._digest(record)}\n{record}",
+        "odd holes": f"{trees._digest(holes)}\n{holes}",
     }[harm]
     assert other != text
     path.write_text(other)
-    assert trees.find(Source("<call>", "zero1(dp = 8)"), "call_text") is None
+    assert not isinstance(trees.find(Source("<call>", "zero1(dp = 8)"), "call_text"), nodes.Call)
     assert parse_call("zero1(dp = 8)", keep=True) == parse_call("zero1(dp = 8)")
     assert path.read_text() == text
 

@@ -78,8 +78,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
 
         one = Called(with_sizes(one.library, one.layout.of, source.found), one.call)
         notes = _notes_of(source.found)
-    if given.model is not None:
-        one, notes = _cut_as_deepspeed(one, source, given, notes)
+    one, notes = _cut_as_deepspeed(one, source, given, notes)
     return located(one, given, notes=notes)
 
 
@@ -87,10 +86,12 @@ def _cut_as_deepspeed(
     one: Called, source: Side, given: Given, notes: tuple[Note, ...]
 ) -> tuple[Called, tuple[Note, ...]]:
     """A layout of any model that leaves the cuts open, with those that DeepSpeed would make."""
+    if given.model is None:
+        return one, notes
     from ucpl.frontends import parallel, stages
     from ucpl.regions.sharding import shardings_of
 
-    if given.model is None or not parallel.is_open(*one):
+    if not parallel.is_open(*one):
         return one, notes
     base = parallel.Base(*one, given.model, given.inherited, given.config)
     made = stages.target(base, source.checkpoint) or parallel.target(base, shardings_of(source.layout))

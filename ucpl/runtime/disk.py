@@ -136,7 +136,7 @@ def read_regular(path: Path, most: int) -> bytes:
         if state.st_size > most:
             raise ValueError(f"it has {state.st_size} bytes")
         made = bytearray(state.st_size)
-        return bytes(made[: read_upto(fd, memoryview(made), 0)])
+        return bytes(memoryview(made)[: read_upto(fd, memoryview(made), 0)])
     finally:
         _current.close(fd)
 

@@ -115,9 +115,8 @@ class Plan:
         """One state of a flow, a row for every box of single stored tensors."""
         source, target = self.spaces
         m = flow.moves
-        if len(each := expanded(m, source, target)) > len(
-            m
-        ):  # what was one row over layers may be one run in each, or of all
+        each = expanded(m, source, target)
+        if len(each) > len(m):  # what was one row over layers may be one run in each, or of all
             m = join_runs(straighten(each))
         return Runs(
             flow.kind,

@@ -50,9 +50,8 @@ class Runs:
     source_value: tuple[float, float] = (1.0, 0.0)  # stored = a * x + b on the source's side
     target_value: tuple[float, float] = (1.0, 0.0)  # and on the target's
     lossy: bool = False  # a rounding cast was asked for (or is a derivation)
-    node: I32 = (
-        field()
-    )  # (N,) index into Plan.nodes: the Merge, Derive, Reduce or Check that each move is of; -1: of none yet
+    # (N,) index into Plan.nodes: the Merge, Derive, Reduce or Check that each move is of; -1: of none yet
+    node: I32 = field()
 
     @node.default
     def _of_none(self) -> I32:

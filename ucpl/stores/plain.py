@@ -206,10 +206,17 @@ class _Opened:
             kept.wrong("a dict as ucpl writes it there")
         return made
 
+    def decoded_by_name(self, name: str) -> dict[str, object]:
+        """The same of a section whose keys are names."""
+        found = self.decoded(name)
+        by_name = {key: value for key, value in found.items() if isinstance(key, str)}
+        if len(by_name) != len(found):
+            self.value.at("envelope", name).wrong("a dict whose keys are texts")
+        return by_name
+
     def envelope(self, groups: tuple[ParameterGroup, ...], buffers: dict[str, TensorRef]) -> Envelope:
         part = self.part
-        blobs = {name: value for name, value in self.decoded("blobs").items() if isinstance(name, str)}
-        carried = self.decoded("carried")
+        blobs, carried = self.decoded_by_name("blobs"), self.decoded("carried")
         blobs |= {name: lifted(value.held, part.file) for name, value in self.named("scalars").items()}
         settings = self.settings()
         masters = int(any("fp32" in states for states in self.states.values()))

@@ -51,23 +51,23 @@ def parse_call(text: str, *, keep: bool = False) -> Call:
     """
     source = Source("<call>", text)
     call = trees.find(source, "call_text") if keep else None
-    if call is None:
-        call = _read(source, "call_text")
-        assert isinstance(call, Call)
-        if keep:
-            trees.store(call, source, "call_text", _read)
+    if isinstance(call, Call):
+        return call
+    call = _read(source, "call_text")
     assert isinstance(call, Call)
+    if keep:
+        trees.store(call, source, "call_text", _read)
     return call
 
 
 @lru_cache(maxsize=8)  # a file that both sides name is read once
 def _kept_file(text: str, name: str) -> File:
     source = Source(name, text)
-    file = trees.find(source, "start")
-    if file is None:
-        file = parse(text, name)
-        trees.store(file, source, "start", _read)
-    assert isinstance(file, File)
+    kept = trees.find(source, "start")
+    if isinstance(kept, File):
+        return kept
+    file = parse(text, name)
+    trees.store(file, source, "start", _read)
     return file
 
 

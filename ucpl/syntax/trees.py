@@ -61,9 +61,9 @@ def find(source: Source, start: str) -> object:
     try:
         told, holes = json.loads(body)
         tree = _decoded(told, source)
+        _know(holes)
     except (ValueError, TypeError, LookupError):
         return None
-    _know(holes)
     with contextlib.suppress(OSError):
         path.touch()  # the oldest are let go
     return tree
