@@ -94,6 +94,21 @@ def test_members_that_are_cut_over_an_axis_are_cut_over_it_once_more() -> None:
     assert lies(located(body, "x(dp = 2)"), "s") == {"0 s": "w00 w01 w02 w10", "1 s": "w31 w32 v2 v3"}
 
 
+def test_ranks_whose_members_lie_alike_hold_their_own_elements_and_others_are_not_taken_for_alike() -> None:
+    """Flats of one length, cut alike: rows of w on the first two ranks, and on the third what it holds lies transposed."""
+    body = (
+        'layout x(tp, dp) of m {\n  mesh tp dp\n  file weights = torch "w{tp}"\n  file optim = torch "{tp}-{dp}"\n'
+        '  w = a[..2] b as "w" at tp[0]\n  w = a[2..4] b as "w" at tp[1]\n  w = b a[4..] as "w" at tp[2]\n'
+        '  group all = w\n  state s of all = flat(each)@dp in optim as "s"\n}\n'
+    )
+    found = lies(located(body, "x(tp = 3, dp = 2)", "dim a = 6, b = 2\n  w : a b"), "s")
+    assert found == {
+        "0-0 s": "w00 w01", "0-1 s": "w10 w11",
+        "1-0 s": "w20 w21", "1-1 s": "w30 w31",
+        "2-0 s": "w40 w50", "2-1 s": "w41 w51",
+    }  # fmt: skip
+
+
 def test_padding_is_counted_where_it_lies() -> None:
     padding = {
         (home.file, part.state): home.padding

@@ -2,7 +2,7 @@
 
 from ucpl.columns.blocks import Block, Name, Slot
 from ucpl.columns.gaps import gaps, uncovered
-from ucpl.columns.numbering import distinct, numbered
+from ucpl.columns.numbering import distinct, numbered, within
 from ucpl.columns.space import Space
 from ucpl.columns.strided import Moves, Side, clip, expanded, join_runs, split_rows, straighten
 from ucpl.columns.table import I64, Bools, Table, block, column
@@ -28,4 +28,5 @@ __all__ = [
     "split_rows",
     "straighten",
     "uncovered",
+    "within",
 ]

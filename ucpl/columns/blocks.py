@@ -6,13 +6,15 @@ others.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Literal
 
 from attrs import frozen
 
 from ucpl.columns.table import I64, Bools
 
-__all__ = ["CHOICE", "COORDINATE", "Block", "Name", "Slot", "is_whole", "name_text"]
+__all__ = ["CHOICE", "COORDINATE", "Block", "Name", "Slot", "is_whole", "name_text", "name_texts"]
 
 COORDINATE, CHOICE = 0, 1
 
@@ -37,6 +39,13 @@ Name = tuple[str | Slot, ...]
 
 def name_text(name: Name, coordinate: int, choice: int) -> str:
     return "".join(p if isinstance(p, str) else p.text(choice if p.axis else coordinate) for p in name)
+
+
+def name_texts(name: Name, coordinates: Iterable[int], choices: Iterable[int]) -> list[str]:
+    """The name at each pair of a coordinate and a choice, a part at a time."""
+    pairs = list(zip(coordinates, choices, strict=True))
+    texts = [repeat(p, len(pairs)) if isinstance(p, str) else [p.text(pair[p.axis]) for pair in pairs] for p in name]
+    return ["".join(parts) for parts in zip(*texts, strict=True)] if name else [""] * len(pairs)
 
 
 def is_whole(text: str) -> bool:

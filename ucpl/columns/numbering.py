@@ -8,7 +8,7 @@ import numpy as np
 
 from ucpl.columns.table import I64
 
-__all__ = ["distinct", "numbered"]
+__all__ = ["distinct", "numbered", "within"]
 
 ROOM = 1 << 62  # numbers below it can still be added to
 
@@ -40,6 +40,12 @@ def distinct(columns: Sequence[I64]) -> I64:
     """The first row of each of the different rows, in the order of their numbers."""
     _, first = np.unique(numbered(columns), return_index=True)
     return first.astype(np.int64)
+
+
+def within(count: I64) -> I64:
+    """0, 1, .. count[i] - 1 for each i, one after the other: where each row stands in its own run of rows."""
+    out: I64 = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    return out
 
 
 def _ranked(values: I64) -> tuple[I64, int]:

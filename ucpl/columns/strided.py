@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 from attrs import frozen
 
+from ucpl.columns.numbering import within
 from ucpl.columns.space import Space
 from ucpl.columns.table import I64, Bools, Table, block, column
 
@@ -221,7 +222,7 @@ def split_rows(shape: I64, dims: Bools) -> tuple[I64, I64]:
     size = np.where(dims, shape, 1)
     count: I64 = size.prod(axis=1)
     row = np.repeat(np.arange(len(shape)), count)
-    rest = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    rest = within(count)
     index = np.zeros((len(row), shape.shape[1]), dtype=np.int64)
     for d in range(shape.shape[1] - 1, -1, -1):
         rest, index[:, d] = np.divmod(rest, size[row, d])

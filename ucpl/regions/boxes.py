@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ucpl.columns import I64, Bools, distinct, numbered
+from ucpl.columns import I64, Bools, distinct, numbered, within
 
 Ints = NDArray[np.integer]
 
@@ -68,8 +68,7 @@ def overlaps(group_a: Ints, low_a: I64, high_a: I64, group_b: Ints, low_b: I64, 
         last = max(first + 1, int(np.searchsorted(ends, limit, side="right")))
         c = count[first:last]
         i = np.repeat(np.arange(first, last), c)
-        within = np.arange(len(i)) - np.repeat(np.cumsum(c) - c, c)
-        j = order[np.repeat(begin[first:last], c) + within]
+        j = order[np.repeat(begin[first:last], c) + within(c)]
         keep = ((low_a[i] < high_b[j]) & (low_b[j] < high_a[i])).all(axis=1)
         found_i.append(i[keep])
         found_j.append(j[keep])

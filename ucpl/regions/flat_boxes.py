@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from ucpl.columns import I64, clip
+from ucpl.columns import I64, clip, within
 from ucpl.layout import Storing
 from ucpl.regions import flats as fl
 from ucpl.regions.entries import EntryPlacer
@@ -22,6 +22,37 @@ FlatCut = tuple[
 
 
 @frozen(eq=False)
+class _Base:
+    start: int  # its first row in the table of all
+    table: Pieces
+    boxes: I64  # (members,) how many of them each member has
+    first: I64  # (members,) and the first of those, in the table of all
+
+    def lies_as(self, other: _Base) -> bool:
+        """Whether the boxes are of the same sizes at the same places of local storage, whatever elements they are."""
+        a, b = self.table, other.table
+        return self is other or (
+            np.array_equal(self.boxes, other.boxes)
+            and np.array_equal(a.offset, b.offset)
+            and np.array_equal(a.stride, b.stride)
+            and np.array_equal(a.high - a.low, b.high - b.low)
+        )
+
+
+def _alike(cuts: Sequence[FlatCut], base: Sequence[_Base]) -> I64:
+    """Of each cut, the first that has the same windows of members that lie as its own do."""
+    first: dict[tuple[int, int], list[int]] = {}
+    out = []
+    for i, (_, _, cut, _) in enumerate(cuts):
+        known = first.setdefault((id(cut.rows), len(base[i].table)), [])
+        found = next((j for j in known if base[i].lies_as(base[j])), i)
+        if found == i:
+            known.append(i)
+        out.append(found)
+    return np.array(out, dtype=np.int64)
+
+
+@frozen(eq=False)
 class FlatBoxes:
     site: Site
     storing: Storing  # of the state line
@@ -29,30 +60,23 @@ class FlatBoxes:
     involved: tuple[EntryPlacer, ...]
 
     def clipped(self, cuts: Sequence[FlatCut]) -> Pieces:
-        """Intervals of members' local storage as boxes of logical tensors."""
-        base: list[Pieces] = []  # boxes of members, each as long as it is
-        begin: list[I64] = []  # of each interval: its first row in the base, how many, and where it lies
-        count: list[I64] = []
-        rows: list[fl.Windows] = []
-        done: dict[int, tuple[I64, I64, fl.Members]] = {}
-        total = 0
-        for members, body, cut, first in cuts:
-            if id(members) not in done:
-                table, of_member = self.member_boxes(members, body)
-                starts = np.cumsum(of_member) - of_member + total
-                done[id(members)] = (starts, of_member, members)
-                base.append(table)
-                total += len(table)
-            starts, of_member, _ = done[id(members)]
-            begin.append(starts[cut.rows.member])
-            count.append(of_member[cut.rows.member])
-            rows.append(cut.rows.replace(window=cut.rows.window + first))
-        if not base:
+        """Intervals of members' local storage as boxes of logical tensors.
+
+        Flats whose members lie alike in storage (ranks of tensor parallelism hold other elements in the same places) and that
+        are cut alike are clipped once.
+        """
+        if not cuts:
             return Pieces.empty(self.site.k)
-        table, windows = Pieces.concat(base, self.site.k), fl.Windows.concat(rows)
-        first_row, of_row = np.concatenate(begin), np.concatenate(count)
+        base, table = self.bases(cuts)
+        like = _alike(cuts, base)
+        first, which = np.unique(like, return_inverse=True)  # the cuts that are clipped, and of each cut which of them
+        windows = fl.Windows.concat(
+            [r.replace(window=r.window + n) for r, n in ((cuts[i][2].rows, cuts[i][3]) for i in first)]
+        )
+        of_row = np.concatenate([base[i].boxes[cuts[i][2].rows.member] for i in first])
+        first_row = np.concatenate([base[i].first[cuts[i][2].rows.member] for i in first])
         interval = np.repeat(np.arange(len(first_row)), of_row)
-        source = first_row[interval] + np.arange(len(interval)) - np.repeat(np.cumsum(of_row) - of_row, of_row)
+        source = first_row[interval] + within(of_row)
         picked, low, high = clip(
             table.offset[source],
             table.high[source] - table.low[source],
@@ -64,13 +88,31 @@ class FlatBoxes:
         local = table.offset[row] + (low * table.stride[row]).sum(axis=1)
         order = np.lexsort((local, at_interval))
         row, at_interval, local, low, high = row[order], at_interval[order], local[order], low[order], high[order]
-        cut_ = table.take(row)
+        # Each cut has the boxes of the one that it is like, in its own rows of the table and in its own windows.
+        cut_of_row = np.repeat(np.arange(len(first)), [len(cuts[i][2].rows) for i in first])
+        boxes = np.bincount(cut_of_row[at_interval], minlength=len(first))
+        taken = np.repeat((np.cumsum(boxes) - boxes)[which], boxes[which]) + within(boxes[which])
+        place = np.array([(b.start, cut[3]) for b, cut in zip(base, cuts, strict=True)])
+        shift = np.repeat(place - place[like], boxes[which], axis=0)
+        at_interval, local = at_interval[taken], local[taken]
+        cut_ = table.take(row[taken] + shift[:, 0])
         return cut_.replace(
-            home=windows.window[at_interval],
-            low=cut_.low + low,
-            high=cut_.low + high,
+            home=windows.window[at_interval] + shift[:, 1],
+            low=cut_.low + low[taken],
+            high=cut_.low + high[taken],
             offset=local - windows.start[at_interval] + windows.position[at_interval],
         )
+
+    def bases(self, cuts: Sequence[FlatCut]) -> tuple[list[_Base], Pieces]:
+        """Boxes of the members of each cut, each as long as it is, and all of them in one table."""
+        done: dict[int, _Base] = {}
+        total = 0
+        for members, body, _, _ in cuts:
+            if id(members) not in done:
+                table, boxes = self.member_boxes(members, body)
+                done[id(members)] = _Base(total, table, boxes, np.cumsum(boxes) - boxes + total)
+                total += len(table)
+        return [done[id(members)] for members, *_ in cuts], Pieces.concat([b.table for b in done.values()], self.site.k)
 
     def member_boxes(self, members: fl.Members, body: fl.Body) -> tuple[Pieces, I64]:
         """Boxes of all members of a flat in their order, and how many each has."""

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from ucpl.columns import I64, Bools
-from ucpl.columns.blocks import Block, name_text
+from ucpl.columns.blocks import Block, name_texts
 from ucpl.errors import fail
 from ucpl.extents import Flat
 from ucpl.layout import FileRule, Group, States
@@ -306,8 +306,8 @@ class FlatParts:
             constants = {n: v for n, v in constants.items() if n not in of_choice}
             variables = Variables(constants, {}, of_choice, 1, len(choices))
             _, steps, _ = site.namer.place(key, None, key, variables)
-            texts = ("/".join(name_text(step, 0, j) for step in steps) for j in range(len(choices)))
-            self.names[memo] = tuple(texts)
+            texts = (name_texts(step, [0] * len(choices), range(len(choices))) for step in steps)
+            self.names[memo] = tuple("/".join(names) for names in zip(*texts, strict=True))
         return self.names[memo]
 
     def cut(self, line: Line, members: fl.Members, places: fl.Places) -> fl.Cut:

@@ -13,7 +13,7 @@ from itertools import groupby
 import numpy as np
 from attrs import evolve, field, frozen
 
-from ucpl.columns import I64, Bools, Table, column
+from ucpl.columns import I64, Bools, Table, column, within
 from ucpl.errors import Label, fail
 from ucpl.extents import Flat
 from ucpl.layout import Group, Layout, States
@@ -285,7 +285,7 @@ def _outer_windows(
     last = np.searchsorted(begin, high, side="left")
     count = np.maximum(last - first, 0)
     window = np.repeat(np.arange(len(places)), count)
-    member = np.arange(len(window)) - np.repeat(np.cumsum(count) - count, count) + first[window]
+    member = within(count) + first[window]
     a = np.maximum(low[window] - begin[member], 0)
     b = np.minimum(high[window] - begin[member], visible[member])
     keep = b > a

@@ -14,6 +14,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from ucpl.columns import I64, within
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.extents import key_text
@@ -40,7 +41,6 @@ __all__ = [
     "members_of",
 ]
 
-I64 = NDArray[np.int64]
 U32 = NDArray[np.uint32]
 
 REST_SHARE = 50  # what was left of members is read as a whole where it is at most 1/50 of the bytes that moves ask for
@@ -211,8 +211,7 @@ def _cover(member: Member, part: tuple[I64, U32]) -> _Runs:
 def _spread(table: I64) -> tuple[I64, I64]:
     """Every run of these fragments: (starts, stops), in order."""
     position, size, count, step = table.T
-    within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
-    start = np.repeat(position, count) + within * np.repeat(step, count)
+    start = np.repeat(position, count) + within(count) * np.repeat(step, count)
     stop = start + np.repeat(size, count)
     order = np.argsort(start, kind="stable")
     return start[order], stop[order]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from ucpl.columns import Slot
-from ucpl.columns.blocks import name_text
+from ucpl.columns.blocks import name_texts
 from ucpl.columns.operations import net_text
 from ucpl.extents import DTYPES, Shelf, Shelves
 from ucpl.schedule.plan import Plan, Tally
@@ -47,7 +49,7 @@ def files_of(shelves: Shelves) -> int:
         slots = [p for p in shelf.block.file if isinstance(p, Slot)]
         coordinates = range(len(shelf.block.rank)) if any(not s.axis for s in slots) else range(min(1, len(shelf)))
         choices = range(shelf.block.choices if any(s.axis for s in slots) else 1)
-        names.update(name_text(shelf.block.file, c, j) for c in coordinates for j in choices)
+        names.update(name_texts(shelf.block.file, *zip(*product(coordinates, choices), strict=True)))
     return len(names)
 
 
