@@ -159,6 +159,12 @@ def small(body: str, call: str) -> tuple[str, str]:
             '  file weights = torch "f"\n  w = a b as "w"\n  state s = trim(pad(flat(each), dp)@dp) in weights as "s"',
             "E146",
         ),
+        ('  file weights = torch "f"\n  w[a] = b as "w.{a}.{b}"', "E122"),
+        ('  file weights = torch "f"\n  w[a] = b as "w.{a}.{b.local + 1}"', "E122"),
+        ('  file weights = torch "f"\n  dim hi = 1\n  index a = (hi lo)\n  w = a b as "w.{lo}"', "E122"),
+        ('  file weights = torch "f" key "{a}/{key}"\n  w = a b as "w"', "E122"),
+        ('  file weights = torch "f.{b}"\n  w[a] = b as "w.{a}"', "E122"),
+        ('  file weights = torch "f"\n  w = a b as "w"\n  state s = like in weights as "{a}.s"', "E122"),
     ],
 )
 def test_what_has_no_meaning_is_refused_by_both(body: str, code: str) -> None:
@@ -187,6 +193,11 @@ def test_two_pieces_in_one_place_are_refused_by_both(body: str) -> None:
     assert caught.value.diagnostics[0].code == "E215"
     with pytest.raises(TwoMeanings):
         agree_alone(meaning)
+
+
+def test_sizes_in_names_are_asked_for() -> None:
+    body = '  let n = a + 1\n  file weights = torch "f.{a.size}.{n}"\n  w[b] = a as "{b}.{size(a)}"'
+    assert check(*small(body, "x(dp = 2)")) == 2
 
 
 def agree_alone(meaning: Any) -> None:

@@ -196,7 +196,7 @@ model vision {
 layout laid(tp = 1, width = 2) of vision {
   mesh tp
   file weights = torch "v.{l}.{tp:02}.pt" key "in/{key}"
-  blocks[l] = h@tp as "blocks.{l}.{l.local}.{size(tp)}.{h}"
+  blocks[l] = h@tp as "blocks.{l}.{l.local}.{size(tp)}.{size(h)}"
   patch = pad(h[..1], width) h[1..] in extra as "patch"
   file extra = torch "x.{tp}"
 }

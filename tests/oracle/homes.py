@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from itertools import groupby, product
 from typing import Any
@@ -192,6 +193,7 @@ class _Rank:
 
     def home(self, item: Any, rule: nodes.Files, template: str, local: Local, state: str, env: dict[str, Any]) -> Home:
         here = {**self.rank, **local.names, **env, "state": state}
+        self.demand_indices(local.entry, (template, rule.template, rule.key or ""), here)
         key = self.numbers.render(template, here)
         here["key"] = key
         policy = {c[0]: self.policy(item, item) for c in local.cells if not isinstance(c, Padding)}
@@ -208,6 +210,16 @@ class _Rank:
             self.clause(item, "dtype", (None,))[0],
             isinstance(item, nodes.Entry) and item.path in self.meaning.aliases,
         )
+
+    def demand_indices(self, entry: nodes.Entry, templates: tuple[str, ...], here: dict[str, Any]) -> None:
+        """A dim of the tensor that is no index of its entry has no value in names; nor have its digits."""
+        of = [self.meaning.tensors[path] for path in self.targets(entry).values() if path in self.meaning.tensors]
+        dims = [d for tensor in of for d in tensor.dims]
+        unsaid = {x for d in dims for x in (d, f"{d}.local", *self.leaves(d, []))} - here.keys()
+        for hole in (m[1] for t in templates for m in re.finditer(r"\{([^{}:]*)", t)):
+            for word in re.findall(r"[A-Za-z_][\w.]*", re.sub(r"size\([^()]*\)", "", hole)):
+                if word in unsaid:
+                    raise Refused(f"{entry.path} has no index {word}")
 
     def own_policies(self, among: dict[str, str], item: Any) -> dict[str, str]:
         """A clause of an entry on this rank holds for its states, too."""

@@ -120,12 +120,16 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
     path = aliases[item.path] if alias else item.path
     indices = axes_closed(item.indices, ground.scope, item.span)
     if path in tensors and any(isinstance(a, nodes.Any_ | nodes.Rest) for a in walk(*(item.shape or ()))):
-        return evolve(_wild(Wild(item, path, alias), ground, tensors), indices=indices)
+        made = evolve(_filled(Wild(item, path, alias), ground, tensors), indices=indices)
+        ground.naming.demand_entry(item, made, tensors)
+        return made
     shape = axes_closed(item.shape or (), ground.scope, item.span)
     targets = {label: _target(path, label, tensors, item.span) for label in ax.labels_of(shape)}
     variables = {"name": item.path} | ({"alias": alias, "owner": path} if alias else {})
     storing = ground.storing(said_clauses(item), item.span, "weights", dims_in(item.indices))
-    return Entry(item.path, indices, shape, targets, storing, alias, variables, item.span)
+    entry = Entry(item.path, indices, shape, targets, storing, alias, variables, item.span)
+    ground.naming.demand_entry(item, entry, tensors)
+    return entry
 
 
 def _target(path: str, label: str | None, tensors: dict[str, LogicalTensor], span: nodes.Span) -> str:
@@ -140,6 +144,12 @@ def _target(path: str, label: str | None, tensors: dict[str, LogicalTensor], spa
 
 
 def _wild(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> Entry:
+    entry = _filled(wild, ground, tensors)
+    ground.naming.demand_entry(wild.item, entry, tensors)
+    return entry
+
+
+def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> Entry:
     """An entry whose pattern says `_` and `...`, for one tensor."""
     item, tensor = wild.item, tensors[wild.path]
     filling = _Filling(list(tensor.dims), item, tensor)

@@ -20,6 +20,7 @@ from ucpl.layout.scope import Config, Scope, Value, at, nearest
 from ucpl.layout.statements import Given, Note, Opened, open_layout
 from ucpl.layout.storing import (
     blobs_of,
+    demand_names,
     derived_of,
     framework_of,
     ground_of,
@@ -73,7 +74,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     groups = groups_of_layout(items, ground, tensors, frozenset(e.path for e in entries), model_groups)
     framework, settings = framework_of(items, scope)
     state_lines = states_lines(items, ground, groups, model_groups)
-    return Layout(
+    layout = Layout(
         name=opened.layout.name,
         call=_call_text(opened),
         sizes=_sizes(scope),
@@ -96,6 +97,8 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         model_name=opened.model.name,
         not_kept=not_kept(items, scope),
     )
+    demand_names(items, ground, layout)
+    return layout
 
 
 def _sizes(scope: Scope) -> dict[str, int]:

@@ -12,8 +12,9 @@ from attrs import define
 
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
-from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, LogicalTensor, Policy, States, Storing
+from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, Policy, States, Storing
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
+from ucpl.layout.naming import Naming, naming_of
 from ucpl.layout.patterns import axes_closed, demand_flat, demand_no_flat, dims_in
 from ucpl.layout.scope import Scope, Value, at, nearest
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
@@ -22,6 +23,7 @@ from ucpl.syntax import nodes, print_expr
 __all__ = [
     "Ground",
     "blobs_of",
+    "demand_names",
     "derived_of",
     "framework_of",
     "ground_of",
@@ -53,6 +55,7 @@ class Ground:
     files: dict[str, FileRule]
     indices: dict[str, ax.Axis]
     mesh_axes: frozenset[str]
+    naming: Naming
 
     def template(self, text: str, span: nodes.Span, brackets: Iterable[str]) -> Template:
         """A closed template. `brackets`: the indices that the places it names have."""
@@ -121,7 +124,7 @@ def ground_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str
     """The files of a layout, and what else its statements stand on."""
     items = list(items)
     mesh_axes = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes)
-    ground = Ground(scope, {}, indices, mesh_axes)
+    ground = Ground(scope, {}, indices, mesh_axes, naming_of(items, scope, indices))
     brackets = brackets_of(items)
     for item in items:
         if isinstance(item, nodes.Files) and scope.holds(item.when):
@@ -206,6 +209,13 @@ def states_lines(
             )
         out.append(States(item.names, named, shape, storing, buckets, item.span))
     return tuple(out)
+
+
+def demand_names(items: Iterable[nodes.LayoutItem], ground: Ground, layout: Layout) -> None:
+    """No name of a state line speaks of a dim that is no index there. Raises E122."""
+    said = [i for i in items if isinstance(i, nodes.States) and i.shape is not None and is_there(i, ground.scope)]
+    for item, line in zip(said, layout.state_lines, strict=True):
+        ground.naming.demand_line(item, line, layout.entries, (layout.tensors, layout.groups))
 
 
 def _named_groups(

@@ -1,0 +1,123 @@
+"""Names of stored tensors speak of the tensors that they are of: a dim in braces is an index in brackets.
+
+`{e}` has a value of its own for each stored tensor where `e` is in brackets. Where it is not, one name would stand for all of
+it, and the number in it would be the dim's size: that is asked for by `{size(e)}`, and `{e}` is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NoReturn
+
+from attrs import frozen
+
+from ucpl.errors import fail
+from ucpl.layout import axes as ax
+from ucpl.layout.layout import Entry, Group, LogicalTensor, States
+from ucpl.layout.scope import Scope, at
+from ucpl.layout.templates import PLACE_WORDS, template
+from ucpl.syntax import nodes
+
+__all__ = ["Naming", "naming_of"]
+
+
+@lru_cache(maxsize=4096)  # an entry with `*` says the same of every tensor
+def _names(text: str) -> frozenset[str]:
+    return template(text, nodes.NOWHERE).names
+
+
+Text = tuple[str, nodes.Span]  # a template as it is written, and the statement that it stands in
+
+
+@frozen
+class Naming:
+    """What the templates of a layout name, against what places give them."""
+
+    scope: Scope
+    indices: dict[str, ax.Axis]
+    mesh_axes: frozenset[str]
+    files: dict[str, tuple[Text, ...]]  # of each file: its path and key
+
+    def demand_entry(self, item: nodes.Entry, entry: Entry, tensors: dict[str, LogicalTensor]) -> None:
+        """Every dim of the entry's tensors that its file and key name is in its brackets. Raises E122."""
+        if entry.storing.key is not None:
+            dims = {d for path in entry.targets.values() for d in tensors[path].dims}
+            self._demand(item, entry.storing.file, (entry, entry.indices), dims)
+
+    def demand_line(self, item: nodes.States, line: States, entries: Iterable[Entry], layout: Trained) -> None:
+        """The same of what a state line adds to the names of entries, and of flat buffers: their indices are those of
+        their group. Raises E122."""
+        tensors, groups = layout
+        if line.shape != "like":
+            dims = {d for t in tensors.values() for d in t.dims}
+            for name in line.groups or ("",):
+                self._demand(item, line.storing.file, (line, groups[name].indices if name in groups else ()), dims)
+            return
+        for entry in entries:
+            of = [tensors[path] for path in entry.targets.values()]
+            if all(t.kind == "parameter" for t in of) and _is_member(entry.path, line, groups):
+                dims = {d for t in of for d in t.dims}
+                self._demand(item, line.storing.file, (entry, entry.indices), dims)
+
+    def _demand(self, item: Item, file: str, owner: Owner, dims: set[str]) -> None:
+        said = [(c.args[0], c.span if c.span.line else item.span) for c in item.clauses if c.word == "as"]
+        texts = [*self.files.get(file, ()), *said]
+        spoken = frozenset[str]().union(*(_names(text) for text, _ in texts))
+        if not spoken:
+            return
+        brackets = ax.dims_of(*owner[1])
+        given = {n for b in brackets for n in self._of(b)} | self.mesh_axes | PLACE_WORDS
+        for dim in sorted(dims - set(brackets)):
+            for name in self._of(dim):
+                if name in spoken and name not in given:
+                    text, span = next(t for t in texts if name in _names(t[0]))
+                    self._refuse(name, dim, (text, span), owner[0])
+
+    def _of(self, dim: str) -> Iterator[str]:
+        """What a place that has this index gives."""
+        yield from (dim, f"{dim}.local", *ax.leaves_of(dim, self.indices))
+
+    def _refuse(self, name: str, dim: str, text: Text, owner: Entry | States) -> NoReturn:
+        bare = name.removesuffix(".local")
+        size = self.scope.value(bare) if self.scope.knows(bare) else None
+        if isinstance(owner, Entry):
+            what = f"`{owner.path}`"
+            one = f"{owner.path}[{', '.join([*ax.dims_of(*owner.indices), dim])}] = ... is one stored tensor for each"
+        else:
+            what, one = "this state line", f"group NAME[{dim}] = ... is one flat buffer for each"
+        places = [at(text[1], "named here")]
+        if owner.span.line and owner.span.line != text[1].line:
+            places.append(at(owner.span, f"no index {dim} in brackets here"))
+        fail(
+            "E122",
+            f'"{text[0]}" names `{name}`, which has no value here: {what} has no index `{dim}` in brackets',
+            *places,
+            remedy=f"{one}; {{size({bare})}} is the size{'' if size is None else f', {size}'}",
+        )
+
+
+def _is_member(path: str, line: States, groups: dict[str, Group]) -> bool:
+    """Whether a state line speaks of an entry, as far as its groups say by name."""
+    of = [groups[name] for name in line.groups or () if name in groups]
+    if not of:
+        return True
+    left_out = {m for g in of for w in g.without or () if w in groups for m in groups[w].members or ()}
+    return any(g.members is None or path in g.members for g in of) and path not in left_out
+
+
+Trained = tuple[dict[str, LogicalTensor], dict[str, Group]]  # tensors and groups of a layout
+Owner = tuple[Entry | States, tuple[ax.Axis, ...]]  # what a name is of, and the indices of it
+Item = nodes.Entry | nodes.States
+
+
+def naming_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str, ax.Axis]) -> Naming:
+    """`items`: of the layout; what its files are called is asked of all that is in them."""
+    items = list(items)
+    files = {i.name: i for i in items if isinstance(i, nodes.Files) and scope.holds(i.when)}
+    texts = {
+        name: tuple((text, i.span) for text in (i.template, i.key) if i.form is not None and text is not None)
+        for name, i in files.items()
+    }
+    axes = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes)
+    return Naming(scope, indices, axes, texts)
