@@ -466,6 +466,29 @@ def tensor_that_the_plan_does_not_have(folder: Path) -> list[str]:
     return ["why", "some.plan", "wte.wieght[3, 4]"]
 
 
+def with_globs(folder: Path, *lines: str, of: str = "any") -> list[str]:
+    """A small model, a layout of these lines, and the command that shows it."""
+    text = "ucpl 1\nmodel m {\n  attn.q.weight : 4 6 dtype f32\n}\n"
+    text += f'layout x(tp = 2) of {of} {{\n  mesh tp\n  file weights = torch "{{tp}}.pt"\n'
+    (folder / "globs.ucpl").write_text(text + "".join(f"  {line}\n" for line in lines) + "}\n")
+    return ["show", "globs.ucpl:x()", "--model", "globs.ucpl:m"]
+
+
+@case
+def globs_that_tie(folder: Path) -> list[str]:
+    return with_globs(folder, '"*.q.weight" = _@tp ... as "{name}"', '"attn.*ight" = _ _@tp as "{name}"')
+
+
+@case
+def glob_in_a_layout_of_a_named_model(folder: Path) -> list[str]:
+    return with_globs(folder, '"*.q.weight" = _@tp ... as "{name}"', of="m")
+
+
+@case
+def glob_with_an_index(folder: Path) -> list[str]:
+    return with_globs(folder, '"*.q.weight"[l] = _@tp ... as "{name}"')
+
+
 def is_root() -> bool:
     """Whom no permission stops."""
     return os.geteuid() == 0

@@ -57,6 +57,9 @@ def text(model: str = "", layout: str = "", head: str = "x(dp)", top: str = "", 
 FILE = '  file weights = torch "f.{dp}"\n'
 W = FILE + '  w = a b as "w"\n  v = a as "v"\n'
 MODEL = "  dim a = 4, b = 3\n  dtype f32\n"
+GLOBS = (
+    "layout any_(dp) of any {{\n  mesh dp\n" + FILE + "  {}\n  {}\n}}\nlayout g(dp) of m extends any_(dp = dp) {{\n}}\n"
+).replace("{dp}", "{{dp}}")
 
 REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E101", "no number is called `aa`", text(layout=FILE + "  let x = ⟦aa / 2\n  w = a@dp[x, x] b as \"w\"\n"), "x(2)", {}),
@@ -99,6 +102,9 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E122", "names `a`, which has no value here: this state line", text(layout=FILE + '  w[a] = b as "w.{a}"\n  group g = w\n  state * of g = flat(each) ⟦as "{a}"\n'), "x(2)", {}),
     ("E124", "`x` needs a value for `dp`", text(layout=W).replace("x(dp)", "x(⟦dp)"), "x()", {}),
     ("E125", "`dp` is 2 here and 4 in the layout", text(layout=W) + "layout y(dp) of m extends x(2 * dp) {\n}\n", "y(2)", {}),
+    ("E126", '"*w" is a glob over names', text(layout=FILE + '  ⟦"*w" = a b as "w"\n'), "x(2)", {}),
+    ("E127", '"*w" and "w*" both match `w`', text(layout=FILE) + GLOBS.format('⟦"*w" = ...', '⟧"w*" = none'), "g(2)", {}),
+    ("E128", '"*w" speaks of many tensors', text(layout=FILE) + GLOBS.format('⟦"*w"[l] = ...', "v = _"), "g(2)", {}),
     ("E130", "tensor `w` is defined twice", text(model="  dim a = 4\n  ⟧w : a when a\n  ⟦w : a when 1\n"), "x(2)", {}),
     ("E130", "`w` is defined twice", text(model="  dim a = 4\n  w : a\n  ⟦alias w = w when 1\n"), "x(2)", {}),
     ("E132", "dim `a` of `w` is -1", text(model="  dim a = 3 - 4\n  w : ⟦a\n"), "x(2)", {}),

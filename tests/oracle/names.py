@@ -208,8 +208,14 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
                     evolve(c, args=((key or "{key}").replace("{key}", c.args[0]),)) if c.word == "as" else c
                     for c in clauses
                 )
+                glob = (f"{prefix}.{node.glob[0]}", *node.glob[1:]) if node.glob else ()
                 return evolve(
-                    node, path=member(node.path), indices=walk(node.indices), shape=walk(node.shape), clauses=clauses
+                    node,
+                    glob=glob,
+                    path=member(node.path),
+                    indices=walk(node.indices),
+                    shape=walk(node.shape),
+                    clauses=clauses,
                 )
             case nodes.Tensor():
                 return evolve(node, path=member(node.path), dims=walk(node.dims), when=walk(node.when))
@@ -407,7 +413,7 @@ def statements(known: dict[str, Any], layout: nodes.Layout, given: dict[str, Any
 def left(item: Any) -> Any:
     match item:
         case nodes.Entry():
-            return "entry", item.path, item.of
+            return "entry", item.path, item.of, item.glob
         case nodes.States():
             return "state", item.names, item.groups
         case nodes.Group() | nodes.Files() | nodes.Index() | nodes.Mesh() | nodes.Blob():
@@ -456,25 +462,45 @@ SPEAKS_OF = {
 
 
 def entries_of(meaning: Meaning, items: list[Any]) -> list[nodes.Entry]:
-    """Entries in force. A wildcard stands for each tensor that no line names, where the first wildcard stands."""
+    """Entries in force. Wildcards and globs stand for each tensor that no line names, where the first of them stands."""
     written = [i for i in items if isinstance(i, nodes.Entry)]
-    named = {i.path for i in written if i.path != "*"}
+    named = {i.path for i in written if i.path != "*" and not i.glob}
     inforce = [i for i in written if clauses_hold(meaning, i)]
-    wild = [i for i in inforce if i.path == "*"]
+    wild = [i for i in inforce if i.path == "*" or i.glob]
     out: list[nodes.Entry] = []
-    first = next((i for i in written if i.path == "*"), None)
+    first = next((i for i in written if i.path == "*" or i.glob), None)
     for item in written:
         if item is first:
             for path, tensor in meaning.tensors.items():
                 if path not in named:
-                    said = next((c for c in SPEAKS_OF[tensor.kind] if any(w.of == c for w in wild)), "nobody")
-                    out += [evolve(w, path=path) for w in wild if w.of == said and w.shape is not None]
+                    out += spoken_of(path, SPEAKS_OF[tensor.kind], wild)
             for alias in meaning.aliases:
                 if alias not in named:
-                    out += [evolve(w, path=alias) for w in wild if w.of == "alias" and w.shape is not None]
-        elif item.path != "*" and item.shape is not None and item in inforce:
-            out.append(item)
+                    out += spoken_of(alias, ("alias",), wild)
+        elif item not in wild and item.path not in ("*",) and not item.glob and item.shape is not None:
+            out += [item] if item in inforce else []
     return [with_dims(meaning, e) for e in out]
+
+
+def spoken_of(name: str, classes: tuple[str | None, ...], wild: list[nodes.Entry]) -> list[nodes.Entry]:
+    """What wildcards say of one name: the glob with most characters that are no star, of equals that of the narrowest
+    class; without one, the narrowest class."""
+
+    def strength(w: nodes.Entry) -> tuple[int, int]:
+        return sum(len(text) for text in w.glob), -classes.index(w.of)
+
+    mine = [
+        w for w in wild if w.glob and w.of in classes and re.fullmatch(".*".join(map(re.escape, w.glob)), name, re.S)
+    ]
+    if mine:
+        best = max(map(strength, mine))
+        said = [w for w in mine if strength(w) == best]
+        if len({w.glob for w in said}) > 1:
+            raise Refused(f"two globs match {name}")
+    else:
+        of = next((c for c in classes if any(w.of == c and not w.glob for w in wild)), "nobody")
+        said = [w for w in wild if w.of == of and not w.glob]
+    return [evolve(w, path=name, glob=()) for w in said if w.shape is not None]
 
 
 def with_dims(meaning: Meaning, entry: nodes.Entry) -> nodes.Entry:

@@ -14,7 +14,7 @@ from ucpl.syntax.definitions import check_definitions
 from ucpl.syntax.source import Source
 
 PLAIN = ["a", "h", "g", "tp", "dp", "attn", "w_1", "_x", "value", "state", "as", "order", "flat", "each", "none", "all"]
-ODD = ["blocks.0.w", "0", "a b", 'say "x"', "back\\slash", "two\nlines", "naïve", "{l}", "#no", "=", "("]
+ODD = ["blocks.0.w", "0", "a b", 'say "x"', "back\\slash", "two\nlines", "naïve", "a.*", "{l}", "#no", "=", "("]
 COMPARISONS = ["==", "!=", "<=", ">=", "<", ">"]
 
 plain = st.sampled_from(PLAIN)
@@ -162,6 +162,12 @@ layout_items = st.one_of(
     st.builds(nodes.Files, names, st.none(), when=maybe),
     st.builds(nodes.Framework, calls),
     st.builds(nodes.Entry, paths, indices, st.none() | shapes, clauses),
+    st.builds(
+        lambda runs, shape, of: nodes.Entry("*".join(runs), (), shape, (), of, runs),
+        some(st.sampled_from(["", "a", ".to_q.", "x*y", 'say "x"', "back\\slash"]), 2, 4).filter(any),
+        st.none() | shapes,
+        st.sampled_from([None, "trainable", "buffer", "alias"]),
+    ),
     st.builds(
         nodes.Entry,
         st.just("*"),

@@ -23,8 +23,9 @@ __all__ = ["Checked", "check"]
 # Findings that hang on a number: with a number that was only tried, they say nothing of the file.
 _OF_A_NUMBER = ("E108", "E140", "E141", "E143", "E144", "E160")
 _NO_CONFIG = "E105"
-_TRIAL = """ucpl 1
-model trial {
+TRIAL = "<trial>"  # the name of no model that a text has
+_TRIAL = f"""ucpl 1
+model "{TRIAL}" {{
   first : 6 4 dtype f32
   second : 5 dtype f32
   fixed : 7 dtype f32 is frozen
@@ -33,7 +34,7 @@ model trial {
   group "0" = first, second
   state fp32, exp_avg, exp_avg_sq : f32
   state step : f32 scalar
-}
+}}
 """
 
 
@@ -121,5 +122,11 @@ class _Checker:
             self.located(closed_call(self.file, call, self.given))
 
     def located(self, call: nodes.Call) -> None:
-        """The layout, as rank 0 has it."""
-        located(Called(self.library, call), self.given, rank=0)
+        """The layout, as rank 0 has it. A glob that matches nothing of the file's own model is a remark."""
+        side = located(Called(self.library, call), self.given, rank=0)
+        if self.given.model is not None and self.given.model.name != TRIAL:
+            self.remarks += [
+                f"{side.layout.name}: {taken.glob} matches no tensor of {self.given.model.name}"
+                for taken in side.layout.taken
+                if not taken.names
+            ]

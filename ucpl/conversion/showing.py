@@ -79,6 +79,8 @@ def resolved(one: Side) -> Iterator[str]:
     for entry in layout.entries:
         key = f' as "{entry.storing.key.text}"' if entry.storing.key else ""
         yield f"stores     {', '.join(entry.targets.values())} in {entry.storing.file}{key}"
+    for taken in layout.taken:
+        yield f"takes      {taken.glob}: {', '.join(taken.names) or 'no tensor'}"
     for line in layout.state_lines:
         key = f' as "{line.storing.key.text}"' if line.storing.key else ""
         what = f"{', '.join(line.names or ('*',))} of {', '.join(line.groups or ('*',))}"

@@ -1,15 +1,17 @@
-"""How each tensor is stored: entries by name, and entries with `*` written out for every tensor that none names."""
+"""How each tensor is stored: entries by name, and globs and `*` written out for every tensor that none names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from math import prod
+from typing import NoReturn
 
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
-from ucpl.layout.layout import Entry, LogicalTensor
+from ucpl.layout.globs import Globs, literals
+from ucpl.layout.layout import Entry, LogicalTensor, Taken
 from ucpl.layout.models import unknown_tensor
 from ucpl.layout.patterns import axes_closed, demand_no_flat, dims_in
 from ucpl.layout.scope import NUMBER_LIMIT, Scope, at
@@ -17,7 +19,7 @@ from ucpl.layout.storing import Ground, is_there, said_clauses
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import inside, walk
 
-__all__ = ["CLASSES", "Wild", "Written", "entries_of", "written_entries"]
+__all__ = ["CLASSES", "Wild", "Written", "entries_of", "is_wild", "written_entries"]
 
 STORED_MAX = 1_000_000  # tensors that the entries of one layout name, all indices counted
 
@@ -32,7 +34,7 @@ CLASSES = frozenset({"alias", *(c for classes in _CLASSES_OF.values() for c in c
 
 @frozen
 class Wild:
-    """What an entry with `*` says of one tensor, or of one second name of it."""
+    """What a glob, or an entry with `*`, says of one tensor, or of one second name of it."""
 
     item: nodes.Entry
     path: str  # the tensor's own
@@ -45,50 +47,143 @@ class Wild:
 
 
 @define
-class Written:
-    """The entries of a layout that are there, and what those with `*` say of each tensor that no other names."""
+class Line:
+    """A glob and its class, with all entries that have these: its homes."""
 
-    items: list[nodes.Entry]  # in the text's order; those with `*` stand at the first of them
+    glob: tuple[str, ...]
+    of: str | None
+    items: list[nodes.Entry]
+    taken: list[str] = field(factory=list)  # names that it has spoken for, by whoever asked
+
+    def rank(self, classes: tuple[str, ...]) -> tuple[int, int]:
+        """The greater, the sooner the line speaks of a tensor of these classes: by literal characters, then by class."""
+        return literals(self.glob), -classes.index(self.of or "*")
+
+
+@define
+class Written:
+    """The entries of a layout that are there, and what globs and `*` say of each tensor that no line names."""
+
+    items: list[nodes.Entry]  # in the text's order; globs and those with `*` stand at the first of them
     explicit: frozenset[str]
     classes: dict[str, list[nodes.Entry]]
+    lines: list[Line]
+    globs: Globs
 
     def wild(self, tensors: dict[str, LogicalTensor], aliases: dict[str, str]) -> Iterator[Wild]:
-        """One a tensor, in the model's order; the most special class that speaks of it wins."""
+        """One a tensor, in the model's order; the most literal glob, else the most special class that speaks of it."""
         for path, tensor in tensors.items():
-            said = next((c for c in _CLASSES_OF[tensor.kind] if c in self.classes), None)
-            if path not in self.explicit and said is not None:
-                yield from (Wild(item, path) for item in self.classes[said] if item.shape is not None)
+            if path not in self.explicit:
+                yield from (Wild(i, path) for i in self.said(path, _CLASSES_OF[tensor.kind]) if i.shape is not None)
         for alias, owner in aliases.items():
             if alias not in self.explicit:
-                yield from (Wild(i, owner, alias) for i in self.classes.get("alias", ()) if i.shape is not None)
+                yield from (Wild(i, owner, alias) for i in self.said(alias, ("alias",)) if i.shape is not None)
+
+    def globbed(self, tensors: dict[str, LogicalTensor], aliases: dict[str, str]) -> Iterator[Wild]:
+        """What globs alone say, `none` with it."""
+        owners = {**{path: path for path in tensors}, **aliases}
+        for name, owner in owners.items():
+            classes = _CLASSES_OF[tensors[name].kind] if name in tensors else ("alias",)
+            line = None if name in self.explicit else self.line(name, classes)
+            if line is not None:
+                yield from (Wild(i, owner, None if name in tensors else name) for i in line.items)
+
+    def said(self, name: str, classes: tuple[str, ...]) -> list[nodes.Entry]:
+        """The entries that speak of a name."""
+        line = self.line(name, classes)
+        if line is not None:
+            return line.items
+        return next((self.classes[c] for c in classes if c in self.classes), [])
+
+    def line(self, name: str, classes: tuple[str, ...]) -> Line | None:
+        """The glob that speaks of a name. Raises E127 where two do, and neither is more literal."""
+        near = [self.lines[i] for i in self.globs.of(name)]
+        ranked = sorted((line for line in near if (line.of or "*") in classes), key=lambda line: line.rank(classes))
+        if not ranked:
+            return None
+        line = ranked[-1]
+        if len(ranked) > 1 and ranked[-2].rank(classes) == line.rank(classes):
+            _refuse_tie(name, ranked[-2], line)
+        line.taken.append(name)
+        return line
+
+    def told(self) -> tuple[Taken, ...]:
+        """What each glob took of the tensors that `wild` was asked for."""
+        return tuple(Taken(_shown(line.items[0]), tuple(line.taken), line.items[0].span) for line in self.lines)
+
+
+def _shown(item: nodes.Entry) -> str:
+    return f'"{item.path}"' + (f" of {item.of}" if item.of else "")
+
+
+def _refuse_tie(name: str, first: Line, second: Line) -> NoReturn:
+    one, other = sorted((first.items[0], second.items[0]), key=lambda item: item.span.start)
+    count = literals(first.glob)
+    fail(
+        "E127",
+        f'"{one.path}" and "{other.path}" both match `{name}`, and both with {count} characters that are no star',
+        at(one.span),
+        at(other.span),
+        remedy=f'make one of them more literal, or give the tensor a line by its full name: "{name}" = ...',
+    )
+
+
+def is_wild(item: nodes.Entry) -> bool:
+    """Whether an entry speaks of tensors that it does not name."""
+    return item.path == "*" or bool(item.glob)
 
 
 def written_entries(items: Iterable[nodes.Record], scope: Scope) -> Written:
     said = [i for i in items if isinstance(i, nodes.Entry)]
     classes: dict[str, list[nodes.Entry]] = {}
+    lines: dict[tuple[tuple[str, ...], str | None], Line] = {}
     for item in said:
-        if item.path == "*" and is_there(item, scope):
-            classes.setdefault(item.of or "*", []).append(item)
-    return Written(said, frozenset(i.path for i in said if i.path != "*"), classes)
+        _demand_place(item)
+        if is_wild(item) and is_there(item, scope):
+            if item.glob:
+                lines.setdefault((item.glob, item.of), Line(item.glob, item.of, [])).items.append(item)
+            else:
+                classes.setdefault(item.of or "*", []).append(item)
+    globs = Globs([line.glob for line in lines.values()])
+    return Written(said, frozenset(i.path for i in said if not is_wild(i)), classes, list(lines.values()), globs)
+
+
+def _demand_place(item: nodes.Entry) -> None:
+    """A class belongs to `*` and globs, an index in brackets to a tensor's own line."""
+    if is_wild(item) and item.indices:
+        fail(
+            "E128",
+            f"{_shown(item) if item.glob else '`*`'} speaks of many tensors, and an index in brackets belongs to one",
+            at(item.span),
+            remedy="take the brackets out: in a layout of any model each tensor has a name of its own",
+        )
+    if item.of is not None and not is_wild(item):
+        fail(
+            "E128",
+            f"`{item.path}` is one tensor, and `of {item.of}` says which of many are meant",
+            at(item.span),
+            remedy=f"take `of {item.of}` out; a class follows `*` or a glob",
+        )
 
 
 def entries_of(
     items: Iterable[nodes.LayoutItem], ground: Ground, tensors: dict[str, LogicalTensor], aliases: dict[str, str]
-) -> tuple[Entry, ...]:
+) -> tuple[tuple[Entry, ...], tuple[Taken, ...]]:
+    """How each tensor is stored, and what each glob took."""
     written = written_entries(items, ground.scope)
     for item in written.items:
         demand_no_flat((*item.indices, *(item.shape or ())), item.span)
     out: list[Entry] = []
     expanded = False
     for item in written.items:
-        if item.path != "*":
+        if not is_wild(item):
             if item.shape is not None and is_there(item, ground.scope):
                 out.append(_entry(item, ground, tensors, aliases))
         elif not expanded:
             expanded = True
             out += (_wild(w, ground, tensors) for w in written.wild(tensors, aliases))
     _refuse_many(out, ground)
-    return tuple(out)
+    return tuple(out), written.told()
 
 
 def _refuse_many(entries: list[Entry], ground: Ground) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from attrs import evolve
 
-from ucpl.layout.entries import written_entries
+from ucpl.layout.entries import is_wild, written_entries
 from ucpl.layout.library import Library
 from ucpl.layout.models import ModelGroups, aliases_of, groups_of, tensors_of, trained_groups
 from ucpl.layout.resolve import resolved
@@ -46,7 +46,7 @@ def expand(
     apart = {i.name for i in opened.items if isinstance(i, nodes.Group) and not i.of_model}  # with lines of their own
     out: list[nodes.LayoutItem] = [*_inner_parameters(opened)]
     for item in opened.items:
-        if isinstance(item, nodes.Entry) and item.path == "*":
+        if isinstance(item, nodes.Entry) and is_wild(item):
             out += entries
             entries = []
         else:
@@ -79,7 +79,7 @@ def wildcards_of(
 
 
 def _wild_entries(opened: Opened, *, every: bool = False) -> list[nodes.Entry]:
-    """Entries with `*`, one a tensor that no other names; `every`: those that others name, too."""
+    """Globs and entries with `*`, one a tensor that no other names; `every`: those that others name, too."""
     tensors = tensors_of(opened.model_items, opened.scope)
     written = written_entries(opened.items, opened.scope)
     if every:
@@ -121,10 +121,26 @@ def close(
     opened.scope.bind([*lets, *opened.model_items, *opened.items])
     known = {n for n in opened.scope.given if "#" not in n}
     model_items = _closed(opened.scope, [*lets, *opened.model_items], known)
-    layout_items = [*_inner_parameters(opened), *_closed(opened.scope, [*lets, *_said_once(opened.items)], known)]
+    items = _without_globs(opened, _said_once(opened.items))
+    layout_items = [*_inner_parameters(opened), *_closed(opened.scope, [*lets, *items], known)]
     model = nodes.Model(opened.model.name, tuple(model_items))
     layout = nodes.Layout(name, _parameters(opened), opened.model.name, None, tuple(layout_items))
     return nodes.File("layout.ucpl", 1, (model, layout))
+
+
+def _without_globs(opened: Opened, items: list[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
+    """Globs of a layout of any model that a layout of this one extends, written out: one line a tensor, `none` with it."""
+    if not any(isinstance(i, nodes.Entry) and i.glob for i in items):
+        return items
+    tensors = tensors_of(opened.model_items, opened.scope)
+    written = written_entries(items, opened.scope)
+    lines = [
+        nodes.Entry(w.alias or w.path, (), w.item.shape, tuple(_named(c, w.variables) for c in said_clauses(w.item)))
+        for w in written.globbed(tensors, aliases_of(opened.model_items, tensors, opened.scope))
+    ]
+    first = next(n for n, i in enumerate(items) if isinstance(i, nodes.Entry) and i.glob)
+    rest = [i for i in items if not (isinstance(i, nodes.Entry) and i.glob)]
+    return [*rest[:first], *lines, *rest[first:]]
 
 
 def _said_once(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:

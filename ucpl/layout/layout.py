@@ -98,6 +98,15 @@ class Entry:
 
 
 @frozen
+class Taken:
+    """A glob over names, and the tensors and second names that it speaks for."""
+
+    glob: str  # as it is written, with its class
+    names: tuple[str, ...]
+    span: Span = field(default=NOWHERE, eq=False, repr=False)
+
+
+@frozen
 class States:
     """A state line. `names` None: every state that no other line names for the group. `groups` None: every tensor."""
 
@@ -165,6 +174,7 @@ class Layout:
     settings: dict[str, Value]
     origins: tuple[tuple[str, object, str], ...]
     model_name: str = ""
+    taken: tuple[Taken, ...] = ()  # what each glob took, in the text's order
     not_kept: frozenset[str] = frozenset()  # states that it says it stores `none` of; "*" is all of them
 
     @property

@@ -91,7 +91,9 @@ class _Renaming:
         clauses = node.clauses
         if not any(c.word == "in" for c in clauses):
             clauses = (*clauses, nodes.Clause("in", (self.name("weights"),), span=node.span))
-        return evolve(node, path=self.name(node.path), clauses=tuple(map(self.wrapped, clauses)))
+        glob = (f"{self.prefix}.{node.glob[0]}", *node.glob[1:]) if node.glob else ()
+        path = f"{self.prefix}.{node.path}" if glob else self.name(node.path)
+        return evolve(node, path=path, clauses=tuple(map(self.wrapped, clauses)), glob=glob)
 
     def wrapped(self, clause: nodes.Clause) -> nodes.Clause:
         """The outer key template around an inner `as`."""

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.layout.entries import entries_of
-from ucpl.layout.layout import Layout
+from ucpl.layout.layout import Layout, Taken
 from ucpl.layout.library import Library
 from ucpl.layout.models import aliases_of, groups_of, states_of, tensors_of
 from ucpl.layout.patterns import index_rules, meshes_of
@@ -70,7 +70,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     _check_asserts(opened)
     model_groups = groups_of(model_items, tensors)
     ground = ground_of(items, scope, indices)
-    entries = entries_of(items, ground, tensors, aliases)
+    entries, taken = entries_of(items, ground, tensors, aliases)
     groups = groups_of_layout(items, ground, tensors, frozenset(e.path for e in entries), model_groups)
     framework, settings = framework_of(items, scope)
     state_lines = states_lines(items, ground, groups, model_groups)
@@ -93,12 +93,24 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         blobs=blobs_of(items, ground),
         framework=framework,
         settings=settings,
-        origins=tuple(opened.origins),
+        origins=(*opened.origins, *map(_origin, taken)),
+        taken=taken,
         model_name=opened.model.name,
         not_kept=not_kept(items, scope),
     )
     demand_names(items, ground, layout)
     return layout
+
+
+def _origin(taken: Taken) -> Note:
+    """How many tensors a glob took, for the list of what was decided and by whom."""
+    where = f"{taken.span.file}:{taken.span.line}"
+    count = len(taken.names)
+    return (
+        taken.glob,
+        count,
+        f"tensor{'s' * (count != 1)} that {where} takes" if count else f"{where} matches no tensor",
+    )
 
 
 def _sizes(scope: Scope) -> dict[str, int]:

@@ -108,6 +108,7 @@ class _Reader:
         bodies: list[list[nodes.LayoutItem]] = []
         for depth, link in enumerate(chain):
             self.scope.bind(link.file.statements)
+            _refuse_globs(link.node)
             for parameter in link.node.parameters:
                 self.parameter(link.node, parameter, arguments, outermost=depth == 0)
             bodies.append(self.uses(link.node.items))
@@ -189,6 +190,7 @@ class _Reader:
         chain = self.library.chain(name)
         out: list[nodes.Record] = []
         for i in reversed(range(len(chain))):
+            _refuse_globs(chain[i].node)
             out = overlay(out, self.uses(chain[i].node.items, uses))
             for base in chain[i + 1 : i + 2]:
                 lets = [s for s in base.file.statements if isinstance(s, nodes.Let)]
@@ -237,6 +239,21 @@ def _arguments(parameters: tuple[nodes.Parameter, ...], call: nodes.Call, scope:
     return found
 
 
+def _refuse_globs(layout: nodes.Layout) -> None:
+    """Globs speak of names that the text does not know: in a layout of a named model it does."""
+    if layout.of == "any":
+        return
+    item = next((i for i in layout.items if isinstance(i, nodes.Entry) and i.glob), None)
+    if item is not None:
+        fail(
+            "E126",
+            f'"{item.path}" is a glob over names, and `{layout.name}` is a layout of `{layout.of}`, which names its tensors',
+            at(item.span),
+            remedy=f"write one line a tensor, or `layout {layout.name}(...) of any`;"
+            " a star that is part of a name is written \\u{2a}",
+        )
+
+
 # ---- one over the other ----------------------------------------------------------------------------------------------
 
 
@@ -261,7 +278,7 @@ def overlay(base: list[Item], body: list[Item]) -> list[Item]:
 def _left_side(item: nodes.Record) -> Hashable:
     match item:
         case nodes.Entry():
-            return "entry", item.path, item.of
+            return "entry", item.path, item.of, item.glob
         case nodes.Group() | nodes.Blob() | nodes.Index() | nodes.Mesh() | nodes.Files():
             return type(item).__name__, item.name
         case nodes.States():

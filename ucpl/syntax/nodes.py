@@ -389,7 +389,8 @@ class Clause:
 class Entry:
     """How one tensor is stored. `path` "*" with `of` None, or a class: parameter, trainable, frozen, buffer, alias.
 
-    `shape` None: `none`, which takes back what a base layout said.
+    `shape` None: `none`, which takes back what a base layout said. `glob`: the texts between the stars of a glob, two at
+    the least; `path` is then what it looks like. A star that is part of a name stands in `path` alone.
     """
 
     path: str
@@ -397,6 +398,7 @@ class Entry:
     shape: tuple[Axis, ...] | None
     clauses: tuple[Clause, ...] = ()
     of: str | None = None
+    glob: tuple[str, ...] = ()
     span: Span = _span()
 
 

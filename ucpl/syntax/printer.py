@@ -268,12 +268,22 @@ def _tensor(tensor: nodes.Tensor) -> Row:
 
 
 def _entry(entry: nodes.Entry) -> Row:
-    if entry.path == "*":
-        head = "*" if entry.of is None else f"* of {entry.of}"
-    else:
-        head = _path(entry.path, LAYOUT_WORDS)
+    head = _left(entry) if entry.of is None else f"{_left(entry)} of {entry.of}"
     body = "none" if entry.shape is None else _shape(entry.shape)
     return Row("entry", head + _indices(entry.indices), "=", body, tuple(_clause(c) for c in entry.clauses))
+
+
+def _left(entry: nodes.Entry) -> str:
+    """`*`, a name, or a glob: a star of a name is written by its number, since one that stands there makes a glob."""
+    if entry.glob:
+        return '"' + "*".join(_starless(text)[1:-1] for text in entry.glob) + '"'
+    if entry.path == "*":
+        return "*"
+    return _starless(entry.path) if "*" in entry.path else _path(entry.path, LAYOUT_WORDS)
+
+
+def _starless(text: str) -> str:
+    return quote(text).replace("*", "\\u{2a}")
 
 
 def _states(states: nodes.States) -> Row:

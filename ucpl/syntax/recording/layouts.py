@@ -8,6 +8,7 @@ from lark import Token
 
 from ucpl.syntax import nodes
 from ucpl.syntax.nodes import Clause
+from ucpl.syntax.quoting import unquote
 from ucpl.syntax.recording.models import Models
 from ucpl.syntax.recording.places import Children, Part, when_of
 
@@ -74,8 +75,17 @@ class Layouts(Models):
             parts.get("shape"),
             self._clauses(children),
             parts.get("class"),
+            self._glob(children[0]),
             span=self.span(children),
         )
+
+    def _glob(self, left: Token | Part) -> tuple[str, ...]:
+        """The texts between the stars of a quoted left side. One that is written by its number is part of the name."""
+        if isinstance(left, Token) or left.kind != "quoted":
+            return ()
+        start = left.span.start
+        texts = self.source.text[start + 1 : left.span.stop - 1].split("*")
+        return tuple(unquote(f'"{text}"', self.source, start) for text in texts) if len(texts) > 1 else ()
 
     def states(self, children: Children) -> nodes.States:
         names = tuple(c.value for c in children if isinstance(c, Part) and c.kind == "name")
