@@ -234,6 +234,43 @@ plan grow = whole() -> cut(tp = 3)
     return ["plan", "spec.ucpl", "grow"]
 
 
+def checked(folder: Path, *edit: str) -> list[str]:
+    """`check` of a right spec with a part of its text changed."""
+    text = """ucpl 1
+
+model m {
+  dim v = 6, h = 8
+  w : v h dtype f32
+}
+
+layout cut(tp) of m {
+  mesh tp
+  file weights = torch "rank_{tp}.pt"
+  w = v@tp h  as "w"
+}
+"""
+    for before, after in zip(edit[::2], edit[1::2], strict=True):
+        assert before in text, before
+        text = text.replace(before, after)
+    (folder / "spec.ucpl").write_text(text)
+    return ["check", "spec.ucpl"]
+
+
+@case
+def file_without_its_rank(folder: Path) -> list[str]:
+    return checked(folder, "rank_{tp}.pt", "ranks.pt")
+
+
+@case
+def half_of_a_cut_tensor(folder: Path) -> list[str]:
+    return checked(folder, "h  as", "h  at tp[0]  as")
+
+
+@case
+def dtype_of_torch(folder: Path) -> list[str]:
+    return checked(folder, "dtype f32", "dtype float32")
+
+
 @case
 def lossy_dtype(folder: Path) -> list[str]:
     source(folder)

@@ -1,7 +1,8 @@
 """Parse, resolve and type-check .ucpl files: every model, layout and plan of them. Exit 1 if anything is wrong.
 
-A parameter without a default is tried at 1; a layout of any model, over the file's own model or a small one of ours. What only
-a value can tell (an assert, a cut) is a remark where that value was a try, and an error where the file says it.
+A parameter without a default is tried at 1, axes of the mesh at the least degrees above 1 that divide: each alone, then all
+together. A layout of any model is tried over the file's own model or a small one of ours. What only a value can tell (an
+assert, a cut) is a remark where that value was a try, and an error where the file says it. What no entry stores is a remark.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from ucpl.errors import Exit, UcplError
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
 
-EXAMPLE = "ucpl check model.ucpl\nucpl check model.ucpl --config config.json -D vocab=50257"
+EXAMPLE = "ucpl check model.ucpl --config config.json -D vocab=50257\nucpl check 'model.ucpl:megatron(tp = 6)'"
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE[:LAYOUT]", help="a .ucpl file, or one layout of it at degrees given"
+    )
     add_sizes(parser)
     add_json(parser)
 
@@ -32,17 +35,19 @@ def run(options: Namespace, console: Console) -> int:
     given = given_of(options)
     checked = [check(name, given) for name in options.files]
     for one in checked:
-        for text in one.remarks:
+        for text in (*one.tried, *one.remarks):
             console.say(f"{one.name}: {text}")
         if one.findings:
             console.diagnostics(one.findings)
         else:
-            console.say(f"{one.name}: good; {counted(one.counts)}")
+            more = f", {counted({'remark': len(one.remarks)})}" if one.remarks else ""
+            console.say(f"{one.name}: good{more}; {counted(one.counts)}")
     findings = [d for one in checked for d in one.findings]
     console.answer(
         {
             "good": not findings,
             "diagnostics": [diagnostic_object(d) for d in findings],
+            "tried": [f"{one.name}: {text}" for one in checked for text in one.tried],
             "remarks": [f"{one.name}: {text}" for one in checked for text in one.remarks],
         }
     )

@@ -1,27 +1,33 @@
 """Parse, resolve and type-check one .ucpl file: every model, layout and plan of it.
 
-A parameter without a default is tried at 1; a layout of any model, over the file's own model or a small one of ours. What only
-a value can tell (an assert, a cut) is a remark where that value was a try, and an error where the file says it.
+A parameter without a default is tried at 1, and axes of the mesh at the least degrees above 1 that divide; a layout of any
+model, over the file's own model or a small one of ours. What only a value can tell (an assert, a cut) is a remark where that
+value was a try, and an error where the file says it.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
+from ucpl.conversion.degrees import ALONE, Degrees, call_at, degrees_of, degrees_text, hangs_on_a_number, try_degrees
 from ucpl.conversion.given import Called, Given
 from ucpl.conversion.planning import closed_call
-from ucpl.conversion.side import located
-from ucpl.errors import Diagnostic, UcplError
+from ucpl.conversion.side import Side, located
+from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.layout import Library, load
-from ucpl.syntax import nodes, parse
+from ucpl.layout.scope import at
+from ucpl.layout.statements import items_of
+from ucpl.proofs.unstored import holes, tensors_without_entry, unkept_states
+from ucpl.syntax import nodes, parse, parse_call, print_file
 from ucpl.texts import read_text, text_at
 
 __all__ = ["Checked", "check"]
 
-# Findings that hang on a number: with a number that was only tried, they say nothing of the file.
-_OF_A_NUMBER = ("E108", "E140", "E141", "E143", "E144", "E160")
 _NO_CONFIG = "E105"
 TRIAL = "<trial>"  # the name of no model that a text has
 _TRIAL = f"""ucpl 1
@@ -46,19 +52,26 @@ class Checked:
     findings: tuple[Diagnostic, ...]
     remarks: tuple[str, ...]
     counts: dict[str, int]
+    tried: tuple[str, ...] = ()  # "megatron holds at tp = 2; pp = 2; tp = 2, pp = 2"
 
 
-def check(name: str, given: Given) -> Checked:
-    """Everything that is wrong with a file. A file that cannot be read is a finding, too."""
+def check(asked: str, given: Given) -> Checked:
+    """Everything that is wrong with a file, or (`FILE.ucpl:layout(tp = 3)`) with one layout of it at these degrees.
+
+    A file that cannot be read is a finding, too.
+    """
+    head, colon, text = asked.partition(".ucpl:")
+    name = head + ".ucpl" if colon else asked
     try:
+        call = parse_call(text, keep=True) if colon else None
         library = load((name, read_text(Path(name))), read=text_at, keep=True)
     except UcplError as error:
         return Checked(name, error.diagnostics, (), {})
     file = library.files[name]
     models = [s for s in file.statements if isinstance(s, nodes.Model)]
     checker = _Checker(library, file, evolve(given, model=models[0] if models else _trial()))
-    checker.run()
-    return Checked(name, tuple(checker.findings), tuple(checker.remarks), checker.counts)
+    checker.run(call)
+    return Checked(name, tuple(checker.findings), tuple(checker.remarks), checker.counts, tuple(checker.tried))
 
 
 def _trial() -> nodes.Model:
@@ -74,22 +87,35 @@ class _Checker:
     given: Given
     findings: list[Diagnostic] = field(factory=list)
     remarks: list[str] = field(factory=list)
+    tried: list[str] = field(factory=list)
     counts: dict[str, int] = field(factory=dict)
 
-    def run(self) -> None:
+    def run(self, call: nodes.Call | None) -> None:
+        """Every statement of the file, or the layout that is called and nothing else."""
+        if call is not None:
+            self.guarded(lambda: self.called(call))
+            return
         for statement in self.file.statements:
-            try:
-                match statement:
-                    case nodes.Model():
-                        self.count("model")
-                    case nodes.Layout():
-                        self.count("layout")
-                        self.layout(statement)
-                    case nodes.Plan():
-                        self.count("plan")
-                        self.plan(statement)
-            except UcplError as error:
-                self.found(error)
+            match statement:
+                case nodes.Model():
+                    self.count("model")
+                case nodes.Layout():
+                    self.count("layout")
+                    self.guarded(partial(self.layout, statement))
+                case nodes.Plan():
+                    self.count("plan")
+                    self.guarded(partial(self.plan, statement))
+
+    def guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except UcplError as error:
+            self.found(error)
+
+    def called(self, call: nodes.Call) -> None:
+        node = Called(self.library, call).layout
+        self.count("layout")
+        self.complete(self.located(call, rank=None), node)
 
     def count(self, word: str) -> None:
         self.counts[word] = self.counts.get(word, 0) + 1
@@ -99,34 +125,108 @@ class _Checker:
         known = {(d.code, d.message, d.labels[:1]) for d in self.findings}
         for d in error.diagnostics:
             if d.code == _NO_CONFIG and self.given.config is None:
-                text = f"{d.message}: give --config to check further"
-                if text not in self.remarks:
-                    self.remarks.append(text)
+                self.remark(f"{d.message}: give --config to check further")
             elif (d.code, d.message, d.labels[:1]) not in known:
                 self.findings.append(d)
 
     def layout(self, node: nodes.Layout) -> None:
-        tried = [p.name for p in node.parameters if p.default is None]
-        call = nodes.Call(node.name, tuple(nodes.Argument(p, nodes.Number(1)) for p in tried))
+        """At the least degrees, and at those above. What the text leaves to a number that was only tried is a remark."""
+        base = {p.name: n for p in node.parameters if (n := _first(p)) is not None}
+        self.unused(node)
+        failed = self.base_fails(node, base)
+        axes = tuple(axis for axis in degrees_of(self.library, node) if axis in base)
+        tried = try_degrees(base, axes, lambda degrees: self.stored(node, degrees))
+        good = "; ".join(degrees_text(self.changed(base, axes, degrees)) for degrees in tried.good)
+        if good:
+            self.tried.append(f"{node.name} holds at {good}")
+        elif failed:
+            self.remark(f"{node.name} is not checked further: at {degrees_text(base)}, {failed}")
+            return
+        for axis, why in tried.unsuited:
+            self.remark(
+                f"no {axis} from {ALONE[0]} to {ALONE[-1]} suits {node.name}: {why}."
+                f" Name one that does: ucpl check '{self.file.name}:{node.name}({axis} = ...)'"
+            )
+
+    def unused(self, node: nodes.Layout) -> None:
+        """A number that nothing is made of, but names perhaps: a mesh that was forgotten, most likely."""
+        text = re.sub(r'"[^"]*"', "", print_file(nodes.File("", 1, (evolve(node, parameters=()),))))
+        for p in node.parameters:
+            if _first(p) is not None and not re.search(rf"(?<![\w.]){re.escape(p.name)}(?![\w.])", text):
+                self.remark(
+                    f"{p.name} of {node.name} is in no mesh, and nothing is cut by it: ranks need `mesh {p.name}`"
+                )
+
+    def base_fails(self, node: nodes.Layout, base: Degrees) -> str:
+        """Why a layout does not hold where nothing is cut, if only for a number that was tried. Else: raises, or \"\"."""
         try:
-            self.located(call)
+            self.stored(node, base)
         except UcplError as error:
-            code = error.diagnostics[0].code
-            if not tried or not (code in _OF_A_NUMBER or code.startswith("E2")):
-                raise
-            said = ", ".join(f"{p} = 1" for p in tried)
-            self.remarks.append(f"{node.name} is not checked further: at {said}, {error.diagnostics[0].message}")
+            if any(p.default is None for p in node.parameters) and hangs_on_a_number(error):
+                return error.diagnostics[0].message
+            raise
+        return ""
+
+    @staticmethod
+    def changed(base: Degrees, axes: tuple[str, ...], degrees: Degrees) -> Degrees:
+        return {axis: degrees[axis] for axis in axes if degrees[axis] > 1} or base
+
+    def stored(self, node: nodes.Layout, degrees: Degrees) -> None:
+        """All ranks of a layout at some degrees, and what of the model they leave out."""
+        self.complete(self.located(call_at(node, degrees), rank=None), node)
+
+    def complete(self, side: Side, node: nodes.Layout) -> None:
+        """Tensors and states that nobody stores are remarks; a tensor that is stored in part is an error."""
+        gone = frozenset(
+            item.path
+            for item in items_of(self.library, nodes.Call(node.name))
+            if isinstance(item, nodes.Entry) and item.shape is None
+        )
+        absent = tensors_without_entry(side.layout, gone)
+        if absent and "*" not in gone:
+            self.remark(
+                f"{node.name} stores nothing of {listed(absent)}: no entry speaks of {'it' if len(absent) == 1 else 'them'}."
+                f" Where that is meant, write `{absent[0]} = none`"
+            )
+        states = unkept_states(side.placement)
+        if states and side.layout.state_lines:
+            self.remark(
+                f"{node.name} stores no {listed(states)}. Where that is meant, write `state {states[0]} = none`"
+            )
+        found = next(holes(side.placement), None)
+        if found is not None:
+            entry = next(e for e in side.layout.entries if found.path in e.targets.values())
+            fail("E313", f"{found}, the first {found.first}", at(entry.span, "stored here"))
 
     def plan(self, node: nodes.Plan) -> None:
         for call in (node.source, node.target):
             self.located(closed_call(self.file, call, self.given))
 
-    def located(self, call: nodes.Call) -> None:
-        """The layout, as rank 0 has it. A glob that matches nothing of the file's own model is a remark."""
-        side = located(Called(self.library, call), self.given, rank=0)
+    def remark(self, text: str) -> None:
+        if text not in self.remarks:
+            self.remarks.append(text)
+
+    def located(self, call: nodes.Call, rank: int | None = 0) -> Side:
+        """The layout, as a rank or all of them have it. A glob that matches nothing of the file's own model is a remark."""
+        side = located(Called(self.library, call), self.given, rank=rank)
         if self.given.model is not None and self.given.model.name != TRIAL:
-            self.remarks += [
-                f"{side.layout.name}: {taken.glob} matches no tensor of {self.given.model.name}"
-                for taken in side.layout.taken
-                if not taken.names
-            ]
+            for taken in side.layout.taken:
+                if not taken.names:
+                    self.remark(f"{side.layout.name}: {taken.glob} matches no tensor of {self.given.model.name}")
+        return side
+
+
+def _first(parameter: nodes.Parameter) -> int | None:
+    """The number that is tried first: 1, or the default. None: no plain number, and as the text says."""
+    match parameter.default:
+        case None:
+            return 1
+        case nodes.Number(value=value):
+            return value
+    return None
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"`{name}`" for name in names[:most]) + more

@@ -7,6 +7,7 @@ from math import prod
 from typing import NoReturn
 
 from ucpl.errors import fail
+from ucpl.layout.element_types import demand_dtype
 from ucpl.layout.layout import LogicalState, LogicalTensor
 from ucpl.layout.scope import Scope, at, nearest
 from ucpl.syntax import nodes
@@ -20,6 +21,9 @@ ModelGroups = tuple[tuple[str, tuple[str, ...]], ...]  # (group, its members)
 
 
 def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope) -> dict[str, LogicalTensor]:
+    for said in items:
+        if isinstance(said, nodes.DefaultDtype):
+            demand_dtype(said.name, said.span)
     default = next((i.name for i in reversed(items) if isinstance(i, nodes.DefaultDtype)), None)
     found: dict[str, LogicalTensor] = {}
     for item in items:
@@ -66,7 +70,7 @@ def _tensor(item: nodes.Tensor, default: str | None, scope: Scope) -> LogicalTen
         counts,
         tuple(i.start if len(i) else 0 for i in indices),
         tuple(i.step for i in indices),
-        item.dtype or default,
+        demand_dtype(item.dtype, item.span) or default,
         item.kind,
         item.span,
     )
@@ -98,7 +102,7 @@ def aliases_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTenso
 
 def states_of(items: Iterable[nodes.ModelItem]) -> tuple[LogicalState, ...]:
     return tuple(
-        LogicalState(name, item.dtype, item.scalar, item.groups)
+        LogicalState(name, str(demand_dtype(item.dtype, item.span)), item.scalar, item.groups)
         for item in items
         if isinstance(item, nodes.State)
         for name in item.names

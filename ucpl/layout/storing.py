@@ -12,6 +12,7 @@ from attrs import define
 
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
+from ucpl.layout.element_types import demand_dtype
 from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, Policy, States, Storing
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.naming import Naming, naming_of
@@ -83,7 +84,7 @@ class Ground:
             policy_axes=tuple(axes),
             at=tuple(self.coordinate(c) for c in clauses if c.word == "at"),
             mesh=said["on"].args[0] if "on" in said else "",
-            dtype=said["dtype"].args[0] if "dtype" in said else None,
+            dtype=demand_dtype(said["dtype"].args[0], said["dtype"].span) if "dtype" in said else None,
             lossy="lossy" in said,
             value=self.affine(said["value"]) if "value" in said else (1.0, 0.0),
         )

@@ -1,0 +1,121 @@
+"""`check` at degrees above one: mistakes that nothing shows where nothing is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import good, ucpl
+from ucpl.conversion.checking import Checked, check
+from ucpl.conversion.given import Given
+
+SPEC = """ucpl 1
+
+model tiny {
+  dim r = 6, c = 4, l = 2
+  w    : r c dtype f32
+  b    : r
+  ln   : l c
+  state m : f32
+}
+
+layout x(tp, pp = 1) of tiny {
+  mesh pp tp
+  index l = l@pp
+  file weights = torch "{pp}_{tp}.pt"
+  w     = r@tp c  as "w"
+  b     = r       as "b"
+  ln[l] = c       as "ln.{l}"
+  state * = none
+}
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "x.ucpl"
+
+
+def checked(spec: Path, *edit: str, call: str = "") -> Checked:
+    text = SPEC
+    for before, after in zip(edit[::2], edit[1::2], strict=True):
+        assert before in text
+        text = text.replace(before, after)
+    spec.write_text(text)
+    return check(f"x.ucpl{call}", Given())
+
+
+def test_each_axis_is_tried_alone_and_all_together(spec: Path) -> None:
+    found = checked(spec)
+    assert (found.findings, found.remarks) == ((), ())
+    assert found.tried == ("x holds at tp = 2; pp = 2; tp = 2, pp = 2",)
+    assert checked(spec, "r = 6", "r = 9").tried == ("x holds at tp = 3; pp = 2; tp = 3, pp = 2",)
+
+
+def test_a_degree_that_none_suits_is_said_with_what_does_not_divide(spec: Path) -> None:
+    found = checked(spec, "r = 6", "r = 11")
+    assert found.tried == ("x holds at pp = 2",) and not found.findings
+    (remark,) = found.remarks
+    assert remark.startswith("no tp from 2 to 8 suits x: at tp = 2, pp = 1, `w`: 11 does not divide by tp = 2.")
+    assert not checked(spec, "r = 6", "r = 11", call=":x(tp = 11)").findings
+    assert checked(spec, "r = 6", "r = 11", call=":x(tp = 3)").findings[0].code == "E204"
+
+
+def test_axes_that_suit_only_together_are_found(spec: Path) -> None:
+    found = checked(spec, "  mesh pp tp\n", "  mesh pp tp\n  assert tp == 1 or pp == 3\n", "l = 2", "l = 3")
+    assert found.tried == ("x holds at pp = 3; tp = 2, pp = 3",) and not found.remarks
+
+
+MISTAKES = {
+    "no mesh": (("  mesh pp tp\n", ""), "E201", "`tp`, which is in no mesh"),
+    "a file without its rank": (("{pp}_{tp}.pt", "{pp}.pt"), "E215", "w of 0.pt"),
+    "a file without its stage": (("{pp}_{tp}.pt", "{tp}.pt", "ln.{l}", "ln.{l.local}"), "E215", "ln.0 of 0.pt"),
+    "half of a cut tensor": (("r@tp c ", "r@tp c at tp[0] "), "E313", "12 of 24 elements of weight of `w`"),
+    "a dtype of torch": (("dtype f32\n", "dtype float32\n"), "E307", "`float32`"),
+    "a state's dtype": (("state m : f32", "state m : fp32"), "E307", "`fp32`"),
+    "an entry's dtype": (("r@tp c  as", "r@tp c dtype bfloat16 as"), "E307", "`bfloat16`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_that_shows_at_two_ranks_is_found(name: str, spec: Path) -> None:
+    edit, code, said = MISTAKES[name]
+    (found,) = checked(spec, *edit).findings
+    assert (found.code, said in found.message) == (code, True), found
+
+
+def test_the_degrees_of_a_finding_and_the_name_of_a_dtype_are_said(spec: Path) -> None:
+    (found,) = checked(spec, *MISTAKES["a file without its stage"][0]).findings
+    assert found.notes[-1] == "at tp = 1, pp = 2"
+    assert checked(spec, "r@tp c  as", "r@tp c dtype bfloat16 as").findings[0].remedy == "write `bf16`"
+
+
+def test_what_no_entry_stores_is_said_unless_none_is_written(spec: Path) -> None:
+    (remark,) = checked(spec, '  b     = r       as "b"\n', "").remarks
+    assert remark == "x stores nothing of `b`: no entry speaks of it. Where that is meant, write `b = none`"
+    assert checked(spec, 'b     = r       as "b"', "b = none").remarks == ()
+    (remark,) = checked(
+        spec,
+        "state m : f32",
+        "state m, n : f32",
+        "state * = none",
+        'state m = like as "{key}.m"',
+    ).remarks
+    assert remark == "x stores no `n`. Where that is meant, write `state n = none`"
+
+
+def test_a_number_that_is_in_names_alone_is_no_mesh(spec: Path) -> None:
+    found = checked(spec, "  mesh pp tp\n", "  mesh pp\n", "r@tp c", "r c")
+    assert found.remarks == ("tp of x is in no mesh, and nothing is cut by it: ranks need `mesh tp`",)
+
+
+def test_the_verb_says_all_of_it(spec: Path) -> None:
+    checked(spec, '  b     = r       as "b"\n', "")
+    done = good("check", "x.ucpl")
+    assert done.out.splitlines()[0] == "x.ucpl: x holds at tp = 2; pp = 2; tp = 2, pp = 2"
+    assert done.out.splitlines()[-1] == "x.ucpl: good, 1 remark; 1 model, 1 layout"
+    assert good("check", "x.ucpl", "--json").json["tried"] == ["x.ucpl: x holds at tp = 2; pp = 2; tp = 2, pp = 2"]
+    assert good("check", "x.ucpl:x(tp = 2)").out.splitlines()[-1] == "x.ucpl: good, 1 remark; 1 layout"
+    assert ucpl("check", "x.ucpl:y(tp = 2)").status == 1

@@ -1,0 +1,126 @@
+"""Degrees to try a layout at: the least above one that divide, for each axis of its mesh alone and for all together.
+
+At degree 1 nothing is cut, and a mistake in a cut does not show: two ranks that write one file, half of a tensor on no rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice, product
+
+from attrs import define, field, frozen
+
+from ucpl.errors import Diagnostic, UcplError
+from ucpl.layout import Library
+from ucpl.layout.statements import items_of
+from ucpl.syntax import nodes
+
+__all__ = [
+    "OF_A_NUMBER",
+    "Degrees",
+    "Tried",
+    "call_at",
+    "degrees_of",
+    "degrees_text",
+    "hangs_on_a_number",
+    "try_degrees",
+]
+
+Degrees = dict[str, int]
+Attempt = Callable[[Degrees], None]  # raises UcplError where the layout does not hold at these degrees
+
+ALONE = range(2, 9)
+TOGETHER = (2, 3, 4, 1)
+TOGETHER_MAX = 27  # combinations
+
+# Findings that hang on a number: with a number that was only tried, they say nothing of the file.
+# E211: an order that only a checkpoint states.
+OF_A_NUMBER = frozenset(
+    ("E104", "E108", "E132", "E140", "E141", "E142", "E143", "E144", "E145", "E149", "E160", "E161")
+    + ("E202", "E203", "E204", "E206", "E210", "E211", "E214")
+)
+
+
+def hangs_on_a_number(error: UcplError) -> bool:
+    return error.diagnostics[0].code in OF_A_NUMBER
+
+
+def degrees_of(library: Library, node: nodes.Layout) -> tuple[str, ...]:
+    """Parameters of a layout that are axes of a mesh, its own or one of a layout that it extends or uses."""
+    axes = {
+        axis for item in items_of(library, nodes.Call(node.name)) if isinstance(item, nodes.Mesh) for axis in item.axes
+    }
+    return tuple(p.name for p in node.parameters if p.name in axes)
+
+
+def call_at(node: nodes.Layout, degrees: Degrees) -> nodes.Call:
+    return nodes.Call(node.name, tuple(nodes.Argument(k, nodes.Number(v)) for k, v in degrees.items()))
+
+
+def degrees_text(degrees: Degrees) -> str:
+    return ", ".join(f"{k} = {v}" for k, v in degrees.items())
+
+
+@frozen
+class Tried:
+    """What was tried of a layout: degrees at which it holds, and axes that none suits, each with the reason."""
+
+    good: tuple[Degrees, ...]
+    unsuited: tuple[tuple[str, str], ...] = ()
+
+
+def try_degrees(base: Degrees, axes: tuple[str, ...], attempt: Attempt) -> Tried:
+    """Each axis alone, the others as in `base`; then all together. Raises: UcplError, as `attempt`, with the degrees noted."""
+    search = _Search(base, attempt)
+    least = {axis: n for axis in axes if (n := search.alone(axis)) is not None}
+    if len(axes) > 1:
+        search.together(axes, least)
+    reached = {axis for degrees in search.good for axis in axes if degrees[axis] > 1}
+    return Tried(tuple(search.good), tuple((a, search.why[a]) for a in axes if a not in reached and a in search.why))
+
+
+@define
+class _Search:
+    base: Degrees
+    attempt: Attempt
+    good: list[Degrees] = field(factory=list)
+    why: dict[str, str] = field(factory=dict)  # of an axis: why its least degree does not suit
+
+    def alone(self, axis: str) -> int | None:
+        if self.base[axis] > 1:  # a default that is a degree is tried as it stands
+            return self.base[axis]
+        for n in ALONE:
+            if self.holds({**self.base, axis: n}, axis):
+                return n
+        return None
+
+    def together(self, axes: tuple[str, ...], least: Degrees) -> None:
+        """The least of each axis; else the first combination that suits all."""
+        for degrees in islice(_combinations(axes, least), TOGETHER_MAX):
+            if self.holds({**self.base, **degrees}):
+                return
+
+    def holds(self, degrees: Degrees, axis: str = "") -> bool:
+        if degrees in self.good:
+            return True
+        try:
+            self.attempt(degrees)
+        except UcplError as error:
+            if hangs_on_a_number(error):
+                self.why.setdefault(axis, f"at {degrees_text(degrees)}, {error.diagnostics[0].message}")
+                return False
+            raise UcplError(*(_noted(d, degrees) for d in error.diagnostics)) from None
+        self.good.append(degrees)
+        return True
+
+
+def _combinations(axes: tuple[str, ...], least: Degrees) -> Iterator[Degrees]:
+    yield {axis: least.get(axis, 2) for axis in axes}
+    every = sorted(product(TOGETHER, repeat=len(axes)), key=lambda c: (c.count(1), sum(c)))
+    yield from (dict(zip(axes, c, strict=True)) for c in every)
+
+
+def _noted(d: Diagnostic, degrees: Degrees) -> Diagnostic:
+    from attrs import evolve
+
+    return evolve(d, notes=(*d.notes, f"at {degrees_text(degrees)}"))

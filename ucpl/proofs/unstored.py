@@ -1,0 +1,73 @@
+"""What of a model a layout stores nowhere: tensors that no entry names, states that no line names, elements without a place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from attrs import frozen
+
+from ucpl.columns import distinct
+from ucpl.layout import Layout
+from ucpl.regions import Pieces, Placement, element_name
+from ucpl.regions.boxes import subtract
+
+__all__ = ["Hole", "holes", "tensors_without_entry", "unkept_states"]
+
+BOXES_MAX = 4_096  # of one tensor: more of them are counted, and not looked at one by one
+
+
+@frozen
+class Hole:
+    """Elements of a tensor of which a part is stored: how many are nowhere, and the first of them."""
+
+    state: str
+    path: str
+    missing: int
+    of: int
+    first: str
+
+    def __str__(self) -> str:
+        what = "1 element" if self.missing == 1 else f"{self.missing:,} of {self.of:,} elements"
+        return f"{what} of {self.state} of `{self.path}` {'is' if self.missing == 1 else 'are'} stored nowhere"
+
+
+def tensors_without_entry(layout: Layout, on_purpose: frozenset[str]) -> tuple[str, ...]:
+    """Tensors that no entry speaks of, in the model's order. `on_purpose`: those that the text says `none` of."""
+    named = {path for entry in layout.entries for path in entry.targets.values()}
+    return tuple(path for path in layout.tensors if path not in named and path not in on_purpose)
+
+
+def unkept_states(placement: Placement) -> tuple[str, ...]:
+    """States of the model that are neither stored nor derived, and of which no line says `none`."""
+    layout = placement.layout
+    known = {p.state for p in placement.parts} | {d.state for d in layout.derived} | layout.not_kept
+    if "*" in known:
+        return ()
+    return tuple(s.name for s in layout.states if not s.scalar and s.name not in known)
+
+
+def holes(placement: Placement) -> Iterator[Hole]:
+    """Tensors that are stored in part, by state. Copies count once."""
+    for state in dict.fromkeys(p.state for p in placement.parts):
+        boxes = Pieces.concat([p.folded for p in placement.parts if p.state == state])
+        boxes = boxes.take((boxes.volume > 0).nonzero()[0])
+        boxes = boxes.take(distinct([boxes.tensor, *boxes.low.T, *boxes.high.T]))
+        held = np.bincount(boxes.tensor, weights=boxes.volume, minlength=len(placement.tensors))
+        for number in np.unique(boxes.tensor).tolist():
+            path = placement.tensors[number]
+            if held[number] != placement.layout.tensors[path].numel:
+                yield from _hole(placement, state, path, boxes.take(boxes.tensor == number))
+
+
+def _hole(placement: Placement, state: str, path: str, boxes: Pieces) -> Iterator[Hole]:
+    tensor = placement.layout.tensors[path]
+    if len(boxes) > BOXES_MAX:
+        return
+    high = np.ones(boxes.low.shape[1], dtype=np.int64)
+    high[: len(tensor.counts)] = tensor.counts
+    left = subtract(np.zeros_like(high), high, boxes.low, boxes.high)
+    if left:
+        missing = int(sum((b - a).prod() for a, b in left))
+        first = min(tuple(low[: len(tensor.counts)].tolist()) for low, _ in left)
+        yield Hole(state, path, missing, tensor.numel, element_name(placement.layout, path, first))
