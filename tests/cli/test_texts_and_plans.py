@@ -30,13 +30,15 @@ def test_check_says_what_a_config_would_tell(spec: Path) -> None:
     done = good("check", "own.ucpl")
     (remark, said) = done.out.splitlines()
     assert remark == "own.ucpl: `f` has no value: give --config to check further", "once, not for each layout"
+    assert said == "own.ucpl: good, 1 remark; 1 model, 2 layouts, 1 plan"
+    tried, said = good("check", "own.ucpl", "--config", "config.json").out.splitlines()
+    assert tried.startswith("own.ucpl: cut holds at tp = 2")
     assert said == "own.ucpl: good; 1 model, 2 layouts, 1 plan"
-    assert good("check", "own.ucpl", "--config", "config.json").out == "own.ucpl: good; 1 model, 2 layouts, 1 plan\n"
     assert good("check", "own.ucpl", "--json").json["remarks"] == [remark]
 
 
-def test_check_tries_degrees_at_one_and_says_so(spec: Path) -> None:
-    (spec / "own.ucpl").write_text(SPEC.replace("  mesh pp tp\n", '  mesh pp tp\n  assert tp > 1, "two at least"\n'))
+def test_check_says_of_a_layout_that_no_degree_tried_suits_it(spec: Path) -> None:
+    (spec / "own.ucpl").write_text(SPEC.replace("  mesh pp tp\n", '  mesh pp tp\n  assert tp > 64, "many"\n'))
     (remark,) = good("check", "own.ucpl", "--config", "config.json", "--json").json["remarks"]
     assert remark.startswith("own.ucpl: cut is not checked further: at tp = 1, ")
     (spec / "own.ucpl").write_text(SPEC.replace("-> cut(tp = 2)", "-> cut(tp = 2, pp = 0)"))
