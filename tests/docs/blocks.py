@@ -28,7 +28,10 @@ MARK = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1[ \t]*$", re.DOTALL | re.MULTILIN
 # A fragment that is wrong is held against a small model of its own, so that it is wrong for one reason.
 WRONG = {
     "top": ("ucpl 1\n", "\n"),
-    "model": ("ucpl 1\nmodel m {\n", "\n}\n"),
+    "model": (
+        "ucpl 1\nmodel m {\n",
+        '\n}\nlayout x() of m {\n  file weights = torch "a.pt"\n  * = ... as "{name}"\n}\n',
+    ),
     "layout": (
         "ucpl 1\nmodel m {\n  dim r = 4, c = 2\n  a : r c\n}\n"
         'layout x(tp = 2, dp = 2) of m {\n  mesh dp tp\n  file weights = torch "{tp}.pt"\n',
@@ -152,9 +155,9 @@ def cells(placement: Placement) -> str:
                 low, high, stride = p.low[i].tolist(), p.high[i].tolist(), p.stride[i].tolist()
                 for index in product(*map(range, low, high)):
                     place = int(p.offset[i]) + sum((x - a) * s for x, a, s in zip(index, low, stride, strict=True))
-                    whole = zip(index, tensor.starts, tensor.steps, strict=False)  # dims beyond its own are no index
+                    whole = zip(index, tensor.indices, strict=False)  # dims beyond its own are no index
                     assert held[place] == ".", "two elements in one cell"
-                    held[place] = tensor.path + ",".join(str(start + x * step) for x, start, step in whole)
+                    held[place] = tensor.path + ",".join(str(has[x]) for x, has in whole)
             width = home.shape[-1] if home.shape else 1
             lines = [" ".join(held[i : i + width]) for i in range(0, numel, max(width, 1))]
             rows.append((home.file, "/".join(map(str, home.key)), " / ".join(lines)))

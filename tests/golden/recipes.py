@@ -256,6 +256,13 @@ layout cut(tp) of m {
     return ["check", "spec.ucpl"]
 
 
+def checked_model(folder: Path, model: str, layout: str = '  * = ... as "{name}"\n', *more: str) -> list[str]:
+    """A text of one model and one layout of it, and the command that checks it."""
+    text = f'ucpl 1\n\nmodel m {{\n{model}}}\n\nlayout x() of m {{\n  file weights = torch "a.pt"\n{layout}}}\n'
+    (folder / "spec.ucpl").write_text(text + "".join(more))
+    return ["check", "spec.ucpl"]
+
+
 @case
 def file_without_its_rank(folder: Path) -> list[str]:
     return checked(folder, "rank_{tp}.pt", "ranks.pt")
@@ -269,6 +276,12 @@ def half_of_a_cut_tensor(folder: Path) -> list[str]:
 @case
 def dtype_of_torch(folder: Path) -> list[str]:
     return checked(folder, "dtype f32", "dtype float32")
+
+
+@case
+def layer_that_there_is_not(folder: Path) -> list[str]:
+    kinds = '  let kinds = ["mamba", "attention", "mamba"]\n'
+    return checked_model(folder, kinds + '  dim l = 2, h = 4\n  mixer : l[where(kinds, "mamba")] h\n')
 
 
 @case

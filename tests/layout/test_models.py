@@ -39,13 +39,13 @@ def resolved(lines: str = "", call: str = "x(2)") -> Layout:
 
 
 def test_a_range_is_the_indices_that_the_tensor_has() -> None:
-    found = {p: (t.counts, t.starts, t.steps) for p, t in resolved().tensors.items()}
-    assert found["w"] == ((6, 4), (0, 0), (1, 1))
-    assert found["part"] == ((5, 4), (1, 0), (1, 1))
-    assert found["odd"] == ((3, 4), (1, 0), (2, 1))
-    assert found["few"] == ((2, 1), (0, 3), (1, 1))
-    assert found["none"] == ((0, 4), (0, 0), (1, 1))
-    assert found["plain"] == ((5, 3), (0, 0), (1, 1))
+    found = {p: (t.counts, t.indices) for p, t in resolved().tensors.items()}
+    assert found["w"] == ((6, 4), (range(6), range(4)))
+    assert found["part"] == ((5, 4), (range(1, 6), range(4)))
+    assert found["odd"] == ((3, 4), (range(1, 6, 2), range(4)))
+    assert found["few"] == ((2, 1), (range(2), range(3, 4)))
+    assert found["none"] == ((0, 4), (range(0), range(4)))
+    assert found["plain"] == ((5, 3), (range(5), range(3)))
     assert resolved().tensors["odd"].numel == 12
 
 

@@ -65,8 +65,7 @@ def cells_of(
             rest = {k: v for k, v in bound.items() if k != name}
             return cells_of(bound[name], numbers, rank, rest, each, flat)
         case nodes.Dim(name=name, range=within):
-            low, high = (None if e is None else numbers.value(e) for e in within or (None, None))
-            return [Cell(((name, i),)) for i in range(numbers.name(name))][low:high]
+            return [Cell(((name, i),)) for i in numbers.among(within, numbers.name(name))]
         case nodes.Each():
             assert each is not None
             return each

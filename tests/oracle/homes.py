@@ -87,7 +87,15 @@ class _Rank:
         return digits != [dim] and all(self.knows(d, index) for d in digits)
 
     def choices(self, axis: nodes.Axis) -> list[tuple[str, int, Any]]:
+        """Values of one index on this rank, each with its number among all that the rank has of it."""
         name = next(iter(digits_of(axis)), "")
+        match axis:
+            case nodes.Dim(name=name, range=nodes.Among() as brackets):
+                wanted = self.numbers.among(brackets, self.numbers.name(name))
+                return [c for c in self.choices(nodes.Dim(name)) if self.value(name, dict(c[2].index)) in wanted]
+            case nodes.Stack(terms=terms) if all(t.label is None and isinstance(t.axes[0], nodes.Dim) for t in terms):
+                if len(terms) > 1:
+                    return [c for t in terms for c in self.choices(t.axes[0])]
         return [(name, i, c) for i, c in enumerate(cells_of(axis, self.numbers, self.rank, self.meaning.indices))]
 
     def names_of(self, choice: tuple[tuple[str, int, Any], ...]) -> dict[str, Any]:

@@ -88,6 +88,9 @@ class Numbers:
                         return a % b
             case nodes.Function(name="default", args=args):
                 return next((v for v in map(self.value, args) if v is not None), None)
+            case nodes.Function(name="where", args=(listed, *wanted)):
+                ask = [self.value(w) for w in wanted]
+                return [i for i, x in enumerate(self.value(listed)) if (x == ask[0] if ask else x)]
             case nodes.Function(name="ceil", args=(a, b)):
                 return math.ceil(Fraction(self.value(a), self.value(b)))
             case nodes.Function(name="size", args=(a,)):
@@ -96,6 +99,21 @@ class Numbers:
                 how: Any = {"min": min, "max": max, "lcm": math.lcm, "gcd": math.gcd}[name]
                 return how(*map(self.value, args)) if name in ("lcm", "gcd") else how(map(self.value, args))
         raise TypeError(expr)
+
+    def among(self, brackets: nodes.Among | None, size: int) -> list[int]:
+        """The indices of a dim that brackets behind its name leave, in order."""
+        if brackets is None:
+            return list(range(size))
+        said: set[int] = set()
+        for item in brackets.items:
+            if isinstance(item, nodes.Range):
+                a, b, by = (None if e is None else self.value(e) for e in (item.start, item.stop, item.step))
+                said |= set(list(range(size))[a:b:by])
+                continue
+            value = self.value(item)
+            for one in value if isinstance(value, list) else [value]:
+                said.add(list(range(size))[one])
+        return [i for i in range(size) if (i in said) != brackets.others]
 
     def holds(self, when: nodes.Expr | None) -> bool:
         return when is None or bool(self.value(when))
@@ -264,7 +282,7 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
 @frozen
 class Tensor:
     dims: tuple[str, ...]
-    ranges: tuple[range, ...]  # the indices of each whole dim that it has
+    ranges: tuple[tuple[int, ...], ...]  # the indices of each whole dim that it has
     dtype: str | None
     kind: str
 
@@ -444,9 +462,8 @@ def tensor_of(item: nodes.Tensor, numbers: Numbers, default: str | None) -> Tens
         name = dim.name if dim.name is not None else f"{item.path}#{n}"
         if dim.name is None:
             numbers.given[name] = dim.size
-        start, stop, step = (None if e is None else numbers.value(e) for e in dim.range or (None, None, None))
         names.append(name)
-        ranges.append(range(numbers.name(name))[start:stop:step])
+        ranges.append(tuple(numbers.among(dim.range, numbers.name(name))))
     return Tensor(tuple(names), tuple(ranges), item.dtype or default, item.kind)
 
 

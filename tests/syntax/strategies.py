@@ -47,7 +47,10 @@ splits = st.one_of(
     st.builds(nodes.Split, names, st.just("sizes"), some(exprs)),
     st.builds(nodes.Split, names, st.sampled_from(["chunk", "spread"]), st.just(()), maybe),
 )
-bounds = st.none() | st.tuples(maybe, maybe)
+ranges = st.builds(nodes.Range, maybe, maybe, maybe)
+bounds = st.none() | st.builds(nodes.Among, some(ranges | exprs), st.booleans()).filter(
+    lambda a: not (a.others and isinstance(a.items[0], nodes.Range) and a.items[0].start is None)  # `not ..5` is `5..`
+)
 axis_leaves = st.one_of(
     st.builds(nodes.Dim, dotted, bounds), st.builds(nodes.Any_, bounds), st.builds(nodes.Each), st.builds(nodes.Rest)
 )
@@ -114,9 +117,8 @@ clauses = (
     .map(tuple)
 )
 
-ranges = st.none() | st.tuples(maybe, maybe, maybe)
 dimensions = st.one_of(
-    st.builds(nodes.Dimension, dotted, st.none(), ranges),
+    st.builds(nodes.Dimension, dotted, st.none(), bounds),
     st.builds(lambda size: nodes.Dimension(None, size), integers),
 )
 groups = st.one_of(

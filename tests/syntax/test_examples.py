@@ -66,6 +66,10 @@ def dims(*names: str) -> tuple[Dimension, ...]:
     return tuple(Dimension(name) for name in names)
 
 
+def among(start: nodes.Expr | None, stop: nodes.Expr | None = None, step: nodes.Expr | None = None) -> nodes.Among:
+    return nodes.Among((nodes.Range(start, stop, step),))
+
+
 def axes(*names: str) -> tuple[Dim, ...]:
     return tuple(Dim(name) for name in names)
 
@@ -97,9 +101,9 @@ EACH = Flat(Each())
 MODEL = [
     Dims(tuple(Binding(n, Number(v)) for n, v in [("l", 4), ("h", 8), ("vocab", 67), ("dense", 1)])),
     Tensor("attn.q", dims("l", "g", "r", "d", "h")),
-    Tensor("moe.up", (Dimension("l", None, (Name("dense"), None, None)), *dims("e", "f", "h"))),
-    Tensor("first", (Dimension("l", None, (None, Name("dense"), None)), *dims("h"))),
-    Tensor("every.two", (Dimension("l", None, (Number(1), None, Number(2))), *dims("h"))),
+    Tensor("moe.up", (Dimension("l", None, among(Name("dense"))), *dims("e", "f", "h"))),
+    Tensor("first", (Dimension("l", None, among(None, Name("dense"))), *dims("h"))),
+    Tensor("every.two", (Dimension("l", None, among(Number(1), None, Number(2))), *dims("h"))),
     Tensor("head", dims("vocab", "h"), when=Unary("not", Name("config.tie_word_embeddings"))),
     Tensor("router", dims("l", "e", "h"), "f32"),
     Tensor("blocks.0.attn.qkv.weight", (Dimension(None, 72), Dimension(None, 24))),
@@ -160,12 +164,12 @@ LAYOUT = [
     Entry("rows", (), (split(Pad(Dim("vocab"), Number(128), "live"), TP), Dim("h"))),
     Entry("flatten", (), (Pad(Dim("vocab"), Number(128), "undefined"),)),
     Entry("parts", (), (Stack((
-        Term(None, (split(Dim("d", (None, Number(24))), TP),)),
-        Term(None, (split(Dim("d", (Number(24), Number(32))), TP),)),
-        Term(None, (Dim("d", (Number(32), None)),)),
+        Term(None, (split(Dim("d", among(None, Number(24))), TP),)),
+        Term(None, (split(Dim("d", among(Number(24), Number(32))), TP),)),
+        Term(None, (Dim("d", among(Number(32))),)),
     )), Dim("h"))),
     Entry("parts_of_any", (), (Stack((
-        Term(None, (split(Any_((None, Name("n"))), TP),)), Term(None, (split(Any_((Name("n"), None)), TP),)),
+        Term(None, (split(Any_(among(None, Name("n"))), TP),)), Term(None, (split(Any_(among(Name("n"))), TP),)),
     )), Any_())),
     Entry("scalar", (), ()),
     Entry("lossy_one", (), axes("h"), (Clause("dtype", ("bf16",)), Clause("lossy", ()))),

@@ -34,8 +34,8 @@ def stack(*axes: nodes.Axis, label: str | None = None) -> nodes.Axis:
     return nodes.Stack((nodes.Term(label, axes), nodes.Term(label, axes)))
 
 
-def dim(name: str, size: tuple | None = None) -> nodes.Dimension:
-    return nodes.Dimension(name, None, size)
+def dim(name: str, *bounds: Any) -> nodes.Dimension:
+    return nodes.Dimension(name, None, nodes.Among((nodes.Range(*bounds),)) if bounds else None)
 
 
 PLACES = {
@@ -81,7 +81,7 @@ PLACES = {
     "parameter": lambda w: nodes.Layout(w, (nodes.Parameter(w), nodes.Parameter("a", TWO)), w, nodes.Call(w), ()),
     "tensor": lambda w: model(nodes.Tensor(w, (dim("h"),)), nodes.Tensor(f"{w}.x", ())),
     "dims": lambda w: model(nodes.Tensor("t", (dim(w), dim(w)), w, "frozen", TWO)),
-    "dims, ranged": lambda w: model(nodes.Tensor("t", (dim(w, (None, None, TWO)), dim(w, (TWO, None, None))))),
+    "dims, ranged": lambda w: model(nodes.Tensor("t", (dim(w, None, None, TWO), dim(w, TWO)))),
     "alias": lambda w: model(nodes.Alias(w, w, TWO)),
     "state": lambda w: model(nodes.State((w, w), w, True, (w, w))),
     "default dtype": lambda w: model(nodes.DefaultDtype(w)),
@@ -97,7 +97,7 @@ NUMBERS = {
     "negated": lambda w: nodes.Assert(nodes.Unary("not", nodes.Name(w))),
     "function": lambda w: nodes.Assert(nodes.Function(w, (nodes.Name(w), nodes.Name(w)))),
     "argument": lambda w: nodes.Plan("p", nodes.Call("a", (nodes.Argument(None, nodes.Name(w)),)), CALL),
-    "range": lambda w: model(nodes.Tensor("t", (dim("h", (nodes.Name(w), nodes.Name(w), nodes.Name(w))),))),
+    "range": lambda w: model(nodes.Tensor("t", (dim("h", nodes.Name(w), nodes.Name(w), nodes.Name(w)),))),
     "sizes of a cut": lambda w: entry(nodes.Cut(H, (nodes.Split("a", "sizes", (nodes.Name(w), nodes.Name(w))),)), H),
     "when": lambda w: entry(H, clauses=(nodes.Clause("when", (nodes.Name(w),)), nodes.Clause("in", (w,)))),
     "dealt": lambda w: layout(nodes.Group("g", members=("a",), order=nodes.Name(w))),

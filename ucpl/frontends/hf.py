@@ -371,7 +371,7 @@ class _Writer:
         start = nodes.Number(span.start) if span.start else None
         stop = nodes.Number(span.stop) if span.stop < length else None
         step = nodes.Number(span.step) if span.step > 1 else None
-        return nodes.Dimension(dim, None, (start, stop, step))
+        return nodes.Dimension(dim, None, nodes.Among((nodes.Range(start, stop, step),)))
 
     def axes(self, f: Folded) -> tuple[str, ...]:
         out: list[str] = []

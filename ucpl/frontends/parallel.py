@@ -335,7 +335,7 @@ def pattern(sharding: Sharding) -> tuple[nodes.Axis, ...]:
         high = low + section.size
         first = None if low == 0 else nodes.Number(low)
         last = None if i + 1 == len(sharding.sections) else nodes.Number(high)
-        axis: nodes.Axis = nodes.Any_((first, last) if several else None)
+        axis: nodes.Axis = nodes.Any_(nodes.Among((nodes.Range(first, last),)) if several else None)
         if section.widths is not None:
             axis = nodes.Cut(axis, (split(section.widths),))
         terms.append(axis)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from ucpl.errors import Label, fail
+from ucpl.layout import LogicalTensor
+from ucpl.layout.indices import Indices
 from ucpl.layout.scope import at, nearest
 from ucpl.regions import Placement
 
 __all__ = ["check_drops", "check_models"]
+
+SHOWN = 6  # indices that a message tells
 
 
 def check_drops(source: Placement, drop: tuple[str, ...]) -> None:
@@ -40,15 +44,23 @@ def check_models(source: Placement, target: Placement, drop: set[str]) -> None:
                 remedy="source and target must be layouts of one model",
             )
         named = all("#" not in d for d in (*tensor.dims, *other.dims))
-        if other.counts != tensor.counts or (named and other.dims != tensor.dims):
+        if other.counts != tensor.counts or (named and (other.dims, other.indices) != (tensor.dims, tensor.indices)):
             fail(
                 "E302",
-                f"`{path}` is {_shape(other.dims, other.counts)} in the source and"
-                f" {_shape(tensor.dims, tensor.counts)} in the target",
+                f"`{path}` is {_shape(other)} in the source and {_shape(tensor)} in the target",
                 at(other.span, "source") if other.span.line else Label(source.layout.call, where=path),
                 there,
             )
 
 
-def _shape(dims: tuple[str, ...], counts: tuple[int, ...]) -> str:
-    return "[" + ", ".join(str(c) if "#" in d else f"{d}={c}" for d, c in zip(dims, counts, strict=True)) + "]"
+def _shape(tensor: LogicalTensor) -> str:
+    """`[l=2 (3, 5), h=8]`: of a dim of which the tensor has only some indices, which these are."""
+    return "[" + ", ".join(map(_side, tensor.dims, tensor.counts, tensor.indices)) + "]"
+
+
+def _side(dim: str, count: int, indices: Indices) -> str:
+    shown = str(count) if "#" in dim else f"{dim}={count}"
+    if indices == range(count):
+        return shown
+    first = ", ".join(map(str, indices[:SHOWN]))
+    return f"{shown} ({first}{', ...' if count > SHOWN else ''})"

@@ -74,6 +74,8 @@ def evaluated(expr: nodes.Expr, look: Look) -> Operand:
             return _combined(operator, integer(left, look), integer(right, look), expr.span)
         case nodes.Function(name="default", args=args):
             return next((v for a in args if (v := evaluated(a, look)) is not None), None)
+        case nodes.Function(name="where", args=(listed, *wanted)) if len(wanted) < 2:
+            return _where(listed, wanted, look)
         case nodes.Function(name=name, args=args):
             known = name in _MANY or (name, len(args)) in _FEW
             return _function(expr, [integer(a, look) for a in args] if known else [])
@@ -186,9 +188,23 @@ def _first_uneven(left: Number, right: Number, rest: Number) -> tuple[int, int, 
     return int(a[first]), int(b[first]), int(r[first])
 
 
+def _where(listed: nodes.Expr, wanted: Sequence[nodes.Expr], look: Look) -> list[Value]:
+    """The positions in a list of a value, or of all that is true. Raises E104, E105."""
+    items = evaluated(listed, look)
+    if items is None:
+        integer(listed, look)  # says which key of the config is absent
+    if not isinstance(items, list):
+        fail("E104", f"`where` looks through a list, not {items!r}", at(listed.span))
+    found: list[bool] = [bool(item) for item in items]
+    if wanted:
+        value = _alone(evaluated(wanted[0], look), wanted[0])
+        found = [item == value for item in items]
+    return [i for i, is_one in enumerate(found) if is_one]
+
+
 _MANY = ("min", "max", "lcm", "gcd")
 _FEW = (("size", 1), ("ceil", 2))
-FUNCTIONS = ("default", *_MANY, *(name for name, _ in _FEW))
+FUNCTIONS = ("default", "where", *_MANY, *(name for name, _ in _FEW))
 
 
 def _function(expr: nodes.Function, numbers: Sequence[Number]) -> Number:

@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from ucpl.layout.arithmetic import Value
 from ucpl.layout.axes import Axis
+from ucpl.layout.indices import Indices
 from ucpl.layout.scope import Config
 from ucpl.layout.templates import Template
 from ucpl.syntax.nodes import NOWHERE, Span
@@ -20,15 +21,14 @@ Policy = Literal["same", "mean", "sum", "any"]
 class LogicalTensor:
     """One tensor of the model: a product of named dims.
 
-    A tensor may have only a range of a dim (`l[1.. by 2]`): `counts` are the sizes it really has; position p along
-    dim i is index `starts[i] + p * steps[i]` of the whole dim.
+    A tensor may have only some indices of a dim (`l[1.. by 2]`, `l[1, 4]`): position p along dim i is index
+    `indices[i][p]` of the whole dim, and `counts` says how many it has.
     """
 
     path: str
     dims: tuple[str, ...]
     counts: tuple[int, ...]
-    starts: tuple[int, ...]
-    steps: tuple[int, ...]
+    indices: tuple[Indices, ...]
     dtype: str | None
     kind: Literal["parameter", "buffer", "frozen"]
     span: Span = field(default=NOWHERE, eq=False, repr=False)

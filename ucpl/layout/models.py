@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from ucpl.errors import fail
 from ucpl.layout.element_types import demand_dtype
+from ucpl.layout.indices import Indices, chosen
 from ucpl.layout.layout import LogicalState, LogicalTensor
 from ucpl.layout.scope import Scope, at, nearest
 from ucpl.syntax import nodes
@@ -44,7 +45,7 @@ def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope) -> dict[str, Logi
 
 def _tensor(item: nodes.Tensor, default: str | None, scope: Scope) -> LogicalTensor:
     names: list[str] = []
-    indices: list[range] = []  # those that the tensor has, of each dim
+    indices: list[Indices] = []  # those that the tensor has, of each dim
     for position, dim in enumerate(item.dims):
         name, size = _dimension(item, position, scope)
         if size < 0:
@@ -56,11 +57,8 @@ def _tensor(item: nodes.Tensor, default: str | None, scope: Scope) -> LogicalTen
                 at(dim.span, "second time"),
                 remedy=f"give the second one a name of its own, as in `dim {name}2 = {name}`",
             )
-        start, stop, step = (None if e is None else scope.integer(e) for e in dim.range or (None,) * 3)
-        if step is not None and step <= 0:
-            fail("E134", f"step {step} of dim `{name}`", at(dim.span))
         names.append(name)
-        indices.append(range(size)[start:stop:step])
+        indices.append(range(size) if dim.range is None else chosen(dim.range, name, size, scope))
     counts = tuple(map(len, indices))
     if prod(counts) > ELEMENTS_LIMIT:
         fail("E106", f"`{item.path}` has {prod(counts)} elements", at(item.span))
@@ -68,8 +66,7 @@ def _tensor(item: nodes.Tensor, default: str | None, scope: Scope) -> LogicalTen
         item.path,
         tuple(names),
         counts,
-        tuple(i.start if len(i) else 0 for i in indices),
-        tuple(i.step for i in indices),
+        tuple(indices),
         demand_dtype(item.dtype, item.span) or default,
         item.kind,
         item.span,

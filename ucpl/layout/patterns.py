@@ -8,6 +8,7 @@ from typing import assert_never
 
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
+from ucpl.layout.indices import chosen, runs_in
 from ucpl.layout.layout import Mesh
 from ucpl.layout.scope import Scope, at, nearest
 from ucpl.syntax import nodes
@@ -68,7 +69,8 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
             assert_never(node)
 
 
-def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Dim:
+def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Axis:
+    """A dim, or some of its indices: one run of neighbours after the other."""
     if not scope.knows(node.name):
         close = nearest(node.name, scope.names())
         fail(
@@ -80,11 +82,16 @@ def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Dim:
     size = scope.size(node.name, span)
     if node.range is None:
         return ax.Dim(node.name)
-    low = 0 if node.range[0] is None else scope.integer(node.range[0])
-    high = size if node.range[1] is None else scope.integer(node.range[1])
-    if not 0 <= low <= high <= size:
-        fail("E161", f"{low}..{high} is no range of `{node.name}`, which is {size}", at(span))
-    return ax.Dim(node.name, low, high)
+    match node.range:
+        case nodes.Among(items=(nodes.Range(start=start, stop=stop, step=None),), others=False):
+            low = 0 if start is None else scope.integer(start)
+            high = size if stop is None else scope.integer(stop)
+            if not 0 <= low <= high <= size:
+                fail("E161", f"{low}..{high} is no range of `{node.name}`, which is {size}", at(span))
+            return ax.Dim(node.name, low, high)
+    said = chosen(node.range, node.name, size, scope)
+    runs = [ax.Dim(node.name, *run) for run in runs_in(said)] or [ax.Dim(node.name, 0, 0)]
+    return runs[0] if len(runs) == 1 else ax.Stack(tuple(ax.Term(None, (run,)) for run in runs))
 
 
 def _split(split: nodes.Split, scope: Scope, span: nodes.Span) -> ax.Split:

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from ucpl.errors import Label, fail
 from ucpl.layout import Entry, Layout, LogicalTensor
 from ucpl.layout import axes as ax
+from ucpl.layout.indices import Indices, before, place_of
 from ucpl.layout.scope import at
 from ucpl.regions.cells import Cells, Concat, CutError, Labelled, Piece, Product, Range, build, padding_of, pieces_of
 
 I64 = NDArray[np.int64]
 Kin = Hashable  # equal for entries of which the same boxes are stored, but for the tensor's number
 Indexed = tuple[Hashable, tuple[int, ...]]  # the brackets that choices are made of, and the coordinates
-# A tensor's dims, and which indices of each it has: counts, starts and steps.
-Reach = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+Reach = tuple[tuple[str, ...], tuple[Indices, ...]]  # a tensor's dims, and which indices of each it has
 CHOICE_LIMIT = 4_000_000
 PIECE_LIMIT = 1_000_000  # boxes of one entry on one rank
 
@@ -168,7 +168,7 @@ class EntryPlacer:
         if any(d in self.layout.indices or d not in places for d in (*tensor.dims, *ax.dims_of(*self.entry.shape))):
             return id(self)
         shape = tuple(ax.renamed(axis, places) for axis in self.entry.shape)
-        return shape, tuple(sizes[d] for d in tensor.dims), tensor.counts, tensor.starts, tensor.steps
+        return shape, tuple(sizes[d] for d in tensor.dims), tensor.indices
 
     def _index_axes(self, axis: ax.Axis, seen: frozenset[str]) -> tuple[str, ...]:
         found = list(ax.mesh_axes_of(axis))
@@ -200,7 +200,7 @@ class EntryPlacer:
         if not self.entry.indices:
             return ()
         tensors = (self.layout.tensors[path] for path in self.entry.targets.values())
-        return self.entry.indices, tuple(dict.fromkeys((t.dims, t.counts, t.starts, t.steps) for t in tensors))
+        return self.entry.indices, tuple(dict.fromkeys((t.dims, t.indices) for t in tensors))
 
     def _choices(self, here: dict[str, int]) -> Choices:
         lists = []
@@ -237,7 +237,7 @@ class EntryPlacer:
     def positions(self, path: str, choices: Choices) -> tuple[tuple[int, ...], I64]:
         """The bracketed dims of a target tensor, and where each choice lies along them: (J, dims)."""
         tensor = self.layout.tensors[path]
-        known = (tensor.dims, tensor.counts, tensor.starts, tensor.steps)
+        known = (tensor.dims, tensor.indices)
         if known not in choices.placed:
             choices.placed[known] = self._positions(tensor, choices)
         return choices.placed[known]
@@ -255,8 +255,10 @@ class EntryPlacer:
 
     def _index_cells(self, axis: ax.Axis, here: dict[str, int]) -> list[tuple[str, int, tuple[tuple[str, int], ...]]]:
         name = next(iter(ax.dims_of(axis)), "")
+        parts = _parts(axis)
+        whole = axis if parts is None else ax.Dim(name)
         try:
-            cells = build(axis, self.layout.sizes, self.degrees, here, dict(self.layout.indices))
+            cells = build(whole, self.layout.sizes, self.degrees, here, dict(self.layout.indices))
         except CutError as error:
             fail(
                 "E203",
@@ -266,7 +268,11 @@ class EntryPlacer:
             )
         if cells.length > CHOICE_LIMIT:
             fail("E202", f"index `{name}` has {cells.length} values", at(self.entry.span))
-        return [(name, i, cell) for i, cell in enumerate(_enumerate(cells))]
+        listed = [(name, i, cell) for i, cell in enumerate(_enumerate(cells))]
+        if parts is None:
+            return listed
+        values = np.array([self.value(name, dict(cell)) for _, _, cell in listed], dtype=np.int64)
+        return [listed[i] for low, high in parts for i in np.flatnonzero((low <= values) & (values < high)).tolist()]
 
     def value(self, dim: str, digits: dict[str, int]) -> int:
         """Index of a dim from its digits."""
@@ -297,9 +303,8 @@ class EntryPlacer:
         )
 
     def _position(self, tensor: LogicalTensor, i: int, digits: dict[str, int]) -> int | None:
-        """Position along dim i of the tensor (it may have only a range), or None where it lacks that index."""
-        place, rest = divmod(self.value(tensor.dims[i], digits) - tensor.starts[i], tensor.steps[i])
-        return place if rest == 0 and 0 <= place < tensor.counts[i] else None
+        """Position along dim i of the tensor (it may have only some indices), or None where it lacks that index."""
+        return place_of(tensor.indices[i], self.value(tensor.dims[i], digits))
 
     def box(self, local: Local, row: int, choices: Choices, choice: int) -> tuple[str, I64, I64]:
         """One row of a Local with its bracketed dims filled in: (tensor, low, high)."""
@@ -356,20 +361,19 @@ class EntryPlacer:
         return found
 
     def _restricted(self, cells: Cells) -> Cells:
-        """Without indices that the tensors lack (`l[1..]` as an axis)."""
-        limits: dict[str, tuple[int, int, int]] = {}
+        """Without indices that the tensors lack (`l[1..]` as an axis), as positions of the tensors."""
+        limits: dict[str, Indices] = {}
         bracket = {name for axis in self.entry.indices for name in ax.dims_of(axis)}
         for path in self.entry.targets.values():
             tensor = self.layout.tensors[path]
             for i, dim in enumerate(tensor.dims):
-                limit = (tensor.starts[i], tensor.counts[i], tensor.steps[i])
                 if dim in bracket:
                     continue  # an entry is there for the indices that all its tensors have
-                if limits.setdefault(dim, limit) != limit:
+                if limits.setdefault(dim, tensor.indices[i]) != tensor.indices[i]:
                     fail(
                         "E207", f"tensors of `{self.entry.path}` have different ranges of `{dim}`", at(self.entry.span)
                     )
-        limits = {d: limit for d, limit in limits.items() if limit[1] != self.layout.sizes.get(d, limit[1])}
+        limits = {d: has for d, has in limits.items() if len(has) != self.layout.sizes.get(d, len(has))}
         return _restrict(cells, limits) if limits else cells
 
     def _rows(self, piece: Piece) -> list[tuple[str | None, list[int], list[int], list[int], int]]:
@@ -405,15 +409,7 @@ class EntryPlacer:
         per_dim: list[list[tuple[int, int, int, int]]] = []  # (low, high, stride, offset) alternatives
         for i, dim in enumerate(tensor.dims):
             if dim in by_name:
-                low, high, stride = by_name[dim]
-                start, step = tensor.starts[i], tensor.steps[i]
-                if step == 1:
-                    per_dim.append([(low - start, high - start, stride, 0)])
-                else:
-                    values = [v for v in range(low, high) if (v - start) % step == 0]
-                    per_dim.append(
-                        [((v - start) // step, (v - start) // step + 1, 0, n * stride) for n, v in enumerate(values)]
-                    )
+                per_dim.append([(*by_name[dim], 0)])
             elif dim in bracket or all(d in bracket for d in ax.leaves_of(dim, self.layout.indices)):
                 per_dim.append([(-1, -1, 0, 0)])
             else:
@@ -424,7 +420,7 @@ class EntryPlacer:
                         at(self.entry.span),
                         at(tensor.span, f"{tensor.counts[i]} of {self.layout.sizes[dim]}"),
                     )
-                per_dim.append(self._digit_runs(dim, by_name, tensor, i))
+                per_dim.append(self._digit_runs(dim, by_name))
         out = []
         for combination in product(*per_dim):
             low_row = [c[0] for c in combination] + [0] * (self.k - len(combination))
@@ -436,9 +432,7 @@ class EntryPlacer:
     def _bracket_digits(self, axis: ax.Axis) -> list[str]:
         return [leaf for name in ax.dims_of(axis) for leaf in ax.leaves_of(name, self.layout.indices)]
 
-    def _digit_runs(
-        self, dim: str, by_name: dict[str, tuple[int, int, int]], tensor: LogicalTensor, i: int
-    ) -> list[tuple[int, int, int, int]]:
+    def _digit_runs(self, dim: str, by_name: dict[str, tuple[int, int, int]]) -> list[tuple[int, int, int, int]]:
         leaves = ax.leaves_of(dim, self.layout.indices)
         weights, total = {}, 1
         for leaf in reversed(leaves):
@@ -456,7 +450,7 @@ class EntryPlacer:
         outer = [leaf for leaf in leaves if leaf not in run]
         out = []
         for values in product(*(range(by_name[d][0], by_name[d][1]) for d in outer)):
-            base = sum(v * weights[d] for v, d in zip(values, outer, strict=True)) - tensor.starts[i]
+            base = sum(v * weights[d] for v, d in zip(values, outer, strict=True))
             shift = sum((v - by_name[d][0]) * by_name[d][2] for v, d in zip(values, outer, strict=True))
             out.append((base + low, base + high, stride, shift))
         return out
@@ -477,6 +471,22 @@ def _dims_remedy(need: list[str], have: list[str]) -> str:
     return " and ".join(out)
 
 
+def _parts(axis: ax.Axis) -> list[tuple[int, int]] | None:
+    """The runs of an index that brackets leave of it, `l[..5]` or `l[1, 4]`; None where they say something else.
+
+    What a rank has of the index is counted before: `{l.local}` is a layer's number on its rank, whoever asks.
+    """
+    dims = (axis,) if isinstance(axis, ax.Dim) else ax.children(axis) if isinstance(axis, ax.Stack) else ()
+    runs = [(d.low, d.high) for d in dims if isinstance(d, ax.Dim)]
+    if (
+        len(runs) != len(dims)
+        or len(set(ax.dims_of(axis))) != 1
+        or (isinstance(axis, ax.Stack) and len(axis.terms) < 2)
+    ):
+        return None
+    return None if runs == [(0, None)] else [(low, 1 << 62 if high is None else high) for low, high in runs]
+
+
 def _enumerate(cells: Cells) -> list[tuple[tuple[str, int], ...]]:
     match cells:
         case Range(dim=dim, low=low, high=high):
@@ -490,16 +500,12 @@ def _enumerate(cells: Cells) -> list[tuple[tuple[str, int], ...]]:
     return []
 
 
-def _restrict(cells: Cells, limits: dict[str, tuple[int, int, int]]) -> Cells:
+def _restrict(cells: Cells, limits: dict[str, Indices]) -> Cells:
+    """Ranges of indices as ranges of the positions of those that are there: neighbours, whatever lies between them."""
     match cells:
         case Range(dim=dim, low=low, high=high) if dim in limits:
-            start, count, step = limits[dim]
-            values = [v for v in range(low, high) if v in range(start, start + count * step, step)]
-            if not values:
-                return Concat(())
-            if step == 1:
-                return Range(dim, values[0], values[-1] + 1)
-            return Concat(tuple(Range(dim, v, v + 1) for v in values))
+            low, high = before(limits[dim], low), before(limits[dim], high)
+            return Range(dim, low, high) if low < high else Concat(())
         case Product(factors=factors):
             return Product(tuple(_restrict(f, limits) for f in factors))
         case Concat(parts=parts):

@@ -97,7 +97,7 @@ def element_name(layout: Layout, path: str, index: tuple[int, ...]) -> str:
     """An element as people name it: `attn.q[l=3, h=7]`, in indices of whole dims."""
     tensor = layout.tensors[path]
     named = []
-    for dim, start, step, position in zip(tensor.dims, tensor.starts, tensor.steps, index, strict=False):
-        whole = start + int(position) * step
+    for dim, indices, position in zip(tensor.dims, tensor.indices, index, strict=False):
+        whole = indices[int(position)]
         named.append(str(whole) if "#" in dim else f"{dim}={whole}")
     return f"{path}[{', '.join(named)}]"

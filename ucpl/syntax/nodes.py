@@ -96,11 +96,30 @@ Expr = Number | Text | Name | Function | List | Unary | Binary
 
 
 @frozen
+class Range:
+    """`1..4`, `1..`, `..dense`, `1.. by 2`: half-open, as a slice."""
+
+    start: Expr | None = None
+    stop: Expr | None = None
+    step: Expr | None = None
+    span: Span = _span()
+
+
+@frozen
+class Among:
+    """Indices of a dim, in brackets: ranges, numbers, and lists of numbers together; `others`: all but these."""
+
+    items: tuple[Range | Expr, ...]
+    others: bool = False
+    span: Span = _span()
+
+
+@frozen
 class Dim:
-    """A dim, or a range of it: `d[..24]`, `d[24..32]`, `d[32..]`."""
+    """A dim, or some indices of it: `d[..24]`, `d[24..32]`, `l[1, 4]`."""
 
     name: str
-    range: tuple[Expr | None, Expr | None] | None = None
+    range: Among | None = None
     span: Span = _span()
 
 
@@ -184,7 +203,7 @@ class Any_:
     The terms of a `+` start from the same place: in `(_[..24]@tp + _[24..]@tp) _` the first two are one dim.
     """
 
-    range: tuple[Expr | None, Expr | None] | None = None
+    range: Among | None = None
     span: Span = _span()
 
 
@@ -203,11 +222,11 @@ Axis = Dim | Stack | Pad | Trim | Flat | Each | Any_ | Rest | Cut
 
 @frozen
 class Dimension:
-    """One dim of a logical tensor: named, or a bare size (`67`, what infer writes), perhaps only a range of it."""
+    """One dim of a logical tensor: named, or a bare size (`67`, what infer writes), perhaps only some indices of it."""
 
     name: str | None  # None: anonymous
     size: int | None = None  # of an anonymous one
-    range: tuple[Expr | None, Expr | None, Expr | None] | None = None  # start .. stop by step
+    range: Among | None = None
     span: Span = _span()
 
 

@@ -150,8 +150,26 @@ def _axis(axis: Axis, words: frozenset[str]) -> str:
             assert_never(axis)
 
 
-def _part(bounds: tuple[Expr | None, Expr | None] | None) -> str:
-    return "" if bounds is None else f"[{_bound(bounds[0])}..{_bound(bounds[1])}]"
+def _part(among: nodes.Among | None) -> str:
+    """What stands in brackets behind a dim. A `not` that is part of a number is in parentheses: bare, it is the set's."""
+    if among is None:
+        return ""
+    first, *rest = among.items
+    shown = ("not " + _among_item(first, _NOT)) if among.others else _among_item(first, 0)
+    return f"[{', '.join([shown, *(_among_item(item, 0) for item in rest)])}]"
+
+
+def _among_item(item: nodes.Range | Expr, level: int) -> str:
+    if not isinstance(item, nodes.Range):
+        return _first(item, level)
+    by = "" if item.step is None else f" by {_expr(item.step, 0)}"
+    return f"{'' if item.start is None else _first(item.start, level)}..{_bound(item.stop)}{by}"
+
+
+def _first(expr: Expr, level: int) -> str:
+    if level == 0 and isinstance(expr, nodes.Unary) and expr.operator == "not":
+        return f"({_expr(expr, 0)})"
+    return _expr(expr, level)
 
 
 def _term(term: nodes.Term) -> str:
@@ -232,12 +250,7 @@ def _of(groups: tuple[str, ...] | None) -> str:
 def _dimension(dimension: nodes.Dimension) -> str:
     if dimension.name is None:
         return str(dimension.size)
-    name = _path(dimension.name, DIM_WORDS)
-    if dimension.range is None:
-        return name
-    start, stop, step = dimension.range
-    by = "" if step is None else f" by {_expr(step, 0)}"
-    return f"{name}[{_bound(start)}..{_bound(stop)}{by}]"
+    return _path(dimension.name, DIM_WORDS) + _part(dimension.range)
 
 
 def _group(group: nodes.Group) -> Row:

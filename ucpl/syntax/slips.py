@@ -107,7 +107,7 @@ HINTS: dict[str, list[str]] = {
         *_model("blocks.0.w : h"),
         *_layout("blocks.0.w = h"),
     ],
-    "a range in brackets has two dots, as in l[1..] or l[1.. by 2]": _model("a : l[1] h", "a : l[1:2] h"),
+    "a range in brackets has two dots, as in l[1..] or l[1.. by 2]": _model("a : l[1:2] h"),
     "a cut takes the mesh axis first, as in @chunk(dp, 2); sizes stand in brackets, as in @pp[7, 8, 9]": _layout(
         "a = h@tp(2)", "a = h@chunk[2]", "a = h@chunk"
     ),

@@ -67,7 +67,10 @@ def _ranges(size: int) -> st.SearchStrategy[str]:
     from hypothesis import strategies as st
 
     low = st.integers(0, size - 1)
-    return low.flatmap(lambda a: st.sampled_from((f"[{a}..]", f"[..{a + 1}]", f"[{a}.. by 2]", f"[{a}..{size}]")))
+    some = st.lists(low, min_size=1, max_size=min(3, max(1, size - 1))).map(lambda of: ", ".join(map(str, of)))
+    return low.flatmap(
+        lambda a: st.sampled_from((f"[{a}..]", f"[..{a + 1}]", f"[{a}.. by 2]", f"[{a}..{size}]", f"[not {a}.. by 2]"))
+    ) | some.flatmap(lambda of: st.sampled_from((f"[{of}]", f"[not {of}]", f"[where([{of}], {size - 1})]")))
 
 
 def meshes() -> st.SearchStrategy[dict[str, int]]:
@@ -215,12 +218,7 @@ class _Drawn:
     def fits(self, a: str, b: str) -> bool:
         """Two tensors may be packed where they have the same range of each dim that they share."""
         x, y = self.tensors[a], self.tensors[b]
-        return all(
-            (x.counts[i], x.starts[i], x.steps[i]) == (y.counts[j], y.starts[j], y.steps[j])
-            for i, d in enumerate(x.dims)
-            for j, e in enumerate(y.dims)
-            if d == e
-        )
+        return all(x.indices[i] == y.indices[j] for i, d in enumerate(x.dims) for j, e in enumerate(y.dims) if d == e)
 
     def brackets(self, dims: list[str]) -> list[str]:
         """Dims in brackets; one mesh axis deals one of them at most, or elements off the diagonal had no home."""
@@ -259,8 +257,17 @@ class _Drawn:
             used: list[str] = []
             rest = [d for d in dims if d not in indices]
             shape = self.axes(list(self.draw(_permutations(rest))), free, used)
-            out.append(self.entry(path, indices, shape, used, (place, n)))
+            out += self.parted(self.entry(path, indices, shape, used, (place, n)), indices)
         return out
+
+    def parted(self, line: str, indices: list[str]) -> list[str]:
+        """Perhaps one line for some values of the first index, and one for all others."""
+        if not indices or self.draw(_integers(0, 3)):
+            return [line]
+        first, n = indices[0], self.sizes[indices[0]]
+        some = self.draw(_sampled([f"{n // 2}..", f"..{n // 2}", ".. by 2", "0", f"-1, {n // 2}"]))
+        others = f"not {'0' if some.startswith('.') else ''}{some}"
+        return [line.replace(f"[{first}", f"[{first}[{said}]", 1) for said in (some, others)]
 
     def entry(self, path: str, indices: list[str], shape: str, used: list[str], home: tuple[str, int] = ("", 0)) -> str:
         """One line. `home`: the clause that says on which ranks, and the number of a tensor's second place."""

@@ -22,23 +22,9 @@ class Models(Patterns):
             return nodes.Dimension(None, self._integer(children[0]), None, span=span)
         bounds = None
         if children[-1].type == "RSQB":
-            bounds = children[-2].value
+            bounds = children[-2]
             children = children[:-3]
         return nodes.Dimension(self.path(children).value, None, bounds, span=span)
-
-    def range(self, children: Children) -> Part:
-        start = stop = step = None
-        before, by = True, False
-        for child in children:
-            if isinstance(child, Token):
-                before, by = False, child.type == "BY"
-            elif before:
-                start = child
-            elif by:
-                step = child
-            else:
-                stop = child
-        return Part("range", (start, stop, step), self.span(children))
 
     def typed(self, children: Children) -> Part:
         return Part("typed", children[1].value, self.span(children))

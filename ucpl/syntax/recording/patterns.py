@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, cast, get_args
 
+from attrs import evolve
 from lark import Token
 
 from ucpl.errors import fail
@@ -27,7 +28,7 @@ class Patterns(Numbers):
         span = self.span(children)
         bounds = None
         if children[-1].type == "RSQB":
-            bounds = children[-2].value
+            bounds = children[-2]
             children = children[:-3]
         part = self.path(children)
         # Quotes make a name of a word of the language. Every other quoted text here lacks the clause word before it.
@@ -42,11 +43,40 @@ class Patterns(Numbers):
             return nodes.Any_(bounds, span=span)
         return nodes.Dim(part.value, bounds, span=span)
 
-    def bounds(self, children: Children) -> Part:
-        dots = next(i for i, child in enumerate(children) if isinstance(child, Token))
-        start = children[0] if dots else None
-        stop = children[-1] if dots + 1 < len(children) else None
-        return Part("bounds", (start, stop), self.span(children))
+    def range(self, children: Children) -> nodes.Range:
+        start = stop = step = None
+        before, by = True, False
+        for child in children:
+            if isinstance(child, Token):
+                before, by = False, child.type == "BY"
+            elif before:
+                start = child
+            elif by:
+                step = child
+            else:
+                stop = child
+        return nodes.Range(start, stop, step, span=self.span(children))
+
+    def among(self, children: Children) -> nodes.Among:
+        first, *rest = children[::2]
+        for item in rest:
+            if self._denied(item) is not None:
+                fail(
+                    "E022",
+                    "`not` stands in front of all that is in the brackets, once",
+                    self.label(item, "not here"),
+                    remedy="write it first: l[not 1, 4] has all but 1 and 4",
+                )
+        denied = self._denied(first)
+        if denied is not None:
+            first = evolve(first, start=denied) if isinstance(first, nodes.Range) else denied
+        return nodes.Among((first, *rest), denied is not None, span=self.span(children))
+
+    def _denied(self, item: nodes.Range | nodes.Expr) -> nodes.Expr | None:
+        """What a `not` in front of an item denies, where it is not in parentheses."""
+        expr = item.start if isinstance(item, nodes.Range) else item
+        is_bare = isinstance(expr, nodes.Unary) and expr.operator == "not" and self.source.text[expr.span.start] == "n"
+        return expr.operand if is_bare and isinstance(expr, nodes.Unary) else None
 
     def _literal(self, part: Part) -> str:
         return self.source.text[part.span.start : part.span.stop]

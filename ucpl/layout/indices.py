@@ -1,0 +1,86 @@
+"""Some indices of a dim: what stands in brackets behind its name, in a model, an entry or a pattern."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from ucpl.errors import fail
+from ucpl.layout.scope import Scope, at
+from ucpl.syntax import nodes
+
+__all__ = ["Indices", "before", "chosen", "compact", "place_of", "runs_in"]
+
+Indices = range | tuple[int, ...]  # in order, each once; a range wherever it is one, so that equal sets are equal
+_TRUTHS = frozenset({"==", "!=", "<=", ">=", "<", ">", "and", "or", "not"})
+
+
+def chosen(among: nodes.Among, name: str, size: int, scope: Scope) -> Indices:
+    """The indices of a dim of `size` that brackets say. Raises E134, E138."""
+    if len(among.items) == 1 and isinstance(among.items[0], nodes.Range) and not among.others:
+        return _steps(among.items[0], name, size, scope)
+    found: set[int] = set()
+    for item in among.items:
+        found.update(
+            _steps(item, name, size, scope) if isinstance(item, nodes.Range) else _said(item, name, size, scope)
+        )
+    return compact([i for i in range(size) if i not in found] if among.others else sorted(found))
+
+
+def _steps(item: nodes.Range, name: str, size: int, scope: Scope) -> range:
+    start, stop, step = (None if e is None else scope.integer(e) for e in (item.start, item.stop, item.step))
+    if step is not None and step <= 0:
+        fail("E134", f"step {step} of dim `{name}`", at(item.span))
+    return range(size)[start:stop:step]
+
+
+def _said(item: nodes.Expr, name: str, size: int, scope: Scope) -> Iterator[int]:
+    """The indices of one number or list; a negative one counts from the end, as bounds of ranges do."""
+    if isinstance(item, nodes.Unary | nodes.Binary) and item.operator in _TRUTHS:
+        fail("E138", f"the indices of `{name}` are numbers and lists, not what is true of them", at(item.span))
+    value = scope.evaluate(item)
+    if value is None:
+        scope.integer(item)  # says which key of the config is absent
+    for one in value if isinstance(value, list) else [value]:
+        if not isinstance(one, int):
+            fail("E138", f"{one!r} is no index of `{name}`", at(item.span))
+        if not -size <= one < size:
+            fail("E138", f"{one} is no index of `{name}`, which is {size}", at(item.span))
+        yield one % size
+
+
+def compact(indices: Sequence[int]) -> Indices:
+    """Indices that are in order, as a range where they step evenly."""
+    if not indices:
+        return range(0)
+    step = indices[1] - indices[0] if len(indices) > 1 else 1
+    even = range(indices[0], indices[-1] + 1, step)
+    return (
+        even
+        if len(even) == len(indices) and all(a == b for a, b in zip(even, indices, strict=True))
+        else tuple(indices)
+    )
+
+
+def place_of(indices: Indices, index: int) -> int | None:
+    """Where an index stands among these; None: it is not one of them."""
+    place = before(indices, index)
+    return place if place < len(indices) and indices[place] == index else None
+
+
+def before(indices: Indices, index: int) -> int:
+    """How many of these come before an index."""
+    return bisect_left(indices, index)
+
+
+def runs_in(indices: Indices) -> Iterator[tuple[int, int]]:
+    """The indices as half-open runs of neighbours, in order."""
+    if isinstance(indices, range) and indices.step == 1:
+        if len(indices):
+            yield indices.start, indices.stop
+        return
+    start = 0
+    for i in range(1, len(indices) + 1):
+        if i == len(indices) or indices[i] != indices[i - 1] + 1:
+            yield indices[start], indices[i - 1] + 1
+            start = i
