@@ -32,7 +32,7 @@ def place_of(text: str, mark: str) -> tuple[int, int] | None:
 
 def check(code: str, message: str, text: str, call: str, **more: Any) -> None:
     plain = text.replace("⟦", "").replace("⟧", "")
-    target = more.pop("target", None)
+    target, remedy = more.pop("target", None), more.pop("remedy", "")
     with pytest.raises(UcplError) as caught:
         library = load(("refused.ucpl", plain))
         source = locate(resolve(library, parse_call(call), **{k: v for k, v in more.items() if k != "drop"}))
@@ -41,7 +41,7 @@ def check(code: str, message: str, text: str, call: str, **more: Any) -> None:
     found = caught.value.diagnostics[0]
     assert found.code == code, found
     assert message in found.message, found.message
-    assert found.remedy
+    assert found.remedy and remedy in found.remedy
     for mark, label in zip("⟦⟧", (*found.labels, None, None), strict=False):
         want = place_of(text, mark)
         if want is not None:
@@ -163,6 +163,10 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E165", "`m2` uses itself: n -> m2 -> m2", text(model="  dim a = 4\n  w : a\n  use n() as q\n", layout=W) + "model n {\n  use m2() as q\n}\nmodel m2 {\n  ⟦use m2() as q\n}\n", "x(2)", {}),
     ("E167", "the digits of `a` lead back to `a`: a -> b -> a", text(model="  dim a = 2, b = 2, c = 1\n  ⟦index a = (b c)\n  index b = (a c)\n  w : a\n"), "x(2)", {}),
     ("E168", "all entries together are 1200000 tensors", text(model="  dim a = 600000, b = 3\n  w : a b\n  v : a\n", layout=FILE + '  w[a] = b as "w.{a}"\n  ⟦v[a] = () as "v.{a}"\n'), "x(2)", {}),
+    ("E169", "no dim is called `bq`: `w` has a b", text(layout=FILE + '  w[a] = ⟦bq as "w.{a}"\n', model=MODEL + "  ⟧w : a b\n"), "x(2)", {"remedy": "did you mean `b`?"}),
+    ("E169", "no dim is called `qqq`: `w` and `v` have a b", text(layout=FILE + '  wv = (w: ⟦qqq + v: b) a as "wv"\n', model=MODEL + "  ⟧w : a b\n  v : a b\n"), "x(2)", {"remedy": "a dim without a name is written `_`"}),
+    ("E169", "no dim is called `colls`: `w` has rows cols", text(layout=FILE + '  w[⟦colls] = rows as "w"\n', model="  dim rows = 2, cols = 3\n  ⟧w : rows cols\n"), "x(2)", {"remedy": "did you mean `cols`?"}),
+    ("E169", "no dim is called `n`: `w` has none", text(layout=FILE + '  w = ⟦n ... as "w"\n', model="  w : 3\n"), "x(2)", {"remedy": "a dim without a name is written `_`"}),
     ("E169", "no dim is called `bb`", text(layout=FILE + '  w = a ⟦bb as "w"\n'), "x(2)", {}),
     ("E169", "no dim is called `qqq`", text(layout=FILE + '  * = ⟦qqq ... as "{name}"\n'), "x(2)", {}),
     ("E105", "`b` has no value", text(model="  dim a = 4, b = config.none\n  dtype f32\n  w : a\n", layout=FILE + '  w = a ⟦b as "w"\n'), "x(2)", {}),

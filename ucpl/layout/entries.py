@@ -14,7 +14,7 @@ from ucpl.layout.globs import Globs, literals
 from ucpl.layout.layout import Entry, LogicalTensor, Taken
 from ucpl.layout.models import unknown_tensor
 from ucpl.layout.patterns import axes_closed, demand_no_flat, dims_in
-from ucpl.layout.scope import NUMBER_LIMIT, Scope, at
+from ucpl.layout.scope import NUMBER_LIMIT, Scope, at, nearest
 from ucpl.layout.storing import Ground, is_there, said_clauses
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import inside, walk
@@ -213,6 +213,7 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
     """An entry that names its tensor, or the labels of several."""
     alias = item.path if item.path in aliases and item.path not in tensors else None
     path = aliases[item.path] if alias else item.path
+    _demand_dims(item, _spoken_of(item, path, tensors), ground.scope)
     indices = axes_closed(item.indices, ground.scope, item.span)
     if path in tensors and any(isinstance(a, nodes.Any_ | nodes.Rest) for a in walk(*(item.shape or ()))):
         made = evolve(_filled(Wild(item, path, alias), ground, tensors), indices=indices)
@@ -227,15 +228,46 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
     return entry
 
 
+def _spoken_of(item: nodes.Entry, path: str, tensors: dict[str, LogicalTensor]) -> list[LogicalTensor]:
+    """The tensors of an entry, as far as they are there; what its labels name, where it has labels."""
+    labels = [t.label for s in walk(*(item.shape or ())) if isinstance(s, nodes.Stack) for t in s.terms]
+    found = [_stands_for(path, label, tensors) for label in dict.fromkeys(labels) if label is not None]
+    return [tensors[p] for p in found or [path] if p in tensors]
+
+
+def _demand_dims(item: nodes.Entry, of: list[LogicalTensor], scope: Scope) -> None:
+    """No dim of the pattern is unknown. Raises E169: with the tensor, its dims, and the one that may be meant."""
+    named = [n for n in walk(*item.indices, *(item.shape or ())) if isinstance(n, nodes.Dim)]
+    for node in named:
+        if of and not scope.knows(node.name):
+            dims = list(dict.fromkeys(d for t in of for d in t.dims if "#" not in d))
+            left = [d for d in dims if d not in {n.name for n in named}]
+            close = nearest(node.name, left or dims) or (
+                left[0] if len(left) == 1 else nearest(node.name, scope.names())
+            )
+            paths = " and ".join(f"`{t.path}`" for t in of)
+            fail(
+                "E169",
+                f"no dim is called `{node.name}`: {paths} {'has' if len(of) == 1 else 'have'} {' '.join(dims) or 'none'}",
+                at(node.span if node.span.line else item.span, "named here"),
+                at(of[0].span, "its dims"),
+                remedy=f"did you mean `{close}`?"
+                if close
+                else "a dim without a name is written `_`, all that are left `...`",
+            )
+
+
 def _target(path: str, label: str | None, tensors: dict[str, LogicalTensor], span: nodes.Span) -> str:
-    """The tensor that a label stands for: beside the entry's, below it, or of that very name."""
-    target = path
-    if label is not None:
-        beside = f"{path.rpartition('.')[0]}.{label}" if "." in path else label
-        target = next((c for c in (beside, f"{path}.{label}", label) if c in tensors), beside)
+    target = path if label is None else _stands_for(path, label, tensors)
     if target not in tensors:
         unknown_tensor(target, tensors, span)
     return target
+
+
+def _stands_for(path: str, label: str, tensors: dict[str, LogicalTensor]) -> str:
+    """The tensor that a label names: beside the entry's, below it, or of that very name."""
+    beside = f"{path.rpartition('.')[0]}.{label}" if "." in path else label
+    return next((c for c in (beside, f"{path}.{label}", label) if c in tensors), beside)
 
 
 def _wild(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> Entry:
@@ -247,6 +279,7 @@ def _wild(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> Entr
 def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> Entry:
     """An entry whose pattern says `_` and `...`, for one tensor."""
     item, tensor = wild.item, tensors[wild.path]
+    _demand_dims(item, [tensor], ground.scope)
     filling = _Filling(list(tensor.dims), item, tensor)
     shape = tuple(a for axis in item.shape or () for a in filling.filled(axis))
     if filling.left:
