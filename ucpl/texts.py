@@ -34,8 +34,14 @@ def read_text(path: Path) -> str:
         fail("E184", f"{path} has more than {TEXT_MAX:,} bytes", Label(str(path)))
     try:
         return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError:
-        fail("E170", f"{path} cannot be read: it is no UTF-8 text", Label(str(path)))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        fail(
+            "E170",
+            f"{path} cannot be read: it is no UTF-8 text, byte 0x{data[error.start]:02x} of line {line}",
+            Label(str(path)),
+            remedy="save it as UTF-8",
+        )
 
 
 def text_at(path: str) -> str | None:

@@ -127,7 +127,14 @@ def test_an_import_of_what_is_no_text_is_refused(tmp_path: Path, name: str) -> N
     (tmp_path / "mine.ucpl").write_text(f'ucpl 1\nfrom "{name}" import m\n')
     with pytest.raises(UcplError) as caught:
         api.load(tmp_path / "mine.ucpl")
-    assert caught.value.diagnostics[0].code == {"pipe.ucpl": "E184", "latin.ucpl": "E170"}[name]
+    (found,) = caught.value.diagnostics
+    assert found.code == {"pipe.ucpl": "E184", "latin.ucpl": "E170"}[name]
+    assert [(label.file, label.line) for label in found.labels] == [
+        (str(tmp_path / name), None),
+        (str(tmp_path / "mine.ucpl"), 2),
+    ]
+    if name == "latin.ucpl":
+        assert "byte 0xe9 of line 1" in found.message and "UTF-8" in found.remedy
 
 
 @pytest.mark.parametrize("name", ["n" * 300 + ".ucpl", "a\\0b.ucpl", "gone/one.ucpl", "folder"])

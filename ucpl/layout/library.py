@@ -12,7 +12,7 @@ from posixpath import dirname, join
 
 from attrs import define, evolve, field, frozen
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.layout.scope import at, nearest
 from ucpl.resources import spec_files, spec_text
 from ucpl.syntax import nodes, parse
@@ -173,7 +173,12 @@ def _import(library: Library, file: nodes.File, item: nodes.Import, read: Reader
     beside = join(dirname(file.name), item.file)
     if beside in chain:
         fail("E111", f"{item.file} imports itself: {' -> '.join([*chain, beside])}", at(item.span))
-    text = read(beside)
+    try:
+        text = read(beside)
+    except UcplError as error:  # of a file that another names: both are shown
+        raise UcplError(
+            *(evolve(d, labels=(*d.labels, at(item.span, "imported here"))) for d in error.diagnostics)
+        ) from None
     if text is not None:
         found = _load(library, beside, text, read, chain)
     elif item.file in dict(spec_files()):
