@@ -406,3 +406,56 @@ def test_a_layout_is_data_and_prints(call: str) -> None:
     coordinates = {a for m in found.meshes for a in m.axes}
     for template in written:
         assert template.names <= coordinates | PLACE_WORDS | {t for e in found.entries for t in dims_of(*e.indices)}
+
+
+NESTED = """ucpl 1
+let outside = 1
+model vision {
+  dim h = 3
+  dtype f32
+  p : h
+}
+model both {
+  use vision() as eye
+  dim l = 2
+  w : l
+}
+layout inner(tp = 1, n = 1) of vision {
+  mesh tp
+  file weights = torch "v{tp}.{n}"
+  p = pad(h, n) as "p"
+}
+layout base(tp) of both {
+  mesh tp
+  let n = 2 * step, step = 2
+  use inner(tp = tp, n = n) as eye
+  w = l as "w"
+  file weights = torch "w{tp}"
+}
+layout derived(tp) of both extends base(tp) {
+  let step = 3
+}
+layout third(tp) of both extends derived(tp) {
+  let step = 5
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "file", "size"), [("base(1)", "v0.4", 4), ("derived(1)", "v0.6", 6), ("third(1)", "v0.10", 10)]
+)
+def test_the_arguments_of_use_know_what_the_layout_and_its_base_define(call: str, file: str, size: int) -> None:
+    from tests.laws.agreement import check
+
+    homes = {(h.file, h.shape) for p in locate(layout(call, NESTED)).parts for h in p.homes}
+    assert (file, (size,)) in homes
+    assert check(NESTED, call)
+
+
+def test_ranks_are_shared_with_a_layout_that_is_used() -> None:
+    with pytest.raises(UcplError) as caught:
+        layout("base(2)", NESTED.replace("tp = tp, n = n", "tp = 4, n = n"))
+    found = caught.value.diagnostics[0]
+    assert (found.code, found.message) == ("E125", "`tp` is 2 here and 4 in `inner`, which is used here")
+    assert found.labels[0].line == 21
+    assert layout("base(4)", NESTED.replace("tp = tp, n = n", "tp = 4, n = n")).ranks == 4

@@ -398,8 +398,14 @@ def used(known: dict[str, Any], items: list[Any], numbers: Numbers) -> list[Any]
     return out
 
 
-def statements(known: dict[str, Any], layout: nodes.Layout, given: dict[str, Any], numbers: Numbers) -> list[Any]:
-    """Those of the base in order, replaced in place where the left side is the same; new ones last."""
+def statements(
+    known: dict[str, Any], layout: nodes.Layout, given: dict[str, Any], numbers: Numbers, over: list[Any] | None = None
+) -> list[Any]:
+    """Those of the base in order, replaced in place where the left side is the same; new ones last.
+
+    `over`: statements of layouts that extend this one; their numbers hold.
+    """
+    over = over or []
     _, file = known[layout.name]
     bind(lets(file), numbers)
     for p in layout.parameters:
@@ -407,12 +413,15 @@ def statements(known: dict[str, Any], layout: nodes.Layout, given: dict[str, Any
             numbers.given[p.name] = given[p.name]
         elif p.default is not None:
             numbers.given[p.name] = numbers.value(p.default)
+    for one in reversed(bases(known, layout)):
+        bind(list(one.items), numbers)
+    bind(over, numbers)
     body = used(known, list(layout.items), numbers)
-    bind(body, numbers)
+    bind([*body, *over], numbers)
     if layout.extends is None:
         return body
     base, _ = known[layout.extends.name]
-    inner = statements(known, base, given_to(base.parameters, layout.extends, numbers), numbers)
+    inner = statements(known, base, given_to(base.parameters, layout.extends, numbers), numbers, [*body, *over])
     out: list[Any] = []
     done: set[Any] = set()
     for item in inner:
@@ -424,8 +433,13 @@ def statements(known: dict[str, Any], layout: nodes.Layout, given: dict[str, Any
             done.add(side)
             out += mine
     fresh = {left(i) for i in inner}
-    bind(body, numbers)
+    bind([*body, *over], numbers)
     return out + [i for i in body if left(i) not in fresh]
+
+
+def bases(known: dict[str, Any], layout: nodes.Layout) -> list[nodes.Layout]:
+    """A layout and those that it extends."""
+    return [layout, *(bases(known, known[layout.extends.name][0]) if layout.extends is not None else [])]
 
 
 def left(item: Any) -> Any:

@@ -106,13 +106,17 @@ class _Reader:
     def statements(self, chain: Sequence[Link], arguments: Inherited) -> list[nodes.LayoutItem]:
         """Statements in order, those of the base first, replaced where the left side is the same."""
         bodies: list[list[nodes.LayoutItem]] = []
+        for link in reversed(chain):  # arguments of `use` may name them; those of the derived layout hold
+            self.scope.bind(link.node.items)
+        own: set[str] = set()
         for depth, link in enumerate(chain):
             self.scope.bind(link.file.statements)
             _refuse_globs(link.node)
             for parameter in link.node.parameters:
                 self.parameter(link.node, parameter, arguments, outermost=depth == 0)
             bodies.append(self.uses(link.node.items))
-            self.scope.bind(bodies[-1])
+            self.scope.bind(_without(bodies[-1], own))
+            own |= _defined(bodies[-1])
             if link.node.extends is not None:
                 arguments = _arguments(chain[depth + 1].node.parameters, link.node.extends, self.scope)
         items: list[nodes.LayoutItem] = []
@@ -175,13 +179,24 @@ class _Reader:
         return prefixed(inner, item.name, item.key)
 
     def call_lets(self, layout: nodes.Layout, call: nodes.Call) -> list[nodes.Record]:
-        """The parameters of a layout that is used, as `let`."""
+        """The parameters of a layout that is used, as `let`. Mesh axes are shared: they are what they are here."""
         arguments = _arguments(layout.parameters, call, self.scope)
+        shared = {a for i in layout.items if isinstance(i, nodes.Mesh) for a in i.axes}
         out: list[nodes.Record] = []
         for p in layout.parameters:
             value = arguments[p.name][0] if p.name in arguments else None
             if p.name not in arguments and p.default is not None:
                 value = self.scope.evaluate(p.default)
+            if p.name in shared and p.name in arguments and self.scope.knows(p.name):
+                here = self.scope.size(p.name, call.span)
+                if here != value:
+                    fail(
+                        "E125",
+                        f"`{p.name}` is {here} here and {value} in `{layout.name}`, which is used here",
+                        at(call.span),
+                        at(p.span),
+                        remedy=f"ranks are shared: write {p.name} = {p.name}, or give the axis another name",
+                    )
             out.append(nodes.Let((nodes.Binding(p.name, literal(value), span=p.span),), span=p.span))
         return out
 
@@ -252,6 +267,17 @@ def _refuse_globs(layout: nodes.Layout) -> None:
             remedy=f"write one line a tensor, or `layout {layout.name}(...) of any`;"
             " a star that is part of a name is written \\u{2a}",
         )
+
+
+def _defined(items: Iterable[nodes.Record]) -> set[str]:
+    """Names that `let` and `dim` statements define."""
+    return {b.name for i in items if isinstance(i, nodes.Let | nodes.Dims) for b in i.bindings}
+
+
+def _without(items: Iterable[nodes.Record], names: set[str]) -> list[nodes.Let]:
+    """Definitions of other names than these."""
+    bindings = [b for i in items if isinstance(i, nodes.Let | nodes.Dims) for b in i.bindings if b.name not in names]
+    return [nodes.Let(tuple(bindings))] if bindings else []
 
 
 # ---- one over the other ----------------------------------------------------------------------------------------------
