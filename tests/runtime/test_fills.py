@@ -109,6 +109,26 @@ def test_what_nothing_is_moved_to_and_nothing_fills_is_refused(tmp_path: Path) -
         assert not (tmp_path / "out").exists()
 
 
+def test_what_leaves_its_tensor_is_refused_and_the_step_of_one_element_is_nobodys(tmp_path: Path) -> None:
+    """As many elements as are open, but not where they are: the count alone would let them pass."""
+    source, plan, bits = padded(tmp_path)
+
+    def other(offset: int, shape: list[int], step: list[int]) -> Callable[[Fill], Fill]:
+        """The first fifteen, and then a box of another make."""
+        boxes = [([-1], [0], [[15]], [[1]]), ([-1], [offset], [shape], [step])]
+        return lambda fill: evolve(fill, boxes=Side.concat([Side(*map(np.array, box)) for box in boxes]))
+
+    for change in (other(90, [15], [1]), other(85, [3, 5], [40, 1]), other(85, [5, 3], [1 << 60, 1])):
+        with pytest.raises(UcplError) as caught:
+            run(with_fills(plan, change), source, tmp_path / "out")
+        (found,) = caught.value.diagnostics
+        assert found.code == "E603" and found.labels[0].file == "d.pt" and "it has 100" in found.message
+        assert not (tmp_path / "out").exists()
+    run(with_fills(plan, other(85, [15, 1], [1, 1 << 61])), source, tmp_path / "one")
+    found = read_target(tmp_path / "one", "d.pt")["x"].reshape(-1)
+    assert found[15:85].tobytes() == bits.tobytes() and not found[:15].any() and not found[85:].any()
+
+
 def test_sources_of_one_mean_meet_and_must_be_enough(tmp_path: Path) -> None:
     a = np.arange(100, dtype=np.float32)
     source, sources, target, _ = two(tmp_path, a.view("<u4"), a.view("<u4").copy())

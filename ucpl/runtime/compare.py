@@ -84,7 +84,7 @@ def compare(
     places = [*(_rooted(p, roots[0]) for p in here), *(_rooted(p, roots[1]) for p in there)]
     mirrored = tuple(_mirror(m, len(here)) for m in plan.moves if m.kind != "check")
     bound = _with(plan, mirrored)
-    rows, fills = bind_rows(bound, places, there), bind_fills(bound, len(there))
+    rows, fills = bind_rows(bound, places, there), bind_fills(bound, there)
     files = SourceFiles(source.root, (p.extent.file for p in places if p.extent is not None))
     file_of = [files.index[p.extent.file] for p in places if p.extent]
     assembler = Assembler(rows, fills, places, there, file_of, plan.tensors)

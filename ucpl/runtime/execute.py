@@ -71,7 +71,7 @@ def execute(
         layout = lay_out(skeleton, plan.targets)
         sources += tuple(where for where, _ in layout.carried)
         found = bound(plan, _files(sources, layout, len(plan.sources)))
-        rows, fills = bind_rows(found, sources, layout.places), bind_fills(found, len(layout.places))
+        rows, fills = bind_rows(found, sources, layout.places), bind_fills(found, layout.places)
         demand_whole(rows, fills, layout.owners, layout.places)
         counters.bytes_needed = rows.bytes_needed
     plane = DataPlane(options.workers, share, Budget(options.memory), counters)

@@ -14,7 +14,7 @@ from ucpl.columns.operations import Check, Fill, Node, Reduce
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.runtime.boxes import Box
-from ucpl.runtime.rows import Place, Rows
+from ucpl.runtime.rows import Place, Rows, demand_within
 from ucpl.schedule import Bound
 
 __all__ = ["Fills", "bind_fills", "demand_whole"]
@@ -50,8 +50,8 @@ class Fills:
         return Box(shape, 0, (0,) * len(shape), int(self.low[row]), tuple(self.step[row].tolist()))
 
 
-def bind_fills(bound: Bound, targets: int) -> Fills:
-    """One table of all boxes of all Fills."""
+def bind_fills(bound: Bound, targets: Sequence[Place]) -> Fills:
+    """One table of all boxes of all Fills. Raises: UcplError E603 where a box leaves its tensor."""
     space = bound.spaces[1]
     found = [(i, node) for i, node in enumerate(bound.nodes) if isinstance(node, Fill)]
     sides = [expanded(Moves.between(n.boxes, n.boxes), space, space).target_side for _, n in found]
@@ -60,12 +60,14 @@ def bind_fills(bound: Bound, targets: int) -> Fills:
     order = np.argsort(boxes.offset, kind="stable")
     boxes, number = boxes.take(order), number[order]
     target = space.home(boxes.offset)
-    starts = np.searchsorted(target, np.arange(targets + 1))
-    end = boxes.offset + ((boxes.shape - 1) * boxes.stride).sum(axis=1) + 1
+    step = np.where(boxes.shape == 1, 0, boxes.stride)  # where there is one, its step is nobody's
+    demand_within("a Fill fills in", target, (boxes.shape, space.position(boxes.offset), step), targets)
+    starts = np.searchsorted(target, np.arange(len(targets) + 1))
+    end = boxes.offset + ((boxes.shape - 1) * step).sum(axis=1) + 1
     # Addresses of a later target are greater: the maximum so far is one of the same target.
     reach = np.maximum.accumulate(end) - space.address(target, np.zeros_like(target))
     nodes, places = tuple(n for _, n in found), tuple(i for i, _ in found)
-    return Fills(number, target, space.position(boxes.offset), boxes.shape, boxes.stride, reach, nodes, places, starts)
+    return Fills(number, target, space.position(boxes.offset), boxes.shape, step, reach, nodes, places, starts)
 
 
 def demand_whole(rows: Rows, fills: Fills, owners: Sequence[int], targets: Sequence[Place]) -> None:

@@ -20,7 +20,7 @@ from ucpl.extents import DTYPES, Extent, Key, StoredTensor, key_text
 from ucpl.runtime.boxes import Box, compose
 from ucpl.schedule import Bound, Runs
 
-__all__ = ["Place", "Rows", "Rule", "bind_rows", "fit", "views_of"]
+__all__ = ["Place", "Rows", "Rule", "bind_rows", "demand_within", "fit", "views_of"]
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -207,8 +207,8 @@ def bind_rows(bound: Bound, sources: Sequence[Place], targets: Sequence[Place]) 
         shape, logical, logical_step, low, target_step = (
             shape[keep], logical[keep], logical_step[keep], low[keep], target_step[keep],
         )  # fmt: skip
-    _within_bounds("source", source, shape, logical, logical_step, sources)
-    _within_bounds("target", target, shape, low, target_step, targets)
+    demand_within("a move takes from", source, (shape, logical, logical_step), sources)
+    demand_within("a move puts into", target, (shape, low, target_step), targets)
     rule, tensor, source, target, shape, logical, logical_step, low, target_step = _nested(
         rule, tensor, source, target, shape, logical, logical_step, low, target_step, targets
     )
@@ -281,23 +281,25 @@ def _base(place: Place) -> int:
     return extent.storage_start + extent.offset * place.itemsize if extent is not None else 0
 
 
-def _within_bounds(side: str, index: I64, shape: I64, offset: I64, step: I64, places: Sequence[Place]) -> None:
+def demand_within(what: str, index: I64, box: tuple[I64, I64, I64], places: Sequence[Place]) -> None:
+    """Every box lies in its tensor. `box`: (N, D) shape, (N,) offset, (N, D) step. Raises: UcplError E603."""
     if not len(index):
         return
+    shape, offset, step = box
     if index.min() < 0 or index.max() >= len(places):
-        fail("E603", f"a move names {side} tensor {int(index.max())}, the plan has {len(places)}")
+        fail("E603", f"{what} tensor {int(index.max())}, the plan has {len(places)}")
     numel = np.array([p.numel for p in places], np.int64)
-    reach = (shape - 1) * step
-    last = offset + np.maximum(reach, 0).sum(axis=1)
-    first = offset + np.minimum(reach, 0).sum(axis=1)
-    bad = np.flatnonzero((first < 0) | (last >= numel[index]) | (step < 0).any(axis=1) | (shape < 0).any(axis=1))
-    if len(bad):
-        row = int(bad[0])
-        place = places[int(index[row])]
+    # Where steps are added up in 64 bits, enormous ones can come out as small as any: they are looked at one by one before.
+    bad = (offset < 0) | (offset >= numel[index]) | (step < 0).any(axis=1) | (shape < 0).any(axis=1)
+    bad |= ((shape - 1).astype(np.float64) * step > numel[index, None]).any(axis=1)
+    last = offset + np.where(bad[:, None], 0, (shape - 1) * step).sum(axis=1)
+    bad |= last >= numel[index]
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        place, told = places[int(index[row])], (shape[row].tolist(), int(offset[row]), step[row].tolist())
         fail(
             "E603",
-            f"a move reaches elements {int(first[row])} to {int(last[row])} of {side} tensor {place.text}, "
-            f"which has {place.numel}",
+            f"{what} {place.text} elements from {told[1]} on, {told[0]} of them in steps of {told[2]}; it has {place.numel}",
             Label(place.file, where=key_text(place.key)),
         )
 
