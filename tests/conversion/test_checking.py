@@ -119,3 +119,61 @@ def test_the_verb_says_all_of_it(spec: Path) -> None:
     assert good("check", "x.ucpl", "--json").json["tried"] == ["x.ucpl: x holds at tp = 2; pp = 2; tp = 2, pp = 2"]
     assert good("check", "x.ucpl:x(tp = 2)").out.splitlines()[-1] == "x.ucpl: good, 1 remark; 1 layout"
     assert ucpl("check", "x.ucpl:y(tp = 2)").status == 1
+
+
+PACKED = """ucpl 1
+
+model tiny {
+  dim l = 3, r = 2, c = 4
+  dtype f32
+  q : l r c
+  k : l r c
+  o : l r c
+}
+
+layout each() of tiny {
+  file weights = torch "a.pt"
+  q[l] = r c  as "q.{l}"
+  k[l] = r c  as "k.{l}"
+  o[l] = r c  as "o.{l}"
+}
+
+layout packed() of tiny extends each() {
+  qk[l] = (q: r + k: r) c  as "qk.{l}"
+  k     = none
+}
+"""
+
+
+def test_what_an_extension_and_its_base_both_store_is_a_remark(spec: Path) -> None:
+    """Never a fault: of `check`, and of `plan` for either side."""
+    spec.write_text(PACKED)
+    said = (
+        "packed stores `q` twice: line 19 of x.ucpl does, and line 13 of x.ucpl of the layout that it extends."
+        " Where one is meant, write `q = none`"
+    )
+    found = check("x.ucpl", Given())
+    assert (found.findings, found.remarks) == ((), (said,))
+    for source, target in (("packed()", "each()"), ("each()", "packed()")):
+        assert f"remark     {said}\n" in good("plan", "--from", f"x.ucpl:{source}", "--to", f"x.ucpl:{target}").out
+    assert "remark" not in good("plan", "--from", "x.ucpl:each()", "--to", "x.ucpl:each()").out
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("  k     = none", "  k     = none\n  q     = none"),
+        ("  k     = none", '  k     = none\n  q[l[..1]] = r c as "q.{l}"'),  # its own line, and meant
+        ("extends each()", "extends half()"),
+        ('  qk[l] = (q: r + k: r) c  as "qk.{l}"', '  q[l] = c r  as "q.{l}"'),
+    ],
+)
+def test_what_is_stored_once_or_by_one_layout_is_none(spec: Path, before: str, after: str) -> None:
+    """`half` stores q of the first layer, and the packed line of the others."""
+    half = PACKED[PACKED.index("layout each") : PACKED.index("layout packed")]
+    half = half.replace("each", "half").replace("  q[l] = r c", "  q[l[..1]] = r c")
+    text = PACKED.replace(before, after) + half
+    if "half" in after:
+        text = text.replace("qk[l] =", "qk[l[1..]] =")
+    spec.write_text(text)
+    assert check("x.ucpl:packed()", Given()).remarks == ()

@@ -60,11 +60,13 @@ def run(options: Namespace, console: Console) -> int:
 
         write_text(Path(options.output), plan_bytes(plan))
     console.say(summary(plan).rstrip("\n"))
+    for text in made.remarks:
+        console.say(f"remark     {text}")
     if options.rank is not None:
         console.say("\n".join(rank_lines(plan, options.rank)))
     if options.output:
         console.say(f"written    {options.output}")
-    console.answer({"plan": plan_object(plan), "output": options.output})
+    console.answer({"plan": plan_object(plan), "output": options.output, "remarks": list(made.remarks)})
     return Exit.DONE
 
 

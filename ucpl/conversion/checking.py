@@ -22,6 +22,7 @@ from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.layout import Library, load
 from ucpl.layout.scope import at
 from ucpl.layout.statements import items_of
+from ucpl.proofs.twice import stored_twice
 from ucpl.proofs.unstored import holes, tensors_without_entry, unkept_states
 from ucpl.syntax import nodes, parse, parse_call, print_file
 from ucpl.texts import read_text, text_at
@@ -182,6 +183,8 @@ class _Checker:
             for item in items_of(self.library, nodes.Call(node.name))
             if isinstance(item, nodes.Entry) and item.shape is None
         )
+        for twice in stored_twice(side.placement):
+            self.remark(twice)
         absent = tensors_without_entry(side.layout, gone)
         if absent and "*" not in gone:
             self.remark(

@@ -47,6 +47,15 @@ class Prepared:
     def checkpoint(self) -> Checkpoint | None:
         return self.source.checkpoint
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What looks odd in either spec, and is no fault."""
+        from ucpl.proofs.twice import stored_twice
+
+        return tuple(
+            dict.fromkeys(text for side in (self.source, self.target) for text in stored_twice(side.placement))
+        )
+
 
 def prepare(asked: Asked, given: Given) -> Prepared:
     """Open what is named, describe both sides, plan. Layouts of any model need a checkpoint or a model."""

@@ -176,6 +176,7 @@ class Layout:
     model_name: str = ""
     taken: tuple[Taken, ...] = ()  # what each glob took, in the text's order
     not_kept: frozenset[str] = frozenset()  # states that it says it stores `none` of; "*" is all of them
+    extended: frozenset[Span] = frozenset()  # where lines of entries stand that are those of a layout that it extends
 
     @property
     def ranks(self) -> int:

@@ -97,6 +97,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         taken=taken,
         model_name=opened.model.name,
         not_kept=not_kept(items, scope),
+        extended=opened.extended,
     )
     demand_names(items, ground, layout)
     return layout

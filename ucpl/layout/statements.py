@@ -47,6 +47,7 @@ class Opened:
     model_items: list[nodes.ModelItem]
     scope: Scope
     origins: list[Note]
+    extended: frozenset[nodes.Span] = frozenset()  # of entries of layouts that this one extends
 
     @property
     def layout(self) -> nodes.Layout:
@@ -81,7 +82,8 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
     model_items = reader.uses(model.items)
     scope.bind(model_items)
     scope.bind(items)
-    return Opened(library, chain[0], model, model_file, items, model_items, scope, reader.origins)
+    extended = frozenset(i.span for i in items if isinstance(i, nodes.Entry)) - reader.own_spans
+    return Opened(library, chain[0], model, model_file, items, model_items, scope, reader.origins, extended)
 
 
 def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:
@@ -102,6 +104,7 @@ class _Reader:
     inherited: Inherited
     origins: list[Note]
     used_count: int = 0
+    own_spans: frozenset[nodes.Span] = frozenset()  # of the layout itself
 
     def statements(self, chain: Sequence[Link], arguments: Inherited) -> list[nodes.LayoutItem]:
         """Statements in order, those of the base first, replaced where the left side is the same."""
@@ -119,6 +122,7 @@ class _Reader:
             own |= _defined(bodies[-1])
             if link.node.extends is not None:
                 arguments = _arguments(chain[depth + 1].node.parameters, link.node.extends, self.scope)
+        self.own_spans = frozenset(i.span for i in bodies[0])
         items: list[nodes.LayoutItem] = []
         for body in reversed(bodies):
             items = overlay(items, body)

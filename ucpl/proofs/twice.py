@@ -1,0 +1,63 @@
+"""Tensors that a layout stores twice because it extends another: its own line packs them, and the base's line still stands.
+
+Two homes of one tensor are good (a tied embedding on two stages), and copies are compared. What is hardly ever meant is a
+home that only the base speaks of beside one that only the extension speaks of: `qkv = ...` without `q = none`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+
+from ucpl.regions import Part, Pieces, Placement
+from ucpl.syntax.nodes import Span
+
+__all__ = ["stored_twice"]
+
+BOXES_MAX = 1_024  # of one tensor in one part: those of more are not looked at
+
+
+def stored_twice(placement: Placement) -> tuple[str, ...]:
+    """One remark for each two lines, of which the layout itself and one that it extends have one each."""
+    extended = placement.layout.extended
+    if not extended:
+        return ()
+    own: dict[int, list[Part]] = {}
+    base: dict[int, list[Part]] = {}
+    for part in placement.parts:
+        if part.state == "weight" and not part.is_alias and part.span.line:
+            for number in part.tensors:
+                (base if part.span in extended else own).setdefault(number, []).append(part)
+    found: dict[tuple[str, str], list[str]] = {}
+    for number in sorted(own.keys() & base.keys()):
+        for one, other in product(own[number], base[number]):
+            if _overlap(one, other, number):
+                places = _place(one.span), _place(other.span)
+                found.setdefault(places, []).append(placement.tensors[number])
+    return tuple(_remark(placement.layout.name, paths, places) for places, paths in found.items())
+
+
+def _remark(layout: str, paths: Sequence[str], places: tuple[str, str]) -> str:
+    named = ", ".join(f"`{path}`" for path in paths[:6]) + (f" and {len(paths) - 6} more" if len(paths) > 6 else "")
+    return (
+        f"{layout} stores {named} twice: {places[0]} does, and {places[1]} of the layout that it extends."
+        f" Where one is meant, write `{paths[0]} = none`"
+    )
+
+
+def _place(span: Span) -> str:
+    return f"line {span.line} of {span.file}"
+
+
+def _overlap(one: Part, other: Part, tensor: int) -> bool:
+    """Whether an element of the tensor has a home in both."""
+    a, b = (p.folded.take(np.flatnonzero(p.folded.tensor == tensor)) for p in (one, other))
+    if max(len(a), len(b)) > BOXES_MAX:
+        return False
+    return any(_meet(a, i, b, j) for i in range(len(a)) for j in range(len(b)))
+
+
+def _meet(a: Pieces, i: int, b: Pieces, j: int) -> bool:
+    return bool((np.maximum(a.low[i], b.low[j]) < np.minimum(a.high[i], b.high[j])).all())
