@@ -1,0 +1,181 @@
+"""Makes the tiny checkpoints of this folder with the classes of their own libraries: transformers, diffusers and peft.
+
+    python make_checkpoints.py [NAME...] [--out FOLDER]
+
+Sizes are odd and differ from each other, so that a spec that takes one for another does not fit. Every tensor is filled with
+numbers of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+
+
+def gpt_neox() -> Any:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=67,
+            hidden_size=24,
+            num_hidden_layers=4,
+            num_attention_heads=6,
+            intermediate_size=42,
+            max_position_embeddings=32,
+        )
+    )
+
+
+def t5() -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=67, d_model=20, d_kv=4, d_ff=36, num_layers=4, num_decoder_layers=2, num_heads=6,
+            relative_attention_num_buckets=10, feed_forward_proj="gated-gelu",
+        )
+    )  # fmt: skip
+
+
+def whisper() -> Any:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    return WhisperForConditionalGeneration(
+        WhisperConfig(
+            vocab_size=67, num_mel_bins=7, encoder_layers=2, encoder_attention_heads=6, encoder_ffn_dim=30, decoder_layers=4,
+            decoder_attention_heads=6, decoder_ffn_dim=42, d_model=24, max_source_positions=11, max_target_positions=9,
+            pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, suppress_tokens=None,
+            begin_suppress_tokens=None,
+        )
+    )  # fmt: skip
+
+
+def gemma3() -> Any:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            vocab_size=67, hidden_size=24, intermediate_size=42, num_hidden_layers=4, num_attention_heads=12,
+            num_key_value_heads=6, head_dim=8,
+            layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        )
+    )  # fmt: skip
+
+
+def mamba2() -> Any:
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    return Mamba2ForCausalLM(
+        Mamba2Config(
+            vocab_size=67, hidden_size=18, num_hidden_layers=4, num_heads=12, head_dim=3, expand=2, state_size=5, n_groups=6,
+            conv_kernel=4, chunk_size=4,
+        )
+    )  # fmt: skip
+
+
+def hybrid() -> Any:
+    from transformers import BambaConfig, BambaForCausalLM
+
+    return BambaForCausalLM(
+        BambaConfig(
+            vocab_size=67, hidden_size=24, intermediate_size=42, num_hidden_layers=4, num_attention_heads=12,
+            num_key_value_heads=6, attn_layer_indices=[1, 2], mamba_n_heads=12, mamba_d_head=4, mamba_n_groups=6, mamba_d_state=5,
+            mamba_d_conv=3,
+            mamba_expand=2, mamba_chunk_size=4,
+        )
+    )  # fmt: skip
+
+
+def llama4() -> Any:
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    return Llama4ForCausalLM(
+        Llama4TextConfig(
+            vocab_size=67, hidden_size=20, intermediate_size=30, intermediate_size_mlp=42, num_hidden_layers=4,
+            num_attention_heads=12, num_key_value_heads=6, head_dim=6, num_local_experts=8, num_experts_per_tok=1,
+            interleave_moe_layer_step=2,
+        )
+    )  # fmt: skip
+
+
+def qwen3_next() -> Any:
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    return Qwen3NextForCausalLM(
+        Qwen3NextConfig(
+            vocab_size=67, hidden_size=20, intermediate_size=36, num_hidden_layers=4, num_attention_heads=12,
+            num_key_value_heads=6, head_dim=6, linear_conv_kernel_dim=3, linear_key_head_dim=5, linear_value_head_dim=7,
+            linear_num_key_heads=6,
+            linear_num_value_heads=12, decoder_sparse_step=1, moe_intermediate_size=12, shared_expert_intermediate_size=18,
+            num_experts_per_tok=2, num_experts=8,
+        )
+    )  # fmt: skip
+
+
+def lora() -> Any:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    base = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=67, hidden_size=24, intermediate_size=42, num_hidden_layers=4, num_attention_heads=12,
+            num_key_value_heads=6, head_dim=8,
+        )
+    )  # fmt: skip
+    return get_peft_model(base, LoraConfig(r=5, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "down_proj"]))
+
+
+def dit() -> Any:
+    from diffusers import DiTTransformer2DModel
+
+    return DiTTransformer2DModel(
+        num_attention_heads=6, attention_head_dim=4, in_channels=3, out_channels=6, num_layers=4, sample_size=4, patch_size=2,
+        num_embeds_ada_norm=7, norm_num_groups=3,
+    )  # fmt: skip
+
+
+def unet() -> Any:
+    from diffusers import UNet2DConditionModel
+
+    return UNet2DConditionModel(
+        sample_size=8, in_channels=3, out_channels=5, layers_per_block=1, block_out_channels=(6, 12),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=10, attention_head_dim=6, norm_num_groups=3,
+    )  # fmt: skip
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    f.__name__: f for f in (gpt_neox, t5, whisper, gemma3, mamba2, hybrid, llama4, qwen3_next, lora, dit, unet)
+}
+
+
+def fill(model: torch.nn.Module) -> None:
+    """Numbers that say where they are: no two elements of the model have one value, as long as f32 can tell them apart."""
+    start = 0
+    for tensor in {id(t): t for t in (*model.parameters(), *model.buffers())}.values():
+        if tensor.dtype.is_floating_point:
+            with torch.no_grad():
+                tensor.copy_(torch.arange(start, start + tensor.numel(), dtype=torch.float64).reshape(tensor.shape))
+            start += tensor.numel()
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    asked.add_argument("names", nargs="*", choices=[[], *MAKERS], metavar="NAME")
+    asked.add_argument("--out", type=Path, default=HERE / "checkpoints")
+    given = asked.parse_args()
+    for name in given.names or MAKERS:
+        model = MAKERS[name]()
+        fill(model)
+        model.save_pretrained(given.out / name)
+
+
+if __name__ == "__main__":
+    main()
