@@ -86,8 +86,8 @@ def hybrid() -> Any:
     return BambaForCausalLM(
         BambaConfig(
             vocab_size=67, hidden_size=24, intermediate_size=42, num_hidden_layers=4, num_attention_heads=12,
-            num_key_value_heads=6, attn_layer_indices=[1, 2], mamba_n_heads=12, mamba_d_head=4, mamba_n_groups=6, mamba_d_state=5,
-            mamba_d_conv=3,
+            num_key_value_heads=6, attn_layer_indices=[1, 2], mamba_n_heads=12, mamba_d_head=4, mamba_n_groups=6,
+            mamba_d_state=5, mamba_d_conv=3,
             mamba_expand=2, mamba_chunk_size=4,
         )
     )  # fmt: skip

@@ -123,7 +123,7 @@ def by_rules(architecture: str, whole: Tensors, degrees: Degrees, experts: int, 
 
 
 def gemma3(whole: Tensors, degrees: Degrees, rank: Rank) -> Tensors:
-    """Megatron's blocks: queries, keys, values by group; gate and up as halves of the rank's part; layers from the stage's first."""
+    """Megatron's blocks: queries, keys, values by group; gate and up as halves of the rank's part."""
     groups, width, own = 6, 8, 4 // degrees.pp
     out = {}
     for local in range(own):
