@@ -16,7 +16,7 @@ from ucpl.graph.copies import choose
 from ucpl.graph.rows import Rows
 from ucpl.regions.placement import POLICIES
 
-SAME, ANY = POLICIES.index("same"), POLICIES.index("any")
+SAME, ANY, MEAN, SUM = (POLICIES.index(word) for word in ("same", "any", "mean", "sum"))
 Element = tuple[int, ...]
 Box = tuple[int, tuple[int, int], tuple[int, int], int]  # tensor, two spans, policy
 
@@ -30,6 +30,12 @@ class Declared:
 
     def replica(self, rows: Rows) -> I64:
         return rows.offset // 1000
+
+    def member(self, rows: Rows) -> I64:
+        return rows.offset // 1000 // 2 % 2  # two copies of each of two members
+
+    def disagree(self, rows: Rows, one: int, other: int) -> NoReturn:
+        raise Overlap
 
     def overlap(self, rows: Rows, one: int, other: int, index: I64) -> NoReturn:
         raise Overlap
@@ -49,7 +55,16 @@ def table(boxes: list[Box]) -> Rows:
     low, high = spans[:, :, 0], spans[:, :, 1]
     stride = np.stack([high[:, 1] - low[:, 1], np.ones(n, dtype=np.int64)], axis=1)
     of = {name: np.array([b[i] for b in boxes], dtype=np.int64) for name, i in (("tensor", 0), ("policy", 3))}
-    return Rows(of["tensor"], low, high, stride, 1000 * np.arange(n), np.zeros(n, dtype=np.int64), of["policy"])
+    return Rows(
+        of["tensor"],
+        low,
+        high,
+        stride,
+        1000 * np.arange(n),
+        np.zeros(n, dtype=np.int64),
+        of["policy"],
+        0 * of["policy"],
+    )
 
 
 def elements(rows: Rows) -> list[tuple[Element, int]]:
@@ -95,3 +110,23 @@ def test_what_is_declared_as_no_copy_is_refused(found: list[Box]) -> None:
         return
     with pytest.raises(Overlap):
         choose(table(found), np.zeros(1, dtype=np.bool_), Undeclared())
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([SAME, ANY, MEAN, MEAN, MEAN]), min_size=2, max_size=8))
+def test_what_several_members_have_is_put_together_and_what_is_the_same_is_held_against_it(policies: list[int]) -> None:
+    rows = table([(0, (0, 2), (0, 3), policy) for policy in policies])
+    chosen = choose(rows, np.zeros(1, dtype=np.bool_), Declared())
+    of = {how: {at for at, p in enumerate(policies) if p == how} for how in (SAME, ANY, MEAN)}
+    numbers = [sorted((part.offset // 1000).tolist()) for part in (chosen.primary, chosen.copies, chosen.reduced)]
+    if len({at // 2 % 2 for at in of[MEAN]}) > 1:
+        assert numbers == [[], sorted(of[SAME]), sorted(of[MEAN])]
+        return
+    assert not numbers[2] and len(numbers[0]) == 1, "a mean of one member is that member"
+    counts = of[SAME] | of[MEAN]
+    assert not counts or set(numbers[0] + numbers[1]) == counts, "its copies are the same"
+
+
+def test_a_box_is_put_together_in_one_way() -> None:
+    with pytest.raises(Overlap):
+        choose(table([(0, (0, 2), (0, 3), how) for how in (MEAN, SUM)]), np.zeros(1, dtype=np.bool_), Declared())

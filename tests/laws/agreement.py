@@ -15,6 +15,9 @@ from ucpl.texts import text_at
 Place = tuple[str, str]
 
 
+TOGETHER = ("mean", "sum")
+
+
 class TwoMeanings(ValueError):
     """The oracle finds two tensors, or two pieces, in one place."""
 
@@ -49,15 +52,27 @@ def cells_of(placement: Placement, part: Part, number: int) -> list[Any]:
     return out
 
 
+def _coordinates(layout: Layout, over: int, rank: int) -> str:
+    """Where a rank is along axes that are told as bits, in the order in which meshes name them, each mesh from its last."""
+    place: dict[str, int] = {}
+    for mesh in layout.meshes:
+        rest = rank
+        for axis, degree in reversed([*zip(mesh.axes, mesh.degrees, strict=True)]):
+            rest, here = divmod(rest, degree)
+            place.setdefault(axis, here)
+    among = sorted((a, c) for n, (a, c) in enumerate(place.items()) if over >> n & 1)
+    return "".join(f" {a}={c}" for a, c in among)
+
+
 def table(placement: Placement, rank: int | None = None) -> dict[Place, tuple[Any, ...]]:
     """(file, key) -> all that is said of a home."""
     out: dict[Place, tuple[Any, ...]] = {}
     for part in placement.parts:
         policies: dict[int, dict[str, str]] = {}
-        for t, h, p in zip(
-            part.pieces.tensor.tolist(), part.pieces.home.tolist(), part.pieces.policy.tolist(), strict=True
-        ):
-            policies.setdefault(h, {})[placement.tensors[t]] = POLICIES[p]
+        columns = (part.pieces.tensor, part.pieces.home, part.pieces.policy, part.pieces.over)
+        for t, h, p, over in zip(*(c.tolist() for c in columns), strict=True):
+            member = _coordinates(placement.layout, over, part.homes[h].rank) if POLICIES[p] in TOGETHER else ""
+            policies.setdefault(h, {})[placement.tensors[t]] = f"{POLICIES[p]}{member}"
         for i, home in enumerate(part.homes):
             place = (home.file, "/".join(map(str, home.key)))
             assert place not in out, f"{place} is listed twice"

@@ -212,9 +212,9 @@ def test_copies_beside_a_sum_count_once() -> None:
         "ucpl 1\nmodel m {\n dim a = 4\n dtype f32\n v : a\n}\n"
         'layout x(dp, tp) of m {\n mesh dp tp\n file weights = torch "{dp}.{tp}.pt"\n v = a sum @tp as "v"\n}\n'
     )
-    a, b = (locate(Example(text, call).layout()) for call in ("x(dp = 2, tp = 2)", "x(dp = 1, tp = 1)"))
+    a, b = (locate(Example(text, call).layout()) for call in ("x(dp = 2, tp = 3)", "x(dp = 1, tp = 1)"))
     moved = run(order(build(a, b)), lay_out(a, numbered(a, {})))
-    assert moved["0.0.pt", ("v",)].tolist() == [2.0, 4.0, 6.0, 8.0]
+    assert moved["0.0.pt", ("v",)].tolist() == [3.0, 6.0, 9.0, 12.0]
 
 
 def test_refusals_of_a_user_s_text_come_through() -> None:

@@ -204,7 +204,7 @@ class _Rank:
         self.demand_indices(local.entry, (template, rule.template, rule.key or ""), here)
         key = self.numbers.render(template, here)
         here["key"] = key
-        policy = {c[0]: self.policy(item, item) for c in local.cells if not isinstance(c, Padding)}
+        held = dict.fromkeys(c[0] for c in local.cells if not isinstance(c, Padding))
         return Home(
             self.rank["rank"],
             rule.form or "",
@@ -213,7 +213,7 @@ class _Rank:
             state,
             local.shape,
             local.cells,
-            policy | (self.own_policies(policy, item) if isinstance(item, nodes.States) else {}),
+            {path: self.policy(self.entry_of(local, path), item) for path in held},
             self.affine(item),
             self.clause(item, "dtype", (None,))[0],
             isinstance(item, nodes.Entry) and item.path in self.meaning.aliases,
@@ -229,31 +229,40 @@ class _Rank:
                 if word in unsaid:
                     raise Refused(f"{entry.path} has no index {word}")
 
-    def own_policies(self, among: dict[str, str], item: Any) -> dict[str, str]:
-        """A clause of an entry on this rank holds for its states, too."""
-        out: dict[str, str] = {}
-        for entry in self.meaning.entries:
-            said = self.clause(entry, "copies")
-            if said and said[0] != "same" and self.is_here(entry):
-                out |= {p: self.policy(entry, item) for p in self.targets(entry).values() if p in among}
-        return out
+    def entry_of(self, local: Local, path: str) -> nodes.Entry:
+        """The entry that says how a tensor is cut: its own; of a flat's member, the first that is here."""
+        if local.entry.path:
+            return local.entry
+        return next(e for e in self.meaning.entries if path in self.targets(e).values() and self.is_here(e))
 
-    def policy(self, speaker: Any, item: Any) -> str:
-        """What a clause comes to on this rank. Copies beside those that are averaged or added count once, at coordinate 0."""
-        word, axes = self.clause(speaker, "copies", ("same", ()))
-        if word not in ("mean", "sum"):
-            return str(word)
-        if all(self.meaning.degree(a) == 1 for a in axes):
-            return "same"
-        shapes = [s.shape for s in (speaker, item) if isinstance(s.shape, tuple)]
-        shape = [axis for one in shapes for axis in one]
-        indices = speaker.indices if isinstance(speaker, nodes.Entry) else ()
-        bound = [self.meaning.indices[d] for i in indices for d in digits_of(i) if d in self.meaning.indices]
-        cut = {a for axis in (*shape, *indices, *bound) for a in _cuts(axis)}
+    def said(self, speaker: Any) -> dict[str, str]:
+        """What is said of the copies along each axis; of an axis that no clause names, they are the same."""
+        return {axis: c.args[0] for c in speaker.clauses if c.word == "copies" for axis in c.args[1]}
+
+    def policy(self, entry: nodes.Entry, item: Any) -> str:
+        """What is said of the copies of an entry's tensor, by itself or else by the line that stores it, comes to on this rank.
+
+        Along `any`, the first coordinate leads and the others are not looked at; none leads of what stands at one
+        coordinate. A mean or a sum is over the coordinates of its axes: which of them this rank is, stands behind it.
+        """
+        speaks = any(word != "same" for word in self.said(entry).values())
+        speaker = entry if speaks else item
+        said = self.said(speaker)
         pinned = {c.args[0] for c in speaker.clauses if c.word == "at"}
-        mesh = next(m for m in self.meaning.meshes if axes[0] in m.axes)
-        others = [a for a in mesh.axes if a not in {*axes, *cut, *pinned}]
-        return str(word) if all(self.rank[a] == 0 for a in others) else "any"
+        loose = {a for a, word in said.items() if word == "any"} - (self.parted(entry, item) - pinned)
+        if any(a in pinned or self.rank[a] for a in loose):
+            return "any"
+        over = [a for a, word in said.items() if word in ("mean", "sum") and self.meaning.degree(a) > 1]
+        if over:
+            return f"{said[over[0]]} " + " ".join(f"{a}={self.rank[a]}" for a in sorted(over))
+        return "lead" if loose else "same"
+
+    def parted(self, entry: nodes.Entry, item: Any) -> set[str]:
+        """Axes along which no two ranks hold the same: those that cut every part of what is stored."""
+        bound = [self.meaning.indices[d] for i in entry.indices for d in digits_of(i) if d in self.meaning.indices]
+        own = entry.shape if isinstance(entry.shape, tuple) else ()
+        cut = {a for axis in (*own, *entry.indices, *bound) for a in _cuts(axis)} - _sometimes(own)
+        return cut | ({a for axis in item.shape for a in _cuts(axis)} if isinstance(item.shape, tuple) else set())
 
     def affine(self, item: Any) -> tuple[Fraction, Fraction]:
         said = self.clause(item, "value")
@@ -399,3 +408,17 @@ def _cuts(axis: nodes.Axis) -> set[str]:
         case nodes.Pad(axis=inner) | nodes.Trim(axis=inner) | nodes.Flat(axis=inner):
             return _cuts(inner)
     return set()
+
+
+def _sometimes(axes: tuple[nodes.Axis, ...]) -> set[str]:
+    """Mesh axes that cut some terms of a sum and not all."""
+    out: set[str] = set()
+    for axis in axes:
+        match axis:
+            case nodes.Stack(terms=terms):
+                each = [{a for inner in t.axes for a in _cuts(inner)} for t in terms]
+                out |= {a for cut in each for a in cut if not all(a in other for other in each)}
+                out |= {a for t in terms for a in _sometimes(t.axes)}
+            case nodes.Cut(axis=inner) | nodes.Pad(axis=inner) | nodes.Trim(axis=inner):
+                out |= _sometimes((inner,))
+    return out

@@ -135,6 +135,7 @@ def element(plan: Plan, options: Namespace, name: str, text: str) -> list[Told]:
     first = [0, *accumulate(len(p.homes) for p in placement.parts)]
     target_of = {(t.file, tuple(map(str, t.key))): i for i, t in enumerate(plan.targets)}
     out: list[Told] = []
+    members: set[tuple[int, tuple[int, ...] | None]] = set()  # of each target: what is put together there
     for spot in spots_of(placement, name, index):
         state, home = homes[first[spot.part] + spot.home]
         if options.state is not None and state != options.state:
@@ -150,7 +151,16 @@ def element(plan: Plan, options: Namespace, name: str, text: str) -> list[Told]:
                         a * int(s) for a, s in zip(at, m.source_stride[i], strict=True)
                     )
                     out.append(_told(plan, m, i, source, spot.position, element_text, 1))
+                    if (member := _member(plan, m, i)) is not None and (target, member) in members:
+                        out[-1]["kind"] = "check"
+                    members.add((target, member))
     return out
+
+
+def _member(plan: Plan, m: Runs, i: int) -> tuple[int, ...] | None:
+    """Of a row of a mean or sum: where its rank stands along the axes that it is over. Of others: None."""
+    rank = plan.sources[int(m.source[i])].rank
+    return tuple(rank // divisor % degree for divisor, degree in m.over) or None
 
 
 def _told(plan: Plan, m: Runs, i: int, source: int, target: int, element_text: str, elements: int) -> Told:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what reads headers alone does not wait for it
 __all__ = [
     "Check",
     "Derive",
+    "Digits",
     "Extract",
     "Fill",
     "Flow",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 Kind = Literal["copy", "check", "mean", "sum"]
+Digits = tuple[tuple[int, int], ...]  # (divisor, degree) of mesh axes: a rank's coordinate is rank // divisor % degree
 
 
 @frozen
@@ -93,14 +95,27 @@ class Merge:
 
 @frozen(eq=False)
 class Reduce:
-    """Copies that training let drift, averaged; or partial sums, added: in fp64, by order of their source, rounded once."""
+    """Copies that training let drift, averaged; or partial sums, added: in fp64, by order of their source, rounded once.
+
+    What differs along the axes of `over` counts each for itself; what differs along other axes alone is one thing, and equal.
+    """
 
     label: str
     lanes: tuple[Lane, ...]
     how: Literal["mean", "sum"]
+    over: Digits = ()
 
     def __str__(self) -> str:
         return f"reduce  {_states(self)} of {self.label} by {self.how}"
+
+    def member(self, rank: int) -> int | None:
+        """Which of those that are put together a stored tensor of a rank is, or is a copy of. None: each is one."""
+        if not self.over:
+            return None
+        number = 0
+        for divisor, degree in self.over:
+            number = number * degree + rank // divisor % degree
+        return number
 
 
 @frozen(eq=False)
@@ -202,6 +217,10 @@ class Flow:
                 return how
             case _:
                 return "copy"
+
+    @property
+    def over(self) -> Digits:
+        return self.way.over if isinstance(self.way, Reduce) else ()
 
     @property
     def lossy(self) -> bool:

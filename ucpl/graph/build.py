@@ -191,8 +191,8 @@ class _Drawing:
             splits.append(node)
             i = lanes[0].targets.index(n)
             self.net.add_edges_from((node, writes[lane.targets[i]]) for lane in lanes)
-        for kind, boxes in _kinds(chosen):
-            joint = Joint(kind, lanes, route.is_derived, kin)
+        for kind, over, boxes in _kinds(chosen):
+            joint = Joint(kind, lanes, route.is_derived, kin, self.source.digits(over))
             self.net.add_edges_from((joint, node) for node in splits)
             for n in sources:
                 mine = boxes.part == n
@@ -213,7 +213,13 @@ class _Drawing:
         if self.source is self.target:
             return
         p = part.folded.take(part.folded.policy == POLICIES.index("sum"))
-        if len(distinct([p.tensor, *p.low.T, *p.high.T])) < len(p):
+        if not len(p):
+            return
+        rank = part.homes.rank(p.home)
+        axes = {axis for over in set(p.over.tolist()) for axis in self.target.digits(over)}
+        box = [p.tensor, *p.low.T, *p.high.T]
+        addends = [rank // divisor % degree for divisor, degree in sorted(axes)]
+        if len(distinct(box)) < len(distinct([*box, *addends])):
             fail(
                 "E311",
                 f"{part.state} of `{part.label}` would be written as partial sums",
@@ -280,15 +286,15 @@ def _alike(routes: list[Route], here: Side, there: Side) -> list[list[Route]]:
     return list(found.values())
 
 
-def _kinds(chosen: Chosen) -> list[tuple[str, Rows]]:
-    """What is done with boxes of the source, in the order in which a tile needs it."""
-    out = [("copy", chosen.primary)]
-    for policy in ("mean", "sum"):
-        reduced = chosen.reduced.take(chosen.reduced.policy == POLICIES.index(policy))
-        if len(reduced):
-            out.append((policy, reduced))
+def _kinds(chosen: Chosen) -> list[tuple[str, int, Rows]]:
+    """What is done with boxes of the source, over which axes, in the order in which a tile needs it."""
+    out = [("copy", 0, chosen.primary)]
+    reduced = chosen.reduced
+    for row in distinct([reduced.policy, reduced.over]).tolist() if len(reduced) else ():
+        policy, over = int(reduced.policy[row]), int(reduced.over[row])
+        out.append((POLICIES[policy], over, reduced.take((reduced.policy == policy) & (reduced.over == over))))
     if len(chosen.copies):
-        out.append(("check", chosen.copies))
+        out.append(("check", 0, chosen.copies))
     return out
 
 

@@ -14,11 +14,12 @@ from attrs import frozen
 from ucpl.columns import I64, Bools
 from ucpl.graph.rows import Rows
 from ucpl.regions.boxes import overlaps, subtract
-from ucpl.regions.placement import POLICIES
+from ucpl.regions.placement import LOOSE, POLICIES
 
 __all__ = ["Chosen", "choose"]
 
-ANY = POLICIES.index("any")
+ANY, LEAD = LOOSE
+REDUCING = [POLICIES.index(how) for how in ("mean", "sum")]
 
 
 class Stored(Protocol):
@@ -30,6 +31,12 @@ class Stored(Protocol):
     def overlap(self, rows: Rows, one: int, other: int, index: I64) -> NoReturn:
         """Two rows hold one element and are no declared copies."""
 
+    def member(self, rows: Rows) -> I64:
+        """Of each row of a mean or sum: which of those that are put together it is, or is a copy of."""
+
+    def disagree(self, rows: Rows, one: int, other: int) -> NoReturn:
+        """Two rows of one box are put together in two ways."""
+
     def singly(self, rows: Rows) -> Rows:
         """Rows that run over several stored tensors, one row a tensor."""
 
@@ -38,22 +45,58 @@ class Stored(Protocol):
 class Chosen:
     primary: Rows
     copies: Rows  # declared `same`: to be checked
-    reduced: Rows  # members of classes with mean or sum, all of them
+    reduced: Rows  # members of classes with mean or sum, and copies of each
 
 
 def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
     """Pick one box of each class. is_alias: by part, whether it is a second name (not preferred)."""
-    n = len(rows)
-    if n == 0:
+    if not len(rows):
         return Chosen(rows, rows, rows)
     # A copy under `any` gives way to one that counts, were it a second name.
-    later = (rows.policy == ANY) * 2 + is_alias[rows.part]
+    later = (rows.policy == LEAD) * 2 + (rows.policy == ANY) * 4 + is_alias[rows.part]
     if later.any():
         rows = rows.take(np.argsort(later, kind="stable"))
+    group_of, first_of = _grouped(rows)
+    is_first = np.zeros(len(rows), dtype=bool)
+    is_first[first_of] = True
+    if not is_first.all():
+        copy = np.flatnonzero(~is_first)
+        first = first_of[group_of[copy]]
+        number = stored.replica(rows)
+        clash = np.flatnonzero((rows.part[copy] == rows.part[first]) & (number[copy] == number[first]))
+        if len(clash):
+            stored.overlap(rows, int(first[clash[0]]), int(copy[clash[0]]), rows.low[copy[clash[0]]])
+    asks = np.isin(rows.policy, REDUCING)
+    reduces = _put_together(rows, asks, group_of, stored)
+    of_reduced = np.bincount(group_of, weights=reduces)[group_of] > 0
+    # What is said to be the same as a mean or a sum is held against that. What leads is equal where nothing else is read.
+    first = first_of[group_of]
+    counts = (rows.policy != ANY) & (
+        (rows.policy != LEAD) | ((rows.policy[first] == LEAD) & (rows.part == rows.part[first]))
+    )
+    checked = ~reduces & counts & (of_reduced | ~is_first)
+    copies, reduced = rows.take(np.flatnonzero(checked)), rows.take(np.flatnonzero(reduces))
+    primary, settled = rows.take(np.flatnonzero(is_first)), of_reduced[is_first]
+    one, other = overlaps(primary.tensor, primary.low, primary.high, primary.tensor, primary.low, primary.high)
+    meets = one < other
+    if meets.any():
+        one, other = one[meets], other[meets]
+        asks_one = (settled | asks[is_first])[np.concatenate([one, other])]
+        if asks_one.any() and len(single := stored.singly(rows)) > len(rows):
+            return choose(single, is_alias, stored)  # of layers that are stored by other ranges, too: layer by layer
+        primary, extra = _disjoint(primary, one, other, settled, stored)
+        copies = Rows.concat([copies, extra], rows.width)
+    elif settled.any():
+        primary = primary.take(np.flatnonzero(~settled))
+    return Chosen(primary, copies, reduced)
+
+
+def _grouped(rows: Rows) -> tuple[I64, I64]:
+    """Of each row, the number of the box that it is; of each such box, its first row."""
     # Equal boxes have equal marks: they stand side by side, in the order of rows. That they are equal is looked at below.
     marks = _marks(rows)
     by_box = np.argsort(marks, kind="stable")
-    same = np.zeros(n, dtype=bool)
+    same = np.zeros(len(rows), dtype=bool)
     near = np.flatnonzero(marks[by_box[1:]] == marks[by_box[:-1]])
     one, other = by_box[near], by_box[near + 1]
     same[near + 1] = (
@@ -61,44 +104,28 @@ def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
         & (rows.low[one] == rows.low[other]).all(axis=1)
         & (rows.high[one] == rows.high[other]).all(axis=1)
     )
-    group = np.cumsum(~same) - 1
-    group_of = np.empty(n, dtype=np.int64)
-    group_of[by_box] = group
-    first_of = by_box[np.flatnonzero(~same)]  # lexsort is stable: the first row of a group is the preferred one
-    is_first = np.zeros(n, dtype=bool)
-    is_first[first_of] = True
-    policy_of = np.zeros(len(first_of), dtype=np.int64)
-    if rows.policy.any():
-        np.maximum.at(policy_of, group_of, rows.policy)
-    if not is_first.all():
-        copy = np.flatnonzero(~is_first)
-        first = first_of[group_of[copy]]
-        number = stored.replica(rows)
-        clash_ = np.flatnonzero((rows.part[copy] == rows.part[first]) & (number[copy] == number[first]))
-        if len(clash_):
-            i = int(copy[clash_[0]])
-            stored.overlap(rows, int(first[clash_[0]]), i, rows.low[i])
-    # A mean or a sum is over the members that ask for it or say nothing; those under `any` do not count.
-    accumulates = np.bincount(group_of, weights=(rows.policy == 1) | (rows.policy == 2)) > 0
-    reduces = accumulates[group_of] & (rows.policy != ANY)
-    counted = np.bincount(group_of, weights=reduces).astype(np.int64)
-    reduces &= counted[group_of] > 1
-    primary = rows.take(np.flatnonzero(is_first))
-    copies = rows.take(np.flatnonzero(~is_first & (policy_of[group_of] == 0)))
-    reduced = rows.take(np.flatnonzero(reduces))
-    primary_reduced = reduces[is_first]
-    one, other = overlaps(primary.tensor, primary.low, primary.high, primary.tensor, primary.low, primary.high)
-    clash = one < other
-    if clash.any():
-        one, other = one[clash], other[clash]
-        reduces_one = (primary_reduced | (primary.policy == 1) | (primary.policy == 2))[np.concatenate([one, other])]
-        if reduces_one.any() and len(single := stored.singly(rows)) > n:
-            return choose(single, is_alias, stored)  # of layers that are stored by other ranges, too: layer by layer
-        primary, extra = _disjoint(primary, one, other, primary_reduced, stored)
-        copies = Rows.concat([copies, extra], rows.width)
-    elif primary_reduced.any():
-        primary = primary.take(np.flatnonzero(~primary_reduced))
-    return Chosen(primary, copies, reduced)
+    group_of = np.empty(len(rows), dtype=np.int64)
+    group_of[by_box] = np.cumsum(~same) - 1
+    return group_of, by_box[np.flatnonzero(~same)]  # argsort is stable: the first row of a group is the preferred one
+
+
+def _put_together(rows: Rows, asks: Bools, group_of: I64, stored: Stored) -> Bools:
+    """Which rows go into a mean or a sum: of boxes that several members of it have, with the copies of each."""
+    out = np.zeros(len(rows), dtype=bool)
+    asking = np.flatnonzero(asks)
+    if not len(asking):
+        return out
+    group, member = group_of[asking], stored.member(rows.take(asking))
+    way = rows.policy[asking] + len(POLICIES) * rows.over[asking]
+    order = np.lexsort((member, group))
+    group, member, way, asking = group[order], member[order], way[order], asking[order]
+    alike = group[1:] == group[:-1]
+    unlike = np.flatnonzero(alike & (way[1:] != way[:-1]))
+    if len(unlike):
+        stored.disagree(rows, int(asking[unlike[0]]), int(asking[unlike[0] + 1]))
+    several = np.bincount(group[1:][alike & (member[1:] != member[:-1])], minlength=int(group_of.max()) + 1) > 0
+    out[asking] = several[group]
+    return out
 
 
 def _marks(rows: Rows) -> I64:
@@ -119,7 +146,7 @@ def _disjoint(rows: Rows, i: I64, j: I64, reduces: Bools, stored: Stored) -> tup
         same_part = rows.part[a] == rows.part[b]
         if same_part and number[a] == number[b]:
             stored.overlap(rows, a, b, shared)
-        if reduces[a] or reduces[b] or rows.policy[a] in (1, 2) or rows.policy[b] in (1, 2):
+        if reduces[a] or reduces[b] or rows.policy[a] in REDUCING or rows.policy[b] in REDUCING:
             stored.overlap(rows, a, b, shared)
         by_later.setdefault(b, []).append(a)
     keep = np.ones(len(rows), dtype=bool)

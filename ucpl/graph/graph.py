@@ -8,7 +8,7 @@ import networkx as nx
 from attrs import evolve, frozen
 
 from ucpl.columns import I64, Bools, Moves, Space
-from ucpl.columns.operations import Flow, Node, Read, Write, flows, net_text
+from ucpl.columns.operations import Digits, Flow, Node, Read, Write, flows, net_text
 from ucpl.columns.table import column
 from ucpl.extents import Shelves
 from ucpl.graph.rows import Rows
@@ -78,6 +78,7 @@ class Joint:
     lanes: tuple[Lanes, ...]
     derived: bool
     kin: tuple[Kin, ...] = ()
+    over: Digits = ()  # of a mean or sum: the axes along which its members differ
     moves: Joined | None = None
 
     def __str__(self) -> str:

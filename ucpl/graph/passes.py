@@ -152,7 +152,7 @@ def _dealt(
     way: Merge | Reduce | Derive
     match joint.kind:
         case "mean" | "sum":
-            way = Reduce(part.label, lanes, joint.kind)
+            way = Reduce(part.label, lanes, joint.kind, joint.over)
         case _:
             way = Derive(part.label, lanes) if joint.derived else Merge(part.label, lanes)
     return extract, way, Split(part.label, lanes, moves.target_side, part.value, part.lossy)

@@ -22,6 +22,7 @@ class Rows(Table):
     offset: I64 = column()  # address of the first element
     part: I64 = column()  # number in its placement
     policy: I64 = column()  # index into POLICIES
+    over: I64 = column()  # of a mean or sum: the mesh axes that it is over, as `Pieces.over`
 
     @property
     def volume(self) -> I64:
@@ -47,6 +48,7 @@ def rows_of(parts: list[tuple[int, int, Part]], space: Space, renumber: I64, k: 
                 space.address(p.home + first, p.offset),
                 np.full(len(p), number, dtype=np.int64),
                 p.policy,
+                p.over,
             )
         )
     rows = Rows.concat(tables, k)

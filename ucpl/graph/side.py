@@ -13,7 +13,8 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Key, Shelf, Shelves
 from ucpl.graph.rows import Rows
 from ucpl.layout import Layout
-from ucpl.regions import Home, Part, Placement, element_name
+from ucpl.layout.scope import at
+from ucpl.regions import POLICIES, Home, Part, Placement, element_name
 
 __all__ = ["DtypeOf", "Side", "spaced"]
 
@@ -71,6 +72,17 @@ class Side:
             out[mine] = self.placement.parts[n].homes.replica(home[mine] - self.first[n])
         return out
 
+    def member(self, rows: Rows) -> I64:
+        """Of each row of a mean or sum: which of those that are put together it is, or is a copy of."""
+        out = np.zeros(len(rows), dtype=np.int64)
+        home = self.space.home(rows.offset)
+        for n, over in {*zip(rows.part.tolist(), rows.over.tolist(), strict=True)}:
+            mine = (rows.part == n) & (rows.over == over)
+            rank = self.placement.parts[n].homes.rank(home[mine] - self.first[n])
+            for divisor, degree in self.placement.digits(over):
+                out[mine] = out[mine] * degree + rank // divisor % degree
+        return out
+
     def singly(self, rows: Rows) -> Rows:
         """Rows that run over several stored tensors, one row a tensor."""
         over = rows.stride >= self.space.step
@@ -98,6 +110,21 @@ class Side:
             Label(a.file, f"first here, {part_a.state}", where="/".join(map(str, a.key))),
             Label(b.file, "and here", where="/".join(map(str, b.key))),
             notes=(f"layout {self.placement.layout.call}",),
+        )
+
+    def disagree(self, rows: Rows, one: int, other: int) -> NoReturn:
+        """Two homes of an element say different things of how their copies are put together. E314."""
+        path = self.names[int(rows.tensor[one])]
+        parts = [self.placement.parts[int(rows.part[row])] for row in (one, other)]
+        words = [POLICIES[int(rows.policy[row])] for row in (one, other)]
+        fail(
+            "E314",
+            f"copies of `{path}` are put together in two ways: `{words[0]}` and `{words[1]}`, or over other axes",
+            *(
+                at(p.span, w) if p.span.line else Label(self.placement.layout.call, w)
+                for p, w in zip(parts, words, strict=True)
+            ),
+            remedy="one clause, over the same axes, on every line that stores the tensor",
         )
 
     # ---- stored tensors ----------------------------------------------------------------------------------------------

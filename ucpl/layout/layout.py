@@ -14,7 +14,7 @@ from ucpl.layout.scope import Config
 from ucpl.layout.templates import Template
 from ucpl.syntax.nodes import NOWHERE, Span
 
-Policy = Literal["same", "mean", "sum", "any"]
+Policy = Literal["same", "mean", "sum", "any", "lead"]  # lead: see `regions.placement.POLICIES`
 
 
 @frozen
@@ -74,13 +74,19 @@ class Storing:
 
     file: str  # name of a FileRule
     key: Template | None
-    policy: Policy
+    policy: Policy  # how copies along `policy_axes` are put together; same: there is nothing to put together
     policy_axes: tuple[str, ...]
+    loose: tuple[str, ...]  # `any @dp`: of copies along these one is trusted
     at: tuple[tuple[str, int], ...]  # (mesh axis, coordinate)
     mesh: str  # "" is the first
     dtype: str | None
     lossy: bool
     value: tuple[float, float]  # stored = a * x + b
+
+    @property
+    def speaks_of_copies(self) -> bool:
+        """Whether copies are anything but the same along every axis."""
+        return self.policy != "same" or bool(self.loose)
 
 
 @frozen

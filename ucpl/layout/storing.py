@@ -6,14 +6,14 @@ Not here: what each tensor's entry says of its shape (entries.py).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
 
 from attrs import define
 
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
+from ucpl.layout.copies import copies_of
 from ucpl.layout.element_types import demand_dtype
-from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, Policy, States, Storing
+from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, States, Storing
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.naming import Naming, naming_of
 from ucpl.layout.patterns import axes_closed, demand_flat, demand_no_flat, dims_in
@@ -75,13 +75,14 @@ class Ground:
                 at(said["in"].span if "in" in said else span),
                 remedy=f"did you mean `{close}`?" if close else f'write file {name} = torch "..." in the layout',
             )
-        policy, axes = said["copies"].args if "copies" in said else ("same", ())
+        copies = copies_of(clauses, self.mesh_axes)
         key = said.get("as")
         return Storing(
             file=name,
             key=self.template(key.args[0], key.span if key.span.line else span, brackets) if key else None,
-            policy=cast(Policy, policy),
-            policy_axes=tuple(axes),
+            policy=copies.how,
+            policy_axes=copies.axes,
+            loose=copies.loose,
             at=tuple(self.coordinate(c) for c in clauses if c.word == "at"),
             mesh=said["on"].args[0] if "on" in said else "",
             dtype=demand_dtype(said["dtype"].args[0], said["dtype"].span) if "dtype" in said else None,

@@ -32,9 +32,11 @@ from ucpl.proofs.joins import (
     positions_of,
     rows_by,
 )
+from ucpl.proofs.members import demand_members
 from ucpl.proofs.moved import AT_ONCE, ONE_BY_ONE, boxes_of, element_boxes
 from ucpl.proofs.told import Told
 from ucpl.regions import element_name
+from ucpl.regions.placement import LOOSE
 
 
 def prove(graph: Graph) -> None:
@@ -42,7 +44,8 @@ def prove(graph: Graph) -> None:
 
     Raises UcplError, naming the first element: E340 for one that a move brings to another's place; E341 for one that is filled
     twice, E342 for one that nothing fills; E343 for one of the source that is neither used nor checked nor left out by name;
-    E344 for a move from or to a place where no element lies, E345 for one that stands in a tensor twice.
+    E344 for a move from or to a place where no element lies, E345 for one that stands in a tensor twice;
+    E346 for one that is put together in another way than its layout says.
     """
     _Proof(graph).run()
 
@@ -63,6 +66,7 @@ class _Proof:
         self.same_elements(source, target)
         self.filled(target)
         self.used(source)
+        demand_members(self.told, source)
 
     # ---- the three proofs ------------------------------------------------------------------------------------------------
 
@@ -156,7 +160,7 @@ class _Proof:
         held = np.bincount(boxes.piece, weights=boxes.volume, minlength=len(pieces)).astype(np.int64)
         suspect = held != (high - low).prod(axis=1)
         suspect[crossed] = True
-        suspect &= pieces.policy != 3  # any
+        suspect &= ~np.isin(pieces.policy, LOOSE)
         left_out = {text.split(": ")[0] for text in graph.dropped}
         order = np.argsort(boxes.piece, kind="stable")
         by_piece = boxes.piece[order]
@@ -243,6 +247,7 @@ class _Proof:
         m = self.told.moves
         part = Moves(
             m.kind[row : row + 1],
+            m.flow[row : row + 1],
             m.state[row : row + 1],
             (m.offset[0][row : row + 1], m.offset[1][row : row + 1]),
             (m.stride[0][row : row + 1], m.stride[1][row : row + 1]),

@@ -22,6 +22,8 @@ class Pieces:
     tensor: I64  # index into the target's tensors
     state: I64  # index into the proof's states
     policy: I64
+    over: I64  # of a mean or sum: the mesh axes that it is over, a bit each
+    rank: I64  # the first that holds it
     size: I64  # (N, K)
     stride: I64  # (N, K); of dims of size 1, which stand last: 0
     dim: I64  # (N, K) the logical dim of each column
@@ -63,6 +65,7 @@ class Moves:
     """All moves of a graph in one table."""
 
     kind: NDArray[np.str_]
+    flow: I64  # which flow of the graph
     state: I64  # that is filled
     offset: tuple[I64, I64]  # of source, of target
     stride: tuple[I64, I64]  # (N, D) each
@@ -140,8 +143,8 @@ def halved(move: Moves) -> tuple[Moves, Moves]:
     left[0, d], right[0, d] = n // 2, n - n // 2
     there = tuple(o + n // 2 * s[:, d] for o, s in zip(move.offset, move.stride, strict=True))
     return (
-        Moves(move.kind, move.state, move.offset, move.stride, left),
-        Moves(move.kind, move.state, (there[0], there[1]), move.stride, right),
+        Moves(move.kind, move.flow, move.state, move.offset, move.stride, left),
+        Moves(move.kind, move.flow, move.state, (there[0], there[1]), move.stride, right),
     )
 
 

@@ -8,9 +8,15 @@ from ucpl.extents import Shelves, key_text
 from ucpl.graph import Graph
 from ucpl.proofs.alike import followers, placed
 from ucpl.proofs.joins import I64, Boxes, Mask, Moves, Pieces
-from ucpl.regions import Placement, element_name
+from ucpl.regions import Part, Placement, element_name
 
 __all__ = ["Told"]
+
+
+def _ranks(part: Part, homes: I64) -> I64:
+    """Of each stored tensor of a part, the first rank that holds it."""
+    known = {home: part.homes.home(home).rank for home in np.unique(homes).tolist()}
+    return np.array([known[home] for home in homes.tolist()], dtype=np.int64)
 
 
 class Told:
@@ -40,7 +46,7 @@ class Told:
     def _pieces(self, side: int, placement: Placement, led: set[str]) -> Pieces:
         k, one = self.k, 1 << self.bits[side]
         blank = ("low", "high", "stride")
-        wide: dict[str, list[I64]] = {n: [] for n in ("offset", "tensor", "state", "policy", *blank)}
+        wide: dict[str, list[I64]] = {n: [] for n in ("offset", "tensor", "state", "policy", "over", "rank", *blank)}
         common = np.array([self.number.get(p, -1) for p in placement.tensors] or [-1], dtype=np.int64)
         for part, stand in zip(placement.parts, self.stands[side], strict=True):
             if stand is None or part.state in led:
@@ -55,6 +61,8 @@ class Told:
             wide["tensor"].append(common[p.tensor])
             wide["state"].append(np.full(len(p), self.states.index(part.state)))
             wide["policy"].append(p.policy)
+            wide["over"].append(p.over)
+            wide["rank"].append(_ranks(part, p.home) if p.over.any() else np.zeros_like(p.home))
             for name, array, fill in (
                 ("low", p.low, 0),
                 ("high", p.high, 1),
@@ -71,19 +79,31 @@ class Told:
         dim = np.argsort(-stride, axis=1, kind="stable")
         size, stride, low = (np.take_along_axis(a, dim, 1) for a in (size, stride, flat["low"]))
         last = flat["offset"] + ((size - 1) * stride).sum(axis=1) + 1
-        return Pieces(flat["offset"], last, flat["tensor"], flat["state"], flat["policy"], size, stride, dim, low)
+        return Pieces(
+            flat["offset"],
+            last,
+            flat["tensor"],
+            flat["state"],
+            flat["policy"],
+            flat["over"],
+            flat["rank"],
+            size,
+            stride,
+            dim,
+            low,
+        )
 
     def _table(self) -> Moves:
         """The moves of every state that is not led by another one."""
         found = [
             (
-                flow.kind,
+                (flow.kind, number),
                 self.states.index(lane.state),
                 flow.moves,
                 lane.source << self.bits[0],
                 lane.target << self.bits[1],
             )
-            for flow in self.flows
+            for number, flow in enumerate(self.flows)
             for lane in flow.lanes
             if lane not in self.led and len(flow.moves)
         ]
@@ -100,12 +120,22 @@ class Told:
 
         counts = [len(m) for _, _, m, _, _ in found]
         return Moves(
-            np.repeat(np.array([kind for kind, *_ in found] or ["copy"]), counts or [0]),
+            np.repeat(np.array([kind for (kind, _), *_ in found] or ["copy"]), counts or [0]),
+            np.repeat(np.array([number for (_, number), *_ in found] or [0], dtype=np.int64), counts or [0]),
             np.repeat(np.array([state for _, state, *_ in found] or [0], dtype=np.int64), counts or [0]),
             (flat([m.source + s for _, _, m, s, _ in found]), flat([m.target + t for _, _, m, _, t in found])),
             (wide([m.source_stride for _, _, m, _, _ in found]), wide([m.target_stride for _, _, m, _, _ in found])),
             wide([m.shape for _, _, m, _, _ in found]),
         )
+
+    def over(self, bits: int) -> set[tuple[int, int]]:
+        """Mesh axes of the source, told by their bits: how many ranks apart their coordinates are, and how many there are."""
+        seen: dict[str, tuple[int, int]] = {}
+        for mesh in self.graph.source.layout.meshes:
+            for n, axis in reversed(list(enumerate(mesh.axes))):
+                apart = int(np.prod(mesh.degrees[n + 1 :], dtype=np.int64))
+                seen.setdefault(axis, (apart, mesh.degrees[n]))
+        return {place for n, place in enumerate(seen.values()) if bits >> n & 1}
 
     # ---- what is said of it ----------------------------------------------------------------------------------------------
 

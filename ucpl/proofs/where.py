@@ -11,12 +11,12 @@ from attrs import define, evolve, field, frozen
 from ucpl.columns import I64
 from ucpl.regions import Part, Pieces, Placement
 from ucpl.regions.boxes import subtract
-from ucpl.regions.placement import POLICIES, element_name
+from ucpl.regions.placement import LOOSE, POLICIES, element_name
 
 __all__ = ["Spot", "counted", "element_at", "only", "pairs_of", "spots_of"]
 
 Pair = tuple[str, str]  # (tensor, state)
-ANY = POLICIES.index("any")
+LEAD = POLICIES.index("lead")
 
 
 @frozen
@@ -52,13 +52,13 @@ def counted(placement: Placement) -> Placement:
     It is what a conversion reads. Nothing is said of what the others hold.
     """
     parts = list(placement.parts)
-    for state in dict.fromkeys(p.state for p in parts if (p.folded.policy == ANY).any()):
+    for state in dict.fromkeys(p.state for p in parts if np.isin(p.folded.policy, LOOSE).any()):
         numbers = sorted((n for n, p in enumerate(parts) if p.state == state), key=lambda n: parts[n].is_alias)
         held = _Held()
         for n in numbers:
-            held.add(parts[n].folded.take(parts[n].folded.policy != ANY))
+            held.add(parts[n].folded.take(~np.isin(parts[n].folded.policy, LOOSE)))
         for n in numbers:
-            if (parts[n].folded.policy == ANY).any():
+            if np.isin(parts[n].folded.policy, LOOSE).any():
                 parts[n] = evolve(parts[n], folded=held.first(parts[n].folded))
     return Placement(placement.layout, placement.tensors, tuple(parts), placement.flats)
 
@@ -74,14 +74,23 @@ class _Held:
             self.boxes.setdefault(tensor, {})[low.tobytes() + high.tobytes()] = (low, high)
 
     def first(self, pieces: Pieces) -> Pieces:
-        """Without what is under `any` and has a place already. What is left counts as held from now on."""
-        is_loose = pieces.policy == ANY
+        """Without what is under `any` and has a place already. What is left counts as held from now on.
+
+        Of what leads, boxes that are equal to one that is left are left, too: they are equal, and are checked.
+        """
+        is_loose = np.isin(pieces.policy, LOOSE)
         kept = [pieces.take(~is_loose)]
-        for row in np.flatnonzero(is_loose).tolist():
+        led: set[tuple[int, bytes]] = set()
+        for row in sorted(np.flatnonzero(is_loose).tolist(), key=lambda row: int(pieces.policy[row] != LEAD)):
             one = pieces.take(np.array([row]))
             low, high = one.low[0], one.high[0]
             known = self.boxes.get(int(one.tensor[0]), {})
-            if low.tobytes() + high.tobytes() not in known:
+            box = low.tobytes() + high.tobytes()
+            if pieces.policy[row] == LEAD and (int(one.tensor[0]), box) in led:
+                kept.append(one)
+            elif box not in known:
+                if pieces.policy[row] == LEAD:
+                    led.add((int(one.tensor[0]), box))
                 others = [np.array(side) for side in zip(*known.values(), strict=True)] or [low[:0], low[:0]]
                 kept += [_within(one, *box) for box in subtract(low, high, others[0], others[1])]
                 self.add(one)

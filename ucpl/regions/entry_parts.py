@@ -143,8 +143,8 @@ class EntryParts:
         if kept is not None:
             spreads = [spreads[b].at(c, spreads[b].choices.take([j])) for b, c, j in kept]
             homes = Homes(blocks(spreads))
-        said = entry.storing if like is None or entry.storing.policy != "same" else storing
-        policy = (said.policy, said.policy_axes, said.at) if said.policy in ("mean", "sum") else said.policy
+        said = entry.storing if like is None or entry.storing.speaks_of_copies else storing
+        policy = (said.policy, said.policy_axes, said.loose, said.at) if said.speaks_of_copies else None
         number = site.number[next(iter(entry.targets.values()))]
         alike = (placer.kin, used, where, policy, tuple(id(s.choices) for s in spreads))
         pieces = self.pieces_of.get((alike, number)) if kept is None else None
@@ -217,15 +217,17 @@ class EntryParts:
         site, choices = self.site, spread.choices
         tables = []
         of_local: dict[int, Pieces] = {}
+        cut = frozenset(placer.axes) - ax.partly_cut(placer.entry.shape)
         for c, local in enumerate(spread.locals):
             if id(local) not in of_local:
                 of_local[id(local)] = self.folded(placer, local, choices)
             table = of_local[id(local)]
-            policy = site.policy_at(storing, placer.axes, spread.rank[c])
+            policy = site.policy_at(storing, cut, spread.rank[c])
             tables.append(
                 table.replace(
                     home=table.home + (first + c * len(choices)),
                     policy=np.full(len(table), POLICIES.index(policy), dtype=np.int64),
+                    over=np.full(len(table), site.over(storing), dtype=np.int64),
                 )
             )
         return Pieces.concat(tables, site.k)
@@ -256,6 +258,7 @@ class EntryParts:
                         local.stride[rows],
                         home_stride,
                         local.offset[rows],
+                        np.zeros(len(rows), dtype=np.int64),
                         np.zeros(len(rows), dtype=np.int64),
                     )
                 )

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from ucpl.columns import I64, clip, within
+from ucpl.columns import I64, clip, numbered, within
 from ucpl.layout import Storing
+from ucpl.layout.axes import partly_cut
 from ucpl.regions import flats as fl
 from ucpl.regions.entries import EntryPlacer
 from ucpl.regions.placement import POLICIES, Pieces
@@ -124,7 +125,6 @@ class FlatBoxes:
             rows = len(local.offset)
             if not rows:
                 continue
-            policy = placer.entry.storing.policy
             low, high = np.tile(local.low, (len(which), 1, 1)), np.tile(local.high, (len(which), 1, 1))
             paths = [placer.entry.targets[label] for label in local.label_of]
             for path in dict.fromkeys(paths):
@@ -144,7 +144,8 @@ class FlatBoxes:
                     np.tile(local.stride, (len(which), 1)),
                     np.zeros((every, k), dtype=np.int64),
                     np.tile(local.offset, len(which)),
-                    np.full(every, POLICIES.index(policy if policy != "same" else self.storing.policy), dtype=np.int64),
+                    np.full(every, e, dtype=np.int64),  # whose member it is: `trusted` puts what that says here
+                    np.zeros(every, dtype=np.int64),
                 )
             )
             owner.append(np.repeat(which, rows))
@@ -154,20 +155,26 @@ class FlatBoxes:
             return table, count
         return table.take(np.argsort(np.concatenate(owner), kind="stable")), count
 
-    def reduced(self, pieces: Pieces, rank: Sequence[int]) -> Pieces:
-        """Pieces with the policy that holds at each home's rank."""
-        rows = np.flatnonzero((pieces.policy == POLICIES.index("mean")) | (pieces.policy == POLICIES.index("sum")))
-        if not len(rows):
-            return pieces
-        said = {
-            self.site.number[path]: (p.entry.storing, p.axes)
-            for p in self.involved
-            if p.entry.storing.policy != "same"
-            for path in p.entry.targets.values()
-        }
-        policy = pieces.policy.copy()
-        for row in rows.tolist():
-            storing, own = said.get(int(pieces.tensor[row]), (self.storing, ()))
-            kept = self.site.policy_at(storing, (*own, *self.cut), rank[int(pieces.home[row])])
-            policy[row] = POLICIES.index(kept)
-        return pieces.replace(policy=policy)
+    def trusted(self, pieces: Pieces, rank: Sequence[int]) -> Pieces:
+        """Pieces with what holds of copies at each home's rank: as the tensor's own entry says, or else the line.
+
+        Until then, `policy` is the number of that entry.
+        """
+        if not any(s.speaks_of_copies for s in (self.storing, *(p.entry.storing for p in self.involved))):
+            return pieces.replace(policy=np.zeros_like(pieces.policy))
+        at_rank = np.array(rank, dtype=np.int64)[pieces.home]
+        _, first, which = np.unique(numbered([pieces.policy, at_rank]), return_index=True, return_inverse=True)
+        policy, over = [], []
+        for row in first.tolist():
+            storing, cut = self.said(self.site.placers[int(pieces.policy[row])])
+            policy.append(POLICIES.index(self.site.policy_at(storing, cut, int(at_rank[row]))))
+            over.append(self.site.over(storing))
+        return pieces.replace(
+            policy=np.array(policy, dtype=np.int64)[which], over=np.array(over, dtype=np.int64)[which]
+        )
+
+    def said(self, placer: EntryPlacer) -> tuple[Storing, frozenset[str]]:
+        """What speaks of a member's copies, and the axes along which no two ranks hold the same of it."""
+        own = placer.entry.storing
+        cut = frozenset(placer.axes) - partly_cut(placer.entry.shape) | frozenset(self.cut)
+        return (own if own.speaks_of_copies else self.storing), cut

@@ -159,7 +159,7 @@ class FlatParts:
         bucket[:] = after
         self.refuse_values(line, names)
         boxes = FlatBoxes(self.site, line.line.storing, line.cut, line.involved)
-        pieces = boxes.reduced(boxes.clipped(found.cuts), found.rank)
+        pieces = boxes.trusted(boxes.clipped(found.cuts), found.rank)
         length = np.concatenate([c.length for _, _, c, _ in found.cuts] or [np.zeros(0, dtype=np.int64)])
         # What no piece covers is padding: of the flat, and of members that are padded themselves.
         held = np.bincount(pieces.home, weights=pieces.volume, minlength=len(length)).astype(np.int64)

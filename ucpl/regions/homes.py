@@ -101,6 +101,15 @@ class Homes:
         starts = np.cumsum([0, *(len(n) for n in numbers)])
         return np.array([n for each in numbers for n in each], dtype=np.int64), starts.astype(np.int64)
 
+    def rank(self, home: I64) -> I64:
+        """The first rank that holds each of these tensors."""
+        b = np.searchsorted(self.starts, home, side="right") - 1
+        first = np.cumsum([0, *(len(block.rank) for block in self.blocks)])
+        choices = np.array([block.choices for block in self.blocks], dtype=np.int64)
+        ranks = np.concatenate([block.rank for block in self.blocks])
+        out: I64 = ranks[first[b] + (home - self.starts[b]) // choices[b]]
+        return out
+
     def replica(self, home: I64) -> I64:
         """The replica's number of each of these tensors: equal for equal coordinates on the axes that do not cut."""
         numbers, starts = self.replicas

@@ -8,14 +8,18 @@ import numpy as np
 from attrs import field, frozen
 
 from ucpl.columns import I64, Table, block, column, split_rows
+from ucpl.columns.operations import Digits
 from ucpl.extents import Flat
 from ucpl.layout import Layout
 from ucpl.regions.homes import Home, Homes
 from ucpl.syntax.nodes import NOWHERE, Span
 
-__all__ = ["POLICIES", "Home", "Homes", "Part", "Pieces", "Placement", "element_name"]
+__all__ = ["LOOSE", "POLICIES", "Home", "Homes", "Part", "Pieces", "Placement", "digits_of", "element_name"]
 
-POLICIES = ("same", "mean", "sum", "any")  # Pieces.policy holds indices into this
+# Pieces.policy holds indices into this. Under `any @dp`, copies at the first coordinate of dp are `lead`: equal to each other,
+# and read where the tensor has no other home. Those at other coordinates are `any`.
+POLICIES = ("same", "mean", "sum", "any", "lead")
+LOOSE = (POLICIES.index("any"), POLICIES.index("lead"))
 
 
 @frozen(eq=False)
@@ -34,6 +38,7 @@ class Pieces(Table):
     home_stride: I64 = block(fill=0)  # (N, K)
     offset: I64 = column()  # (N,)
     policy: I64 = column()  # (N,) index into POLICIES
+    over: I64 = column()  # (N,) of a mean or sum: the mesh axes that it is over, a bit each, as `digits_of` orders them
 
     @property
     def volume(self) -> I64:
@@ -91,6 +96,21 @@ class Placement:
     tensors: tuple[str, ...]
     parts: tuple[Part, ...]
     flats: tuple[Flat, ...] = ()
+
+    def digits(self, over: int) -> Digits:
+        """How the coordinates along some axes (bits of `Pieces.over`) are had from a rank."""
+        return tuple(d for n, d in enumerate(digits_of(self.layout).values()) if over >> n & 1)
+
+
+def digits_of(layout: Layout) -> dict[str, tuple[int, int]]:
+    """Of each mesh axis: a rank's coordinate along it is `rank // divisor % degree`."""
+    out: dict[str, tuple[int, int]] = {}
+    for mesh in layout.meshes:
+        divisor = 1
+        for axis, degree in zip(reversed(mesh.axes), reversed(mesh.degrees), strict=True):
+            out.setdefault(axis, (divisor, degree))
+            divisor *= degree
+    return out
 
 
 def element_name(layout: Layout, path: str, index: tuple[int, ...]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from attrs import frozen
 
 from ucpl.layout import FileRule, Group, Layout, States, Storing
@@ -10,13 +12,14 @@ from ucpl.layout.templates import Template
 from ucpl.regions.claims import Claims
 from ucpl.regions.entries import Choices, EntryPlacer, Indexed, Kin, Local, Ranks
 from ucpl.regions.names import Namer
+from ucpl.regions.placement import digits_of
 
 __all__ = ["Site"]
 
 VALUED = ("weight", "fp32", "master", "param")
 
 
-@frozen(eq=False)
+@frozen(eq=False, slots=False)
 class Site:
     layout: Layout
     rank: int | None  # only this one is placed
@@ -65,17 +68,25 @@ class Site:
         """States that hold the parameter's own value, as far as names and derivations tell."""
         return {*VALUED, *(n for d in self.layout.derived for n in (d.state, d.source))}
 
-    def policy_at(self, storing: Storing, cut: tuple[str, ...], rank: int) -> Policy:
-        """Of a mean or sum over some axes, copies along the other axes count once: those at coordinate 0."""
-        axes = storing.policy_axes
-        if storing.policy not in ("mean", "sum") or not axes:
-            return storing.policy
-        if all(self.ranks.degrees.get(a, 1) == 1 for a in axes):
-            return "same"
-        mesh = self.layout.mesh_of(axes[0])
-        named = {*axes, *cut, *(a for a, _ in storing.at)}
-        first = all(self.ranks.columns[a][rank] == 0 for a in (mesh.axes if mesh else ()) if a not in named)
-        return storing.policy if first else "any"
+    def policy_at(self, storing: Storing, cut: frozenset[str], rank: int) -> Policy:
+        """What holds of a copy on a rank. `cut`: axes along which no two ranks hold the same.
+
+        Of copies along an axis of `any`, those at coordinate 0 lead; none does of an entry that stands at one coordinate of
+        it, since its copies are the tensor's other homes.
+        """
+        fixed = {a for a, _ in storing.at}
+        loose = [a for a in storing.loose if a not in cut or a in fixed]
+        if any(a in fixed or self.ranks.columns[a][rank] != 0 for a in loose):
+            return "any"
+        return storing.policy if self.over(storing) else "lead" if loose else "same"
+
+    def over(self, storing: Storing) -> int:
+        """The axes that a mean or sum is over, a bit each: those that have more than one coordinate."""
+        return sum(1 << self.bits[a] for a in storing.policy_axes if self.ranks.degrees[a] > 1)
+
+    @cached_property
+    def bits(self) -> dict[str, int]:
+        return {axis: n for n, axis in enumerate(digits_of(self.layout))}
 
     def state_names(self, line: States, group: str | None) -> tuple[str, ...]:
         """Names of the states that a line stores for a group: those it names, or those that no other line names."""

@@ -8,10 +8,10 @@ holds them against others).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from attrs import frozen
@@ -53,6 +53,10 @@ class Sums:
     begin: int
     total: NDArray[np.float64]
     count: NDArray[np.uint32]
+
+    @classmethod
+    def over(cls, begin: int, end: int) -> Sums:
+        return cls(begin, np.zeros(end - begin, np.float64), np.zeros(end - begin, np.uint32))
 
     def of(self, box: Box) -> tuple[NDArray[np.float64], NDArray[np.uint32]]:
         """Both, as a box of the target."""
@@ -264,13 +268,14 @@ class Assembler:
         node = conversions[among[0]].rule.node
         assert isinstance(node, Reduce)
         itemsize = tile.itemsize
-        block = tile.work.share.block // 2  # the sums and their counts live as long as the values that are added
+        # The sums, one member and what is held against it live as long as the values that are added.
+        block = tile.work.share.block // 4
         for begin in range(tile.low, tile.high, block):
             end = min(tile.high, begin + block)
-            total, count = np.zeros(end - begin, np.float64), np.zeros(end - begin, np.uint32)
-            for row in among:
-                for box in clip(self.rows.box(row), begin, end):
-                    self._add(tile, row, box, conversions[row], Sums(begin, total, count))
+            sums = Sums.over(begin, end)
+            for rows_of in self._members(among, conversions):
+                self._add(tile, rows_of, conversions, sums)
+            total, count = sums.total, sums.count
             made = conversions[among[0]].stored(mean(total, count) if node.how == "mean" else total)
             goal = strided(tile.work.tile, (begin - tile.low) * itemsize, (end - begin,), (itemsize,), itemsize)
             values = strided(made, 0, (end - begin,), (itemsize,), itemsize)
@@ -279,12 +284,39 @@ class Assembler:
             else:
                 goal[count > 0] = values[count > 0]
 
-    def _add(self, tile: Assembly, row: int, box: Box, conversion: Conversion, sums: Sums) -> None:
-        source = int(self.rows.source[row])
-        raw = self._fetch(tile, self.file_of[source], box, self.sources[source].itemsize)
-        values, seen = sums.of(box)
-        values += conversion.logical(raw).reshape(box.shape)
-        seen += 1
+    def _members(self, among: Sequence[int], conversions: Mapping[int, Conversion]) -> list[list[int]]:
+        """Rows by what is put together, in their order: those of one member are copies of each other."""
+        found: dict[tuple[str, int], list[int]] = {}
+        for row in among:
+            node = conversions[row].rule.node
+            assert isinstance(node, Reduce)
+            number = node.member(self.sources[int(self.rows.source[row])].rank)
+            found.setdefault(("row", row) if number is None else ("member", number), []).append(row)
+        return list(found.values())
+
+    def _add(self, tile: Assembly, among: list[int], conversions: Mapping[int, Conversion], sums: Sums) -> None:
+        """One member of a mean or sum: the first of its copies that has an element gives it, the others must equal it."""
+        end = sums.begin + len(sums.total)
+        alone = len(among) == 1
+        own = sums if alone else Sums.over(sums.begin, end)
+        for row in among:
+            for box in clip(self.rows.box(row), sums.begin, end):
+                source = int(self.rows.source[row])
+                raw = self._fetch(tile, self.file_of[source], box, self.sources[source].itemsize)
+                found = conversions[row].logical(raw).reshape(box.shape)
+                values, seen = own.of(box)
+                if alone:
+                    values += found
+                    seen += 1
+                    continue
+                unequal = (seen > 0) & (values.view(np.uint64) != found.view(np.uint64))
+                if unequal.any():
+                    self._members_differ(tile, among, row, box, int(np.flatnonzero(unequal)[0]))
+                values[...] = found
+                seen[...] = 1
+        if not alone:
+            np.add(sums.total, own.total, out=sums.total)
+            np.add(sums.count, own.count, out=sums.count)
 
     def _conversion(self, row: int, target: int) -> Conversion:
         source = self.sources[int(self.rows.source[row])]
@@ -355,6 +387,26 @@ class Assembler:
             f"{key_text(copy.key)} in {copy.file}",
             *labels,
             notes=(f"both go to {there.text}{there.index_text(found.target_position)} of {there.file}",),
+        )
+
+    def _members_differ(self, tile: Assembly, among: list[int], row: int, box: Box, at: int) -> NoReturn:
+        """Two copies of one member of a mean or sum are not equal: ranks that differ along other axes than it is over."""
+        goal = _element(at, box.shape, box.target, box.target_step)
+        first = next(r for r in among if any(clip(self.rows.box(r), goal, goal + 1)))
+        labels = []
+        for one in (first, row):
+            place = self.sources[int(self.rows.source[one])]
+            index = place.index_text(self._logical(one, goal))
+            labels.append(Label(place.file, where=f"{key_text(place.key)}{index}"))
+        there = self.targets[tile.target]
+        node = self.rows.rules[int(self.rows.rule[row])].node
+        assert isinstance(node, Reduce)
+        fail(
+            "E613",
+            f"two copies of {self.name(row)} differ, and the {node.how} that it goes into is over other axes",
+            *labels,
+            notes=(f"both go to {there.text}{there.index_text(goal)} of {there.file}",),
+            remedy=f"name the axis along which they differ, too, as in `{node.how} @tp @dp`; or trust one: `any @dp`",
         )
 
     def _not_exact(self, tile: Assembly, row: int, box: Box, at: int, raw: U8) -> None:

@@ -38,6 +38,7 @@ class Place:
     dtype: str
     shape: tuple[int, ...]
     extent: Extent | None = None  # None on the target's side: its bytes are bound by the target's files
+    rank: int = 0  # the first that holds it
 
     @property
     def itemsize(self) -> int:
@@ -169,7 +170,7 @@ def fit(
             )
         else:
             # A store may divide a file that the plan names (shards): where the tensor lies, its extent says.
-            found.append(Place(extent.file, tensor.key, tensor.label, tensor.dtype, tensor.shape, extent))
+            found.append(Place(extent.file, tensor.key, tensor.label, tensor.dtype, tensor.shape, extent, tensor.rank))
         if len(misfits) == 20:
             break
     if misfits:

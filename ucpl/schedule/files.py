@@ -1,6 +1,6 @@
 """Plans in files: a head that people read, the graph and its stored tensors as JSON, and columns of moves. No pickle.
 
-ucpl-plan 3
+ucpl-plan 4
 sha256:...                  of all that follows
 <summary, line by line>
 ---
@@ -29,7 +29,7 @@ from ucpl.schedule.text import summary
 
 __all__ = ["load_plan", "plan_bytes", "plan_digest", "save_plan"]
 
-MAGIC = b"ucpl-plan 3\n"
+MAGIC = b"ucpl-plan 4\n"
 
 
 def save_plan(plan: Plan, path: Path) -> None:

@@ -12,6 +12,7 @@ from ucpl.columns import Moves, Side, Space
 from ucpl.columns.operations import (
     Check,
     Derive,
+    Digits,
     Extract,
     Fill,
     Lane,
@@ -76,8 +77,8 @@ def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
             return ["merge", label, _lanes(lanes)]
         case Derive(label=label, lanes=lanes):
             return ["derive", label, _lanes(lanes)]
-        case Reduce(label=label, lanes=lanes, how=how):
-            return ["reduce", label, _lanes(lanes), how]
+        case Reduce(label=label, lanes=lanes, how=how, over=over):
+            return ["reduce", label, _lanes(lanes), how, over]
 
 
 def _lanes(lanes: tuple[Lane, ...]) -> Json:
@@ -126,8 +127,8 @@ def _node(told: Json, table: Moves, fills: Side) -> Node:
             return Merge(label, _lanes_from(lanes))
         case ["derive", str(label), lanes]:
             return Derive(label, _lanes_from(lanes))
-        case ["reduce", str(label), lanes, "mean" | "sum" as how]:
-            return Reduce(label, _lanes_from(lanes), how)
+        case ["reduce", str(label), lanes, "mean" | "sum" as how, over]:
+            return Reduce(label, _lanes_from(lanes), how, _digits(over))
     raise ValueError(f"no operation is {str(told)[:80]}")
 
 
@@ -145,6 +146,13 @@ def _lanes_from(raw: Json) -> tuple[Lane, ...]:
     if not lanes:
         raise ValueError("a node that stands for no state")
     return lanes
+
+
+def _digits(raw: Json) -> Digits:
+    pairs = tuple((whole(divisor), whole(degree)) for divisor, degree in items(raw))
+    if not all(divisor > 0 and degree > 0 for divisor, degree in pairs):
+        raise ValueError("an axis of no ranks")
+    return pairs
 
 
 def _value(raw: Json) -> tuple[float, float]:

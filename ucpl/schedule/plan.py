@@ -99,7 +99,7 @@ class Plan:
             for flow in self.flows:
                 each = [lane for lane in flow.lanes if lane.state == state]
                 for lane in each:
-                    alike = (state, flow.kind, flow.extract.value, flow.place.value, flow.lossy)
+                    alike = (state, flow.kind, flow.extract.value, flow.place.value, flow.lossy, flow.over)
                     found.setdefault(alike, []).append(self.bound(flow, lane))
         return tuple(Runs.joined(runs) for runs in found.values())
 
@@ -132,6 +132,7 @@ class Plan:
             flow.extract.value,
             flow.place.value,
             flow.lossy,
+            flow.over,
             np.full(len(m), self._number[flow.way], np.int32),
         )
 

@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from ucpl.columns import I64, Bools, Moves, Space
-from ucpl.columns.operations import Check, Extract, Kind, Lane, Merge, Node, Read, Reduce, Split, Write
+from ucpl.columns.operations import Check, Digits, Extract, Kind, Lane, Merge, Node, Read, Reduce, Split, Write
 from ucpl.extents import Shelves
 
 if TYPE_CHECKING:  # what reads headers alone does not wait for it
@@ -34,7 +34,8 @@ class Runs:
 
     kind `copy`: the value goes there. `check`: a declared copy of what a `copy` row puts at the same target place:
     it must be equal and is not written. `mean`, `sum`: all rows of a target place are accumulated in fp64 (fp32 for 16-bit
-    sources is widened, too), in order of `source` index, and rounded once.
+    sources is widened, too), in order of `source` index, and rounded once; of rows whose ranks have the same coordinates
+    along the axes of `over` the first is taken, and the others must equal it.
     """
 
     kind: Kind
@@ -50,6 +51,7 @@ class Runs:
     source_value: tuple[float, float] = (1.0, 0.0)  # stored = a * x + b on the source's side
     target_value: tuple[float, float] = (1.0, 0.0)  # and on the target's
     lossy: bool = False  # a rounding cast was asked for (or is a derivation)
+    over: Digits = ()
     # (N,) index into Plan.nodes: the Merge, Derive, Reduce or Check that each move is of; -1: of none yet
     node: I32 = field()
 
@@ -117,6 +119,6 @@ def sole(moves: Sequence[Runs], sources: Shelves, targets: Shelves, spaces: tupl
         if m.kind == "check":
             nx.add_path(net, (extract, Check("all", lanes, table.target_side, m.target_value, m.lossy), write))
             continue
-        way = Merge("all", lanes) if m.kind == "copy" else Reduce("all", lanes, m.kind)
+        way = Merge("all", lanes) if m.kind == "copy" else Reduce("all", lanes, m.kind, m.over)
         nx.add_path(net, (extract, way, Split("all", lanes, table.target_side, m.target_value, m.lossy), write))
     return net

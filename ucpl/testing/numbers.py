@@ -95,7 +95,8 @@ def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
     sources = [stored[s.file, s.key] for s in plan.sources]
     targets = [np.full(t.numel, np.nan) for t in plan.targets]
     checks: list[tuple[Runs, int]] = []
-    sums: dict[int, tuple[F64, I64, Runs]] = {}
+    reduced: dict[tuple[int, str], Runs] = {}
+    members: dict[tuple[int, str], dict[object, F64]] = {}  # of each target: what is put together, one by one
     for moves in plan.moves:
         for row in range(len(moves)):
             if moves.kind == "check":
@@ -108,15 +109,20 @@ def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
                 assert np.isnan(target[target_at]).all(), f"{_named(plan, number)} is written twice"
                 target[target_at] = values
             else:
-                total, count, _ = sums.setdefault(
-                    number, (np.zeros_like(target), np.zeros(len(target), np.int64), moves)
+                reduced[number, moves.kind] = moves
+                rank = plan.sources[int(moves.source[row])].rank
+                one = tuple(rank // divisor % degree for divisor, degree in moves.over) or row
+                member = members.setdefault((number, moves.kind), {}).setdefault(one, np.full_like(target, np.nan))
+                held = ~np.isnan(member[target_at])
+                assert (member[target_at][held] == values[held]).all(), (
+                    f"copies that go into {_named(plan, number)} differ"
                 )
-                np.add.at(total, target_at, values)
-                np.add.at(count, target_at, 1)
-    for number, (total, count, moves) in sums.items():
-        some = count > 0
+                member[target_at] = values
+    for (number, kind), moves in reduced.items():
+        found = np.stack(list(members[number, kind].values()))
+        some = ~np.isnan(found).all(axis=0)
         assert np.isnan(targets[number][some]).all(), f"{_named(plan, number)} is copied to and accumulated"
-        whole = total[some] / count[some] if moves.kind == "mean" else total[some]
+        whole = (np.nanmean if kind == "mean" else np.nansum)(found[:, some], axis=0)
         targets[number][some] = moves.target_value[0] * whole + moves.target_value[1]
     for moves, row in checks:
         source_at, target_at = _ends(moves, row)

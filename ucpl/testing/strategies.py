@@ -280,6 +280,8 @@ class _Drawn:
         if spare and not place and "ep" not in used and self.draw(_integers(0, 3)) == 0:
             means = [] if self.state_axis else ["mean"]
             policy = f" {self.draw(_sampled(['same', 'any', *means]))} @{spare[0]}"
+            if len(spare) > 1 and self.draw(_booleans()):
+                policy += f" {self.draw(_sampled(['same', 'any']))} @{spare[1]}"
         return f'  {path}{bracket} = {shape or "()"}{policy}{place} as "{path}{number or ""}{names}"'
 
     def pack(self, paths: list[str]) -> list[str]:
