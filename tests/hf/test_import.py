@@ -11,6 +11,9 @@ from tests.hf.folders import WRITTEN, llama_config, llama_shapes, random_of, sav
 from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.frontends import hf
+from ucpl.frontends.hf import reading
+from ucpl.frontends.hf.records import Version
+from ucpl.frontends.hf.varying import numbers_of
 from ucpl.syntax import nodes, parse
 
 
@@ -40,7 +43,7 @@ def test_a_folder_that_transformers_wrote(name, tmp_path):
     text, layout = imported(WRITTEN / name, tmp_path)
     assert "transformers is not installed" in text
     found = tensors_of_text(text)
-    assert len(found) == {"llama": 12, "gpt2": 16}[name]
+    assert len(found) == {"llama": 12, "gpt2": 20}[name]  # of gpt2, q, k and v apart
     ucpl.convert(WRITTEN / name, tmp_path / "p.pt", "plain()", layout=layout)
     params = torch.load(tmp_path / "p.pt", weights_only=True)["params"]
     path = {"llama": "model.layers.mlp.up_proj.weight", "gpt2": "transformer.h.mlp.c_fc.weight"}[name]
@@ -54,20 +57,37 @@ def test_dims_are_named_where_one_key_has_their_size_and_never_on_a_square(tmp_p
     dims = {path: [d.name for d in t.dims] for path, t in found.items()}
     assert dims["model.embed_tokens.weight"] == ["vocab_size", "hidden_size"]
     assert dims["model.layers.mlp.down_proj.weight"] == ["l", "hidden_size", "intermediate_size"]
-    assert dims["model.layers.self_attn.q_proj.weight"] == ["l", "n36", "m36"]
-    (line,) = [x for x in text.splitlines() if "q_proj.weight" in x and ": l" in x]
-    assert "square, 36 by 36" in line
+    assert dims["model.layers.self_attn.q_proj.weight"] == ["l", "n", "d", "hidden_size"]
+    assert dims["model.layers.self_attn.k_proj.weight"] == ["l", "g", "d", "hidden_size"]
+    assert dims["model.layers.self_attn.o_proj.weight"] == ["l", "hidden_size", "n", "d"]
     assert "dim l = config.num_hidden_layers" in text
 
 
-def test_two_keys_of_one_size_name_nothing_and_are_told(tmp_path):
-    config = llama_config(vocab_size=36 * 3)  # what a fused q, k, v of this size would look like
-    text, _ = imported(save(tmp_path / "s", random_of(llama_shapes(config)), config), tmp_path)
-    assert "108 is config.vocab_size, 3 * config.hidden_size: which of them a dim is, the author knows." in text
-    assert [d.name for d in tensors_of_text(text)["model.embed_tokens.weight"].dims] == ["n108", "hidden_size"]
-    config = llama_config(intermediate_size=36)
-    text, _ = imported(save(tmp_path / "t", random_of(llama_shapes(config)), config), tmp_path)
-    assert "36 is config.hidden_size, config.intermediate_size" in text
+def test_a_square_that_no_name_explains_is_told(tmp_path):
+    config = llama_config(hidden_size=36)
+    source = save(tmp_path / "s", {"model.mixer.odd.weight": torch.ones(36, 36)}, config)
+    text, _ = imported(source, tmp_path)
+    assert [d.name for d in tensors_of_text(text)["model.mixer.odd.weight"].dims] == ["n36", "m36"]
+    (line,) = [x for x in text.splitlines() if "odd.weight" in x and ": n36" in x]
+    assert "square, 36 by 36" in line
+    assert "36 is config.hidden_size: whether a dim is one of them, the author knows." in text
+
+
+def test_keys_of_one_size_are_told_apart_by_the_names_of_tensors(tmp_path):
+    config = llama_config(intermediate_size=36, vocab_size=36)
+    found = tensors_of_text(imported(save(tmp_path / "s", random_of(llama_shapes(config)), config), tmp_path)[0])
+    dims = {path: [d.name for d in t.dims] for path, t in found.items()}
+    assert dims["model.embed_tokens.weight"] == ["vocab_size", "hidden_size"]
+    assert dims["model.layers.mlp.up_proj.weight"] == ["l", "intermediate_size", "hidden_size"]
+
+
+def test_a_number_that_is_a_key_by_chance_stays_a_number(tmp_path):
+    """Without a class to ask, a key is named in its role alone."""
+    config = llama_config(num_labels=5)
+    source = save(tmp_path / "s", {"score.net.weight": torch.ones(5, 22)}, config)
+    text, _ = imported(source, tmp_path)
+    assert [d.name for d in tensors_of_text(text)["score.net.weight"].dims] == ["n5", "n22"]
+    assert "5 is config.num_labels" in text and "22 is config.intermediate_size" in text
 
 
 def test_headers_alone_without_a_config(tmp_path):
@@ -127,7 +147,7 @@ def test_two_towers_have_counts_of_their_own(tmp_path):
     }
     tensors |= {f"decoder.layers.{i}.experts.{e}.w": torch.ones(4) for i in range(5) for e in range(3)}
     text, _ = imported(save(tmp_path / "s", tensors), tmp_path)
-    assert "dim l = 5" in text and "dim layers = 2" in text and "dim experts = 3" in text
+    assert "dim l = 5" in text and "dim encoder_l = 2" in text and "dim experts = 3" in text
 
 
 def test_dtypes_that_are_not_the_common_one_are_said(tmp_path):
@@ -144,28 +164,31 @@ def test_what_a_class_adds(tmp_path, monkeypatch):
     config = llama_config(tie_word_embeddings=True)
     shapes = {**llama_shapes(config), "model.seen": (2,)}
     source = save(tmp_path / "s", random_of(shapes), config)
-    facts = hf._Class(
-        tuple(hf.Found(n, s, "f32", n == "model.seen") for n, s in shapes.items()),
+    saved = tuple(hf.Found(n, s, "f32", n == "model.seen") for n, s in shapes.items())
+    facts = hf.Class(
+        (Version(saved, numbers_of(config)),),
         {"lm_head.weight": "model.embed_tokens.weight"},
         {
             "model.layers.*.mlp.up_proj": "colwise",
             "model.layers.*.mlp.down_proj": "rowwise",
-            "model.layers.*.self_attn.q_proj": "odd",
+            "model.seen": "odd",
         },
     )
-    monkeypatch.setattr(hf, "_class_of", lambda *_, **__: facts)
+    monkeypatch.setattr(reading, "class_of", lambda *_, **__: facts)
     text, layout = imported(source, tmp_path)
     assert "alias lm_head.weight = model.embed_tokens.weight" in text
     assert tensors_of_text(text)["model.seen"].kind == "buffer"
-    assert "model.layers.*.self_attn.q_proj.weight: the class's plan says `odd`" in text
-    parallel = layout.replace("hf()", "tensor_parallel(tp = 4)")
+    assert "model.seen: the class's plan says `odd`" in text
+    parallel = layout.replace("hf()", "tensor_parallel(tp = 3)")
     ucpl.convert(source, tmp_path / "tp", parallel, layout=layout)
     ucpl.convert(tmp_path / "tp", tmp_path / "back", layout, layout=parallel)
     assert ucpl.compare(source, tmp_path / "back", a_layout=layout, b_layout=layout)
-    first = api.open_checkpoint(tmp_path / "tp" / "tp_03.safetensors").extents[
+    first = api.open_checkpoint(tmp_path / "tp" / "tp_02.safetensors").extents[
         "model.safetensors", ("model.layers.0.mlp.up_proj.weight",)
     ]
-    assert first.shape == (4, 36)  # chunks of 22 over 4: 6 6 6 4
+    assert first.shape == (6, 36)  # chunks of 22 over 3: 8 8 6
+    with pytest.raises(UcplError, match="E204"):  # nine heads on four ranks: none is cut
+        ucpl.convert(source, tmp_path / "no", layout.replace("hf()", "tensor_parallel(tp = 4)"), layout=layout)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,166 @@
+"""import hf: what a class saves is what the spec says, from the config alone, and goes to shards and back bit for bit.
+
+Every size of a model is another, and odd where the class lets it be, so that a coincidence shows.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+import ucpl
+from ucpl import api
+from ucpl.cli import main
+from ucpl.frontends.hf import import_hf
+
+pytestmark = pytest.mark.interop
+
+LLAMA: dict[str, Any] = {
+    "vocab_size": 67, "hidden_size": 42, "intermediate_size": 22, "num_hidden_layers": 4, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 40, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+MOE = {**LLAMA, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 14}
+DEEPSEEK = {
+    **LLAMA, "num_key_value_heads": 6, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+    "moe_intermediate_size": 14, "first_k_dense_replace": 2, "n_shared_experts": 1, "q_lora_rank": 26, "kv_lora_rank": 18,
+    "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 16, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+DEEPSEEK.pop("head_dim")
+MAMBA2 = {
+    "vocab_size": 67, "hidden_size": 30, "num_heads": 6, "head_dim": 10, "expand": 2, "state_size": 14, "n_groups": 2,
+    "num_hidden_layers": 3, "conv_kernel": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+JAMBA = {
+    **LLAMA, "num_hidden_layers": 5, "attn_layer_period": 3, "attn_layer_offset": 1,
+    "num_experts": 4, "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 13, "mamba_d_conv": 4,
+    "mamba_dt_rank": 9, "use_mamba_kernels": False,
+}  # fmt: skip
+JAMBA.pop("head_dim")
+QWEN3_NEXT = {
+    **MOE, "num_hidden_layers": 6, "full_attention_interval": 3, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 4, "shared_expert_intermediate_size": 18,
+    "partial_rotary_factor": 0.4,
+}  # fmt: skip
+LLAMA4 = {
+    **LLAMA, "intermediate_size_mlp": 26, "num_local_experts": 3, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 2, "attention_chunk_size": 8,
+}  # fmt: skip
+NEOX = {**LLAMA, "hidden_size": 42, "num_attention_heads": 6}
+T5 = {
+    "vocab_size": 67, "d_model": 34, "d_kv": 10, "d_ff": 22, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 6,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "decoder_start_token_id": 0, "pad_token_id": 0,
+    "eos_token_id": 1,
+}  # fmt: skip
+WHISPER = {
+    "vocab_size": 67, "d_model": 36, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 6,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 22, "decoder_ffn_dim": 26, "num_mel_bins": 10, "max_source_positions": 15,
+    "max_target_positions": 17, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3,
+    "suppress_tokens": None, "begin_suppress_tokens": None,
+}  # fmt: skip
+BAMBA = {
+    **LLAMA, "hidden_size": 30, "head_dim": 6, "num_attention_heads": 6, "num_hidden_layers": 4, "attn_layer_indices": [1, 2],
+    "mamba_n_heads": 6, "mamba_d_head": 10, "mamba_n_groups": 2, "mamba_d_state": 14, "mamba_expand": 2, "mamba_d_conv": 4,
+}  # fmt: skip
+
+# name: (class, config, what its spec must say, in part: path and dims)
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "llama": ("LlamaForCausalLM", LLAMA, {
+        "model.layers.self_attn.q_proj.weight": "l n d hidden_size",
+        "model.layers.self_attn.v_proj.weight": "l g d hidden_size",
+    }),
+    "llama tied": ("LlamaForCausalLM", {**LLAMA, "tie_word_embeddings": True}, {
+        "model.embed_tokens.weight": "vocab_size hidden_size",
+    }),
+    "qwen2": ("Qwen2ForCausalLM", {k: v for k, v in {**LLAMA, "hidden_size": 60}.items() if k != "head_dim"}, {
+        "model.layers.self_attn.q_proj.bias": "l n d",
+    }),
+    "qwen3": ("Qwen3ForCausalLM", LLAMA, {"model.layers.self_attn.q_norm.weight": "l d"}),
+    "qwen3 moe": ("Qwen3MoeForCausalLM", MOE, {
+        "model.layers.mlp.experts.up_proj.weight": "l e moe_intermediate_size hidden_size",
+        "model.layers.mlp.gate.weight": "l e hidden_size",
+    }),
+    "mixtral": ("MixtralForCausalLM", {**LLAMA, "num_local_experts": 5, "num_experts_per_tok": 2}, {
+        "model.layers.block_sparse_moe.experts.w1.weight": "l e intermediate_size hidden_size",
+    }),
+    "deepseek v3": ("DeepseekV3ForCausalLM", DEEPSEEK, {
+        "model.layers.self_attn.kv_b_proj.k": "l n qk_nope_head_dim kv_lora_rank",
+        "model.layers.self_attn.o_proj.weight": "l hidden_size n v_head_dim",
+        "model.layers.mlp.experts.up_proj.weight": "l[config.first_k_dense_replace..] e moe_intermediate_size hidden_size",
+    }),
+    "gemma3": ("Gemma3ForCausalLM", LLAMA, {"model.layers.self_attn.q_proj.weight": "l n d hidden_size"}),
+    "gpt neox": ("GPTNeoXForCausalLM", NEOX, {
+        "gpt_neox.layers.attention.query_key_value.q": "l n d hidden_size",
+        "gpt_neox.layers.attention.query_key_value.q_bias": "l n d",
+    }),
+    "t5": ("T5ForConditionalGeneration", T5, {"encoder.block.layer.SelfAttention.q.weight": "l n d d_model"}),
+    "whisper": ("WhisperForConditionalGeneration", WHISPER, {
+        "model.encoder.layers.self_attn.q_proj.weight": "l encoder_n encoder_d d_model",
+    }),
+    "mamba2": ("Mamba2ForCausalLM", MAMBA2, {
+        "backbone.layers.mixer.in_proj.x": "l n d hidden_size",
+        "backbone.layers.mixer.in_proj.b": "l n_groups state_size hidden_size",
+    }),
+    "jamba": ("JambaForCausalLM", JAMBA, {"model.layers.self_attn.k_proj.weight": "l[1.. by 3] g d hidden_size"}),
+    "bamba": ("BambaForCausalLM", BAMBA, {"model.layers.self_attn.q_proj.weight": "l[1..3] n d hidden_size"}),
+    "llama4": ("Llama4ForCausalLM", LLAMA4, {
+        "model.layers.feed_forward.experts.gate": "l[1.. by 2] e hidden_size intermediate_size",
+    }),
+    "qwen3 next": ("Qwen3NextForCausalLM", QWEN3_NEXT, {
+        "model.layers.self_attn.q_proj.gate": "l[2.. by 3] n d hidden_size",
+    }),
+    "phi3": ("Phi3ForCausalLM", {**LLAMA, "hidden_size": 60}, {"model.layers.self_attn.qkv_proj.k": "l g d hidden_size"}),
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 61, "n_embd": 18, "n_layer": 4, "n_head": 6, "n_positions": 40}, {
+        "transformer.h.attn.c_attn.q": "l n_embd n d", "transformer.h.mlp.c_fc.bias": "l f",
+    }),
+}  # fmt: skip
+
+
+def made(name: str, folder: Path) -> None:
+    kind, sizes, _ = MODELS[name]
+    torch.manual_seed(len(name))
+    config = getattr(transformers, kind).config_class(**sizes)
+    model = getattr(transformers, kind)(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) / 8)
+    model.save_pretrained(folder)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: t for file in folder.glob("*.safetensors") for name, t in load_file(file).items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_config_alone_describes_what_the_class_saves(name: str, tmp_path: Path) -> None:
+    made(name, tmp_path / "hf")
+    spec = tmp_path / "made.ucpl"
+    spec.write_text(import_hf(tmp_path / "hf" / "config.json"))
+    text = spec.read_text()
+    for path, dims in MODELS[name][2].items():
+        found = re.search(rf"^ +{re.escape(path)} +: (.*?)( +dtype .*| +is .*)?$", text, re.MULTILINE)
+        assert found is not None and found[1] == dims, text
+    config = str(tmp_path / "hf" / "config.json")
+    assert main(["check", str(spec), "--config", config]) == 0
+    here, there = f"{spec}:hf()", f"{spec}:tensor_parallel(tp=2)"
+    checkpoint = api.open_checkpoint(tmp_path / "hf")
+    api.source_side(checkpoint, here)  # fits, tensor for tensor
+    ucpl.convert(tmp_path / "hf", tmp_path / "tp", there, layout=here)
+    ucpl.convert(tmp_path / "tp", tmp_path / "back", here, layout=there)
+    ours, theirs = weights(tmp_path / "back"), weights(tmp_path / "hf")
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in theirs)
+    first = load_file(tmp_path / "tp" / "tp_00.safetensors")
+    assert sum(t.numel() for t in first.values()) < 0.7 * sum(t.numel() for t in theirs.values()), "most of it is cut"
+
+
+@pytest.mark.parametrize("name", ["llama tied", "mixtral", "deepseek v3", "jamba", "t5"])
+def test_a_folder_and_its_config_say_the_same(name: str, tmp_path: Path) -> None:
+    made(name, tmp_path / "hf")
+    alone, folder = import_hf(tmp_path / "hf" / "config.json"), import_hf(tmp_path / "hf")
+    assert sorted(set(alone.splitlines()[3:])) == sorted(set(folder.splitlines()[3:]))

@@ -1,0 +1,220 @@
+"""The class that a config names, on torch's meta device: what it saves, of this config and of others like it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+from attrs import evolve, field, frozen
+
+from ucpl.errors import Label, fail
+from ucpl.extents import BY_TORCH
+from ucpl.frontends.hf.records import Config, Found, Version
+from ucpl.frontends.hf.varying import numbers_of, varied
+
+__all__ = ["Class", "class_of"]
+
+_VARIATIONS = 2
+
+
+@frozen
+class Class:
+    """What is asked of a class. `versions`: the config's own first. `absent`: keys that only the class has."""
+
+    versions: tuple[Version, ...]
+    aliases: dict[str, str] = field(factory=dict)
+    cuts: dict[str, str] = field(factory=dict)
+    absent: dict[str, int] = field(factory=dict)
+    origin: str = "its transformers class"
+
+
+class _Tensor(Protocol):
+    """As much of a torch tensor as is asked."""
+
+    @property
+    def dtype(self) -> _TorchDtype: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def numel(self) -> int: ...
+
+
+class _TorchDtype(Protocol):
+    @property
+    def is_floating_point(self) -> bool: ...
+
+
+class _Model(Protocol):
+    """As much of a model as is asked."""
+
+    def state_dict(self, keep_vars: bool) -> Mapping[str, _Tensor]: ...
+
+
+def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> Class | None:
+    """The class that a config names, on the meta device. Without transformers, or where it fails: None, unless needed."""
+    try:
+        library = _Library(import_module("torch"), import_module("transformers"))
+    except ImportError:
+        if needed:
+            fail("E396", "transformers is not installed: a config alone has no names", Label(str(file)))
+        notes.append(
+            "transformers is not installed: no plan of tensor parallelism, no aliases, no buffers were looked up."
+        )
+        return None
+    try:
+        place = str(file.parent if file.name == "config.json" else file)
+        made = library.transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
+        model = library.built(config, made)
+        own = Version(library.saved(model, config))
+    except Exception as error:
+        if needed:
+            fail("E396", f"transformers cannot build {file.name}: {type(error).__name__}: {error}", Label(str(file)))
+        notes.append(f"transformers could not build the class ({type(error).__name__}): only headers were read.")
+        return None
+    as_read, _ = made.get_config_dict(place) if hasattr(made, "get_config_dict") else (config, {})
+    with library.silent():
+        absent, variations = _variations(library, as_read, made)
+    numbers = numbers_of(config) | absent
+    ties = library.on_disk(model, library.ties(model))
+    names = {t.name for t in own.tensors}
+    plan = getattr(model, "_tp_plan", None) or {}
+    return Class(
+        (evolve(own, numbers=numbers), *variations),
+        {a: o for a, o in ties.items() if o in names and a not in names},
+        {str(k): str(v) for k, v in plan.items()},
+        absent,
+        f"what {type(model).__name__} of transformers saves",
+    )
+
+
+def _variations(library: _Library, config: Config, made: object) -> tuple[dict[str, int], list[Version]]:
+    """Keys that only the class has, and the class with other numbers: each key's own, the same for no two.
+
+    A class that refuses such numbers is asked with its layers as they are; if it refuses still, nothing is known of its sizes.
+    """
+    from_dict = getattr(type(made), "from_dict", None)
+    if from_dict is None:
+        return {}, []
+    for layers in (True, False):
+        try:
+            absent = _absent(from_dict, config, made, layers)
+            out = []
+            for seed in range(_VARIATIONS):
+                other = varied(config, absent, seed, layers=layers)
+                model = library.built(config, from_dict(other))
+                out.append(Version(library.saved(model, config), numbers_of(other)))
+        except Exception:  # whatever a class does of numbers that it does not expect
+            continue
+        return absent, out
+    return {}, []
+
+
+def _absent(from_dict: object, config: Config, made: object, layers: bool) -> dict[str, int]:
+    """Keys that the config lacks and the class gives a number that no other key moves: its defaults."""
+    assert callable(from_dict)
+    ours = numbers_of(config)
+    here = numbers_of(made.to_dict())  # type: ignore[attr-defined]
+    there = numbers_of(from_dict(varied(config, {}, 0, layers=layers)).to_dict())
+    return {key: value for key, value in here.items() if key not in ours and there.get(key) == value}
+
+
+@frozen
+class _Library:
+    """torch and transformers, as this process has them."""
+
+    torch: ModuleType
+    transformers: ModuleType
+
+    def built(self, config: Config, made: object) -> _Model:
+        """The class that `config` names, of a config that transformers made; no memory is taken, no weight is set."""
+        kind = _model_class(self.transformers, config)
+        with _uninitialised(), self.torch.device("meta"):
+            if kind is not None:
+                model: _Model = kind(made)
+            else:
+                model = self.transformers.AutoModel.from_config(made, trust_remote_code=False)
+        return model
+
+    def saved(self, model: _Model, config: Config) -> tuple[Found, ...]:
+        """The tensors that `save_pretrained` writes, under their names on disk."""
+        left_out = {*self.ties(model), *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
+        kept = {name: t for name, t in model.state_dict(keep_vars=True).items() if name not in left_out}
+        parameters = {id(t) for _, t in model.named_parameters(remove_duplicate=False)}  # type: ignore[attr-defined]
+        buffers = {id(t) for t in kept.values() if id(t) not in parameters}  # they are renamed, and never joined or cut
+        return tuple(
+            Found(name, tuple(t.shape), _dtype(config, t), id(t) in buffers)
+            for name, t in _reverted(model, kept).items()
+            if t.numel()
+        )
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """What a class has to say of numbers that are not the user's is not told."""
+        logging = getattr(self.transformers, "logging", None)
+        if logging is None:
+            yield
+            return
+        before = logging.get_verbosity()
+        logging.set_verbosity(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.set_verbosity(before)
+
+    def ties(self, model: _Model) -> dict[str, str]:
+        """Second names of tensors, each with the name that is saved."""
+        tied = getattr(model, "all_tied_weights_keys", None)
+        return dict(tied) if isinstance(tied, dict) else {}
+
+    def on_disk(self, model: _Model, ties: dict[str, str]) -> dict[str, str]:
+        """The same, by the names of files."""
+        tensors = model.state_dict(keep_vars=True)
+
+        def disk(name: str) -> str:
+            made = _reverted(model, {name: tensors[name]})
+            return next(iter(made)) if len(made) == 1 else name
+
+        return {disk(a): disk(o) for a, o in ties.items() if a in tensors and o in tensors}
+
+
+@contextmanager
+def _uninitialised() -> Iterator[None]:
+    """No weights are drawn: on the meta device that takes a minute and sets nothing."""
+    try:
+        without = import_module("transformers.initialization").no_init_weights
+    except (ImportError, AttributeError):
+        yield
+        return
+    with without():
+        yield
+
+
+def _reverted(model: _Model, tensors: dict[str, _Tensor]) -> dict[str, _Tensor]:
+    """The tensors as transformers' own conversion writes them: old names, experts one by one."""
+    if not tensors:
+        return {}
+    try:
+        revert = import_module("transformers.core_model_loading").revert_weight_conversion
+    except (ImportError, AttributeError):
+        return tensors
+    made: dict[str, _Tensor] = revert(model, dict(tensors))
+    return made
+
+
+def _model_class(transformers: ModuleType, config: Config) -> type | None:
+    """The class of a model that a config names. Whatever else of transformers it names is not called."""
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    return kind if is_model else None
+
+
+def _dtype(config: Config, tensor: _Tensor) -> str:
+    said = config.get("dtype") or config.get("torch_dtype")
+    if isinstance(said, str) and said in BY_TORCH and tensor.dtype.is_floating_point:
+        return BY_TORCH[said].name
+    return BY_TORCH[str(tensor.dtype).removeprefix("torch.")].name

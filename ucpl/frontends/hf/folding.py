@@ -1,0 +1,101 @@
+"""Tensors whose names differ only in numbers, as one: layers that are alike, and their experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise, product
+from math import prod
+
+from attrs import frozen
+
+from ucpl.frontends.hf.records import Found
+
+__all__ = ["Folded", "Form", "fold", "form_of", "is_literal", "joined"]
+
+Form = tuple[str | None, ...]  # parts of a name; None where a number is
+
+_NUMBERS = {str(n): n for n in range(100_000)}  # parts of a name that count: no zeros in front
+_STORED_MAX = 100_000  # places of one folded tensor, those without a name counted: a layout has room for ten such
+
+
+@frozen
+class Folded:
+    """One tensor of the spec: one of the file, or all layers of one."""
+
+    pattern: Form
+    containers: tuple[str, ...]  # what each folded number counts: "model.layers"
+    ranges: tuple[range, ...]
+    first: Found
+
+    @property
+    def sample(self) -> str:
+        return self.first.name
+
+
+def fold(tensors: Iterable[Found]) -> list[Folded]:
+    """Tensors whose names differ only in numbers, as one: where the numbers are a full grid and all shapes agree."""
+    groups: dict[Form, list[tuple[tuple[int, ...], Found]]] = {}
+    for t in tensors:
+        form, numbers = form_of(t.name)
+        groups.setdefault(form, []).append((numbers, t))
+    out: list[Folded] = []
+    for form, members in groups.items():
+        ranges = _grid([numbers for numbers, _ in members])
+        alike = len({(t.shape, t.dtype, t.is_buffer) for _, t in members}) == 1
+        if ranges is None or not alike or None not in form:
+            out += [Folded(tuple(t.name.split(".")), (), (), t) for _, t in members]
+            continue
+        out.append(_folded(form, ranges, members[0][1]))
+    return out
+
+
+def _folded(form: Form, ranges: tuple[range, ...], first: Found) -> Folded:
+    """A full grid, as one. A number behind the first that is always the same is part of the name (`layer.0` of every block)."""
+    pattern = list(form)
+    containers: list[str] = []
+    kept: list[range] = []
+    spans = iter(ranges)
+    for i, part in enumerate(first.name.split(".")):
+        if form[i] is not None:
+            continue
+        span, container = next(spans), joined(tuple(pattern[:i]), "*")
+        if kept and len(span) == 1 and "expert" not in container:
+            pattern[i] = part
+        else:
+            containers.append(container)
+            kept.append(span)
+    return Folded(tuple(pattern), tuple(containers), tuple(kept), first)
+
+
+def form_of(name: str) -> tuple[Form, tuple[int, ...]]:
+    """The parts of a name, with its numbers apart."""
+    parts = name.split(".")
+    if is_literal(name):
+        return tuple(parts), ()
+    form = tuple([None if p in _NUMBERS else p for p in parts])
+    return form, tuple([_NUMBERS[p] for p in parts if p in _NUMBERS])
+
+
+def is_literal(name: str) -> bool:
+    """Whether a template would read something into a name that is not there: a hole, or a number for a text."""
+    return "{" in name or "}" in name or name.isdecimal()
+
+
+def joined(pattern: Form, mark: str) -> str:
+    """The name of a pattern, with a mark where numbers are folded."""
+    return ".".join(mark if p is None else p for p in pattern)
+
+
+def _grid(numbers: list[tuple[int, ...]]) -> tuple[range, ...] | None:
+    """Ranges (with a step) whose product the numbers are, or None."""
+    ranges = []
+    for column in zip(*numbers, strict=True):
+        values = sorted(set(column))
+        steps = {b - a for a, b in pairwise(values)}
+        if len(steps) > 1:
+            return None
+        step = steps.pop() if steps else 1
+        ranges.append(range(values[0], values[-1] + 1, step))
+    if prod(r.stop for r in ranges) > _STORED_MAX:
+        return None
+    return tuple(ranges) if set(product(*ranges)) == set(numbers) else None

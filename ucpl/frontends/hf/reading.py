@@ -1,0 +1,76 @@
+"""The facts of a path: its config, its headers, its class."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.frontends.hf.classes import Class, class_of
+from ucpl.frontends.hf.records import Config, Facts, Found
+from ucpl.frontends.hf.varying import numbers_of
+from ucpl.frontends.hf.writing import text_of
+from ucpl.stores.huggingface import HuggingFace
+from ucpl.texts import is_endless, json_object, read_text
+
+__all__ = ["import_hf"]
+
+
+def import_hf(path: str | Path) -> str:
+    """The text of a .ucpl with a model, a layout `hf()`, and one `tensor_parallel(tp)` where something is cut.
+
+    path: a config.json, a folder with one, a folder with .safetensors files, or such a file.
+
+    Raises: UcplError E395, E396, and what the files raise (E380-E386, E430-E434).
+    """
+    return text_of(_facts(Path(path)))
+
+
+def _facts(path: Path) -> Facts:
+    folder = path if os.path.isdir(path) else path.parent
+    config_file = path if path.suffix == ".json" else folder / "config.json"
+    config = _read_config(config_file) if os.path.isfile(config_file) else None
+    is_there = os.path.exists(path) and not is_endless(path)
+    stores = path.suffix != ".json" and is_there and HuggingFace().recognises(path)
+    if config is None and not stores:
+        fail("E395", f"{path} has neither a config.json nor .safetensors files", Label(str(path)))
+    notes: list[str] = []
+    made = class_of(config, config_file, needed=not stores, notes=notes) if config is not None else None
+    facts = _of_class(made, config or {}, tuple(notes))
+    return facts if not stores else _of_files(path, facts)
+
+
+def _read_config(file: Path) -> Config:
+    value = json_object(read_text(file))
+    if isinstance(value, str):
+        fail("E395", f"{file} is no config: {value}", Label(str(file)))
+    return value
+
+
+def _of_class(made: Class | None, config: Config, notes: tuple[str, ...]) -> Facts:
+    if made is None:
+        return Facts((), config, numbers_of(config), notes=notes)
+    own, *variations = made.versions
+    return Facts(
+        own.tensors, config, own.numbers, tuple(variations), made.absent, made.aliases, made.cuts, notes, made.origin
+    )
+
+
+def _of_files(path: Path, made: Facts) -> Facts:
+    """The tensors of the files, with what the class knows of those that it has, too."""
+    opened = HuggingFace().open(path)
+    buffers = {t.name for t in made.tensors if t.is_buffer}
+    order = {t.name: i for i, t in enumerate(made.tensors)}
+    found = [Found(t.name, t.shape, t.dtype, t.name in buffers) for t in opened.tensors]
+    tensors = tuple(sorted(found, key=lambda t: order.get(t.name, len(order))))
+    names = {t.name for t in tensors}
+    aliases = dict(opened.aliases)
+    for alias, owner in made.aliases.items():
+        if owner in names and alias not in names:
+            aliases[alias] = owner
+    notes = made.notes
+    if not made.tensors and made.config.get("tie_word_embeddings") and not aliases:
+        notes += ("The config ties word embeddings; which names share a tensor is the class's to say: add `alias`.",)
+    return evolve(made, tensors=tensors, aliases=aliases, notes=notes, origin=Facts((), {}).origin)

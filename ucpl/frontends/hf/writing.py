@@ -1,0 +1,387 @@
+"""The text of a spec: a model, its layout on disk, and a layout of tensor parallelism where something is cut."""
+
+from __future__ import annotations
+
+import re
+
+from attrs import define, field, frozen
+
+from ucpl.frontends.hf.folding import Folded, fold, is_literal, joined
+from ucpl.frontends.hf.matching import Versions
+from ucpl.frontends.hf.recipes import parts_of, roles_of
+from ucpl.frontends.hf.records import Facts, Vector
+from ucpl.frontends.hf.sizes import Axis, Size, Sizes, Stacked
+from ucpl.frontends.hf.varying import numbers_of
+from ucpl.syntax import format_text, nodes
+from ucpl.syntax.printer import print_item
+from ucpl.syntax.quoting import is_dotted
+from ucpl.texts import Json
+
+__all__ = ["text_of"]
+
+_EXPERTS = re.compile(r"expert")
+_TP = {
+    "colwise": 0,
+    "rowwise": 1,
+    "colwise_gather_output": 0,
+    "embedding_rowwise": 0,
+    "colwise_rep": 0,
+    "rowwise_rep": 1,
+}
+_HELD_WHOLE = re.compile(r"replicated|moe_tp_experts|grouped|dispatch|sequence_parallel|mla_")
+
+
+def text_of(facts: Facts) -> str:
+    """The text of a .ucpl, in its usual form."""
+    return _Writer(facts).text()
+
+
+@define
+class _Lines:
+    """Statements of the text, by where they stand."""
+
+    tensors: list[str] = field(factory=list)  # of the model
+    entries: list[str] = field(factory=list)  # of `hf`
+    parallel: list[str] = field(factory=list)  # of `tensor_parallel`
+
+
+@frozen
+class _Stored:
+    """A stored tensor on its way into the text: its path, the dims in its brackets, its key, the axes of its pattern."""
+
+    path: str
+    indices: tuple[str, ...]
+    extents: tuple[nodes.Dimension, ...]
+    key: nodes.Clause
+    axes: tuple[_Named, ...]
+
+
+@frozen
+class _Dim:
+    """A dim as the text names it, and how tensor parallelism cuts it."""
+
+    name: str
+    cut: str | None = None
+
+
+@frozen
+class _Named:
+    """An axis with names for its dims. `parts` is empty where it is no stack."""
+
+    outer: tuple[_Dim, ...]
+    parts: tuple[tuple[str, tuple[_Dim, ...]], ...] = ()
+
+
+@define
+class _Writer:
+    facts: Facts
+    folded: list[Folded] = field(init=False)
+    sizes: Sizes = field(init=False)
+    versions: Versions = field(init=False)
+    dims: dict[str, str] = field(factory=dict)  # name -> its expression
+    counts: dict[str, str] = field(factory=dict)  # container -> dim
+    lengths: dict[str, int] = field(factory=dict)  # container -> how many
+    said: list[str] = field(factory=list)
+    models: set[str] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.folded = fold(self.facts.tensors)
+        self.sizes = Sizes(self.facts)
+        self.versions = Versions(self.facts, self.folded)
+        self.models = set(_model_types(self.facts.config))
+
+    def text(self) -> str:
+        folded = self.folded
+        self.count(folded)
+        names = self.paths(folded)
+        dtypes = [f.first.dtype for f in folded]
+        common = max(dict.fromkeys(dtypes), key=dtypes.count) if dtypes else "f32"
+        lines = _Lines()
+        for f, path in zip(folded, names, strict=True):
+            self.write(lines, f, path, None if f.first.dtype == common else f.first.dtype)
+        model = _identifier(str(self.facts.config.get("model_type") or "model"))
+        return self.page(model, common, lines, dict(zip((f.sample for f in folded), names, strict=True)))
+
+    def page(self, model: str, dtype: str, found: _Lines, names: dict[str, str]) -> str:
+        what = self.facts.origin
+        lines = ["ucpl 1", "", f"# Written by `ucpl import hf`, from {what}: a first spec, to be read and corrected."]
+        lines += [f"# {note}" for note in (*self.facts.notes, *self.said)]
+        lines += ["", f"model {model} {{"]
+        lines += [f"  dim {name} = {value}" for name, value in self.dims.items()]
+        lines += ["", f"  dtype {dtype}", *(f"  {t}" for t in found.tensors)]
+        owners = {f.name for f in self.facts.tensors}
+        for alias, owner in self.facts.aliases.items():
+            if owner in names:
+                lines.append(f"  {print_item(nodes.Alias(alias, names[owner]))}")
+            elif owner in owners:
+                lines.append(f"  # {alias} is a second name of {owner}, one of several that are folded above")
+        lines += ["}", "", f'layout hf(shard = "5GB") of {model} {{', "  framework huggingface(shard = shard)"]
+        lines += ['  file weights = safetensors "model.safetensors"', "", *(f"  {e}" for e in found.entries), "}"]
+        if found.parallel:
+            lines += [
+                "",
+                "# Heads and groups of heads are dealt whole, the inner width and the vocabulary in chunks. One file a rank.",
+            ]
+            lines += [f"layout tensor_parallel(tp) of {model} extends hf() {{", "  framework torch()", "  mesh tp"]
+            lines += [
+                '  file weights = safetensors "tp_{tp:02}.safetensors"',
+                "",
+                *(f"  {e}" for e in found.parallel),
+                "}",
+            ]
+        return format_text("\n".join(lines) + "\n", f"{model}.ucpl")
+
+    # ---- one tensor ----------------------------------------------------------------------------------------------
+
+    def write(self, lines: _Lines, f: Folded, path: str, dtype: str | None) -> None:
+        indices = tuple(self.counts[c] for c in f.containers)
+        extents = tuple(self.extent(f, i) for i in range(len(f.containers)))
+        key = nodes.Clause("as", (self.template(f, indices),))
+        stored = _Stored(path, indices, extents, key, self.axes(f, set(indices)))
+        kind = "buffer" if f.first.is_buffer else "parameter"
+        for name, dims in _tensors(stored):
+            item = nodes.Tensor(name, (*extents, *map(nodes.Dimension, dims)), dtype, kind)  # type: ignore[arg-type]
+            lines.tensors.append(print_item(item) + self.remark(f, stored))
+        lines.entries.append(_entry(stored, cut=False))
+        if any(_is_cut(axis) for axis in stored.axes):
+            lines.parallel.append(_entry(stored, cut=True))
+        elif (planned := self.planned(f, stored)) is not None:
+            lines.parallel.append(_entry(planned, cut=True))
+
+    def remark(self, f: Folded, stored: _Stored) -> str:
+        shape = f.first.shape
+        unnamed = all(
+            len(a.outer) == 1 and a.outer[0].name in (f"n{n}", f"m{n}") for a, n in zip(stored.axes, shape, strict=True)
+        )
+        square = len(shape) == 2 and shape[0] == shape[1] and unnamed
+        return f"   # square, {shape[0]} by {shape[1]}: which axis is which, no shape tells" if square else ""
+
+    def axes(self, f: Folded, taken: set[str]) -> tuple[_Named, ...]:
+        """The axes with their dims named. taken: names that the tensor has already."""
+        name = joined(f.pattern, "*")
+        shape = self.versions.shape(f)
+        roles = roles_of(name)
+        out = []
+        for i, size in enumerate(f.first.shape):
+            wanted = [axes[i] for axes in roles if i < len(axes)]
+            found = self.solved(name, i, wanted, shape[i]) if shape is not None else None
+            out.append(self.named(found, size, taken))
+            if found is None:
+                self.unexplained(name, size, shape[i] if shape is not None else None)
+        return tuple(out)
+
+    def solved(self, name: str, axis: int, wanted: list[tuple[str, ...]], vector: Vector) -> Axis | None:
+        for recipe in parts_of(self.models, name, axis):
+            stacked = self.sizes.stacked(vector, recipe, name)
+            if stacked is not None:
+                return stacked
+        return self.sizes.axis(vector, wanted, name)
+
+    def unexplained(self, name: str, size: int, vector: Vector | None) -> None:
+        """A number that stays one is told where it looks like a key, or is known to follow some."""
+        if self.sizes.is_told:
+            if vector is not None and len(set(vector)) > 1:
+                self.say(f"{name}: {size} follows the config in a way that no product of keys tells.")
+            return
+        keys = [f"config.{k}" for k, n in numbers_of(self.facts.config).items() if n == size and n > 1]
+        if keys:
+            self.say(f"{size} is {', '.join(keys)}: whether a dim is one of them, the author knows.")
+
+    def say(self, note: str) -> None:
+        if note not in self.said:
+            self.said.append(note)
+
+    def named(self, axis: Axis | None, size: int, taken: set[str]) -> _Named:
+        if isinstance(axis, Stacked):
+            outer = tuple(self.dim(s, taken) for s in axis.outer)
+            return _Named(
+                outer, tuple((label, tuple(self.dim(s, set(taken)) for s in sizes)) for label, sizes in axis.parts)
+            )
+        if axis is not None:
+            return _Named(tuple(self.dim(s, taken) for s in axis))
+        for letter in "nmpqrstuvw":
+            if f"{letter}{size}" not in taken:
+                break
+        return _Named((self.dim(Size(f"{letter}{size}", str(size), (size,)), taken),))
+
+    def dim(self, size: Size, taken: set[str]) -> _Dim:
+        """A dim of that name and value; another name where it is taken by another value, or by another axis."""
+        name, n = size.name, 2
+        while self.dims.get(name, size.text) != size.text or name in taken:
+            name, n = f"{size.name}{n}", n + 1
+        self.dims[name] = size.text
+        taken.add(name)
+        return _Dim(name, size.cut)
+
+    # ---- indices -------------------------------------------------------------------------------------------------
+
+    def count(self, folded: list[Folded]) -> None:
+        """A dim for every numbered container: named after the config key that counts it, if one does."""
+        containers = dict.fromkeys(c for f in folded for c in f.containers)
+        used: set[str] = set()
+        for container in containers:
+            vector = self.versions.length(container)
+            self.lengths[container] = vector[0]
+            found = self.sizes.count(vector, container)
+            short = _counting(container, found, self.dims)
+            if found is not None and self.dims.get(short) == found.text:
+                self.counts[container] = short  # two containers that one key counts have one dim
+                continue
+            name = self.dim(Size(short, found.text if found is not None else str(vector[0]), vector), used).name
+            self.counts[container] = name
+
+    def extent(self, f: Folded, place: int) -> nodes.Dimension:
+        dim, span = self.counts[f.containers[place]], f.ranges[place]
+        length = self.lengths[f.containers[place]]
+        if span == range(length):
+            return nodes.Dimension(dim)
+        starts, stops = self.versions.ends(f, place)
+        start = self.bound(starts, dim) if span.start else None
+        stop = self.bound(stops, dim) if span.stop < length else None
+        step = nodes.Number(span.step) if span.step > 1 else None
+        return nodes.Dimension(dim, None, nodes.Among((nodes.Range(start, stop, step),)))
+
+    def bound(self, vector: Vector, container: str) -> nodes.Expr:
+        """A bound of a range: the key that it follows, else a number."""
+        found = self.sizes.count(vector, container) if len(set(vector)) > 1 else None
+        return nodes.Number(vector[0]) if found is None else nodes.Name(found.text)
+
+    # ---- names ---------------------------------------------------------------------------------------------------
+
+    def paths(self, folded: list[Folded]) -> list[str]:
+        """Names in the spec: those of the file without the numbers that are folded, unless two would be the same."""
+        short = [_short(f) for f in folded]
+        aliases = set(self.facts.aliases)
+        taken = {f.sample for f in folded if not f.containers} | aliases
+        return [
+            s if short.count(s) == 1 and s not in aliases and (is_dotted(s) or not f.containers) else _marked(f, taken)
+            for s, f in zip(short, folded, strict=True)
+        ]
+
+    def template(self, f: Folded, indices: tuple[str, ...]) -> str:
+        if is_literal(f.sample):
+            return "{name}"
+        numbers = iter(indices)
+        return ".".join(f"{{{next(numbers)}}}" if p is None else p for p in f.pattern)
+
+    def planned(self, f: Folded, stored: _Stored) -> _Stored | None:
+        """The pattern with the cut that the class's plan states for the tensor's module, where its dims say none."""
+        module, _, leaf = joined(f.pattern, "*").rpartition(".")
+        whole = f"{module}.{leaf}"
+        style = self.facts.cuts.get(module, self.facts.cuts.get(whole))
+        if style is None or _HELD_WHOLE.search(style):
+            return None
+        axis = _TP.get(style)
+        if axis is None:
+            self.say(f"{whole}: the class's plan says `{style}`, which tensor_parallel leaves whole: write its parts.")
+            return None
+        if axis >= len(stored.axes) or len(stored.axes[axis].outer) != 1:
+            return None  # the bias of a rowwise module is held by every rank
+        cut = _Named((_Dim(stored.axes[axis].outer[0].name, "chunk"),))
+        axes = tuple(cut if i == axis else a for i, a in enumerate(stored.axes))
+        return _Stored(stored.path, stored.indices, stored.extents, stored.key, axes)
+
+
+# ---- patterns --------------------------------------------------------------------------------------------------------
+
+
+def _tensors(stored: _Stored) -> list[tuple[str, list[str]]]:
+    """The model tensors of a stored one: itself, or its parts, each with the names of its dims."""
+    fused = next((i for i, a in enumerate(stored.axes) if a.parts), None)
+    plain = [[d.name for d in a.outer] for a in stored.axes]
+    if fused is None:
+        return [(stored.path, [name for names in plain for name in names])]
+    out = []
+    for label, dims in stored.axes[fused].parts:
+        names = [*plain[:fused], [*plain[fused], *(d.name for d in dims)], *plain[fused + 1 :]]
+        out.append((_beside(stored.path, label), [name for axis in names for name in axis]))
+    return out
+
+
+def _label(path: str, label: str) -> str:
+    leaf = path.rpartition(".")[2]
+    return f"{label}_{leaf}" if leaf in ("bias",) else label
+
+
+def _beside(path: str, label: str) -> str:
+    return path.rpartition(".")[0] + "." + _label(path, label)
+
+
+def _entry(stored: _Stored, *, cut: bool) -> str:
+    brackets = tuple(nodes.Dim(i) for i in stored.indices)
+    left = cut
+    pattern = []
+    for axis in stored.axes:
+        pattern.append(_pattern(axis, stored.path, cut=left))
+        left = left and not _is_cut(axis)  # one cut is all: the first
+    return print_item(nodes.Entry(stored.path, brackets, tuple(pattern), (stored.key,)))
+
+
+def _pattern(axis: _Named, path: str, *, cut: bool) -> nodes.Axis:
+    outer = _product(axis.outer, cut=cut)
+    if not axis.parts:
+        return outer[0] if len(outer) == 1 else nodes.Stack((nodes.Term(None, outer),))
+    cut = cut and not any(d.cut for d in axis.outer)
+    terms = tuple(nodes.Term(_label(path, label), _product(dims, cut=cut)) for label, dims in axis.parts)
+    stack = nodes.Stack(terms)
+    return nodes.Stack((nodes.Term(None, (*outer, stack)),)) if outer else stack
+
+
+def _product(dims: tuple[_Dim, ...], *, cut: bool) -> tuple[nodes.Axis, ...]:
+    out: list[nodes.Axis] = []
+    for d in dims:
+        if cut and d.cut is not None:
+            cut = False
+            out.append(nodes.Cut(nodes.Dim(d.name), (nodes.Split("tp", "chunk" if d.cut == "chunk" else "equal"),)))
+        else:
+            out.append(nodes.Dim(d.name))
+    return tuple(out)
+
+
+def _is_cut(axis: _Named) -> bool:
+    return any(d.cut for d in axis.outer) or any(d.cut for _, dims in axis.parts for d in dims)
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def _model_types(config: dict[str, Json]) -> list[str]:
+    """What kinds of model a config speaks of, those of its parts too."""
+    own = config.get("model_type")
+    inner = [name for value in config.values() if isinstance(value, dict) for name in _model_types(value)]
+    return [*([own] if isinstance(own, str) else []), *inner]
+
+
+def _counting(container: str, found: Size | None, taken: dict[str, str]) -> str:
+    """The name of the dim that counts a container: `l`, and of a second stack of layers its tower's, `decoder_l`."""
+    parts = [p for p in container.split(".") if p not in ("", "*")]
+    last = _identifier(parts[-1]) if parts else "index"
+    if _EXPERTS.search(last):
+        return found.name if found is not None else last
+    if "l" not in taken:
+        return "l"
+    if "*" in container.split("."):
+        return last
+    tower = next((p for p in parts[:-1] if p != "model"), last)
+    return f"{_identifier(tower)}_l"
+
+
+def _identifier(text: str) -> str:
+    made = re.sub(r"\W", "_", text, flags=re.ASCII)
+    return made if made and not made[0].isdigit() else f"_{made}"
+
+
+def _short(f: Folded) -> str:
+    """A folded name without numbers; one by itself keeps its own."""
+    parts = [p for p in f.pattern if p is not None and not (f.containers and p.isdecimal())]
+    return ".".join(parts)
+
+
+def _marked(f: Folded, taken: set[str]) -> str:
+    """A name that keeps a mark where numbers were, so that it is no other's."""
+    mark = "#"
+    while f.containers and joined(f.pattern, mark) in taken:
+        mark += "#"
+    name = joined(f.pattern, mark)
+    taken.add(name)
+    return name
