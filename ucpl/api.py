@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ucpl.conversion.given import Given, called, library_of, model_named
-from ucpl.conversion.keywords import DataPlane, How, ToConvert, ToPlan, given_from
-from ucpl.conversion.opening import load_plan, open_for
+from ucpl.conversion.keywords import DataPlane, How, ToConvert, ToPlan, ToVerify, bounds_of, given_from
+from ucpl.conversion.opening import load_plan, open_alike, open_for
 from ucpl.conversion.opening import open_checkpoint as open_headers
 from ucpl.conversion.planning import Asked, make_plan, prepare
 from ucpl.conversion.running import refuse_existing, run
@@ -107,12 +107,22 @@ def compare(
     return likeness(ours, here.placement, theirs, there.placement, **bounds)
 
 
-def verify(checkpoint: Here, *, layout: str | None = None, **bounds: Unpack[DataPlane]) -> Verdict:
-    """Read a checkpoint back: digests, CRCs, copies, weights against masters. True where nothing is wrong."""
+def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVerify]) -> Verdict:
+    """Read a checkpoint back: digests, CRCs, copies, weights against masters. True where nothing is wrong.
+
+    against: a genuine checkpoint of the framework in the same layout, which must hold the same bits.
+    """
+    from ucpl.proofs.genuine import hold_genuine
     from ucpl.proofs.verify import verdict
 
-    opened = open_checkpoint(checkpoint, layout)
-    return verdict(opened, source_side(opened, layout)[0].placement, **bounds)
+    layout, given = how.get("layout"), given_from(how)
+    described = called(layout) if layout is not None else None
+    opened = open_headers(checkpoint, described, given)
+    side = describe(opened, described, given)
+    found = verdict(opened, side.placement, **bounds_of(how))
+    if against is None:
+        return found
+    return evolve(found, against=hold_genuine(opened, side.placement, open_alike(against, side.placement)))
 
 
 def infer(checkpoint: Here) -> Inferred:

@@ -278,6 +278,58 @@ def dtype_of_torch(folder: Path) -> list[str]:
     return checked(folder, "dtype f32", "dtype float32")
 
 
+def held_against(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> list[str]:
+    """What a spec wrote, and a genuine checkpoint that differs in one thing."""
+    text = """ucpl 1
+
+model m {
+  dim r = 4, c = 3
+  w : r c
+  b : c
+}
+
+layout x() of m {
+  framework torch()
+  file weights = torch "w.pt"
+  w = r c  as "w"
+  b = c    as "b"
+}
+"""
+    (folder / "spec.ucpl").write_text(text)
+    value = {"w": torch.arange(12.0).view(4, 3), "b": torch.arange(3.0) + 100}
+    for name in ("mine", "genuine"):
+        (folder / name).mkdir()
+        torch.save(value, folder / name / "w.pt")
+        if name == "mine":
+            change(value)
+    return ["verify", "mine", "--from", "spec.ucpl:x()", "--against", "genuine"]
+
+
+@case
+def genuine_of_another_order(folder: Path) -> list[str]:
+    return held_against(folder, lambda value: value.update(w=torch.arange(12.0).view(4, 3)[[2, 3, 0, 1]]))
+
+
+@case
+def genuine_without_a_tensor(folder: Path) -> list[str]:
+    return held_against(folder, lambda value: value.pop("b"))
+
+
+@case
+def genuine_with_more(folder: Path) -> list[str]:
+    return held_against(folder, lambda value: value.update(extra=torch.ones(2)))
+
+
+@case
+def genuine_of_another_shape(folder: Path) -> list[str]:
+    return held_against(folder, lambda value: value.update(w=torch.zeros(4, 4)))
+
+
+@case
+def genuine_of_another_dtype(folder: Path) -> list[str]:
+    return held_against(folder, lambda value: value.update(b=value["b"].bfloat16()))
+
+
 @case
 def layer_that_there_is_not(folder: Path) -> list[str]:
     kinds = '  let kinds = ["mamba", "attention", "mamba"]\n'

@@ -1,4 +1,8 @@
-"""Read a checkpoint back whole: digests, zip CRCs, copies that must equal each other, weights against their masters."""
+"""Read a checkpoint back whole: digests, zip CRCs, copies that must equal each other, weights against their masters.
+
+With --against, hold it against a genuine one of the framework, stored tensor by stored tensor, under its one layout: the way to
+try a spec of one's own. What differs is named to the element, with a guess at what the spec has wrong.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,23 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text, diagnostic_object
-from ucpl.cli.options import add_data_plane, add_json, data_plane
+from ucpl.cli.options import add_data_plane, add_json, add_sizes, data_plane, given_of
 from ucpl.errors import Exit
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.proofs.genuine import Against
 
-EXAMPLE = "ucpl verify runs/on-8"
+EXAMPLE = "ucpl verify runs/on-8\nucpl verify mine --from 'model.ucpl:megatron(tp = 2)' --against theirs"
 
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CKPT")
     parser.add_argument("--from", dest="layout", metavar="LAYOUT", help="its layout (default: inferred)")
+    parser.add_argument(
+        "--against", metavar="GENUINE", help="a checkpoint of the framework, to hold it against bit by bit"
+    )
+    add_sizes(parser)
     add_data_plane(parser)
     add_json(parser)
 
@@ -25,7 +34,15 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, console: Console) -> int:
     from ucpl import api
 
-    found = api.verify(options.checkpoint, layout=options.layout, **data_plane(options))
+    given = given_of(options)
+    found = api.verify(
+        options.checkpoint,
+        against=options.against,
+        layout=options.layout,
+        config=given.config,
+        sizes=given.sizes,
+        **data_plane(options),
+    )
     files = found.files
     total = files.bytes_protected + files.bytes_unprotected
     console.say(f"read          {bytes_text(files.bytes_read)} in {files.files} files, each against its CRC")
@@ -38,9 +55,11 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"  bare        {size:,} bytes of {name}")
     for note in found.notes:
         console.say(f"              {note}")
-    console.say("sound" if found else f"damaged       {len(found.findings)} findings")
+    console.say("sound" if not found.findings else f"damaged       {len(found.findings)} findings")
     if found.findings:
         console.diagnostics(found.findings)
+    if found.against is not None:
+        tell_against(found.against, options.against, console)
     console.answer(
         {
             "sound": bool(found),
@@ -54,6 +73,32 @@ def run(options: Namespace, console: Console) -> int:
             "elements_of_copies": found.copied,
             "weights_against_masters": found.rounded,
             "notes": list(found.notes),
+            **against_object(found.against),
         }
     )
     return Exit.DONE if found else Exit.ANSWER_IS_NO
+
+
+def tell_against(found: Against, genuine: str, console: Console) -> None:
+    """What holding against a genuine checkpoint has shown."""
+    console.say(f"against       {genuine}: {found.tensors:,} stored tensors, {found.elements:,} elements")
+    if found:
+        console.say("              the same, bit by bit, under this layout")
+        return
+    places = "1 stored tensor" if found.differing == 1 else f"{found.differing:,} stored tensors"
+    console.say(f"differs       in {places}; of those of one line, the first is named")
+    console.diagnostics(found.findings)
+
+
+def against_object(found: Against | None) -> dict[str, object]:
+    if found is None:
+        return {}
+    return {
+        "against": {
+            "equal": bool(found),
+            "findings": [diagnostic_object(d) for d in found.findings],
+            "tensors": found.tensors,
+            "elements": found.elements,
+            "differing": found.differing,
+        }
+    }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ucpl.syntax import nodes
     from ucpl.texts import Json
 
-__all__ = ["Beside", "DataPlane", "How", "ToConvert", "ToPlan", "given_from", "options_from"]
+__all__ = ["Beside", "DataPlane", "How", "ToConvert", "ToPlan", "ToVerify", "bounds_of", "given_from", "options_from"]
 
 
 class DataPlane(TypedDict, total=False):
@@ -62,7 +62,23 @@ class ToConvert(Beside, How, total=False):
     layout: str | None  # the source's; inferred without it
 
 
-def given_from(beside: Beside | ToPlan | ToConvert, model: nodes.Model | None = None) -> Given:
+class ToVerify(Beside, DataPlane, total=False):
+    """What is said beside a checkpoint that is verified."""
+
+    layout: str | None  # its own; inferred without it
+
+
+def bounds_of(how: DataPlane | ToVerify) -> DataPlane:
+    """The bounds among other keywords."""
+    found: DataPlane = {}
+    if "memory" in how:
+        found["memory"] = how["memory"]
+    if "workers" in how:
+        found["workers"] = how["workers"]
+    return found
+
+
+def given_from(beside: Beside | ToPlan | ToConvert | ToVerify, model: nodes.Model | None = None) -> Given:
     config = beside.get("config")
     return Given(
         model=model,

@@ -15,10 +15,11 @@ from ucpl.texts import is_endless, json_object, read_text
 
 if TYPE_CHECKING:
     from ucpl.frontends.infer import Inferred
+    from ucpl.regions import Placement
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["infer", "load_plan", "open_checkpoint", "open_for", "own_layout"]
+__all__ = ["infer", "load_plan", "open_alike", "open_checkpoint", "open_for", "own_layout"]
 
 
 def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given | None = None) -> Checkpoint:
@@ -57,6 +58,23 @@ def open_for(plan: Plan, path: str | Path) -> Checkpoint:
 
     here = _demand_stored(Path(path))
     return open_files(here, (t.file for t in plan.sources)) if plan.source.framework == NAME else read(here)
+
+
+def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
+    """Another checkpoint of a layout that is located already. Files that it lacks are left out.
+
+    Raises: UcplError, exit 3.
+    """
+    from ucpl.stores.generic import NAME, open_files
+    from ucpl.stores.registry import open_checkpoint as read
+
+    here = _demand_stored(Path(path))
+    if placement.layout.framework != NAME or not here.exists():
+        return read(here)
+    names = dict.fromkeys(home.file for part in placement.parts for home in part.homes)
+    root = here if here.is_dir() else here.parent
+    aside = [tuple(b.key.text.split("/")) for b in placement.layout.blobs if b.key is not None]
+    return open_files(here, [name for name in names if (root / name).is_file()], aside)
 
 
 def load_plan(path: str | Path) -> Plan:

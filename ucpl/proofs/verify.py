@@ -11,6 +11,7 @@ from ucpl.graph import build
 from ucpl.graph.side import DtypeOf
 from ucpl.layout import Derivation
 from ucpl.proofs.against import hold_against
+from ucpl.proofs.genuine import Against
 from ucpl.proofs.where import counted, element_at, only, pairs_of
 from ucpl.proofs.witnesses import stated_orders
 from ucpl.regions import Placement
@@ -38,9 +39,10 @@ class Verdict:
     copied: int  # elements of declared copies (replicas, tied tensors) that were compared
     rounded: int  # weights that were compared with their masters
     notes: tuple[str, ...] = ()
+    against: Against | None = None  # a genuine checkpoint, where one was given
 
     def __bool__(self) -> bool:
-        return not self.findings
+        return not self.findings and (self.against is None or bool(self.against))
 
 
 def verdict(checkpoint: Checkpoint, placement: Placement, *, memory: int = 512 << 20, workers: int = 2) -> Verdict:

@@ -13,7 +13,7 @@ from ucpl.regions import Part, Pieces, Placement
 from ucpl.regions.boxes import subtract
 from ucpl.regions.placement import LOOSE, POLICIES, element_name
 
-__all__ = ["Spot", "counted", "element_at", "only", "pairs_of", "spots_of"]
+__all__ = ["Spot", "counted", "element_at", "element_in", "only", "pairs_of", "spots_of"]
 
 Pair = tuple[str, str]  # (tensor, state)
 LEAD = POLICIES.index("lead")
@@ -116,13 +116,17 @@ def element_at(placement: Placement, target: int, position: int) -> tuple[str, s
     ends = list(accumulate(len(part.homes) for part in placement.parts))
     number = next(i for i, end in enumerate(ends) if target < end)
     part = placement.parts[number]
-    home = target - (ends[number] - len(part.homes))
+    return part.state, element_in(placement, part, target - (ends[number] - len(part.homes)), position)
+
+
+def element_in(placement: Placement, part: Part, home: int, position: int) -> str:
+    """The element that lies at a row-major position of a part's stored tensor; of padding, the tensor."""
     found = _in_home(part, home, position)
     if found is None:
-        return part.state, f"{part.label} (padding)"
+        return f"{part.label} (padding)"
     tensor, index = found
     path = placement.tensors[tensor]
-    return part.state, element_name(placement.layout, path, index[: len(placement.layout.tensors[path].counts)])
+    return element_name(placement.layout, path, index[: len(placement.layout.tensors[path].counts)])
 
 
 def _in_home(part: Part, home: int, position: int) -> tuple[int, tuple[int, ...]] | None:

@@ -1,0 +1,149 @@
+"""A checkpoint held against a genuine one under its own layout: what is compared, and what is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import ucpl
+from ucpl.errors import Diagnostic
+from ucpl.proofs.genuine import Against
+
+Tensors = dict[str, torch.Tensor]
+
+SPEC = """ucpl 1
+
+model m {
+  dim r = 5, c = 4, l = 3
+  w  : r c
+  u  : l c
+  s  : c
+}
+
+layout x(tp = 2) of m {
+  framework torch()
+  mesh tp
+  file weights = torch "{tp}.pt"
+  w    = pad(r, 2 * tp, undefined)@tp c  as "w"
+  u[l] = c                               as "u.{l}"
+  s    = c  mean @tp                     as "s"
+}
+"""
+
+
+def rank(tp: int) -> Tensors:
+    rows = torch.cat([torch.arange(20.0).view(5, 4), torch.full((3, 4), -1.0)])
+    layers = {f"u.{layer}": torch.arange(4.0) * (layer + 1) + 100 * layer for layer in range(3)}
+    return {"w": rows.chunk(2)[tp].contiguous(), **layers, "s": torch.arange(4.0)}
+
+
+def save(folder: Path, ranks: list[Tensors]) -> None:
+    folder.mkdir()
+    for tp, tensors in enumerate(ranks):
+        torch.save(tensors, folder / f"{tp}.pt")
+
+
+def held(folder: Path, change: Callable[[list[Tensors]], object]) -> Against:
+    (folder / "x.ucpl").write_text(SPEC)
+    ranks = [rank(0), rank(1)]
+    save(folder / "mine", ranks)
+    change(ranks)
+    save(folder / "genuine", ranks)
+    found = ucpl.verify(folder / "mine", layout=f"{folder / 'x.ucpl'}:x()", against=folder / "genuine")
+    assert found.against is not None and bool(found) == bool(found.against)
+    return found.against
+
+
+def one(found: Against) -> Diagnostic:
+    (finding,) = found.findings
+    return finding
+
+
+def test_what_is_the_same_is_said_with_how_much_it_was(tmp_path: Path) -> None:
+    found = held(tmp_path, lambda ranks: None)
+    assert found and (found.tensors, found.elements, found.differing) == (10, 2 * (16 + 12 + 4), 0)
+
+
+def test_padding_and_members_of_a_mean_have_no_say(tmp_path: Path) -> None:
+    def change(ranks: list[Tensors]) -> None:
+        ranks[1]["w"][1:] = 77.0
+        ranks[1]["s"] += 1
+
+    assert held(tmp_path, change)
+
+
+def test_an_element_beside_padding_is_compared(tmp_path: Path) -> None:
+    def change(ranks: list[Tensors]) -> None:
+        ranks[1]["w"][0, 3] = -5.0
+        ranks[1]["w"][1:] = 77.0
+
+    finding = one(held(tmp_path, change))
+    assert finding.message == "weight of w[r=4, c=3] is 19.0 here and -5.0 there"
+    assert [label.where for label in finding.labels[:2]] == ["w[0, 3]", "w[0, 3]"]
+    assert [Path(label.file).parent.name for label in finding.labels[:2]] == ["mine", "genuine"]
+    assert finding.notes[0] == "1 of 16 elements of this stored tensor differ"
+
+
+def swap(ranks: list[Tensors]) -> None:
+    for tensors in ranks:
+        tensors["u.0"], tensors["u.1"] = tensors["u.1"], tensors["u.0"]
+
+
+GUESSES: dict[str, tuple[Callable[[list[Tensors]], object], str]] = {
+    "another layer": (swap, "these numbers are u.1 of 0.pt there: another tensor, layer or expert"),
+    "another rank": (
+        lambda ranks: [t.update(w=w) for t, w in zip(ranks, (ranks[1]["w"], ranks[0]["w"]), strict=True)],
+        "these numbers are w of 1.pt there: another rank or stage",
+    ),
+    "one more": (
+        lambda ranks: [t["u.2"].sub_(1) for t in ranks],
+        "every element is 1 more here: `value x - 1` is missing or wrong",
+    ),
+    "transposed": (lambda ranks: ranks[0].update(w=ranks[0]["w"].T.contiguous()), "it is transposed"),
+    "rows in another order": (
+        lambda ranks: ranks[0].update(w=ranks[0]["w"][[1, 2, 0, 3]]),
+        "the same numbers in another order along axis 0: position 0 here is position 2 there",
+    ),
+    "columns swapped": (
+        lambda ranks: ranks[0].update(w=ranks[0]["w"][:, [2, 3, 0, 1]]),
+        "another order along axis 1: two parts of 2 are swapped, from 0 and from 2 on",
+    ),
+    "all mixed": (
+        lambda ranks: ranks[0].update(w=ranks[0]["w"].flatten()[[3, 9, *range(2), *range(4, 9), 2, *range(10, 16)]].view(4, 4)),
+        "the same numbers in another order",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GUESSES)
+def test_what_may_be_wrong_is_guessed(name: str, tmp_path: Path) -> None:
+    change, said = GUESSES[name]
+    found = held(tmp_path, change)
+    assert found.findings and said in " ".join(found.findings[0].notes)
+
+
+def test_of_a_line_the_first_is_named_and_the_others_counted(tmp_path: Path) -> None:
+    found = held(tmp_path, lambda ranks: [t[f"u.{n}"].zero_() for t in ranks for n in range(3)])
+    assert found.differing == 6
+    assert one(found).notes[-1] == "and 5 more stored tensors of this line differ"
+
+
+def test_numbers_that_stand_under_another_name_are_found(tmp_path: Path) -> None:
+    found = held(tmp_path, lambda ranks: [t.update({"v.2": t.pop("u.2")}) for t in ranks])
+    here, there = found.findings
+    assert (here.code, there.code) == ("E703", "E704")
+    assert here.notes[0] == "there, its numbers are v.2 of 0.pt"
+    assert there.notes == ("here, its numbers are u.2 of 0.pt", "and 1 more that are called so, but for numbers")
+
+
+def test_a_file_that_no_line_names_and_one_that_is_missing(tmp_path: Path) -> None:
+    assert held(tmp_path, lambda ranks: None)
+    torch.save({"w": torch.ones(1)}, tmp_path / "genuine" / "2.pt")
+    (tmp_path / "genuine" / "1.pt").unlink()
+    found = ucpl.verify(tmp_path / "mine", layout=f"{tmp_path / 'x.ucpl'}:x()", against=tmp_path / "genuine").against
+    assert found is not None
+    assert found.findings[0].message == "2.pt is there, and no line of the layout names it"
+    assert {f.code for f in found.findings[1:]} == {"E703"} and found.differing == 6

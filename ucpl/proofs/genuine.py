@@ -1,0 +1,265 @@
+"""A checkpoint that a spec wrote, held against a genuine one of the framework: both under the spec's one layout.
+
+Stored tensors are compared place by place, so that nothing of the spec stands between: what it got wrong is wrong here. The
+spec only names the elements. Padding has no say, and neither have copies that may differ (`mean`, `sum`, `any`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from attrs import define, evolve, field, frozen
+
+from ucpl.columns import I64, Bools
+from ucpl.errors import Diagnostic, Label, catalogue
+from ucpl.extents import DTYPES, Extent, key_text
+from ucpl.layout.scope import at
+from ucpl.proofs.guesses import Guesses, Stored
+from ucpl.proofs.values import Beside
+from ucpl.proofs.where import element_in
+from ucpl.regions import POLICIES, Part, Placement
+from ucpl.runtime.values import value_text
+from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["Against", "hold_genuine"]
+
+FILES_SHOWN = 4  # of those that no line names
+_FREE = tuple(POLICIES.index(p) for p in ("mean", "sum", "any"))
+Place = tuple[str, tuple[str, ...]]
+
+
+@frozen
+class Against:
+    """What was compared, and what differs: of the stored tensors of one line, the first is a finding."""
+
+    findings: tuple[Diagnostic, ...]
+    tensors: int  # stored tensors of both sides
+    elements: int
+    differing: int  # stored tensors that are missing, of another shape or type, or of other bits
+
+    def __bool__(self) -> bool:
+        return not self.differing
+
+
+def hold_genuine(mine: Checkpoint, placement: Placement, genuine: Checkpoint) -> Against:
+    """Compare every stored tensor. Raises: UcplError E610, E611 (one of them cannot be read)."""
+    return _Holding(mine, placement, genuine).run()
+
+
+Finding = Callable[[], Diagnostic]  # of a stored tensor that differs: only the first of a line is put into words
+
+
+@frozen
+class _Apart:
+    """The first position of a stored tensor that differs, how many do, and the first one's bits on both sides."""
+
+    position: int
+    count: int
+    raw: tuple[bytes, bytes]
+
+
+@define
+class _Holding:
+    mine: Checkpoint
+    placement: Placement
+    genuine: Checkpoint
+    here: dict[Place, Extent] = field(init=False)
+    there: dict[Place, Extent] = field(init=False)
+    guesses: Guesses = field(init=False)
+    findings: list[Diagnostic] = field(factory=list)
+    tensors: int = 0
+    elements: int = 0
+    differing: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.here, self.there = _places(self.mine), _places(self.genuine)
+        self.guesses = Guesses(Stored(self.mine), Stored(self.genuine), self.here, self.there)
+
+    def run(self) -> Against:
+        met: set[Place] = set()
+        self.files()
+        for part in self.placement.parts:
+            found = [d for n in range(len(part.homes)) for d in self.home(part, n, met)]
+            self.differing += len(found)
+            if found:
+                more = (f"and {len(found) - 1} more stored tensors of this line differ",) if len(found) > 1 else ()
+                self.findings.append(_with_notes(found[0](), more))
+        self.added([p for p in self.there if p not in self.here])
+        return Against(tuple(self.findings), self.tensors, self.elements, self.differing)
+
+    # ---- one stored tensor -----------------------------------------------------------------------------------------------
+
+    def home(self, part: Part, number: int, met: set[Place]) -> Iterator[Finding]:
+        home = part.homes[number]
+        place = (home.file, tuple(map(str, home.key)))
+        a, b = self.here.get(place), self.there.get(place)
+        if a is None or place in met:
+            return
+        met.add(place)
+        self.tensors += 1
+        if b is None:
+            yield partial(self.alone, part, place)
+        elif a.shape != b.shape:
+            yield partial(self.other_form, "E705", part, place, (str(list(a.shape)), str(list(b.shape))))
+        elif a.dtype != b.dtype:
+            yield partial(self.other_form, "E706", part, place, (a.dtype, b.dtype))
+        else:
+            yield from self.bits(part, number, place, a, b)
+
+    def other_form(self, code: str, part: Part, place: Place, forms: tuple[str, str]) -> Diagnostic:
+        here, there = forms
+        what = "shape" if code == "E705" else "element type"
+        name = key_text(place[1])
+        return Diagnostic(
+            code,
+            f"{name} of {place[0]}, {part.state} of `{part.label}`, has {what} {here} here and {there} there",
+            (
+                Label(str(self.mine.root / place[0]), here, where=name),
+                Label(str(self.genuine.root / place[0]), there, where=name),
+                *_line(part),
+            ),
+            remedy=catalogue()[code].remedy,
+        )
+
+    def bits(self, part: Part, number: int, place: Place, a: Extent, b: Extent) -> Iterator[Finding]:
+        size = DTYPES[a.dtype].itemsize
+        first, count, start = -1, 0, 0
+        raw = (b"", b"")
+        counted = _counted(part, number)
+        for x, y in zip(Beside(self.mine).chunks(a), Beside(self.genuine).chunks(b), strict=True):
+            if x != y:
+                apart = np.flatnonzero((_words(x, size) != _words(y, size)).any(axis=1))
+                apart = apart[_inside(counted, apart + start)]
+                if len(apart) and first < 0:
+                    first = int(apart[0]) + start
+                    raw = tuple(c[apart[0] * size : (apart[0] + 1) * size] for c in (x, y))  # type: ignore[assignment]
+                count += len(apart)
+            start += len(x) // size
+        self.elements += a.numel
+        if first >= 0:
+            yield partial(self.unequal, part, number, place, _Apart(first, count, raw))
+
+    def unequal(self, part: Part, number: int, place: Place, apart: _Apart) -> Diagnostic:
+        extent, position, raw = self.here[place], apart.position, apart.raw
+        index = [int(i) for i in np.unravel_index(position, extent.shape)] if extent.shape else []
+        where = f"{key_text(place[1])}{index}"
+        here, there = (value_text(bits, extent.dtype) for bits in raw)
+        guess = self.guesses.of(place)
+        return Diagnostic(
+            "E702",
+            f"{part.state} of {element_in(self.placement, part, number, position)} is {here.partition(' ')[0]} here"
+            f" and {there.partition(' ')[0]} there",
+            (
+                Label(str(self.mine.root / extent.file), here, where=where),
+                Label(str(self.genuine.root / self.there[place].file), there, where=where),
+                *_line(part),
+            ),
+            (f"{apart.count:,} of {extent.numel:,} elements of this stored tensor differ", *([guess] if guess else [])),
+            catalogue()["E702"].remedy,
+        )
+
+    # ---- what one side alone has -----------------------------------------------------------------------------------------
+
+    def alone(self, part: Part, place: Place) -> Diagnostic:
+        extent, name = self.here[place], key_text(place[1])
+        twin = self.guesses.twin(place, mine=True)
+        return Diagnostic(
+            "E703",
+            f"{name} of {place[0]}, {part.state} of `{part.label}`, is here alone",
+            (
+                Label(str(self.mine.root / place[0]), f"{list(extent.shape)} {extent.dtype}", where=name),
+                Label(str(self.genuine.root / place[0]), "has no such key", where=name),
+                *_line(part),
+            ),
+            (f"there, its numbers are {twin}",) if twin else (),
+            catalogue()["E703"].remedy,
+        )
+
+    def added(self, places: list[Place]) -> None:
+        """Of those whose keys differ in numbers alone, the first is named."""
+        alike: dict[str, list[Place]] = {}
+        for place in places:
+            alike.setdefault(re.sub("[0-9]+", "#", key_text(place[1])), []).append(place)
+        self.differing += len(places)
+        for group in alike.values():
+            place, name = group[0], key_text(group[0][1])
+            extent, twin = self.there[place], self.guesses.twin(place, mine=False)
+            found = Diagnostic(
+                "E704",
+                f"{name} of {place[0]}, {list(extent.shape)}, is there alone",
+                (
+                    Label(str(self.genuine.root / extent.file), f"{list(extent.shape)} {extent.dtype}", where=name),
+                    Label(str(self.mine.root / place[0]), "has no such key", where=name),
+                ),
+                (f"here, its numbers are {twin}",) if twin else (),
+                catalogue()["E704"].remedy,
+            )
+            more = (f"and {len(group) - 1} more that are called so, but for numbers",) if len(group) > 1 else ()
+            self.findings.append(_with_notes(found, more))
+
+    def files(self) -> None:
+        """Files of the genuine checkpoint that a spec alone would have to name."""
+        named = {e.file for e in (*self.genuine.extents.values(), *self.genuine.carried_extents.values())}
+        kinds = {Path(e.file).suffix for e in self.here.values()}
+        if self.genuine.framework != "torch" or not self.genuine.top.is_dir():
+            return
+        root = self.genuine.root
+        found = (p for kind in sorted(kinds) for p in sorted(root.rglob(f"*{kind}")))
+        for path in [p for p in found if p.relative_to(root).as_posix() not in named][:FILES_SHOWN]:
+            self.differing += 1
+            self.findings.append(
+                Diagnostic(
+                    "E704",
+                    f"{path.relative_to(root).as_posix()} is there, and no line of the layout names it",
+                    (Label(str(path), "named by no `file` line"),),
+                    remedy=catalogue()["E704"].remedy,
+                )
+            )
+
+
+def _places(checkpoint: Checkpoint) -> dict[Place, Extent]:
+    return {(file, tuple(map(str, key))): extent for (file, key), extent in checkpoint.extents.items()}
+
+
+def _line(part: Part) -> tuple[Label, ...]:
+    return (at(part.span, "stored by this line"),) if part.span.line else ()
+
+
+def _with_notes(d: Diagnostic, more: tuple[str, ...]) -> Diagnostic:
+    return evolve(d, notes=(*d.notes, *more))
+
+
+def _words(raw: bytes, size: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    return np.frombuffer(raw, np.uint8).reshape(-1, size)
+
+
+# ---- which positions of a stored tensor count --------------------------------------------------------------------------
+
+Boxes = tuple[I64, I64, I64] | None  # offsets, sizes, strides of the boxes in one home; None: every position counts
+
+
+def _counted(part: Part, number: int) -> Boxes:
+    rows = part.pieces.take((part.pieces.home == number).nonzero()[0])
+    is_free = np.isin(rows.policy, _FREE)
+    if not part.homes[number].padding and not is_free.any():
+        return None
+    rows = rows.take((~is_free).nonzero()[0])
+    return rows.offset, rows.high - rows.low, rows.stride
+
+
+def _inside(boxes: Boxes, positions: I64) -> Bools:
+    """Which positions lie in one of the boxes."""
+    if boxes is None:
+        return np.ones(len(positions), dtype=bool)
+    held = np.zeros(len(positions), dtype=bool)
+    for offset, size, stride in zip(*boxes, strict=True):
+        left = positions - offset
+        for dim in np.argsort(-stride, kind="stable"):
+            if stride[dim] > 0:
+                left = left - np.clip(left // stride[dim], 0, size[dim] - 1) * stride[dim]
+        held |= left == 0
+    return held
