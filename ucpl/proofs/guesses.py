@@ -67,7 +67,7 @@ class Guesses:
         return ""
 
     def twin(self, place: Place, *, mine: bool) -> str:
-        """Where the other side alone has the same numbers under another name."""
+        """Where the other side has the same numbers under another name."""
         ours, theirs = (self.here, self.there) if mine else (self.there, self.here)
         extent = ours[place]
         if extent.numel * DTYPES[extent.dtype].itemsize > BYTES_MAX or len(self.made) >= GUESSES_MAX:
@@ -75,7 +75,8 @@ class Guesses:
         self.made.append(place)
         one, other = (self.mine, self.genuine) if mine else (self.genuine, self.mine)
         wanted = one.read(place, extent)
-        for p in [p for p, e in theirs.items() if p not in ours and _is_like(e, extent)][:CANDIDATES_MAX]:
+        alike = sorted((p for p, e in theirs.items() if _is_like(e, extent)), key=lambda p: p in ours)
+        for p in alike[:CANDIDATES_MAX]:  # those that have no place on this side first
             if np.array_equal(other.read(p, theirs[p]), wanted):
                 return _named(p)
         return ""
