@@ -9,7 +9,9 @@ VENV := .venv
 INTEROP := .venv-interop
 PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test check mutants interop bench docs fmt fmt-check pins clean
+TIMED := plan start lsp convert
+
+.PHONY: help demo test check mutants interop bench $(TIMED) docs fmt fmt-check pins clean
 .DELETE_ON_ERROR:
 
 help:
@@ -18,7 +20,7 @@ help:
 	@echo "make check     lint, format, types, order of imports"
 	@echo "make mutants   plant faults in a copy, each of which a test must find (SHARE=10 SEED=1 ROOM=runtime narrow it)"
 	@echo "make interop   tests in which DeepSpeed itself loads what ucpl wrote"
-	@echo "make bench     timings, as docs/PERFORMANCE.md reports them"
+	@echo "make bench     timings, as docs/PERFORMANCE.md reports them (make bench lsp: one of plan, start, lsp, convert)"
 	@echo "make docs      write the generated pages (docs/ERRORS.md) anew"
 	@echo "make fmt       format the code; fmt-check only says whether it is"
 	@echo "make pins      write constraints.txt anew from the newest releases in range"
@@ -56,8 +58,12 @@ mutants: $(VENV)/ready
 interop: $(INTEROP)/ready
 	DS_ACCELERATOR=cpu $(INTEROP)/bin/python -m pytest $(or $(TESTS),tests/interop)
 
+# `make bench lsp` times one thing alone.
 bench: $(VENV)/ready
-	$(VENV)/bin/python -m benchmarks
+	$(VENV)/bin/python -m benchmarks $(filter $(TIMED),$(MAKECMDGOALS))
+
+$(TIMED):
+	@:
 
 docs: $(VENV)/ready
 	$(VENV)/bin/python -m ucpl.errors.document docs/ERRORS.md

@@ -1,6 +1,6 @@
 """make bench: planning, start-up, and conversion beside its peers, in one run on this machine. Prints one table in Markdown.
 
-    python -m benchmarks [plan] [start] [convert] [--gib 1.5] [--pairs 5]
+    python -m benchmarks [plan] [start] [lsp] [convert] [--gib 1.5] [--pairs 5]
 
 `convert` needs an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python): it makes a checkpoint with real
 DeepSpeed and runs DeepSpeed's own converter beside ours. Timings are medians of interleaved pairs.
@@ -19,6 +19,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.lsp import bench_lsp
 
 HERE = Path(__file__).resolve().parent
 PLAN = """
@@ -205,17 +207,20 @@ def bench_convert(pairs: int, gib: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="*", choices=["plan", "start", "convert", []], default=[])
+    parser.add_argument("which", nargs="*", choices=["plan", "start", "lsp", "convert", []], default=[])
     parser.add_argument("--gib", type=float, default=1.5)
     parser.add_argument("--pairs", type=int, default=5)
     given = parser.parse_args()
-    which = given.which or ["plan", "start", "convert"]
+    which = given.which or ["plan", "start", "lsp", "convert"]
     row("what", "figure", "beside", "note")
     row("---", "---", "---", "---")
     if "plan" in which:
         bench_plan()
     if "start" in which:
         bench_start(given.pairs)
+    if "lsp" in which:
+        for name, figure, note in bench_lsp(given.pairs):
+            row(name, figure, "limits 1 s to start, 100 ms an answer", note)
     if "convert" in which:
         bench_convert(given.pairs, given.gib)
 

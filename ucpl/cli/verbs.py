@@ -26,6 +26,7 @@ VERBS = {
     "verify": "read everything back: digests, CRCs, copies, weights against masters",
     "why": "where an element of a target comes from",
     "roundtrip": "property-test that layouts of a spec round-trip through changed degrees",
+    "lsp": "a language server for editors: diagnostics while one types, sizes, definitions, completion",
     "explain": "a diagnostic code: meaning, example, remedy",
 }
 

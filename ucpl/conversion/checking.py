@@ -20,6 +20,7 @@ from ucpl.conversion.planning import closed_call
 from ucpl.conversion.side import Side, located
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.layout import Library, load
+from ucpl.layout.library import Reader
 from ucpl.layout.scope import at
 from ucpl.layout.statements import items_of
 from ucpl.proofs.twice import stored_twice
@@ -27,7 +28,7 @@ from ucpl.proofs.unstored import holes, tensors_without_entry, unkept_states
 from ucpl.syntax import nodes, parse, parse_call, print_file
 from ucpl.texts import read_text, text_at
 
-__all__ = ["Checked", "check"]
+__all__ = ["Checked", "check", "check_text"]
 
 _NO_CONFIG = "E105"
 TRIAL = "<trial>"  # the name of no model that a text has
@@ -68,6 +69,19 @@ def check(asked: str, given: Given) -> Checked:
         library = load((name, read_text(Path(name))), read=text_at, keep=True)
     except UcplError as error:
         return Checked(name, error.diagnostics, (), {})
+    return _checked(library, name, given, call)
+
+
+def check_text(name: str, text: str, given: Given, read: Reader) -> Checked:
+    """The same of a text that need not be saved: `read` gives the texts of what it imports."""
+    try:
+        library = load((name, text), read=read)
+    except UcplError as error:
+        return Checked(name, error.diagnostics, (), {})
+    return _checked(library, name, given, None)
+
+
+def _checked(library: Library, name: str, given: Given, call: nodes.Call | None) -> Checked:
     file = library.files[name]
     models = [s for s in file.statements if isinstance(s, nodes.Model)]
     checker = _Checker(library, file, evolve(given, model=models[0] if models else _trial()))

@@ -12,9 +12,9 @@ from ucpl.syntax.slips import diagnose
 from ucpl.syntax.source import Source
 from ucpl.syntax.tables import tables
 
-__all__ = ["read"]
+__all__ = ["LOCK", "read"]
 
-_LOCK = threading.Lock()  # the recorder knows one text at a time
+LOCK = threading.Lock()  # the recorder knows one text at a time
 
 
 def read(source: Source, start: str) -> object:
@@ -25,7 +25,7 @@ def read(source: Source, start: str) -> object:
             f"a text has {len(source.text)} characters; {TEXT_CHARACTERS_MAX} are allowed",
             source.label(source.span(0, 1)),
         )
-    with _LOCK:
+    with LOCK:
         parser = tables()
         parser.joiner.source = source
         parser.recorder.begin(source)

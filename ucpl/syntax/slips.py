@@ -17,7 +17,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.syntax.source import Source
 from ucpl.syntax.words import CLAUSE_WORDS, LAYOUT_WORDS, MODEL_WORDS
 
-__all__ = ["HINTS", "diagnose"]
+__all__ = ["HINTS", "diagnose", "expected_kinds"]
 
 _IN_LAYOUT = "layout x() of y {\n  %s\n}"
 _IN_MODEL = "model y {\n  %s\n}"
@@ -190,7 +190,7 @@ def _unexpected(error: UnexpectedToken, source: Source, parser: Lark) -> Diagnos
         label = source.label(source.span(start, start + len(text)), "the version should stand here")
         return _diagnostic("E002", "the text does not say which version of the language it is written in", label)
 
-    expected = _expected(error)
+    expected = expected_kinds(error)
     message = f"unexpected `{token}`"
     if at_end or token.type == "_NL":
         message = f"the {'text' if at_end else 'line'} ends too early"
@@ -255,7 +255,7 @@ def _open_bracket(text: str, stop: int) -> int | None:
     return stack[-1] if stack else None
 
 
-def _expected(error: UnexpectedToken) -> set[str]:
+def expected_kinds(error: UnexpectedToken) -> set[str]:
     """The kinds of token that could have stood there, without those that only lex habits."""
     try:
         accepted: set[str] = error.interactive_parser.accepts() if error.interactive_parser else error.expected  # type: ignore[no-untyped-call]

@@ -1,0 +1,166 @@
+"""A client that speaks the protocol, and `ucpl lsp` in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from lsprotocol import types
+from pygls.lsp.client import LanguageClient
+
+from tests.cli.command import ucpl
+from tests.lsp.test_answers import CONFIG, LAYOUT, MODEL
+from ucpl.syntax import format_text
+
+WAIT = 60  # seconds until an answer counts as none
+
+
+class Editor:
+    """One file open in an editor. `say` types, `diagnostics` waits for what is said of the text."""
+
+    def __init__(self, client: LanguageClient, said: asyncio.Queue[types.PublishDiagnosticsParams], path: Path) -> None:
+        self.client, self.said, self.uri, self.version = client, said, path.as_uri(), 1
+        self.document = types.TextDocumentIdentifier(self.uri)
+
+    def open(self, text: str) -> None:
+        item = types.TextDocumentItem(self.uri, "ucpl", self.version, text)
+        self.client.text_document_did_open(types.DidOpenTextDocumentParams(item))
+
+    def replace(self, line: int, begin: int, end: int, text: str) -> None:
+        """Type over characters begin .. end of a line (UTF-16 units, as editors count)."""
+        self.version += 1
+        here = types.Range(types.Position(line, begin), types.Position(line, end))
+        document = types.VersionedTextDocumentIdentifier(uri=self.uri, version=self.version)
+        change = types.TextDocumentContentChangePartial(here, text)
+        self.client.text_document_did_change(types.DidChangeTextDocumentParams(document, [change]))
+
+    async def diagnostics(self) -> list[types.Diagnostic]:
+        """What is said of the newest text."""
+        while True:
+            found = await asyncio.wait_for(self.said.get(), WAIT)
+            if found.uri == self.uri and found.version == self.version:
+                return list(found.diagnostics)
+
+
+async def talk(path: Path, tell: Callable[[Editor], Awaitable[None]], *arguments: str) -> None:
+    client = LanguageClient("test", "1")
+    said: asyncio.Queue[types.PublishDiagnosticsParams] = asyncio.Queue()
+    logged: list[str] = []
+    client.feature(types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)(lambda params: said.put_nowait(params))
+    client.feature(types.WINDOW_LOG_MESSAGE)(lambda params: logged.append(params.message))
+    client.feature(types.WINDOW_SHOW_MESSAGE)(lambda params: logged.append(params.message))
+    await client.start_io(sys.executable, "-m", "ucpl", "lsp", *arguments)
+    try:
+        asked = types.InitializeParams(
+            capabilities=types.ClientCapabilities(), process_id=os.getpid(), root_uri=path.parent.as_uri()
+        )
+        answer = await asyncio.wait_for(client.initialize_async(asked), WAIT)
+        able = answer.capabilities
+        assert able.hover_provider and able.definition_provider and able.completion_provider
+        assert able.document_formatting_provider and able.document_symbol_provider
+        client.initialized(types.InitializedParams())
+        await tell(Editor(client, said, path))
+        await asyncio.wait_for(client.shutdown_async(None), WAIT)
+        assert logged == []
+    finally:
+        client.exit(None)
+        await asyncio.wait_for(client.stop(), WAIT)
+
+
+def test_an_editor_is_answered(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(CONFIG)
+    path = tmp_path / "gpt.ucpl"
+    text = format_text(MODEL + LAYOUT.replace("layout parallel", "# \U0001f600\nlayout parallel", 1))
+    lines = text.split("\n")
+
+    def place(line: str, character: str) -> types.Position:
+        number = next(i for i, one in enumerate(lines) if line in one)
+        return types.Position(number, lines[number].index(character) + 1)
+
+    async def tell(editor: Editor) -> None:
+        client, document = editor.client, editor.document
+        editor.open(text)
+        assert await editor.diagnostics() == []
+        where = place("head = h@tp", "@")
+
+        hover = await client.text_document_hover_async(types.HoverParams(document, place("ln     : l h", "h")))
+        assert hover is not None and isinstance(hover.contents, types.MarkupContent)
+        assert "dim `h` = **64**" in hover.contents.value
+
+        asked = types.DefinitionParams(document, place("attn.qk[l]", "q: "))
+        found = await client.text_document_definition_async(asked)
+        assert isinstance(found, list) and isinstance(found[0], types.Location)
+        assert (found[0].uri, found[0].range.start) == (editor.uri, types.Position(7, 2))
+
+        proposed = await client.text_document_completion_async(types.CompletionParams(document, where))
+        assert isinstance(proposed, types.CompletionList)
+        assert [one.label for one in proposed.items][:2] == ["pp", "tp"]
+
+        symbols = await client.text_document_document_symbol_async(types.DocumentSymbolParams(document))
+        assert symbols is not None and [one.name for one in symbols] == ["heads", "gpt", "parallel", "wide"]
+
+        number = where.line
+        editor.replace(number, where.character, where.character + 2, "4")
+        (one,) = await editor.diagnostics()
+        assert one.code == "E001" and one.range.start == types.Position(number, where.character)
+        assert "help: give the mesh axis a name after `@`" in one.message
+
+        editor.replace(number, where.character, where.character + 1, "tp")
+        assert await editor.diagnostics() == []
+        editor.replace(next(i for i, line in enumerate(lines) if "head   : h" in line), 2, 9, "head ")
+        assert await editor.diagnostics() == []
+        options = types.FormattingOptions(tab_size=2, insert_spaces=True)
+        edits = await client.text_document_formatting_async(types.DocumentFormattingParams(document, options))
+        assert edits is not None and [edit.new_text for edit in edits] == ["  head   : h\n"]
+
+    asyncio.run(talk(path, tell))
+
+
+def test_characters_are_counted_as_the_editor_counts_them(tmp_path: Path) -> None:
+    """Two UTF-16 units for one character: what is behind it on the line is not shifted."""
+    text = 'ucpl 1\nmodel m {\n  "\U0001f600\U0001f600" : 4\n  "\U0001f600" : | 5\n}\n'
+
+    async def tell(editor: Editor) -> None:
+        editor.open(text)
+        (one,) = await editor.diagnostics()
+        assert (one.range.start, one.range.end) == (types.Position(3, 9), types.Position(3, 10))
+        editor.replace(3, 9, 11, "")
+        assert await editor.diagnostics() == []
+
+    asyncio.run(talk(tmp_path / "a.ucpl", tell))
+
+
+def test_settings_name_a_config_and_texts_import_each_other(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"hidden_size": 10}')
+    (tmp_path / "gpt.ucpl").write_text(MODEL)
+    text = 'ucpl 1\nfrom "gpt.ucpl" import gpt\n' + LAYOUT
+
+    async def tell(editor: Editor) -> None:
+        editor.open(text)
+        assert [one.code for one in await editor.diagnostics()] == [None]  # a remark: there is no config
+        settings = {"ucpl": {"config": "other.json"}}
+        editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(settings))
+        assert await editor.diagnostics() == []
+        model = Editor(editor.client, editor.said, tmp_path / "gpt.ucpl")
+        model.open(MODEL.replace("head   : h", "heda   : h"))
+        found = await editor.diagnostics()
+        assert {one.code for one in found} == {"E137"} and all("`head`" in one.message for one in found)
+
+    asyncio.run(talk(tmp_path / "layout.ucpl", tell))
+
+
+def test_without_pygls_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("pygls")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pygls", None)
+    done = ucpl("lsp")
+    assert done.status == 2
+    assert done.err == (
+        "error[E195]: the language server needs pygls, which is not installed\n"
+        " --> <command line>: ucpl lsp\n"
+        "  = help: pip install 'ucpl[lsp]'\n"
+    )

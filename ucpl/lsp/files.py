@@ -1,0 +1,84 @@
+"""The texts at hand: those that an editor has open, over those on the disk; and the config.json that goes with a spec."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from attrs import define, field, frozen
+
+from ucpl.errors import UcplError
+from ucpl.lsp.outline import Block, Outline, outline
+from ucpl.resources import spec_files
+from ucpl.texts import Json, json_object, text_at
+
+__all__ = ["Config", "Texts", "shipped_blocks", "shipped_path"]
+
+SHIPPED = "specs/"  # what the compiler calls the folder of the shipped files
+
+
+@frozen
+class Config:
+    """A config.json: the sizes that `config.x` gives."""
+
+    path: str
+    values: dict[str, Json]
+
+
+@define
+class Texts:
+    """Paths are absolute. What is open counts, saved or not."""
+
+    opened: dict[str, str] = field(factory=dict)
+    config_path: str = ""  # what the editor's settings name
+    root: str = ""  # folder that a relative one is below
+    outlines: dict[str, Outline] = field(factory=dict)  # the last one of each path
+
+    def text(self, path: str) -> str | None:
+        """The text of a file, or None where there is none that can be read."""
+        if path in self.opened:
+            return self.opened[path]
+        try:
+            return text_at(path)
+        except UcplError:
+            return None
+
+    def outline(self, path: str) -> Outline | None:
+        text = self.text(path)
+        if text is None:
+            return None
+        known = self.outlines.get(path)
+        if known is None or known.text != text:
+            known = self.outlines[path] = outline(text)
+        return known
+
+    def imported(self, path: str, name: str) -> str | None:
+        """The path that an import means: beside the file, or among the shipped specs."""
+        beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
+        if self.text(beside) is not None:
+            return beside
+        return shipped_path(name)
+
+    def config(self, path: str) -> Config | None:
+        """The config.json that the settings name; else the one beside the file."""
+        named = os.path.join(self.root or os.path.dirname(path), os.path.expanduser(self.config_path))
+        place = named if self.config_path else os.path.join(os.path.dirname(path), "config.json")
+        text = self.text(place)
+        values = json_object(text) if text is not None else ""
+        return Config(place, values) if isinstance(values, dict) else None
+
+
+def shipped_path(name: str) -> str | None:
+    """The path of a shipped file, by its own name or by the one that the compiler's messages have."""
+    return _shipped().get(name.removeprefix(SHIPPED))
+
+
+@cache
+def shipped_blocks() -> tuple[tuple[str, Block], ...]:
+    """The models and layouts that ship, each with the path of its file."""
+    return tuple((path, block) for path in _shipped().values() for block in outline(text_at(path) or "").blocks)
+
+
+@cache
+def _shipped() -> dict[str, str]:
+    return {name: str(path) for name, path in spec_files()}

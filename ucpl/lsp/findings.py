@@ -1,0 +1,99 @@
+"""What is wrong with a text that is open: each diagnostic with its places in the file, its reason and its remedy."""
+
+from __future__ import annotations
+
+import os
+
+from attrs import frozen
+
+from ucpl.errors import Diagnostic, Label
+from ucpl.lsp.files import Texts, shipped_path
+from ucpl.lsp.mending import faults
+from ucpl.lsp.outline import Outline
+
+__all__ = ["Finding", "Related", "findings"]
+
+
+@frozen
+class Related:
+    """Another place that a finding speaks of. Lines and characters count from 0, in characters of the text."""
+
+    path: str
+    start: tuple[int, int]
+    stop: tuple[int, int]
+    message: str
+
+
+@frozen
+class Finding:
+    """One finding about a text. `code` is empty of a remark."""
+
+    start: tuple[int, int]
+    stop: tuple[int, int]
+    code: str
+    message: str
+    related: tuple[Related, ...] = ()
+
+
+def findings(texts: Texts, path: str) -> list[Finding]:
+    """What `ucpl check` says of a file as it is in the editor: of its text, else of its names and numbers."""
+    outline = texts.outline(path)
+    if outline is None:
+        return []
+    wrong = faults(outline, path)
+    if wrong:
+        return [_finding(texts, path, outline, d) for d in wrong]
+    from ucpl.conversion.checking import check_text
+    from ucpl.conversion.given import Given
+
+    config = texts.config(path)
+    given = Given(config=config.values if config is not None else None)
+    checked = check_text(path, outline.text, given, texts.text)
+    return [
+        *(_finding(texts, path, outline, d) for d in checked.findings),
+        *(_remark(outline, text) for text in checked.remarks),
+    ]
+
+
+def _finding(texts: Texts, path: str, outline: Outline, diagnostic: Diagnostic) -> Finding:
+    here = [label for label in diagnostic.labels if label.file == path and label.line is not None]
+    first = here[0] if here else None
+    others = tuple(_related(texts, path, label) for label in diagnostic.labels if label is not first)
+    lines = [diagnostic.message]
+    lines += [first.text] if first is not None and first.text else []
+    lines += [f"note: {note}" for note in diagnostic.notes]
+    lines += [f"help: {diagnostic.remedy}"] if diagnostic.remedy else []
+    start, stop = _range(first) if first is not None else _import_of(outline, diagnostic)
+    return Finding(start, stop, diagnostic.code, "\n".join(lines), others)
+
+
+def _range(label: Label) -> tuple[tuple[int, int], tuple[int, int]]:
+    line, column = (label.line or 1) - 1, (label.column or 1) - 1
+    return (line, column), (line, column + max(1, label.length))
+
+
+def _related(texts: Texts, path: str, label: Label) -> Related:
+    file = label.file if os.path.isabs(label.file) else shipped_path(label.file) or path
+    start, stop = _range(label) if label.line is not None else ((0, 0), (0, 1))
+    return Related(file, start, stop, label.text or label.where or "here")
+
+
+def _import_of(outline: Outline, diagnostic: Diagnostic) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where a finding about another file is shown: at the import that leads there, else at the start."""
+    names = {os.path.basename(label.file) for label in diagnostic.labels}
+    for statement in outline.top.statements:
+        if statement.word == "from" and len(statement.tokens) > 1:
+            token = statement.tokens[1]
+            if os.path.basename(token.value) in names:
+                return outline.lines.place(token.start), outline.lines.place(token.stop)
+    return (0, 0), (0, 1)
+
+
+def _remark(outline: Outline, text: str) -> Finding:
+    """A remark at the name of the layout that it begins with, or at the start of the text."""
+    name = text.partition(" ")[0].strip("`")
+    for block in outline.blocks:
+        if block.name == name and block.header is not None and len(block.header.tokens) > 1:
+            token = block.header.tokens[1]
+            return Finding(outline.lines.place(token.start), outline.lines.place(token.stop), "", text)
+    return Finding((0, 0), (0, 1), "", text)

@@ -1,0 +1,109 @@
+"""A text that does not parse, statement by statement: what is wrong with each is found, and the others still mean something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from attrs import evolve, frozen
+
+from ucpl.errors import Diagnostic, UcplError
+from ucpl.lsp.outline import BLOCKS, Block, Outline, Statement
+from ucpl.syntax import parse
+
+__all__ = ["faults", "mended"]
+
+STATEMENTS_MAX = 3000  # of a text that is taken apart: a longer one has its first fault alone
+FINDINGS_MAX = 50
+_AROUND = {
+    "top": ("ucpl 1\n", "\n"),
+    "model": ("ucpl 1\nmodel m {\n", "\n}\n"),
+    "layout": ("ucpl 1\nlayout m() of any {\n", "\n}\n"),
+    "header": ("ucpl 1\n", " {\n}\n"),
+}
+
+
+@frozen(eq=False)
+class _Part:
+    """A statement by itself: what it stands in, and what is wrong with it."""
+
+    place: str  # a key of _AROUND
+    statement: Statement
+    block: Block
+    faults: tuple[Diagnostic, ...] = ()
+
+
+def faults(outline: Outline, path: str) -> list[Diagnostic]:
+    """What is wrong with a text as a text: first what the parser says of the whole, then of each statement of its own.
+
+    Empty for a text that parses.
+    """
+    first = _whole(outline)
+    known = {d.labels[0].line for d in first if d.labels}
+    found = list(first)
+    for part in _taken_apart(outline) if first else ():
+        begin = outline.lines.place(part.statement.start)[0] + 1
+        end = outline.lines.place(part.statement.stop)[0] + 1
+        if part.faults and not any(line is not None and begin <= line <= end for line in known):
+            found += [d for d in part.faults if d.labels and begin <= (d.labels[0].line or 0) <= end]
+    return [evolve(d, labels=tuple(evolve(b, file=path) for b in d.labels)) for d in found[:FINDINGS_MAX]]
+
+
+def mended(outline: Outline) -> str | None:
+    """The text without the statements that are wrong by themselves; None where too much is missing.
+
+    Places are others than in the text: it is for what names mean, and how large they are.
+    """
+    if not _whole(outline):
+        return outline.text
+    good = [part for part in _taken_apart(outline) if not part.faults]
+    lines = ["ucpl 1", *(_text(outline, p.statement) for p in good if p.place == "top")]
+    for part in good:
+        if part.place == "header":
+            inner = [_text(outline, p.statement) for p in good if p.block is part.block and p is not part]
+            lines += [f"{_text(outline, part.statement)} {{", *inner, "}"]
+    text = "\n".join(lines) + "\n"
+    return text if not _whole_text(text) else None
+
+
+@lru_cache(maxsize=16)  # what is asked of a text is asked several times before it changes
+def _whole(outline: Outline) -> tuple[Diagnostic, ...]:
+    return _whole_text(outline.text)
+
+
+def _whole_text(text: str) -> tuple[Diagnostic, ...]:
+    try:
+        parse(text)
+    except UcplError as error:
+        return error.diagnostics
+    return ()
+
+
+@lru_cache(maxsize=16)
+def _taken_apart(outline: Outline) -> tuple[_Part, ...]:
+    parts = list(_parts(outline))
+    return tuple(evolve(p, faults=_faults_of(outline, p)) for p in parts) if len(parts) <= STATEMENTS_MAX else ()
+
+
+def _parts(outline: Outline) -> Iterator[_Part]:
+    for statement in outline.top.statements:
+        if statement.word != "ucpl":
+            yield _Part("header" if statement.word in BLOCKS else "top", statement, outline.top)
+    for block in outline.blocks:
+        if block.header is not None:
+            yield _Part("header", block.header, block)
+        for statement in block.statements:
+            yield _Part(block.kind, statement, block)
+
+
+def _faults_of(outline: Outline, part: _Part) -> tuple[Diagnostic, ...]:
+    """What the parser says of one statement, at its place in the whole text."""
+    before, after = _AROUND[part.place]
+    line, column = outline.lines.place(part.statement.start)
+    moved = line - before.count("\n")
+    found = _whole_text(f"{before}{' ' * column}{_text(outline, part.statement)}{after}")
+    return tuple(evolve(d, labels=tuple(evolve(b, line=(b.line or 1) + moved) for b in d.labels)) for d in found)
+
+
+def _text(outline: Outline, statement: Statement) -> str:
+    return outline.text[statement.start : statement.stop]

@@ -1,0 +1,131 @@
+"""Which names are known at a place: of its block, of what that extends, uses and is of, and of the files that are imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from attrs import evolve, frozen
+
+from ucpl.lsp.definitions import Definition, definitions_of
+from ucpl.lsp.files import Texts, shipped_blocks
+from ucpl.lsp.outline import BLOCKS, Block, Outline
+
+__all__ = ["Known", "Place", "blocks_known", "chain_of", "find_block", "visible"]
+
+DEPTH_MAX = 16  # of imports, of layouts that extend each other, of models inside models
+
+
+@frozen(eq=False)
+class Place:
+    """A block of a file."""
+
+    path: str
+    outline: Outline
+    block: Block
+
+
+@frozen(eq=False)
+class Known:
+    """A definition and the file that it stands in."""
+
+    path: str
+    definition: Definition
+
+    @property
+    def kind(self) -> str:
+        return self.definition.kind
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+
+def find_block(texts: Texts, path: str, name: str, kinds: Sequence[str] = BLOCKS) -> Place | None:
+    """The model or layout of a name, as a file knows it: its own, an imported one, a shipped one."""
+    for place in _files(texts, path):
+        block = place.outline.block(kinds, name)
+        if block is not None:
+            return evolve(place, block=block)
+    shipped = (_in_file(texts, path, name, kinds) for path, block in shipped_blocks() if block.name == name)
+    return next((place for place in shipped if place is not None), None)
+
+
+def _in_file(texts: Texts, path: str, name: str, kinds: Sequence[str]) -> Place | None:
+    outline = texts.outline(path)
+    block = outline.block(kinds, name) if outline is not None else None
+    return Place(path, outline, block) if outline is not None and block is not None else None
+
+
+def _files(texts: Texts, path: str) -> Iterator[Place]:
+    """A file and what it imports, each once; every place is the top of its file."""
+    seen: list[str] = []
+    waiting = [path]
+    while waiting and len(seen) < DEPTH_MAX * DEPTH_MAX:
+        here = waiting.pop(0)
+        outline = texts.outline(here)
+        if here in seen or outline is None:
+            continue
+        seen.append(here)
+        yield Place(here, outline, outline.top)
+        for statement in outline.top.statements:
+            if statement.word == "from" and len(statement.tokens) > 1 and statement.tokens[1].kind == "string":
+                found = texts.imported(here, statement.tokens[1].value)
+                waiting += [found] if found is not None else []
+
+
+def blocks_known(texts: Texts, path: str) -> Iterator[tuple[str, Block]]:
+    """Models and layouts that a file has and imports."""
+    for place in _files(texts, path):
+        for block in place.outline.blocks:
+            yield place.path, block
+
+
+def chain_of(texts: Texts, place: Place) -> list[Place]:
+    """A block and those that it extends, the outermost first."""
+    out = [place]
+    while out[-1].block.extends and len(out) < DEPTH_MAX:
+        base = find_block(texts, out[-1].path, out[-1].block.extends, (place.block.kind,))
+        if base is None or any(base.block is one.block for one in out):
+            break
+        out.append(base)
+    return out
+
+
+def model_of(texts: Texts, place: Place) -> Place | None:
+    """The model that a layout is of; a model is its own."""
+    if place.block.kind == "model":
+        return place
+    of = place.block.of
+    return find_block(texts, place.path, of, ("model",)) if of and of != "any" else None
+
+
+def visible(texts: Texts, place: Place) -> list[Known]:
+    """Everything that has a name at a place, the nearest first."""
+    found: list[Known] = []
+    for one in chain_of(texts, place) if place.block.kind != "top" else ():
+        found += _defined(texts, one, 0)
+    model = model_of(texts, place) if place.block.kind == "layout" else None
+    if model is not None:
+        for one in chain_of(texts, model):
+            found += _defined(texts, one, 0)
+    tops: list[Block] = []
+    for one in (place, *([model] if model is not None else [])):
+        if one.outline.top not in tops:
+            tops.append(one.outline.top)
+            found += [Known(one.path, d) for d in definitions_of(one.outline, one.outline.top)]
+    return found
+
+
+def _defined(texts: Texts, place: Place, depth: int) -> list[Known]:
+    """The names of a block, and those that a `use` gives a prefix."""
+    found = [Known(place.path, d) for d in definitions_of(place.outline, place.block)]
+    for statement in place.block.statements:
+        if statement.word != "use" or len(statement.tokens) < 2 or depth > DEPTH_MAX:
+            continue
+        prefix = statement.name_after("as")
+        inner = find_block(texts, place.path, statement.tokens[1].value)
+        if prefix and inner is not None and inner.block is not place.block:
+            for known in _defined(texts, inner, depth + 4):
+                own = evolve(known.definition, name=f"{prefix}.{known.name}")
+                found.append(Known(known.path, own))
+    return found

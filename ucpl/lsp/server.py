@@ -1,0 +1,185 @@
+"""The server itself, over standard input and output: pygls's messages, each answered from the texts as they are now.
+
+Diagnostics are worked out in a thread, a moment after the last key; the answer to a newer text replaces one that is late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from lsprotocol import types
+from pygls.lsp.server import LanguageServer
+
+from ucpl import __version__
+from ucpl.lsp.protocol import Wire, path_of
+from ucpl.lsp.service import Service
+
+__all__ = ["Server", "serve"]
+
+PAUSE = 0.15  # seconds after the last key before a text is checked
+
+
+class Server(LanguageServer):
+    """Texts by path; those that are no files (`untitled:`) are known by their URI."""
+
+    def __init__(self, config: str = "") -> None:
+        super().__init__("ucpl", __version__)
+        self.service = Service()
+        self.service.configure(config)
+        self.waiting: dict[str, asyncio.Task[None]] = {}
+        self.uris: dict[str, str] = {}  # of what is open, by path, as the client writes them
+
+    @property
+    def wire(self) -> Wire:
+        return Wire(self.service, self.workspace.position_codec)
+
+    def path(self, uri: str) -> str:
+        path = path_of(uri)
+        return os.path.normpath(path) if path is not None else uri
+
+    def read(self, uri: str) -> None:
+        """The text of a document has changed."""
+        path = self.path(uri)
+        self.uris[path] = uri
+        self.service.put(path, self.workspace.get_text_document(uri).source)
+        self.check_all()
+
+    def leave(self, uri: str) -> None:
+        path = self.path(uri)
+        self.uris.pop(path, None)
+        self.service.put(path, None)
+        self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, []))
+        self.check_all()
+
+    def settings(self, given: object) -> None:
+        """`{"ucpl": {"config": PATH}}`, or what stands inside."""
+        inner = given.get("ucpl", given) if isinstance(given, dict) else {}
+        config = inner.get("config") if isinstance(inner, dict) else None
+        if isinstance(config, str):
+            self.service.configure(config)
+            self.check_all()
+
+    def check_all(self) -> None:
+        """Check what is open again, soon: a text can be imported by another one."""
+        for path in self.uris:
+            late = self.waiting.pop(path, None)
+            if late is not None:
+                late.cancel()
+            self.waiting[path] = asyncio.get_running_loop().create_task(self._check(path))
+
+    async def _check(self, path: str) -> None:
+        await asyncio.sleep(PAUSE)
+        service, version = self.service, self.service.version
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(None, service.findings, path)
+        except Exception as error:  # a fault of ours is no reason to end: it is said, and the next key is checked again
+            self.window_log_message(types.LogMessageParams(types.MessageType.Error, f"{type(error).__name__}: {error}"))
+            return
+        if version != service.version or path not in self.uris:
+            return
+        wire = self.wire
+        diagnostics = [wire.diagnostic(path, one) for one in found]
+        self.text_document_publish_diagnostics(
+            types.PublishDiagnosticsParams(
+                self.uris[path], diagnostics, self.workspace.get_text_document(self.uris[path]).version
+            )
+        )
+        await loop.run_in_executor(None, service.prepare, path)
+
+
+def serve(config: str = "") -> None:
+    """Answer a client over standard input and output until it leaves. `config`: the config.json that sizes are from."""
+    made(config).start_io()
+
+
+def made(config: str = "") -> Server:
+    """The server with everything that it answers."""
+    server = Server(config)
+    _texts(server)
+    _answers(server)
+    return server
+
+
+def warm() -> None:
+    """Load what the first answers need, while the editor still opens its files."""
+    from ucpl.syntax.expected import words_after
+
+    words_after("ucpl 1\n")
+
+
+def _texts(server: Server) -> None:
+    @server.feature(types.INITIALIZED)
+    def _(ls: Server, params: types.InitializedParams) -> None:
+        root = ls.workspace.root_path
+        ls.service.texts.root = root or ""
+        asyncio.get_running_loop().run_in_executor(None, warm)
+
+    @server.feature(types.INITIALIZE)
+    def _(ls: Server, params: types.InitializeParams) -> None:
+        ls.settings(params.initialization_options)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
+    def _(ls: Server, params: types.DidOpenTextDocumentParams) -> None:
+        ls.read(params.text_document.uri)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
+    def _(ls: Server, params: types.DidChangeTextDocumentParams) -> None:
+        ls.read(params.text_document.uri)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
+    def _(ls: Server, params: types.DidSaveTextDocumentParams) -> None:
+        ls.service.version += 1
+        ls.check_all()
+
+    @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
+    def _(ls: Server, params: types.DidCloseTextDocumentParams) -> None:
+        ls.leave(params.text_document.uri)
+
+    @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
+    def _(ls: Server, params: types.DidChangeConfigurationParams) -> None:
+        ls.settings(params.settings)
+
+    @server.feature(types.WORKSPACE_DID_CHANGE_WATCHED_FILES)
+    def _(ls: Server, params: types.DidChangeWatchedFilesParams) -> None:
+        ls.service.version += 1
+        ls.check_all()
+
+
+def _answers(server: Server) -> None:
+    @server.feature(types.TEXT_DOCUMENT_HOVER)
+    def _(ls: Server, params: types.HoverParams) -> types.Hover | None:
+        path, offset = _place(ls, params)
+        found = ls.service.hover(path, offset)
+        return ls.wire.hover(path, found) if found is not None else None
+
+    @server.feature(types.TEXT_DOCUMENT_DEFINITION)
+    def _(ls: Server, params: types.DefinitionParams) -> list[types.Location]:
+        path, offset = _place(ls, params)
+        return [ls.wire.target(path, one) for one in ls.service.targets(path, offset)]
+
+    @server.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=["@", ".", "{", "("]))
+    def _(ls: Server, params: types.CompletionParams) -> types.CompletionList:
+        path, offset = _place(ls, params)
+        found = ls.service.completions(path, offset)
+        return types.CompletionList(False, [ls.wire.completion(path, i, one) for i, one in enumerate(found)])
+
+    @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
+    def _(ls: Server, params: types.DocumentSymbolParams) -> list[types.DocumentSymbol]:
+        path = ls.path(params.text_document.uri)
+        return [ls.wire.symbol(path, one) for one in ls.service.symbols(path)]
+
+    @server.feature(types.TEXT_DOCUMENT_FORMATTING)
+    def _(ls: Server, params: types.DocumentFormattingParams) -> list[types.TextEdit]:
+        path = ls.path(params.text_document.uri)
+        return [ls.wire.edit(one) for one in ls.service.formatting(path)]
+
+
+Placed = types.HoverParams | types.DefinitionParams | types.CompletionParams
+
+
+def _place(ls: Server, params: Placed) -> tuple[str, int]:
+    """The file and the offset that a question is about."""
+    path = ls.path(params.text_document.uri)
+    return path, ls.wire.offset(path, params.position)

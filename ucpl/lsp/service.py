@@ -1,0 +1,124 @@
+"""Answers about the texts that are open, as they are now, in the terms of this room: no protocol here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from attrs import define, field, frozen
+
+from ucpl.errors import UcplError
+from ucpl.lsp.completions import Completion, completions
+from ucpl.lsp.context import Context, context_at
+from ucpl.lsp.files import Texts
+from ucpl.lsp.findings import Finding, findings
+from ucpl.lsp.hovers import Hover, hover
+from ucpl.lsp.outline import Outline
+from ucpl.lsp.sizes import Sizes, sizes_of
+from ucpl.lsp.symbols import Symbol, symbols
+from ucpl.lsp.targets import Target, targets
+from ucpl.lsp.tokens import Lines
+
+__all__ = ["Edit", "Service"]
+
+
+Answer = TypeVar("Answer")
+
+
+@frozen
+class Edit:
+    """Lines first .. last (0-based, half-open) become this text."""
+
+    first: int
+    last: int
+    text: str
+
+
+@define
+class Service:
+    """What an editor asks. Places are offsets in characters."""
+
+    texts: Texts = field(factory=Texts)
+    version: int = 0  # counts changes of any text or setting
+    _sizes: dict[str, tuple[int, Sizes]] = field(factory=dict)
+
+    def put(self, path: str, text: str | None) -> None:
+        """A text as the editor has it; None: it is closed, and the file counts again."""
+        if text is None:
+            self.texts.opened.pop(path, None)
+        else:
+            self.texts.opened[path] = text.replace("\r\n", "\n")
+        self.version += 1
+
+    def configure(self, config: str) -> None:
+        """Which config.json the sizes are from; "": the one beside each file."""
+        self.texts.config_path = config
+        self.version += 1
+
+    def outline(self, path: str) -> Outline | None:
+        return self.texts.outline(path)
+
+    def lines(self, path: str) -> Lines:
+        """Offsets of any file as lines and characters."""
+        found = self.texts.outline(path) if path.endswith(".ucpl") else None
+        return found.lines if found is not None else Lines(self.texts.text(path) or "")
+
+    def sizes(self, path: str) -> Sizes:
+        known = self._sizes.get(path)
+        if known is None or known[0] != self.version:
+            known = self._sizes[path] = (self.version, sizes_of(self.texts, path))
+        return known[1]
+
+    def prepare(self, path: str) -> None:
+        """Work out what a hover will ask for: where every layout of a file lies."""
+        sizes = self.sizes(path)
+        for layout in sizes.layouts():
+            sizes.placement(layout)
+
+    def findings(self, path: str) -> list[Finding]:
+        return findings(self.texts, path)
+
+    def hover(self, path: str, offset: int) -> Hover | None:
+        return self._at(path, offset, lambda c: hover(self.texts, c, self.sizes))
+
+    def targets(self, path: str, offset: int) -> list[Target]:
+        return self._at(path, offset, lambda c: targets(self.texts, c)) or []
+
+    def completions(self, path: str, offset: int) -> list[Completion]:
+        return self._at(path, offset, lambda c: completions(self.texts, c)) or []
+
+    def _at(self, path: str, offset: int, ask: Callable[[Context], Answer]) -> Answer | None:
+        context = context_at(self.texts, path, offset)
+        return ask(context) if context is not None else None
+
+    def symbols(self, path: str) -> list[Symbol]:
+        outline = self.texts.outline(path)
+        return symbols(outline) if outline is not None else []
+
+    def formatting(self, path: str) -> list[Edit]:
+        """The lines that `ucpl fmt` changes, as one edit; none of a text that does not parse."""
+        from ucpl.syntax import format_text
+
+        text = self.texts.text(path)
+        if text is None:
+            return []
+        try:
+            tidy = format_text(text, path)
+        except UcplError:
+            return []
+        return _difference(text, tidy)
+
+
+def _difference(before: str, after: str) -> list[Edit]:
+    """One edit from the first line that differs to the last."""
+    if before == after:
+        return []
+    old, new = re.findall(r"[^\n]*\n|[^\n]+", before), re.findall(r"[^\n]*\n|[^\n]+", after)
+    first = 0
+    while first < min(len(old), len(new)) and old[first] == new[first]:
+        first += 1
+    last = 0
+    while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
+        last += 1
+    return [Edit(first, len(old) - last, "".join(new[first : len(new) - last]))]

@@ -1,0 +1,195 @@
+"""The numbers behind names, as a text and its config.json give them; what a rank holds at the least degrees that divide."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from attrs import define, field, frozen
+
+from ucpl.errors import UcplError
+from ucpl.lsp.files import Config, Texts
+from ucpl.lsp.mending import mended
+from ucpl.syntax import nodes
+
+if TYPE_CHECKING:
+    from ucpl.layout import Layout, Library, LogicalTensor
+    from ucpl.layout.scope import Value
+    from ucpl.regions import Part, Placement
+
+__all__ = ["Held", "Sizes", "sizes_of"]
+
+DEGREES = (2, 3, 4, 5, 6, 7, 8)  # what a parameter without a default is tried at; then 1
+SHOWN_MAX = 3
+
+
+@frozen
+class Held:
+    """What the first rank holds of a tensor, in one layout. `stored`: (how many, shape, the first one's key)."""
+
+    call: str
+    ranks: int
+    elements: int
+    stored: tuple[tuple[int, tuple[int, ...], str], ...]
+
+
+@define(eq=False)
+class Sizes:
+    """One state of a text. Everything is worked out once, when it is asked for."""
+
+    library: Library | None
+    config: Config | None
+    file: nodes.File | None
+    located: dict[str, Placement | None] = field(factory=dict)
+    calls: dict[str, str] = field(factory=dict)
+
+    def number(self, block: str, name: str) -> Value:
+        """The value of a name in a model or layout ("": outside); None where it cannot be had."""
+        placement = self.placement(block) if self._node(block, nodes.Layout) is not None else None
+        if placement is not None and name in placement.layout.sizes:
+            return placement.layout.sizes[name]
+        return self._alone(block, name)
+
+    def _alone(self, block: str, name: str) -> Value:
+        """As the model, or the file, says by itself."""
+        from ucpl.layout.scope import Scope
+
+        if self.file is None or self.library is None:
+            return None
+        scope = Scope(config=self.config.values if self.config is not None else {})
+        try:
+            scope.bind(self.file.statements)
+            layout = self._node(block, nodes.Layout)
+            model = layout.of if isinstance(layout, nodes.Layout) else block
+            if model and model != "any":
+                known = self.library.model(model)
+                scope.bind(known.file.statements)
+                scope.bind(known.node.items if isinstance(known.node, nodes.Model) else ())
+            if isinstance(layout, nodes.Layout):
+                scope.bind(layout.items)
+            return scope.value(name) if scope.knows(name) or name.startswith("config.") else None
+        except UcplError:
+            return None
+
+    def _node(self, name: str, kind: type) -> nodes.Model | nodes.Layout | None:
+        found = self.library.known.get(name) if self.library is not None and name else None
+        return found.node if found is not None and isinstance(found.node, kind) else None  # type: ignore[return-value]
+
+    def layouts(self) -> list[str]:
+        """The layouts that the file itself has."""
+        statements = self.file.statements if self.file is not None else ()
+        return [s.name for s in statements if isinstance(s, nodes.Layout)]
+
+    def layouts_of(self, model: str) -> list[str]:
+        statements = self.file.statements if self.file is not None else ()
+        return [s.name for s in statements if isinstance(s, nodes.Layout) and s.of == model]
+
+    def placement(self, layout: str) -> Placement | None:
+        """A layout as the first rank has it, at the least degrees above one that divide; None where it cannot be had."""
+        if layout not in self.located:
+            self.located[layout] = self._placed(layout)
+        return self.located[layout]
+
+    def _placed(self, name: str) -> Placement | None:
+        node = self._node(name, nodes.Layout)
+        if not isinstance(node, nodes.Layout) or node.of == "any":
+            return None
+        given = {p.name: 1 for p in node.parameters if p.default is None}
+        found = self._at(name, given)
+        for parameter in given:
+            for degree in DEGREES:
+                tried = self._at(name, {**given, parameter: degree})
+                if tried is not None:
+                    given, found = {**given, parameter: degree}, tried
+                    break
+        for degree in DEGREES if found is None else ():  # what holds for no parameter alone may hold for all
+            found = found or self._at(name, dict.fromkeys(given, degree))
+        if found is not None:
+            self.calls[name] = found.layout.call
+        return found
+
+    def _at(self, name: str, degrees: dict[str, int]) -> Placement | None:
+        from ucpl.conversion.given import Called, Given
+        from ucpl.conversion.side import located
+
+        assert self.library is not None
+        call = nodes.Call(name, tuple(nodes.Argument(p, nodes.Number(n)) for p, n in degrees.items()))
+        config = self.config.values if self.config is not None else None
+        try:
+            return located(Called(self.library, call), Given(config=config), rank=0).placement
+        except UcplError:
+            return None
+
+    def tensor(self, model: str, path: str) -> LogicalTensor | None:
+        """A tensor of a model, closed, as a layout of the file has it."""
+        for layout in self.layouts_of(model):
+            placement = self.placement(layout)
+            if placement is not None:
+                return placement.layout.tensors.get(path)
+        return None
+
+    def held(self, layout: str, path: str) -> Held | None:
+        """What the first rank holds of a tensor's weight, or of an entry that joins several."""
+        placement = self.placement(layout)
+        if placement is None:
+            return None
+        numbers = [placement.tensors.index(path)] if path in placement.tensors else []
+        parts = [
+            p for p in placement.parts if p.state == "weight" and (p.label == path or set(numbers) & set(p.tensors))
+        ]
+        numbers = numbers or sorted({n for part in parts for n in part.tensors})
+        elements = sum(_elements(part, number) for part in parts for number in numbers)
+        stored = _stored(parts, numbers)
+        return Held(_short_call(placement.layout), placement.layout.ranks, elements, stored) if numbers else None
+
+
+def _elements(part: Part, number: int) -> int:
+    """How many elements of a tensor a part has, copies counted as often as they are stored."""
+    folded = part.folded
+    return int(folded.volume[folded.tensor == number].sum())
+
+
+def _stored(parts: list[Part], numbers: list[int]) -> tuple[tuple[int, tuple[int, ...], str], ...]:
+    """The stored tensors, those of one shape together."""
+    from ucpl.extents import key_text
+
+    shapes: Counter[tuple[int, ...]] = Counter()
+    first: dict[tuple[int, ...], str] = {}
+    for part in parts:
+        pieces = part.pieces
+        for home in sorted(
+            {h for h, t in zip(pieces.home.tolist(), pieces.tensor.tolist(), strict=True) if t in numbers}
+        ):
+            one = part.homes.home(home)
+            shapes[one.shape] += 1
+            first.setdefault(one.shape, f"{one.file}: {key_text(one.key)}")
+    return tuple((count, shape, first[shape]) for shape, count in shapes.most_common(SHOWN_MAX))
+
+
+def _short_call(layout: Layout) -> str:
+    """The call with the arguments that have no default."""
+    said = [f"{n} = {v}" for n, v, origin in layout.origins if not origin.startswith("default")]
+    return f"{layout.name}({', '.join(said)})"
+
+
+def sizes_of(texts: Texts, path: str) -> Sizes:
+    """The numbers of a file as it is in the editor. Where it does not parse, of what is left of it."""
+    from ucpl.layout import load
+
+    outline = texts.outline(path)
+    text = mended(outline) if outline is not None else None
+    config = texts.config(path)
+    if text is None:
+        return Sizes(None, config, None)
+
+    def beside(name: str) -> str | None:
+        place = os.path.normpath(name)
+        other = texts.outline(place) if place in texts.opened else None
+        return mended(other) if other is not None else texts.text(place)
+
+    try:
+        library = load((path, text), read=beside)
+    except UcplError:
+        return Sizes(None, config, None)
+    return Sizes(library, config, library.files[path])

@@ -1,0 +1,129 @@
+"""What the name at a place means: the definitions that it leads to, and the names beside it that a label is looked up among."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from ucpl.lsp.context import Context, name_in_hole, wanted
+from ucpl.lsp.definitions import definitions_of
+from ucpl.lsp.files import Texts
+from ucpl.lsp.names import Known, Place, find_block, visible
+
+__all__ = ["Target", "meant", "targets"]
+
+_SIDES = re.compile(r"\.(size|local)$")
+
+
+@frozen
+class Target:
+    """Characters start .. stop of a file: the name, inside what stands from `first` to `last`."""
+
+    path: str
+    start: int
+    stop: int
+    first: int = 0
+    last: int = 0
+
+
+def targets(texts: Texts, context: Context) -> list[Target]:
+    """Where the name at a place is defined: of a tensor under a condition, all of its lines."""
+    token = context.token
+    if token is None or token.kind not in ("name", "string"):
+        return []
+    if context.word == "from" and token.kind == "string":
+        path = texts.imported(context.place.path, token.value)
+        return [Target(path, 0, 0)] if path is not None else []
+    if token.text.startswith("config."):
+        return _in_config(texts, context, token.text)
+    return [_target(k) for k in meant(texts, context)]
+
+
+def _target(known: Known) -> Target:
+    one = known.definition
+    return Target(known.path, one.token.start, one.token.stop, one.statement.start, one.statement.stop)
+
+
+def meant(texts: Texts, context: Context) -> list[Known]:
+    """The definitions that the name at a place can mean: all of one kind, of one block."""
+    token = context.token
+    if token is None or not token.is_name or _is_text(context):
+        return []
+    name = token.value if token.kind == "name" else name_in_hole(token, context.offset) or token.value
+    kinds = wanted(context)
+    if {"model", "layout"} & set(kinds):
+        return _block_named(texts, context, name, kinds)
+    argument = _argument(texts, context, name)
+    if argument is not None:
+        return [argument]
+    known = visible(texts, context.scope)
+    for candidate in _candidates(context, name):
+        found = [k for k in known if k.name == candidate and k.kind != "entry"]
+        found += [k for k in known if k.name == candidate and k.kind == "entry" and k.definition.token is not token]
+        if found:
+            return _best(found, kinds)
+    return []
+
+
+def _argument(texts: Texts, context: Context, name: str) -> Known | None:
+    """The parameter that an argument by name is of."""
+    if context.following != "=" or context.word not in ("model", "layout", "plan", "use"):
+        return None
+    place = find_block(texts, context.place.path, context.called)
+    named = definitions_of(place.outline, place.block) if place is not None else []
+    found = next((d for d in named if d.kind == "parameter" and d.name == name), None)
+    return Known(place.path, found) if place is not None and found is not None else None
+
+
+def _is_text(context: Context) -> bool:
+    """Whether a quoted text is a key, a path or a message, at a place that is no name of a template."""
+    token = context.token
+    assert token is not None
+    if token.kind != "string" or name_in_hole(token, context.offset):
+        return False
+    return context.previous in ("as", "key") or context.word in ("file", "assert", "from")
+
+
+def _block_named(texts: Texts, context: Context, name: str, kinds: tuple[str, ...]) -> list[Known]:
+    path = context.place.path
+    if context.word == "from" and len(context.statement.tokens if context.statement else ()) > 1:
+        assert context.statement is not None
+        path = texts.imported(path, context.statement.tokens[1].value) or path
+    found = find_block(texts, path, name, tuple(k for k in kinds if k in ("model", "layout")))
+    return [_own(found)] if found is not None else []
+
+
+def _own(place: Place) -> Known:
+    """A block as the definition of its own name."""
+    named = definitions_of(place.outline, place.outline.top)
+    return Known(place.path, next(d for d in named if d.block is place.block))
+
+
+def _candidates(context: Context, name: str) -> Iterator[str]:
+    """The names that a written one can stand for: itself; beside the entry, of a label; the dim of `l.local`."""
+    statement = context.statement
+    if statement is not None and statement.word == "entry" and context.following == ":":
+        path = statement.tokens[0].value
+        yield ".".join([*path.split(".")[:-1], name])
+        yield f"{path}.{name}"
+    yield name
+    yield _SIDES.sub("", name)
+
+
+def _best(found: list[Known], kinds: tuple[str, ...]) -> list[Known]:
+    """Those of the kind that is asked for first; of one block and file."""
+    order = {kind: i for i, kind in enumerate(kinds)}
+    first = min(found, key=lambda k: order.get(k.kind, len(order)))
+    return [k for k in found if k.kind == first.kind and k.definition.block is first.definition.block]
+
+
+def _in_config(texts: Texts, context: Context, name: str) -> list[Target]:
+    """The line of the config.json that has the key."""
+    config = texts.config(context.place.path)
+    text = texts.text(config.path) if config is not None else None
+    found = re.search(rf'"{re.escape(name.split(".")[-1])}"\s*:', text) if text is not None else None
+    if config is None or found is None:
+        return []
+    return [Target(config.path, found.start(), found.end() - 1, found.start(), found.end() - 1)]
