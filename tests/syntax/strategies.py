@@ -12,6 +12,7 @@ from ucpl.errors import UcplError
 from ucpl.syntax import nodes
 from ucpl.syntax.definitions import check_definitions
 from ucpl.syntax.source import Source
+from ucpl.syntax.words import ELEMENT_TYPES
 
 PLAIN = ["a", "h", "g", "tp", "dp", "attn", "w_1", "_x", "value", "state", "as", "order", "flat", "each", "none", "all"]
 ODD = ["blocks.0.w", "0", "a b", 'say "x"', "back\\slash", "two\nlines", "naïve", "a.*", "{l}", "#no", "=", "("]
@@ -21,6 +22,7 @@ plain = st.sampled_from(PLAIN)
 dotted = st.lists(plain, min_size=1, max_size=3).map(".".join)
 names = st.one_of(plain, st.sampled_from(ODD))
 paths = st.one_of(dotted, names)
+element_types = st.sampled_from(sorted(ELEMENT_TYPES))
 texts = st.one_of(st.sampled_from([*ODD, "", "mp_rank_{tp:02}.pt"]), st.text(max_size=8))
 integers = st.integers(0, 2**63 - 1) | st.integers(0, 9)
 
@@ -93,7 +95,7 @@ once = {
     "on": names.map(lambda n: (n,)),
     "in": names.map(lambda n: (n,)),
     "as": texts.map(lambda t: (t,)),
-    "dtype": names.map(lambda n: (n,)),
+    "dtype": element_types.map(lambda n: (n,)),
     "lossy": st.just(()),
     "value": exprs.map(lambda e: (e,)),
     "when": exprs.map(lambda e: (e,)),
@@ -140,17 +142,17 @@ model_items = st.one_of(
     uses,
     indexes,
     groups,
-    st.builds(nodes.DefaultDtype, names),
+    st.builds(nodes.DefaultDtype, element_types),
     st.builds(
         nodes.Tensor,
         paths,
         some(dimensions, 0),
-        st.none() | names,
+        st.none() | element_types,
         st.sampled_from(["parameter", "buffer", "frozen"]),
         maybe,
     ),
     st.builds(nodes.Alias, paths, paths, maybe),
-    st.builds(nodes.State, some(names), names, st.booleans(), st.none() | some(names) | st.just(("*",))),
+    st.builds(nodes.State, some(names), element_types, st.booleans(), st.none() | some(names) | st.just(("*",))),
 )
 layout_items = st.one_of(
     lets,

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import threading
 
+from attrs import evolve
 from lark.exceptions import UnexpectedInput
 
-from ucpl.errors import UcplError, fail
+from ucpl.errors import Diagnostic, UcplError, catalogue, fail
+from ucpl.syntax.forms import form_of
 from ucpl.syntax.limits import TEXT_CHARACTERS_MAX
+from ucpl.syntax.rewriting import instead_of, standing
 from ucpl.syntax.slips import diagnose
 from ucpl.syntax.source import Source
-from ucpl.syntax.tables import tables
+from ucpl.syntax.tables import Tables, tables
 
 __all__ = ["LOCK", "read"]
 
 LOCK = threading.Lock()  # the recorder knows one text at a time
+# Where a line to write is looked for.
+_OF_HABIT = frozenset({"E001", "E002", "E004", "E005", "E016", "E017", "E019", "E020", "E023"})
 
 
 def read(source: Source, start: str) -> object:
@@ -33,7 +38,33 @@ def read(source: Source, start: str) -> object:
             # The last line may lack its newline; the grammar asks for one after every statement.
             return parser.lark.parse(source.text + "\n", start=start)
         except UnexpectedInput as error:
-            problem = UcplError(diagnose(error, source, parser.lark))
+            problem = UcplError(_with_the_line(diagnose(error, source, parser.lark), source, start, parser))
+        except UcplError as error:
+            problem = UcplError(*(_with_the_line(d, source, start, parser) for d in error.diagnostics))
         finally:
             parser.recorder.begin(Source("", ""))  # let the text and its records go
     raise problem from None
+
+
+def _with_the_line(found: Diagnostic, source: Source, start: str, parser: Tables) -> Diagnostic:
+    """The diagnostic with the line to write instead, or with how such a statement is written."""
+    if found.code not in _OF_HABIT or start != "start":
+        return found
+    label = found.labels[0]
+    place = _offset(source.text, label.line or 1, label.column or 1)
+    at = standing(source.text, place, found.code == "E002")
+    if at is None:
+        return found
+    instead = instead_of(at, parser)
+    if instead is not None:
+        return evolve(found, remedy=instead.remedy)
+    if found.remedy == catalogue()["E001"].remedy:
+        return evolve(found, remedy=form_of(at.place, (at.before + at.line).strip()))
+    return found
+
+
+def _offset(text: str, line: int, column: int) -> int:
+    place = 0
+    for _ in range(line - 1):
+        place = text.find("\n", place) + 1
+    return place + column - 1

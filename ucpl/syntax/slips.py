@@ -31,97 +31,31 @@ def _model(*lines: str) -> list[str]:
     return [_IN_MODEL % line for line in lines]
 
 
+# Slips for which no row of the habits knows a line to write; the others are in `habits`.
 HINTS: dict[str, list[str]] = {
-    "parts stand end to end with `+`, as in (q: r d + k: d)": _layout("a = (q: g | k: d)", "a = (g | d)"),
-    "axes in parentheses are put side by side by a space, end to end by `+`: there is no comma": _layout("a = (g, d)"),
-    "a layout says how a tensor lies, with `=`; only a model uses `:`": _layout(
-        "a : v h", "a[l] : v h", "* : v", '"a" : h'
-    ),
-    "a model says which dims a tensor has, with `:`; only a layout uses `=`": _model("a = v h", '"a" = v'),
-    "give the mesh axis a name after `@`, as in g@tp, and its size as a parameter of the layout": _layout(
-        "a = g@4 h", "a = g@chunk(4)", "a = g@spread(4)", "a = h mean @4", "blob a @4 keep"
-    ),
-    "an axis is a name: write `dim x = 4` in the model, then `x` here": _layout("a = 4 h", "a = h 4", "a = (4 h)"),
-    "statements end with the line: there is no `;`": [
-        "let a = 1; let b = 2",
-        *_layout("a = h;", 'a = h as "b";', "mesh a;", 'file a = torch "x";'),
-        *_model("a : h;", "dim l = 1;", "state a : f32;", "dtype f32;"),
-    ],
-    "one `=` binds a value; `==` compares two, as in `assert a == b`": [
-        "let a == 1",
-        *_layout("a == h", "dim a == 1", "index a == h"),
-    ],
-    "statements stand side by side, one a line; a comma joins only what is of one kind, as in `let a = 1, b = 2`": (
-        _layout("a = v, h", "a = h@tp, h")
-    ),
-    "comments start with `#`": ["let a = 1 // x", "// x", *_layout("// x"), *_model("// x"), *_layout("a = h // x")],
-    "texts stand in double quotes": [
-        *_layout("a = h as 'b'", "file f = torch 'b'", "a = h as b", "file f = torch b", "file f = torch"),
-        "from 'a' import b",
-        "from a import b",
-    ],
-    'a file has a form and a name, as in: file weights = torch "model.pt"': _layout('file f = "b"', 'file "b"'),
-    "a layout names its parameters in parentheses, none as `()`: layout x(tp, pp = 1) of y { … }": [
-        "layout x of y {\n}",
-        "layout x {\n}",
-    ],
+    "an axis is a name: write `dim x = 4` in the model, then `x` here": _layout("a = h 4", "a = (4 h)"),
+    "texts stand in double quotes": _layout("file f = torch"),
+    'a file has a form and a name, as in: file weights = torch "model.pt"': _layout('file "b"'),
+    "a layout names its parameters in parentheses, none as `()`: layout x(tp, pp = 1) of y { … }": ["layout x {\n}"],
     "a layout says which model it lays out: layout x() of y { … }; of any model: `of any`": [
-        "layout x() {\n}",
         "layout x() extends z() {\n}",
-        "layout x() = y",
     ],
     "a model has no parameters: sizes are its dims, and come from the command line with -D": ["model y(h) {\n}"],
-    "the body of a model or a layout stands in braces, which open on the same line": [
-        "model y\n{\n}",
-        "layout x() of y\n{\n}",
-        "layout x() of y extends z()\n{\n}",
-        "model y:\n  a : h",
-        "layout x() of y:\n  a = h",
-    ],
-    "a plan names two layouts with `->` between, as in: plan grow = a(tp = 4) -> b(tp = 2)": [
-        "plan p = a() => b()",
-        "plan p = a(b = 1) => b()",
-        "plan p = a(b = 1)",
-        "plan p = a()",
-        "plan p : a()",
-        "plan a() -> b()",
-    ],
-    "give the layout its arguments in parentheses, none as `()`": [
-        "plan p = a -> b",
-        "plan p = a() -> b",
-        "layout x() of y extends z {\n}",
-        *_layout("use a as b", "framework deepspeed"),
-    ],
-    "statements of this kind stand inside a model or a layout": ["a : v h", "a = v h", "mesh dp", "state a : f32"],
     "a statement starts with its word, such as `mesh` or `file`, or names a tensor and goes on with `=`": _layout(
         "as x", "something dp"
     ),
     "a statement starts with its word, such as `dim` or `state`, or names a tensor and goes on with `:`": _model(
         "something h"
     ),
-    "give the tensor its dims after the `:`; one without any has `()`": _model("a :"),
     "give the tensor its stored axes after the `=`; one without any has `()`, one that is not stored has `none`": (
-        _layout("a =", "state * =")
+        _layout("state * =")
     ),
-    "a tensor's name with digits between its dots stands in quotes": [
-        *_model("blocks.0.w : h"),
-        *_layout("blocks.0.w = h"),
-    ],
-    "a range in brackets has two dots, as in l[1..] or l[1.. by 2]": _model("a : l[1:2] h"),
     "a cut takes the mesh axis first, as in @chunk(dp, 2); sizes stand in brackets, as in @pp[7, 8, 9]": _layout(
-        "a = h@tp(2)", "a = h@chunk[2]", "a = h@chunk"
+        "a = h@tp(2)", "a = h@chunk"
     ),
     "`pad` takes an axis and the number that its size becomes a multiple of, as in pad(vocab, 128 * tp)": _layout(
         "a = pad(v) h", "a = pad v h"
     ),
-    "write what it is in words: `and`, `or`, `not`": [
-        "assert a && b",
-        "assert a || b",
-        "assert !a",
-        "assert a & b",
-        "assert a | b",
-    ],
-    "a comparison has two sides; join two of them with `and`": ["assert a < b < c", "assert a == b == c"],
 }
 
 _FRIENDLY = {

@@ -11,6 +11,7 @@ __all__ = [
     "BRACKET_WORDS",
     "CLAUSE_WORDS",
     "DIM_WORDS",
+    "ELEMENT_TYPES",
     "LAYOUT_WORDS",
     "MEMBER_WORDS",
     "MODEL_WORDS",
@@ -31,3 +32,7 @@ LAYOUT_WORDS = frozenset(  # at the start of a statement in a layout
     {"let", "dim", "assert", "mesh", "index", "file", "framework", "group", "state", "derive", "blob", "use"}
 )
 MODEL_WORDS = frozenset({"let", "dim", "dtype", "alias", "state", "assert", "index", "use", "group"})  # … in a model
+
+ELEMENT_TYPES = frozenset(
+    "f64 f32 f16 bf16 f8_e4m3fn f8_e5m2 i64 i32 i16 i8 u64 u32 u16 u8 bool c64 c128".split()  # noqa: SIM905
+)

@@ -108,8 +108,11 @@ class Layouts(Models):
         fate = next(c.value for c in children if isinstance(c, Part) and c.kind == "fate")
         return nodes.Blob(children[1].value, axes, fate, self._clauses(children), span=self.span(children))
 
-    on_mesh, in_file, as_key, stored_dtype = _clause("on"), _clause("in"), _clause("as"), _clause("dtype")
+    on_mesh, in_file, as_key = _clause("on"), _clause("in"), _clause("as")
     value, when, buckets = _clause("value"), _clause("when"), _clause("buckets")
+
+    def stored_dtype(self, children: Children) -> Clause:
+        return Clause("dtype", (self._element_type(children[1]),), span=self.span(children))
 
     def lossy(self, children: Children) -> Clause:
         return Clause("lossy", (), span=self.span(children))

@@ -27,7 +27,7 @@ class Models(Patterns):
         return nodes.Dimension(self.path(children).value, None, bounds, span=span)
 
     def typed(self, children: Children) -> Part:
-        return Part("typed", children[1].value, self.span(children))
+        return Part("typed", self._element_type(children[1]), self.span(children))
 
     def kind(self, children: Children) -> Part:
         word = self.word(children[1], ("buffer", "frozen"), "what a tensor can be, beside a parameter")
@@ -61,10 +61,11 @@ class Models(Patterns):
         names = [c.value for c in children if isinstance(c, Part) and c.kind == "name"]
         groups = next((c.value for c in children if isinstance(c, Part) and c.kind == "groups"), None)
         scalar = any(isinstance(c, Token) and c.type == "SCALAR" for c in children)
-        return nodes.State(tuple(names[:-1]), names[-1], scalar, groups, span=self.span(children))
+        kind = self._element_type([c for c in children if isinstance(c, Part) and c.kind == "name"][-1])
+        return nodes.State(tuple(names[:-1]), kind, scalar, groups, span=self.span(children))
 
     def default_dtype(self, children: Children) -> nodes.DefaultDtype:
-        return nodes.DefaultDtype(children[1].value, span=self.span(children))
+        return nodes.DefaultDtype(self._element_type(children[1]), span=self.span(children))
 
     def binding(self, children: Children) -> nodes.Binding:
         return nodes.Binding(children[0].value, children[2], span=self.span(children))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -9,10 +10,12 @@ from attrs import frozen
 from lark import Token
 
 from ucpl.errors import Label, fail
+from ucpl.syntax.habits import words
 from ucpl.syntax.limits import NAME_CHARACTERS_MAX
 from ucpl.syntax.nodes import Clause, Expr, Span
 from ucpl.syntax.quoting import unquote
 from ucpl.syntax.source import Source
+from ucpl.syntax.words import ELEMENT_TYPES
 
 __all__ = ["Children", "Part", "Place", "Places", "when_of"]
 
@@ -77,6 +80,17 @@ class Places:
             return str(token)
         known = ", ".join(f"`{word}`" for word in words)
         fail("E016", f"`{token}` is not {what}", self.label(token, f"one of {known} stands here"))
+
+    def _element_type(self, part: Part) -> str:
+        """The name of an element type. Raises E023 for any other."""
+        name = str(part.value)
+        if name not in ELEMENT_TYPES:
+            near = difflib.get_close_matches(name[:40], sorted(ELEMENT_TYPES), 1)
+            close = words().dtypes.get(name) or next(iter(near), "")
+            known = ", ".join(sorted(ELEMENT_TYPES))
+            remedy = f"write `{close}`" if close else f"there are {known}"
+            fail("E023", f"no element type is called `{name}`", self.label(part, "named here"), remedy=remedy)
+        return name
 
     def _twice(self, code: str, what: str, first: Place, second: Place) -> NoReturn:
         fail(code, f"{what} stands twice", self.label(second, "again here"), self.label(first, "first here"))

@@ -1,0 +1,128 @@
+"""Mistakes that authors make, as data: none passes in silence, and each message says what to write instead.
+
+`*.toml`: the table's name is where the text stands in the frame below (`files`: alone). `says`: what the message has;
+`write`: a line that it offers, with which the same place is good; `code`, where the code is what matters.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+
+from ucpl.conversion.checking import Checked, check
+from ucpl.conversion.given import Given
+from ucpl.errors import Diagnostic, catalogue
+
+HERE = Path(__file__).parent
+FRAME = """ucpl 1
+model m {
+  dim l = 4, n = 4, g = 2, d = 4, h = 8, f = 6, v = 20, e = 4, tie = 0
+  embed : v h
+  "my-embed" : v h
+  attn.q : l n d h
+  attn.k : l g d h
+  attn.v : l g d h
+  ln : l h
+  mlp.gate : f h
+  mlp.up : f h
+  gate : f h
+  up : f h
+  mlp.moe : l e f h
+  norm : h
+  MODEL
+  state fp32, exp_avg, exp_avg_sq : f32
+  state step : f32 scalar
+}
+layout x(tp = 2, pp = 2, dp = 2) of m {
+  mesh pp dp tp
+  file weights = torch "rank_{pp}_{dp}_{tp}.pt"
+  file optim = torch "optim_{pp}_{dp}_{tp}.pt"
+  LAYOUT
+}
+TOP
+"""
+PLACES = {"model": "  MODEL", "layout": "  LAYOUT", "top": "TOP"}
+UNSAID = "no entry speaks of them"  # of the frame's other tensors
+GENERAL = "read `ucpl explain E001`"
+
+
+@frozen
+class Mistake:
+    place: str
+    name: str
+    text: str
+    says: tuple[str, ...]
+    write: str = ""
+    code: str = ""
+    config: str = ""  # a config.json, where one is given
+
+    @property
+    def whole(self) -> str:
+        return framed(self.place, self.text)
+
+
+def framed(place: str, text: str) -> str:
+    if place == "files":
+        return text
+    out = FRAME
+    for one, mark in PLACES.items():
+        out = out.replace(mark, text.strip("\n") if one == place else "")
+    return out
+
+
+def mistakes() -> list[Mistake]:
+    return [
+        Mistake(path.stem, name, row.pop("text"), tuple(row.pop("says", ())), **row)
+        for path in sorted(HERE.glob("*.toml"))
+        for name, row in tomllib.loads(path.read_text(encoding="utf-8")).items()
+    ]
+
+
+MISTAKES = mistakes()
+
+
+def checked(mistake: Mistake, text: str, folder: Path) -> Checked:
+    (folder / "x.ucpl").write_text(text, encoding="utf-8")
+    config = json.loads(mistake.config) if mistake.config else None
+    return check(str(folder / "x.ucpl"), Given(config=config))
+
+
+def told(finding: Diagnostic) -> str:
+    return "\n".join([finding.message, *(label.text for label in finding.labels), *finding.notes, finding.remedy])
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m.place}.{m.name}")
+def test_a_mistake_is_said_with_what_to_write_instead(mistake: Mistake, tmp_path: Path) -> None:
+    found = checked(mistake, mistake.whole, tmp_path)
+    said = "\n".join([*map(told, found.findings), *(text for text in found.remarks if UNSAID not in text)])
+    assert said, "it passes in silence"
+    assert "internal" not in said and GENERAL not in said
+    assert all(finding.remedy for finding in found.findings)
+    assert [one for one in mistake.says if one not in said] == [], said
+    if mistake.code:
+        assert mistake.code in {finding.code for finding in found.findings}
+    if mistake.write:
+        assert f"write: {mistake.write}".replace("\n", "\n       ") in said, said
+
+
+@pytest.mark.parametrize(
+    "mistake", [m for m in MISTAKES if m.write and m.place != "files"], ids=lambda m: f"{m.place}.{m.name}"
+)
+def test_what_is_offered_is_good_in_that_place(mistake: Mistake, tmp_path: Path) -> None:
+    _, *rest = mistake.text.strip("\n").split("\n")
+    fixed = "\n".join([mistake.write, *rest])
+    assert checked(mistake, framed(mistake.place, fixed), tmp_path).findings == ()
+
+
+def test_every_mistake_says_what_its_message_has() -> None:
+    assert [m.name for m in MISTAKES if not (m.write or m.says)] == []
+    assert len(MISTAKES) >= 250
+    assert all(m.code in catalogue() for m in MISTAKES if m.code)
+
+
+def test_the_frame_is_good(tmp_path: Path) -> None:
+    assert checked(MISTAKES[0], framed("top", ""), tmp_path).findings == ()

@@ -1,0 +1,195 @@
+"""What a row of the table of habits puts in place of its match, where a template of groups cannot say it.
+
+Each function takes the match and gives the text in its place, or None where there is nothing to offer.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+from re import Match
+
+from ucpl.syntax.words import ELEMENT_TYPES
+
+__all__ = [
+    "argument",
+    "cuts",
+    "default",
+    "digits",
+    "dtype",
+    "import_path",
+    "in_parentheses",
+    "key",
+    "kind",
+    "label",
+    "members",
+    "mesh",
+    "model_dims",
+    "number",
+    "of_model",
+    "pairs",
+    "power",
+    "product",
+    "side_by_side",
+    "stripped",
+    "times",
+]
+
+_POWER_MAX = 8  # factors of a power that is written out
+_NUMBER_MAX = 1 << 63
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[\s,*×·]+", text) if word]
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def power(found: Match[str]) -> str | None:
+    """`h ** 2` as `h * h`."""
+    base, exponent = found[1], found[2]
+    if not exponent.isascii() or not exponent.isdigit() or not 1 <= int(exponent[:3]) <= _POWER_MAX:
+        return None
+    return " * ".join([base] * int(exponent))
+
+
+def digits(found: Match[str]) -> str:
+    """`4.0` as `4`."""
+    return found[1].replace("_", "")
+
+
+def number(found: Match[str]) -> str | None:
+    """`500_000`, `0x10`, `5e8` and `1<<20` in digits."""
+    text = found[0].replace("_", "")
+    try:
+        if "<<" in text or ">>" in text:
+            base, _, shift = re.split("(<<|>>)", text)
+            value = int(base) << min(int(shift), 64) if "<<" in text else int(base) >> int(shift)
+        elif text[:2].lower() in ("0x", "0o", "0b"):
+            value = int(text, 0)
+        else:
+            decimal = Decimal(text)
+            value = int(decimal) if decimal < _NUMBER_MAX and decimal == decimal.to_integral_value() else _NUMBER_MAX
+    except (ValueError, InvalidOperation):
+        return None
+    return str(value) if value < _NUMBER_MAX else None
+
+
+def key(found: Match[str]) -> str:
+    """`config["a"]` as `config.a`."""
+    return f"config.{found[1] or found[2]}"
+
+
+def default(found: Match[str]) -> str:
+    """`config.get("a", 4)` as `default(config.a, 4)`."""
+    return f"default(config.{found[1] or found[3]}, {(found[2] or found[4]).strip()})"
+
+
+def pairs(found: Match[str]) -> str | None:
+    """`let a, b = 1, 2` as `let a = 1, b = 2`."""
+    names, values = _words(found[2]), [v.strip() for v in found[3].split(",")]
+    if len(names) != len(values):
+        return None
+    return f"{found[1]} " + ", ".join(f"{n} = {v}" for n, v in zip(names, values, strict=True))
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def dtype(found: Match[str]) -> str | None:
+    """An element type as others call it, or in quotes."""
+    name = found[0].strip('"').rpartition(".")[2]
+    from ucpl.syntax.habits import words
+
+    name = words().dtypes.get(name, name)
+    return name if name in ELEMENT_TYPES else None
+
+
+def import_path(found: Match[str]) -> str:
+    """`from gpt import` with the file's name."""
+    path = found[1].strip("./").replace(".", "/") if not found[1].endswith(".ucpl") else found[1]
+    return f'from "{path}{"" if path.endswith(".ucpl") else ".ucpl"}" import '
+
+
+def argument(found: Match[str]) -> str:
+    """`(tp: 2` as `(tp = 2`."""
+    space = " " if found.start() and found.string[found.start() - 1] == "," else ""
+    return f"{space}{found[1]} = "
+
+
+def of_model(found: Match[str]) -> str:
+    """A layout without a model."""
+    return f"{found[1]} of any {{"
+
+
+# ---- patterns --------------------------------------------------------------------------------------------------------
+
+
+def side_by_side(found: Match[str]) -> str:
+    """`a, b` as `a b`."""
+    inner = " ".join(_words(found[1]))
+    return f" {inner}" if found.string[: found.start()].endswith("=") else inner
+
+
+def in_parentheses(found: Match[str]) -> str:
+    """`a, b` as one axis."""
+    return f"({' '.join(_words(found[1]))})"
+
+
+def times(found: Match[str]) -> str:
+    """`(a * b)` as `(a b)`."""
+    return f"({' '.join(_words(found[1]))})"
+
+
+def product(found: Match[str]) -> str:
+    """`= a * b` as `= (a b)`."""
+    return f" ({' '.join(_words(found[1]))})"
+
+
+def cuts(found: Match[str]) -> str:
+    """`@(a, b)` as `@a@b`."""
+    return "".join(f"@{name}" for name in _words(found[1]))
+
+
+def label(found: Match[str]) -> str:
+    """`(q = ` as `(q: `."""
+    return f"{' ' if found.string[: found.start()].endswith('+') else ''}{found[1]}: "
+
+
+def stripped(found: Match[str]) -> str:
+    """The right side of an einops pattern."""
+    return found[1].strip()
+
+
+# ---- statements ------------------------------------------------------------------------------------------------------
+
+
+def mesh(found: Match[str]) -> str | None:
+    """The names of axes in whatever form: quoted, in a list, with sizes."""
+    text = found[0][len("mesh") :]
+    quoted = re.findall(r'"([A-Za-z_]\w*)"', text)
+    names = quoted[1:] if "(" in text and len(quoted) > 2 else quoted
+    names = names or re.findall(r"(?<![\w.])[A-Za-z_]\w*(?!\s*\()", re.sub(r"=\s*\w+", "", text.lstrip(" :=([")))
+    return f"mesh {' '.join(names)}" if names and len(set(names)) == len(names) else None
+
+
+def members(found: Match[str]) -> str | None:
+    """The members of a group, with a comma between them."""
+    names = re.findall(r'"[^"]*"|[\w.]+', found[2])
+    if not names or {"order", "model", "from", "all"} & set(names):
+        return None
+    return f"{found[1].rstrip()} = {', '.join(names)}"
+
+
+def model_dims(found: Match[str]) -> str | None:
+    """A tensor with its dims side by side."""
+    words = _words(found[2])
+    if any("." in word for word in words):
+        return None
+    return f"{found[1].rstrip('.')} : {' '.join(words) or '()'}"
+
+
+def kind(found: Match[str]) -> str:
+    """`buffer x : d` as `x : d is buffer`."""
+    return f"{found[2]} :{found[3].rstrip()} is {'buffer' if found[1] else 'frozen'}"
