@@ -159,6 +159,25 @@ def small(body: str, call: str) -> tuple[str, str]:
             '  file weights = torch "f"\n  w = a b as "w"\n  state s = trim(pad(flat(each), dp)@dp) in weights as "s"',
             "E146",
         ),
+        *(
+            (
+                f"  let p = dp, q = 1\n  mesh other: p q\n{line}",
+                "E219",
+            )
+            for line in (
+                '  file weights = torch "f"\n  w = a@chunk(dp) b on other as "w"',
+                '  file weights = torch "f{rank}"\n  w = a b on other at dp[0] as "w"',
+                '  file weights = torch "f"\n  w = a b on other as "w{dp}"',
+                '  file weights = torch "f{rank}"\n  w = a b on other mean @dp as "w"',
+                '  file weights = torch "f{rank}"\n  index a = a@spread(dp)\n  w[a] = b on other as "w{a}"',
+                '  file weights = torch "f"\n  w = a b as "w"\n  state s = flat(each)@chunk(dp) on other in weights as "s"',
+            )
+        ),
+        (
+            '  let p = 2, q = 2\n  mesh one: p q\n  mesh two: q p\n  file weights = torch "f"\n  w = a@chunk(q) b on two',
+            "E219",
+        ),
+        ('  file weights = torch "f"\n  w = a b on other as "w"', "E218"),
         ('  file weights = torch "f"\n  w[a] = b as "w.{a}.{b}"', "E122"),
         ('  file weights = torch "f"\n  w[a] = b as "w.{a}.{b.local + 1}"', "E122"),
         ('  file weights = torch "f"\n  dim hi = 1\n  index a = (hi lo)\n  w = a b as "w.{lo}"', "E122"),
@@ -198,6 +217,15 @@ def test_two_pieces_in_one_place_are_refused_by_both(body: str) -> None:
 def test_sizes_in_names_are_asked_for() -> None:
     body = '  let n = a + 1\n  file weights = torch "f.{a.size}.{n}"\n  w[b] = a as "{b}.{size(a)}"'
     assert check(*small(body, "x(dp = 2)")) == 2
+
+
+@pytest.mark.parametrize("key", ["w{p}.{q}", "w{size(dp)}", "w{rank}"])
+def test_a_line_on_a_mesh_means_what_it_means_without(key: str) -> None:
+    """Its file may name the axes of any mesh; a size is no coordinate."""
+    meshes = '  let p = 2, q = dp / 2\n  mesh other: p q\n  file weights = torch "f{dp}"\n'
+    body = f'{meshes}  w = a@chunk(q) b on other as "{key}"'
+    text, call = small(body, "x(dp = 4)")
+    assert check(text, call) == check(text.replace(" on other", ""), call) == 4
 
 
 def agree_alone(meaning: Any) -> None:

@@ -56,6 +56,7 @@ def text(model: str = "", layout: str = "", head: str = "x(dp)", top: str = "", 
 
 FILE = '  file weights = torch "f.{dp}"\n'
 W = FILE + '  w = a b as "w"\n  v = a as "v"\n'
+OTHER = "  let p = dp, q = 1\n  mesh other: p q\n" + FILE
 MODEL = "  dim a = 4, b = 3\n  dtype f32\n"
 GLOBS = (
     "layout any_(dp) of any {{\n  mesh dp\n" + FILE + "  {}\n  {}\n}}\nlayout g(dp) of m extends any_(dp = dp) {{\n}}\n"
@@ -189,7 +190,16 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E215", "two tensors, or two pieces of one, have one place: w of f.0", text(layout=FILE + '  ⟧w = a b as "w"\n  ⟦v = a as "w"\n'), "x(2)", {}),
     ("E217", "`w` is stored with another value, and inside a flat buffer", text(layout=FILE + '  w = a b value x - 1 as "w"\n  ⟦state weight = flat(each) as "s"\n'), "x(2)", {}),
     ("E218", "`w` is on mesh `q`, and there is none of that name", text(layout=FILE + '  ⟦w = a b on q as "w"\n'), "x(2)", {}),
-    ("E219", "`w` is on mesh `other` and cut over `dp`", text(layout='  let p = 2\n  mesh other: p\n' + FILE + '  ⟦w = a@dp b on other as "w"\n'), "x(2)", {}),
+    ("E219", "`w` is on mesh `other` and is cut over `dp`, an axis of the mesh `dp`", text(layout=OTHER + '  ⟦w = a@dp b on other as "w"\n'), "x(2)", {"remedy": "mesh other has p, q: take one"}),
+    ("E219", "`w` is on mesh `other` and is cut over `dp`", text(layout=OTHER + '  ⟦w = a@dp b on other as "w"\n'), "x(1)", {}),
+    ("E219", "`w` is on mesh `other` and is dealt over `dp`", text(layout=OTHER + '  index a = a@dp\n  ⟦w[a] = b on other as "w{a}"\n'), "x(2)", {}),
+    ("E219", "`w` is on mesh `other` and stands at a coordinate of `dp`", text(layout=OTHER + '  ⟦w = a b on other at dp[0] as "w"\n'), "x(2)", {}),
+    ("E219", "`w` is on mesh `other` and says `mean` of `dp`", text(layout=OTHER + '  ⟦w = a b mean @dp on other as "w"\n'), "x(2)", {}),
+    ("E219", "`w` is on mesh `other` and names in its key `dp`", text(layout=OTHER + '  ⟦w = a b on other as "w{dp}"\n'), "x(2)", {}),
+    ("E219", "a state line is on mesh `other` and is cut over `dp`", text(layout=OTHER + '  w = a b as "w"\n  ⟦state * = pad(flat(each), dp)@dp on other as "s"\n'), "x(2)", {}),
+    ("E219", "a state line is on mesh `other` and stands at", text(layout=OTHER + '  w = a b as "w"\n  ⟦state * = like on other at dp[0] as "s"\n'), "x(2)", {}),
+    ("E218", "a state line is on mesh `q`", text(layout=OTHER + '  w = a b as "w"\n  ⟦state * = like on q as "s"\n'), "x(2)", {}),
+    ("E219", "`w` is cut over `tp` on mesh `other`, where other ranks have its coordinates than on the mesh `dp tp`", text(layout='  mesh other: tp dp\n' + FILE + '  ⟦w = a@tp b on other as "w{tp}"\n', mesh="  mesh dp tp\n  let tp = 2\n"), "x(2)", {"remedy": "let other_tp = tp"}),
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from itertools import groupby, product
+from math import prod
 from typing import Any
 
 from attrs import frozen
@@ -46,7 +47,35 @@ class Local:
 
 def homes(meaning: Meaning, stated: Any = None) -> list[Home]:
     """Homes on all ranks. `stated`: (file rule, key, coordinates) -> flats, for groups `from FILE "key"`."""
+    demand_meshes(meaning)
     return [home for rank in range(meaning.ranks) for home in _Rank(meaning, rank, stated).homes()]
+
+
+def demand_meshes(meaning: Meaning) -> None:
+    """A line `on MESH` cuts by axes of that mesh, stands at them, speaks of copies along them and names them in its key;
+    a rank has one coordinate on an axis, whichever mesh is meant."""
+    for line in (*meaning.entries, *meaning.lines):
+        said = {c.word: c.args for c in line.clauses}
+        if "on" not in said:
+            continue
+        mesh = next((m for m in meaning.meshes if m.name == said["on"][0]), None)
+        if mesh is None:
+            raise Refused(f"no mesh is called {said['on'][0]}")
+        known = {a for m in meaning.meshes for a in m.axes}
+        axes = {a for axis in (line.shape if isinstance(line.shape, tuple) else ()) for a in _cuts(axis)}
+        axes |= {c.args[0] for c in line.clauses if c.word == "at"} | {*said.get("copies", ("", ()))[1]}
+        holes = " ".join(re.findall(r"\{([^{}:]*)", said.get("as", ("",))[0]))
+        axes |= known & set(re.findall(r"[A-Za-z_]\w*", re.sub(r"size\([^()]*\)|[\w.]+\.size", "", holes)))
+        for index in line.indices if isinstance(line, nodes.Entry) else ():
+            rules = [meaning.indices[d] for d in digits_of(index) if d in meaning.indices]
+            axes |= {a for axis in (index, *rules) for a in _cuts(axis) if meaning.degree(a) > 1}
+        for axis in axes & known:
+            if axis not in mesh.axes:
+                raise Refused(f"{axis} is no axis of mesh {mesh.name}")
+            first = next(m for m in meaning.meshes if axis in m.axes)
+            steps = {prod(meaning.degree(b) for b in m.axes[m.axes.index(axis) + 1 :]) for m in (first, mesh)}
+            if len(steps) > 1 and meaning.degree(axis) > 1:
+                raise Refused(f"{axis} has other coordinates on mesh {mesh.name}")
 
 
 class _Rank:

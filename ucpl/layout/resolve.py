@@ -15,6 +15,7 @@ from ucpl.layout.entries import entries_of
 from ucpl.layout.layout import Layout, Taken
 from ucpl.layout.library import Library
 from ucpl.layout.models import aliases_of, groups_of, states_of, tensors_of
+from ucpl.layout.on_mesh import demand_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
 from ucpl.layout.scope import Config, Scope, Value, at, nearest
 from ucpl.layout.statements import Given, Note, Opened, open_layout
@@ -100,6 +101,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         extended=opened.extended,
     )
     demand_names(items, ground, layout)
+    demand_meshes(layout)
     return layout
 
 

@@ -133,23 +133,7 @@ class EntryPlacer:
         self.index_axes = tuple(dict.fromkeys(a for x in self.entry.indices for a in self._index_axes(x, frozenset())))
         self.kin = self._kin()
         self.locals = self.locals_found.setdefault(self.kin, {})
-        named = self.entry.storing.mesh
-        mesh = next((m for m in self.layout.meshes if m.name == named), None)
-        if named and mesh is None:
-            fail(
-                "E218",
-                f"`{self.entry.path}` is on mesh `{named}`, and there is none of that name",
-                at(self.entry.span),
-                remedy=f"meshes: {', '.join(m.name for m in self.layout.meshes if m.name) or 'none has a name'}",
-            )
         for axis in (*self.shape_axes, *self.index_axes):
-            if named and mesh is not None and self.degrees.get(axis, 1) > 1 and axis not in mesh.axes:
-                fail(
-                    "E219",
-                    f"`{self.entry.path}` is on mesh `{named}` and cut over `{axis}`, which that mesh does not have",
-                    at(self.entry.span),
-                    remedy=f"mesh {named} has {', '.join(mesh.axes)}",
-                )
             if axis not in self.degrees:
                 fail(
                     "E201",

@@ -282,6 +282,8 @@ class _Drawn:
             policy = f" {self.draw(_sampled(['same', 'any', *means]))} @{spare[0]}"
             if len(spare) > 1 and self.draw(_booleans()):
                 policy += f" {self.draw(_sampled(['same', 'any']))} @{spare[1]}"
+        if used == ["ep"] and not place and not indexed - {None} and self.draw(_booleans()):
+            place = " on other"
         return f'  {path}{bracket} = {shape or "()"}{policy}{place} as "{path}{number or ""}{names}"'
 
     def pack(self, paths: list[str]) -> list[str]:

@@ -1,0 +1,96 @@
+"""`on MESH`: what a line cuts by, stands at, averages over and writes into its key are axes of the mesh that it is seen on.
+
+Names of files are left out: they tell ranks apart, and a rank has coordinates on every mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from ucpl.errors import fail
+from ucpl.layout import axes as ax
+from ucpl.layout.layout import Entry, Layout, Mesh, States
+from ucpl.layout.scope import at
+
+__all__ = ["demand_meshes"]
+
+Line = Entry | States
+
+
+def demand_meshes(layout: Layout) -> None:
+    """Raises: UcplError E218 for a mesh that is not there, E219 for an axis of another."""
+    for line in (*layout.entries, *layout.state_lines):
+        if line.storing.mesh:
+            mesh = _mesh_of(line, layout)
+            for axis, use in _axes(line, layout):
+                _demand(line, axis, use, (mesh, layout))
+
+
+def _mesh_of(line: Line, layout: Layout) -> Mesh:
+    found = next((m for m in layout.meshes if m.name == line.storing.mesh), None)
+    if found is None:
+        fail(
+            "E218",
+            f"{_named(line)} is on mesh `{line.storing.mesh}`, and there is none of that name",
+            at(line.span),
+            remedy=f"meshes: {', '.join(m.name for m in layout.meshes if m.name) or 'none has a name'}",
+        )
+    return found
+
+
+def _axes(line: Line, layout: Layout) -> Iterator[tuple[str, str]]:
+    """Mesh axes that a line speaks of, each with what it does with them."""
+    known = {a for m in layout.meshes for a in m.axes}
+    cut = ax.mesh_axes_of(*line.shape) if line.shape != "like" else ()
+    yield from ((a, "is cut over") for a in cut if a in known)
+    for axis in _dealt(line.indices, layout, frozenset()) if isinstance(line, Entry) else ():
+        if layout.sizes.get(axis, 1) > 1:  # an index that one rank has all of is dealt to nobody
+            yield axis, "is dealt over"
+    yield from ((a, "stands at a coordinate of") for a, _ in line.storing.at)
+    yield from ((a, f"says `{line.storing.policy}` of") for a in line.storing.policy_axes if a in known)
+    names = line.storing.key.names if line.storing.key is not None else frozenset()
+    yield from ((a, "names in its key") for a in sorted(names & known))
+
+
+def _dealt(axes: tuple[ax.Axis, ...], layout: Layout, seen: frozenset[str]) -> Iterator[str]:
+    """Mesh axes that deal the indices in brackets, by their own cuts and by `index` statements."""
+    yield from ax.mesh_axes_of(*axes)
+    for name in ax.dims_of(*axes):
+        if name in layout.indices and name not in seen:
+            yield from _dealt((layout.indices[name],), layout, seen | {name})
+
+
+def _demand(line: Line, axis: str, use: str, where: tuple[Mesh, Layout]) -> None:
+    mesh, layout = where
+    first = layout.mesh_of(axis)  # whose coordinates the axis has
+    if first is None:
+        return  # an axis of no mesh is refused where it cuts
+    if axis not in mesh.axes:
+        fail(
+            "E219",
+            f"{_named(line)} is on mesh `{mesh.name}` and {use} `{axis}`, an axis of {_called(first)}",
+            at(line.span),
+            remedy=f"mesh {mesh.name} has {', '.join(mesh.axes)}: take one of these, or leave `on {mesh.name}` out",
+        )
+    if _step(first, axis) != _step(mesh, axis) and layout.sizes.get(axis, 1) > 1:
+        fail(
+            "E219",
+            f"{_named(line)} {use} `{axis}` on mesh `{mesh.name}`, where other ranks have its coordinates"
+            f" than on {_called(first)}",
+            at(line.span),
+            remedy=f"give the axis of mesh {mesh.name} a name of its own: `let {mesh.name}_{axis} = {axis}`",
+        )
+
+
+def _step(mesh: Mesh, axis: str) -> int:
+    """How far apart neighbours along an axis are, in ranks."""
+    return prod(mesh.degrees[mesh.axes.index(axis) + 1 :])
+
+
+def _named(line: Line) -> str:
+    return f"`{line.path}`" if isinstance(line, Entry) else "a state line"
+
+
+def _called(mesh: Mesh) -> str:
+    return f"mesh `{mesh.name}`" if mesh.name else f"the mesh `{' '.join(mesh.axes)}`"
