@@ -195,6 +195,7 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E219", "`w` is on mesh `other` and is dealt over `dp`", text(layout=OTHER + '  index a = a@dp\n  ⟦w[a] = b on other as "w{a}"\n'), "x(2)", {}),
     ("E219", "`w` is on mesh `other` and stands at a coordinate of `dp`", text(layout=OTHER + '  ⟦w = a b on other at dp[0] as "w"\n'), "x(2)", {}),
     ("E219", "`w` is on mesh `other` and says `mean` of `dp`", text(layout=OTHER + '  ⟦w = a b mean @dp on other as "w"\n'), "x(2)", {}),
+    ("E219", "`w` is on mesh `other` and says `any` of `dp`", text(layout=OTHER + '  ⟦w = a b any @dp on other as "w"\n'), "x(2)", {}),
     ("E219", "`w` is on mesh `other` and names in its key `dp`", text(layout=OTHER + '  ⟦w = a b on other as "w{dp}"\n'), "x(2)", {}),
     ("E219", "a state line is on mesh `other` and is cut over `dp`", text(layout=OTHER + '  w = a b as "w"\n  ⟦state * = pad(flat(each), dp)@dp on other as "s"\n'), "x(2)", {}),
     ("E219", "a state line is on mesh `other` and stands at", text(layout=OTHER + '  w = a b as "w"\n  ⟦state * = like on other at dp[0] as "s"\n'), "x(2)", {}),

@@ -63,7 +63,8 @@ def demand_meshes(meaning: Meaning) -> None:
             raise Refused(f"no mesh is called {said['on'][0]}")
         known = {a for m in meaning.meshes for a in m.axes}
         axes = {a for axis in (line.shape if isinstance(line.shape, tuple) else ()) for a in _cuts(axis)}
-        axes |= {c.args[0] for c in line.clauses if c.word == "at"} | {*said.get("copies", ("", ()))[1]}
+        axes |= {c.args[0] for c in line.clauses if c.word == "at"}
+        axes |= {a for c in line.clauses if c.word == "copies" and c.args[0] != "same" for a in c.args[1]}
         holes = " ".join(re.findall(r"\{([^{}:]*)", said.get("as", ("",))[0]))
         axes |= known & set(re.findall(r"[A-Za-z_]\w*", re.sub(r"size\([^()]*\)|[\w.]+\.size", "", holes)))
         for index in line.indices if isinstance(line, nodes.Entry) else ():
