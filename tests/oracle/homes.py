@@ -54,7 +54,8 @@ def homes(meaning: Meaning, stated: Any = None) -> list[Home]:
 def demand_meshes(meaning: Meaning) -> None:
     """A line `on MESH` cuts by axes of that mesh, stands at them, speaks of copies along them and names them in its key;
     a rank has one coordinate on an axis, whichever mesh is meant."""
-    for line in (*meaning.entries, *meaning.lines):
+    lines: list[nodes.Entry | nodes.States] = [*meaning.entries, *meaning.lines]
+    for line in lines:
         said = {c.word: c.args for c in line.clauses}
         if "on" not in said:
             continue

@@ -20,7 +20,8 @@ Line = Entry | States
 
 def demand_meshes(layout: Layout) -> None:
     """Raises: UcplError E218 for a mesh that is not there, E219 for an axis of another."""
-    for line in (*layout.entries, *layout.state_lines):
+    lines: tuple[Line, ...] = (*layout.entries, *layout.state_lines)
+    for line in lines:
         if line.storing.mesh:
             mesh = _mesh_of(line, layout)
             for axis, use in _axes(line, layout):
