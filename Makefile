@@ -21,7 +21,7 @@ help:
 	@echo "make mutants   plant faults in a copy, each of which a test must find (SHARE=10 SEED=1 ROOM=runtime narrow it)"
 	@echo "make interop   tests in which DeepSpeed itself loads what ucpl wrote"
 	@echo "make bench     timings, as docs/PERFORMANCE.md reports them (make bench lsp: one of plan, start, lsp, convert)"
-	@echo "make docs      write the generated pages (docs/ERRORS.md) anew"
+	@echo "make docs      write what is generated anew: docs/ERRORS.md, the colours of editors/vscode"
 	@echo "make fmt       format the code; fmt-check only says whether it is"
 	@echo "make pins      write constraints.txt anew from the newest releases in range"
 	@echo "make clean     remove environments and caches"
@@ -67,6 +67,7 @@ $(TIMED):
 
 docs: $(VENV)/ready
 	$(VENV)/bin/python -m ucpl.errors.document docs/ERRORS.md
+	$(VENV)/bin/python -m editors.textmate editors/vscode/syntaxes/ucpl.tmLanguage.json
 
 fmt: $(VENV)/ready
 	$(VENV)/bin/ruff format .

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from editors import textmate
 from ucpl.errors import Exit, catalogue
 from ucpl.errors.document import EXIT_MEANING, errors_markdown
 
@@ -175,6 +177,12 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
 def test_the_page_of_errors_is_the_catalogue() -> None:
     """When this fails: `make docs`."""
     assert (ROOT / "docs" / "ERRORS.md").read_text(encoding="utf-8") == errors_markdown()
+
+
+def test_the_colours_of_editors_are_those_of_the_grammar() -> None:
+    """When this fails: `make docs`, or `python -m editors.textmate editors/vscode/syntaxes/ucpl.tmLanguage.json`."""
+    path = ROOT / "editors" / "vscode" / "syntaxes" / "ucpl.tmLanguage.json"
+    assert json.loads(path.read_text(encoding="utf-8")) == textmate.grammar()
 
 
 def test_every_code_has_a_known_exit_status_and_all_its_texts() -> None:
