@@ -1,0 +1,81 @@
+"""Every shipped spec of an architecture, checked with the configs of models that are published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ucpl.conversion.checking import check
+from ucpl.conversion.given import Given
+from ucpl.layout import load, resolve
+from ucpl.resources import spec_files
+from ucpl.syntax import nodes, parse, parse_call
+
+SPECS = Path(__file__).parents[2] / "specs"
+LLAMA = {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
+# What the model cards say, and how many parameters the models have.
+CONFIGS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "Llama-3.1-405B": ("llama.ucpl", 405_853_388_800, {
+        **LLAMA, "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128,
+        "num_key_value_heads": 8, "vocab_size": 128256,
+    }),
+    "Llama-3.2-1B": ("llama.ucpl", 1_235_814_400, {
+        **LLAMA, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "tie_word_embeddings": True,
+    }),
+    "Mistral-7B-v0.1": ("llama.ucpl", 7_241_732_096, {
+        "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "tie_word_embeddings": False,
+    }),
+    "Mixtral-8x7B": ("llama.ucpl", 46_702_792_704, {
+        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "tie_word_embeddings": False,
+    }),
+    "Qwen2-7B": ("llama.ucpl", 7_615_616_512, {
+        "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+    }),
+    "Qwen3-8B": ("llama.ucpl", 8_190_735_360, {
+        "model_type": "qwen3", "attention_bias": False, "hidden_size": 4096, "intermediate_size": 12288,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 151936, "tie_word_embeddings": False,
+    }),
+    "gpt2": ("gpt2.ucpl", 124_439_808, {
+        "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "n_ctx": 1024,
+        "vocab_size": 50257,
+    }),
+}  # fmt: skip
+EXPERTS = {"mixtral", "mixtral_stacked", "megatron_moe"}
+DENSE = {"hf", "pairs", "autotp", "megatron", "megatron_local", "megatron_1p", "hf_rounded", "openai"}
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+def test_every_layout_of_a_spec_suits_a_published_model(model: str) -> None:
+    """Nothing is wrong with any; those that know experts store all of a model, the others say that they leave experts out."""
+    file, _, config = CONFIGS[model]
+    found = check(str(SPECS / file), Given(config=config))
+    assert found.findings == ()
+    leaving = {remark.partition(" ")[0] for remark in found.remarks if "stores nothing of `router`" in remark}
+    said = [remark for remark in found.remarks if "stores nothing of" in remark]
+    assert leaving == (DENSE - {"openai"} if "num_local_experts" in config else set())
+    assert len(said) == len(leaving), said
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+def test_the_model_has_as_many_parameters_as_the_published_one(model: str) -> None:
+    file, parameters, config = CONFIGS[model]
+    text = (SPECS / file).read_text()
+    layout = resolve(load((file, text)), parse_call("hf()"), config=config)
+    assert sum(t.numel for t in layout.tensors.values()) == parameters
+
+
+def test_every_shipped_spec_of_an_architecture_is_among_them() -> None:
+    named = {
+        file
+        for file, _ in spec_files()
+        if any(isinstance(s, nodes.Model) for s in parse((SPECS / file).read_text(), file).statements)
+    }
+    assert named == {file for file, _, _ in CONFIGS.values()}
