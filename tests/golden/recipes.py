@@ -337,6 +337,38 @@ def layer_that_there_is_not(folder: Path) -> list[str]:
 
 
 @case
+def nothing_to_take_back(folder: Path) -> list[str]:
+    more = "\nmodel less extends m() {\n  haed : none\n}\n\nlayout y() of less extends x() {\n}\n"
+    checked_model(folder, "  head : 4\n")
+    with open(folder / "spec.ucpl", "a") as file:
+        file.write(more)
+    return ["check", "spec.ucpl"]
+
+
+@case
+def one_model_with_different_arguments(folder: Path) -> list[str]:
+    text = """ucpl 1
+
+model gpt(layers = 2, window = 8) {
+  dim l = layers
+  w : l dtype f32
+}
+
+layout one() of gpt {
+  file weights = torch "a.pt"
+  w = l as "w"
+}
+
+layout two() of gpt(window = 16) extends one() {
+}
+
+plan p = one() -> two()
+"""
+    (folder / "spec.ucpl").write_text(text)
+    return ["plan", "spec.ucpl", "p"]
+
+
+@case
 def lossy_dtype(folder: Path) -> list[str]:
     source(folder)
     inferred(folder)

@@ -335,9 +335,9 @@ def mean(
         assert model is not None
         model_items = list(model.items)
     else:
-        inner, model_file = known[layout.of]
+        model_node, model_file = known[layout.of]
         bind(lets(model_file), numbers)
-        model_items = used(known, list(inner.items), numbers)
+        model_items = model_statements(known, layout.of, by_name(model_node.parameters, layout.arguments), numbers)
     bind(model_items, numbers)
     bind(items, numbers)
     numbers.given.update(sizes or {})
@@ -373,6 +373,55 @@ def given_to(parameters: tuple[nodes.Parameter, ...], call: nodes.Call, numbers:
     return {a.name or names[i]: numbers.value(a.value) for i, a in enumerate(call.arguments)}
 
 
+def by_name(parameters: tuple[nodes.Parameter, ...], arguments: tuple[nodes.Argument, ...]) -> dict[str, nodes.Expr]:
+    names = [p.name for p in parameters]
+    if any(a.name is not None and a.name not in names for a in arguments):
+        raise Refused("an argument of no parameter")
+    return {a.name or names[i]: a.value for i, a in enumerate(arguments)}
+
+
+def model_statements(known: dict[str, Any], name: str, given: dict[str, nodes.Expr], numbers: Numbers) -> list[Any]:
+    """A model's own statements, each left side in the place where the base has it; `none` and what it names are gone."""
+    model, file = known[name]
+    lines: list[Any] = []
+    for p in model.parameters:
+        value = given.get(p.name, p.default)
+        if value is not None and value != nodes.Name(p.name):  # its own name: handed on
+            lines.append(nodes.Let((nodes.Binding(p.name, value),)))
+    body = one_a_state(used(known, list(model.items), numbers))
+    base: list[Any] = []
+    if model.extends is not None:
+        parameters = known[model.extends.name][0].parameters
+        base = model_statements(known, model.extends.name, by_name(parameters, model.extends.arguments), numbers)
+    mine = {model_left(i): [j for j in body if model_left(j) == model_left(i)] for i in body}
+    out: list[Any] = []
+    for item in base:
+        out += mine.get(model_left(item), [item])
+        mine |= {model_left(item): []} if model_left(item) in mine else {}
+    rest = [i for i in body if mine[model_left(i)]]
+    return [*lets(file), *lines, *(i for i in [*out, *rest] if not isinstance(i, nodes.Gone))]
+
+
+def one_a_state(items: list[Any]) -> list[Any]:
+    states = nodes.State | nodes.Gone
+    return [evolve(i, names=(n,)) if isinstance(i, states) else i for i in items for n in getattr(i, "names", ("",))]
+
+
+def model_left(item: Any) -> Any:
+    match item:
+        case nodes.Tensor() | nodes.Alias():
+            return "tensor", item.path
+        case nodes.Gone(kind=kind, names=(name,)):
+            return "tensor" if kind == "alias" else kind, name
+        case nodes.State(names=(name,)):
+            return "state", name
+        case nodes.Group(name=name):
+            return "group", name
+        case nodes.DefaultDtype():
+            return "dtype"
+    return left(item)
+
+
 def bind(items: list[Any], numbers: Numbers) -> None:
     for item in items:
         if isinstance(item, nodes.Let | nodes.Dims):
@@ -387,6 +436,16 @@ def used(known: dict[str, Any], items: list[Any], numbers: Numbers) -> list[Any]
             out.append(item)
             continue
         inner, file = known[item.call.name]
+        if isinstance(inner, nodes.Model):  # arguments are numbers of the outer model: they get no prefix
+            said = by_name(inner.parameters, item.call.arguments)
+            free = [p for p in inner.parameters if p.name not in said]
+            items_of = model_statements(
+                known, inner.name, {p.name: nodes.Name(p.name) for p in inner.parameters}, numbers
+            )
+            body = [nodes.Let((nodes.Binding(p.name, p.default),)) for p in free if p.default] + items_of
+            out += [nodes.Let((nodes.Binding(f"{item.name}.{n}", e),)) for n, e in said.items()]
+            out += under(body, item.name, item.key, set(said))
+            continue
         body = [*lets(file), *used(known, list(inner.items), numbers)]
         if isinstance(inner, nodes.Layout):
             given = given_to(inner.parameters, item.call, numbers)

@@ -107,11 +107,11 @@ def given_of(options: Namespace) -> Given:
     """What -D, --config, --model and --drop say, of a verb that has them. Raises: UcplError E110, E170-E178, E184."""
     from ucpl.conversion.given import Given, model_named
 
-    model, config = getattr(options, "model", None), options.config
+    model, config, sizes = getattr(options, "model", None), options.config, sizes_of(options.sizes)
     return Given(
-        model=model_named(model) if model else None,
+        model=model_named(model, sizes) if model else None,
         config=config_of(Path(config)) if config is not None else None,
-        sizes=sizes_of(options.sizes),
+        sizes=sizes,
         drop=tuple(getattr(options, "drop", ())),
     )
 

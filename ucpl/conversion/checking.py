@@ -20,6 +20,7 @@ from ucpl.conversion.planning import closed_call
 from ucpl.conversion.side import Side, located
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.layout import Library, load
+from ucpl.layout.bases import called_model
 from ucpl.layout.library import Reader
 from ucpl.layout.scope import at
 from ucpl.layout.statements import items_of
@@ -84,9 +85,22 @@ def check_text(name: str, text: str, given: Given, read: Reader) -> Checked:
 def _checked(library: Library, name: str, given: Given, call: nodes.Call | None) -> Checked:
     file = library.files[name]
     models = [s for s in file.statements if isinstance(s, nodes.Model)]
-    checker = _Checker(library, file, evolve(given, model=models[0] if models else _trial()))
+    try:
+        own = _own(library, models, given)
+    except UcplError as error:
+        return Checked(name, error.diagnostics, (), {})
+    checker = _Checker(library, file, evolve(given, model=own))
     checker.run(call)
     return Checked(name, tuple(checker.findings), tuple(checker.remarks), checker.counts, tuple(checker.tried))
+
+
+def _own(library: Library, models: Sequence[nodes.Model], given: Given) -> nodes.Model:
+    """What layouts of any model are tried over: the file's first model, what it leaves open at 1, or one of ours."""
+    if not models:
+        return _trial()
+    open_ones = [p for p in models[0].parameters if p.default is None and p.name not in given.sizes]
+    arguments = tuple(nodes.Argument(p.name, nodes.Number(1)) for p in open_ones)
+    return called_model(library, nodes.Call(models[0].name, arguments), given.sizes)
 
 
 def _trial() -> nodes.Model:
@@ -114,6 +128,7 @@ class _Checker:
             match statement:
                 case nodes.Model():
                     self.count("model")
+                    self.guarded(partial(_own, self.library, [statement], self.given))
                 case nodes.Layout():
                     self.count("layout")
                     self.guarded(partial(self.layout, statement))
@@ -121,7 +136,7 @@ class _Checker:
                     self.count("plan")
                     self.guarded(partial(self.plan, statement))
 
-    def guarded(self, work: Callable[[], None]) -> None:
+    def guarded(self, work: Callable[[], object]) -> None:
         try:
             work()
         except UcplError as error:

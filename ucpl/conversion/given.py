@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.texts import read_text
@@ -42,14 +42,14 @@ class Called(NamedTuple):
         """Whether it needs a model from elsewhere."""
         return self.layout.of == "any"
 
-    def model(self) -> nodes.Model:
-        """The model that it is of. The numbers of the model's file go along."""
+    def model(self, given: Given) -> nodes.Model:
+        """The model that it is of, as this call has it: its arguments and the numbers of its files go along."""
+        from ucpl.layout import statements
         from ucpl.syntax import nodes
 
-        found = self.library.model(self.layout.of)
-        assert isinstance(found.node, nodes.Model)
-        lets = tuple(s for s in found.file.statements if isinstance(s, nodes.Let))
-        return evolve(found.node, items=(*lets, *found.node.items))
+        beside = statements.Given(given.config or {}, given.sizes, given.inherited)
+        opened = statements.open_layout(self.library, self.call, beside)
+        return nodes.Model(opened.model.name, tuple(opened.model_items), span=opened.model.span)
 
 
 @frozen(eq=False)
@@ -96,18 +96,18 @@ def is_checkpoint(text: str) -> bool:
     return ".ucpl:" not in text and not text.endswith(")") and os.path.exists(text)
 
 
-def model_named(text: str) -> nodes.Model:
-    """`FILE:NAME`, a model of a .ucpl file. Raises: UcplError E178, E110."""
-    from ucpl.syntax import nodes
+def model_named(text: str, sizes: dict[str, Value] | None = None) -> nodes.Model:
+    """`FILE:NAME` or `FILE:NAME(layers = 4)`, a model of a .ucpl file. Raises: UcplError E178, E110, E116 to E125."""
+    from ucpl.layout.bases import called_model
+    from ucpl.syntax import parse_call
 
-    file, _, name = text.rpartition(":")
+    head, colon, rest = text.partition(".ucpl:")
+    file, _, name = (head + ".ucpl", colon, rest) if colon else text.rpartition(":")
     if not file or not name:
         fail(
             "E178",
             f"`{text}` names no model",
             Label("<command line>", where=text),
-            remedy="write --model FILE.ucpl:NAME",
+            remedy="write --model FILE.ucpl:NAME, or with arguments FILE.ucpl:NAME(layers = 4)",
         )
-    found = library_of(file).model(name).node
-    assert isinstance(found, nodes.Model)
-    return found
+    return called_model(library_of(file), parse_call(name), sizes)

@@ -50,7 +50,7 @@ def _of_rank(side: Side, rank: int | None) -> Side:
 def resolved(one: Side) -> Iterator[str]:
     """Names and numbers, closed; no ranks yet."""
     layout = one.layout
-    yield f"layout     {layout.call} of {layout.model_name or 'any'}"
+    yield f"layout     {layout.call} of {layout.model_call or 'any'}"
     yield f"framework  {layout.framework or 'none'}" + (
         f"({', '.join(f'{k} = {v}' for k, v in layout.settings.items())})" if layout.settings else ""
     )

@@ -41,7 +41,7 @@ class Side:
     @property
     def model(self) -> nodes.Model | None:
         """What it is over: the model of its own, or the one given."""
-        return self.given.model if self.called.is_of_any else self.called.model()
+        return self.given.model if self.called.is_of_any else self.called.model(self.given)
 
 
 def located(

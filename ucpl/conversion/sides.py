@@ -111,7 +111,7 @@ def sides(
     assert source is not None
     if given.model is None:  # a side of a named model says what the other is over
         named = next((one for one in (source, target) if not one.is_of_any), None)
-        given = evolve(given, model=named.model() if named is not None else None)
+        given = evolve(given, model=named.model(given) if named is not None else None)
     here = located(source, given)
     return here, target_side(target, here, given)
 

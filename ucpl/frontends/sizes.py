@@ -16,6 +16,7 @@ from attrs import define, evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.layout import Library
+from ucpl.layout.bases import called_model
 from ucpl.layout.scope import Scope, Value, at
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes
@@ -40,13 +41,12 @@ def sizes_from(
     assert isinstance(layout, nodes.Layout)
     if layout.of == "any":
         return {}
-    known = library.model(layout.of)
-    assert isinstance(known.node, nodes.Model)
+    model = called_model(library, nodes.Call(layout.of, layout.arguments), given)
     chain = [link.node for link in library.chain(call.name)]
-    statements = [*known.file.statements, *known.node.items, *(i for one in chain for i in one.items)]
+    statements = [*model.items, *(i for one in chain for i in one.items)]
     bindings = {b.name: b.value for s in statements if isinstance(s, nodes.Let | nodes.Dims) for b in s.bindings}
     parameters = {p.name: p.default for one in chain for p in one.parameters}
-    names = {d.name for t in known.node.items if isinstance(t, nodes.Tensor) for d in t.dims if d.name is not None}
+    names = {d.name for t in model.items if isinstance(t, nodes.Tensor) for d in t.dims if d.name is not None}
     open_names = names - bindings.keys() - parameters.keys() - (given or {}).keys()
     if not open_names:
         return {}

@@ -29,7 +29,20 @@ def check_drops(source: Placement, drop: tuple[str, ...]) -> None:
 
 
 def check_models(source: Placement, target: Placement, drop: set[str]) -> None:
-    """Both sides speak of the same tensors. E301, E302."""
+    """Both sides speak of one model, as it is called, and of the same tensors. E301, E302, E319."""
+    here, there = source.layout, target.layout
+    if here.model_name == there.model_name and here.model_arguments and there.model_arguments:
+        if here.model_call != there.model_call:
+            fail(
+                "E319",
+                f"the source is of {here.model_call}, the target of {there.model_call}",
+                Label(here.call, where="source"),
+                Label(there.call, where="target"),
+            )
+    _check_tensors(source, target, drop)
+
+
+def _check_tensors(source: Placement, target: Placement, drop: set[str]) -> None:
     ours = source.layout.tensors
     for path, tensor in target.layout.tensors.items():
         other = ours.get(path)

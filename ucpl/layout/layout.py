@@ -180,6 +180,7 @@ class Layout:
     settings: dict[str, Value]
     origins: tuple[tuple[str, object, str], ...]
     model_name: str = ""
+    model_arguments: tuple[tuple[str, Value], ...] = ()  # of the model's parameters
     taken: tuple[Taken, ...] = ()  # what each glob took, in the text's order
     not_kept: frozenset[str] = frozenset()  # states that it says it stores `none` of; "*" is all of them
     extended: frozenset[Span] = frozenset()  # where lines of entries stand that are those of a layout that it extends
@@ -187,6 +188,12 @@ class Layout:
     @property
     def ranks(self) -> int:
         return prod(self.meshes[0].degrees) if self.meshes else 1
+
+    @property
+    def model_call(self) -> str:
+        """The model as it is called: `gpt(layers = 4)`."""
+        shown = ", ".join(f'{n} = "{v}"' if isinstance(v, str) else f"{n} = {v}" for n, v in self.model_arguments)
+        return f"{self.model_name}({shown})" if shown else self.model_name
 
     def mesh_of(self, axis: str) -> Mesh | None:
         return next((m for m in self.meshes if axis in m.axes), None)

@@ -97,6 +97,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         origins=(*opened.origins, *map(_origin, taken)),
         taken=taken,
         model_name=opened.model.name,
+        model_arguments=tuple((p.name, scope.value(p.name)) for p in opened.model.parameters),
         not_kept=not_kept(items, scope),
         extended=opened.extended,
     )

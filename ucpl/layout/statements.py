@@ -5,19 +5,21 @@ Arguments are evaluated, what the layout extends is laid under it, and `use` is 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from ucpl.errors import Label, fail
-from ucpl.layout.library import Library, Link
+from ucpl.errors import fail
+from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
+from ucpl.layout.library import Known, Library, Link
+from ucpl.layout.overlay import overlay
 from ucpl.layout.prefix import prefixed
-from ucpl.layout.scope import Config, Scope, Value, at, literal, nearest
+from ucpl.layout.scope import Config, Scope, Value, at, literal
 from ucpl.syntax import nodes
 from ucpl.syntax.limits import STATEMENTS_MAX
 
-__all__ = ["Given", "Inherited", "Note", "Opened", "open_layout", "overlay", "items_of"]
+__all__ = ["Given", "Inherited", "Note", "Opened", "open_layout", "items_of"]
 
 Inherited = dict[str, tuple[Value, str]]  # name -> (value, where it is from)
 Note = tuple[str, object, str]  # (name, value, where it is from)
@@ -65,25 +67,52 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
     scope = Scope(given=dict(given.sizes), config=given.config)
     reader = _Reader(library, scope, given.inherited, [(name, value, "-D") for name, value in given.sizes.items()])
     items = reader.statements(chain, _arguments(chain[0].node.parameters, call, Scope(config=given.config)))
-    of = chain[0].node.of
+    outermost = chain[0].node
     model_file: nodes.File | None = None
-    if of != "any":
-        known = library.model(of, chain[0].node.span)
+    of_model = nodes.Call(outermost.of, outermost.arguments, span=outermost.span)
+    if outermost.of != "any":
+        known = library.model(outermost.of, outermost.span)
         assert isinstance(known.node, nodes.Model)
         model, model_file = known.node, known.file
+        of_model = _called(model, of_model, scope, {p.name for link in chain for p in link.node.parameters})
         scope.bind(model_file.statements)
     elif model is None:
         fail(
             "E114",
             f"layout `{call.name}` is of any model, and no model is given",
-            at(chain[0].node.span),
+            at(outermost.span),
             remedy="name one with --model FILE:NAME, or give a checkpoint",
         )
-    model_items = reader.uses(model.items)
+    model_items: list[nodes.ModelItem] = own_parameters(model, of_model, given.sizes)
+    model_items += statements_of(library, Known(model, model_file or NO_FILE), reader.uses)
     scope.bind(model_items)
     scope.bind(items)
     extended = frozenset(i.span for i in items if isinstance(i, nodes.Entry)) - reader.own_spans
     return Opened(library, chain[0], model, model_file, items, model_items, scope, reader.origins, extended)
+
+
+def _called(model: nodes.Model, call: nodes.Call, scope: Scope, taken: set[str]) -> nodes.Call:
+    """`of gpt(layers = n)`: the arguments as numbers of the layout. One name has one value: `taken` are the layout's.
+
+    Raises E116 to E118, E125.
+    """
+    given = placed(model.parameters, call)
+    arguments: list[nodes.Argument] = []
+    for p in model.parameters:
+        expr = given[p.name].value if p.name in given else p.default
+        value = None if expr is None else scope.evaluate(expr)
+        if p.name in taken and (expr is None or value != scope.given[p.name]):
+            fail(
+                "E125",
+                f"`{p.name}` is {scope.given[p.name]} in the layout, and a parameter of `{model.name}`, too",
+                at(call.span),
+                at(p.span),
+                remedy=f"hand it on: of {model.name}({p.name} = {p.name}), or give one of the two another name",
+            )
+        if p.name in given:
+            shown = literal(value) if isinstance(value, int | str | list) else given[p.name].value
+            arguments.append(nodes.Argument(p.name, shown, span=given[p.name].span))
+    return nodes.Call(call.name, tuple(arguments), span=call.span)
 
 
 def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:
@@ -171,16 +200,22 @@ class _Reader:
         if item.call.name in chain:
             fail("E165", f"`{item.call.name}` uses itself: {' -> '.join([*chain, item.call.name])}", at(item.span))
         chain = (*chain, item.call.name)
-        lets = [s for s in known.file.statements if isinstance(s, nodes.Let)]
+        outer: list[nodes.Record] = []
         if isinstance(known.node, nodes.Layout):
+            lets = [s for s in known.file.statements if isinstance(s, nodes.Let)]
             inner = [*lets, *self.call_lets(known.node, item.call), *self.flattened(known.node.name, chain)]
         else:
             assert isinstance(known.node, nodes.Model)
-            inner = [*lets, *self.uses(known.node.items, chain)]
+            given = placed(known.node.parameters, item.call)
+            own = evolve(known.node, parameters=tuple(p for p in known.node.parameters if p.name not in given))
+            inner = [*own_parameters(own, nodes.Call(own.name), {})]
+            inner += statements_of(self.library, known, lambda items: self.uses(items, chain))
+            # Arguments are numbers of the outer model: these names get no prefix.
+            outer = [nodes.Let((nodes.Binding(f"{item.name}.{n}", a.value, span=a.span),)) for n, a in given.items()]
         self.used_count += len(inner)
         if self.used_count > STATEMENTS_MAX:  # each use of a model that uses others multiplies
             fail("E166", f"`use` statements write out more than {STATEMENTS_MAX} statements", at(item.span))
-        return prefixed(inner, item.name, item.key)
+        return [*outer, *prefixed(inner, item.name, item.key)]
 
     def call_lets(self, layout: nodes.Layout, call: nodes.Call) -> list[nodes.Record]:
         """The parameters of a layout that is used, as `let`. Mesh axes are shared: they are what they are here."""
@@ -234,28 +269,8 @@ def _base_lets(derived: nodes.Layout, base: nodes.Layout) -> list[nodes.Let]:
 
 def _arguments(parameters: tuple[nodes.Parameter, ...], call: nodes.Call, scope: Scope) -> Inherited:
     """Values of a call's arguments, by the parameters' names, each with where it came from."""
-    found: Inherited = {}
-    names = [p.name for p in parameters]
-
-    def place(argument: nodes.Argument) -> Label:
-        return at(argument.span) if argument.span.line else Label("<call>", where=call.name)
-
-    for position, argument in enumerate(call.arguments):
-        if argument.name is None and position >= len(names):
-            fail("E116", f"`{call.name}` takes {len(names)} arguments, not {len(call.arguments)}", place(argument))
-        name = argument.name or names[position]
-        if name not in names:
-            close = nearest(name, names)
-            fail(
-                "E117",
-                f"`{call.name}` has no parameter `{name}`",
-                place(argument),
-                remedy=f"did you mean `{close}`?" if close else f"its parameters: {', '.join(names) or 'none'}",
-            )
-        if name in found:
-            fail("E118", f"`{name}` is given twice to `{call.name}`", at(argument.span))
-        found[name] = (scope.evaluate(argument.value), "given")
-    return found
+    given = placed(parameters, call)
+    return {name: (scope.evaluate(argument.value), "given") for name, argument in given.items()}
 
 
 def _refuse_globs(layout: nodes.Layout) -> None:
@@ -282,41 +297,3 @@ def _without(items: Iterable[nodes.Record], names: set[str]) -> list[nodes.Let]:
     """Definitions of other names than these."""
     bindings = [b for i in items if isinstance(i, nodes.Let | nodes.Dims) for b in i.bindings if b.name not in names]
     return [nodes.Let(tuple(bindings))] if bindings else []
-
-
-# ---- one over the other ----------------------------------------------------------------------------------------------
-
-
-def overlay(base: list[Item], body: list[Item]) -> list[Item]:
-    """Replace statements with the same left side in place, keep the rest, put new ones last."""
-    mine: dict[Hashable, list[Item]] = {}
-    for item in body:
-        mine.setdefault(_left_side(item), []).append(item)
-    known = {_left_side(item) for item in base}
-    out: list[Item] = []
-    placed: set[Hashable] = set()
-    for item in base:
-        side = _left_side(item)
-        if side not in mine:
-            out.append(item)
-        elif side not in placed:
-            placed.add(side)
-            out += mine[side]
-    return out + [item for item in body if _left_side(item) not in known]
-
-
-def _left_side(item: nodes.Record) -> Hashable:
-    match item:
-        case nodes.Entry():
-            return "entry", item.path, item.of, item.glob
-        case nodes.Group() | nodes.Blob() | nodes.Index() | nodes.Mesh() | nodes.Files():
-            return type(item).__name__, item.name
-        case nodes.States():
-            return "state", item.names, item.groups
-        case nodes.Derive():
-            return "derive", item.state
-        case nodes.Framework():
-            return ("framework",)
-        case nodes.Let() | nodes.Dims():
-            return type(item).__name__, tuple(b.name for b in item.bindings)
-    return id(item)

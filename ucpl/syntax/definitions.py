@@ -34,7 +34,8 @@ def check_definitions(file: nodes.File, source: Source) -> None:
     for statement in file.statements:
         match statement:
             case nodes.Model():
-                _check((d for item in statement.items for d in _of_model(item)), source)
+                parameters = [_Definition("number", p.name, p.span) for p in statement.parameters]
+                _check([*parameters, *(d for item in statement.items for d in _of_model(item))], source)
             case nodes.Layout():
                 parameters = [_Definition("number", p.name, p.span) for p in statement.parameters]
                 items = [d for item in statement.items for d in _of_layout(item)]
@@ -93,7 +94,9 @@ def _of_model(item: nodes.ModelItem) -> list[_Definition]:
             return [_Definition("prefix", item.name, item.span)]
         case nodes.DefaultDtype():
             return [_Definition("default dtype", "", item.span)]
-        case nodes.State() | nodes.Assert():
+        case nodes.Gone(kind="tensor" | "alias"):
+            return [_Definition("tensor", name, item.span) for name in item.names]
+        case nodes.State() | nodes.Assert() | nodes.Gone():
             return []
 
 
@@ -117,5 +120,5 @@ def _of_layout(item: nodes.LayoutItem) -> list[_Definition]:
             return [] if item.when is not None else [_Definition("derived state", item.state, item.span)]
         case nodes.Framework():
             return [_Definition("framework", "", item.span)]
-        case nodes.Entry() | nodes.States() | nodes.Blob() | nodes.Assert():
+        case nodes.Entry() | nodes.States() | nodes.Blob() | nodes.Assert() | nodes.Gone():
             return []

@@ -264,6 +264,15 @@ class State:
 
 
 @frozen
+class Gone:
+    """`w : none`, `alias a = none`, `state m : none`, `group g = none`: what a base says, taken back."""
+
+    kind: Literal["tensor", "alias", "state", "group"]
+    names: tuple[str, ...]
+    span: Span = _span()
+
+
+@frozen
 class DefaultDtype:
     name: str
     span: Span = _span()
@@ -463,14 +472,20 @@ class Import:
     span: Span = _span()
 
 
-ModelItem = Let | Dims | DefaultDtype | Tensor | Alias | State | Assert | Index | Use | Group
-LayoutItem = Let | Dims | Assert | Mesh | Index | Files | Framework | Group | Entry | States | Derive | Blob | Use
+ModelItem = Let | Dims | DefaultDtype | Tensor | Alias | State | Assert | Index | Use | Group | Gone
+LayoutItem = (
+    Gone | Let | Dims | Assert | Mesh | Index | Files | Framework | Group | Entry | States | Derive | Blob | Use
+)
 
 
 @frozen
 class Model:
+    """`model gpt(layers = 12) extends base(layers = layers) { ... }`; mostly neither parameters nor a base."""
+
     name: str
     items: tuple[ModelItem, ...]
+    parameters: tuple[Parameter, ...] = ()
+    extends: Call | None = None
     span: Span = _span()
 
 
@@ -481,6 +496,7 @@ class Layout:
     of: str  # the model's name, or "any"
     extends: Call | None
     items: tuple[LayoutItem, ...]
+    arguments: tuple[Argument, ...] = ()  # of the model: `of gpt(layers = 4)`
     span: Span = _span()
 
 

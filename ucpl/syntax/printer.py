@@ -22,6 +22,7 @@ from ucpl.syntax.words import (
     LAYOUT_WORDS,
     MEMBER_WORDS,
     MODEL_WORDS,
+    NONE_WORDS,
     PATTERN_WORDS,
     SPLIT_WORDS,
 )
@@ -338,10 +339,14 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> Row:
         case nodes.Tensor():
             return _tensor(item)
         case nodes.Alias():
-            return Row("alias", f"alias {_path(item.path)}", "=", _path(item.owner), _when(item.when))
+            owner = _path(item.owner, NONE_WORDS)
+            return Row("alias", f"alias {_path(item.path)}", "=", owner, _when(item.when))
+        case nodes.Gone():
+            return _gone(item)
         case nodes.State():
             tail = ("scalar",) if item.scalar else ()
-            return Row("state", f"state {_names(item.names)}", ":", _name(item.dtype) + _of_scalar(tail, item.groups))
+            dtype = _name(item.dtype, NONE_WORDS)
+            return Row("state", f"state {_names(item.names)}", ":", dtype + _of_scalar(tail, item.groups))
         case nodes.Use():
             return Row("use", f"use {_call(item.call)}", "as", _name(item.name), _key(item.key))
         case nodes.Index():
@@ -370,19 +375,27 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> Row:
             assert_never(item)
 
 
+def _gone(gone: nodes.Gone) -> Row:
+    if gone.kind == "tensor":
+        return Row("tensor", _path(gone.names[0], MODEL_WORDS), ":", "none")
+    names = _path(gone.names[0]) if gone.kind == "alias" else _names(gone.names)
+    return Row(gone.kind, f"{gone.kind} {names}", ":" if gone.kind == "state" else "=", "none")
+
+
 def _of_scalar(scalar: tuple[str, ...], groups: tuple[str, ...] | None) -> str:
     return "".join(f" {word}" for word in scalar) + _of(groups)
 
 
 def opening(block: nodes.Model | nodes.Layout) -> str:
     """The first line of a model or a layout, without its brace."""
-    if isinstance(block, nodes.Model):
-        return f"model {_name(block.name)}"
     parameters = ", ".join(
         _name(p.name) + ("" if p.default is None else f" = {_expr(p.default, 0)}") for p in block.parameters
     )
     base = "" if block.extends is None else f" extends {_call(block.extends)}"
-    return f"layout {_name(block.name)}({parameters}) of {_name(block.of)}{base}"
+    if isinstance(block, nodes.Model):
+        return f"model {_name(block.name)}{f'({parameters})' if parameters else ''}{base}"
+    of = _call(nodes.Call(block.of, block.arguments)) if block.arguments else _name(block.of)
+    return f"layout {_name(block.name)}({parameters}) of {of}{base}"
 
 
 def print_item(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> str:

@@ -29,19 +29,24 @@ class Recorder(Layouts):
         return nodes.Import(self.string(children[1]), names, span=self.span(children))
 
     def model(self, children: Children) -> nodes.Model:
-        items = tuple(c for c in children[3:] if not isinstance(c, Token))
-        return nodes.Model(children[1].value, items, span=self.span(children))
+        name, *rest = (c for c in children if not isinstance(c, Token))
+        parts = {c.kind: c.value for c in rest if isinstance(c, Part)}
+        items = tuple(c for c in rest if not isinstance(c, Part))
+        span = self.span(children)
+        return nodes.Model(name.value, items, parts.get("parameters", ()), parts.get("extends"), span=span)
+
+    def parameters(self, children: Children) -> Part:
+        return Part("parameters", tuple(children[1:-1:2]), self.span(children))
 
     def extends(self, children: Children) -> Part:
         return Part("extends", children[1], self.span(children))
 
     def layout(self, children: Children) -> nodes.Layout:
-        name, *rest = (c for c in children if not isinstance(c, Token))
-        parameters = tuple(c for c in rest if isinstance(c, nodes.Parameter))
-        of, *bases = (c.value for c in rest if isinstance(c, Part))
-        items = tuple(c for c in rest if not isinstance(c, Part | nodes.Parameter))
-        base = bases[0] if bases else None
-        return nodes.Layout(name.value, parameters, of, base, items, span=self.span(children))
+        name, parameters, of, *rest = (c for c in children if not isinstance(c, Token))
+        base = rest.pop(0).value if rest and isinstance(rest[0], Part) else None
+        model, arguments = (of.name, of.arguments) if isinstance(of, nodes.Call) else (of.value, ())
+        span = self.span(children)
+        return nodes.Layout(name.value, parameters.value, model, base, tuple(rest), arguments, span=span)
 
     def drop(self, children: Children) -> Part:
         return Part("drop", tuple(c.value for c in children[1::2]), self.span(children))

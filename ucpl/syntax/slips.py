@@ -40,7 +40,6 @@ HINTS: dict[str, list[str]] = {
     "a layout says which model it lays out: layout x() of y { … }; of any model: `of any`": [
         "layout x() extends z() {\n}",
     ],
-    "a model has no parameters: sizes are its dims, and come from the command line with -D": ["model y(h) {\n}"],
     "a statement starts with its word, such as `mesh` or `file`, or names a tensor and goes on with `=`": _layout(
         "as x", "something dp"
     ),

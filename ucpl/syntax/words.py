@@ -15,6 +15,7 @@ __all__ = [
     "LAYOUT_WORDS",
     "MEMBER_WORDS",
     "MODEL_WORDS",
+    "NONE_WORDS",
     "PATTERN_WORDS",
     "SPLIT_WORDS",
 ]
@@ -25,9 +26,10 @@ CLAUSE_WORDS = frozenset(
 AXIS_WORDS = frozenset({"pad", "trim", "flat", "each"})  # wherever an axis can begin; of labels
 BRACKET_WORDS = AXIS_WORDS | CLAUSE_WORDS  # of the axes in brackets: after one of them a clause is a word here too
 PATTERN_WORDS = BRACKET_WORDS | {"none", "like"}  # of the axes outside brackets
-DIM_WORDS = frozenset({"dtype", "is", "when"})  # among the dims of a tensor
+NONE_WORDS = frozenset({"none"})  # where what a base says can be taken back
+DIM_WORDS = frozenset({"dtype", "is", "when"}) | NONE_WORDS  # among the dims of a tensor
 SPLIT_WORDS = frozenset({"chunk", "spread"})  # after `@`
-MEMBER_WORDS = frozenset({"all", "from"})  # the first member of a group
+MEMBER_WORDS = frozenset({"all", "from"}) | NONE_WORDS  # the first member of a group
 LAYOUT_WORDS = frozenset(  # at the start of a statement in a layout
     {"let", "dim", "assert", "mesh", "index", "file", "framework", "group", "state", "derive", "blob", "use"}
 )

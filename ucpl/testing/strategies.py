@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from attrs import evolve
+
 from ucpl.layout import load, resolve
 from ucpl.syntax import nodes, parse, print_file
 from ucpl.testing.laws import Example
@@ -141,9 +143,10 @@ class _Drawn:
         lines += self.entries()
         lines += self.flat_states() if flats else self.like_states()
         body = "\n".join(lines)
+        models, of = _called(self.model) if self.draw(_booleans()) else ((self.model,), self.model.name)
         text = (
-            f"{print_file(nodes.File('', 1, (self.model,))).rstrip()}\n\n"
-            f"layout {name}({', '.join(self.degrees)}) of {self.model.name} {{\n{body}\n}}\n"
+            f"{print_file(nodes.File('', 1, models)).rstrip()}\n\n"
+            f"layout {name}({', '.join(self.degrees)}) of {of} {{\n{body}\n}}\n"
         )
         degrees = ", ".join(f"{k} = {v}" for k, v in self.degrees.items())
         return Example(text, f"{name}({degrees})", f"{name}.ucpl")
@@ -451,6 +454,39 @@ class _Drawn:
         pattern = self.draw(_sampled((even, outer, inner)[which]))
         buckets = f" buckets {self.draw(_integers(1, 40))}" if which < 2 and self.draw(_booleans()) else ""
         return pattern, buckets
+
+
+def _called(model: nodes.Model) -> tuple[tuple[nodes.Model, ...], str]:
+    """The model with its sizes as parameters, which the layout gives: one hands them on to another that it extends.
+
+    What each has of its own is wrong, so that a text means the same only where arguments and `extends` act.
+    """
+    sizes = {
+        b.name: b.value
+        for i in model.items
+        if isinstance(i, nodes.Dims)
+        for b in i.bindings
+        if isinstance(b.value, nodes.Number)
+    }
+    named = {d: f"{d}.n" for d in sizes}
+    parameters = tuple(nodes.Parameter(n, nodes.Number(1)) for n in named.values())
+    handed = tuple(nodes.Argument(n, nodes.Name(n)) for n in named.values())
+    dims = [nodes.Dims((nodes.Binding(d, nodes.Name(n)),)) for d, n in named.items()]
+    rest: list[nodes.ModelItem] = [i for i in model.items if not isinstance(i, nodes.Dims)]
+    rest += [
+        evolve(i, bindings=tuple(b for b in i.bindings if b.name not in sizes))
+        for i in model.items
+        if isinstance(i, nodes.Dims) and any(b.name not in sizes for b in i.bindings)
+    ]
+    at = next(n for n, i in enumerate(rest) if isinstance(i, nodes.Tensor))
+    first = rest[at]
+    assert isinstance(first, nodes.Tensor)
+    wrong = evolve(first, dims=(), kind="buffer")  # what is replaced, in its place, and what is taken back
+    below = [*rest[:at], wrong, *rest[at + 1 :], nodes.Tensor("odd", (), kind="frozen")]
+    base = nodes.Model(f"{model.name}.base", (*dims, *below), parameters)
+    above = nodes.Model(model.name, (first, nodes.Gone("tensor", ("odd",))), parameters, nodes.Call(base.name, handed))
+    given = ", ".join(f'"{n}" = {sizes[d].value}' for d, n in named.items())
+    return (base, above), f"{model.name}({given})"
 
 
 def _booleans() -> st.SearchStrategy[bool]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 from attrs import field, frozen
 
 from ucpl.errors import UcplError, fail
 from ucpl.layout import Library, load, resolve
+from ucpl.layout.bases import called_model
 from ucpl.layout.scope import Config, Value
 from ucpl.regions import Placement, locate
 from ucpl.syntax import nodes, parse
@@ -65,7 +67,7 @@ def roundtrip(
         library.layout(layout_name)
     if model is None:
         models = [s for s in file.statements if isinstance(s, nodes.Model)]
-        model = models[0] if len(models) == 1 else None
+        model = called_model(library, nodes.Call(models[0].name), sizes) if len(models) == 1 else None
     kept = [s for s in chosen if s.of != "any" or model is not None]
     if not kept:
         fail("E114", f"{name} has no layout of a model of its own", remedy="name a model with --model FILE:NAME")
@@ -114,7 +116,7 @@ class _Tries:
 
     def small_sizes(self, layout: nodes.Layout, chance: random.Random) -> dict[str, int]:
         """Sizes of dims that rest on a config that is not there; of all dims where the model is too large to number."""
-        model = self.model if layout.of == "any" else _model_of(self.library, layout.of)
+        model = self.model if layout.of == "any" else _model_of(self.library, layout, self.sizes)
         bindings = [b for i in (model.items if model else ()) if isinstance(i, nodes.Dims) for b in i.bindings]
         free = [b for b in bindings if b.name not in self.sizes]
         out = {b.name: chance.choice((4, 6, 8, 12)) for b in free if _lacks(b.value, self.config)}
@@ -130,10 +132,8 @@ def _call_text(name: str, degrees: dict[str, int]) -> str:
     return f"{name}({', '.join(f'{k} = {v}' for k, v in degrees.items())})"
 
 
-def _model_of(library: Library, name: str) -> nodes.Model:
-    found = library.model(name).node
-    assert isinstance(found, nodes.Model)
-    return found
+def _model_of(library: Library, layout: nodes.Layout, sizes: Mapping[str, Value]) -> nodes.Model:
+    return called_model(library, nodes.Call(layout.of, layout.arguments), sizes)
 
 
 def _mesh_parameters(library: Library, layout: nodes.Layout) -> tuple[str, ...]:

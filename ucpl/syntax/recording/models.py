@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, cast
+
 from lark import Token
 
 from ucpl.errors import fail
@@ -53,6 +55,14 @@ class Models(Patterns):
             when=when_of(children),
             span=self.span(children),
         )
+
+    def gone(self, children: Children) -> nodes.Gone:
+        word = children[0]
+        kind: Literal["tensor", "alias", "state", "group"] = "tensor"
+        if isinstance(word, Token):
+            kind = cast(Literal["alias", "state", "group"], str(word))
+        names = tuple(c.value for c in children if isinstance(c, Part))
+        return nodes.Gone(kind, names, span=self.span(children))
 
     def alias(self, children: Children) -> nodes.Alias:
         return nodes.Alias(children[1].value, children[3].value, when_of(children), span=self.span(children))

@@ -1,0 +1,164 @@
+"""Models with arguments and bases: what each call of one gives, what a line over a base replaces, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import good, ucpl
+from ucpl.errors import UcplError
+from ucpl.graph import build
+from ucpl.layout import Layout, close, load, resolve
+from ucpl.regions import locate
+from ucpl.syntax import parse_call, print_file
+
+MODELS = """ucpl 1
+
+model gpt(layers = 2, width = 4, tied = 0) {
+  dim l = layers, h = width, v = 6
+  dtype f32
+  embed : v h
+  attn  : l h
+  head  : v h  when not tied
+  alias head.tied = embed when tied
+  bias  : h
+  state fp32, m : f32
+  group decay = embed, attn
+}
+
+model big(width = 8) extends gpt(layers = 4, width = width) {
+  bias : none
+  attn : l h dtype bf16
+  gate : l
+  state m : bf16
+  group decay = none
+}
+
+model bare(size) {
+  dim s = size
+  w : s
+}
+
+"""
+BODY = ' {\n  file weights = torch "a.pt"\n  * = ... as "{name}"\n}\n'
+
+
+def laid(of: str, call: str = "x()", *, more: str = "", head: str = "x()", **given: Any) -> Layout:
+    text = f"{MODELS}{more}layout {head} of {of}{BODY}"
+    return resolve(load(("calls.ucpl", text)), parse_call(call), **given)
+
+
+def shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
+    return {path: t.counts for path, t in layout.tensors.items()}
+
+
+def refused(*args: Any, **more: Any) -> tuple[str, str, str]:
+    with pytest.raises(UcplError) as caught:
+        laid(*args, **more)
+    found = caught.value.diagnostics[0]
+    return found.code, found.message, found.remedy
+
+
+def test_arguments_come_from_the_layout_its_parameters_and_defaults() -> None:
+    assert shapes(laid("gpt"))["attn"] == (2, 4)
+    assert shapes(laid("gpt(layers = 3)"))["attn"] == (3, 4)
+    assert shapes(laid("gpt(5, width = 2 * 3)"))["attn"] == (5, 6)
+    assert shapes(laid("gpt(layers = n, width = n + 1)", "x(7)", head="x(n)"))["attn"] == (7, 8)
+    assert shapes(laid("gpt(layers = layers)", "x(7)", head="x(layers)"))["attn"] == (7, 4)
+    assert laid("gpt(tied = 1)").aliases == {"head.tied": "embed"}
+    assert laid("gpt(tied = 1)").model_call == "gpt(layers = 2, width = 4, tied = 1)"
+
+
+def test_the_command_line_wins_over_arguments_and_gives_what_nobody_does() -> None:
+    assert shapes(laid("gpt(layers = 3)", define_sizes={"layers": 5}))["attn"] == (5, 4)
+    assert shapes(laid("gpt(layers = 3)", define_sizes={"l": 6}))["attn"] == (6, 4)
+    assert shapes(laid("bare", define_sizes={"size": 9})) == {"w": (9,)}
+    assert refused("bare") == (
+        "E124", "`bare` needs a value for `size`", "write bare(size = ...), or give it with -D size=...",
+    )  # fmt: skip
+
+
+def test_a_base_is_kept_but_for_what_is_replaced_added_or_taken_back() -> None:
+    found = laid("big")
+    assert list(shapes(found).items()) == [("embed", (6, 8)), ("attn", (4, 8)), ("head", (6, 8)), ("gate", (4,))]
+    assert {p: t.dtype for p, t in found.tensors.items()}["attn"] == "bf16"
+    assert [(s.name, s.dtype) for s in found.states] == [("fp32", "f32"), ("m", "bf16")]
+    assert found.model_groups == ()
+
+
+def test_a_dim_of_the_derived_model_wins() -> None:
+    more = "model wide extends gpt() {\n  dim h = 10\n  let layers = 3\n}\n\n"
+    assert shapes(laid("wide", more=more))["attn"] == (3, 10)
+
+
+def test_a_base_of_a_base_is_called_through_both() -> None:
+    more = "model huge(w = 16) extends big(width = 2 * w) {\n  last : l h\n}\n\n"
+    assert shapes(laid("huge(w = 5)", more=more))["last"] == (4, 10)
+
+
+def test_a_model_inside_another_has_numbers_of_the_outer_one() -> None:
+    more = "model pair(n = 3) {\n  use gpt(layers = n, width = w) as a\n  dim w = 2 * n\n  use big() as b\n}\n\n"
+    found = shapes(laid("pair(n = 4)", more=more))
+    assert found["a.attn"] == (4, 8) and found["b.attn"] == (4, 8) and "b.bias" not in found and "a.bias" in found
+    deeper = more + "model all {\n  use pair(n = 5) as p\n}\n\n"
+    assert shapes(laid("all", more=deeper))["p.a.attn"] == (5, 10)
+
+
+def test_a_layout_written_out_is_the_same_layout() -> None:
+    library = load(("calls.ucpl", f"{MODELS}layout x(n) of big(width = n){BODY}"))
+    text = print_file(close(library, parse_call("x(3)")))
+    again = resolve(load(("closed.ucpl", text)), parse_call("stored()"))
+    assert shapes(again) == shapes(resolve(library, parse_call("x(3)")))
+
+
+def test_what_a_call_gets_wrong_is_refused() -> None:
+    assert refused("gpt(layer = 3)")[::2] == ("E117", "did you mean `layers`?")
+    assert refused("gpt(1, 2, 3, 4)")[0] == "E116"
+    assert refused("gpt(1, layers = 2)")[0] == "E118"
+    assert refused("gpt", "x(7)", head="x(layers)")[::2] == (
+        "E125", "hand it on: of gpt(layers = layers), or give one of the two another name",
+    )  # fmt: skip
+    code, _, remedy = refused("pair", more="model pair {\n  use gpt(layer = 1) as b\n}\n\n")
+    assert (code, remedy) == ("E117", "did you mean `layers`?")
+    assert refused("up", more="model up(layers = 9) extends gpt() {\n}\n\n")[0] == "E125"
+    assert refused("up", more="model up extends bare() {\n}\n\n")[0] == "E124"
+
+
+def test_circles_are_refused() -> None:
+    assert refused("a", more="model a extends b() {\n}\nmodel b extends a() {\n}\n\n")[:2] == (
+        "E119", "`a` extends itself: a -> b -> a",
+    )  # fmt: skip
+    assert refused("a", more="model a extends b() {\n}\nmodel b {\n  use a() as x\n}\n\n")[0] == "E165"
+
+
+@pytest.mark.parametrize("line", ["haed : none", "alias haed = none", "state fp23 : none", "group dekay = none"])
+def test_only_what_a_base_says_is_taken_back(line: str) -> None:
+    code, _, remedy = refused("less", more=f"model less extends gpt() {{\n  {line}\n}}\n\n")
+    assert code == "E139" and remedy.startswith("did you mean `")
+    assert refused("less", more=f"model less {{\n  {line}\n}}\n\n")[0] == "E139"
+
+
+def test_one_model_called_differently_is_two() -> None:
+    """Even where all shapes agree: `unused` changes none."""
+    more = "model odd(unused = 1) {\n  w : 4 dtype f32\n}\n\n"
+    library = load(("calls.ucpl", f"ucpl 1\n{more}layout x() of odd{BODY}layout y() of odd(unused = 2){BODY}"))
+    x, y = (locate(resolve(library, parse_call(call))) for call in ("x()", "y()"))
+    build(x, x)
+    with pytest.raises(UcplError) as caught:
+        build(x, y)
+    assert caught.value.diagnostics[0].code == "E319"
+
+
+def test_the_command_line_calls_a_model(tmp_path: Path) -> None:
+    file = tmp_path / "m.ucpl"
+    file.write_text(MODELS)
+    said = good("show", "--after", "resolve", "plain()", "--model", f"{file}:gpt(layers = 3)").out
+    assert "tensor     attn : l=3 h=4 f32" in said
+    assert "size=9" not in said
+    assert (
+        "tensor     w : s=9"
+        in good("show", "--after", "resolve", "plain()", "--model", f"{file}:bare", "-D", "size=9").out
+    )
+    assert "E117" in ucpl("show", "plain()", "--model", f"{file}:gpt(layer = 3)").err

@@ -1,0 +1,149 @@
+"""A model as it is called: its parameters as numbers, and its statements over those of the models that it extends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn
+
+from attrs import frozen
+
+from ucpl.errors import Label, fail
+from ucpl.layout.library import Known, Library
+from ucpl.layout.overlay import each_state, overlay, without_gone
+from ucpl.layout.scope import Value, at, literal, nearest
+from ucpl.syntax import nodes
+
+__all__ = ["called_model", "own_parameters", "placed", "statements_of"]
+
+Items = list[nodes.ModelItem]
+Uses = Callable[[Iterable[nodes.ModelItem]], Items]
+NO_FILE = nodes.File("", 1, ())
+
+
+@frozen
+class Base:
+    """One model of a chain of `extends`, the outermost first."""
+
+    node: nodes.Model
+    file: nodes.File
+
+
+def called_model(library: Library, call: nodes.Call, sizes: Mapping[str, Value] | None = None) -> nodes.Model:
+    """The model that a call names, as one without parameters and base. Numbers of its arguments stand as they are.
+
+    sizes: -D, for parameters that nothing else gives. Raises E110, E116 to E119, E124, E125, E139.
+    """
+    known = library.model(call.name, call.span)
+    assert isinstance(known.node, nodes.Model)
+    lets = own_parameters(known.node, call, sizes or {})
+    return nodes.Model(known.node.name, (*lets, *statements_of(library, known, list)), span=known.node.span)
+
+
+def statements_of(library: Library, known: Known, uses: Uses) -> Items:
+    """All but the values of its own parameters: what is said first is the numbers of the files, and what bases are called with.
+
+    uses: what writes `use` out, of each body before one is laid over another.
+    """
+    chain = _chain(library, known)
+    heads: Items = []
+    items: Items = []
+    for i in reversed(range(len(chain))):
+        if i + 1 < len(chain):
+            heads += _base_parameters(chain[i].node, chain[i + 1].node)
+        heads += [s for s in chain[i].file.statements if isinstance(s, nodes.Let)]
+        body = uses(chain[i].node.items)
+        if len(chain) > 1:
+            items = overlay(items, each_state(body))
+        else:
+            items = without_gone((), body)
+    return [*heads, *items]
+
+
+def _chain(library: Library, known: Known) -> Sequence[Base]:
+    out: list[Base] = []
+    while True:
+        node = known.node
+        assert isinstance(node, nodes.Model)
+        names = [base.node.name for base in out]
+        if node.name in names:
+            fail("E119", f"`{node.name}` extends itself: {' -> '.join([*names, node.name])}", at(node.span))
+        out.append(Base(node, known.file))
+        if node.extends is None:
+            return out
+        known = library.model(node.extends.name, node.extends.span)
+
+
+# ---- parameters ------------------------------------------------------------------------------------------------------
+
+
+def own_parameters(model: nodes.Model, call: nodes.Call, sizes: Mapping[str, Value]) -> Items:
+    """What a call gives to the parameters of a model, as `let`; else its default, else -D."""
+    given = {name: a.value for name, a in placed(model.parameters, call).items()}
+    out: Items = []
+    for p in model.parameters:
+        value = given.get(p.name, p.default)
+        if value is None and p.name in sizes:
+            value = literal(sizes[p.name])
+        if value is None:
+            _needs(model, p, f"write {model.name}({p.name} = ...), or give it with -D {p.name}=...")
+        out.append(_let(p, value))
+    return out
+
+
+def _base_parameters(derived: nodes.Model, base: nodes.Model) -> Items:
+    """The parameters of a base as the derived model gives them. One that is handed on under its own name needs no line."""
+    assert derived.extends is not None
+    given = {name: a.value for name, a in placed(base.parameters, derived.extends).items()}
+    own = {p.name: p for p in derived.parameters}
+    out: Items = []
+    for p in base.parameters:
+        value = given.get(p.name, p.default)
+        if isinstance(value, nodes.Name) and value.path == p.name and p.name in own:
+            continue
+        if p.name in own:
+            fail(
+                "E125",
+                f"`{p.name}` is a parameter of `{derived.name}` and of `{base.name}`, and is not handed on",
+                at(own[p.name].span),
+                at(p.span),
+                remedy=f"write extends {base.name}({p.name} = {p.name}), or give one of the two another name",
+            )
+        if value is None:
+            _needs(base, p, f"write extends {base.name}({p.name} = ...)")
+        out.append(_let(p, value))
+    return out
+
+
+def _needs(model: nodes.Model, parameter: nodes.Parameter, remedy: str) -> NoReturn:
+    place = at(parameter.span, "has no default")
+    fail("E124", f"`{model.name}` needs a value for `{parameter.name}`", place, remedy=remedy)
+
+
+def _let(parameter: nodes.Parameter, value: nodes.Expr) -> nodes.Let:
+    return nodes.Let((nodes.Binding(parameter.name, value, span=parameter.span),), span=parameter.span)
+
+
+def placed(parameters: tuple[nodes.Parameter, ...], call: nodes.Call) -> dict[str, nodes.Argument]:
+    """A call's arguments by the parameters' names. Raises E116, E117, E118."""
+    found: dict[str, nodes.Argument] = {}
+    names = [p.name for p in parameters]
+
+    def place(argument: nodes.Argument) -> Label:
+        return at(argument.span) if argument.span.line else Label("<call>", where=call.name)
+
+    for position, argument in enumerate(call.arguments):
+        if argument.name is None and position >= len(names):
+            fail("E116", f"`{call.name}` takes {len(names)} arguments, not {len(call.arguments)}", place(argument))
+        name = argument.name or names[position]
+        if name not in names:
+            close = nearest(name, names)
+            fail(
+                "E117",
+                f"`{call.name}` has no parameter `{name}`",
+                place(argument),
+                remedy=f"did you mean `{close}`?" if close else f"its parameters: {', '.join(names) or 'none'}",
+            )
+        if name in found:
+            fail("E118", f"`{name}` is given twice to `{call.name}`", at(argument.span))
+        found[name] = argument
+    return found

@@ -1,0 +1,92 @@
+"""One body of statements over another: what `extends` does, for layouts and for models."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
+
+from attrs import evolve
+
+from ucpl.errors import fail
+from ucpl.layout.scope import at, nearest
+from ucpl.syntax import nodes
+
+__all__ = ["each_state", "overlay", "without_gone"]
+
+Item = TypeVar("Item", bound=nodes.Record)
+
+
+def overlay(base: list[Item], body: list[Item]) -> list[Item]:
+    """Replace statements with the same left side in place, keep the rest, put new ones last."""
+    mine: dict[Hashable, list[Item]] = {}
+    for item in body:
+        mine.setdefault(_left_side(item), []).append(item)
+    known = {_left_side(item) for item in base}
+    out: list[Item] = []
+    placed: set[Hashable] = set()
+    for item in base:
+        side = _left_side(item)
+        if side not in mine:
+            out.append(item)
+        elif side not in placed:
+            placed.add(side)
+            out += mine[side]
+    return without_gone(base, out + [item for item in body if _left_side(item) not in known])
+
+
+def without_gone(base: Iterable[nodes.Record], items: Iterable[Item]) -> list[Item]:
+    """Without what is taken back, and what took it back. Raises E139 where the base says nothing of the kind."""
+    known = {_left_side(item): item for item in base}
+    out: list[Item] = []
+    for item in items:
+        if not isinstance(item, nodes.Gone):
+            out.append(item)
+        elif _left_side(item) not in known:
+            names = [side[1] for side in known if isinstance(side, tuple) and side[0] == _KIND[item.kind]]
+            close = nearest(item.names[0], [n for n in names if isinstance(n, str)])
+            fail(
+                "E139",
+                f"there is no {item.kind} `{item.names[0]}` that could be taken back",
+                at(item.span),
+                remedy=f"did you mean `{close}`?" if close else "take the line out: nothing that is extended says it",
+            )
+    return out
+
+
+def each_state(items: Iterable[nodes.ModelItem]) -> list[nodes.ModelItem]:
+    """The items of a model with one statement a state, so that one of several on a line can be replaced."""
+    out: list[nodes.ModelItem] = []
+    for item in items:
+        if isinstance(item, nodes.State) or (isinstance(item, nodes.Gone) and item.kind == "state"):
+            out += [evolve(item, names=(name,)) for name in item.names]
+        else:
+            out.append(item)
+    return out
+
+
+_KIND = {"tensor": "tensor", "alias": "tensor", "state": "kept", "group": "Group"}
+
+
+def _left_side(item: nodes.Record) -> Hashable:
+    match item:
+        case nodes.Entry():
+            return "entry", item.path, item.of, item.glob
+        case nodes.Group() | nodes.Blob() | nodes.Index() | nodes.Mesh() | nodes.Files():
+            return type(item).__name__, item.name
+        case nodes.Tensor() | nodes.Alias():
+            return "tensor", item.path
+        case nodes.State(names=(name,)):
+            return "kept", name
+        case nodes.Gone():
+            return _KIND[item.kind], item.names[0]
+        case nodes.DefaultDtype():
+            return ("dtype",)
+        case nodes.States():
+            return "state", item.names, item.groups
+        case nodes.Derive():
+            return "derive", item.state
+        case nodes.Framework():
+            return ("framework",)
+        case nodes.Let() | nodes.Dims():
+            return type(item).__name__, tuple(b.name for b in item.bindings)
+    return id(item)
