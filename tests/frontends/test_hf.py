@@ -110,10 +110,11 @@ def tensors(*names: str, shape: tuple[int, ...] = (2, 3)) -> list[Found]:
 
 def test_numbers_are_folded_where_they_are_a_full_grid_of_what_is_alike() -> None:
     (one,) = fold(tensors("a.3.w", "a.5.w", "a.7.w"))
-    assert one.ranges == (range(3, 8, 2),) and one.containers == ("a",) and one.pattern == ("a", None, "w")
+    assert one.spans == ((3, 5, 7),) and one.containers == ("a",) and one.pattern == ("a", None, "w")
     (two,) = fold(tensors(*(f"a.{i}.b.{j}" for i in range(2) for j in range(3))))
-    assert two.ranges == (range(2), range(3)) and two.containers == ("a", "a.*.b")
-    assert len(fold(tensors("a.0.w", "a.1.w", "a.3.w"))) == 3, "a gap"
+    assert two.spans == ((0, 1), (0, 1, 2)) and two.containers == ("a", "a.*.b")
+    (gap,) = fold(tensors("a.0.w", "a.1.w", "a.3.w"))
+    assert gap.spans == ((0, 1, 3),)
     assert len(fold(tensors("a.0.b.0", "a.1.b.1"))) == 2, "a grid with holes"
     assert len(fold([*tensors("a.0.w"), *tensors("a.1.w", shape=(3, 2))])) == 2, "another shape"
     assert len(fold(tensors("a.00", "a.01", "b.1x", "c.²", "d.٣", "e." + "9" * 40))) == 6, (

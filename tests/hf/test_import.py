@@ -103,19 +103,19 @@ def test_headers_alone_without_a_config(tmp_path):
 @pytest.mark.parametrize(
     "numbers, written",
     [
-        ([0, 1, 2, 3], "l"), ([1, 2, 3], "l[1..]"), ([0, 1], "l[..2]"), ([1, 3], "l[1.. by 2]"), ([0, 1, 3], None),
+        ([0, 1, 2, 3], "l"), ([1, 2, 3], "l[1..]"), ([0, 1], "l[..2]"), ([1, 3], "l[1.. by 2]"), ([0, 1, 3], "l[not 2]"),
+        ([0, 3], "l[.. by 3]"), ([1], "l[1..2]"), ([0, 1, 2, 5], "l[not 3..5]"), ([0, 2, 3, 4, 6], "l[not 1.. by 4]"),
+        ([0, 1, 4, 6], "l[not 2, 3, 5]"),
     ],
 )  # fmt: skip
 def test_layers_that_only_some_have(numbers, written, tmp_path):
-    tensors = {f"layers.{i}.norm": torch.ones(5) for i in range(4)} | {
+    tensors = {f"layers.{i}.norm": torch.ones(5) for i in range(max(4, numbers[-1] + 1))} | {
         f"layers.{i}.moe": torch.ones(7) for i in numbers
     }
     text, _ = imported(save(tmp_path / "s", tensors), tmp_path)
     found = tensors_of_text(text)
-    if written is None:  # no range: each stays by itself
-        assert sum(path.endswith("moe") for path in found) == 3
-    else:
-        assert any("layers.moe" in line and f": {written} " in line for line in text.splitlines()), text
+    assert any("layers.moe" in line and f": {written} " in line for line in text.splitlines()), text
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize(
@@ -134,6 +134,15 @@ def test_odd_names_are_each_told(names, tmp_path):
     _, layout = imported(source, tmp_path)
     ucpl.convert(source, tmp_path / "back", layout, layout=layout)
     assert ucpl.compare(source, tmp_path / "back", a_layout=layout, b_layout=layout)
+
+
+def test_layers_that_the_config_lists_are_said_by_its_list(tmp_path):
+    tensors = {f"layers.{i}.norm": torch.ones(5) for i in range(5)} | {
+        f"layers.{i}.mix": torch.ones(7) for i in (1, 2, 4)
+    }
+    config = llama_config(num_hidden_layers=5, layer_types=["full", "mix", "mix", "full", "mix"], odd_layers=[0, 3])
+    text, _ = imported(save(tmp_path / "s", tensors, config), tmp_path)
+    assert 'let mix = where(config.layer_types, "mix")' in text and "layers.mix  : l[mix] n7" in text
 
 
 def test_layers_of_different_shapes_stay_apart(tmp_path):

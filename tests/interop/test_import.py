@@ -107,13 +107,20 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
         "backbone.layers.mixer.in_proj.x": "l n d hidden_size",
         "backbone.layers.mixer.in_proj.b": "l n_groups state_size hidden_size",
     }),
-    "jamba": ("JambaForCausalLM", JAMBA, {"model.layers.self_attn.k_proj.weight": "l[1.. by 3] g d hidden_size"}),
-    "bamba": ("BambaForCausalLM", BAMBA, {"model.layers.self_attn.q_proj.weight": "l[1..3] n d hidden_size"}),
+    "jamba": ("JambaForCausalLM", JAMBA, {
+        "model.layers.self_attn.k_proj.weight": "l[1.. by 3] g d hidden_size",
+        "model.layers.mamba.in_proj.x": "l[not 1.. by 3] inner hidden_size",
+    }),
+    "bamba": ("BambaForCausalLM", BAMBA, {
+        "model.layers.self_attn.q_proj.weight": "l[attn_layer_indices] n d hidden_size",
+        "model.layers.mamba.D": "l[not attn_layer_indices] mamba_n_heads",
+    }),
     "llama4": ("Llama4ForCausalLM", LLAMA4, {
         "model.layers.feed_forward.experts.gate": "l[1.. by 2] e hidden_size intermediate_size",
     }),
     "qwen3 next": ("Qwen3NextForCausalLM", QWEN3_NEXT, {
-        "model.layers.self_attn.q_proj.gate": "l[2.. by 3] n d hidden_size",
+        "model.layers.self_attn.q_proj.gate": "l[full_attention] n d hidden_size",
+        "model.layers.linear_attn.in_proj_qkvz.z": "l[linear_attention] linear_g linear_r linear_value_head_dim hidden_size",
     }),
     "phi3": ("Phi3ForCausalLM", {**LLAMA, "hidden_size": 60}, {"model.layers.self_attn.qkv_proj.k": "l g d hidden_size"}),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": 61, "n_embd": 18, "n_layer": 4, "n_head": 6, "n_positions": 40}, {

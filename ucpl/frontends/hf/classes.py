@@ -14,7 +14,7 @@ from attrs import evolve, field, frozen
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_TORCH
 from ucpl.frontends.hf.records import Config, Found, Version
-from ucpl.frontends.hf.varying import numbers_of, varied
+from ucpl.frontends.hf.varying import Other, lists_of, numbers_of, varied
 
 __all__ = ["Class", "class_of"]
 
@@ -82,7 +82,7 @@ def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> C
     names = {t.name for t in own.tensors}
     plan = getattr(model, "_tp_plan", None) or {}
     return Class(
-        (evolve(own, numbers=numbers), *variations),
+        (evolve(own, numbers=numbers, lists=lists_of(config)), *variations),
         {a: o for a, o in ties.items() if o in names and a not in names},
         {str(k): str(v) for k, v in plan.items()},
         absent,
@@ -93,31 +93,32 @@ def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> C
 def _variations(library: _Library, config: Config, made: object) -> tuple[dict[str, int], list[Version]]:
     """Keys that only the class has, and the class with other numbers: each key's own, the same for no two.
 
-    A class that refuses such numbers is asked with its layers as they are; if it refuses still, nothing is known of its sizes.
+    A class that refuses them is asked with its layers in their order, then with as many as it has; if it refuses still, nothing
+    is known of its sizes.
     """
     from_dict = getattr(type(made), "from_dict", None)
     if from_dict is None:
         return {}, []
-    for layers in (True, False):
+    for what in (Other(True, True), Other(True, False), Other(False, False)):
         try:
-            absent = _absent(from_dict, config, made, layers)
+            absent = _absent(from_dict, config, made, what)
             out = []
             for seed in range(_VARIATIONS):
-                other = varied(config, absent, seed, layers=layers)
+                other = varied(config, absent, seed, what)
                 model = library.built(config, from_dict(other))
-                out.append(Version(library.saved(model, config), numbers_of(other)))
+                out.append(Version(library.saved(model, config), numbers_of(other), lists_of(other)))
         except Exception:  # whatever a class does of numbers that it does not expect
             continue
         return absent, out
     return {}, []
 
 
-def _absent(from_dict: object, config: Config, made: object, layers: bool) -> dict[str, int]:
+def _absent(from_dict: object, config: Config, made: object, what: Other) -> dict[str, int]:
     """Keys that the config lacks and the class gives a number that no other key moves: its defaults."""
     assert callable(from_dict)
     ours = numbers_of(config)
     here = numbers_of(made.to_dict())  # type: ignore[attr-defined]
-    there = numbers_of(from_dict(varied(config, {}, 0, layers=layers)).to_dict())
+    there = numbers_of(from_dict(varied(config, {}, 0, what)).to_dict())
     return {key: value for key, value in here.items() if key not in ours and there.get(key) == value}
 
 

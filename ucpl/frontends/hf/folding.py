@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise, product
 from math import prod
@@ -10,9 +11,10 @@ from attrs import frozen
 
 from ucpl.frontends.hf.records import Found
 
-__all__ = ["Folded", "Form", "fold", "form_of", "is_literal", "joined"]
+__all__ = ["Folded", "Form", "Span", "fold", "form_of", "is_literal", "joined", "stepped"]
 
 Form = tuple[str | None, ...]  # parts of a name; None where a number is
+Span = tuple[int, ...]  # the numbers that stand at one place of a name, in order
 
 _NUMBERS = {str(n): n for n in range(100_000)}  # parts of a name that count: no zeros in front
 _STORED_MAX = 100_000  # places of one folded tensor, those without a name counted: a layout has room for ten such
@@ -24,7 +26,7 @@ class Folded:
 
     pattern: Form
     containers: tuple[str, ...]  # what each folded number counts: "model.layers"
-    ranges: tuple[range, ...]
+    spans: tuple[Span, ...]
     first: Found
 
     @property
@@ -33,32 +35,33 @@ class Folded:
 
 
 def fold(tensors: Iterable[Found]) -> list[Folded]:
-    """Tensors whose names differ only in numbers, as one: where the numbers are a full grid and all shapes agree."""
-    groups: dict[Form, list[tuple[tuple[int, ...], Found]]] = {}
+    """Tensors whose names differ only in numbers, as one: where the numbers are a full grid and all else agrees."""
+    groups: dict[tuple[Form, tuple[int, ...], str, bool], list[tuple[tuple[int, ...], Found]]] = {}
     for t in tensors:
         form, numbers = form_of(t.name)
-        groups.setdefault(form, []).append((numbers, t))
+        groups.setdefault((form, t.shape, t.dtype, t.is_buffer), []).append((numbers, t))
+    kinds = Counter(form for form, *_ in groups)
     out: list[Folded] = []
-    for form, members in groups.items():
-        ranges = _grid([numbers for numbers, _ in members])
-        alike = len({(t.shape, t.dtype, t.is_buffer) for _, t in members}) == 1
-        if ranges is None or not alike or None not in form:
+    for (form, *_), members in groups.items():
+        spans = _grid([numbers for numbers, _ in members])
+        alone = len(members) == 1 and kinds[form] > 1  # the only one of its kind among several: no layers
+        if spans is None or alone or None not in form:
             out += [Folded(tuple(t.name.split(".")), (), (), t) for _, t in members]
             continue
-        out.append(_folded(form, ranges, members[0][1]))
+        out.append(_folded(form, spans, members[0][1]))
     return out
 
 
-def _folded(form: Form, ranges: tuple[range, ...], first: Found) -> Folded:
+def _folded(form: Form, spans: tuple[Span, ...], first: Found) -> Folded:
     """A full grid, as one. A number behind the first that is always the same is part of the name (`layer.0` of every block)."""
     pattern = list(form)
     containers: list[str] = []
-    kept: list[range] = []
-    spans = iter(ranges)
+    kept: list[Span] = []
+    found = iter(spans)
     for i, part in enumerate(first.name.split(".")):
         if form[i] is not None:
             continue
-        span, container = next(spans), joined(tuple(pattern[:i]), "*")
+        span, container = next(found), joined(tuple(pattern[:i]), "*")
         if kept and len(span) == 1 and "expert" not in container:
             pattern[i] = part
         else:
@@ -86,16 +89,17 @@ def joined(pattern: Form, mark: str) -> str:
     return ".".join(mark if p is None else p for p in pattern)
 
 
-def _grid(numbers: list[tuple[int, ...]]) -> tuple[range, ...] | None:
-    """Ranges (with a step) whose product the numbers are, or None."""
-    ranges = []
-    for column in zip(*numbers, strict=True):
-        values = sorted(set(column))
-        steps = {b - a for a, b in pairwise(values)}
-        if len(steps) > 1:
-            return None
-        step = steps.pop() if steps else 1
-        ranges.append(range(values[0], values[-1] + 1, step))
-    if prod(r.stop for r in ranges) > _STORED_MAX:
+def stepped(span: Span) -> range | None:
+    """The range that some numbers are, where they have one step."""
+    steps = {b - a for a, b in pairwise(span)}
+    if not span:
         return None
-    return tuple(ranges) if set(product(*ranges)) == set(numbers) else None
+    return range(span[0], span[-1] + 1, steps.pop() if steps else 1) if len(steps) < 2 else None
+
+
+def _grid(numbers: list[tuple[int, ...]]) -> tuple[Span, ...] | None:
+    """The sets of numbers, one for each place of a name, whose product they all are; or None."""
+    spans = [tuple(sorted(set(column))) for column in zip(*numbers, strict=True)]
+    if prod(span[-1] + 1 for span in spans) > _STORED_MAX:
+        return None
+    return tuple(spans) if set(product(*spans)) == set(numbers) else None

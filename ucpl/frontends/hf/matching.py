@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from attrs import define, field
 
-from ucpl.frontends.hf.folding import Folded, Form, form_of, joined
+from ucpl.frontends.hf.folding import Folded, Form, Span, form_of, joined
 from ucpl.frontends.hf.records import Facts, Found, Vector
 
 __all__ = ["Versions"]
@@ -17,13 +17,6 @@ class _Same:
     """Tensors of one version whose names differ in numbers alone."""
 
     shapes: dict[tuple[int, ...], tuple[int, ...]] = field(factory=dict)  # numbers -> shape
-    low: list[int] = field(factory=list)  # the least number in each place
-    high: list[int] = field(factory=list)
-
-    def ends(self) -> None:
-        """Its least and greatest numbers, once all are known."""
-        columns = list(zip(*self.shapes, strict=True))
-        self.low, self.high = [*map(min, columns)], [*map(max, columns)]
 
 
 class Versions:
@@ -33,8 +26,8 @@ class Versions:
         self._versions = [_by_form(v.tensors) for v in facts.variations]
         own: dict[str, int] = {}
         for f in folded:
-            for container, span in zip(f.containers, f.ranges, strict=True):
-                own[container] = max(own.get(container, 0), span.stop)
+            for container, span in zip(f.containers, f.spans, strict=True):
+                own[container] = max(own.get(container, 0), span[-1] + 1)
         self._lengths = [own, *map(_lengths, self._versions)]
 
     def shape(self, f: Folded) -> tuple[Vector, ...] | None:
@@ -56,14 +49,17 @@ class Versions:
         """How many a container has. A version that lacks it has as many as the first."""
         return tuple(lengths.get(container, self._lengths[0][container]) for lengths in self._lengths)
 
-    def ends(self, f: Folded, place: int) -> tuple[Vector, Vector]:
-        """The first number at a place of the name, and the one behind the last."""
+    def spans(self, f: Folded, place: int) -> list[Span | None]:
+        """The numbers at a place of a name, in each version; None where a version has no such tensor."""
         form, _ = form_of(f.sample)
-        span = f.ranges[place]
         number = [i for i, part in enumerate(form) if part is None]
-        place = number.index([i for i, part in enumerate(f.pattern) if part is None][place])
-        found = [version[form] for version in self._versions if form in version]
-        return (span.start, *(s.low[place] for s in found)), (span.stop, *(s.high[place] + 1 for s in found))
+        at = number.index([i for i, part in enumerate(f.pattern) if part is None][place])
+        found: list[Span | None] = [f.spans[place]]
+        for version in self._versions:
+            same = version.get(form)
+            alike = same is not None and len(set(same.shapes.values())) == 1
+            found.append(tuple(sorted({n[at] for n in same.shapes})) if same is not None and alike else None)
+        return found
 
 
 def _by_form(tensors: Iterable[Found]) -> dict[Form, _Same]:
@@ -71,8 +67,6 @@ def _by_form(tensors: Iterable[Found]) -> dict[Form, _Same]:
     for t in tensors:
         form, numbers = form_of(t.name)
         out.setdefault(form, _Same()).shapes[numbers] = t.shape
-    for same in out.values():
-        same.ends()
     return out
 
 
@@ -81,7 +75,7 @@ def _lengths(version: dict[Form, _Same]) -> dict[str, int]:
     out: dict[str, int] = {}
     for form, same in version.items():
         places = [i for i, part in enumerate(form) if part is None]
-        for i, high in zip(places, same.high, strict=True):
+        for i, column in zip(places, zip(*same.shapes, strict=True), strict=True):
             container = joined(form[:i], "*")
-            out[container] = max(out.get(container, 0), high + 1)
+            out[container] = max(out.get(container, 0), max(column) + 1)
     return out

@@ -10,7 +10,7 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.frontends.hf.classes import Class, class_of
 from ucpl.frontends.hf.records import Config, Facts, Found
-from ucpl.frontends.hf.varying import numbers_of
+from ucpl.frontends.hf.varying import lists_of, numbers_of
 from ucpl.frontends.hf.writing import text_of
 from ucpl.stores.huggingface import HuggingFace
 from ucpl.texts import is_endless, json_object, read_text
@@ -51,10 +51,19 @@ def _read_config(file: Path) -> Config:
 
 def _of_class(made: Class | None, config: Config, notes: tuple[str, ...]) -> Facts:
     if made is None:
-        return Facts((), config, numbers_of(config), notes=notes)
+        return Facts((), config, numbers_of(config), lists_of(config), notes=notes)
     own, *variations = made.versions
     return Facts(
-        own.tensors, config, own.numbers, tuple(variations), made.absent, made.aliases, made.cuts, notes, made.origin
+        own.tensors,
+        config,
+        own.numbers,
+        own.lists,
+        tuple(variations),
+        made.absent,
+        made.aliases,
+        made.cuts,
+        notes,
+        made.origin,
     )
 
 

@@ -26,11 +26,13 @@ class Found:
 class Version:
     """What the class saves for one config. The first version is the config's own; others have other numbers in it.
 
-    numbers: by the path of a key ("text_config.hidden_size"), whole numbers that differ between versions.
+    numbers: by the path of a key ("text_config.hidden_size"), whole numbers. lists: by the paths of their keys, lists
+    that say something of each layer, or name some.
     """
 
     tensors: tuple[Found, ...]
     numbers: dict[str, int] = field(factory=dict)
+    lists: dict[str, list[Json]] = field(factory=dict)
 
 
 @frozen
@@ -44,6 +46,7 @@ class Facts:
     tensors: tuple[Found, ...]
     config: Config
     numbers: dict[str, int] = field(factory=dict)
+    lists: dict[str, list[Json]] = field(factory=dict)
     variations: tuple[Version, ...] = ()
     absent: dict[str, int] = field(factory=dict)
     aliases: dict[str, str] = field(factory=dict)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import combinations_with_replacement, product
 from math import prod
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ucpl.frontends.hf.recipes import Parts
 from ucpl.frontends.hf.records import Facts, Vector
@@ -170,7 +170,7 @@ class Sizes:
             case "inner":
                 yield from self._expanded()
             case "linear_keys":
-                yield from self.role("=linear_num_key_heads")
+                yield from (evolve(s, cut=cut) for s in self.role("=linear_num_key_heads"))
             case "linear_ratio":
                 yield from self._ratios("linear_num_value_heads", "linear_num_key_heads", "linear_r")
 
@@ -249,7 +249,7 @@ def _likeness(name: str, sizes: tuple[Size, ...]) -> int:
 
 
 def _uncut(size: Size) -> Size:
-    return Size(size.name, size.text, size.vector, size.key)
+    return evolve(size, cut=None)
 
 
 def _times(n: int, size: Size, name: str, cut: str | None) -> Size:

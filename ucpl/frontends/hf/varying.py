@@ -12,10 +12,12 @@ from copy import deepcopy
 from itertools import islice
 from math import ceil, lcm
 
+from attrs import frozen
+
 from ucpl.frontends.hf.records import Config
 from ucpl.texts import Json
 
-__all__ = ["COUNTS", "HEADS", "WIDTH", "numbers_of", "varied"]
+__all__ = ["COUNTS", "HEADS", "WIDTH", "Other", "lists_of", "numbers_of", "varied"]
 
 HEADS = re.compile(r"^(num_(attention_)?heads|n_heads?|(encoder|decoder)_attention_heads|mamba_n(um)?_heads)$")
 WIDTH = re.compile(r"^(hidden_size|d_model|n_embd|embed_dim|hidden_dim|dim|dec_hidden_size)$")
@@ -23,6 +25,7 @@ COUNTS = re.compile(
     r"^(num_(hidden_|decoder_|encoder_)?layers|n_layers?|(encoder|decoder)_layers|depth|num_nextn_predict_layers"
     r"|first_k_dense_replace|num_dense_layers|moe_layer_start_index)$"
 )
+_LAYERS = re.compile(r"layer|block")
 _GROUPS = re.compile(r"^(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num|mamba_n_groups|n_groups)$")
 _EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
 _SIZES = re.compile(
@@ -31,6 +34,14 @@ _SIZES = re.compile(
 _NO_SIZES = re.compile(r"token|_id$|_idx$|index|image_size|block_size|chunk|patch|vision_feature|top_?k|per_tok|window")
 _DEPTH_MAX = 8  # of configs inside a config
 _FEW = 40  # a number of layers that is varied by a little
+
+
+@frozen
+class Other:
+    """What else than sizes is varied: how many layers there are, and of which kind each is."""
+
+    counts: bool
+    kinds: bool
 
 
 def numbers_of(config: Config, prefix: str = "") -> dict[str, int]:
@@ -46,11 +57,21 @@ def numbers_of(config: Config, prefix: str = "") -> dict[str, int]:
     return out
 
 
-def varied(config: Config, absent: dict[str, int], seed: int, *, layers: bool) -> Config:
-    """The config with other sizes.
+def lists_of(config: Config, prefix: str = "") -> dict[str, list[Json]]:
+    """Lists of a config that speak of layers, by their paths: one item a layer, or the numbers of some."""
+    out: dict[str, list[Json]] = {}
+    for key, value in config.items():
+        if not (isinstance(key, str) and key.isascii() and key.isidentifier()):
+            continue
+        if isinstance(value, dict) and prefix.count(".") < _DEPTH_MAX:
+            out |= lists_of(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and _LAYERS.search(key) and all(isinstance(v, int | str) for v in value):
+            out[prefix + key] = value
+    return out
 
-    absent: numbers that it leaves to the class. layers: whether layers are counted otherwise, too.
-    """
+
+def varied(config: Config, absent: dict[str, int], seed: int, what: Other) -> Config:
+    """The config with other sizes. absent: numbers that it leaves to the class."""
     levels: dict[str, dict[str, int]] = {}
     for path, value in (numbers_of(config) | absent).items():
         prefix, _, key = path.rpartition(".")
@@ -61,10 +82,21 @@ def varied(config: Config, absent: dict[str, int], seed: int, *, layers: bool) -
         lists = {len(v) for v in _at(config, prefix).values() if isinstance(v, list)}
         for key, value in _sizes(level, primes, seed).items():
             _set(out, prefix, key, value)
-        if layers:
+        if what.counts:
             for key, value in _counts(level, lists, seed).items():
                 _set(out, prefix, key, value)
+    if what.kinds:
+        for path, items in lists_of(config).items():
+            prefix, _, key = path.rpartition(".")
+            _at(out, prefix)[key] = _turned(items, seed + 1)
     return out
+
+
+def _turned(items: list[Json], by: int) -> list[Json]:
+    """A list with one item a layer, turned; numbers of layers, each a little further."""
+    strings = any(isinstance(v, str) for v in items)
+    named = not strings and len(set(map(str, items))) == len(items)
+    return [v + by for v in items if isinstance(v, int)] if named else items[-by:] + items[:-by]
 
 
 def _sizes(level: dict[str, int], primes: Iterator[int], seed: int) -> dict[str, int]:

@@ -7,6 +7,7 @@ import re
 from attrs import define, field, frozen
 
 from ucpl.frontends.hf.folding import Folded, fold, is_literal, joined
+from ucpl.frontends.hf.kinds import Kinds
 from ucpl.frontends.hf.matching import Versions
 from ucpl.frontends.hf.recipes import parts_of, roles_of
 from ucpl.frontends.hf.records import Facts, Vector
@@ -78,9 +79,9 @@ class _Writer:
     folded: list[Folded] = field(init=False)
     sizes: Sizes = field(init=False)
     versions: Versions = field(init=False)
+    kinds: Kinds = field(init=False)
     dims: dict[str, str] = field(factory=dict)  # name -> its expression
     counts: dict[str, str] = field(factory=dict)  # container -> dim
-    lengths: dict[str, int] = field(factory=dict)  # container -> how many
     said: list[str] = field(factory=list)
     models: set[str] = field(init=False)
 
@@ -88,6 +89,7 @@ class _Writer:
         self.folded = fold(self.facts.tensors)
         self.sizes = Sizes(self.facts)
         self.versions = Versions(self.facts, self.folded)
+        self.kinds = Kinds(self.facts, self.sizes, self.dims)
         self.models = set(_model_types(self.facts.config))
 
     def text(self) -> str:
@@ -108,6 +110,7 @@ class _Writer:
         lines += [f"# {note}" for note in (*self.facts.notes, *self.said)]
         lines += ["", f"model {model} {{"]
         lines += [f"  dim {name} = {value}" for name, value in self.dims.items()]
+        lines += [f"  let {name} = {value}" for name, value in self.kinds.lets.items()]
         lines += ["", f"  dtype {dtype}", *(f"  {t}" for t in found.tensors)]
         owners = {f.name for f in self.facts.tensors}
         for alias, owner in self.facts.aliases.items():
@@ -221,7 +224,6 @@ class _Writer:
         used: set[str] = set()
         for container in containers:
             vector = self.versions.length(container)
-            self.lengths[container] = vector[0]
             found = self.sizes.count(vector, container)
             short = _counting(container, found, self.dims)
             if found is not None and self.dims.get(short) == found.text:
@@ -231,20 +233,11 @@ class _Writer:
             self.counts[container] = name
 
     def extent(self, f: Folded, place: int) -> nodes.Dimension:
-        dim, span = self.counts[f.containers[place]], f.ranges[place]
-        length = self.lengths[f.containers[place]]
-        if span == range(length):
-            return nodes.Dimension(dim)
-        starts, stops = self.versions.ends(f, place)
-        start = self.bound(starts, dim) if span.start else None
-        stop = self.bound(stops, dim) if span.stop < length else None
-        step = nodes.Number(span.step) if span.step > 1 else None
-        return nodes.Dimension(dim, None, nodes.Among((nodes.Range(start, stop, step),)))
-
-    def bound(self, vector: Vector, container: str) -> nodes.Expr:
-        """A bound of a range: the key that it follows, else a number."""
-        found = self.sizes.count(vector, container) if len(set(vector)) > 1 else None
-        return nodes.Number(vector[0]) if found is None else nodes.Name(found.text)
+        container = f.containers[place]
+        lengths = self.versions.length(container)
+        return nodes.Dimension(
+            self.counts[container], None, self.kinds.among(self.versions.spans(f, place), lengths, container)
+        )
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -275,7 +268,7 @@ class _Writer:
         if axis is None:
             self.say(f"{whole}: the class's plan says `{style}`, which tensor_parallel leaves whole: write its parts.")
             return None
-        if axis >= len(stored.axes) or len(stored.axes[axis].outer) != 1:
+        if axis >= len(stored.axes) or len(stored.axes[axis].outer) != 1 or stored.axes[axis].parts:
             return None  # the bias of a rowwise module is held by every rank
         cut = _Named((_Dim(stored.axes[axis].outer[0].name, "chunk"),))
         axes = tuple(cut if i == axis else a for i, a in enumerate(stored.axes))
