@@ -143,6 +143,7 @@ def test_layers_that_the_config_lists_are_said_by_its_list(tmp_path):
     config = llama_config(num_hidden_layers=5, layer_types=["full", "mix", "mix", "full", "mix"], odd_layers=[0, 3])
     text, _ = imported(save(tmp_path / "s", tensors, config), tmp_path)
     assert 'let mix = where(config.layer_types, "mix")' in text and "layers.mix  : l[mix] n7" in text
+    assert "let dense_layers = config.dense_layers" in text and "layers.moe  : l[not dense_layers] n9" in text
 
 
 def test_layers_of_different_shapes_stay_apart(tmp_path):
