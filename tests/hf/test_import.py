@@ -140,7 +140,8 @@ def test_layers_that_the_config_lists_are_said_by_its_list(tmp_path):
     tensors = {f"layers.{i}.norm": torch.ones(5) for i in range(5)} | {
         f"layers.{i}.mix": torch.ones(7) for i in (1, 2, 4)
     }
-    config = llama_config(num_hidden_layers=5, layer_types=["full", "mix", "mix", "full", "mix"], odd_layers=[0, 3])
+    tensors |= {f"layers.{i}.moe": torch.ones(9) for i in (0, 1, 4)}
+    config = llama_config(num_hidden_layers=5, layer_types=["full", "mix", "mix", "full", "mix"], dense_layers=[2, 3])
     text, _ = imported(save(tmp_path / "s", tensors, config), tmp_path)
     assert 'let mix = where(config.layer_types, "mix")' in text and "layers.mix  : l[mix] n7" in text
     assert "let dense_layers = config.dense_layers" in text and "layers.moe  : l[not dense_layers] n9" in text
