@@ -26,6 +26,7 @@ CODE = re.compile(r"[EW]\d{3}")
 WORD = re.compile(rf"\b{CODE.pattern}\b")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES += [path for folder in ("editors", "examples") for path in sorted((ROOT / folder).glob("*/README.md"))]
 
 
 def relative(path: Path) -> str:
@@ -154,7 +155,7 @@ def test_classes_and_files_are_short() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["ARCHITECTURE", "LANGUAGE", "ERRORS", "PERFORMANCE", "RELIABILITY", "TUTORIAL"],
+    ["ARCHITECTURE", "EDITORS", "LANGUAGE", "ERRORS", "PERFORMANCE", "RELIABILITY", "TUTORIAL"],
 )
 def test_the_page_exists_and_the_readme_leads_to_it(name: str) -> None:
     assert (ROOT / "docs" / f"{name}.md").is_file()
@@ -172,6 +173,14 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     prose = re.sub(r"`[^`\n]*`", "", prose)
     targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in target]
     assert [target for target in targets if target and not (page.parent / target).exists()] == []
+
+
+def test_every_page_has_its_place_in_the_site() -> None:
+    """A new page of docs/ stands in the `nav` of mkdocs.yml; decisions are found by themselves."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [
+        p.name for p in (ROOT / "docs").glob("*.md") if not re.search(rf": {re.escape(p.name)}$", text, re.MULTILINE)
+    ] == []
 
 
 def test_the_page_of_errors_is_the_catalogue() -> None:

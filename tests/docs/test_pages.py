@@ -18,6 +18,7 @@ from ucpl.errors import Exit
 from ucpl.errors.document import EXIT_MEANING
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES += [path for folder in ("editors", "examples") for path in sorted((ROOT / folder).glob("*/README.md"))]
 README = blocks(ROOT / "README.md")
 
 

@@ -46,6 +46,8 @@ PARTS = (
     "examples",
     "benchmarks",
     "docs",
+    "editors",
+    "mkdocs.yml",
     "pyproject.toml",
     "README.md",
     "CHANGELOG.md",

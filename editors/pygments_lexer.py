@@ -1,0 +1,43 @@
+"""The colours of the language for Pygments, which the site of the documentation uses: the words are the grammar's."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pygments.lexer import RegexLexer, words
+from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text
+
+from editors.textmate import keywords
+
+__all__ = ["UcplLexer"]
+
+_NO_NAME = r"(?![\w.]|\s*(?:[:.\[]|=(?!=)))"  # before these a word is a name
+
+
+class UcplLexer(RegexLexer):
+    """Text of a .ucpl file, or a part of one."""
+
+    name = "ucpl"
+    aliases: ClassVar[list[str]] = ["ucpl"]
+    filenames: ClassVar[list[str]] = ["*.ucpl"]
+    tokens: ClassVar[dict[str, list[object]]] = {
+        "root": [
+            (r"#[^\n]*", Comment.Single),
+            (r'"', String.Double, "text"),
+            (r"(?<=@)[A-Za-z_]\w*(?!\w|\s*\()", Name.Decorator),
+            (words(sorted(keywords()), prefix=r"(?<![\w.])", suffix=_NO_NAME), Keyword),
+            (r"config(?:\.[A-Za-z_]\w*)+", Name.Constant),
+            (r"[A-Za-z_][\w.]*", Name),
+            (r"[0-9]+", Number.Integer),
+            (r"->|\.\.\.|\.\.|[-+*/%<>=!@]+", Operator),
+            (r"[()\[\]{},:]", Punctuation),
+            (r"\s+", Text.Whitespace),
+            (r".", Text),
+        ],
+        "text": [
+            (r"\\.", String.Escape),
+            (r"\{[^{}\"\n]*\}", String.Interpol),
+            (r'"|\n', String.Double, "#pop"),
+            (r'[^"\\{\n]+|\{', String.Double),
+        ],
+    }
