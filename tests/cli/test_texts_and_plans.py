@@ -199,6 +199,13 @@ def test_roundtrip_says_what_was_tried(spec: Path) -> None:
     assert "cut" in good("roundtrip", "own.ucpl", "--config", "config.json", "--examples", "2").out
 
 
+def test_roundtrip_takes_degrees(spec: Path) -> None:
+    argv = ("roundtrip", "own.ucpl:cut", "--config", "config.json", "--examples", "2", "--json")
+    (layout,) = good(*argv, "--degrees", "tp=2,4").json["layouts"]
+    assert {"tp = 2", "tp = 4"} == {f"tp = {n}" for n in range(9) if f"tp = {n}" in str(layout["tried"])}
+    assert ucpl(*argv, "--degrees", "tp").status == 2 and ucpl(*argv, "--degrees", "tp=2,x").status == 2
+
+
 def test_roundtrip_names_an_element_that_does_not_come_back(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def differs(*_: object, **__: object) -> None:
         raise AssertionError("up[0, 1, 2] is up[0, 2, 1]")

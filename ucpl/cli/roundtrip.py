@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.options import add_json, add_sizes, given_of, whole_number
-from ucpl.errors import Exit
+from ucpl.errors import Exit, Label, fail
 from ucpl.texts import read_text
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
 
 _EXAMPLES_MAX = 1_000_000
-EXAMPLE = "ucpl roundtrip model.ucpl\nucpl roundtrip model.ucpl:megatron --examples 50"
+_DEGREE_MAX = 262_144
+EXAMPLE = "ucpl roundtrip model.ucpl:megatron --examples 50\nucpl roundtrip model.ucpl --config config.json --degrees tp=1,2,6"
 
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE[:LAYOUT]", help="a .ucpl file, or one layout of it")
     parser.add_argument(
         "--examples", default="20", metavar="N", help="pairs of degrees to try for each layout (default 20)"
+    )
+    parser.add_argument(
+        "--degrees", action="append", default=[], metavar="AXIS=N,N", help="degrees of an axis to try; may repeat"
     )
     parser.add_argument("--model", metavar="FILE:NAME", help="the model of layouts that are of any")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed tries other degrees")
@@ -43,7 +48,8 @@ def run(options: Namespace, console: Console) -> int:
             name=name,
             model=given.model,
             config=given.config,
-            sizes={k: v for k, v in given.sizes.items() if isinstance(v, int)},
+            sizes=given.sizes,
+            degrees=degrees_of(options.degrees),
             seed=options.seed,
         )
     except AssertionError as error:
@@ -54,7 +60,7 @@ def run(options: Namespace, console: Console) -> int:
         console.say(str(report))
     good = all(report.tried for report in reports)
     if not good:
-        console.say("no pair of degrees suits the sizes: give others with -D")
+        console.say("no pair of degrees suits the sizes: give others with -D, or degrees with --degrees")
     console.answer(
         {
             "good": good,
@@ -71,3 +77,19 @@ def run(options: Namespace, console: Console) -> int:
         }
     )
     return Exit.DONE if good else Exit.ANSWER_IS_NO
+
+
+def degrees_of(texts: Sequence[str]) -> dict[str, list[int]]:
+    """The values of --degrees. Raises: UcplError E173, E177."""
+    out: dict[str, list[int]] = {}
+    for text in texts:
+        axis, equals, numbers = text.partition("=")
+        if not (axis and equals):
+            fail(
+                "E177",
+                f"--degrees {text[:60]}: not of the form AXIS=N,N",
+                Label("<command line>", where=f"--degrees {text[:60]}"),
+                remedy="write --degrees tp=1,2,4",
+            )
+        out[axis] = [whole_number("--degrees", n, _DEGREE_MAX, "write --degrees tp=1,2,4") for n in numbers.split(",")]
+    return out

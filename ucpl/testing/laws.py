@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from attrs import frozen
 
 from ucpl.api import parse_target
+from ucpl.conversion.given import Given
+from ucpl.conversion.side import located
 from ucpl.extents import Key, key_text
 from ucpl.graph import build
 from ucpl.layout import Layout, load, resolve
+from ucpl.layout.scope import Config, Value
 from ucpl.proofs.coverage import prove
 from ucpl.regions import Placement, element_name, locate
 from ucpl.schedule import Plan, order
@@ -35,18 +40,31 @@ class Example:
         return resolve(load((self.name, self.text)), parse_call(self.call))
 
 
+NUMBERED_MAX = 1 << 24  # elements of a model: a number each, of each state, four times over
+
 Side = str | Example | Layout | Placement
 
 
-def assert_round_trip(source: Side, target: Side, *, drop: tuple[str, ...] = ()) -> int:
+def assert_round_trip(
+    source: Side,
+    target: Side,
+    *,
+    drop: tuple[str, ...] = (),
+    config: Config | None = None,
+    sizes: Mapping[str, Value] | None = None,
+) -> int:
     """There by the moves of a plan, compared with what the target says by itself; then back. How many elements there are.
 
     source, target: layouts of one model, as calls (`"FILE.ucpl:layout(tp = 2)"`), examples, resolved or located.
     drop:           names of tensors and states that the target may leave out; there is no way back then.
+    config:         a config.json, of layouts that are given as calls. sizes: of model or layout, by name, as -D gives them.
 
-    Raises AssertionError naming the tensor and the element; UcplError where the plan itself is refused.
+    Raises AssertionError naming the tensor and the element; UcplError where the plan itself is refused; ValueError for a model
+    of more elements than can be numbered.
     """
-    here, there = _located(source), _located(target)
+    given = Given(config=dict(config) if config is not None else None, sizes=dict(sizes or {}))
+    here, there = _located(source, given), _located(target, given)
+    _refuse_large(here)
     if not drop:
         _plan(
             there, here, ()
@@ -65,7 +83,16 @@ def assert_round_trip(source: Side, target: Side, *, drop: tuple[str, ...] = ())
     return sum(t.numel for t in here.layout.tensors.values())
 
 
-def _located(side: Side) -> Placement:
+def _refuse_large(placement: Placement) -> None:
+    count = sum(t.numel for t in placement.layout.tensors.values())
+    if count > NUMBERED_MAX:
+        raise ValueError(
+            f"{placement.layout.call} has {count:,} elements, and each is given a number: at most {NUMBERED_MAX:,}."
+            " Give smaller sizes, as in sizes={'h': 8}"
+        )
+
+
+def _located(side: Side, given: Given) -> Placement:
     match side:
         case Placement():
             return side
@@ -74,8 +101,7 @@ def _located(side: Side) -> Placement:
         case Example():
             return locate(side.layout())
         case str():
-            library, call = parse_target(side)
-            return locate(resolve(library, call))
+            return located(parse_target(side), given).placement
 
 
 def _derived_from(*placements: Placement) -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations, product
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
+from ucpl.conversion.degrees import Degrees, call_at, degrees_of, degrees_text, hangs_on_a_number
 from ucpl.errors import UcplError, fail
 from ucpl.layout import Library, load, resolve
 from ucpl.layout.bases import called_model
@@ -14,12 +16,15 @@ from ucpl.layout.scope import Config, Value
 from ucpl.regions import Placement, locate
 from ucpl.syntax import nodes, parse
 from ucpl.testing.laws import assert_round_trip
+from ucpl.testing.sizes import Sizes
 from ucpl.texts import text_at
 
 __all__ = ["Report", "roundtrip"]
 
-ELEMENTS_MAX = 400_000  # of a model that `roundtrip` numbers
-REMAINDERS = frozenset({"E108", "E160", "E203", "E204"})  # degrees that do not suit the sizes
+TRIED = (1, 2, 3, 4, 5, 7, 8)  # degrees of one axis
+ATTEMPTS_MAX = 160  # combinations of degrees that are looked at for one layout
+DRAWS_MAX = 40  # of sizes, until there are some that every axis divides
+REFUSED_SHOWN = 4
 
 
 @frozen
@@ -28,16 +33,18 @@ class Report:
 
     layout: str
     tried: tuple[str, ...]  # "megatron(tp = 2) -> megatron(tp = 3)", each there and back
-    refused: tuple[str, ...]  # the same, with the reason: a cut that leaves a remainder
+    refused: tuple[str, ...]  # degrees that do not suit, each with what does not divide: "megatron(tp = 3): ..."
     sizes: dict[str, int] = field(factory=dict)  # sizes chosen here, since the text gives none (or too large ones)
     elements: int = 0  # carried there and back, all tries together
 
     def __str__(self) -> str:
-        lines = [f"{self.layout}: {len(self.tried)} round trips, {self.elements} elements, {len(self.refused)} refused"]
+        lines = [f"{self.layout}: {len(self.tried)} round trips, {self.elements} elements"]
         if self.sizes:
             lines.append("  sizes: " + ", ".join(f"{k} = {v}" for k, v in self.sizes.items()))
         lines += [f"  {t}" for t in self.tried]
-        lines += [f"  refused: {t}" for t in self.refused]
+        lines += [f"  does not suit: {t}" for t in self.refused[:REFUSED_SHOWN]]
+        if len(self.refused) > REFUSED_SHOWN:
+            lines.append(f"  and {len(self.refused) - REFUSED_SHOWN} more that do not suit")
         return "\n".join(lines)
 
 
@@ -49,16 +56,17 @@ def roundtrip(
     name: str = "<text>",
     model: nodes.Model | None = None,
     config: Config | None = None,
-    sizes: dict[str, int] | None = None,
+    sizes: Mapping[str, Value] | None = None,
+    degrees: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
 ) -> tuple[Report, ...]:
     """Carry each layout of a text (or one of them) there and back between changed degrees of its mesh.
 
-    model:  what layouts `of any` are over; they are left out without one.
-    config: a config.json. sizes: sizes of dims; a dim that has none, or makes the model too large to number, gets a small one.
+    model:   what layouts `of any` are over; they are left out without one.
+    config:  a config.json. sizes: sizes of dims; a dim that has none, or makes the model too large to number, gets a small one.
+    degrees: by axis, which to try. Without it, small ones, of which those are taken that suit the sizes.
 
-    Degrees that do not suit the sizes (a cut leaves a remainder) are counted as refused. Raises AssertionError at the first
-    element that does not come back, UcplError for a text that is wrong.
+    Raises AssertionError at the first element that does not come back, UcplError for a text that is wrong.
     """
     library = load((name, file_text), read=text_at)
     file = parse(file_text, name)
@@ -71,98 +79,122 @@ def roundtrip(
     kept = [s for s in chosen if s.of != "any" or model is not None]
     if not kept:
         fail("E114", f"{name} has no layout of a model of its own", remedy="name a model with --model FILE:NAME")
-    tries = _Tries(library, model, config or {}, dict(sizes or {}), max(1, examples))
-    return tuple(tries.layout(s, random.Random(f"{seed} {s.name}")) for s in kept)
+    given = _Given(library, model, config or {}, dict(sizes or {}), dict(degrees or {}))
+    return tuple(_tried(given, s, max(1, examples), random.Random(f"{seed} {s.name}")) for s in kept)
 
 
 @frozen
-class _Tries:
+class _Given:
     library: Library
     model: nodes.Model | None  # what layouts of any model are over
     config: Config
-    sizes: dict[str, int]
-    examples: int
+    sizes: dict[str, Value]
+    degrees: dict[str, Sequence[int]]
 
-    def layout(self, layout: nodes.Layout, chance: random.Random) -> Report:
-        small = self.small_sizes(layout, chance)
-        parameters = _mesh_parameters(self.library, layout)
-        tried: dict[str, None] = {}
-        refused: dict[str, None] = {}
-        elements = 0
-        for _ in range(self.examples * 4):
-            if len(tried) + len(refused) >= self.examples or (tried and not parameters):
-                break
-            a = {p: chance.choice((1, 2, 3, 4)) for p in parameters}
-            b = {p: chance.choice((1, 2, 3, 4)) for p in parameters}
-            said = f"{_call_text(layout.name, a)} -> {_call_text(layout.name, b)}"
-            if (a == b and parameters) or said in tried or said in refused:
-                continue
-            try:
-                elements += assert_round_trip(self.located(layout, a, small), self.located(layout, b, small))
-                tried[said] = None
-            except UcplError as error:
-                if error.diagnostics[0].code not in REMAINDERS:
-                    raise
-                refused[f"{said}: {error.diagnostics[0].message}"] = None
-            except AssertionError as error:
-                raise AssertionError(f"{said}: {error}") from None
-        return Report(layout.name, tuple(tried), tuple(refused), small, elements)
-
-    def located(self, layout: nodes.Layout, degrees: dict[str, int], small: dict[str, int]) -> Placement:
-        call = nodes.Call(layout.name, tuple(nodes.Argument(k, nodes.Number(v)) for k, v in degrees.items()))
-        given: dict[str, Value] = {**self.sizes, **small}
-        model = self.model if layout.of == "any" else None
-        return locate(resolve(self.library, call, model=model, config=self.config, define_sizes=given))
-
-    def small_sizes(self, layout: nodes.Layout, chance: random.Random) -> dict[str, int]:
-        """Sizes of dims that rest on a config that is not there; of all dims where the model is too large to number."""
-        model = self.model if layout.of == "any" else _model_of(self.library, layout, self.sizes)
-        bindings = [b for i in (model.items if model else ()) if isinstance(i, nodes.Dims) for b in i.bindings]
-        free = [b for b in bindings if b.name not in self.sizes]
-        out = {b.name: chance.choice((4, 6, 8, 12)) for b in free if _lacks(b.value, self.config)}
-        literal = {b.name: b.value.value for b in free if isinstance(b.value, nodes.Number)}
-        while literal and model is not None and _elements(model, {**self.sizes, **out}, self.config) > ELEMENTS_MAX:
-            largest = max(literal, key=literal.__getitem__)
-            del literal[largest]
-            out[largest] = chance.choice((4, 6, 8, 12))
-        return out
+    def model_of(self, layout: nodes.Layout) -> nodes.Model:
+        if layout.of == "any":
+            assert self.model is not None
+            return self.model
+        return called_model(self.library, nodes.Call(layout.of, layout.arguments), self.sizes)
 
 
-def _call_text(name: str, degrees: dict[str, int]) -> str:
-    return f"{name}({', '.join(f'{k} = {v}' for k, v in degrees.items())})"
+def _tried(given: _Given, layout: nodes.Layout, examples: int, chance: random.Random) -> Report:
+    best = _best(given, layout, examples, chance)
+    pairs = list(permutations(best.found, 2)) if best.axes else [(one, one) for one in best.found]
+    chance.shuffle(pairs)
+    pairs.sort(key=lambda pair: -sum(pair[0][0][axis] != pair[1][0][axis] for axis in best.axes))
+    tried: list[str] = []
+    elements = 0
+    for (here, source), (there, target) in pairs[:examples]:
+        said = f"{best.named(here)} -> {best.named(there)}"
+        try:
+            elements += assert_round_trip(source, target)
+        except AssertionError as error:
+            raise AssertionError(f"{said}: {error}") from None
+        tried.append(said)
+    return Report(layout.name, tuple(tried), tuple(best.refused), best.small, elements)
 
 
-def _model_of(library: Library, layout: nodes.Layout, sizes: Mapping[str, Value]) -> nodes.Model:
-    return called_model(library, nodes.Call(layout.of, layout.arguments), sizes)
+def _best(given: _Given, layout: nodes.Layout, examples: int, chance: random.Random) -> _Suiting:
+    """Sizes that every axis of the mesh divides, if there are: the first such draw, else the one that most axes divide."""
+    model = given.model_of(layout)
+    chain = [link.node for link in given.library.chain(layout.name)]
+    sizes = Sizes.of(model, chain, given.sizes, given.config)
+    best: _Suiting | None = None
+    for _ in range(DRAWS_MAX):
+        small = sizes.draw(chance, model, given.sizes, given.config)
+        drawn = _Suiting(given, layout, small, _axes(given.library, layout))
+        drawn.search(examples, chance)
+        if best is None or (len(drawn.reached), len(drawn.found)) > (len(best.reached), len(best.found)):
+            best = drawn
+        if not small or (drawn.found and len(drawn.reached) == len(drawn.axes)):
+            break
+    assert best is not None
+    return best
 
 
-def _mesh_parameters(library: Library, layout: nodes.Layout) -> tuple[str, ...]:
-    """Parameters that are degrees: axes of a mesh of the layout or of one that it extends; and those without a value."""
-    chain = library.chain(layout.name)
-    axes = {a for link in chain for i in link.node.items if isinstance(i, nodes.Mesh) for a in i.axes}
+def _axes(library: Library, layout: nodes.Layout) -> tuple[str, ...]:
+    """Parameters that are degrees: axes of its mesh; and those without a value."""
+    axes = degrees_of(library, layout)
     return tuple(p.name for p in layout.parameters if p.name in axes or p.default is None)
 
 
-def _elements(model: nodes.Model, sizes: dict[str, int], config: Config) -> int:
-    probe = load(("<probe>", "ucpl 1\nlayout probe() of any {\n  file weights = none\n  * = ...\n}\n"))
-    try:
-        layout = resolve(probe, nodes.Call("probe"), model=model, config=config, define_sizes=dict(sizes))
-    except UcplError:
-        return 0  # what is wrong with it is said where the layout itself is resolved
-    return sum(t.numel for t in layout.tensors.values())
+@define
+class _Suiting:
+    """Degrees at which a layout holds, with sizes drawn for it. `refused`: those at which it does not, and why."""
 
+    given: _Given
+    layout: nodes.Layout
+    small: dict[str, int]
+    axes: tuple[str, ...]
+    found: list[tuple[Degrees, Placement]] = field(factory=list)
+    refused: list[str] = field(factory=list)
+    reached: set[str] = field(factory=set)  # axes that were changed
+    met: list[Degrees] = field(factory=list)
 
-def _lacks(expr: nodes.Expr, config: Config) -> bool:
-    match expr:
-        case nodes.Name(path=path) if path.startswith("config."):
-            return config.get(path.removeprefix("config.")) is None
-        case nodes.Function(name="default", args=args):
-            return all(_lacks(a, config) for a in args)
-        case nodes.Function(args=args) | nodes.List(items=args):
-            return any(_lacks(a, config) for a in args)
-        case nodes.Unary(operand=operand):
-            return _lacks(operand, config)
-        case nodes.Binary(left=left, right=right):
-            return _lacks(left, config) or _lacks(right, config)
-        case _:
-            return False
+    def named(self, degrees: Degrees) -> str:
+        return f"{self.layout.name}({degrees_text(degrees)})"
+
+    def values(self, axis: str) -> Sequence[int]:
+        return self.given.degrees.get(axis, TRIED)
+
+    def search(self, examples: int, chance: random.Random) -> None:
+        """Until there are enough for as many pairs as are asked for, each axis among them."""
+        enough = next(n for n in range(2, examples + 3) if n * (n - 1) >= examples)
+        for degrees in self.combinations(chance):
+            if self.small and not self.found and len(self.met) > 2:  # these sizes fit nothing
+                return
+            if len(self.met) > ATTEMPTS_MAX or (len(self.found) >= enough and len(self.reached) == len(self.axes)):
+                return
+            if degrees not in self.met and not self.is_enough(degrees):
+                self.attempt(degrees)
+
+    def is_enough(self, degrees: Degrees) -> bool:
+        """Two degrees of an axis alone leave room for the others."""
+        changed = [a for a in self.axes if degrees[a] != self.values(a)[0]]
+        alone = [d for d in self.met if [a for a in self.axes if d[a] != self.values(a)[0]] == changed]
+        return len(self.axes) > 1 and len(changed) == 1 and changed[0] in self.reached and len(alone) > 1
+
+    def combinations(self, chance: random.Random) -> Iterator[Degrees]:
+        base = {a: self.values(a)[0] for a in self.axes}
+        yield base
+        for axis in self.axes:
+            yield from ({**base, axis: n} for n in self.values(axis)[1:])
+        every = list(product(*(self.values(a)[:5] for a in self.axes[:6])))
+        chance.shuffle(every)
+        yield from ({**base, **dict(zip(self.axes, c, strict=False))} for c in every)
+
+    def attempt(self, degrees: Degrees) -> None:
+        self.met.append(degrees)
+        call = call_at(self.layout, degrees)
+        sizes: dict[str, Value] = {**self.given.sizes, **self.small}
+        model = self.given.model_of(self.layout) if self.layout.of == "any" else None
+        try:
+            made = resolve(self.given.library, call, model=model, config=self.given.config, define_sizes=sizes)
+            self.found.append((degrees, locate(made)))
+        except UcplError as error:
+            if not hangs_on_a_number(error):
+                raise
+            self.refused.append(f"{self.named(degrees)}: {error.diagnostics[0].message}")
+            return
+        self.reached |= {a for a in self.axes if degrees[a] != self.values(a)[0]}
