@@ -369,6 +369,18 @@ plan p = one() -> two()
 
 
 @case
+def two_rules_for_one_index(folder: Path) -> list[str]:
+    rules = "  mesh pp\n  let pp = 1\n  index l = l@pp when pp > 0\n  index l = l@pp[4] when pp == 1\n"
+    return checked_model(folder, "  dim l = 4\n  w : l\n", rules + '  w[l] = () as "{l}"\n')
+
+
+@case
+def model_on_ranks(folder: Path) -> list[str]:
+    more = "\nmodel pair {\n  use m() as a at pp[0]\n}\n\nlayout y(pp) of pair {\n  mesh pp\n}\n"
+    return checked_model(folder, "  w : 4\n", '  * = ... as "{name}"\n', more)
+
+
+@case
 def lossy_dtype(folder: Path) -> list[str]:
     source(folder)
     inferred(folder)

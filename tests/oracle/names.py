@@ -248,7 +248,7 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
                     when=walk(node.when),
                 )
             case nodes.Index():
-                return evolve(node, name=name(node.name), axis=walk(node.axis))
+                return evolve(node, name=name(node.name), axis=walk(node.axis), when=walk(node.when))
             case nodes.Group():
                 return evolve(
                     node,
@@ -345,7 +345,8 @@ def mean(
     out.meshes = [i for i in items if isinstance(i, nodes.Mesh)]
     if len({math.prod(out.degree(a) for a in m.axes) for m in out.meshes}) > 1:
         raise Refused("meshes of different size")
-    out.indices = {i.name: i.axis for i in [*model_items, *items] if isinstance(i, nodes.Index)}
+    rules = [i for i in [*model_items, *items] if isinstance(i, nodes.Index)]
+    out.indices = {i.name: i.axis for i in rules if numbers.holds(i.when)}
     for dim, axis in out.indices.items():  # one unknown digit of a dim is inferred
         unknown = [d for d in digits_of(axis) if not numbers.knows(d)]
         if unknown:
@@ -453,7 +454,11 @@ def used(known: dict[str, Any], items: list[Any], numbers: Numbers) -> list[Any]
                 value = given[p.name] if p.name in given else numbers.value(p.default)
                 body.append(nodes.Let((nodes.Binding(p.name, nodes.Number(value)),)))
         of = known[inner.of][0].items if isinstance(inner, nodes.Layout) and inner.of != "any" else ()
-        out += under(body, item.name, item.key, own_names(used(known, list(of), numbers)))
+        inside = under(body, item.name, item.key, own_names(used(known, list(of), numbers)))
+        out += [
+            evolve(i, clauses=(*i.clauses, *item.at)) if isinstance(i, nodes.Entry | nodes.States) else i
+            for i in inside
+        ]
     return out
 
 

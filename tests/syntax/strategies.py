@@ -132,8 +132,9 @@ groups = st.one_of(
 lets = st.builds(nodes.Let, bindings())
 dims = st.builds(nodes.Dims, bindings())
 asserts = st.builds(nodes.Assert, exprs, st.none() | texts)
-uses = st.builds(nodes.Use, calls, names, st.none() | texts)
-indexes = st.builds(nodes.Index, names, axes)
+ranks = st.builds(lambda axis, place: nodes.Clause("at", (axis, place)), names, exprs)
+uses = st.builds(nodes.Use, calls, names, st.none() | texts, some(ranks, 0, 2))
+indexes = st.builds(nodes.Index, names, axes, maybe)
 
 model_items = st.one_of(
     lets,

@@ -66,7 +66,7 @@ PLACES = {
     ),
     "mesh": lambda w: layout(nodes.Mesh("", (w, f"{w}2", f"x{w}"))),
     "mesh, second": lambda w: layout(nodes.Mesh(w, ("a", w))),
-    "index": lambda w: layout(nodes.Index(w, nodes.Dim(w))),
+    "index": lambda w: layout(nodes.Index(w, nodes.Dim(w)), nodes.Index(w, nodes.Dim(w), TWO)),
     "file": lambda w: layout(nodes.Files(w, "torch", "a.pt")),
     "file, form": lambda w: layout(nodes.Files("f", w if w != "none" else "torch", "a.pt")),
     "group": lambda w: layout(nodes.Group(w, (nodes.Dim(w),), members=(w, w, f"{w}.x"), order="reversed")),
@@ -75,7 +75,9 @@ PLACES = {
     "states": lambda w: layout(nodes.States((w, w), (w, w), (nodes.Dim(w),))),
     "derive": lambda w: layout(nodes.Derive(w, w, nodes.Number(1))),
     "blob": lambda w: layout(nodes.Blob(w, (w,), "keep", (nodes.Clause("in", (w,)),))),
-    "use": lambda w: layout(nodes.Use(nodes.Call(w), w, "k")),
+    "use": lambda w: layout(
+        nodes.Use(nodes.Call(w), w, "k"), nodes.Use(CALL, f"{w}2", None, (nodes.Clause("at", (w, TWO)),))
+    ),
     "framework": lambda w: layout(nodes.Framework(nodes.Call(w, (nodes.Argument(w, TWO),)))),
     "parameter": lambda w: nodes.Layout(w, (nodes.Parameter(w), nodes.Parameter("a", TWO)), w, nodes.Call(w), ()),
     "tensor": lambda w: model(nodes.Tensor(w, (dim("h"),)), nodes.Tensor(f"{w}.x", ())),

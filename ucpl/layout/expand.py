@@ -204,7 +204,7 @@ def _number(node: nodes.Record, scope: Scope) -> nodes.Record | None:
 
 def _decided(item: Item, scope: Scope) -> Item | None:
     """A statement without its condition; None where that does not hold."""
-    if isinstance(item, nodes.Tensor | nodes.Alias | nodes.Files | nodes.Derive):
+    if isinstance(item, nodes.Tensor | nodes.Alias | nodes.Files | nodes.Derive | nodes.Index):
         return evolve(item, when=None) if scope.holds(item.when) else None
     if isinstance(item, nodes.Entry | nodes.States):
         return evolve(item, clauses=said_clauses(item)) if is_there(item, scope) else None

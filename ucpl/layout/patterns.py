@@ -169,7 +169,18 @@ def meshes_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Mesh, ..
 
 def index_rules(items: Iterable[nodes.Record], scope: Scope) -> dict[str, ax.Axis]:
     """`index` statements by name. A digit that has no size gets one first: slot = l / (vp * pp)."""
-    rules = {i.name: i for i in items if isinstance(i, nodes.Index)}
+    rules: dict[str, nodes.Index] = {}
+    for item in items:
+        if isinstance(item, nodes.Index) and scope.holds(item.when):
+            before = rules.get(item.name)
+            if before is not None and (before.when is not None or item.when is not None):
+                fail(
+                    "E150",
+                    f"two rules for the index `{item.name}` hold at once",
+                    at(item.span, "this one"),
+                    at(before.span, "and this one"),
+                )
+            rules[item.name] = item  # a layout's own rule wins over the model's
     for item in rules.values():
         demand_no_flat([item.axis], item.span)
     for name, item in rules.items():

@@ -91,6 +91,13 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
     return Opened(library, chain[0], model, model_file, items, model_items, scope, reader.origins, extended)
 
 
+def _placed(item: nodes.Record, use: nodes.Use) -> nodes.Record:
+    """A statement of what is used, on the ranks on which it is used."""
+    if isinstance(item, nodes.Entry | nodes.States):
+        return evolve(item, clauses=(*item.clauses, *use.at))
+    return item
+
+
 def _called(model: nodes.Model, call: nodes.Call, scope: Scope, taken: set[str]) -> nodes.Call:
     """`of gpt(layers = n)`: the arguments as numbers of the layout. One name has one value: `taken` are the layout's.
 
@@ -200,6 +207,8 @@ class _Reader:
         if item.call.name in chain:
             fail("E165", f"`{item.call.name}` uses itself: {' -> '.join([*chain, item.call.name])}", at(item.span))
         chain = (*chain, item.call.name)
+        if item.at and not isinstance(known.node, nodes.Layout):
+            fail("E123", f"`{item.call.name}` is a model, and a model is on no ranks", at(item.at[0].span))
         outer: list[nodes.Record] = []
         if isinstance(known.node, nodes.Layout):
             lets = [s for s in known.file.statements if isinstance(s, nodes.Let)]
@@ -215,7 +224,7 @@ class _Reader:
         self.used_count += len(inner)
         if self.used_count > STATEMENTS_MAX:  # each use of a model that uses others multiplies
             fail("E166", f"`use` statements write out more than {STATEMENTS_MAX} statements", at(item.span))
-        return [*outer, *prefixed(inner, item.name, item.key)]
+        return [*outer, *(_placed(i, item) for i in prefixed(inner, item.name, item.key))]
 
     def call_lets(self, layout: nodes.Layout, call: nodes.Call) -> list[nodes.Record]:
         """The parameters of a layout that is used, as `let`. Mesh axes are shared: they are what they are here."""

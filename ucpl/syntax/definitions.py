@@ -87,7 +87,7 @@ def _of_model(item: nodes.ModelItem) -> list[_Definition]:
         case nodes.Tensor() | nodes.Alias():
             return [] if item.when is not None else [_Definition("tensor", item.path, item.span)]
         case nodes.Index():
-            return [_Definition("index", item.name, item.span)]
+            return [] if item.when is not None else [_Definition("index", item.name, item.span)]
         case nodes.Group():
             return [_Definition("group", item.name, item.span)]
         case nodes.Use():
@@ -109,7 +109,7 @@ def _of_layout(item: nodes.LayoutItem) -> list[_Definition]:
         case nodes.Mesh():
             return [_Definition("mesh", item.name, item.span)]
         case nodes.Index():
-            return [_Definition("index", item.name, item.span)]
+            return [] if item.when is not None else [_Definition("index", item.name, item.span)]
         case nodes.Files():
             return [] if item.when is not None else [_Definition("file", item.name, item.span)]
         case nodes.Group():

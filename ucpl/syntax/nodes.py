@@ -325,11 +325,12 @@ class Call:
 
 @frozen
 class Use:
-    """Another model or layout under a prefix: `use vision() as eye key "vision_tower.{key}"`."""
+    """Another model or layout under a prefix: `use vision() as eye key "vision_tower.{key}" at pp[0]`."""
 
     call: Call
     name: str
     key: str | None = None
+    at: tuple[Clause, ...] = ()  # of a layout: the ranks that have it
     span: Span = _span()
 
 
@@ -339,6 +340,7 @@ class Index:
 
     name: str
     axis: Axis
+    when: Expr | None = None
     span: Span = _span()
 
 

@@ -348,9 +348,11 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> Row:
             dtype = _name(item.dtype, NONE_WORDS)
             return Row("state", f"state {_names(item.names)}", ":", dtype + _of_scalar(tail, item.groups))
         case nodes.Use():
-            return Row("use", f"use {_call(item.call)}", "as", _name(item.name), _key(item.key))
+            return Row(
+                "use", f"use {_call(item.call)}", "as", _name(item.name), (*_key(item.key), *map(_clause, item.at))
+            )
         case nodes.Index():
-            return Row("index", f"index {_name(item.name)}", "=", print_axis(item.axis))
+            return Row("index", f"index {_name(item.name)}", "=", print_axis(item.axis), _when(item.when))
         case nodes.Group():
             return _group(item)
         case nodes.Mesh():

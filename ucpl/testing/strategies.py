@@ -136,7 +136,7 @@ class _Drawn:
         if flats:
             self.state_axis = self.draw(_sampled(sorted(self.degrees)))
         self.index_rules()
-        lines += [f"  index {d} = {rule}" for d, (rule, _) in self.rules.items()]
+        lines += [line for d, (rule, axis) in self.rules.items() for line in self.dealt(d, rule, axis)]
         file = self.draw(_sampled(["w_{rank}.pt", "w.pt", "w_{" + next(iter(self.degrees)) + "}.pt"]))
         key = self.draw(_sampled(["", ' key "module/{key}"']))
         lines += [f'  file weights = torch "{file}"{key}', '  file optim = torch "o.pt"']
@@ -182,6 +182,16 @@ class _Drawn:
             self.rules[dim] = (chosen, axis)
             if "lap" in chosen:
                 self.rules[dim] = (chosen + f"\n{digits}", axis)
+
+    def dealt(self, dim: str, rule: str, axis: str | None) -> list[str]:
+        """The rule of an index, perhaps under a condition that holds, beside one that does not."""
+        if "\n" in rule or self.draw(_booleans()):
+            return [f"  index {dim} = {rule}"]
+        degree = self.degrees[axis or ""]
+        return [
+            f"  index {dim} = {dim}@{axis} when {axis} != {degree}",
+            f"  index {dim} = {rule} when {axis} == {degree}",
+        ]
 
     def pieces(self, length: int, ways: int) -> str:
         cuts = sorted(self.draw(_integers(0, length)) for _ in range(ways - 1))

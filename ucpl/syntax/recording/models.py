@@ -127,11 +127,12 @@ class Models(Patterns):
         return only if isinstance(only, nodes.Call) else nodes.Call(only.value, (), span=only.span)
 
     def use(self, children: Children) -> nodes.Use:
-        key = children[4].value if len(children) > 4 else None
-        return nodes.Use(children[1], children[3].value, key, span=self.span(children))
+        key = next((c.value for c in children if isinstance(c, Part) and c.kind == "key"), None)
+        ranks = tuple(c for c in children if isinstance(c, nodes.Clause))
+        return nodes.Use(children[1], children[3].value, key, ranks, span=self.span(children))
 
     def index(self, children: Children) -> nodes.Index:
-        return nodes.Index(children[1].value, children[3], span=self.span(children))
+        return nodes.Index(children[1].value, children[3], when_of(children), span=self.span(children))
 
     def members(self, children: Children) -> Part:
         return Part("members", tuple(c.value for c in children[::2]), self.span(children))
