@@ -635,6 +635,42 @@ def glob_with_an_index(folder: Path) -> list[str]:
     return with_globs(folder, '"*.q.weight"[l] = _@tp ... as "{name}"')
 
 
+def with_scales(folder: Path, source: str, target: str, plan: str) -> list[str]:
+    """A model of one tensor in blocks, two layouts of it, and the command that plans from one to the other."""
+    text = "ucpl 1\nmodel m {\n  dim r = 384, rb = 3\n  w : r dtype f8_e4m3fn\n  s : rb dtype f32 is scale of w by 128\n}\n"
+    for name, lines in (("a", source), ("b", target)):
+        text += f'layout {name}(tp = 2) of m {{\n  mesh tp\n  file weights = torch "{{tp}}.pt"\n  {lines}\n}}\n'
+    (folder / "scales.ucpl").write_text(text)
+    return ["plan", "--from", "scales.ucpl:a()", "--to", plan]
+
+
+FACTORS = 'w = r@spread(tp, 128) as "w"\n  s = rb@spread(tp) as "s"'
+PRODUCT = 'w = r@tp dtype bf16 value x * scale as "w"'
+
+
+@case
+def quantising(folder: Path) -> list[str]:
+    return with_scales(folder, PRODUCT, FACTORS, "scales.ucpl:b()")
+
+
+@case
+def product_of_another_type(folder: Path) -> list[str]:
+    return with_scales(folder, FACTORS, PRODUCT.replace("bf16", "i8"), "scales.ucpl:b()")
+
+
+@case
+def cut_inside_a_block(folder: Path) -> list[str]:
+    return with_scales(folder, FACTORS.replace("@spread(tp, 128)", "@tp"), PRODUCT, "scales.ucpl:b()")
+
+
+@case
+def scale_of_no_size(folder: Path) -> list[str]:
+    argv = with_scales(folder, FACTORS, PRODUCT, "scales.ucpl:b()")
+    text = (folder / "scales.ucpl").read_text()
+    (folder / "scales.ucpl").write_text(text.replace("r = 384", "r = 385"))
+    return argv
+
+
 def is_root() -> bool:
     """Whom no permission stops."""
     return os.geteuid() == 0

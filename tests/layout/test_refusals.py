@@ -58,6 +58,15 @@ FILE = '  file weights = torch "f.{dp}"\n'
 W = FILE + '  w = a b as "w"\n  v = a as "v"\n'
 OTHER = "  let p = dp, q = 1\n  mesh other: p q\n" + FILE
 MODEL = "  dim a = 4, b = 3\n  dtype f32\n"
+SCALED = "  dim a = 4, b = 3, a2 = 3, b2 = 2\n  dtype f32\n  w : a b\n  v : a\n  s : {} is scale of w by {}\n"
+
+
+def blocks(*lines: str) -> str:
+    """A layout of a tensor in blocks of 3 x 2 and its scales."""
+    model = SCALED.replace("a2 = 3", "a2 = 2").format("a2 b2", "3, 2")
+    return text(model=model, layout=FILE + "".join(f"  {line}\n" for line in lines))
+
+
 GLOBS = (
     "layout any_(dp) of any {{\n  mesh dp\n" + FILE + "  {}\n  {}\n}}\nlayout g(dp) of m extends any_(dp = dp) {{\n}}\n"
 ).replace("{dp}", "{{dp}}")
@@ -106,6 +115,17 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E126", '"*w" is a glob over names', text(layout=FILE + '  ⟦"*w" = a b as "w"\n'), "x(2)", {}),
     ("E127", '"*w" and "w*" both match `w`', text(layout=FILE) + GLOBS.format('⟦"*w" = ...', '⟧"w*" = none'), "g(2)", {}),
     ("E128", '"*w" speaks of many tensors', text(layout=FILE) + GLOBS.format('⟦"*w"[l] = ...', "v = _"), "g(2)", {}),
+    ("E129", "a = 4 in blocks of 3 are 2 scales, and a2 is 3", text(model=SCALED.format("a2 b2", "3, 2")), "x(2)", {}),
+    ("E129", "`w` has 2 dims that `s` lacks (a, b), which has 1 of its own", text(model=SCALED.format("a2", "3")), "x(2)", {}),
+    ("E129", "a block of 0 elements", text(model=SCALED.format("a2 b2", "0, 2")), "x(2)", {}),
+    ("E129", "`z`, of which it is to be a scale", text(model=SCALED.replace("of w", "of z").format("a2 b2", "3, 2")), "x(2)", {}),
+    ("E129", "`w` has a scale, `s`", text(model=SCALED.format("b2 a2", "2, 1") + "  s2 : b2 a2 is scale of w by 2, 1\n"), "x(2)", {}),
+    ("E129", "`s` and `w` have other indices of `a`", text(model=SCALED.format("a[1..] b2", "2")), "x(2)", {}),
+    ("E216", "`w` is cut at a = 2, inside the block of 3 that begins at 0", blocks('⟦w = a@dp b as "w"', 's = a2 b2 as "s"'), "x(2)", {}),
+    ("E216", "`s`, the scale of `w`, is cut otherwise", blocks('⟧w = a@chunk(dp, 3) b as "w"', '⟦s = a2 b2@dp as "s"'), "x(2)", {}),
+    ("E216", "a, which has a scale for each 3, is cut together", blocks('⟦w = (a b)@dp as "w"', 's = a2 b2 as "s"'), "x(2)", {}),
+    ("E189", "`v` has no scale", blocks('w = a b as "w"', 'v = a dtype bf16 ⟦value x * scale as "v"'), "x(2)", {}),
+    ("E189", "no type is said", blocks('w = a b ⟦value x * scale as "w"', "s = none"), "x(2)", {}),
     ("E130", "tensor `w` is defined twice", text(model="  dim a = 4\n  ⟧w : a when a\n  ⟦w : a when 1\n"), "x(2)", {}),
     ("E130", "`w` is defined twice", text(model="  dim a = 4\n  w : a\n  ⟦alias w = w when 1\n"), "x(2)", {}),
     ("E132", "dim `a` of `w` is -1", text(model="  dim a = 3 - 4\n  w : ⟦a\n"), "x(2)", {}),

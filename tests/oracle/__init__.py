@@ -5,6 +5,6 @@ compiler can be held against it; only tests import it.
 """
 
 from tests.oracle.homes import Home, Padding, homes
-from tests.oracle.names import Meaning, mean
+from tests.oracle.names import Meaning, mean, scale_of
 
-__all__ = ["Home", "Meaning", "Padding", "homes", "mean"]
+__all__ = ["Home", "Meaning", "Padding", "homes", "mean", "scale_of"]

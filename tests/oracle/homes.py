@@ -34,6 +34,13 @@ class Home:
     is_alias: bool
 
 
+def is_product(item: Any) -> bool:
+    """`value x * scale`: what is stored is each element times the scale of its block."""
+    said = next((c.args[0] for c in item.clauses if c.word == "value"), None)
+    names = [getattr(side, "path", "") for side in (getattr(said, "left", None), getattr(said, "right", None))]
+    return getattr(said, "operator", "") == "*" and sorted(names) == ["scale", "x"]
+
+
 @frozen
 class Local:
     """What an entry stores on a rank for one choice of its indices."""
@@ -297,7 +304,7 @@ class _Rank:
 
     def affine(self, item: Any) -> tuple[Fraction, Fraction]:
         said = self.clause(item, "value")
-        if said is None:
+        if said is None or is_product(item):
             return Fraction(1), Fraction(0)
         at = [Numbers({**self.numbers.given, "x": x}, self.numbers.written).value(said[0]) for x in (0, 1)]
         return Fraction(at[1] - at[0]), Fraction(at[0])

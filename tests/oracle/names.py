@@ -236,7 +236,8 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
                     clauses=clauses,
                 )
             case nodes.Tensor():
-                return evolve(node, path=member(node.path), dims=walk(node.dims), when=walk(node.when))
+                scaling = node.scaling and evolve(node.scaling, of=member(node.scaling.of), by=walk(node.scaling.by))
+                return evolve(node, path=member(node.path), dims=walk(node.dims), when=walk(node.when), scaling=scaling)
             case nodes.Alias():
                 return evolve(node, path=member(node.path), owner=member(node.owner), when=walk(node.when))
             case nodes.Files():
@@ -285,6 +286,8 @@ class Tensor:
     ranges: tuple[tuple[int, ...], ...]  # the indices of each whole dim that it has
     dtype: str | None
     kind: str
+    scale_of: str | None = None  # the tensor that it has one element of each block of
+    blocks: tuple[int, ...] = ()  # their lengths, along the dims that it does not share with that tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -542,7 +545,19 @@ def tensor_of(item: nodes.Tensor, numbers: Numbers, default: str | None) -> Tens
             numbers.given[name] = dim.size
         names.append(name)
         ranges.append(tuple(numbers.among(dim.range, numbers.name(name))))
-    return Tensor(tuple(names), tuple(ranges), item.dtype or default, item.kind)
+    scaling = item.scaling
+    of, blocks = (scaling.of, tuple(numbers.value(e) for e in scaling.by)) if scaling else (None, ())
+    return Tensor(tuple(names), tuple(ranges), item.dtype or default, item.kind, of, blocks)
+
+
+def scale_of(meaning: Meaning, path: str, index: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """The scale of an element: dims of one name are the same; the others are blocks of what the scale lacks, in order."""
+    (name,) = (p for p, t in meaning.tensors.items() if t.scale_of == path)
+    scale, dims = meaning.tensors[name], meaning.tensors[path].dims
+    lacks = iter([d for d in dims if d not in scale.dims])
+    blocks = iter(scale.blocks)
+    found = [index[dims.index(d)] if d in dims else index[dims.index(next(lacks))] // next(blocks) for d in scale.dims]
+    return name, tuple(found)
 
 
 def clauses_hold(meaning: Meaning, item: Any) -> bool:

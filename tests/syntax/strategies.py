@@ -152,6 +152,14 @@ model_items = st.one_of(
         st.sampled_from(["parameter", "buffer", "frozen"]),
         maybe,
     ),
+    st.builds(
+        lambda path, dims, of, by, when: nodes.Tensor(path, dims, None, "frozen", when, nodes.Scaling(of, by)),
+        paths,
+        some(dimensions, 0),
+        paths,
+        some(exprs),
+        maybe,
+    ),
     st.builds(nodes.Alias, paths, paths, maybe),
     st.builds(nodes.State, some(names), element_types, st.booleans(), st.none() | some(names) | st.just(("*",))),
 )

@@ -1,7 +1,8 @@
 """The operations of the dependency graph, each a record that owns its table. What is built is what is saved and run.
 
     Read ─► Extract ─► Merge | Reduce | Derive ─► Split ─► Write
-               └─────► Check ───────────────────────────────► Write ◄─ Fill
+               ├─────► Check ───────────────────────────────► Write ◄─ Fill
+               └─────► Scale ─────────────────────► Split ─► Write
 
 One node per (operation, entry) over all ranks, indices and states that are alike: `lanes` lists the states it stands for. Row i
 of an Extract goes to row i of the Split or Check that follows it. `send`, `receive` and `reconstruct` will stand between them.
@@ -32,6 +33,7 @@ __all__ = [
     "Node",
     "Read",
     "Reduce",
+    "Scale",
     "Split",
     "Write",
     "flows",
@@ -39,7 +41,7 @@ __all__ = [
     "net_text",
 ]
 
-Kind = Literal["copy", "check", "mean", "sum"]
+Kind = Literal["copy", "check", "mean", "sum", "scale"]
 Digits = tuple[tuple[int, int], ...]  # (divisor, degree) of mesh axes: a rank's coordinate is rank // divisor % degree
 
 
@@ -130,6 +132,17 @@ class Derive:
 
 
 @frozen(eq=False)
+class Scale:
+    """What was merged, times scales: in fp32, rounded once. A box of scales steps by 0 along the elements of a block."""
+
+    label: str
+    lanes: tuple[Lane, ...]
+
+    def __str__(self) -> str:
+        return f"scale   {_states(self)} of {self.label}, a factor for each block"
+
+
+@frozen(eq=False)
 class Split:
     """The same boxes as the target stores them."""
 
@@ -187,11 +200,11 @@ class Write:
         return f"write   {self.state} of {self.label}: {self.last - self.first:,} stored tensors"
 
 
-Node = Read | Extract | Merge | Reduce | Derive | Split | Check | Fill | Write
+Node = Read | Extract | Merge | Reduce | Derive | Scale | Split | Check | Fill | Write
 
 
 def _states(
-    node: Extract | Merge | Reduce | Derive | Split | Check, which: Literal["state", "origin"] = "state"
+    node: Extract | Merge | Reduce | Derive | Scale | Split | Check, which: Literal["state", "origin"] = "state"
 ) -> str:
     return ", ".join(dict.fromkeys(getattr(lane, which) for lane in node.lanes))
 
@@ -205,7 +218,7 @@ class Flow:
     """An Extract with what becomes of its boxes."""
 
     extract: Extract
-    way: Merge | Reduce | Derive | Check
+    way: Merge | Reduce | Derive | Scale | Check
     place: Split | Check
 
     @property
@@ -215,6 +228,8 @@ class Flow:
                 return "check"
             case Reduce(how=how):
                 return how
+            case Scale():
+                return "scale"
             case _:
                 return "copy"
 
@@ -224,7 +239,7 @@ class Flow:
 
     @property
     def lossy(self) -> bool:
-        return self.place.lossy or isinstance(self.way, Derive)
+        return self.place.lossy or isinstance(self.way, Derive | Scale)
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -250,10 +265,10 @@ def flows(net: nx.DiGraph[Node], nodes: Sequence[Node] | None = None) -> Iterato
         match node:
             case Split():
                 (way,) = net.predecessors(node)
-                assert isinstance(way, Merge | Reduce | Derive)
+                assert isinstance(way, Merge | Reduce | Derive | Scale)
                 for extract in net.predecessors(way):
-                    assert isinstance(extract, Extract)
-                    yield Flow(extract, way, node)
+                    if isinstance(extract, Extract):  # a Scale follows what it scales
+                        yield Flow(extract, way, node)
             case Check():
                 for extract in net.predecessors(node):
                     if isinstance(extract, Extract):

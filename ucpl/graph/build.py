@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import networkx as nx
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ucpl.columns import I64, distinct
 from ucpl.columns.operations import Fill, Read, Write
@@ -23,7 +23,9 @@ from ucpl.graph.kin import kin_of
 from ucpl.graph.models import check_drops, check_models
 from ucpl.graph.passes import optimise
 from ucpl.graph.rows import Rows, rows_of
+from ucpl.graph.scales import blockwise, refuse_quantising
 from ucpl.graph.side import Side, spaced
+from ucpl.layout.scales import scales_of
 from ucpl.layout.scope import at
 from ucpl.regions import POLICIES, Part, Placement
 
@@ -61,6 +63,9 @@ class Route:
     lanes: Lanes
     wanted: frozenset[str]
     is_derived: bool
+    scales: tuple[int, ...] | None = (
+        None  # parts of the source that the scales of their blocks are in; None: not scaled
+    )
 
 
 @define
@@ -83,7 +88,7 @@ class _Drawing:
         here = Side(self.source, self.target.tensors, self.target.layout)
         routes = [r for state in dict.fromkeys(p.state for p in self.target.parts) for r in self.routes(state, there)]
         for route in routes:
-            for number in route.lanes.sources:
+            for number in (*route.lanes.sources, *(route.scales or ())):
                 here.place(number)
         spaced(here, there)
         reads = {n: Read(self.source.parts[n].label, self.source.parts[n].state, *here.range(n)) for n in here.first}
@@ -116,30 +121,66 @@ class _Drawing:
         parts = [
             n for n, p in enumerate(self.target.parts) if p.state == state and len(p.homes) and not there.is_shared(n)
         ]
-        if not parts:
-            return []
+        out: list[Route] = []
+        for scaled in (False, True):  # what is stored as it is, and what is stored times its scales
+            mine = [n for n in parts if self.target.parts[n].scaled == scaled]
+            if mine:
+                out += self.routes_to(state, mine, scaled)
+        return out
+
+    def routes_to(self, state: str, parts: list[int], scaled: bool) -> list[Route]:
         wanted = _tensors(self.target, parts)
-        same = [n for n, p in enumerate(self.source.parts) if p.state == state]
-        direct = wanted & _tensors(self.source, same)
-        out = [self.route(state, state, parts, direct, False)] if direct else []
-        rest = wanted - direct
+        alike, other = (
+            _tensors(self.source, [n for n, p in enumerate(self.source.parts) if p.state == state and p.scaled == s])
+            for s in (scaled, not scaled)
+        )
+        direct, rest = wanted & alike, wanted - alike
+        out = [self.route(state, state, parts, (direct, scaled), False)] if direct else []
+        turned = rest & other
+        if turned and not scaled:
+            refuse_quantising(self.source, self.target, min(turned))
+        if turned:
+            rest -= turned
+            self.derived.append(
+                f"{state} of {_count(len(turned), 'tensor')} is the product with the scales of its blocks,"
+                " in fp32, rounded once to nearest even"
+            )
+            made = self.route(state, state, parts, (turned, False), True)
+            out.append(evolve(made, scales=self.scale_parts(turned)))
         if rest:
             origin = self.derivation(state, rest)
             self.derived.append(
                 f"{state} of {_count(len(rest), 'tensor')} is derived from {origin},"
                 " rounded to nearest even where it is narrower"
             )
-            out.append(self.route(state, origin, parts, rest, True))
+            out.append(self.route(state, origin, parts, (rest, False), True))
         return out
 
-    def route(self, state: str, origin: str, targets: list[int], wanted: set[str], is_derived: bool) -> Route:
-        self.used |= {(path, origin) for path in wanted}
+    def route(
+        self, state: str, origin: str, targets: list[int], wanted: tuple[set[str], bool], is_derived: bool
+    ) -> Route:
+        """`wanted`: tensors, and whether the source stores them times their scales."""
+        paths, scaled = wanted
+        self.used |= {(path, origin) for path in paths}
         sources = [
             n
             for n, p in enumerate(self.source.parts)
-            if p.state == origin and len(p.homes) and not wanted.isdisjoint(_tensors(self.source, [n]))
+            if (p.state, p.scaled) == (origin, scaled)
+            and len(p.homes)
+            and not paths.isdisjoint(_tensors(self.source, [n]))
         ]
-        return Route(Lanes(state, origin, tuple(sources), tuple(targets)), frozenset(wanted), is_derived)
+        return Route(Lanes(state, origin, tuple(sources), tuple(targets)), frozenset(paths), is_derived)
+
+    def scale_parts(self, tensors: set[str]) -> tuple[int, ...]:
+        """Parts of the source that the scales of these tensors are in."""
+        scales = scales_of(self.target.layout.tensors)
+        wanted = {scales[path] for path in tensors}
+        self.used |= {(path, "weight") for path in wanted}
+        return tuple(
+            n
+            for n, p in enumerate(self.source.parts)
+            if p.state == "weight" and len(p.homes) and not wanted.isdisjoint(_tensors(self.source, [n]))
+        )
 
     def derivation(self, state: str, tensors: set[str]) -> str:
         """The state that a missing one is derived from, as the source's layout says. Raises E303 where it says nothing."""
@@ -192,7 +233,8 @@ class _Drawing:
             i = lanes[0].targets.index(n)
             self.net.add_edges_from((node, writes[lane.targets[i]]) for lane in lanes)
         for kind, over, boxes in _kinds(chosen):
-            joint = Joint(kind, lanes, route.is_derived, kin, self.source.digits(over))
+            digits = self.source.digits(over)
+            joint = Joint(kind, lanes, route.is_derived, kin, digits, scaled=route.scales is not None)
             self.net.add_edges_from((joint, node) for node in splits)
             for n in sources:
                 mine = boxes.part == n
@@ -201,6 +243,31 @@ class _Drawing:
                     i = lanes[0].sources.index(n)
                     self.net.add_edges_from((reads[lane.sources[i]], taken) for lane in lanes)
                     self.net.add_edge(taken, joint)
+        if route.scales is not None:
+            self.scale(route, route.scales, (here, there), reads, writes)
+
+    def scale(
+        self,
+        route: Route,
+        parts: tuple[int, ...],
+        sides: tuple[Side, Side],
+        reads: dict[int, Read],
+        writes: dict[int, Write],
+    ) -> None:
+        """The boxes of scales that meet the boxes of what they scale, proved to be every scale once."""
+        here, there = sides
+        lanes = evolve(route.lanes, sources=parts)
+        common = {path: i for i, path in enumerate(self.target.tensors)}
+        scales = scales_of(self.target.layout.tensors)
+        wanted = frozenset(scales[path] for path in route.wanted)
+        k = max(1, here.width, there.width)
+        rows = rows_of(here.numbered(parts), here.space, self.renumber(self.source, common, wanted), k)
+        chosen = choose(rows, here.is_alias, here)
+        covered("weight", wanted, (rows, chosen), here, "E308", "source")
+        kept = rows_of(there.numbered(lanes.targets), there.space, self.renumber(self.target, common, route.wanted), k)
+        joint = Joint("scale", (lanes,), True, moves=blockwise(self.target, chosen, kept))
+        self.net.add_edges_from((reads[n], joint) for n in parts)
+        self.net.add_edges_from((joint, writes[n]) for n in lanes.targets)
 
     @staticmethod
     def renumber(placement: Placement, common: dict[str, int], wanted: frozenset[str]) -> I64:
@@ -281,6 +348,7 @@ def _alike(routes: list[Route], here: Side, there: Side) -> list[list[Route]]:
             tuple(there.mark(n) for n in lanes.targets),
             route.wanted,
             route.is_derived,
+            route.scales,
         )
         found.setdefault(mark, []).append(route)
     return list(found.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
+import numpy as np
 from attrs import define, evolve
 
 from ucpl.columns import distinct, expanded
@@ -21,15 +22,22 @@ EXACT = {
     ("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64"), ("u8", "i16"), ("u8", "i32"),
     ("u8", "i64"),
     ("i8", "i16"), ("i8", "i32"), ("i8", "i64"), ("i16", "i32"), ("i16", "i64"), ("i32", "i64"), ("i32", "f64"), ("i16", "f32"),
+    ("i8", "bf16"), ("i8", "f16"), ("i8", "f32"), ("u8", "bf16"), ("u8", "f16"), ("u8", "f32"),
+    ("f8_e4m3fn", "f16"), ("f8_e5m2", "f16"),
     ("bool", "u8"), ("f8_e4m3fn", "f32"), ("f8_e5m2", "f32"), ("f8_e4m3fn", "bf16"), ("f8_e5m2", "bf16"),
 }  # fmt: skip
+
+
+_FLOATS = ("bf16", "f16", "f32", "f64")
 
 
 def settle(graph: Graph) -> Graph:
     """Every stored tensor that takes part has a dtype, and no cast loses that was not asked for. E305, E306, E307."""
     settler = _Settler(graph)
-    for joint in graph.joints:
-        if joint.kind != "check" and joint.moves is not None:
+    for joint in sorted(graph.joints, key=lambda j: j.kind == "scale"):  # products are of types that are known
+        if joint.kind == "scale" and joint.moves is not None:
+            settler.product(joint, joint.moves)
+        elif joint.kind != "check" and joint.moves is not None:
             for lane in range(len(joint.lanes)):
                 settler.lane(joint, joint.moves, lane)
     settler.pad()
@@ -92,6 +100,8 @@ class _Settler:
             target = lane.targets[first.targets.index(t)]
             write = self.graph.writes[target]
             a, b = self.sources.one(read.first, read.last), self.targets.one(write.first, write.last)
+            if joint.scaled:
+                self.demand_factor(read.first, write.first, target)
             if a is not None and b is not None:
                 self.pair(lane.state, read.first, write.first, target, joint.derived, (read, write))
                 continue
@@ -102,6 +112,35 @@ class _Settler:
             )
             for source, goal in self.homes(mine):
                 self.pair(lane.state, source + shifts[0], goal + shifts[1], target, joint.derived)
+
+    def product(self, joint: Joint, moves: Joined) -> None:
+        """Scales are floating numbers. E305, E317."""
+        for s in np.unique(moves.source_part).tolist():
+            read = self.graph.reads[s]
+            scale = self.graph.sources[read.first]
+            for dtype in {self.sources.get(home) for home in range(read.first, read.last)}:
+                if dtype not in _FLOATS:
+                    code, said = ("E317", f"is {dtype}") if dtype else ("E305", "has no known dtype")
+                    fail(
+                        code,
+                        f"`{scale.label}`, a scale, {said}",
+                        Label(scale.file, dtype, where="/".join(map(str, scale.key))),
+                        remedy="write `dtype f32` in the model" if not dtype else "",
+                    )
+
+    def demand_factor(self, source: int, target: int, part: int) -> None:
+        """What is scaled is held exactly by the product's type, which is floating. E317."""
+        a, b = self.sources.get(source), self.targets.get(target)
+        if b in _FLOATS and (not a or a == b or (a, b) in EXACT):
+            return
+        span = self.graph.target.parts[part].span
+        here, there = self.graph.sources[source], self.graph.targets[target]
+        fail(
+            "E317",
+            f"`{there.label}` is {a} in the source, and its product with the scales {b} in the target",
+            Label(here.file, a, where="/".join(map(str, here.key))),
+            at(span, b) if span.line else Label(there.file, b, where="/".join(map(str, there.key))),
+        )
 
     def homes(self, moves: Joined) -> Iterator[tuple[int, int]]:
         """Pairs of stored tensors between which elements move."""

@@ -72,7 +72,10 @@ class Joined(Moves):
 
 @frozen(eq=False)
 class Joint:
-    """Where boxes of both sides meet: every element once (copy), or its copies (check, mean, sum). `moves` once joined."""
+    """Where boxes of both sides meet: every element once (copy), its copies (check, mean, sum), or the scales of its blocks.
+
+    `moves` once joined. `scaled`: what it merges is scaled afterwards.
+    """
 
     kind: str
     lanes: tuple[Lanes, ...]
@@ -80,6 +83,7 @@ class Joint:
     kin: tuple[Kin, ...] = ()
     over: Digits = ()  # of a mean or sum: the axes along which its members differ
     moves: Joined | None = None
+    scaled: bool = False
 
     def __str__(self) -> str:
         states = ", ".join(lane.state for lane in self.lanes)

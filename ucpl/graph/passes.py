@@ -16,7 +16,7 @@ import numpy as np
 from attrs import evolve
 
 from ucpl.columns import join_runs, straighten
-from ucpl.columns.operations import Check, Derive, Extract, Fill, Lane, Merge, Reduce, Split
+from ucpl.columns.operations import Check, Derive, Extract, Fill, Lane, Merge, Reduce, Scale, Split
 from ucpl.graph.casts import settle
 from ucpl.graph.graph import Drawn, Graph, Joined, Joint, Kept, Taken
 from ucpl.graph.kin import each_kin
@@ -42,6 +42,8 @@ def meet(graph: Graph) -> Graph:
     """
 
     def joined(joint: Joint) -> Joint:
+        if joint.moves is not None:  # of scales, which meet blocks
+            return joint
         taken = [n for n in graph.net.predecessors(joint) if isinstance(n, Taken)]
         kept = [n for n in graph.net.successors(joint) if isinstance(n, Kept)]
         source = Rows.concat(n.boxes for n in taken)
@@ -82,8 +84,10 @@ def each_straight(graph: Graph) -> Graph:
 
 
 def each_joined(graph: Graph) -> Graph:
-    """`columns.join_runs` of every joint's moves."""
-    return graph.with_moves(join_runs)
+    """`columns.join_runs` of every joint's moves, but scales: a row of them is of one box of what they scale."""
+    return graph.with_joints(
+        lambda j: j if j.moves is None or j.kind == "scale" else evolve(j, moves=join_runs(j.moves))
+    )
 
 
 def deal(graph: Graph) -> Graph:
@@ -94,13 +98,18 @@ def deal(graph: Graph) -> Graph:
     net: nx.DiGraph[Drawn] = nx.DiGraph()
     net.add_nodes_from(graph.reads.values())
     net.add_nodes_from(graph.writes.values())
-    for joint in graph.joints:
+    ways: dict[int, list[Drawn]] = {}  # what is done for each part of the target
+    for joint in sorted(graph.joints, key=lambda j: j.kind == "scale"):
         assert joint.moves is not None
         for table, value in _by_entry(graph, joint.moves):
             target = int(table.target_part[0])
             lanes = _lanes(graph, joint, target)
             extract, way, place = _dealt(graph, joint, table, lanes, value)
             net.add_edge(extract, way)
+            if joint.kind == "scale":
+                net.add_edges_from((other, way) for other in ways.get(target, ()))
+            else:
+                ways.setdefault(target, []).append(way)
             if place is not way:
                 net.add_edge(way, place)
             sources = np.unique(table.source_part).tolist()
@@ -143,14 +152,16 @@ def _lanes(graph: Graph, joint: Joint, target: int) -> tuple[Lane, ...]:
 
 def _dealt(
     graph: Graph, joint: Joint, moves: Joined, lanes: tuple[Lane, ...], value: tuple[float, float]
-) -> tuple[Extract, Merge | Reduce | Derive | Check, Split | Check]:
+) -> tuple[Extract, Merge | Reduce | Derive | Scale | Check, Split | Check]:
     part = graph.target.parts[int(moves.target_part[0])]
     extract = Extract(part.label, lanes, moves.source_side, value)
     if joint.kind == "check":
         check = Check(part.label, lanes, moves.target_side, part.value, part.lossy or joint.derived)
         return extract, check, check
-    way: Merge | Reduce | Derive
+    way: Merge | Reduce | Derive | Scale
     match joint.kind:
+        case "scale":
+            way = Scale(part.label, lanes)
         case "mean" | "sum":
             way = Reduce(part.label, lanes, joint.kind, joint.over)
         case _:

@@ -47,7 +47,7 @@ class Side:
     def mark(self, number: int) -> object:
         """Equal for parts whose boxes are the same."""
         part = self.placement.parts[number]
-        return id(part.folded), part.is_alias, part.value, part.lossy
+        return id(part.folded), part.is_alias, part.value, part.lossy, part.scaled
 
     @property
     def width(self) -> int:

@@ -14,6 +14,7 @@ from ucpl.layout.globs import Globs, literals
 from ucpl.layout.layout import Entry, LogicalTensor, Taken
 from ucpl.layout.models import unknown_tensor
 from ucpl.layout.patterns import axes_closed, demand_no_flat, dims_in
+from ucpl.layout.scales import scaled
 from ucpl.layout.scope import NUMBER_LIMIT, Scope, at, nearest
 from ucpl.layout.storing import Ground, is_there, said_clauses
 from ucpl.syntax import nodes
@@ -223,6 +224,7 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
     targets = {label: _target(path, label, tensors, item.span) for label in ax.labels_of(shape)}
     variables = {"name": item.path} | ({"alias": alias, "owner": path} if alias else {})
     storing = ground.storing(said_clauses(item), item.span, "weights", dims_in(item.indices))
+    storing = scaled(storing, item, targets.values(), tensors)
     entry = Entry(item.path, indices, shape, targets, storing, alias, variables, item.span)
     ground.naming.demand_entry(item, entry, tensors)
     return entry
@@ -291,6 +293,7 @@ def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> En
             remedy="end the pattern with `...`",
         )
     storing = ground.storing(said_clauses(item), item.span, "weights", dims_in(item.indices))
+    storing = scaled(storing, item, (tensor.path,), tensors)
     closed = axes_closed(shape, ground.scope, item.span)
     return Entry(tensor.path, (), closed, {None: tensor.path}, storing, wild.alias, wild.variables, item.span)
 

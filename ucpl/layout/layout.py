@@ -18,6 +18,15 @@ Policy = Literal["same", "mean", "sum", "any", "lead"]  # lead: see `regions.pla
 
 
 @frozen
+class Scaling:
+    """What a scale is of: element (i, j, ...) is of the block that holds elements i * sizes[0], ... of `of`."""
+
+    of: str
+    along: tuple[int, ...]  # of each dim of the scale: the dim of the tensor
+    sizes: tuple[int, ...]  # elements of a block, along each dim of the scale
+
+
+@frozen
 class LogicalTensor:
     """One tensor of the model: a product of named dims.
 
@@ -31,6 +40,7 @@ class LogicalTensor:
     indices: tuple[Indices, ...]
     dtype: str | None
     kind: Literal["parameter", "buffer", "frozen"]
+    scaling: Scaling | None = None  # of a scale: what it is of
     span: Span = field(default=NOWHERE, eq=False, repr=False)
 
     @property
@@ -82,6 +92,7 @@ class Storing:
     dtype: str | None
     lossy: bool
     value: tuple[float, float]  # stored = a * x + b
+    scaled: bool = False  # stored = x * the scale of its block
 
     @property
     def speaks_of_copies(self) -> bool:

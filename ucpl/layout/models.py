@@ -10,6 +10,7 @@ from ucpl.errors import fail
 from ucpl.layout.element_types import demand_dtype
 from ucpl.layout.indices import Indices, chosen
 from ucpl.layout.layout import LogicalState, LogicalTensor
+from ucpl.layout.scales import with_scalings
 from ucpl.layout.scope import Scope, at, nearest
 from ucpl.syntax import nodes
 
@@ -40,7 +41,7 @@ def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope) -> dict[str, Logi
         found[item.path] = _tensor(item, default, scope)
         if len(found) > TENSOR_LIMIT:
             fail("E131", f"a model of more than {TENSOR_LIMIT} tensors", at(item.span))
-    return found
+    return with_scalings(items, found, scope)
 
 
 def _tensor(item: nodes.Tensor, default: str | None, scope: Scope) -> LogicalTensor:
@@ -69,7 +70,7 @@ def _tensor(item: nodes.Tensor, default: str | None, scope: Scope) -> LogicalTen
         tuple(indices),
         demand_dtype(item.dtype, item.span) or default,
         item.kind,
-        item.span,
+        span=item.span,
     )
 
 

@@ -58,6 +58,8 @@ class _Renaming:
                 made = evolve(made, path=self.name(made.path), owner=self.name(made.owner))
             case nodes.Tensor():
                 made = evolve(made, path=self.name(made.path))
+            case nodes.Scaling():
+                made = evolve(made, of=self.name(made.of))
             case nodes.Dimension():
                 made = evolve(made, name=made.name and self.name(made.name))
         if isinstance(made, nodes.Files):

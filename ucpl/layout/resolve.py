@@ -17,6 +17,7 @@ from ucpl.layout.library import Library
 from ucpl.layout.models import aliases_of, groups_of, states_of, tensors_of
 from ucpl.layout.on_mesh import demand_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
+from ucpl.layout.scales import demand_block_edges
 from ucpl.layout.scope import Config, Scope, Value, at, nearest
 from ucpl.layout.statements import Given, Note, Opened, open_layout
 from ucpl.layout.storing import (
@@ -72,6 +73,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     model_groups = groups_of(model_items, tensors)
     ground = ground_of(items, scope, indices)
     entries, taken = entries_of(items, ground, tensors, aliases)
+    demand_block_edges(entries, tensors, _sizes(scope))
     groups = groups_of_layout(items, ground, tensors, frozenset(e.path for e in entries), model_groups)
     framework, settings = framework_of(items, scope)
     state_lines = states_lines(items, ground, groups, model_groups)

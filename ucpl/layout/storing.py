@@ -33,6 +33,8 @@ __all__ = [
     "states_lines",
 ]
 
+SCALED = ("x * scale", "scale * x")  # each element times the scale of its block
+
 DEALT_MAX = 1 << 16  # ways in which a group is dealt
 
 Clauses = tuple[nodes.Clause, ...]
@@ -77,6 +79,7 @@ class Ground:
             )
         copies = copies_of(clauses, self.mesh_axes)
         key = said.get("as")
+        scaled = "value" in said and print_expr(said["value"].args[0]) in SCALED
         return Storing(
             file=name,
             key=self.template(key.args[0], key.span if key.span.line else span, brackets) if key else None,
@@ -87,7 +90,8 @@ class Ground:
             mesh=said["on"].args[0] if "on" in said else "",
             dtype=demand_dtype(said["dtype"].args[0], said["dtype"].span) if "dtype" in said else None,
             lossy="lossy" in said,
-            value=self.affine(said["value"]) if "value" in said else (1.0, 0.0),
+            value=self.affine(said["value"]) if "value" in said and not scaled else (1.0, 0.0),
+            scaled=scaled,
         )
 
     def coordinate(self, clause: nodes.Clause) -> tuple[str, int]:
@@ -117,7 +121,8 @@ class Ground:
                 "E153",
                 f"`value {print_expr(expr)}` scales by {a}",
                 at(clause.span),
-                remedy="only sums (x - 1) are supported: a factor on a trained tensor would scale its moments, too",
+                remedy="write a sum, x - 1: a factor would scale the moments of a trained tensor, too;"
+                " or x * scale, of a tensor that has a scale",
             )
         return float(a), float(b)
 

@@ -34,6 +34,7 @@ from ucpl.proofs.joins import (
 )
 from ucpl.proofs.members import demand_members
 from ucpl.proofs.moved import AT_ONCE, ONE_BY_ONE, boxes_of, element_boxes
+from ucpl.proofs.scaled import prove_scales, scales_among
 from ucpl.proofs.told import Told
 from ucpl.regions import element_name
 from ucpl.regions.placement import LOOSE
@@ -45,7 +46,8 @@ def prove(graph: Graph) -> None:
     Raises UcplError, naming the first element: E340 for one that a move brings to another's place; E341 for one that is filled
     twice, E342 for one that nothing fills; E343 for one of the source that is neither used nor checked nor left out by name;
     E344 for a move from or to a place where no element lies, E345 for one that stands in a tensor twice;
-    E346 for one that is put together in another way than its layout says.
+    E346 for one that is put together in another way than its layout says; E347 for one that is not scaled once by the scale of
+    its block.
     """
     _Proof(graph).run()
 
@@ -67,6 +69,7 @@ class _Proof:
         self.filled(target)
         self.used(source)
         demand_members(self.told, source)
+        prove_scales(self.told)
 
     # ---- the three proofs ------------------------------------------------------------------------------------------------
 
@@ -161,6 +164,7 @@ class _Proof:
         suspect = held != (high - low).prod(axis=1)
         suspect[crossed] = True
         suspect &= ~np.isin(pieces.policy, LOOSE)
+        suspect &= (pieces.tensor < 0) | ~scales_among(self.told)[pieces.tensor]  # factors: their proof is the last one
         left_out = {text.split(": ")[0] for text in graph.dropped}
         order = np.argsort(boxes.piece, kind="stable")
         by_piece = boxes.piece[order]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from attrs import evolve
 
 from ucpl.proofs.joins import (
     I64,
@@ -16,7 +17,7 @@ from ucpl.proofs.joins import (
     positions_of,
 )
 
-__all__ = ["AT_ONCE", "ONE_BY_ONE", "boxes_of", "element_boxes"]
+__all__ = ["AT_ONCE", "ONE_BY_ONE", "boxes_at", "boxes_of", "element_boxes"]
 
 AT_ONCE = 1 << 14  # moves, or pairs of boxes: what is made of them on the way takes no more memory than this many
 ONE_BY_ONE = 1 << 20  # elements of a move that are looked at one by one, at most; of a longer one, a part is
@@ -95,13 +96,18 @@ def _strided_boxes(side: int, pieces: Pieces, rows: I64, moves: Moves) -> Boxes:
 
 def element_boxes(side: int, pieces: Pieces, row: int, moves: Moves) -> Boxes:
     """A move that is no box of one piece: its elements one by one."""
-    positions = positions_of(moves.offset[side][row], moves.shape[row], moves.stride[side][row])
-    n = len(positions)
-    none, of_piece = np.zeros(n, dtype=np.int64), np.zeros_like(pieces.first)
+    boxes = boxes_at(pieces, positions_of(moves.offset[side][row], moves.shape[row], moves.stride[side][row]))
+    return evolve(boxes, move=np.full(len(boxes), row), begin=boxes.move)
+
+
+def boxes_at(pieces: Pieces, positions: I64) -> Boxes:
+    """The elements at positions, one by one: a box of one element is of the move that has its place among the positions."""
+    none, of_piece = np.zeros(len(positions), dtype=np.int64), np.zeros_like(pieces.first)
     i, piece = meet(none, positions, positions + 1, of_piece, pieces.first, pieces.last)
     at, low, high = between(pieces, piece, positions[i] - pieces.first[piece], positions[i] - pieces.first[piece] + 1)
-    i, piece = i[at], piece[at]
-    return _logical(pieces, np.full(len(i), row), piece, low, high, i, np.zeros_like(low))
+    i, piece, order = i[at], piece[at], np.argsort(i[at], kind="stable")
+    found = _logical(pieces, i, piece, low, high, np.zeros(len(i), dtype=np.int64), np.zeros_like(low))
+    return found.take(order)
 
 
 def _logical(pieces: Pieces, move: I64, piece: I64, low: I64, high: I64, begin: I64, step: I64) -> Boxes:

@@ -105,7 +105,7 @@ class Told:
             )
             for number, flow in enumerate(self.flows)
             for lane in flow.lanes
-            if lane not in self.led and len(flow.moves)
+            if lane not in self.led and len(flow.moves) and flow.kind != "scale"  # of factors: see scaled.py
         ]
         d = max([1, *(m.shape.shape[1] for _, _, m, _, _ in found)])
 

@@ -171,6 +171,7 @@ class EntryParts:
             pieces,
             entry.alias is not None,
             entry.span,
+            entry.storing.scaled and state == "weight",
         )
 
     def spreads(self, placer: EntryPlacer, used: tuple[str, ...], where: tuple[tuple[str, int], ...]) -> list[Spread]:

@@ -335,7 +335,9 @@ class FlatParts:
     # ---- the part ------------------------------------------------------------------------------------------------------
 
     def refuse_values(self, line: Line, names: Sequence[str]) -> None:
-        changed = next((p for p in line.involved if p.entry.storing.value != (1.0, 0.0)), None)
+        changed = next(
+            (p for p in line.involved if p.entry.storing.value != (1.0, 0.0) or p.entry.storing.scaled), None
+        )
         if changed is not None and self.site.valued & set(names):
             fail(
                 "E217",

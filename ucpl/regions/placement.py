@@ -76,6 +76,7 @@ class Part:
     folded: Pieces  # as few rows as there are different ones: states and layers that are stored alike share them
     is_alias: bool = False
     span: Span = field(default=NOWHERE, repr=False)
+    scaled: bool = False  # stored = x * the scale of its block
 
     @cached_property
     def pieces(self) -> Pieces:

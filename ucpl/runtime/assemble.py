@@ -14,10 +14,10 @@ from operator import itemgetter
 from typing import Any, NoReturn
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from ucpl.columns.operations import Check, Derive, Fill, Merge, Node, Reduce
+from ucpl.columns.operations import Check, Derive, Fill, Merge, Node, Reduce, Scale
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.runtime.boxes import Box, clip
@@ -25,7 +25,7 @@ from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.fills import Fills
 from ucpl.runtime.reading import Reader, strided
 from ucpl.runtime.rows import Place, Rows
-from ucpl.runtime.values import Conversion, encode, mean, value_text
+from ucpl.runtime.values import Conversion, decode, encode, mean, value_text
 
 __all__ = ["Assembler", "Difference"]
 
@@ -318,6 +318,23 @@ class Assembler:
             np.add(sums.total, own.total, out=sums.total)
             np.add(sums.count, own.count, out=sums.count)
 
+    def _scale(self, tile: Assembly, among: I64) -> None:
+        """Boxes of the tile times a factor each: in fp32, rounded once. A factor is read once for all elements of a block."""
+        dtype = self.targets[tile.target].dtype
+        for row in among.tolist():
+            source = int(self.rows.source[row])
+            here, file = self.sources[source], self.file_of[source]
+            for box in clip(self.rows.box(row), tile.low, tile.high):
+                for part in blocks(box, tile.work.share.block):
+                    apart = tuple(n if step else 1 for n, step in zip(part.shape, part.source_step, strict=True))
+                    raw = self._fetch(tile, file, evolve(part, shape=apart), here.itemsize)
+                    factors = decode(raw, here.dtype).astype(np.float32).reshape(apart)
+                    there = strided(tile.work.tile, tile.at(part), part.shape, tile.steps(part), tile.itemsize)
+                    values = decode(np.ascontiguousarray(there).reshape(-1).view(np.uint8), dtype).reshape(part.shape)
+                    with np.errstate(all="ignore"):
+                        made = encode((values.astype(np.float32) * factors).reshape(-1), dtype)
+                    there[...] = _as_packed(made, part, tile.itemsize)
+
     def _conversion(self, row: int, target: int) -> Conversion:
         source = self.sources[int(self.rows.source[row])]
         conversion = Conversion(source.dtype, self.targets[target].dtype, self.rows.rules[int(self.rows.rule[row])])
@@ -357,7 +374,7 @@ class Assembler:
         """Which source tensor a copy takes a target element from, and the element's place in it."""
         for row in self.rows.within(target, position, position + 1):
             node = self.rows.rules[int(self.rows.rule[row])].node
-            if not isinstance(node, Check) and any(clip(self.rows.box(row), position, position + 1)):
+            if not isinstance(node, Check | Scale) and any(clip(self.rows.box(row), position, position + 1)):
                 return self.sources[int(self.rows.source[row])], self._logical(row, position)
         return None
 
@@ -430,6 +447,7 @@ HANDLERS: dict[type[Node], Handler] = {
     Merge: Assembler._merge,
     Derive: Assembler._merge,
     Reduce: Assembler._reduce,
+    Scale: Assembler._scale,
     Check: Assembler._check,
     Fill: Assembler._fill,
 }

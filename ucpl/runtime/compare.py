@@ -82,7 +82,7 @@ def compare(
     # The target's files stand beside the source's: their absolute paths are their names.
     roots = [str(source.root.resolve()), str(target.root.resolve())]
     places = [*(_rooted(p, roots[0]) for p in here), *(_rooted(p, roots[1]) for p in there)]
-    mirrored = tuple(_mirror(m, len(here)) for m in plan.moves if m.kind != "check")
+    mirrored = tuple(_mirror(m, len(here)) for m in plan.moves if m.kind not in ("check", "scale"))
     bound = _with(plan, mirrored)
     rows, fills = bind_rows(bound, places, there), bind_fills(bound, there)
     files = SourceFiles(source.root, (p.extent.file for p in places if p.extent is not None))

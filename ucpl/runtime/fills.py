@@ -10,7 +10,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.columns import Moves, Side, expanded
-from ucpl.columns.operations import Check, Fill, Node, Reduce
+from ucpl.columns.operations import Check, Fill, Node, Reduce, Scale
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.runtime.boxes import Box
@@ -78,6 +78,7 @@ def demand_whole(rows: Rows, fills: Fills, owners: Sequence[int], targets: Seque
     reached, lavish = np.zeros(len(targets), np.int64), np.zeros(len(targets), np.bool_)
     kinds: list[type[Node]] = [type(r.node) for r in rows.rules]
     reduces, checks = (np.array([k is kind for k in kinds] or [False])[rows.rule] for kind in (Reduce, Check))
+    checks |= np.array([k is Scale for k in kinds] or [False])[rows.rule]  # changes what is there
     np.add.at(reached, rows.target[~checks], rows.shape[~checks].prod(axis=1))
     np.add.at(reached, fills.target, fills.shape.prod(axis=1))
     lavish[rows.target[reduces]] = True

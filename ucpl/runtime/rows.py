@@ -13,7 +13,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ucpl.columns.operations import Derive, Merge, Node, Reduce
+from ucpl.columns.operations import Derive, Merge, Node, Reduce, Scale
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import DTYPES, Extent, Key, StoredTensor, key_text
@@ -77,6 +77,10 @@ class Rule:
     @property
     def keeps_values(self) -> bool:
         return not self.reduces and self.source_value == self.target_value
+
+    @property
+    def scales(self) -> bool:
+        return isinstance(self.node, Scale)
 
     @property
     def reduces(self) -> bool:
@@ -247,7 +251,8 @@ def bind_rows(bound: Bound, sources: Sequence[Place], targets: Sequence[Place]) 
     same = of_source[source] == of_target[target] if len(rule) else np.zeros(0, np.bool_)
     plain = np.array([isinstance(r.node, Merge | Derive) and r.keeps_values for r in rules] or [False])
     run &= same & plain[rule]
-    needed = int((shape.prod(axis=1) * size).sum()) if len(rule) else 0
+    apart = np.where(source_step != 0, shape, 1).prod(axis=1)  # one scale is read for many elements
+    needed = int((apart * size).sum()) if len(rule) else 0
     return Rows(
         rule.astype(np.int32), tensor.astype(np.int32), source.astype(np.int32), target.astype(np.int32),
         shape, position, source_step, low, high, target_step, reach, run, logical, logical_step, starts, rules, places_of,

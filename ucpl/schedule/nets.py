@@ -20,6 +20,7 @@ from ucpl.columns.operations import (
     Node,
     Read,
     Reduce,
+    Scale,
     Split,
     Write,
     flows,
@@ -77,6 +78,8 @@ def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
             return ["merge", label, _lanes(lanes)]
         case Derive(label=label, lanes=lanes):
             return ["derive", label, _lanes(lanes)]
+        case Scale(label=label, lanes=lanes):
+            return ["scale", label, _lanes(lanes)]
         case Reduce(label=label, lanes=lanes, how=how, over=over):
             return ["reduce", label, _lanes(lanes), how, over]
 
@@ -127,6 +130,8 @@ def _node(told: Json, table: Moves, fills: Side) -> Node:
             return Merge(label, _lanes_from(lanes))
         case ["derive", str(label), lanes]:
             return Derive(label, _lanes_from(lanes))
+        case ["scale", str(label), lanes]:
+            return Scale(label, _lanes_from(lanes))
         case ["reduce", str(label), lanes, "mean" | "sum" as how, over]:
             return Reduce(label, _lanes_from(lanes), how, _digits(over))
     raise ValueError(f"no operation is {str(told)[:80]}")
@@ -176,16 +181,17 @@ def _are_paired(net: nx.DiGraph[Node], nodes: Sequence[Node]) -> None:
     for node in nodes:
         if isinstance(node, Split):
             (way,) = net.predecessors(node)
-            if not isinstance(way, Merge | Reduce | Derive):
+            if not isinstance(way, Merge | Reduce | Derive | Scale):
                 raise ValueError("boxes are split that nothing merged")
-            if not all(isinstance(box, Extract) for box in net.predecessors(way)):
+            before = (Extract, Merge, Derive, Reduce, Check) if isinstance(way, Scale) else (Extract,)
+            if not all(isinstance(box, before) for box in net.predecessors(way)):
                 raise ValueError("something is merged that nothing extracted")
             paired.update((way, node))
     for flow in flows(net, nodes):
         if len(flow.extract.boxes) != len(flow.place.boxes) or flow.extract.lanes != flow.place.lanes:
             raise ValueError("boxes that are extracted are not those that are stored")
         paired.update((flow.extract, flow.way, flow.place))
-    if any(n not in paired for n in nodes if isinstance(n, Extract | Split | Check | Merge | Reduce | Derive)):
+    if any(n not in paired for n in nodes if isinstance(n, Extract | Split | Check | Merge | Reduce | Derive | Scale)):
         raise ValueError("an operation without what it needs")
 
 

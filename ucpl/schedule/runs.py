@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from ucpl.columns import I64, Bools, Moves, Space
-from ucpl.columns.operations import Check, Digits, Extract, Kind, Lane, Merge, Node, Read, Reduce, Split, Write
+from ucpl.columns.operations import Check, Digits, Extract, Kind, Lane, Merge, Node, Read, Reduce, Scale, Split, Write
 from ucpl.extents import Shelves
 
 if TYPE_CHECKING:  # what reads headers alone does not wait for it
@@ -35,7 +35,8 @@ class Runs:
     kind `copy`: the value goes there. `check`: a declared copy of what a `copy` row puts at the same target place:
     it must be equal and is not written. `mean`, `sum`: all rows of a target place are accumulated in fp64 (fp32 for 16-bit
     sources is widened, too), in order of `source` index, and rounded once; of rows whose ranks have the same coordinates
-    along the axes of `over` the first is taken, and the others must equal it.
+    along the axes of `over` the first is taken, and the others must equal it. `scale`: a factor of what is there already, in
+    fp32, rounded once; dims along which one factor holds have source stride 0.
     """
 
     kind: Kind
@@ -119,6 +120,13 @@ def sole(moves: Sequence[Runs], sources: Shelves, targets: Shelves, spaces: tupl
         if m.kind == "check":
             nx.add_path(net, (extract, Check("all", lanes, table.target_side, m.target_value, m.lossy), write))
             continue
-        way = Merge("all", lanes) if m.kind == "copy" else Reduce("all", lanes, m.kind, m.over)
+        way: Merge | Reduce | Scale
+        match m.kind:
+            case "mean" | "sum":
+                way = Reduce("all", lanes, m.kind, m.over)
+            case "scale":
+                way = Scale("all", lanes)
+            case _:
+                way = Merge("all", lanes)
         nx.add_path(net, (extract, way, Split("all", lanes, table.target_side, m.target_value, m.lossy), write))
     return net

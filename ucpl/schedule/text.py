@@ -73,6 +73,12 @@ def _limited(lines: list[str]) -> list[str]:
 
 
 def _line(t: Tally) -> str:
-    word = {"copy": "extract, merge, split", "check": "check", "mean": "reduce by mean", "sum": "reduce by sum"}[t.kind]
+    word = {
+        "copy": "extract, merge, split",
+        "check": "check",
+        "mean": "reduce by mean",
+        "sum": "reduce by sum",
+        "scale": "times the scales of blocks",
+    }[t.kind]
     value = ", values changed" if t.changes_values else ""
     return f"moves      {t.state}: {word}, {t.runs:,} runs, {t.elements:,} elements{value}"

@@ -231,14 +231,24 @@ class Dimension:
 
 
 @frozen
+class Scaling:
+    """`scale of w by 128, 128`: one element for each block of w. The numbers are those of dims that w has by other names."""
+
+    of: str
+    by: tuple[Expr, ...]
+    span: Span = _span()
+
+
+@frozen
 class Tensor:
-    """`path : dims [dtype T] [is buffer|frozen] [when EXPR]`; `()` for no dims at all."""
+    """`path : dims [dtype T] [is buffer|frozen|scale of w by ...] [when EXPR]`; `()` for no dims at all. A scale is frozen."""
 
     path: str
     dims: tuple[Dimension, ...]
     dtype: str | None = None
     kind: Literal["parameter", "buffer", "frozen"] = "parameter"
     when: Expr | None = None
+    scaling: Scaling | None = None
     span: Span = _span()
 
 

@@ -275,7 +275,10 @@ def _group(group: nodes.Group) -> Row:
 
 def _tensor(tensor: nodes.Tensor) -> Row:
     tail = [f"dtype {_name(tensor.dtype)}"] if tensor.dtype is not None else []
-    if tensor.kind != "parameter":
+    if tensor.scaling is not None:
+        by = ", ".join(_expr(e, 0) for e in tensor.scaling.by)
+        tail.append(f"is scale of {_path(tensor.scaling.of)} by {by}")
+    elif tensor.kind != "parameter":
         tail.append(f"is {tensor.kind}")
     dims = " ".join(_dimension(dimension) for dimension in tensor.dims) or "()"
     return Row("tensor", _path(tensor.path, MODEL_WORDS), ":", dims, (*tail, *_when(tensor.when)))

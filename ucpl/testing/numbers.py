@@ -95,6 +95,7 @@ def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
     sources = [stored[s.file, s.key] for s in plan.sources]
     targets = [np.full(t.numel, np.nan) for t in plan.targets]
     checks: list[tuple[Runs, int]] = []
+    factors: list[tuple[F64, I64, F64]] = []  # of what is copied first
     reduced: dict[tuple[int, str], Runs] = {}
     members: dict[tuple[int, str], dict[object, F64]] = {}  # of each target: what is put together, one by one
     for moves in plan.moves:
@@ -105,7 +106,9 @@ def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
             number = int(moves.target[row])
             target, (source_at, target_at) = targets[number], _ends(moves, row)
             values = _converted(moves, sources[int(moves.source[row])][source_at], moves.kind)
-            if moves.kind == "copy":
+            if moves.kind == "scale":
+                factors.append((target, target_at, values))
+            elif moves.kind == "copy":
                 assert np.isnan(target[target_at]).all(), f"{_named(plan, number)} is written twice"
                 target[target_at] = values
             else:
@@ -135,6 +138,8 @@ def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
                 f"{plan.tensors[int(moves.tensor[row])]}: a copy in {key_text(s.key)} of {s.file} at {source_at[bad[0]]}"
                 f" holds element {values[bad[0]]:g}, and {there[bad[0]]:g} was moved to {_named(plan, int(moves.target[row]))}"
             )
+    for target, target_at, values in factors:
+        target[target_at] *= values
     for number, stored_tensor in enumerate(plan.targets):
         if stored_tensor.shares is not None:
             targets[number] = targets[stored_tensor.shares]

@@ -32,8 +32,19 @@ class Models(Patterns):
         return Part("typed", self._element_type(children[1]), self.span(children))
 
     def kind(self, children: Children) -> Part:
-        word = self.word(children[1], ("buffer", "frozen"), "what a tensor can be, beside a parameter")
-        return Part("kind", word, self.span(children))
+        word = self.word(children[1], ("buffer", "frozen", "scale"), "what a tensor can be, beside a parameter")
+        scaling = children[2] if len(children) > 2 else None
+        if (word == "scale") != (scaling is not None):
+            fail(
+                "E029",
+                "a scale is one of a tensor, and nothing else is `of` one",
+                self.label(children[1], "here"),
+                remedy="write `is scale of w by 128, 128`, or `is buffer`, `is frozen`",
+            )
+        return Part("kind", scaling or word, self.span(children))
+
+    def scaling(self, children: Children) -> nodes.Scaling:
+        return nodes.Scaling(children[1].value, tuple(children[3::2]), span=self.span(children))
 
     def key(self, children: Children) -> Part:
         return Part("key", self.string(children[1]), self.span(children))
@@ -47,12 +58,15 @@ class Models(Patterns):
         parts = {c.kind: c.value for c in children[1:] if isinstance(c, Part)}
         if dims:
             self._words_first(dims[0], dims[0].name, DIM_WORDS, "dims")
+        kind = parts.get("kind", "parameter")
+        scaling = kind if isinstance(kind, nodes.Scaling) else None
         return nodes.Tensor(
             children[0].value,
             dims,
             dtype=parts.get("typed"),
-            kind=parts.get("kind", "parameter"),
+            kind="frozen" if scaling else kind,
             when=when_of(children),
+            scaling=scaling,
             span=self.span(children),
         )
 

@@ -1,0 +1,226 @@
+"""Tensors in blocks with a scale each: which scale is of what, and whether both are cut at the edges of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NoReturn
+
+from attrs import evolve
+
+from ucpl.errors import fail
+from ucpl.layout import axes as ax
+from ucpl.layout.layout import Entry, LogicalTensor, Scaling, Storing
+from ucpl.layout.scope import Scope, at
+from ucpl.syntax import nodes
+
+__all__ = ["demand_block_edges", "scaled", "scales_of", "with_scalings"]
+
+BLOCK_MAX = 1 << 40
+
+
+def scales_of(tensors: Mapping[str, LogicalTensor]) -> dict[str, str]:
+    """Tensors that have a scale, each with that."""
+    return {t.scaling.of: path for path, t in tensors.items() if t.scaling is not None}
+
+
+# ---- in the model ----------------------------------------------------------------------------------------------------
+
+
+def with_scalings(
+    items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTensor], scope: Scope
+) -> dict[str, LogicalTensor]:
+    """The tensors, each scale with what it is of. Raises E137, E129."""
+    said = {i.path: i for i in items if isinstance(i, nodes.Tensor) and i.scaling is not None and scope.holds(i.when)}
+    seen: dict[str, nodes.Tensor] = {}
+    for path, item in said.items():
+        assert item.scaling is not None
+        owner = item.scaling.of
+        if owner not in tensors or owner in said:
+            _unfit(item, f"`{owner}`, of which it is to be a scale, is no tensor beside the scales")
+        if owner in seen:
+            _unfit(item, f"`{owner}` has a scale, `{seen[owner].path}`")
+        seen[owner] = item
+        tensors[path] = evolve(tensors[path], scaling=_scaling(item, tensors[path], tensors[owner], scope))
+    return tensors
+
+
+def _scaling(item: nodes.Tensor, scale: LogicalTensor, owner: LogicalTensor, scope: Scope) -> Scaling:
+    """Dims of one name are the same; the others are, in order, blocks of the dims that the scale lacks."""
+    assert item.scaling is not None
+    sizes = [scope.integer(e) for e in item.scaling.by]
+    blocked = [i for i, d in enumerate(owner.dims) if d not in scale.dims]
+    own = [d for d in scale.dims if d not in owner.dims]
+    if not len(blocked) == len(own) == len(sizes):
+        _unfit(
+            item,
+            f"`{owner.path}` has {len(blocked)} dims that `{scale.path}` lacks ({_names(owner, blocked)}), which has"
+            f" {len(own)} of its own, and {len(sizes)} sizes of blocks are given",
+        )
+    blocks = dict(zip(own, zip(blocked, sizes, strict=True), strict=True))
+    pairs = [blocks.get(d) or (owner.dims.index(d), 1) for d in scale.dims]
+    for i, (dim, size) in enumerate(pairs):
+        if not 1 <= size <= BLOCK_MAX:
+            _unfit(item, f"a block of {size} elements")
+        if scale.dims[i] not in blocks and scale.indices[i] != owner.indices[dim]:
+            _unfit(item, f"`{scale.path}` and `{owner.path}` have other indices of `{scale.dims[i]}`")
+        wanted = -(-owner.counts[dim] // size)
+        if scale.dims[i] in blocks and (scale.counts[i] != wanted or owner.indices[dim] != range(owner.counts[dim])):
+            _unfit(
+                item,
+                f"{_names(owner, [dim])} = {owner.counts[dim]} in blocks of {size} are {wanted} scales, and"
+                f" {_names(scale, [i])} is {scale.counts[i]}",
+                f"write dim {_names(scale, [i])} = ceil({_names(owner, [dim])}, {size})",
+            )
+    return Scaling(owner.path, tuple(d for d, _ in pairs), tuple(n for _, n in pairs))
+
+
+def _names(tensor: LogicalTensor, dims: Sequence[int]) -> str:
+    return ", ".join(f"its dim {d}" if "#" in tensor.dims[d] else tensor.dims[d] for d in dims) or "none"
+
+
+def _unfit(item: nodes.Tensor, why: str, remedy: str = "") -> NoReturn:
+    fail("E129", f"`{item.path}`: {why}", at(item.span), remedy=remedy)
+
+
+# ---- in a layout -----------------------------------------------------------------------------------------------------
+
+
+def scaled(
+    storing: Storing, item: nodes.Entry, targets: Collection[str], tensors: Mapping[str, LogicalTensor]
+) -> Storing:
+    """What clauses say, for these tensors. `value x * scale` of a line for many says nothing of a tensor without a scale.
+
+    Raises E189 for a tensor without one that has a line of its own, and where no dtype is said.
+    """
+    if not storing.scaled:
+        return storing
+    known = scales_of(tensors)
+    bare = [path for path in targets if path not in known]
+    if bare and (item.path == "*" or item.glob):
+        return evolve(storing, scaled=False)
+    clause = next(c for c in item.clauses if c.word == "value")
+    span = clause.span if clause.span.line else item.span
+    if bare:
+        fail("E189", f"`{bare[0]}` has no scale", at(span), remedy="say in the model what is the scale of it")
+    if storing.dtype is None:
+        fail("E189", f"`{item.path}` times its scale is stored, and no type is said", at(span))
+    return storing
+
+
+Coordinates = tuple[tuple[str, int], ...]
+Windows = dict[Coordinates, tuple[int, int]]  # what each coordinate of the cuts around a dim has of it
+
+
+def demand_block_edges(
+    entries: Sequence[Entry], tensors: Mapping[str, LogicalTensor], sizes: Mapping[str, int]
+) -> None:
+    """A tensor in blocks is cut where a block ends, and its scale alike, or not at all. Raises E216."""
+    scales = scales_of(tensors)
+    joined = {*scales, *scales.values()}
+    of: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if entry.storing.scaled:  # of a product, any part is whole
+            continue
+        for path in joined.intersection(entry.targets.values()):
+            of.setdefault(path, []).append(entry)
+    for owner, path in scales.items():
+        scaling = tensors[path].scaling
+        assert scaling is not None
+        for i, (dim, size) in enumerate(zip(scaling.along, scaling.sizes, strict=True)):
+            theirs = [(e, windows_of(e, tensors[owner], dim, sizes)) for e in of.get(owner, ())]
+            for entry, found in theirs:
+                _demand_edges(entry, tensors[owner], dim, size, found)
+            for entry in of.get(path, ()):
+                mine = windows_of(entry, tensors[path], i, sizes)
+                blocks = [_in_blocks(found, size) for _, found in theirs if found is not None]
+                if mine and len(mine) > 1 and blocks and mine not in blocks:
+                    _refuse_scale(entry, theirs[0][0], tensors[path], size)
+
+
+def windows_of(entry: Entry, tensor: LogicalTensor, dim: int, sizes: Mapping[str, int]) -> Windows | None:
+    """What each coordinate has of a dim; None where it is cut together with others, or the cut leaves a remainder."""
+    axis = next((a for a in entry.shape if tensor.dims[dim] in ax.dims_of(a)), None)
+    if axis is None or not any(isinstance(a, ax.Cut) for a in ax.walk(axis)):
+        return {(): (0, tensor.counts[dim])}
+    try:
+        found = _windows(axis, tensor.counts[dim], sizes)
+    except ValueError:  # said where pieces are made
+        return None
+    if found is None:
+        return None
+    count = tensor.counts[dim]
+    return {
+        c: (min(low, count), min(high, count)) if low < min(high, count) else (0, 0) for c, (low, high) in found.items()
+    }
+
+
+def _windows(axis: ax.Axis, count: int, sizes: Mapping[str, int]) -> Windows | None:
+    match axis:
+        case ax.Dim(low=0, high=None):
+            return {(): (0, count)}
+        case ax.Trim(axis=inner):
+            return _windows(inner, count, sizes)
+        case ax.Stack(terms=(ax.Term(axes=(inner,)),)):
+            return _windows(inner, count, sizes)
+        case ax.Pad(axis=inner, multiple=multiple):
+            found = _windows(inner, count, sizes)
+            if found is None or len(found) > 1:
+                return None
+            return {(): (0, count + -count % multiple)}
+        case ax.Cut(axis=inner, splits=splits):
+            found = _windows(inner, count, sizes)
+            for split in splits if found is not None else ():
+                found = _cut(found or {}, split, sizes[split.mesh_axis])
+            return found
+        case _:
+            return None
+
+
+def _cut(found: Windows, split: ax.Split, ways: int) -> Windows:
+    out: Windows = {}
+    for coordinates, (low, high) in found.items():
+        for here in range(ways):
+            a, b = ax.piece_of(split, high - low, ways, here)
+            out[*coordinates, (split.mesh_axis, here)] = (low + a, low + b)
+    return out
+
+
+def _in_blocks(found: Windows, size: int) -> Windows:
+    return {c: (low // size, -(-high // size)) for c, (low, high) in found.items()}
+
+
+def _demand_edges(entry: Entry, tensor: LogicalTensor, dim: int, size: int, found: Windows | None) -> None:
+    name = _names(tensor, [dim])
+    if found is None:
+        if size > 1:
+            fail(
+                "E216",
+                f"`{entry.path}`: {name}, which has a scale for each {size}, is cut together with other dims, or in parts",
+                at(entry.span),
+                remedy=f"cut {name} by itself: @spread(tp, {size})",
+            )
+        return
+    count = tensor.counts[dim]
+    for coordinates, (low, high) in found.items():
+        edge = next((e for e in (low, high) if e % size and e != count), None)
+        if edge is not None:
+            axis, here = coordinates[-1]
+            word = "spread" if count % size == 0 else "chunk"
+            fail(
+                "E216",
+                f"`{tensor.path}` is cut at {name} = {edge}, inside the block of {size} that begins at"
+                f" {edge // size * size} and has one scale: what {axis} = {here} has is {low} to {high}",
+                at(entry.span, "cut here"),
+                remedy=f"cut where a block ends: {name}@{word}({axis}, {size})",
+            )
+
+
+def _refuse_scale(entry: Entry, owner: Entry, scale: LogicalTensor, size: int) -> NoReturn:
+    assert scale.scaling is not None
+    fail(
+        "E216",
+        f"`{scale.path}`, the scale of `{scale.scaling.of}`, is cut otherwise than the blocks of that",
+        at(entry.span, "the scale"),
+        at(owner.span, f"in blocks of {size}"),
+        remedy="cut both alike, a block of the one as an element of the other, or leave the scale whole on every rank",
+    )
