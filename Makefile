@@ -42,6 +42,7 @@ $(INTEROP)/ready: pyproject.toml constraints.txt
 
 demo: $(VENV)/ready
 	$(VENV)/bin/ucpl demo
+	@echo "source $(VENV)/bin/activate puts ucpl on your path"
 
 test: $(VENV)/ready
 	$(VENV)/bin/python -m pytest -m "not interop" --ignore=tests/interop -n $(JOBS) --dist worksteal $(TESTS)

@@ -25,7 +25,7 @@ ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 CODE = re.compile(r"[EW]\d{3}")
 WORD = re.compile(rf"\b{CODE.pattern}\b")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [path for folder in ("editors", "examples") for path in sorted((ROOT / folder).glob("*/README.md"))]
 
 

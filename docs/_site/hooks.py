@@ -23,7 +23,12 @@ sys.path.insert(0, str(ROOT))  # the site is that of this checkout
 
 from ucpl.resources import grammar_text, spec_files, spec_text  # noqa: E402
 
-COPIED = {"index.md": "README.md", "CHANGELOG.md": "CHANGELOG.md", "EXAMPLES.md": "examples/architectures/README.md"}
+COPIED = {
+    "index.md": "README.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "EXAMPLES.md": "examples/architectures/README.md",
+}
 MOVED = {
     "README.md": "index.md",
     "grammar/ucpl.lark": "GRAMMAR.md",

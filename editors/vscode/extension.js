@@ -36,7 +36,7 @@ async function start() {
     await client.start();
   } catch (error) {
     vscode.window.showErrorMessage(
-      `ucpl: \`${command()} lsp\` did not start. Install it with: pip install 'ucpl[lsp]', or name it in the setting ucpl.command. (${error})`
+      `ucpl: \`${command()} lsp\` did not start. Install ucpl with its extra, pip install '.[lsp]' in its folder, or name it in the setting ucpl.command. (${error})`
     );
   }
 }

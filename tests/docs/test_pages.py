@@ -17,7 +17,7 @@ from ucpl.cli.verbs import VERBS
 from ucpl.errors import Exit
 from ucpl.errors.document import EXIT_MEANING
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [path for folder in ("editors", "examples") for path in sorted((ROOT / folder).glob("*/README.md"))]
 README = blocks(ROOT / "README.md")
 

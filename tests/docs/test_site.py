@@ -80,7 +80,7 @@ def test_a_link_that_leads_nowhere_and_a_page_without_a_place_fail(
 ) -> None:
     for name in ("docs", "examples/architectures"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
-    for name in ("README.md", "CHANGELOG.md", "mkdocs.yml"):
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "mkdocs.yml"):
         shutil.copy(ROOT / name, tmp_path)
     with (tmp_path / "docs" / page).open("a", encoding="utf-8") as file:
         file.write(f"\n{line}\n")

@@ -51,6 +51,7 @@ PARTS = (
     "pyproject.toml",
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
 )
 SECONDS = 300  # a mutant that hangs is killed, too
 

@@ -31,7 +31,7 @@ def run(options: Namespace, console: Console) -> int:
             "E195",
             "the language server needs pygls, which is not installed",
             Label("<command line>", where="ucpl lsp"),
-            remedy="pip install 'ucpl[lsp]'",
+            remedy="pip install 'pygls>=2.1,<3', or install ucpl with its extra: pip install '.[lsp]' in its folder",
         )
     from ucpl.lsp.server import serve
 
