@@ -114,12 +114,15 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     """
     from ucpl.proofs.genuine import hold_genuine
     from ucpl.proofs.verify import verdict
+    from ucpl.proofs.witnesses import Asked
 
     layout, given = how.get("layout"), given_from(how)
     described = called(layout) if layout is not None else None
     opened = open_headers(checkpoint, described, given)
     side = describe(opened, described, given)
-    found = verdict(opened, side.placement, **bounds_of(how))
+    reference = how.get("reference")
+    asked = Asked(side, Path(reference) if reference is not None else None) if how.get("witness", True) else None
+    found = verdict(opened, side.placement, asked=asked, **bounds_of(how))
     if against is None:
         return found
     return evolve(found, against=hold_genuine(opened, side.placement, open_alike(against, side.placement)))

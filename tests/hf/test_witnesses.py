@@ -5,6 +5,7 @@ The class is a Llama of thirty lines of torch here; tests/interop/test_hf.py has
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.hf.folders import llama_config, llama_shapes, save, tensors_of
 from ucpl import api
 from ucpl.frontends.infer import stated_of
 from ucpl.layout import load, resolve
+from ucpl.proofs.verify import WITNESS
 from ucpl.proofs.witnesses import masters, transformers_class, witnesses
 from ucpl.regions import locate
 from ucpl.resources import spec_text
@@ -308,3 +310,54 @@ def test_what_has_no_witness_says_so(tmp_path):
     found = witnesses(side, opened)
     assert {w.verdict for w in found} == {"absent"} and all(w.detail and w.what for w in found)
     assert any("not witnessed" in note for note in ucpl.verify(tmp_path / "s").notes)
+
+
+def test_verify_calls_every_witness_and_says_what_each_has_seen(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("ucpl.proofs.witnesses._forward", lambda: forward)
+    wrong = mistaken(tmp_path, *MISTAKES["gate and up"])
+    found = ucpl.verify(folder, layout=f"{wrong}:hf()")
+    (finding,) = found.findings
+    assert not found and finding.code == "E707" and "the logits differ, by up to" in finding.message
+    assert any(note.startswith("contradicted by transformers: the logits differ") for note in found.notes)
+    skipped = ucpl.verify(folder, layout=f"{wrong}:hf()", witness=False)
+    assert skipped and not any("transformers" in note for note in skipped.notes)
+    (tmp_path / "right").mkdir()
+    right = ucpl.verify(folder, layout=f"{mistaken(tmp_path / 'right')}:hf()")
+    assert right and any(n.startswith("witnessed by transformers: ") and "equal, bit for bit" in n for n in right.notes)
+    assert WITNESS not in right.notes and WITNESS in skipped.notes
+    assert [n.partition(":")[0] for n in right.notes[1:]][-3:-1] == [
+        "not witnessed by stated order", "not witnessed by masters"
+    ]  # fmt: skip
+
+
+def test_verify_holds_a_folder_of_ranks_against_a_reference(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("ucpl.proofs.witnesses._forward", lambda: forward)
+    ucpl.convert(folder, tmp_path / "m", "llama.ucpl:megatron(tp=2, pp=2)", layout="llama.ucpl:hf()")
+    layout = f"{mistaken(tmp_path, FUSED['up before gate'])}:megatron(tp=2, pp=2)"
+    assert ucpl.verify(tmp_path / "m", layout=layout), "without a reference nothing can tell"
+    found = ucpl.verify(tmp_path / "m", layout=layout, reference=folder)
+    assert [d.code for d in found.findings] == ["E707"]
+    assert ucpl.verify(tmp_path / "m", layout="llama.ucpl:megatron(tp=2, pp=2)", reference=folder)
+
+
+def test_a_large_folder_s_class_is_run_only_when_it_is_asked_for(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("ucpl.proofs.witnesses._forward", lambda: forward)
+    monkeypatch.setattr("ucpl.proofs.witnesses.UNASKED_MAX", 1000)
+    layout = f"{mistaken(tmp_path)}:hf()"
+    notes = ucpl.verify(folder, layout=layout).notes
+    assert any(
+        n.startswith("not witnessed by transformers: the class would load 0 MiB twice: --reference") for n in notes
+    )
+    assert any(
+        n.startswith("witnessed by transformers: ") for n in ucpl.verify(folder, layout=layout, reference=folder).notes
+    )
+
+
+def test_nothing_heavy_is_imported_where_no_class_is_named(tmp_path):
+    """A folder without a config, and one of ranks: the class is not asked, and transformers is not loaded."""
+    save(tmp_path / "s", {"w": torch.ones(2, 2)})
+    code = "import sys, ucpl; ucpl.verify(sys.argv[1]); print('transformers' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "s")], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False"]

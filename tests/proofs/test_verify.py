@@ -151,11 +151,11 @@ def test_what_is_not_there_is_said_to_be_not_there(tmp_path: Path) -> None:
     found = ucpl.verify(tmp_path / "p.pt")
     assert found and found.copied == found.rounded == 0
     assert "no copies are kept: nothing to hold against each other" in found.notes
-    assert not any(note.startswith("witness") for note in found.notes)
+    assert not any(note.startswith("witnessed by") for note in found.notes)
 
 
 def test_the_order_that_a_checkpoint_states_is_a_witness() -> None:
-    assert any(note.startswith("witness stated order: agrees") for note in ucpl.verify(EXAMPLE).notes)
+    assert any(note.startswith("witnessed by stated order: ") for note in ucpl.verify(EXAMPLE).notes)
 
 
 def test_bytes_that_nothing_protects_are_counted_once_and_by_kind() -> None:

@@ -26,6 +26,8 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--against", metavar="GENUINE", help="a checkpoint of the framework, to hold it against bit by bit"
     )
+    parser.add_argument("--reference", metavar="FOLDER", help="a Hugging Face folder of the same weights, as a witness")
+    parser.add_argument("--no-witness", action="store_true", help="do not run the class that a config.json names")
     add_sizes(parser)
     add_data_plane(parser)
     add_json(parser)
@@ -41,6 +43,8 @@ def run(options: Namespace, console: Console) -> int:
         layout=options.layout,
         config=given.config,
         sizes=given.sizes,
+        witness=not options.no_witness,
+        reference=options.reference,
         **data_plane(options),
     )
     files = found.files

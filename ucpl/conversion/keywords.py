@@ -66,6 +66,8 @@ class ToVerify(Beside, DataPlane, total=False):
     """What is said beside a checkpoint that is verified."""
 
     layout: str | None  # its own; inferred without it
+    witness: bool  # whether the class of a Hugging Face folder is asked (default: yes, where there is one)
+    reference: str | Path | None  # a Hugging Face folder of the same weights
 
 
 def bounds_of(how: DataPlane | ToVerify) -> DataPlane:

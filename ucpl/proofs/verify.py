@@ -13,7 +13,15 @@ from ucpl.layout import Derivation
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.genuine import Against
 from ucpl.proofs.where import counted, element_at, only, pairs_of
-from ucpl.proofs.witnesses import stated_orders
+from ucpl.proofs.witnesses import (
+    NO_MASTERS,
+    Asked,
+    Witness,
+    laid_otherwise,
+    masters_say,
+    stated_orders,
+    transformers_class,
+)
 from ucpl.regions import Placement
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.evidence import check_padding
@@ -28,6 +36,8 @@ WITNESS = (
     "not witnessed: which tensor is which, and the order of its parts (q, k, v; gate, up), is as the names say;"
     " only the framework's own model shows that it trains on"
 )
+
+SAYS = {"agrees": "witnessed by", "contradicts": "contradicted by", "absent": "not witnessed by"}
 
 
 @frozen
@@ -45,8 +55,18 @@ class Verdict:
         return not self.findings and (self.against is None or bool(self.against))
 
 
-def verdict(checkpoint: Checkpoint, placement: Placement, *, memory: int = 512 << 20, workers: int = 2) -> Verdict:
-    """Verify an opened and located checkpoint. What is wrong with it is a finding, not an error."""
+def verdict(
+    checkpoint: Checkpoint,
+    placement: Placement,
+    *,
+    asked: Asked | None = None,
+    memory: int = 512 << 20,
+    workers: int = 2,
+) -> Verdict:
+    """Verify an opened and located checkpoint. What is wrong with it is a finding, not an error.
+
+    asked: which witnesses are called for the spec; None calls none but those that the checkpoint itself is.
+    """
     files = verify_files(checkpoint, memory=memory, workers=workers)
     findings = list(files.findings)
     notes: list[str] = []
@@ -71,10 +91,34 @@ def verdict(checkpoint: Checkpoint, placement: Placement, *, memory: int = 512 <
     except UcplError as error:
         findings += error.diagnostics
     notes += _steps(checkpoint)
-    order_seen = stated_orders(placement, checkpoint)
-    notes.append(f"witness {order_seen}" if order_seen.verdict != "absent" else "")
-    notes.append(WITNESS)
+    heard = [stated_orders(placement, checkpoint), _masters_seen(placement, rounded, findings)]
+    if asked is not None and not findings:
+        heard.append(transformers_class(asked.side, checkpoint, reference=asked.reference, forward=asked.forward))
+        findings += [_contradiction(w, checkpoint) for w in heard[2:] if w.verdict == "contradicts"]
+    notes += [f"{SAYS[w.verdict]} {w.name}: {w.detail}" for w in heard]
+    if heard[-1].name != "transformers" or heard[-1].verdict != "agrees":
+        notes.append(WITNESS)
     return Verdict(tuple(findings), files, copied, rounded, tuple(n for n in notes if n))
+
+
+def _masters_seen(placement: Placement, rounded: int, findings: list[Diagnostic]) -> Witness:
+    """What comparing weights with masters has shown of the spec: nothing where both lie in one way, mistakes and all."""
+    both = laid_otherwise(placement)
+    if not both or not rounded:
+        return masters_say("absent", NO_MASTERS)
+    wrong = next((d for d in findings if d.code == "E701"), None)
+    if wrong is not None:
+        return masters_say("contradicts", wrong.message)
+    return masters_say("agrees", f"weights of {len(both)} tensors are their masters, which lie in another way, rounded")
+
+
+def _contradiction(witness: Witness, checkpoint: Checkpoint) -> Diagnostic:
+    return Diagnostic(
+        "E707",
+        f"{witness.name} contradicts the spec: {witness.detail}",
+        (Label(str(checkpoint.root), witness.what),),
+        remedy=catalogue()["E707"].remedy,
+    )
 
 
 def _copies(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:

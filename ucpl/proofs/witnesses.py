@@ -33,8 +33,20 @@ from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.huggingface import HuggingFace, config_of
 from ucpl.syntax import nodes
 
-__all__ = ["Witness", "masters", "stated_orders", "transformers_class", "witnesses"]
+__all__ = [
+    "NO_MASTERS",
+    "Asked",
+    "Witness",
+    "laid_otherwise",
+    "masters",
+    "masters_say",
+    "stated_orders",
+    "transformers_class",
+    "witnesses",
+]
 
+NO_MASTERS = "no tensor has a weight and a master that lie in different ways"
+UNASKED_MAX = 2 << 30  # bytes of a folder whose class is run unasked: it is loaded twice, in fp32
 Says = Literal["agrees", "contradicts", "absent"]
 Logits = NDArray[np.floating]
 Forward = Callable[[Path], Logits]  # a Hugging Face folder -> logits
@@ -47,6 +59,19 @@ class Described(Protocol):
     def library(self) -> Library: ...
     @property
     def placement(self) -> Placement: ...
+
+
+@frozen
+class Asked:
+    """What a witness for a spec is called with.
+
+    reference: a Hugging Face folder of the same weights, for a checkpoint that is none.
+    forward:   logits of a Hugging Face folder, in place of transformers' own class.
+    """
+
+    side: Described
+    reference: Path | None = None
+    forward: Forward | None = None
 
 
 @frozen
@@ -103,17 +128,22 @@ def stated_orders(placement: Placement, checkpoint: Checkpoint) -> Witness:
     return says("agrees", f"{len(placement.flats)} flat buffers are in the order that the checkpoint states")
 
 
-def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Witness:
-    """Weights against fp32 masters that lie elsewhere in another way: a name or an order that is wrong in one of them shows."""
+def masters_say(verdict: Says, detail: str) -> Witness:
+    return Witness("masters", "weights, against masters that are laid out otherwise", verdict, detail)
 
-    def says(verdict: Says, detail: str) -> Witness:
-        return Witness("masters", "weights, against masters that are laid out otherwise", verdict, detail)
 
+def laid_otherwise(placement: Placement) -> set[str]:
+    """Tensors whose weight and master are stored in different ways: a mistake in one of the lines shows in the other."""
     pairs = pairs_of(placement)
     both = {path for path, state in pairs if state == "weight" and (path, "fp32") in pairs}
-    both = {path for path in both if _lies(placement, path, "weight") != _lies(placement, path, "fp32")}
+    return {path for path in both if _lies(placement, path, "weight") != _lies(placement, path, "fp32")}
+
+
+def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Witness:
+    """Weights against fp32 masters that lie elsewhere in another way: a name or an order that is wrong in one of them shows."""
+    says, both = masters_say, laid_otherwise(placement)
     if not both:
-        return says("absent", "no tensor has a weight and a master that lie in different ways")
+        return says("absent", NO_MASTERS)
     left = only(placement, {(path, "fp32") for path in both})
     left = evolve(left, layout=evolve(left.layout, derived=(Derivation("weight", "fp32"),)))
     right = counted(only(placement, {(path, "weight") for path in both}))
@@ -154,6 +184,9 @@ def transformers_class(
     folder = reference or (checkpoint.top if checkpoint.framework == "huggingface" else None)
     if folder is None:
         return says("absent", "there is no Hugging Face folder of the same weights")
+    size = sum(extent.storage_bytes for extent in checkpoint.extents.values())
+    if reference is None and size > UNASKED_MAX:
+        return says("absent", f"the class would load {size >> 20:,} MiB twice: --reference {folder} asks for it")
     config = config_of(checkpoint) or config_of(HuggingFace().open(folder))
     if config is None:
         return says("absent", "there is no config.json, so no class is named")
