@@ -7,7 +7,7 @@ import pytest
 
 from tests.docs.blocks import cells, located
 from ucpl.errors import UcplError
-from ucpl.layout.indices import before, compact, place_of, runs_in
+from ucpl.layout.indices import before, compact, places_of, runs_in
 from ucpl.regions import Placement
 
 KINDS = "  let kinds = [" + ", ".join(['"a"', '"b"', '"a"'] * 20) + "]\n"
@@ -71,6 +71,8 @@ def test_a_set_that_steps_evenly_is_a_range() -> None:
         kept = compact(values)
         assert list(kept) == values
         assert [i for a, b in runs_in(kept) for i in range(a, b)] == values
+        places, found = places_of(kept, np.arange(13))
+        assert found.tolist() == [i in values for i in range(13)]
+        assert places[found].tolist() == list(range(len(values)))
         for i in range(13):
-            assert place_of(kept, i) == (values.index(i) if i in values else None)
             assert before(kept, i) == sum(v < i for v in values)

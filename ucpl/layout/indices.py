@@ -5,11 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ucpl.errors import fail
 from ucpl.layout.scope import Scope, at
 from ucpl.syntax import nodes
 
-__all__ = ["Indices", "before", "chosen", "compact", "place_of", "runs_in"]
+__all__ = ["Indices", "before", "chosen", "compact", "places_of", "runs_in"]
 
 Indices = range | tuple[int, ...]  # in order, each once; a range wherever it is one, so that equal sets are equal
 _TRUTHS = frozenset({"==", "!=", "<=", ">=", "<", ">", "and", "or", "not"})
@@ -62,10 +65,13 @@ def compact(indices: Sequence[int]) -> Indices:
     )
 
 
-def place_of(indices: Indices, index: int) -> int | None:
-    """Where an index stands among these; None: it is not one of them."""
-    place = before(indices, index)
-    return place if place < len(indices) and indices[place] == index else None
+def places_of(indices: Indices, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Where each of a column stands among these, and whether it is one of them."""
+    if not len(indices):
+        return np.zeros_like(wanted), np.zeros(len(wanted), dtype=bool)
+    known = np.arange(indices.start, indices.stop, indices.step) if isinstance(indices, range) else np.array(indices)
+    places = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    return places, known[places] == wanted
 
 
 def before(indices: Indices, index: int) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Mapping
 from itertools import product
+from math import prod
+from typing import TypeVar
 
 import numpy as np
 from attrs import define, field, frozen
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from ucpl.errors import Label, fail
 from ucpl.layout import Entry, Layout, LogicalTensor
 from ucpl.layout import axes as ax
-from ucpl.layout.indices import Indices, before, place_of
+from ucpl.layout.indices import Indices, before, places_of
 from ucpl.layout.scope import at
 from ucpl.regions.cells import Cells, Concat, CutError, Labelled, Piece, Product, Range, build, padding_of, pieces_of
 
@@ -20,6 +22,7 @@ I64 = NDArray[np.int64]
 Kin = Hashable  # equal for entries of which the same boxes are stored, but for the tensor's number
 Indexed = tuple[Hashable, tuple[int, ...]]  # the brackets that choices are made of, and the coordinates
 Reach = tuple[tuple[str, ...], tuple[Indices, ...]]  # a tensor's dims, and which indices of each it has
+Number = TypeVar("Number", int, I64)
 CHOICE_LIMIT = 4_000_000
 PIECE_LIMIT = 1_000_000  # boxes of one entry on one rank
 
@@ -66,21 +69,26 @@ class Ranks:
 class Choices:
     """All choices of the bracketed indices at one coordinate, in order, as far as the tensors have them."""
 
-    digits: tuple[tuple[tuple[str, int], ...], ...]  # of each choice, by name
+    count: int
+    digits: dict[str, I64]  # of each choice, by name
     variables: dict[
         str, I64
     ]  # what a template may say: an index, its digits, and its place in the run that a rank holds
     placed: dict[Reach, tuple[tuple[int, ...], I64]] = field(factory=dict)  # EntryPlacer.positions remembers here
 
     def __len__(self) -> int:
-        return len(self.digits)
+        return self.count
 
     def take(self, rows: list[int]) -> Choices:
         return Choices(
-            tuple(self.digits[i] for i in rows),
+            len(rows),
+            {n: v[rows] for n, v in self.digits.items()},
             {n: v[rows] for n, v in self.variables.items()},
             {known: (dims, at[rows]) for known, (dims, at) in self.placed.items()},
         )
+
+    def digits_of(self, choice: int) -> tuple[tuple[str, int], ...]:
+        return tuple((n, int(v[choice])) for n, v in self.digits.items())
 
     def variables_of(self, choice: int) -> dict[str, int]:
         return {n: int(v[choice]) for n, v in self.variables.items()}
@@ -199,24 +207,19 @@ class EntryPlacer:
                     f"`{self.entry.path}` has more than {CHOICE_LIMIT} choices of its indices",
                     at(self.entry.span),
                 )
-        found: list[tuple[tuple[str, int], ...]] = []
-        variables: list[dict[str, int]] = []
-        for combination in product(*lists):
-            digits: list[tuple[str, int]] = []
-            known: dict[str, int] = {}
-            for name, local, cell in combination:
-                digits += cell
-                known.update(cell)
-                known[f"{name}.local"] = local
-                known[name] = self.value(name, dict(cell))
-            if self._exists(dict(digits)):
-                found.append(tuple(digits))
-                variables.append(known)
-        names = dict.fromkeys(n for known in variables for n in known)
-        return Choices(
-            tuple(found),
-            {n: np.array([known[n] for known in variables], dtype=np.int64) for n in names},
-        )
+        count = prod(map(len, lists))
+        grid = np.unravel_index(np.arange(count), tuple(map(len, lists))) if lists and count else ()
+        digits: dict[str, I64] = {}
+        known: dict[str, I64] = {}
+        for cells, rows in zip(lists, grid, strict=False):
+            name = cells[0][0]
+            own = {d: np.array([dict(cell)[d] for _, _, cell in cells], dtype=np.int64) for d, _ in cells[0][2]}
+            columns = {d: column[rows] for d, column in own.items()}
+            digits |= columns
+            known |= columns
+            known[f"{name}.local"] = np.array([local for _, local, _ in cells], dtype=np.int64)[rows]
+            known[name] = self.value(name, columns)
+        return Choices(count, digits, known).take(np.flatnonzero(self._exist(digits, count)).tolist())
 
     def positions(self, path: str, choices: Choices) -> tuple[tuple[int, ...], I64]:
         """The bracketed dims of a target tensor, and where each choice lies along them: (J, dims)."""
@@ -227,14 +230,11 @@ class EntryPlacer:
         return choices.placed[known]
 
     def _positions(self, tensor: LogicalTensor, choices: Choices) -> tuple[tuple[int, ...], I64]:
-        rows = [dict(digits) for digits in choices.digits]
-        dims = tuple(i for i, dim in enumerate(tensor.dims) if rows and self._has_digits(dim, rows[0]))
-        table = np.empty((len(rows), len(dims)), dtype=np.int64)
-        for n, digits in enumerate(rows):
-            for m, i in enumerate(dims):
-                position = self._position(tensor, i, digits)
-                assert position is not None
-                table[n, m] = position
+        dims = tuple(i for i, dim in enumerate(tensor.dims) if self._has_digits(dim, choices.digits))
+        table = np.empty((len(choices), len(dims)), dtype=np.int64)
+        for m, i in enumerate(dims):
+            table[:, m], found = self._places(tensor, i, choices.digits)
+            assert found.all()
         return dims, table
 
     def _index_cells(self, axis: ax.Axis, here: dict[str, int]) -> list[tuple[str, int, tuple[tuple[str, int], ...]]]:
@@ -258,16 +258,17 @@ class EntryPlacer:
         values = np.array([self.value(name, dict(cell)) for _, _, cell in listed], dtype=np.int64)
         return [listed[i] for low, high in parts for i in np.flatnonzero((low <= values) & (values < high)).tolist()]
 
-    def value(self, dim: str, digits: dict[str, int]) -> int:
-        """Index of a dim from its digits."""
+    def value(self, dim: str, digits: Mapping[str, Number]) -> Number:
+        """Index of a dim from its digits: numbers, or columns of them."""
         if dim in digits or dim not in self.layout.indices:
             return digits[dim]
-        total = 0
-        for digit in ax.digits_of(self.layout.indices[dim]):
+        first, *rest = ax.digits_of(self.layout.indices[dim])
+        total = self.value(first, digits)
+        for digit in rest:
             total = total * self.layout.sizes[digit] + self.value(digit, digits)
         return total
 
-    def _has_digits(self, dim: str, digits: dict[str, int]) -> bool:
+    def _has_digits(self, dim: str, digits: Collection[str]) -> bool:
         if dim in digits:
             return True
         rule = self.layout.indices.get(dim)
@@ -277,18 +278,19 @@ class EntryPlacer:
             and all(self._has_digits(d, digits) for d in ax.digits_of(rule))
         )
 
-    def _exists(self, digits: dict[str, int]) -> bool:
-        return all(
-            self._position(tensor, i, digits) is not None
-            for path in self.entry.targets.values()
-            for tensor in (self.layout.tensors[path],)
-            for i, dim in enumerate(tensor.dims)
-            if self._has_digits(dim, digits)
-        )
+    def _exist(self, digits: dict[str, I64], count: int) -> NDArray[np.bool_]:
+        """Which choices all tensors of the entry have."""
+        mask = np.ones(count, dtype=bool)
+        for path in self.entry.targets.values():
+            tensor = self.layout.tensors[path]
+            for i, dim in enumerate(tensor.dims):
+                if self._has_digits(dim, digits):
+                    mask &= self._places(tensor, i, digits)[1]
+        return mask
 
-    def _position(self, tensor: LogicalTensor, i: int, digits: dict[str, int]) -> int | None:
-        """Position along dim i of the tensor (it may have only some indices), or None where it lacks that index."""
-        return place_of(tensor.indices[i], self.value(tensor.dims[i], digits))
+    def _places(self, tensor: LogicalTensor, i: int, digits: dict[str, I64]) -> tuple[I64, NDArray[np.bool_]]:
+        """Positions along dim i of the tensor (it may have only some indices), and whether it has that index."""
+        return places_of(tensor.indices[i], self.value(tensor.dims[i], digits))
 
     def box(self, local: Local, row: int, choices: Choices, choice: int) -> tuple[str, I64, I64]:
         """One row of a Local with its bracketed dims filled in: (tensor, low, high)."""

@@ -137,7 +137,7 @@ class EntryParts:
         def mark(spot: Spot) -> object:
             b, c, j = spot
             coordinates = tuple(spreads[b].here[c][a] for a in placer.shape_axes)
-            return state, tuple(entry.targets.items()), entry.shape, coordinates, spreads[b].choices.digits[j]
+            return state, tuple(entry.targets.items()), entry.shape, coordinates, spreads[b].choices.digits_of(j)
 
         kept = site.claims.claim(Holder(homes, mark, taken(entry.span), entry.span))
         if kept is not None:
