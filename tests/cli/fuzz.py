@@ -288,7 +288,10 @@ VERBS: dict[str, tuple[tuple[str, ...], list[Option]]] = {
     "import": (("=hf", "import"), [("-o", "target")]),
     "check": (("spec", "spec"), SIZES),
     "fmt": (("spec",), [("--check", "")]),
-    "show": (("call",), [*SIZES, ("--after", "stage"), ("--rank", "number"), ("--to", "call"), ("--model", "name")]),
+    "show": (
+        ("call",),
+        [*SIZES, ("--after", "stage"), ("--rank", "number"), ("--to", "call"), ("--model", "name"), ("--each", "")],
+    ),
     "plan": (("spec", "name"), [*SIZES, ("--rank", "number"), ("--drop", "name"), ("--prove", ""), ("-o", "target")]),
     "plan ": (
         (),

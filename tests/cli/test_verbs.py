@@ -490,6 +490,14 @@ def test_show_prints_each_stage(stage: str) -> None:
     assert wanted[stage] in text
 
 
+def test_show_tells_what_is_alike_once_and_each_by_itself_where_asked(tmp_path: Path) -> None:
+    text = 'ucpl 1\nmodel m {\n dim l = 3\n w : l\n}\nlayout x() of m {\n file weights = torch "a"\n w[l] = () as "{l}.w"\n}\n'
+    (tmp_path / "m.ucpl").write_text(text)
+    assert "a: {0..3}.w [], rank 0  x 3\n" in good("show", f"{tmp_path / 'm.ucpl'}:x()").out
+    told = good("show", f"{tmp_path / 'm.ucpl'}:x()", "--each").out
+    assert all(f"a: {i}.w [], rank 0\n" in told for i in range(3)) and "{" not in told
+
+
 def test_show_of_one_rank_shows_that_rank() -> None:
     text = good("show", SOURCE, "--rank", "2").out
     assert "zero_pp_rank_2_mp_rank_00" in text and "zero_pp_rank_1_mp_rank_00" not in text

@@ -28,6 +28,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("layout", metavar="LAYOUT", help="a layout's call, a checkpoint, or a .plan file")
     parser.add_argument("--after", choices=STAGES, default="locate", help="the stage (default: locate)")
     parser.add_argument("--rank", type=int, metavar="R", help="what one rank holds")
+    parser.add_argument("--each", action="store_true", help="every stored tensor by itself (what is alike is one row)")
     parser.add_argument("--to", metavar="LAYOUT", help="the other side, for build and order")
     parser.add_argument("--model", metavar="FILE:NAME", help="the model of a layout that is of any")
     add_sizes(parser)
@@ -55,7 +56,7 @@ def run(options: Namespace, console: Console) -> int:
         case "resolve":
             lines = list(resolved(here))
         case "locate":
-            lines = list(located(here.placement, options.rank))
+            lines = list(located(here.placement, options.rank, each=options.each))
         case "build":
             from ucpl.graph import build
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from ucpl.conversion.folded import folded
 from ucpl.conversion.given import Given, called, is_checkpoint
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.side import Side
@@ -89,14 +90,17 @@ def resolved(one: Side) -> Iterator[str]:
         yield f"derives    {d.state} from {d.source}"
 
 
-def located(placement: Placement, rank: int | None) -> Iterator[str]:
-    """Stored tensors with the boxes of logical tensors that they hold."""
+def located(placement: Placement, rank: int | None, *, each: bool = False) -> Iterator[str]:
+    """Stored tensors with the boxes of logical tensors that they hold: what is alike as one row, or each by itself."""
     from ucpl.extents import key_text
     from ucpl.regions.placement import element_name
 
     yield f"layout     {placement.layout.call}" + (
         f", rank {rank}" if rank is not None else f", {max(1, placement.layout.ranks)} ranks"
     )
+    if not each:
+        yield from folded(placement, rank)
+        return
     for part in placement.parts:
         rows: dict[int, list[int]] = {}
         for row, home in enumerate(part.pieces.home.tolist()):

@@ -1,0 +1,116 @@
+"""What is alike is one row: of all layers, experts and ranks, with how many there are, and what differs is told apart."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs.blocks import located
+from ucpl.conversion.folded import folded, numbers
+from ucpl.conversion.showing import located as told
+from ucpl.regions import Placement
+
+MODEL = """ucpl 1
+model m {
+  dim l = 5, e = 4, h = 6, f = 8
+  up   : l[2..] e f h
+  down : l[1, 3] f h
+  ln   : l h
+  head : h
+}
+layout x(pp = 1, tp = 1) of m {
+  mesh pp tp
+  file weights = torch "{pp}_{tp}"
+  index l = l@spread(pp)
+  up[l, e] = f@tp h   as "layers.{l}.experts.{e}.up"
+  down[l]  = f h@tp   as "layers.{l}.down"
+  ln[l]    = h        as "layers.{l}.ln"
+  head     = h        as "head"
+}
+"""
+STATES = """ucpl 1
+model m {
+  dim l = 3, h = 5
+  w : l h
+  b : h
+  state exp_avg, exp_avg_sq : f32
+}
+layout x(dp) of m {
+  mesh dp
+  file weights = torch "w"
+  file optim = torch "{dp}"
+  w[l] = h   as "{l}.w"
+  b    = h   as "b"
+  group all = w, b
+  state * of all = pad(flat(each), 2 * dp)@dp   as "{state}"
+}
+"""
+EMPTY = """ucpl 1
+model m {
+  dim n = 3
+  w : n
+}
+layout x(dp) of m {
+  mesh dp
+  file weights = torch "{dp}"
+  w = n@chunk(dp)   as "w"
+}
+"""
+
+
+def rows(placement: Placement, rank: int | None = None) -> list[tuple[str, int]]:
+    """Names with how many each stands for."""
+    heads = [line for line in folded(placement, rank) if not line.startswith(" ")]
+    found = []
+    for line in heads:
+        count = re.search(r"  x ([\d,]+)$", line)
+        found.append((line.split(": ")[1].split(" [")[0], int(count[1].replace(",", "")) if count else 1))
+    return found
+
+
+def test_layers_and_experts_that_are_alike_are_one_row_and_others_are_told_apart() -> None:
+    assert rows(located(MODEL, "x()")) == [
+        ("layers.{2..5}.experts.{0..4}.up", 12), ("layers.{1, 3}.down", 2), ("layers.{0..5}.ln", 5), ("head", 1),
+    ]  # fmt: skip
+
+
+def test_the_boxes_say_which_elements() -> None:
+    lines = list(folded(located(MODEL, "x(tp = 2)"), None))
+    assert lines[0] == "weight     0_{0..2}: layers.{2..5}.experts.{0..4}.up [4, 6], ranks 0..2  x 24"
+    assert lines[1] == "           at 0: 1x1x4x6 from up[l=2..5, e=0..4, f=0, 4, h=0]"
+
+
+@pytest.mark.parametrize(
+    "text, call",
+    [
+        (MODEL, "x()"), (MODEL, "x(pp = 3)"), (MODEL, "x(pp = 2, tp = 2)"), (STATES, "x(dp = 1)"), (STATES, "x(dp = 3)"),
+        (EMPTY, "x(dp = 5)"),
+    ],
+)  # fmt: skip
+def test_every_stored_tensor_is_in_one_row(text: str, call: str) -> None:
+    placement = located(text, call)
+    homes = [home for part in placement.parts for home in part.homes]
+    assert sum(count for _, count in rows(placement)) == len(homes)
+    for rank in range(placement.layout.ranks):
+        assert sum(count for _, count in rows(placement, rank)) == sum(home.rank == rank for home in homes)
+
+
+def test_what_is_alone_is_told_as_it_is_by_itself() -> None:
+    placement = located(STATES, "x(dp = 3)")
+    alone = [line for line in folded(placement, 0) if line.startswith("exp_avg")]
+    assert alone == [line for line in told(placement, 0, each=True) if line.startswith("exp_avg")]
+
+
+def test_rows_do_not_grow_with_what_is_alike() -> None:
+    many = MODEL.replace("l = 5, e = 4", "l = 61, e = 256")
+    assert len(list(folded(located(many, "x()"), None))) == len(list(folded(located(MODEL, "x()"), None)))
+
+
+@pytest.mark.parametrize(
+    "values, text",
+    [([3], "3"), ([0, 1, 2], "0..3"), ([4, 0, 2], "0..6 by 2"), ([1, 4], "1, 4"), (range(0, 99, 98), "0, 98"),
+     ([0, 1, 2, 4, 8, 16, 32], "0, 1, 2, 4, 8, 16, ...")],
+)  # fmt: skip
+def test_numbers_are_told_as_ranges_are(values: list[int], text: str) -> None:
+    assert numbers(values) == text

@@ -1,0 +1,192 @@
+"""Stored tensors that are alike, as one row: of one shape, with the same boxes, in files and keys of one form.
+
+Layers, experts and ranks that differ in nothing but their numbers are such: `layers.{3..61}.experts.{0..256}.up` is 14,848
+stored tensors. Numbers are told as the language tells ranges: without the one behind the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import numpy as np
+from attrs import define, field, frozen
+
+from ucpl.columns import I64, Block
+from ucpl.extents import key_text
+from ucpl.regions import Part, Placement
+
+__all__ = ["folded"]
+
+_SHOWN = 6  # numbers without a step, before the rest is left out
+
+Box = tuple[int, tuple[int, ...], tuple[int, ...], int]  # tensor, sizes, steps inside the stored tensor, offset
+
+
+@frozen
+class _Same:
+    """What stored tensors have in common that are one row."""
+
+    shape: tuple[int, ...]
+    padding: int
+    names: tuple[object, ...]  # file and key with holes
+    boxes: tuple[Box, ...]
+
+
+@define
+class _Row:
+    """Numbers of the stored tensors of a row. lows: of each box, of each dim, where it starts."""
+
+    count: int = 0
+    ranks: set[int] = field(factory=set)
+    holes: list[list[str]] = field(factory=list)  # of each part of the file's and the key's name that changes
+    lows: list[list[set[int]]] = field(factory=list)
+
+
+def folded(placement: Placement, rank: int | None) -> Iterator[str]:
+    """Lines for all stored tensors, or those of one rank."""
+    for part in placement.parts:
+        for same, row in _rows(part, rank).items():
+            yield from _lines(placement, part, same, row)
+
+
+def _rows(part: Part, rank: int | None) -> dict[_Same, _Row]:
+    out: dict[_Same, _Row] = {}
+    for start, block in zip(part.homes.starts.tolist(), part.homes.blocks, strict=False):
+        inside = np.flatnonzero((part.folded.home >= start) & (part.folded.home < start + len(block)))
+        place = (part.folded.home[inside] - start) // max(1, block.choices)
+        for c in range(len(block.rank)):
+            if rank is not None and block.rank[c] != rank:
+                continue
+            _add(out, part, block, c, (inside[place == c], start + c * block.choices))
+    return out
+
+
+def _add(out: dict[_Same, _Row], part: Part, block: Block, c: int, held: tuple[I64, int]) -> None:
+    """The stored tensors of a block at one coordinate. held: rows of the part's boxes, and the number of the first tensor."""
+    shape, padding = tuple(block.shape[c].tolist()), int(block.padding[c])
+    names = tuple(tuple(p if isinstance(p, str) else None for p in name) for name in (block.file, *block.key))
+    for choices, rows in _alike(part, held, block.choices):
+        boxes = tuple(_box(part, r) for r in rows)
+        row = out.setdefault(_Same(shape, padding, names, boxes), _Row())
+        row.count += len(choices)
+        row.ranks.add(int(block.rank[c]))
+        for i, texts in enumerate(_holes(block, c, choices)):
+            if i == len(row.holes):
+                row.holes.append([])
+            row.holes[i] += texts
+        for b, r in enumerate(rows):
+            if b == len(row.lows):
+                row.lows.append([set() for _ in boxes[b][1]])
+            for known, values in zip(row.lows[b], _lows(part, r), strict=True):
+                known.update(values)
+
+
+def _alike(part: Part, held: tuple[I64, int], choices: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Choices of the bracketed indices with the rows that cover them: those that the same rows cover, together."""
+    rows, first = held
+    runs: dict[tuple[int, ...], list[int]] = {}
+    for r in rows.tolist():
+        runs.setdefault(tuple(_choices(part, r, first)), []).append(r)
+    if sum(map(len, runs)) == len({c for run in runs for c in run}):
+        yield from ((list(run), found) for run, found in runs.items())
+    else:
+        of: dict[int, list[int]] = {}
+        for run, found in runs.items():
+            for choice in run:
+                of.setdefault(choice, []).extend(found)
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for choice, found in of.items():
+            alike.setdefault(tuple(found), []).append(choice)
+        yield from ((together, list(found)) for found, together in alike.items())
+    bare = sorted(set(range(choices)) - {c for run in runs for c in run})
+    if bare:
+        yield bare, []  # nothing but padding, or of no size
+
+
+def _choices(part: Part, r: int, first: int) -> list[int]:
+    table = part.folded
+    found = np.array([int(table.home[r]) - first])
+    for size, step in zip((table.high[r] - table.low[r]).tolist(), table.home_stride[r].tolist(), strict=True):
+        if step:
+            found = (found[:, None] + np.arange(size) * step).reshape(-1)
+    numbers: list[int] = found.tolist()
+    return numbers
+
+
+def _box(part: Part, r: int) -> Box:
+    table = part.folded
+    over = table.home_stride[r] != 0
+    sizes = np.where(over, 1, table.high[r] - table.low[r])
+    return int(table.tensor[r]), tuple(sizes.tolist()), tuple(table.stride[r].tolist()), int(table.offset[r])
+
+
+def _lows(part: Part, r: int) -> Iterator[range]:
+    table = part.folded
+    for low, high, step in zip(
+        table.low[r].tolist(), table.high[r].tolist(), table.home_stride[r].tolist(), strict=True
+    ):
+        yield range(low, high) if step else range(low, low + 1)
+
+
+def _holes(block: Block, c: int, choices: list[int]) -> Iterator[list[str]]:
+    """The texts of each part of the names that changes."""
+    for name in (block.file, *block.key):
+        for p in name:
+            if not isinstance(p, str):
+                yield [p.text(j) for j in choices] if p.axis else [p.text(c)]
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+def _lines(placement: Placement, part: Part, same: _Same, row: _Row) -> Iterator[str]:
+    holes = iter(row.holes)
+    file, *key = (_filled(name, holes) for name in same.names)
+    padding = f", {same.padding} of padding" if same.padding else ""
+    ranks = f"rank{'s' if len(row.ranks) > 1 else ''} {numbers(row.ranks)}"
+    times = f"  x {row.count:,}" if row.count > 1 else ""
+    yield f"{part.state.ljust(10)} {file}: {key_text(tuple(key))} {list(same.shape)}, {ranks}{padding}{times}"
+    for (tensor, sizes, _, offset), lows in zip(same.boxes, row.lows, strict=True):
+        path = placement.tensors[tensor]
+        n = len(placement.layout.tensors[path].counts)
+        size = "x".join(map(str, sizes[:n])) or "1"
+        yield f"           at {offset}: {size} from {_first(placement, path, lows[:n])}"
+
+
+def _filled(name: object, holes: Iterator[list[str]]) -> str:
+    assert isinstance(name, tuple)
+    return "".join(p if p is not None else _texts(next(holes)) for p in name)
+
+
+def _texts(found: list[str]) -> str:
+    """What stands at one place of a name: a text, or in braces those that do."""
+    texts = list(dict.fromkeys(found))
+    if len(texts) == 1:
+        return texts[0]
+    if all(t.isdecimal() for t in texts):
+        return "{" + numbers(int(t) for t in texts) + "}"
+    return "{" + ", ".join(texts[:_SHOWN]) + (", ..." if len(texts) > _SHOWN else "") + "}"
+
+
+def _first(placement: Placement, path: str, lows: list[set[int]]) -> str:
+    """The first elements of the boxes: `w[l=3..61, h=0]`."""
+    tensor = placement.layout.tensors[path]
+    named = []
+    for dim, indices, low in zip(tensor.dims, tensor.indices, lows, strict=False):
+        whole = numbers(indices[i] for i in low)
+        named.append(whole if "#" in dim else f"{dim}={whole}")
+    return f"{path}[{', '.join(named)}]"
+
+
+def numbers(found: Iterable[int]) -> str:
+    """Whole numbers as a range where they have one step: `0..61`, `0..8 by 2`, `1, 4, 5`."""
+    values = sorted(set(found))
+    steps = {b - a for a, b in pairwise(values)}
+    if len(values) > 1 and len(steps) == 1:
+        step = steps.pop()
+        if step == 1:
+            return f"{values[0]}..{values[-1] + 1}"
+        if len(values) > 2:
+            return f"{values[0]}..{values[-1] + step} by {step}"
+    return ", ".join(map(str, values[:_SHOWN])) + (", ..." if len(values) > _SHOWN else "")
