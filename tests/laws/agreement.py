@@ -15,7 +15,7 @@ from ucpl.texts import text_at
 Place = tuple[str, str]
 
 
-TOGETHER = ("mean", "sum")
+TOGETHER = ("mean", "sum", "max")
 
 
 class TwoMeanings(ValueError):

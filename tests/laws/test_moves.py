@@ -91,7 +91,10 @@ def comes_once_to_each_of_its_places(case: Case, fills: list[mv.Fill], shared: d
                 continue
             assert {c for _, c in came} == {cell}, (place, position, case.name(cell))
             written = [kind for kind, _ in came if kind != "check"]
-            assert written == ["copy"] or (len(set(written)) == 1 and written[0] in ("mean", "sum")), (place, position)
+            assert written == ["copy"] or (len(set(written)) == 1 and written[0] in ("mean", "sum", "max")), (
+                place,
+                position,
+            )
     assert found == {}, "what no tensor of the target has"
 
 
@@ -282,7 +285,7 @@ def wrong(case: Case, code: str) -> set[str]:
     elif code == "E341":
         for goal, element in goals.items():
             kinds = [kind for kind, _ in came.get(goal, [])]
-            if kinds.count("copy") > 1 or ("copy" in kinds and set(kinds) & {"mean", "sum"}):
+            if kinds.count("copy") > 1 or ("copy" in kinds and set(kinds) & {"mean", "sum", "max"}):
                 out.add(element)
     elif code == "E342":
         for goal, element in goals.items():

@@ -36,7 +36,9 @@ def test_a_detour_changes_nothing(three: tuple[Example, Example, Example]) -> No
     try:
         graphs = build(a, c), build(a, b), build(b, c)
     except UcplError as error:  # copies under a mean or sum that are cut differently: refused, a named limit
-        assert error.diagnostics[0].code == "E304" and any(f" {w} @" in e.text for e in three for w in ("mean", "sum"))
+        assert error.diagnostics[0].code == "E304" and any(
+            f" {w} @" in e.text for e in three for w in ("mean", "sum", "max")
+        )
         reject()
     straight = run(order(graphs[0]), start)
     around = run(order(graphs[2]), run(order(graphs[1]), start))
@@ -196,7 +198,7 @@ def test_copies_that_differ_are_named() -> None:
 
 
 def test_a_mean_is_over_the_copies_and_a_sum_adds_partial_sums() -> None:
-    for word, want in (("mean", 15.0), ("sum", 30.0)):
+    for word, want in (("mean", 15.0), ("sum", 30.0), ("max", 20.0)):
         text = TWO.replace('v = a as "v"', f'v = a {word} @tp as "v"', 1)
         a, b = (locate(Example(text, call).layout()) for call in ("rows(tp = 2)", "columns(tp = 1)"))
         stored = lay_out(a, numbered(a, {}))

@@ -281,7 +281,7 @@ class _Rank:
         """What is said of the copies of an entry's tensor, by itself or else by the line that stores it, comes to on this rank.
 
         Along `any`, the first coordinate leads and the others are not looked at; none leads of what stands at one
-        coordinate. A mean or a sum is over the coordinates of its axes: which of them this rank is, stands behind it.
+        coordinate. A mean, a sum or a maximum is over the coordinates of its axes: where this rank stands there is told, too.
         """
         speaks = any(word != "same" for word in self.said(entry).values())
         speaker = entry if speaks else item
@@ -290,7 +290,7 @@ class _Rank:
         loose = {a for a, word in said.items() if word == "any"} - (self.parted(entry, item) - pinned)
         if any(a in pinned or self.rank[a] for a in loose):
             return "any"
-        over = [a for a, word in said.items() if word in ("mean", "sum") and self.meaning.degree(a) > 1]
+        over = [a for a, word in said.items() if word in ("mean", "sum", "max") and self.meaning.degree(a) > 1]
         if over:
             return f"{said[over[0]]} " + " ".join(f"{a}={self.rank[a]}" for a in sorted(over))
         return "lead" if loose else "same"

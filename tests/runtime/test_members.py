@@ -59,6 +59,7 @@ def converted(folder: Path, clauses: str, change: tuple[int, int] | None = None)
         ("sum @tp same @dp", [111.0, 222.0, 333.0, 444.0]),
         ("any @dp sum @tp", [111.0, 222.0, 333.0, 444.0]),
         ("sum @tp @dp", [222.0, 444.0, 666.0, 888.0]),
+        ("max @tp", [100.0, 200.0, 300.0, 400.0]),
         ("mean @tp", [37.0, 74.0, 111.0, 148.0]),
     ],
 )
@@ -117,3 +118,15 @@ def test_two_homes_are_put_together_in_one_way(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('  v = a as "v"', ""))
     with pytest.raises(UcplError, match="E314"):
         ucpl.convert(tmp_path / "in", tmp_path / "out", layout=f"{path}:x(dp=2, tp=3)", to=f"{path}:y(tp=2)")
+
+
+def test_the_greatest_of_copies_is_nan_where_one_is_and_zero_is_positive_where_one_is(tmp_path: Path) -> None:
+    path, nan = written(tmp_path, "max @tp"), float("nan")
+    held = [[nan, -0.0, -3.0, -0.0], [1.0, 0.0, -7.0, -0.0], [2.0, -0.0, -5.0, -0.0]]
+    for dp in range(2):
+        for tp in range(3):
+            torch.save({"w": torch.tensor(held[tp]), "v": torch.arange(1.0, 5.0)}, tmp_path / "in" / f"{dp}.{tp}.pt")
+    ucpl.convert(tmp_path / "in", tmp_path / "out", layout=f"{path}:x(dp=2, tp=3)", to=f"{path}:y(tp=2)")
+    found = torch.cat([torch.load(tmp_path / "out" / f"{tp}.pt")["w"] for tp in range(2)])
+    assert found[0].isnan() and found[1:].tolist() == [0.0, -3.0, 0.0]
+    assert torch.signbit(found[1:]).tolist() == [False, True, True]

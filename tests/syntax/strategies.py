@@ -104,7 +104,7 @@ once = {
 repeated = st.one_of(
     st.builds(
         lambda policy, mesh: nodes.Clause("copies", (policy, mesh)),
-        st.sampled_from(["same", "mean", "sum", "any"]),
+        st.sampled_from(["same", "mean", "sum", "max", "any"]),
         some(names),
     ),
     st.builds(lambda axis, place: nodes.Clause("at", (axis, place)), names, exprs),

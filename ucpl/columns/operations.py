@@ -41,7 +41,7 @@ __all__ = [
     "net_text",
 ]
 
-Kind = Literal["copy", "check", "mean", "sum", "scale"]
+Kind = Literal["copy", "check", "mean", "sum", "max", "scale"]
 Digits = tuple[tuple[int, int], ...]  # (divisor, degree) of mesh axes: a rank's coordinate is rank // divisor % degree
 
 
@@ -97,14 +97,14 @@ class Merge:
 
 @frozen(eq=False)
 class Reduce:
-    """Copies that training let drift, averaged; or partial sums, added: in fp64, by order of their source, rounded once.
+    """Copies put together: averaged or added in fp64, by order of their source, rounded once; or the greatest of them.
 
     What differs along the axes of `over` counts each for itself; what differs along other axes alone is one thing, and equal.
     """
 
     label: str
     lanes: tuple[Lane, ...]
-    how: Literal["mean", "sum"]
+    how: Literal["mean", "sum", "max"]
     over: Digits = ()
 
     def __str__(self) -> str:

@@ -19,7 +19,7 @@ from ucpl.regions.placement import LOOSE, POLICIES
 __all__ = ["Chosen", "choose"]
 
 ANY, LEAD = LOOSE
-REDUCING = [POLICIES.index(how) for how in ("mean", "sum")]
+REDUCING = [POLICIES.index(how) for how in ("mean", "sum", "max")]
 
 
 class Stored(Protocol):

@@ -162,7 +162,7 @@ def _dealt(
     match joint.kind:
         case "scale":
             way = Scale(part.label, lanes)
-        case "mean" | "sum":
+        case "mean" | "sum" | "max":
             way = Reduce(part.label, lanes, joint.kind, joint.over)
         case _:
             way = Derive(part.label, lanes) if joint.derived else Merge(part.label, lanes)

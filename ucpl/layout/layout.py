@@ -14,7 +14,7 @@ from ucpl.layout.scope import Config
 from ucpl.layout.templates import Template
 from ucpl.syntax.nodes import NOWHERE, Span
 
-Policy = Literal["same", "mean", "sum", "any", "lead"]  # lead: see `regions.placement.POLICIES`
+Policy = Literal["same", "mean", "sum", "any", "lead", "max"]  # lead: see `regions.placement.POLICIES`
 
 
 @frozen

@@ -109,7 +109,7 @@ class _Proof:
         both = target
         if not (self.told.moves.kind == "copy").all():
             copies = target.take((self.told.moves.kind == "copy")[target.move])
-            reduced = target.take(np.isin(self.told.moves.kind, ("mean", "sum"))[target.move])
+            reduced = target.take(np.isin(self.told.moves.kind, ("mean", "sum", "max"))[target.move])
             both = joined_boxes([copies, distinct_boxes(reduced)], self.told.k)  # all rows of a mean go to one place
         i, j = pairs_in(both)
         if len(i):

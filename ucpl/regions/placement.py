@@ -18,7 +18,7 @@ __all__ = ["LOOSE", "POLICIES", "Home", "Homes", "Part", "Pieces", "Placement", 
 
 # Pieces.policy holds indices into this. Under `any @dp`, copies at the first coordinate of dp are `lead`: equal to each other,
 # and read where the tensor has no other home. Those at other coordinates are `any`.
-POLICIES = ("same", "mean", "sum", "any", "lead")
+POLICIES = ("same", "mean", "sum", "any", "lead", "max")
 LOOSE = (POLICIES.index("any"), POLICIES.index("lead"))
 
 

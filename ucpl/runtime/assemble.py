@@ -25,7 +25,7 @@ from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.fills import Fills
 from ucpl.runtime.reading import Reader, strided
 from ucpl.runtime.rows import Place, Rows
-from ucpl.runtime.values import Conversion, decode, encode, mean, value_text
+from ucpl.runtime.values import Conversion, decode, encode, mean, put, value_text
 
 __all__ = ["Assembler", "Difference"]
 
@@ -258,13 +258,13 @@ class Assembler:
                 there[...] = strided(cell, 0, (1,) * len(box.shape), (0,) * len(box.shape), tile.itemsize)
 
     def _reduce(self, tile: Assembly, rows: I64) -> None:
-        """Means and sums: fp64, in order of the sources, a block of the tile at a time, rounded once."""
+        """Means, sums and maxima: fp64, in order of the sources, a block of the tile at a time, rounded once."""
         among = sorted(rows.tolist(), key=lambda row: (int(self.rows.source[row]), row))
         conversions = {row: self._conversion(row, tile.target) for row in among}
         for conversion in conversions.values():
             if "c" in (conversion.source[0], conversion.target[0]):
                 there = self.targets[tile.target]
-                fail("E605", f"{there.text} is complex: no mean or sum is made of it", Label(there.file))
+                fail("E605", f"{there.text} is complex: no mean, sum or maximum is made of it", Label(there.file))
         node = conversions[among[0]].rule.node
         assert isinstance(node, Reduce)
         itemsize = tile.itemsize
@@ -274,7 +274,7 @@ class Assembler:
             end = min(tile.high, begin + block)
             sums = Sums.over(begin, end)
             for rows_of in self._members(among, conversions):
-                self._add(tile, rows_of, conversions, sums)
+                self._put(tile, rows_of, conversions, sums)
             total, count = sums.total, sums.count
             made = conversions[among[0]].stored(mean(total, count) if node.how == "mean" else total)
             goal = strided(tile.work.tile, (begin - tile.low) * itemsize, (end - begin,), (itemsize,), itemsize)
@@ -294,8 +294,10 @@ class Assembler:
             found.setdefault(("row", row) if number is None else ("member", number), []).append(row)
         return list(found.values())
 
-    def _add(self, tile: Assembly, among: list[int], conversions: Mapping[int, Conversion], sums: Sums) -> None:
-        """One member of a mean or sum: the first of its copies that has an element gives it, the others must equal it."""
+    def _put(self, tile: Assembly, among: list[int], conversions: Mapping[int, Conversion], sums: Sums) -> None:
+        """One of those that are put together: the first copy that has an element gives it, the others must equal it."""
+        node = conversions[among[0]].rule.node
+        assert isinstance(node, Reduce)
         end = sums.begin + len(sums.total)
         alone = len(among) == 1
         own = sums if alone else Sums.over(sums.begin, end)
@@ -306,8 +308,7 @@ class Assembler:
                 found = conversions[row].logical(raw).reshape(box.shape)
                 values, seen = own.of(box)
                 if alone:
-                    values += found
-                    seen += 1
+                    put(node.how, (values, seen), (found, np.ones_like(seen)))
                     continue
                 unequal = (seen > 0) & (values.view(np.uint64) != found.view(np.uint64))
                 if unequal.any():
@@ -315,8 +316,7 @@ class Assembler:
                 values[...] = found
                 seen[...] = 1
         if not alone:
-            np.add(sums.total, own.total, out=sums.total)
-            np.add(sums.count, own.count, out=sums.count)
+            put(node.how, (sums.total, sums.count), (own.total, own.count))
 
     def _scale(self, tile: Assembly, among: I64) -> None:
         """Boxes of the tile times a factor each: in fp32, rounded once. A factor is read once for all elements of a block."""

@@ -143,7 +143,7 @@ def _with(plan: Plan, mirrored: Sequence[Runs]) -> Bound:
 
 def _mirror(m: Runs, base: int) -> Runs:
     """The same boxes of the target, to be checked against the target as it is. Its values are as stored: no factors."""
-    if m.kind in ("mean", "sum") and len(m):  # several sources of one place: it is compared once
+    if m.kind in ("mean", "sum", "max") and len(m):  # several sources of one place: it is compared once
         places = np.column_stack((m.target, m.target_offset, m.shape, m.target_stride))
         m = m.take(np.unique(places, axis=0, return_index=True)[1].astype(np.int64))
     return evolve(

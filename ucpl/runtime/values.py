@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ucpl.extents import DTYPES
 from ucpl.runtime.rows import Rule
 
-__all__ = ["Conversion", "decode", "encode", "mean", "needs_arithmetic", "value_text"]
+__all__ = ["Conversion", "decode", "encode", "mean", "needs_arithmetic", "put", "value_text"]
 
 Array = NDArray[Any]
 U8 = NDArray[np.uint8]
@@ -184,6 +184,21 @@ def _widens(source: str, target: str) -> bool:
 def mean(total: Array, count: Array) -> Array:
     """Sums divided by how many values each is of; places without any keep 0."""
     return total / np.maximum(count, 1)
+
+
+def put(how: str, into: tuple[Array, Array], more: tuple[Array, Array]) -> None:
+    """Values and how many each is of, put to others at the same places: added, or the greater one kept.
+
+    Of a NaN and a number the greater is a NaN, of two zeros the positive one: it does not depend on their order.
+    """
+    (total, count), (values, seen) = into, more
+    if how != "max":
+        total += values
+    else:
+        greater = np.where((total == 0) & (values == 0), total + values, np.maximum(total, values))
+        greater[np.isnan(greater)] = np.nan
+        total[...] = np.where(seen == 0, total, np.where(count == 0, values, greater))
+    count += seen
 
 
 def needs_arithmetic(source: str, target: str, rule: Rule) -> bool:

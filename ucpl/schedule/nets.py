@@ -132,7 +132,7 @@ def _node(told: Json, table: Moves, fills: Side) -> Node:
             return Derive(label, _lanes_from(lanes))
         case ["scale", str(label), lanes]:
             return Scale(label, _lanes_from(lanes))
-        case ["reduce", str(label), lanes, "mean" | "sum" as how, over]:
+        case ["reduce", str(label), lanes, "mean" | "sum" | "max" as how, over]:
             return Reduce(label, _lanes_from(lanes), how, _digits(over))
     raise ValueError(f"no operation is {str(told)[:80]}")
 

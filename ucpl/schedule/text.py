@@ -78,6 +78,7 @@ def _line(t: Tally) -> str:
         "check": "check",
         "mean": "reduce by mean",
         "sum": "reduce by sum",
+        "max": "reduce by max",
         "scale": "times the scales of blocks",
     }[t.kind]
     value = ", values changed" if t.changes_values else ""

@@ -125,7 +125,7 @@ def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
         found = np.stack(list(members[number, kind].values()))
         some = ~np.isnan(found).all(axis=0)
         assert np.isnan(targets[number][some]).all(), f"{_named(plan, number)} is copied to and accumulated"
-        whole = (np.nanmean if kind == "mean" else np.nansum)(found[:, some], axis=0)
+        whole = _together(kind, found[:, some])
         targets[number][some] = moves.target_value[0] * whole + moves.target_value[1]
     for moves, row in checks:
         source_at, target_at = _ends(moves, row)
@@ -146,10 +146,23 @@ def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
     return {(t.file, t.key): a for t, a in zip(plan.targets, targets, strict=True)}
 
 
+def _together(kind: str, found: F64) -> F64:
+    """What rows of members come to; a member that lacks a place is NaN there."""
+    whole: F64
+    match kind:
+        case "mean":
+            whole = np.nanmean(found, axis=0)
+        case "sum":
+            whole = np.nansum(found, axis=0)
+        case _:
+            whole = np.nanmax(found, axis=0)
+    return whole
+
+
 def _converted(moves: Runs, values: F64, kind: str) -> F64:
     (a, b), (c, d) = moves.source_value, moves.target_value
     logical = (values - b) / a
-    return logical if kind in ("mean", "sum") else c * logical + d
+    return logical if kind in ("mean", "sum", "max") else c * logical + d
 
 
 def _ends(moves: Runs, row: int) -> tuple[I64, I64]:

@@ -291,7 +291,7 @@ class _Drawn:
         indexed = {self.rules[i][1] for i in indices if i in self.rules}
         spare = [a for a in self.degrees if a not in used and a not in indexed and a != self.state_axis]
         if spare and not place and "ep" not in used and self.draw(_integers(0, 3)) == 0:
-            means = [] if self.state_axis else ["mean"]
+            means = [] if self.state_axis else ["mean", "max"]
             policy = f" {self.draw(_sampled(['same', 'any', *means]))} @{spare[0]}"
             if len(spare) > 1 and self.draw(_booleans()):
                 policy += f" {self.draw(_sampled(['same', 'any']))} @{spare[1]}"
