@@ -147,6 +147,28 @@ def test_moments_do_not_shift_with_the_value_although_their_boxes_are_the_same()
     }  # fmt: skip
 
 
+def test_a_tensor_s_value_holds_in_flat_buffers_among_others_that_have_none() -> None:
+    """Members of one buffer that lie end to end on both sides, stored with three values; and moments of the same line."""
+    text = MODEL.replace("  v : a\n", "  v : a\n  u : a\n  state fp32, exp_avg : f32\n")
+    lines = '  w = a b as "w"\n  v = a value x - 1 as "v"\n  u = a value x + 2 as "u"\n'
+    flat = '  state fp32, exp_avg = pad(flat(each), 2 * dp)@dp in optim as "{state}"\n'
+    head = 'layout x(dp) of m {\n  mesh dp\n  file weights = torch "w"\n  file optim = torch "o{dp}.pt"\n'
+    plain = lines.replace(" value x - 1", "").replace("x + 2", "x - 3")
+    source, target = head + lines + flat + "}\n", head.replace("layout x", "layout y") + plain + flat + "}\n"
+    pair = [Example(text + source + target, call) for call in ("x(dp = 2)", "y(dp = 3)")]
+    assert_round_trip(*pair)
+    plan = order(build(*(locate(e.layout()) for e in pair)))
+    of = {
+        (m.state, plan.tensors[t]): (m.source_value[1], m.target_value[1])
+        for m in plan.moves
+        for t in m.tensor.tolist()
+    }
+    assert {k: v for k, v in of.items() if k[0] == "fp32"} == {
+        ("fp32", "w"): (0.0, 0.0), ("fp32", "v"): (-1.0, 0.0), ("fp32", "u"): (2.0, -3.0)
+    }  # fmt: skip
+    assert {v for k, v in of.items() if k[0] == "exp_avg"} == {(0.0, 0.0)}
+
+
 @pytest.mark.parametrize("forgotten", ["fp32", "exp_avg", "exp_avg_sq"])
 def test_a_state_that_is_left_out_without_being_named_is_missed(forgotten: str) -> None:
     graph = build(shipped("zero1(dp = 2)"), shipped("safetensors()"), drop=("fp32", "exp_avg", "exp_avg_sq"))

@@ -78,7 +78,9 @@ def table(placement: Placement, rank: int | None = None) -> dict[Place, tuple[An
             assert place not in out, f"{place} is listed twice"
             cells = cells_of(placement, part, i)
             assert home.padding == cells.count(None), place
-            said = (part.state, part.form, home.shape, cells, policies.get(i, {}), part.value, part.dtype)
+            held = policies.get(i, {})
+            values = {path: part.value_of(path) for path in held}
+            said = (part.state, part.form, home.shape, cells, held, values, part.dtype)
             out[place] = (*said, *(() if rank is not None else (home.rank,)))
     return out
 
@@ -92,7 +94,7 @@ def agree(meaning: Meaning, placement: Placement, stated: Any = None, rank: int 
         if rank is not None and home.rank != rank:
             continue
         plain = [None if isinstance(c, Padding) else c for c in home.cells]
-        value = (float(home.value[0]), float(home.value[1]))
+        value = {path: (float(a), float(b)) for path, (a, b) in home.value.items()}
         said = (home.state, home.form, home.shape, plain, home.policy, value, home.dtype)
         place = (home.file, home.key)
         if place in wanted:

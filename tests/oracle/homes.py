@@ -29,7 +29,7 @@ class Home:
     shape: tuple[int, ...]
     cells: list[Any]
     policy: dict[str, str]  # tensor -> what holds between its copies
-    value: tuple[Fraction, Fraction]  # stored = a * x + b
+    value: dict[str, tuple[Fraction, Fraction]]  # tensor -> stored = a * x + b
     dtype: str | None
     is_alias: bool
 
@@ -252,7 +252,7 @@ class _Rank:
             local.shape,
             local.cells,
             {path: self.policy(self.entry_of(local, path), item) for path in held},
-            self.affine(item),
+            {path: self.value_of(self.entry_of(local, path), item, state) for path in held},
             self.clause(item, "dtype", (None,))[0],
             isinstance(item, nodes.Entry) and item.path in self.meaning.aliases,
         )
@@ -301,6 +301,11 @@ class _Rank:
         own = entry.shape if isinstance(entry.shape, tuple) else ()
         cut = {a for axis in (*own, *entry.indices, *bound) for a in _cuts(axis)} - _sometimes(own)
         return cut | ({a for axis in item.shape for a in _cuts(axis)} if isinstance(item.shape, tuple) else set())
+
+    def value_of(self, entry: nodes.Entry, item: Any, state: str) -> tuple[Fraction, Fraction]:
+        """How a state of a tensor is stored: the entry speaks of the parameter itself, the line of all in it."""
+        itself = {"weight", "fp32", "master", "param"} | self.meaning.derived | self.meaning.origins
+        return self.affine(entry if state in itself and self.clause(entry, "value") else item)
 
     def affine(self, item: Any) -> tuple[Fraction, Fraction]:
         said = self.clause(item, "value")

@@ -309,6 +309,7 @@ class Meaning:
     groups: dict[str, nodes.Group] = field(factory=dict)
     lines: list[nodes.States] = field(factory=list)
     derived: set[str] = field(factory=set)
+    origins: set[str] = field(factory=set)  # what those are derived from
 
     def degree(self, axis: str) -> int:
         return int(self.numbers.name(axis))
@@ -368,6 +369,7 @@ def mean(
     out.groups = groups_of(out, items, model_items)
     out.lines = [i for i in items if isinstance(i, nodes.States) and i.shape is not None and clauses_hold(out, i)]
     out.lines = [evolve(i, groups=model_group_names(out)) if i.groups == ("*",) else i for i in out.lines]
+    out.origins = {i.source for i in items if isinstance(i, nodes.Derive) and numbers.holds(i.when)}
     out.derived = {i.state for i in items if isinstance(i, nodes.Derive) and numbers.holds(i.when)}
     return out
 

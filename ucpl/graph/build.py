@@ -6,7 +6,7 @@ Where that does not hold, the element is named. What is stored alike is joined o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import networkx as nx
 import numpy as np
@@ -232,7 +232,7 @@ class _Drawing:
             splits.append(node)
             i = lanes[0].targets.index(n)
             self.net.add_edges_from((node, writes[lane.targets[i]]) for lane in lanes)
-        for kind, over, boxes in _kinds(chosen):
+        for kind, over, boxes in self.by_value(_kinds(chosen), lanes[0]):
             digits = self.source.digits(over)
             joint = Joint(kind, lanes, route.is_derived, kin, digits, scaled=route.scales is not None)
             self.net.add_edges_from((joint, node) for node in splits)
@@ -268,6 +268,20 @@ class _Drawing:
         joint = Joint("scale", (lanes,), True, moves=blockwise(self.target, chosen, kept))
         self.net.add_edges_from((reads[n], joint) for n in parts)
         self.net.add_edges_from((joint, writes[n]) for n in lanes.targets)
+
+    def by_value(self, kinds: list[tuple[str, int, Rows]], lanes: Lanes) -> Iterator[tuple[str, int, Rows]]:
+        """The same, tensors that share a stored tensor and are stored with other values apart: their runs must not join."""
+        parts = [self.source.parts[n] for n in lanes.sources] + [self.target.parts[n] for n in lanes.targets]
+        held = [p.values for p in parts if p.values]
+        alike: dict[object, int] = {}
+        stored = [alike.setdefault(tuple(v.get(path) for v in held), len(alike)) for path in self.target.tensors]
+        for kind, over, boxes in kinds:
+            if len(alike) < 2:
+                yield kind, over, boxes
+                continue
+            of_row = np.array(stored, dtype=np.int64)[boxes.tensor]
+            for n in np.unique(of_row).tolist():
+                yield kind, over, boxes.take(of_row == n)
 
     @staticmethod
     def renumber(placement: Placement, common: dict[str, int], wanted: frozenset[str]) -> I64:

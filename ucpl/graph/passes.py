@@ -15,7 +15,7 @@ import networkx as nx
 import numpy as np
 from attrs import evolve
 
-from ucpl.columns import join_runs, straighten
+from ucpl.columns import I64, join_runs, numbered, straighten
 from ucpl.columns.operations import Check, Derive, Extract, Fill, Lane, Merge, Reduce, Scale, Split
 from ucpl.graph.casts import settle
 from ucpl.graph.graph import Drawn, Graph, Joined, Joint, Kept, Taken
@@ -26,6 +26,7 @@ from ucpl.regions.boxes import overlaps
 __all__ = ["PASSES", "Pass", "deal", "meet", "optimise"]
 
 Pass = Callable[[Graph], Graph]
+Values = tuple[tuple[float, float], tuple[float, float]]  # stored = a * x + b, of source and target
 
 
 def optimise(graph: Graph, passes: Sequence[Pass] | None = None) -> Graph:
@@ -122,17 +123,31 @@ def deal(graph: Graph) -> Graph:
     return evolve(graph, net=net)
 
 
-def _by_entry(graph: Graph, moves: Joined) -> Iterator[tuple[Joined, tuple[float, float]]]:
-    """Rows of one target part and of source parts of one `value`, in the order of the target."""
-    values = [p.value for p in graph.source.parts]
-    kinds = {v: i for i, v in enumerate(dict.fromkeys(values))}
-    value = np.array([kinds[v] for v in values] or [0], dtype=np.int64)[moves.source_part]
+def _by_entry(graph: Graph, moves: Joined) -> Iterator[tuple[Joined, Values]]:
+    """Rows of one target part, of which all are stored with one value on each side, in the order of the target."""
+    values, value = _values(graph, moves)
     ordered = moves.sort(moves.target_part, value, moves.target, moves.source)
     value = value[np.lexsort((moves.source, moves.target, value, moves.target_part))]
     changes = (ordered.target_part[1:] != ordered.target_part[:-1]) | (value[1:] != value[:-1])
     starts = np.concatenate([[0], np.flatnonzero(changes) + 1]) if len(ordered) else np.zeros(0, dtype=np.int64)
     for first, last in zip(starts.tolist(), [*starts[1:].tolist(), len(ordered)], strict=False):
-        yield ordered.take(slice(first, last)), values[int(ordered.source_part[first])]
+        yield ordered.take(slice(first, last)), values[int(value[first])]
+
+
+def _values(graph: Graph, moves: Joined) -> tuple[list[Values], I64]:
+    """How values are stored on both sides of moves: different ones, and of each move its number."""
+    sides = (graph.source, moves.source_part), (graph.target, moves.target_part)
+    columns = [moves.source_part, moves.target_part]
+    if any(p.values for placement, _ in sides for p in placement.parts):
+        columns.append(moves.tensor)
+    _, first, which = np.unique(numbered(columns), return_index=True, return_inverse=True)
+    found: dict[Values, int] = {}
+    number = []
+    for row in first.tolist():
+        path = graph.target.tensors[int(moves.tensor[row])]
+        here, there = (placement.parts[int(part[row])].value_of(path) for placement, part in sides)
+        number.append(found.setdefault((here, there), len(found)))
+    return list(found), np.array(number, dtype=np.int64)[which]
 
 
 def _lanes(graph: Graph, joint: Joint, target: int) -> tuple[Lane, ...]:
@@ -151,12 +166,12 @@ def _lanes(graph: Graph, joint: Joint, target: int) -> tuple[Lane, ...]:
 
 
 def _dealt(
-    graph: Graph, joint: Joint, moves: Joined, lanes: tuple[Lane, ...], value: tuple[float, float]
+    graph: Graph, joint: Joint, moves: Joined, lanes: tuple[Lane, ...], value: Values
 ) -> tuple[Extract, Merge | Reduce | Derive | Scale | Check, Split | Check]:
     part = graph.target.parts[int(moves.target_part[0])]
-    extract = Extract(part.label, lanes, moves.source_side, value)
+    extract = Extract(part.label, lanes, moves.source_side, value[0])
     if joint.kind == "check":
-        check = Check(part.label, lanes, moves.target_side, part.value, part.lossy or joint.derived)
+        check = Check(part.label, lanes, moves.target_side, value[1], part.lossy or joint.derived)
         return extract, check, check
     way: Merge | Reduce | Derive | Scale
     match joint.kind:
@@ -166,7 +181,7 @@ def _dealt(
             way = Reduce(part.label, lanes, joint.kind, joint.over)
         case _:
             way = Derive(part.label, lanes) if joint.derived else Merge(part.label, lanes)
-    return extract, way, Split(part.label, lanes, moves.target_side, part.value, part.lossy)
+    return extract, way, Split(part.label, lanes, moves.target_side, value[1], part.lossy)
 
 
 PASSES: tuple[Pass, ...] = (meet, each_straight, each_joined, each_kin, settle, deal)

@@ -47,7 +47,8 @@ class Side:
     def mark(self, number: int) -> object:
         """Equal for parts whose boxes are the same."""
         part = self.placement.parts[number]
-        return id(part.folded), part.is_alias, part.value, part.lossy, part.scaled
+        values = tuple(sorted(part.values.items()))
+        return id(part.folded), part.is_alias, part.value, values, part.lossy, part.scaled
 
     @property
     def width(self) -> int:

@@ -159,7 +159,8 @@ class EntryParts:
             self.pieces_of.setdefault(alike, pieces)
             self.pieces_of[alike, number] = pieces
         # `value x - 1` says how the parameter itself is stored: its moments do not shift with it.
-        value = entry.storing.value if state in site.valued else (1.0, 0.0)
+        own, all_of = entry.storing.value, storing.value if like is not None else (1.0, 0.0)
+        value = own if state in site.valued and own != (1.0, 0.0) else all_of
         return Part(
             state,
             entry.path,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ucpl.columns import I64, Bools
 from ucpl.columns.blocks import Block, name_texts
@@ -157,7 +156,7 @@ class FlatParts:
                 alike &= self.site.ranks.columns[a] == coordinate
             after[alike] += count
         bucket[:] = after
-        self.refuse_values(line, names)
+        values = self.values(line, names)
         boxes = FlatBoxes(self.site, line.line.storing, line.cut, line.involved)
         pieces = boxes.trusted(boxes.clipped(found.cuts), found.rank)
         length = np.concatenate([c.length for _, _, c, _ in found.cuts] or [np.zeros(0, dtype=np.int64)])
@@ -167,7 +166,9 @@ class FlatParts:
         trained = [np.full(len(c.length), body.is_live(members)) for members, body, c, _ in found.cuts]
         none = np.zeros(0, dtype=np.bool_)
         padding = Paddings(length - held, np.concatenate([none, *loose]), np.concatenate([none, *trained]))
-        return [self.part(line, found, state, pieces, (length, padding)) for state in names]
+        parts = [self.part(line, found, state, pieces, (length, padding)) for state in names]
+        # The parameter itself is stored so, and its master with it: moments do not shift.
+        return [evolve(p, values=values) if p.state in self.site.valued else p for p in parts]
 
     def contexts(self, line: Line, bucket: I64) -> list[Context]:
         ranks = self.site.ranks
@@ -334,17 +335,29 @@ class FlatParts:
 
     # ---- the part ------------------------------------------------------------------------------------------------------
 
-    def refuse_values(self, line: Line, names: Sequence[str]) -> None:
-        changed = next(
-            (p for p in line.involved if p.entry.storing.value != (1.0, 0.0) or p.entry.storing.scaled), None
-        )
-        if changed is not None and self.site.valued & set(names):
-            fail(
-                "E217",
-                f"`{changed.entry.path}` is stored with another value, and inside a flat buffer that is not supported",
-                at(line.line.span, "the flat buffer"),
-                at(changed.entry.span, "value"),
-            )
+    def values(self, line: Line, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+        """Members that are stored with a value of their own, as their entries say. E217 where two say different things."""
+        found: dict[str, tuple[float, float]] = {}
+        for placer in line.involved:
+            if placer.entry.storing.scaled and self.site.valued & set(names):
+                fail(
+                    "E217",
+                    f"`{placer.entry.path}` is stored times its scale, and inside a flat buffer that is not supported",
+                    at(line.line.span, "the flat buffer"),
+                    at(placer.entry.span, "value"),
+                    remedy="take `value x * scale` off the entry, and cut the scale with its tensor",
+                )
+            own = placer.entry.storing.value
+            for path in placer.entry.targets.values():
+                if found.setdefault(path, own) != own or own != (1.0, 0.0) != line.line.storing.value:
+                    fail(
+                        "E217",
+                        f"`{path}` has two values in one flat buffer",
+                        at(line.line.span, "the flat buffer"),
+                        at(placer.entry.span, "one of them"),
+                        remedy="say `value` once: on the entry, for its tensor; or on the line, for all of them",
+                    )
+        return {path: value for path, value in found.items() if value != (1.0, 0.0)}
 
     def part(self, line: Line, found: Found, state: str, pieces: Pieces, sizes: tuple[I64, Paddings]) -> Part:
         """One state of the line. All states share the pieces."""

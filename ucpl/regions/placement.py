@@ -77,6 +77,12 @@ class Part:
     is_alias: bool = False
     span: Span = field(default=NOWHERE, repr=False)
     scaled: bool = False  # stored = x * the scale of its block
+    # Of tensors that it holds with another value than `value`.
+    values: dict[str, tuple[float, float]] = field(factory=dict)
+
+    def value_of(self, path: str) -> tuple[float, float]:
+        """How a tensor is stored here: stored = a * x + b."""
+        return self.values.get(path, self.value)
 
     @cached_property
     def pieces(self) -> Pieces:

@@ -40,11 +40,11 @@ def lay_out(placement: Placement, whole: Whole) -> dict[Place, F64]:
     """Every stored tensor as a flat array, from the boxes of a placement. Padding is NaN."""
     out: dict[Place, F64] = {}
     for part in placement.parts:
-        a, b = part.value
         for home, rows in _rows_of(part):
             flat = np.full(math.prod(home.shape), np.nan)
             for row in rows:
                 path = placement.tensors[int(part.pieces.tensor[row])]
+                a, b = part.value_of(path)
                 index, box = _where(placement, part, row, path)
                 flat[index] = a * whole[path, part.state][box].ravel() + b
             out[home.file, home.key] = flat
@@ -55,10 +55,10 @@ def gather(placement: Placement, stored: dict[Place, F64]) -> Whole:
     """Whole tensors from stored ones; declared copies are not compared here (a plan's checks do that)."""
     out: Whole = {}
     for part in placement.parts:
-        a, b = part.value
         for home, rows in _rows_of(part):
             for row in rows:
                 path = placement.tensors[int(part.pieces.tensor[row])]
+                a, b = part.value_of(path)
                 tensor = placement.layout.tensors[path]
                 whole = out.setdefault((path, part.state), np.full(tensor.counts, np.nan))
                 index, box = _where(placement, part, row, path)

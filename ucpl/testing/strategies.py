@@ -125,6 +125,7 @@ class _Drawn:
         self.sizes = self.plain.sizes
         self.tensors = self.plain.tensors
         self.rules: dict[str, tuple[str, str | None]] = {}  # dim -> (index rule, mesh axis that deals it)
+        self.values: dict[str, str] = {}  # tensor -> how its entries say it is stored, if not as it is
         self.lines: list[str] = []
         self.state_axis: str | None = None  # that cuts flats, and nothing else
         self.seconds: set[str] = set()
@@ -297,7 +298,8 @@ class _Drawn:
                 policy += f" {self.draw(_sampled(['same', 'any']))} @{spare[1]}"
         if used == ["ep"] and not place and not indexed - {None} and self.draw(_booleans()):
             place = " on other"
-        return f'  {path}{bracket} = {shape or "()"}{policy}{place} as "{path}{number or ""}{names}"'
+        value = self.values.setdefault(path, self.draw(_sampled(["", "", "", " value x - 1", " value x + 2"])))
+        return f'  {path}{bracket} = {shape or "()"}{policy}{value}{place} as "{path}{number or ""}{names}"'
 
     def pack(self, paths: list[str]) -> list[str]:
         """Two tensors in one: labelled terms, common dims in brackets, beside the terms or around them."""
