@@ -49,6 +49,7 @@ WORDS = {
     "same": "copies are equal, and checked to be",
     "mean": "copies may differ: their mean is meant",
     "sum": "partial sums",
+    "max": "copies may differ: the greatest is meant",
     "any": "trust one copy; of a layout, any model",
     "pad": "grown at the end to the next multiple: `pad(v, 128 * tp)`; a third word says what lies there",
     "trim": "the padding at the end is not stored",
