@@ -1,7 +1,7 @@
 """A checkpoint that a spec wrote, held against a genuine one of the framework: both under the spec's one layout.
 
 Stored tensors are compared place by place, so that nothing of the spec stands between: what it got wrong is wrong here. The
-spec only names the elements. Padding has no say, and neither have copies that may differ (`mean`, `sum`, `any`).
+spec only names the elements. Padding has no say, and neither have copies that may differ (`mean`, `sum`, `max`, `any`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ucpl.stores.checkpoint import Checkpoint
 __all__ = ["Against", "hold_genuine"]
 
 FILES_SHOWN = 4  # of those that no line names
-_FREE = tuple(POLICIES.index(p) for p in ("mean", "sum", "any"))
+_FREE = tuple(POLICIES.index(p) for p in ("mean", "sum", "max", "any"))
 Place = tuple[str, tuple[str, ...]]
 
 
