@@ -293,9 +293,8 @@ class _Drawn:
         spare = [a for a in self.degrees if a not in used and a not in indexed and a != self.state_axis]
         if spare and not place and "ep" not in used and self.draw(_integers(0, 3)) == 0:
             means = [] if self.state_axis else ["mean", "max"]
-            policy = f" {self.draw(_sampled(['same', 'any', *means]))} @{spare[0]}"
-            if len(spare) > 1 and self.draw(_booleans()):
-                policy += f" {self.draw(_sampled(['same', 'any']))} @{spare[1]}"
+            words = [["same", "any", *means], ["same", "any"]][: self.draw(_integers(1, min(2, len(spare))))]
+            policy = "".join(f" {self.draw(_sampled(w))} @{a}" for w, a in zip(words, spare, strict=False))
         if used == ["ep"] and not place and not indexed - {None} and self.draw(_booleans()):
             place = " on other"
         value = self.values.setdefault(path, self.draw(_sampled(["", "", "", " value x - 1", " value x + 2"])))
