@@ -69,6 +69,19 @@ def gemma3() -> Any:
     )  # fmt: skip
 
 
+def gemma3n() -> Any:
+    from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
+
+    return Gemma3nForCausalLM(
+        Gemma3nTextConfig(
+            vocab_size=67, vocab_size_per_layer_input=61, hidden_size=24, hidden_size_per_layer_input=5,
+            intermediate_size=[12, 18, 36, 30], num_hidden_layers=4, num_attention_heads=12, num_key_value_heads=6, head_dim=8,
+            laurel_rank=7, num_kv_shared_layers=0, altup_num_inputs=3, activation_sparsity_pattern=[0.0] * 4,
+            layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        )
+    )  # fmt: skip
+
+
 def mamba2() -> Any:
     from transformers import Mamba2Config, Mamba2ForCausalLM
 
@@ -119,6 +132,19 @@ def qwen3_next() -> Any:
     )  # fmt: skip
 
 
+def deepseek_v3() -> Any:
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    return DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            vocab_size=67, hidden_size=20, intermediate_size=36, moe_intermediate_size=24, num_hidden_layers=4,
+            num_attention_heads=6, num_key_value_heads=6, n_routed_experts=8, n_shared_experts=1, n_group=2, topk_group=1,
+            num_experts_per_tok=2, first_k_dense_replace=1, q_lora_rank=10, kv_lora_rank=9, qk_rope_head_dim=4,
+            qk_nope_head_dim=8, v_head_dim=12,
+        )
+    )  # fmt: skip
+
+
 def lora() -> Any:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -152,7 +178,7 @@ def unet() -> Any:
 
 
 MAKERS: dict[str, Callable[[], Any]] = {
-    f.__name__: f for f in (gpt_neox, t5, whisper, gemma3, mamba2, hybrid, llama4, qwen3_next, lora, dit, unet)
+    f.__name__: f for f in (gpt_neox, t5, whisper, gemma3, gemma3n, mamba2, hybrid, llama4, qwen3_next, deepseek_v3, lora, dit, unet)
 }
 
 

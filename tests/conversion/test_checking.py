@@ -177,3 +177,38 @@ def test_what_is_stored_once_or_by_one_layout_is_none(spec: Path, before: str, a
         text = text.replace("qk[l] =", "qk[l[1..]] =")
     spec.write_text(text)
     assert check("x.ucpl:packed()", Given()).remarks == ()
+
+
+STACKS = """ucpl 1
+
+model stack(rows) {
+  dim r = rows, c = 2
+  w : r c dtype f32
+}
+model both {
+  use stack(rows = 4) as one
+  use stack(rows = 6) as two
+}
+layout cut(tp, word = 7) of stack {
+  mesh tp
+  file weights = torch "{tp}.pt"
+  w = r@tp c  as "w{word}"
+}
+layout ranks(tp, pp = 2) of both {
+  mesh pp tp
+  file weights = torch "{pp}_{tp}.pt"
+  use cut(tp = tp)           as one  key "one.{key}"
+  use cut(tp = tp, word = 8) as two  key "two.{key}"
+}
+"""
+
+
+def test_a_mesh_of_what_is_used_is_a_part_of_the_one_that_is_here(spec: Path) -> None:
+    """And a layout of a model that is open is held good as far as sizes are said; a number in keys is used."""
+    spec.write_text(STACKS)
+    found = check("x.ucpl", Given())
+    assert (found.findings, found.remarks) == ((), ())
+    assert found.tried == ("ranks holds at tp = 2, pp = 2",)
+    spec.write_text(STACKS.replace("r@tp c", "c r@tp").replace("mesh pp tp", "mesh pp"))
+    found = check("x.ucpl", Given())
+    assert [d.code for d in found.findings] == ["E142"]  # an axis of its own numbers other ranks

@@ -20,9 +20,9 @@ from ucpl.conversion.planning import closed_call
 from ucpl.conversion.side import Side, located
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.layout import Library, load
-from ucpl.layout.bases import called_model
+from ucpl.layout.bases import called_model, placed
 from ucpl.layout.library import Reader
-from ucpl.layout.scope import at
+from ucpl.layout.scope import Value, at
 from ucpl.layout.statements import items_of
 from ucpl.proofs.twice import stored_twice
 from ucpl.proofs.unstored import holes, tensors_without_entry, unkept_states
@@ -165,6 +165,8 @@ class _Checker:
         self.unused(node)
         failed = self.base_fails(node, base)
         axes = tuple(axis for axis in degrees_of(self.library, node) if axis in base)
+        if self.open_numbers(node):
+            axes = ()  # sizes of 1 that nobody said divide by nothing
         tried = try_degrees(base, axes, lambda degrees: self.stored(node, degrees))
         good = "; ".join(degrees_text(self.changed(base, axes, degrees)) for degrees in tried.good)
         if good:
@@ -179,8 +181,9 @@ class _Checker:
             )
 
     def unused(self, node: nodes.Layout) -> None:
-        """A number that nothing is made of, but names perhaps: a mesh that was forgotten, most likely."""
-        text = re.sub(r'"[^"]*"', "", print_file(nodes.File("", 1, (evolve(node, parameters=()),))))
+        """A number that nothing is made of, but names of files perhaps: a mesh that was forgotten, most likely."""
+        items = tuple(evolve(i, template="") if isinstance(i, nodes.Files) and i.template else i for i in node.items)
+        text = print_file(nodes.File("", 1, (evolve(node, parameters=(), items=items),)))
         for p in node.parameters:
             if _first(p) is not None and not re.search(rf"(?<![\w.]){re.escape(p.name)}(?![\w.])", text):
                 self.remark(
@@ -192,10 +195,20 @@ class _Checker:
         try:
             self.stored(node, base)
         except UcplError as error:
-            if any(p.default is None for p in node.parameters) and hangs_on_a_number(error):
+            was_tried = any(p.default is None for p in node.parameters) or self.open_numbers(node)
+            if was_tried and hangs_on_a_number(error):
                 return error.diagnostics[0].message
             raise
         return ""
+
+    def open_numbers(self, node: nodes.Layout) -> dict[str, Value]:
+        """What a layout leaves open of its model, tried at 1: a base for layouts of models that say it."""
+        if node.of == "any":
+            return {}
+        model = self.library.model(node.of, node.span).node
+        assert isinstance(model, nodes.Model)
+        said = placed(model.parameters, nodes.Call(node.of, node.arguments, span=node.span))
+        return {p.name: 1 for p in model.parameters if p.default is None and p.name not in said}
 
     @staticmethod
     def changed(base: Degrees, axes: tuple[str, ...], degrees: Degrees) -> Degrees:
@@ -240,7 +253,9 @@ class _Checker:
 
     def located(self, call: nodes.Call, rank: int | None = 0) -> Side:
         """The layout, as a rank or all of them have it. A glob that matches nothing of the file's own model is a remark."""
-        side = located(Called(self.library, call), self.given, rank=rank)
+        one = Called(self.library, call)
+        given = evolve(self.given, sizes={**self.open_numbers(one.layout), **self.given.sizes})
+        side = located(one, given, rank=rank)
         if self.given.model is not None and self.given.model.name != TRIAL:
             for taken in side.layout.taken:
                 if not taken.names:

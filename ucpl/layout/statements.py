@@ -124,11 +124,17 @@ def _called(model: nodes.Model, call: nodes.Call, scope: Scope, taken: set[str])
 
 def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:
     """The statements of a layout and of what it extends, each left side once, as they are written."""
-    reader = _Reader(library, Scope(), {}, [])
+    chain = library.chain(call.name, call.span)
+    reader = _Reader(library, Scope(), {}, [], axes=_axes_of(chain), is_written=True)
     items: list[nodes.LayoutItem] = []
-    for link in reversed(library.chain(call.name, call.span)):
+    for link in reversed(chain):
         items = overlay(items, reader.uses(link.node.items))
     return items
+
+
+def _axes_of(chain: Sequence[Link]) -> tuple[tuple[str, ...], ...]:
+    """The axes of each mesh that a layout and its bases state."""
+    return tuple(i.axes for link in chain for i in link.node.items if isinstance(i, nodes.Mesh))
 
 
 @define
@@ -139,12 +145,15 @@ class _Reader:
     scope: Scope
     inherited: Inherited
     origins: list[Note]
+    axes: tuple[tuple[str, ...], ...] = ()  # of each mesh of the layout and of its bases
+    is_written: bool = False  # statements as they are written: nothing is worked out
     used_count: int = 0
     own_spans: frozenset[nodes.Span] = frozenset()  # of the layout itself
 
     def statements(self, chain: Sequence[Link], arguments: Inherited) -> list[nodes.LayoutItem]:
         """Statements in order, those of the base first, replaced where the left side is the same."""
         bodies: list[list[nodes.LayoutItem]] = []
+        self.axes = _axes_of(chain)
         for link in reversed(chain):  # arguments of `use` may name them; those of the derived layout hold
             self.scope.bind(link.node.items)
         own: set[str] = set()
@@ -224,10 +233,20 @@ class _Reader:
         self.used_count += len(inner)
         if self.used_count > STATEMENTS_MAX:  # each use of a model that uses others multiplies
             fail("E166", f"`use` statements write out more than {STATEMENTS_MAX} statements", at(item.span))
-        return [*outer, *(_placed(i, item) for i in prefixed(inner, item.name, item.key))]
+        return [*outer, *(_placed(i, item) for i in prefixed(inner, item.name, item.key) if not self.is_shared(i))]
+
+    def is_shared(self, item: nodes.Record) -> bool:
+        """A mesh of what is used is a part of one that is here already: `mesh tp` of `mesh pp tp`."""
+        return isinstance(item, nodes.Mesh) and any(
+            item.axes == tuple(a for a in mesh if a in item.axes) for mesh in self.axes
+        )
 
     def call_lets(self, layout: nodes.Layout, call: nodes.Call) -> list[nodes.Record]:
         """The parameters of a layout that is used, as `let`. Mesh axes are shared: they are what they are here."""
+        if self.is_written:
+            given = placed(layout.parameters, call)
+            said = {p: given[p.name].value if p.name in given else p.default for p in layout.parameters}
+            return [nodes.Let((nodes.Binding(p.name, v, span=p.span),), span=p.span) for p, v in said.items() if v is not None]
         arguments = _arguments(layout.parameters, call, self.scope)
         shared = {a for i in layout.items if isinstance(i, nodes.Mesh) for a in i.axes}
         out: list[nodes.Record] = []
