@@ -178,7 +178,8 @@ def unet() -> Any:
 
 
 MAKERS: dict[str, Callable[[], Any]] = {
-    f.__name__: f for f in (gpt_neox, t5, whisper, gemma3, gemma3n, mamba2, hybrid, llama4, qwen3_next, deepseek_v3, lora, dit, unet)
+    f.__name__: f
+    for f in (gpt_neox, t5, whisper, gemma3, gemma3n, mamba2, hybrid, llama4, qwen3_next, deepseek_v3, lora, dit, unet)
 }
 
 

@@ -246,7 +246,11 @@ class _Reader:
         if self.is_written:
             given = placed(layout.parameters, call)
             said = {p: given[p.name].value if p.name in given else p.default for p in layout.parameters}
-            return [nodes.Let((nodes.Binding(p.name, v, span=p.span),), span=p.span) for p, v in said.items() if v is not None]
+            return [
+                nodes.Let((nodes.Binding(p.name, v, span=p.span),), span=p.span)
+                for p, v in said.items()
+                if v is not None
+            ]
         arguments = _arguments(layout.parameters, call, self.scope)
         shared = {a for i in layout.items if isinstance(i, nodes.Mesh) for a in i.axes}
         out: list[nodes.Record] = []
