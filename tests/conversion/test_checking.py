@@ -9,6 +9,9 @@ import pytest
 from tests.cli.command import good, ucpl
 from ucpl.conversion.checking import Checked, check
 from ucpl.conversion.given import Given
+from ucpl.layout import load, resolve
+from ucpl.regions import locate
+from ucpl.syntax import parse_call
 
 SPEC = """ucpl 1
 
@@ -210,5 +213,19 @@ def test_a_mesh_of_what_is_used_is_a_part_of_the_one_that_is_here(spec: Path) ->
     found = check("x.ucpl", Given())
     assert (found.findings, found.remarks) == ((), ())
     assert found.tried == ("ranks holds at tp = 2, pp = 2",)
-    spec.write_text(STACKS.replace("mesh pp tp", "mesh pp\n  mesh tp"))
-    assert {d.code for d in check("x.ucpl", Given()).findings} == {"E142"}  # the same ranks, numbered otherwise
+
+
+def test_a_layout_without_files_is_a_part_of_those_that_use_it_and_lies_in_theirs(spec: Path) -> None:
+    part = STACKS.replace('  mesh tp\n  file weights = torch "{tp}.pt"\n', "  mesh tp\n")
+    spec.write_text(part)
+    found = check("x.ucpl", Given())
+    assert (found.findings, found.remarks) == ((), ())
+    layout = resolve(load(("x.ucpl", part)), parse_call("ranks(tp = 2)"))
+    assert {home.file for p in locate(layout).parts for home in p.homes} == {
+        f"{p}_{t}.pt" for p in (0, 1) for t in (0, 1)
+    }
+    layout = resolve(load(("x.ucpl", STACKS)), parse_call("ranks(tp = 2)"))
+    assert {home.file for p in locate(layout).parts for home in p.homes} == {"0.pt", "1.pt"}  # those that it has itself
+    alone = part[: part.index("layout ranks")]
+    spec.write_text(alone)
+    assert [d.code for d in check("x.ucpl", Given()).findings] == ["E151"]

@@ -161,6 +161,8 @@ class _Checker:
 
     def layout(self, node: nodes.Layout) -> None:
         """At the least degrees, and at those above. What the text leaves to a number that was only tried is a remark."""
+        if self.is_part(node):
+            return  # and is looked at where it is used or extended
         base = {p.name: n for p in node.parameters if (n := _first(p)) is not None}
         self.unused(node)
         failed = self.base_fails(node, base)
@@ -179,6 +181,14 @@ class _Checker:
                 f"no {axis} from {ALONE[0]} to {ALONE[-1]} suits {node.name}: {why}."
                 f" Name one that does: ucpl check '{self.file.name}:{node.name}({axis} = ...)'"
             )
+
+    def is_part(self, node: nodes.Layout) -> bool:
+        """A layout without files, which others have."""
+        if any(isinstance(i, nodes.Files) for i in items_of(self.library, nodes.Call(node.name))):
+            return False
+        layouts = [s for s in self.file.statements if isinstance(s, nodes.Layout)]
+        called = [s.extends for s in layouts] + [i.call for s in layouts for i in s.items if isinstance(i, nodes.Use)]
+        return any(c is not None and c.name == node.name for c in called)
 
     def unused(self, node: nodes.Layout) -> None:
         """A number that nothing is made of, but names of files perhaps: a mesh that was forgotten, most likely."""

@@ -1,7 +1,8 @@
 """One model or layout inside another: its names under a prefix.
 
 `use vision() as eye key "vision_tower.{key}"` gives dims and tensors the names `eye.h`, `eye.patch`; mesh axes keep
-theirs, since ranks are shared. Files of the inner layout get a prefix, too, and the key template wraps their keys.
+theirs, since ranks are shared. Files of the inner layout get a prefix, too, and the key template wraps their keys; where it
+has no file of a name, the outer one's is meant.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def prefixed(items: Iterable[nodes.Record], prefix: str, key: str | None) -> lis
     """The statements with every name of their own under `prefix.`."""
     items = list(items)
     shared = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes) | {"config", "x"}
-    renaming = _Renaming(prefix, shared, key)
+    files = frozenset(i.name for i in items if isinstance(i, nodes.Files))
+    renaming = _Renaming(prefix, shared, key, files)
     return [rewritten(i, renaming.change) for i in items]
 
 
@@ -34,6 +36,7 @@ class _Renaming:
     prefix: str
     shared: frozenset[str]  # names that the inner layout has in common with the outer
     key: str | None  # the template around keys
+    files: frozenset[str]  # that the inner layout has
 
     def change(self, node: nodes.Record) -> nodes.Record | None:
         """The record under its new names, with what it holds; None for one that names nothing itself."""
@@ -69,6 +72,9 @@ class _Renaming:
     def name(self, text: str) -> str:
         return text if text.partition(".")[0] in self.shared or text == "*" else f"{self.prefix}.{text}"
 
+    def file(self, name: str) -> str:
+        return self.name(name) if name in self.files else name
+
     def names(self, texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return texts and tuple(map(self.name, texts))
 
@@ -85,14 +91,14 @@ class _Renaming:
             case "as":
                 return evolve(node, args=(self.template(node.args[0]),))
             case "in":
-                return evolve(node, args=(self.name(node.args[0]),))
+                return evolve(node, args=(self.file(node.args[0]),))
             case _:
                 return inside(node, self.change)
 
     def entry(self, node: nodes.Entry) -> nodes.Entry:
         clauses = node.clauses
         if not any(c.word == "in" for c in clauses):
-            clauses = (*clauses, nodes.Clause("in", (self.name("weights"),), span=node.span))
+            clauses = (*clauses, nodes.Clause("in", (self.file("weights"),), span=node.span))
         glob = (f"{self.prefix}.{node.glob[0]}", *node.glob[1:]) if node.glob else ()
         path = f"{self.prefix}.{node.path}" if glob else self.name(node.path)
         return evolve(node, path=path, clauses=tuple(map(self.wrapped, clauses)), glob=glob)
