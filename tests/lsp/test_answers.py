@@ -163,16 +163,19 @@ def test_a_dim_has_its_size_and_where_it_is_from() -> None:
 def test_a_tensor_has_its_size_and_what_a_rank_holds_in_each_layout() -> None:
     text = shown("  attn.k : l h f\n  hea")
     assert "h 64 = **64** elements" in text
-    assert "| `parallel(tp = 2)` of 2 ranks | all of it | [64] `rank_0_0.pt: head` |" in text
+    assert "| `parallel(tp = 2, pp = 2)` of 4 ranks | all of it | [64] `rank_0_0.pt: head` |" in text
     assert "| `wide(tp = 2)` of 2 ranks | 32 elements | [32] `rank_0_0.pt: head` |" in text
 
 
 def test_an_entry_says_what_a_rank_holds_of_it() -> None:
     text = shown("  ln     : l h\n  attn")  # of the model: a part of the fused tensor
-    assert "| `parallel(tp = 2)` of 2 ranks | 32,768 elements | 4 × [64, 256] `rank_0_0.pt: layers.0.qk` … |" in text
+    assert (
+        "| `parallel(tp = 2, pp = 2)` of 4 ranks | 16,384 elements | 2 × [64, 256] `rank_0_0.pt: layers.0.qk` … |"
+        in text
+    )
     made, offset = service(WHOLE.replace("attn.qk[l]", "attn.q|k[l]"), config=CONFIG)
     found = made.hover(PATH, offset)
-    assert found is not None and "65,536 elements | 4 × [64, 256]" in found.text
+    assert found is not None and "32,768 elements | 2 × [64, 256]" in found.text
 
 
 def test_the_least_degree_is_one_that_divides() -> None:
@@ -181,9 +184,19 @@ def test_the_least_degree_is_one_that_divides() -> None:
 
 
 def test_a_mesh_axis_and_a_key_of_the_config_have_values() -> None:
-    assert "mesh axis `tp` = **2**, in parallel(tp = 2, pp = 1)" in shown("(q: h@t")
+    assert "mesh axis `tp` = **2**, in parallel(tp = 2, pp = 2)" in shown("(q: h@t")
     assert "`config.hidden_size` = `64`" in shown("config.hid")
     assert "index `l` = **4**" in shown("index l").replace("dim `l`", "index `l`")
+
+
+def test_a_model_without_a_layout_has_sizes_too_and_those_of_its_base() -> None:
+    base = "ucpl 1\nmodel small(n = 3) {\n  dim h = 2 * n\n  w : h\n}\n"
+    assert "dim `h` = **6**" in shown("  w : h", text=base, config=None)
+    assert "h 6 = **6** elements" in shown("  w", text=base, config=None)
+    more = base + "model large(m = 5) extends small(n = m) {\n  v : h\n}\n"
+    assert "dim `h` = **10**" in shown("  v : h", text=more, config=None)
+    needs = base.replace("n = 3", "n")
+    assert "`h` has no value" in shown("  w : h", text=needs, config=None)
 
 
 def test_a_word_says_what_it_is_for() -> None:
@@ -242,7 +255,7 @@ def test_layouts_models_files_and_arguments_are_proposed_where_they_stand() -> N
     assert labels(WHOLE.replace("in weights", "in |"))[:2] == ["weights", "optim"]
     assert labels(WHOLE.replace("extends parallel(tp = tp)", "extends parallel(|)"))[:2] == ["tp = ", "pp = "]
     assert {"f32", "bf16"} <= set(labels(WHOLE.replace("ln     : l h", "ln     : l h dtype |")))
-    assert labels(WHOLE.replace("ln     : l h", "ln     : l h is |")) == ["buffer", "frozen"]
+    assert labels(WHOLE.replace("ln     : l h", "ln     : l h is |")) == ["buffer", "frozen", "scale"]
 
 
 def test_in_braces_of_a_template_stand_coordinates_and_indices() -> None:

@@ -20,7 +20,7 @@ __all__ = ["Completion", "completions"]
 
 _AROUND = {"top": "ucpl 1\n", "model": "ucpl 1\nmodel m {\n", "layout": "ucpl 1\nlayout m() of any {\n"}
 _WORDS_OF = {  # words that the grammar leaves open, by the word before them
-    "is": ("buffer", "frozen"),
+    "is": ("buffer", "frozen", "scale"),
     "framework": ("deepspeed()", "universal()", "huggingface()", "plain()", "torch()"),
 }
 _FORMS = ("torch", "safetensors")
@@ -92,7 +92,11 @@ def _names(texts: Texts, context: Context) -> Iterator[Proposal]:
     for kind in kinds:
         yield from ((k.name, kind, _detail(k.definition)) for k in known if k.kind == kind)
     if "dim" in kinds and "let" in kinds:
-        yield from ((name, "word", text) for name, text in FUNCTIONS.items())
+        from ucpl.layout.arithmetic import (
+            FUNCTIONS as known_functions,
+        )  # with NumPy, which a server that begins does without
+
+        yield from ((name, "word", FUNCTIONS.get(name, "")) for name in sorted(known_functions))
         yield "config.", "config", "a value of the config.json"
 
 

@@ -157,6 +157,8 @@ def _by_word(context: Context, previous: str) -> tuple[str, ...]:
         case "use":
             return BLOCKS if len(texts) == 1 else NUMBERS if "as" not in texts else ()
         case "tensor":
+            if previous == "of":  # is scale of
+                return ("tensor",)
             return NUMBERS if "when" in texts else ("dim",) if ":" in texts else ()
         case "alias":
             return ("tensor",) if "=" in texts else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
@@ -15,12 +16,12 @@ from ucpl.syntax import nodes
 
 if TYPE_CHECKING:
     from ucpl.layout import Layout, Library, LogicalTensor
-    from ucpl.layout.scope import Value
+    from ucpl.layout.scope import Scope, Value
     from ucpl.regions import Part, Placement
 
 __all__ = ["Held", "Sizes", "sizes_of"]
 
-DEGREES = (2, 3, 4, 5, 6, 7, 8)  # what a parameter without a default is tried at; then 1
+DEGREES = (2, 3, 4, 5, 6, 7, 8)  # what an axis is tried at; then 1
 SHOWN_MAX = 3
 
 
@@ -53,24 +54,32 @@ class Sizes:
 
     def _alone(self, block: str, name: str) -> Value:
         """As the model, or the file, says by itself."""
-        from ucpl.layout.scope import Scope
-
-        if self.file is None or self.library is None:
-            return None
-        scope = Scope(config=self.config.values if self.config is not None else {})
+        layout = self._node(block, nodes.Layout)
         try:
-            scope.bind(self.file.statements)
-            layout = self._node(block, nodes.Layout)
-            model = layout.of if isinstance(layout, nodes.Layout) else block
-            if model and model != "any":
-                known = self.library.model(model)
-                scope.bind(known.file.statements)
-                scope.bind(known.node.items if isinstance(known.node, nodes.Model) else ())
+            scope, _ = self._scope(layout.of if isinstance(layout, nodes.Layout) else block)
             if isinstance(layout, nodes.Layout):
                 scope.bind(layout.items)
             return scope.value(name) if scope.knows(name) or name.startswith("config.") else None
         except UcplError:
             return None
+
+    def _scope(self, model: str) -> tuple[Scope, Sequence[nodes.ModelItem]]:
+        """The names of a model as it is without a layout, and its statements over those that it extends."""
+        from ucpl.layout.bases import called_model
+        from ucpl.layout.scope import Scope
+
+        scope = Scope(config=self.config.values if self.config is not None else {})
+        scope.bind(self.file.statements if self.file is not None else ())
+        node = self._node(model, nodes.Model)
+        if self.library is None or not isinstance(node, nodes.Model):
+            return scope, ()
+        scope.bind(self.library.model(model).file.statements)
+        try:
+            items = called_model(self.library, nodes.Call(model)).items
+        except UcplError:  # it has a parameter that only a call gives
+            items = node.items
+        scope.bind(items)
+        return scope, items
 
     def _node(self, name: str, kind: type) -> nodes.Model | nodes.Layout | None:
         found = self.library.known.get(name) if self.library is not None and name else None
@@ -95,18 +104,35 @@ class Sizes:
         node = self._node(name, nodes.Layout)
         if not isinstance(node, nodes.Layout) or node.of == "any":
             return None
-        given = {p.name: 1 for p in node.parameters if p.default is None}
-        found = self._at(name, given)
-        for parameter in given:
-            for degree in DEGREES:
-                tried = self._at(name, {**given, parameter: degree})
-                if tried is not None:
-                    given, found = {**given, parameter: degree}, tried
-                    break
-        for degree in DEGREES if found is None else ():  # what holds for no parameter alone may hold for all
-            found = found or self._at(name, dict.fromkeys(given, degree))
+        axes = self._axes(node)
+        found = self._at(name, dict.fromkeys(axes, DEGREES[0]))
+        if found is None:
+            found = self._searched(name, {p.name: 1 for p in node.parameters if p.default is None}, axes)
         if found is not None:
-            self.calls[name] = found.layout.call
+            self.calls[name] = _short_call(found.layout)
+        return found
+
+    def _axes(self, node: nodes.Layout) -> list[str]:
+        """What a call gives of its ranks: axes of the mesh that are 1 where it does not say, and whatever has no default."""
+        from ucpl.conversion.degrees import degrees_of
+
+        assert self.library is not None
+        try:
+            meshed = degrees_of(self.library, node)
+        except UcplError:
+            meshed = ()
+        single = nodes.Number(1)
+        return [p.name for p in node.parameters if p.default is None or (p.name in meshed and p.default == single)]
+
+    def _searched(self, name: str, given: dict[str, int], axes: Sequence[str]) -> Placement | None:
+        """Each axis raised to the least degree that divides, one after the other."""
+        found = self._at(name, given)
+        for axis in axes:
+            for degree in DEGREES:
+                tried = self._at(name, {**given, axis: degree})
+                if tried is not None:
+                    given, found = {**given, axis: degree}, tried
+                    break
         return found
 
     def _at(self, name: str, degrees: dict[str, int]) -> Placement | None:
@@ -122,12 +148,19 @@ class Sizes:
             return None
 
     def tensor(self, model: str, path: str) -> LogicalTensor | None:
-        """A tensor of a model, closed, as a layout of the file has it."""
+        """A tensor of a model, closed: as a layout of the file has it, else as the model is by itself."""
         for layout in self.layouts_of(model):
             placement = self.placement(layout)
             if placement is not None:
                 return placement.layout.tensors.get(path)
-        return None
+        from ucpl.layout.models import tensors_of
+
+        try:
+            scope, items = self._scope(model)
+            alone = [i for i in items if not isinstance(i, nodes.Tensor) or i.path == path]
+            return tensors_of(alone, scope).get(path)
+        except UcplError:
+            return None
 
     def held(self, layout: str, path: str) -> Held | None:
         """What the first rank holds of a tensor's weight, or of an entry that joins several."""

@@ -69,6 +69,7 @@ FUNCTIONS = {
     "gcd": "the greatest common divisor",
     "ceil": "a / b rounded up",
     "default": "the first that has a value",
+    "where": 'the places of a list that have a value: `l[where(config.layer_types, "mamba")]`',
     "size": "the size of a mesh axis or dim",
 }
 
