@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["infer", "load_plan", "open_alike", "open_checkpoint", "open_for", "own_layout"]
+__all__ = ["infer", "load_plan", "open_alike", "open_checkpoint", "open_for", "own_layout", "read_named"]
 
 
 def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given | None = None) -> Checkpoint:
@@ -28,6 +29,7 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
     Raises: UcplError, exit 3.
     """
     from ucpl.stores.generic import NAME, open_files
+    from ucpl.stores.huggingface import HuggingFace
     from ucpl.stores.registry import open_checkpoint as read
 
     here, given = _demand_stored(Path(path)), given or Given()
@@ -35,6 +37,8 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
         layout, given = own_layout(here), evolve(given, sizes={})
     if layout is None or layout.is_of_any or not os.path.exists(here):
         return read(here)
+    if names := _safetensors_of(layout, here):
+        return HuggingFace().open_named(here, names)
     known = evolve(given, config=given.config if given.config is not None else _config_beside(here))
     try:
         placement = located(layout, known).placement
@@ -57,7 +61,9 @@ def open_for(plan: Plan, path: str | Path) -> Checkpoint:
     from ucpl.stores.registry import open_checkpoint as read
 
     here = _demand_stored(Path(path))
-    return open_files(here, (t.file for t in plan.sources)) if plan.source.framework == NAME else read(here)
+    if plan.source.framework == NAME:
+        return open_files(here, (t.file for t in plan.sources))
+    return read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or read(here)
 
 
 def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
@@ -69,12 +75,40 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
     from ucpl.stores.registry import open_checkpoint as read
 
     here = _demand_stored(Path(path))
-    if placement.layout.framework != NAME or not here.exists():
-        return read(here)
     names = dict.fromkeys(home.file for part in placement.parts for home in part.homes)
+    if placement.layout.framework != NAME or not here.exists():
+        return read_named(here, placement.layout.framework, names) or read(here)
     root = here if here.is_dir() else here.parent
     aside = [tuple(b.key.text.split("/")) for b in placement.layout.blobs if b.key is not None]
     return open_files(here, [name for name in names if (root / name).is_file()], aside)
+
+
+def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
+    """The files that a layout of framework huggingface() names, where the folder is one of these and they are said in full."""
+    from ucpl.layout.statements import items_of
+    from ucpl.stores.huggingface import HuggingFace
+    from ucpl.syntax import nodes
+
+    items = items_of(layout.library, layout.call)
+    frameworks = [i.call.name for i in items if isinstance(i, nodes.Framework)]
+    files = [i for i in items if isinstance(i, nodes.Files) and i.form is not None]
+    names = tuple(dict.fromkeys(i.template for i in files))
+    is_plain = all(i.when is None and "{" not in i.template and i.template.endswith(".safetensors") for i in files)
+    below = any("/" in name and any((here / name).parent.glob("*.safetensors")) for name in names)
+    return (
+        names if frameworks[-1:] == ["huggingface"] and is_plain and (below or HuggingFace().recognises(here)) else ()
+    )
+
+
+def read_named(here: Path, framework: str, files: Iterable[str]) -> Checkpoint | None:
+    """A Hugging Face folder whose weights have names of their own. None: it is read by what it has."""
+    from ucpl.stores.huggingface import FILE, HuggingFace
+
+    names = tuple(files)
+    store = HuggingFace()
+    if framework != store.name or set(names) <= {FILE} or not here.exists():
+        return None
+    return store.open_named(here, names)
 
 
 def load_plan(path: str | Path) -> Plan:

@@ -55,6 +55,7 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How) -> Report:
 
 def _look_again(target: Path, plan: Plan) -> None:
     """Open what was written and find every tensor of the plan where it should be. Raises: UcplError."""
+    from ucpl.conversion.opening import read_named
     from ucpl.runtime.rows import fit
     from ucpl.stores.generic import NAME, open_files
     from ucpl.stores.registry import open_checkpoint
@@ -63,7 +64,11 @@ def _look_again(target: Path, plan: Plan) -> None:
     if target.is_file():  # one file, called as the target is
         written = [evolve(t, file=target.name) for t in written]
     described = plan.target.framework == NAME  # files that nothing but a layout describes
-    opened = open_files(target, (t.file for t in written)) if described else open_checkpoint(target)
+    files = dict.fromkeys(t.file for t in written)
+    if described:
+        opened = open_files(target, files)
+    else:
+        opened = read_named(target, plan.target.framework, files) or open_checkpoint(target)
     fit(written, opened.extents, "target")
 
 

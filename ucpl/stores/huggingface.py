@@ -1,7 +1,9 @@
 """Hugging Face folders: config.json, and weights in model.safetensors or in shards with an index. Read and written.
 
 A layout speaks of one file, `model.safetensors`: how it falls into shards is an option of this store (`shard = "5GB"`),
-decided by sizes while the target is laid out. Tensors of all shards are found under that one name.
+decided by sizes while the target is laid out. Tensors of all shards are found under that one name. A spec that names other
+files (`adapter_model.safetensors`, `unet/diffusion_pytorch_model.safetensors`) has these read and written, each with the
+index of its own name. Without a spec the weights of a folder, whatever their name, are found as `model.safetensors`.
 
 Not here: what a tensor means, and pytorch_model.bin.
 """
@@ -10,12 +12,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from ucpl.errors import Label, UcplError, fail
+from ucpl.errors import Label, fail
 from ucpl.extents import (
     DTYPES,
     Envelope,
@@ -31,20 +33,17 @@ from ucpl.extents import (
 )
 from ucpl.stores.carrying import strides
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.huggingface_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
 from ucpl.stores.safetensors_files import SafetensorsFile, read_safetensors_file
 from ucpl.stores.texts import is_text, read_small
 from ucpl.stores.values import Empty, Value
-from ucpl.texts import Json
 
 __all__ = ["FILE", "TEXTS", "HuggingFace", "carried_texts", "config_of", "read_texts"]
 
 FILE = "model.safetensors"  # what layouts call the weights, however many shards they have
 INDEX = ".safetensors.index.json"
-TEXTS = "huggingface_files"  # the blob that holds config.json and the tokenizer's texts, by name
-TEXT_BYTES_MAX = 64 << 20
 EMPTY = "empty_tensors"
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
-_TEXT = (".json", ".txt", ".jinja", ".md")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 _NOT_OURS = ("DCP_SHARDING_INFO", "CUSTOM_METADATA")  # of torch's HuggingFaceStorageWriter: pieces, not whole tensors
 
@@ -62,6 +61,17 @@ class HuggingFace:
     def open(self, path: Path) -> Checkpoint:
         """Read all headers. Raises: UcplError E380-E386, and what the files raise (E400, E430-E434)."""
         return _Folder.of(path).checkpoint(path)
+
+    def open_named(self, path: Path, files: Iterable[str]) -> Checkpoint:
+        """The files that a spec names, or the shards that each has fallen into. Raises: as `open`, and E380 for one that
+        is not there. A path that is a file is the one that is meant, where one is named."""
+        names = list(dict.fromkeys(files))
+        if path.is_file() and len(names) == 1:
+            made = _Folder.of(path)
+            made.planned = names[0]
+            return made.checkpoint(path)
+        root = path if path.is_dir() else path.parent
+        return joined([_Folder.named(root, name).below(root, name, path) for name in names])
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
@@ -84,6 +94,7 @@ class _Folder:
     index: str = ""
     stated_size: object = None  # what the index says, in bytes
     remarks: list[str] = field(factory=list)
+    planned: str = FILE  # what the layout calls the weights
     found: dict[str, Extent] = field(factory=dict)
     aliases: dict[str, str] = field(factory=dict)
 
@@ -106,6 +117,46 @@ class _Folder:
         if len(here) > 1:
             cls._complete(path, here)
         return cls(path, here, None)
+
+    @classmethod
+    def named(cls, root: Path, file: str) -> _Folder:
+        """What a folder has of one file that a spec names: its index and shards, its shards, or itself."""
+        path = (root / file).parent
+        name = PurePosixPath(file).name
+        stem = name.removesuffix(".safetensors")
+        here = sorted(p.name for p in path.glob("*.safetensors") if p.is_file()) if path.is_dir() else []
+        mine = [n for n in here if n == name or ((m := _SHARD.fullmatch(n)) is not None and m["stem"] == stem)]
+        if (path / (stem + INDEX)).is_file():
+            made = cls._indexed(path, stem + INDEX, mine)
+        elif name in mine:
+            made = cls(path, [name], None)
+        elif mine:
+            cls._complete(path, mine)
+            made = cls(path, mine, None)
+        else:
+            there = sorted({_SHARD.sub(r"\g<stem>.safetensors", n) for n in here})
+            fail(
+                "E380",
+                f"{file} is missing: the spec has tensors in it",
+                Label(str(path / name), "not there"),
+                remedy=f'the folder has {", ".join(there)}: write file weights = safetensors "{there[0]}"'
+                if there
+                else "give the folder that has the weights",
+            )
+        made.planned = file
+        return made
+
+    def below(self, root: Path, file: str, top: Path) -> Checkpoint:
+        """The checkpoint of a folder that may lie below the one that was asked for: paths are relative to that."""
+        made = self.checkpoint(top if self.root == root else self.root)
+        under = PurePosixPath(file).parent
+        return evolve(
+            made,
+            top=top,
+            root=root,
+            extents={place: evolve(e, file=str(under / e.file)) for place, e in made.extents.items()},
+            files=tuple(str(under / name) for name in made.files),
+        )
 
     @classmethod
     def _indexed(cls, path: Path, index: str, here: list[str]) -> _Folder:
@@ -194,12 +245,12 @@ class _Folder:
             root=self.root,
             tag=None,
             framework="huggingface",
-            version=_version(texts),
-            extents={(FILE, (name,)): extent for name, extent in full.items()},
+            version=version_of(texts),
+            extents={(self.planned, (name,)): extent for name, extent in full.items()},
             carried_extents={},
             envelope=Envelope(
                 "huggingface",
-                _version(texts),
+                version_of(texts),
                 {"shards": Setting(len(parts), f"files of {self.root.name}")},
                 blobs=blobs,
             ),
@@ -241,52 +292,19 @@ class _Folder:
             self.found[name] = extent
 
 
-def read_texts(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Small text files of a folder by name (config.json, the tokenizer's), and remarks on those that stay behind."""
-    texts: dict[str, str] = {}
-    remarks: list[str] = []
-    for path in sorted(folder.iterdir()):
-        if not path.is_file() or path.name.startswith("."):
-            continue
-        if path.suffix in _TEXT and not path.name.endswith(".index.json"):
-            try:
-                raw = read_small(path, TEXT_BYTES_MAX)
-                if raw is None:
-                    remarks.append(f"{path.name} is too large a text to be carried")
-                else:
-                    texts[path.name] = raw.decode("utf-8")
-            except (UcplError, UnicodeDecodeError):
-                remarks.append(f"{path.name} is no UTF-8 text: not carried")
-        elif path.suffix == ".model":
-            remarks.append(f"{path.name} is no text: copy it beside a converted checkpoint yourself")
-    return texts, remarks
-
-
-def config_of(checkpoint: Checkpoint) -> dict[str, Json] | None:
-    """The config.json that a checkpoint has, or that an earlier conversion carried. None where it has none."""
-    text = carried_texts(checkpoint).get("config.json")
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def carried_texts(checkpoint: Checkpoint) -> dict[str, str]:
-    """Texts of a Hugging Face folder that the checkpoint is, or once was."""
-    texts = checkpoint.envelope.blobs.get(TEXTS)
-    if not isinstance(texts, dict):
-        return {}
-    return {n: t for n, t in texts.items() if isinstance(n, str) and isinstance(t, str) and PurePosixPath(n).name == n}
-
-
-def _version(texts: Mapping[str, str]) -> str:
-    try:
-        return str(json.loads(texts.get("config.json", "{}")).get("transformers_version", ""))
-    except (ValueError, AttributeError, RecursionError):
-        return ""
+def joined(parts: Sequence[Checkpoint]) -> Checkpoint:
+    """Several files' worth of one folder."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    return evolve(
+        first,
+        extents={place: extent for part in parts for place, extent in part.extents.items()},
+        tensors=tuple(tensor for part in parts for tensor in part.tensors),
+        aliases={alias: owner for part in parts for alias, owner in part.aliases.items()},
+        files=tuple(dict.fromkeys(name for part in parts for name in part.files)),
+        remarks=tuple(dict.fromkeys(text for part in parts for text in part.remarks)),
+    )
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
