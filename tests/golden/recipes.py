@@ -671,6 +671,34 @@ def scale_of_no_size(folder: Path) -> list[str]:
     return argv
 
 
+@case
+def form_that_no_store_knows(folder: Path) -> list[str]:
+    source(folder)
+    text = 'ucpl 1\nlayout x() of any {\n  framework torch()\n  file weights = dcp "all.distcp"\n  * = ... as "{name}"\n}\n'
+    (folder / "spec.ucpl").write_text(text)
+    return ["convert", "source", "target", "--to", "spec.ucpl:x()"]
+
+
+@case
+def name_of_another_form(folder: Path) -> list[str]:
+    source(folder)
+    text = 'ucpl 1\nlayout x() of any {\n  framework torch()\n  file weights = safetensors "all.pt"\n  * = ... as "{name}"\n}\n'
+    (folder / "spec.ucpl").write_text(text)
+    return ["convert", "source", "target", "--to", "spec.ucpl:x()"]
+
+
+@case
+def adapter_under_another_name(folder: Path) -> list[str]:
+    from safetensors.torch import save_file
+
+    (folder / "source").mkdir()
+    save_file({"a": torch.arange(6.0)}, folder / "source" / "adapter_model.safetensors")
+    text = "ucpl 1\nmodel m {\n  a : 6\n}\nlayout x() of m {\n  framework huggingface()\n"
+    text += '  file weights = safetensors "model.safetensors"\n  a = _ as "a"\n}\n'
+    (folder / "spec.ucpl").write_text(text)
+    return ["convert", "source", "target", "--from", "spec.ucpl:x()", "--to", "plain()"]
+
+
 def is_root() -> bool:
     """Whom no permission stops."""
     return os.geteuid() == 0

@@ -131,5 +131,5 @@ def test_shards_of_the_name_are_read_without_an_index_and_none_is_missing(tmp_pa
     save_file({"x": torch.ones(1)}, tmp_path / "source" / "model.safetensors")
     ucpl.convert(tmp_path / "source", tmp_path / "made", to=f"{text}:stacked()", layout=f"{text}:own()")
     (tmp_path / "source" / "adapter_model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(UcplError, match="E380: adapter_model-00002-of-00003.safetensors is missing"):
+    with pytest.raises(UcplError, match=r"E380: adapter_model-00002-of-00003\.safetensors is missing"):
         ucpl.convert(tmp_path / "source", tmp_path / "more", to=f"{text}:stacked()", layout=f"{text}:own()")

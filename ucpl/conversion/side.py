@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from ucpl.conversion.forms import demand_forms
 from ucpl.conversion.given import Called, Given
 
 if TYPE_CHECKING:
@@ -65,4 +66,5 @@ def located(
         inherited=given.inherited,
         notes=notes,
     )
+    demand_forms(layout)
     return Side(one, given, locate(layout, rank=rank, stated=stated))
