@@ -128,7 +128,8 @@ def test_shards_of_the_name_are_read_without_an_index_and_none_is_missing(tmp_pa
     parts = [tensors((kind,)) for kind in TENSORS]
     for i, part in enumerate(parts):
         save_file(part, tmp_path / "source" / f"adapter_model-{i + 1:05d}-of-00003.safetensors")
-    save_file({"x": torch.ones(1)}, tmp_path / "source" / "model.safetensors")
+    for name in ("model.safetensors", "other-00001-of-00002.safetensors"):
+        save_file({"x": torch.ones(1)}, tmp_path / "source" / name)
     ucpl.convert(tmp_path / "source", tmp_path / "made", to=f"{text}:stacked()", layout=f"{text}:own()")
     (tmp_path / "source" / "adapter_model-00002-of-00003.safetensors").unlink()
     with pytest.raises(UcplError, match=r"E380: adapter_model-00002-of-00003\.safetensors is missing"):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from ucpl.conversion.forms import demand_forms
 from ucpl.conversion.given import Called, Given
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ def located(
     notes: tuple[Note, ...] = (),
 ) -> Side:
     """A layout resolved and located: as all ranks have it, or one."""
+    from ucpl.conversion.forms import demand_forms
     from ucpl.layout import resolve
     from ucpl.regions import locate
 
