@@ -20,6 +20,7 @@ import attrs
 from attrs import frozen
 
 from ucpl.layout import load, resolve
+from ucpl.layout.by_index import whole_name
 from ucpl.regions import Placement, locate
 from ucpl.syntax import nodes, parse, parse_call
 
@@ -157,7 +158,7 @@ def cells(placement: Placement) -> str:
                     place = int(p.offset[i]) + sum((x - a) * s for x, a, s in zip(index, low, stride, strict=True))
                     whole = zip(index, tensor.indices, strict=False)  # dims beyond its own are no index
                     assert held[place] == ".", "two elements in one cell"
-                    held[place] = tensor.path + ",".join(str(has[x]) for x, has in whole)
+                    held[place] = whole_name(tensor.path) + ",".join(str(has[x]) for x, has in whole)
             width = home.shape[-1] if home.shape else 1
             lines = [" ".join(held[i : i + width]) for i in range(0, numel, max(width, 1))]
             rows.append((home.file, "/".join(map(str, home.key)), " / ".join(lines)))

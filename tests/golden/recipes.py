@@ -381,6 +381,16 @@ def model_on_ranks(folder: Path) -> list[str]:
 
 
 @case
+def layers_of_different_sizes_stacked(folder: Path) -> list[str]:
+    return checked_model(folder, "  dim l = 2, f = [2, 4] by l\n  up : l f\n", '  up = l f as "up"\n')
+
+
+@case
+def sizes_that_do_not_fit_their_index(folder: Path) -> list[str]:
+    return checked_model(folder, "  dim l = 3, f = [2, 4] by l\n  up : l f\n", '  up[l] = f as "{l}"\n')
+
+
+@case
 def lossy_dtype(folder: Path) -> list[str]:
     source(folder)
     inferred(folder)

@@ -8,10 +8,10 @@ from itertools import groupby, product
 from math import prod
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from tests.oracle.cells import Cell, Padding, cells_of, join
-from tests.oracle.names import Meaning, Numbers, Refused, digits_of
+from tests.oracle.names import Meaning, Numbers, Refused, Tensor, digits_of
 from ucpl.syntax import nodes
 
 __all__ = ["Home", "Padding", "homes"]
@@ -175,8 +175,10 @@ class _Rank:
         return found
 
     def local(self, entry: nodes.Entry, choice: tuple[Any, ...]) -> Local | None:
-        targets = {label: (path, self.meaning.tensors[path]) for label, path in self.targets(entry).items()}
         fixed = {k: v for _, _, cell in choice for k, v in cell.index}
+        targets = {label: self.of_size(path, fixed) for label, path in self.targets(entry).items()}
+        sizes = {d: n[self.value(i, fixed)] for d, i, n in self.varying() if self.knows(i, fixed)}
+        numbers = Numbers({**self.numbers.given, **sizes}, self.numbers.written, self.numbers.config)
 
         def exists(index: dict[str, int]) -> bool:
             return all(
@@ -190,7 +192,7 @@ class _Rank:
             return None
         axes = []
         for axis in entry.shape or ():
-            cells = cells_of(axis, self.numbers, self.rank)
+            cells = cells_of(axis, numbers, self.rank)
             axes.append([c for c in cells if exists({**fixed, **dict(c.index)})])
         out: list[Any] = []
         for combination in product(*axes):
@@ -211,6 +213,29 @@ class _Rank:
         owner = self.meaning.aliases.get(entry.path)
         env |= {"name": owner or entry.path, "alias": entry.path, "owner": owner or entry.path}
         return Local(entry, choice, env, tuple(map(len, axes)), out)
+
+    def varying(self) -> list[tuple[str, str, list[int]]]:
+        """Dims that have another size for each value of an index: the dim, the index, the sizes."""
+        return [(dim, index, self.numbers.name(dim)) for dim, index in self.meaning.by.items()]
+
+    def of_size(self, path: str, fixed: dict[str, int]) -> tuple[str, Tensor]:
+        """Of a tensor whose layers differ in size, the layers that are as large as the one chosen: a tensor of their own."""
+        tensor = self.meaning.tensors[path]
+        mine = [v for v in self.varying() if v[0] in tensor.dims]
+        if not mine:
+            return path, tensor
+        index = mine[0][1]
+        if index not in tensor.dims or not self.knows(index, fixed) or any(v[1] != index for v in mine):
+            raise Refused(f"{path} has layers of different sizes in one tensor")
+        here = [n[self.value(index, fixed)] for _, _, n in mine]
+        ranges = list(tensor.ranges)
+        for dim, size in zip([v[0] for v in mine], here, strict=True):
+            ranges[tensor.dims.index(dim)] = tuple(range(size))
+        at = tensor.dims.index(index)
+        ranges[at] = tuple(i for i in ranges[at] if [n[i] for _, _, n in mine] == here)
+        ordered = sorted(range(len(mine)), key=lambda m: tensor.dims.index(mine[m][0]))
+        said = ", ".join(f"{mine[m][0].rpartition('.')[2]}={here[m]}" for m in ordered)
+        return f"{path}[{said}]", evolve(tensor, ranges=tuple(ranges))
 
     def leaves(self, dim: str, names: list[str]) -> list[str]:
         digits = digits_of(self.meaning.indices[dim]) if dim in self.meaning.indices else [dim]
@@ -271,7 +296,8 @@ class _Rank:
         """The entry that says how a tensor is cut: its own; of a flat's member, the first that is here."""
         if local.entry.path:
             return local.entry
-        return next(e for e in self.meaning.entries if path in self.targets(e).values() and self.is_here(e))
+        whole = re.sub(r"\[(\w+=\d+(, )?)+\]$", "", path) if self.meaning.by else path  # of layers of one size
+        return next(e for e in self.meaning.entries if whole in self.targets(e).values() and self.is_here(e))
 
     def said(self, speaker: Any) -> dict[str, str]:
         """What is said of the copies along each axis; of an axis that no clause names, they are the same."""

@@ -207,7 +207,7 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
             case nodes.Dimension(name=str() as text):
                 return evolve(node, name=name(text), range=walk(node.range))
             case nodes.Binding():
-                return evolve(node, name=name(node.name), value=walk(node.value))
+                return evolve(node, name=name(node.name), value=walk(node.value), by=node.by and name(node.by))
             case nodes.Clause(word="as"):
                 return evolve(node, args=(template(node.args[0]),))
             case nodes.Clause(word="in"):
@@ -310,6 +310,7 @@ class Meaning:
     lines: list[nodes.States] = field(factory=list)
     derived: set[str] = field(factory=set)
     origins: set[str] = field(factory=set)  # what those are derived from
+    by: dict[str, str] = field(factory=dict)  # dims whose size depends on an index, and that index
 
     def degree(self, axis: str) -> int:
         return int(self.numbers.name(axis))
@@ -356,10 +357,14 @@ def mean(
         if unknown:
             rest = math.prod(numbers.name(d) for d in digits_of(axis) if d not in unknown)
             numbers.given[unknown[0]] = numbers.name(dim) // rest
+    out.by = {b.name: b.by for i in model_items if isinstance(i, nodes.Dims) for b in i.bindings if b.by is not None}
+    for dim, index in out.by.items():
+        if not isinstance(numbers.name(dim), list) or len(numbers.name(dim)) != numbers.name(index):
+            raise Refused(f"{dim} has not one size for each value of {index}")
     default = next((i.name for i in reversed(model_items) if isinstance(i, nodes.DefaultDtype)), None)
     for item in model_items:
         if isinstance(item, nodes.Tensor) and numbers.holds(item.when):
-            out.tensors[item.path] = tensor_of(item, numbers, default)
+            out.tensors[item.path] = tensor_of(item, numbers, default, out.by)
         if isinstance(item, nodes.Alias) and numbers.holds(item.when):
             out.aliases[item.path] = item.owner
         if isinstance(item, nodes.State):
@@ -539,14 +544,15 @@ def digits_of(axis: nodes.Axis) -> list[str]:
     return []
 
 
-def tensor_of(item: nodes.Tensor, numbers: Numbers, default: str | None) -> Tensor:
+def tensor_of(item: nodes.Tensor, numbers: Numbers, default: str | None, by: dict[str, str]) -> Tensor:
     names, ranges = [], []
     for n, dim in enumerate(item.dims):
         name = dim.name if dim.name is not None else f"{item.path}#{n}"
         if dim.name is None:
             numbers.given[name] = dim.size
         names.append(name)
-        ranges.append(tuple(numbers.among(dim.range, numbers.name(name))))
+        size = max(numbers.name(name), default=0) if name in by else numbers.name(name)
+        ranges.append(tuple(numbers.among(dim.range, size)))
     scaling = item.scaling
     of, blocks = (scaling.of, tuple(numbers.value(e) for e in scaling.by)) if scaling else (None, ())
     return Tensor(tuple(names), tuple(ranges), item.dtype or default, item.kind, of, blocks)

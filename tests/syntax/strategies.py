@@ -6,6 +6,7 @@ The files mean nothing: sizes, meshes and tensors are not made to fit each other
 
 from __future__ import annotations
 
+from attrs import evolve
 from hypothesis import strategies as st
 
 from ucpl.errors import UcplError
@@ -130,7 +131,8 @@ groups = st.one_of(
     st.builds(lambda order: nodes.Group("*", of_model=True, order=order), st.none() | exprs),
 )
 lets = st.builds(nodes.Let, bindings())
-dims = st.builds(nodes.Dims, bindings())
+sized = st.builds(lambda of, by: tuple(evolve(b, by=by) for b in of), bindings(), st.none() | names)
+dims = st.builds(nodes.Dims, sized)
 asserts = st.builds(nodes.Assert, exprs, st.none() | texts)
 ranks = st.builds(lambda axis, place: nodes.Clause("at", (axis, place)), names, exprs)
 uses = st.builds(nodes.Use, calls, names, st.none() | texts, some(ranks, 0, 2))

@@ -39,7 +39,8 @@ def run(options: Namespace, console: Console) -> int:
     found = _ELEMENT.fullmatch(options.element.strip())
     if found is None:
         fail("E181", f"`{options.element}` is no tensor with an index", Label("<command line>", where=options.element))
-    name = found["name"].strip()
+    whole = options.element.strip()
+    name = whole if whole in plan.tensors else found["name"].strip()
     name = plan.target.aliases.get(name, name)
     if name not in plan.tensors:
         from ucpl.cli.verbs import nearest
@@ -53,7 +54,7 @@ def run(options: Namespace, console: Console) -> int:
             if close
             else f"it has {', '.join(plan.tensors[:10])}" + (", ..." if len(plan.tensors) > 10 else ""),
         )
-    if found["index"] is None:
+    if found["index"] is None or name == whole:
         answers = runs(plan, name, options.state)
     else:
         answers = element(plan, options, name, found["index"])

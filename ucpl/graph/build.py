@@ -25,6 +25,7 @@ from ucpl.graph.passes import optimise
 from ucpl.graph.rows import Rows, rows_of
 from ucpl.graph.scales import blockwise, refuse_quantising
 from ucpl.graph.side import Side, spaced
+from ucpl.layout.by_index import of_sizes
 from ucpl.layout.scales import scales_of
 from ucpl.layout.scope import at
 from ucpl.regions import POLICIES, Part, Placement
@@ -52,8 +53,9 @@ def drawn(
 ) -> Graph:
     """The graph before any pass: what is read, extracted, merged, split and written, in logical elements."""
     check_drops(source, drop)
-    check_models(source, target, set(drop))
-    return _Drawing(source, target, set(drop), dtype_of).run()
+    left_out = of_sizes(drop, [*source.tensors, *target.tensors])
+    check_models(source, target, left_out)
+    return _Drawing(source, target, left_out, dtype_of).run()
 
 
 @frozen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ucpl.errors import Label, fail
 from ucpl.layout import LogicalTensor
+from ucpl.layout.by_index import whole_name
 from ucpl.layout.indices import Indices
 from ucpl.layout.scope import at, nearest
 from ucpl.regions import Placement
@@ -17,7 +18,7 @@ def check_drops(source: Placement, drop: tuple[str, ...]) -> None:
     """Every name to be dropped is one of the source's. E300."""
     held = {p.state for p in source.parts}
     for name in drop:
-        known = held | set(source.tensors) | set(source.layout.aliases)
+        known = held | set(source.tensors) | set(map(whole_name, source.tensors)) | set(source.layout.aliases)
         if name not in known and not any(s.name == name for s in source.layout.states):
             close = nearest(name, [*sorted(held), *source.tensors])
             fail(

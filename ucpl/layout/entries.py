@@ -10,6 +10,7 @@ from attrs import define, evolve, field, frozen
 
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
+from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import Globs, literals
 from ucpl.layout.layout import Entry, LogicalTensor, Taken
 from ucpl.layout.models import unknown_tensor
@@ -222,7 +223,7 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
         return made
     shape = axes_closed(item.shape or (), ground.scope, item.span)
     targets = {label: _target(path, label, tensors, item.span) for label in ax.labels_of(shape)}
-    variables = {"name": item.path} | ({"alias": alias, "owner": path} if alias else {})
+    variables = {"name": whole_name(item.path)} | ({"alias": alias, "owner": path} if alias else {})
     storing = ground.storing(said_clauses(item), item.span, "weights", dims_in(item.indices))
     storing = scaled(storing, item, targets.values(), tensors)
     entry = Entry(item.path, indices, shape, targets, storing, alias, variables, item.span)
@@ -281,6 +282,14 @@ def _wild(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> Entr
 def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> Entry:
     """An entry whose pattern says `_` and `...`, for one tensor."""
     item, tensor = wild.item, tensors[wild.path]
+    if not item.indices and whole_name(wild.path) != wild.path:
+        fail(
+            "E199",
+            f"`{whole_name(wild.path)}` has layers of different sizes, which are not stacked",
+            at(item.span),
+            at(tensor.span),
+            remedy=f"give it a line of its own, with its index in brackets: {whole_name(wild.path)}[...] = ...",
+        )
     _demand_dims(item, [tensor], ground.scope)
     filling = _Filling(list(tensor.dims), item, tensor)
     shape = tuple(a for axis in item.shape or () for a in filling.filled(axis))

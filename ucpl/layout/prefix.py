@@ -49,6 +49,8 @@ class _Renaming:
                 return self.entry(inside(node, self.change))
         made = inside(node, self.change)
         match made:
+            case nodes.Binding(by=str(index)):
+                made = evolve(made, name=self.name(made.name), by=self.name(index))
             case nodes.Dim() | nodes.Binding() | nodes.Index() | nodes.Files() as named:
                 made = evolve(named, name=self.name(named.name))
             case nodes.Group():

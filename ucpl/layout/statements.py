@@ -12,6 +12,7 @@ from attrs import define, evolve, field, frozen
 
 from ucpl.errors import fail
 from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
+from ucpl.layout.by_index import written_out
 from ucpl.layout.library import Known, Library, Link
 from ucpl.layout.overlay import overlay
 from ucpl.layout.prefix import prefixed
@@ -85,6 +86,9 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
         )
     model_items: list[nodes.ModelItem] = own_parameters(model, of_model, given.sizes)
     model_items += statements_of(library, Known(model, model_file or NO_FILE), reader.uses)
+    scope.bind(model_items)
+    scope.bind(items)
+    model_items, items = written_out(model_items, items, scope)
     scope.bind(model_items)
     scope.bind(items)
     extended = frozenset(i.span for i in items if isinstance(i, nodes.Entry)) - reader.own_spans

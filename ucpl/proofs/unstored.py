@@ -9,6 +9,7 @@ from attrs import frozen
 
 from ucpl.columns import distinct
 from ucpl.layout import Layout
+from ucpl.layout.by_index import whole_name
 from ucpl.regions import Pieces, Placement, element_name
 from ucpl.regions.boxes import subtract
 
@@ -35,7 +36,9 @@ class Hole:
 def tensors_without_entry(layout: Layout, on_purpose: frozenset[str]) -> tuple[str, ...]:
     """Tensors that no entry speaks of, in the model's order. `on_purpose`: those that the text says `none` of."""
     named = {path for entry in layout.entries for path in entry.targets.values()}
-    return tuple(path for path in layout.tensors if path not in named and path not in on_purpose)
+    return tuple(
+        p for p in layout.tensors if p not in named and p not in on_purpose and whole_name(p) not in on_purpose
+    )
 
 
 def unkept_states(placement: Placement) -> tuple[str, ...]:

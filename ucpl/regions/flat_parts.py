@@ -299,7 +299,7 @@ class FlatParts:
         """What the checkpoint calls an entry's tensors, choice by choice."""
         site, placer = self.site, self.site.placers[e]
         choices, key = placer.choices(here), placer.entry.storing.key
-        if key is None or site.is_raw:
+        if key is None or site.is_raw or not len(choices):  # without a choice its indices have no values to name it by
             return self.names.setdefault((e, len(choices)), (placer.entry.path,) * len(choices))
         memo = (e, id(choices), tuple(here.get(a) for a in sorted(key.names)))
         if memo not in self.names:

@@ -11,6 +11,7 @@ from ucpl.columns import I64, Table, block, column, split_rows
 from ucpl.columns.operations import Digits
 from ucpl.extents import Flat
 from ucpl.layout import Layout
+from ucpl.layout.by_index import whole_dim, whole_name
 from ucpl.regions.homes import Home, Homes
 from ucpl.syntax.nodes import NOWHERE, Span
 
@@ -126,5 +127,5 @@ def element_name(layout: Layout, path: str, index: tuple[int, ...]) -> str:
     named = []
     for dim, indices, position in zip(tensor.dims, tensor.indices, index, strict=False):
         whole = indices[int(position)]
-        named.append(str(whole) if "#" in dim else f"{dim}={whole}")
-    return f"{path}[{', '.join(named)}]"
+        named.append(str(whole) if "#" in dim else f"{whole_dim(dim)}={whole}")
+    return f"{whole_name(path)}[{', '.join(named)}]"

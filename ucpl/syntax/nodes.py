@@ -293,8 +293,11 @@ class DefaultDtype:
 
 @frozen
 class Binding:
+    """A number and its name; of a dim, `by`: the value is a list of sizes, one for each value of that dim."""
+
     name: str
     value: Expr
+    by: str | None = None
     span: Span = _span()
 
 

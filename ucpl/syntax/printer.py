@@ -233,7 +233,8 @@ def _is_equality(expr: Expr) -> bool:
 
 
 def _bindings(bindings: tuple[nodes.Binding, ...]) -> str:
-    return ", ".join(f"{_name(b.name)} = {_expr(b.value, 0)}" for b in bindings)
+    by = {b.name: "" if b.by is None else f" by {_name(b.by)}" for b in bindings}
+    return ", ".join(f"{_name(b.name)} = {_expr(b.value, 0)}{by[b.name]}" for b in bindings)
 
 
 def _when(when: Expr | None) -> tuple[str, ...]:

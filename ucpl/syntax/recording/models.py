@@ -94,6 +94,10 @@ class Models(Patterns):
     def binding(self, children: Children) -> nodes.Binding:
         return nodes.Binding(children[0].value, children[2], span=self.span(children))
 
+    def sized(self, children: Children) -> nodes.Binding:
+        by = children[4].value if len(children) > 3 else None
+        return nodes.Binding(children[0].value, children[2], by, span=self.span(children))
+
     def let(self, children: Children) -> nodes.Let:
         return nodes.Let(tuple(children[1::2]), span=self.span(children))
 

@@ -1,0 +1,221 @@
+"""Dims whose size depends on an index: `dim f = [64, 128, 64] by l`. What they stand for, written out.
+
+Of a tensor with such a dim, the layers of one size are a tensor of their own: `w : l f h` is `w[f=64] : l[0, 2] f h` and
+`w[f=128] : l[1] f h`, in which `f` has one size. From there on they are tensors like any others, and those that are alike
+fold. An entry is written out in the same way, so that every cut is of the size that its layers have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+
+from attrs import evolve, frozen
+
+from ucpl.errors import fail
+from ucpl.layout.indices import chosen
+from ucpl.layout.scope import Scope, at
+from ucpl.syntax import nodes
+from ucpl.syntax.walk import inside, rewritten, walk
+
+__all__ = ["of_sizes", "whole_dim", "whole_name", "written_out"]
+
+Sizes = tuple[tuple[str, int], ...]  # dims by an index, each with one of its sizes
+_OF = re.compile(r"\.of[0-9]+_*$")
+_SUFFIX = re.compile(r"\[\w+=[0-9]+(?:, \w+=[0-9]+)*\]$")
+
+
+def whole_name(path: str) -> str:
+    """The name that the text has for a tensor: `w`, of `w[f=64]`."""
+    return _SUFFIX.sub("", path)
+
+
+def whole_dim(name: str) -> str:
+    """The name that the text has for a dim: `f`, of `f.of64`."""
+    return _OF.sub("", name)
+
+
+def of_sizes(names: Iterable[str], tensors: Iterable[str]) -> set[str]:
+    """The names, and of each that is a whole one its tensors."""
+    said = set(names)
+    return said | {t for t in tensors if whole_name(t) in said}
+
+
+@frozen
+class Varying:
+    """A dim that has a size for each value of an index."""
+
+    name: str
+    index: str
+    sizes: tuple[int, ...]
+
+
+def written_out(
+    model_items: list[nodes.ModelItem], items: list[nodes.LayoutItem], scope: Scope
+) -> tuple[list[nodes.ModelItem], list[nodes.LayoutItem]]:
+    """The statements without dims by an index. Raises E198, E199."""
+    said = [(b, i.span) for i in model_items if isinstance(i, nodes.Dims) for b in i.bindings if b.by is not None]
+    if not said:
+        return model_items, items
+    dims = {b.name: _varying(b, scope) for b, _ in said}
+    tensors = {i.path for i in model_items if isinstance(i, nodes.Tensor)}
+    work = _Work(dims, scope, frozenset(tensors), {}, {}, {})
+    new_model = [made for item in model_items for made in work.of_model(item)]
+    entries = {id(i): work.of_layout(i) for i in items if isinstance(i, nodes.Entry)}  # groups speak of them all
+    new_items = [made for item in items for made in entries.get(id(item)) or work.of_group(item)]
+    bindings = tuple(nodes.Binding(name, nodes.Number(size)) for name, size in work.sizes.items())
+    return [*new_model, nodes.Dims(bindings)] if bindings else new_model, new_items
+
+
+def _varying(binding: nodes.Binding, scope: Scope) -> Varying:
+    assert binding.by is not None
+    value = scope.lookup(binding.name, binding.span)
+    if value is None:
+        scope.size(binding.name, binding.span)  # says which key of the config is absent
+    count = scope.size(binding.by, binding.span)
+    if not isinstance(value, list) or not all(isinstance(n, int) and n >= 0 for n in value):
+        fail("E198", f"`{binding.name}` by `{binding.by}` is a list of sizes, not {value!r}", at(binding.span))
+    sizes = tuple(n for n in value if isinstance(n, int))
+    if len(sizes) != count:
+        fail("E198", f"`{binding.name}` has {len(sizes)} sizes, and `{binding.by}` is {count}", at(binding.span))
+    return Varying(binding.name, binding.by, sizes)
+
+
+@frozen
+class _Work:
+    dims: Mapping[str, Varying]
+    scope: Scope
+    tensors: frozenset[str]  # all names of the model
+    sizes: dict[str, int]  # of the dims of one size
+    parts: dict[str, list[tuple[Sizes, frozenset[int]]]]  # of each tensor with such dims: the sizes, and whose they are
+    homes: dict[str, list[str]]  # paths of entries, as they were written out
+
+    # ---- the model ---------------------------------------------------------------------------------------------------
+
+    def of_model(self, item: nodes.ModelItem) -> Sequence[nodes.ModelItem]:
+        match item:
+            case nodes.Tensor() if any(d.name in self.dims for d in item.dims):
+                return self.tensor(item)
+            case nodes.Alias(path=path, owner=owner) if owner in self.parts:
+                self.parts[path] = self.parts[owner]
+                return [evolve(item, path=_named(path, s), owner=_named(owner, s)) for s, _ in self.parts[owner]]
+            case nodes.Group(members=tuple(members)):
+                return [evolve(item, members=tuple(p for m in members for p in self.named(m)))]
+        return [item]
+
+    def tensor(self, item: nodes.Tensor) -> list[nodes.Tensor]:
+        mine = [self.dims[d.name] for d in item.dims if d.name is not None and d.name in self.dims]
+        index = next((d for d in item.dims if d.name == mine[0].index), None)
+        other = next((v for v in mine if v.index != mine[0].index), None)
+        if index is None or other is not None:
+            lacking = other or mine[0]
+            fail(
+                "E199",
+                f"`{item.path}` has `{lacking.name}`, which is by `{lacking.index}`, and "
+                + ("no such dim" if index is None else f"`{mine[0].name}`, which is by `{mine[0].index}`"),
+                at(item.span),
+                remedy=f"give it the dim that the sizes are by: {item.path} : {lacking.index} ...",
+            )
+        count = self.scope.size(mine[0].index, item.span)
+        has = range(count) if index.range is None else chosen(index.range, mine[0].index, count, self.scope)
+        found: dict[Sizes, list[int]] = {}
+        for i in has:
+            found.setdefault(tuple((v.name, v.sizes[i]) for v in mine), []).append(i)
+        self.parts[item.path] = [(sizes, frozenset(values)) for sizes, values in found.items()]
+        out = []
+        for sizes, values in found.items():
+            only = nodes.Among(tuple(map(nodes.Number, values)), span=index.span)
+            dims = (evolve(d, range=only) if d is index else d for d in item.dims)
+            out.append(evolve(item, path=_named(item.path, sizes), dims=tuple(self.sized(d, sizes) for d in dims)))
+        return out
+
+    def named(self, path: str) -> list[str]:
+        """The tensors that a name stands for."""
+        return [_named(path, sizes) for sizes, _ in self.parts[path]] if path in self.parts else [path]
+
+    # ---- the layout --------------------------------------------------------------------------------------------------
+
+    def of_layout(self, item: nodes.Entry) -> Sequence[nodes.LayoutItem]:
+        return [item] if item.glob or item.path == "*" else self.entry(item)
+
+    def of_group(self, item: nodes.LayoutItem) -> Sequence[nodes.LayoutItem]:
+        match item:
+            case nodes.Entry():
+                return []
+            case nodes.Group(members=tuple(members)):
+                named = (p for m in members for p in self.homes.get(m, self.named(m)))
+                return [evolve(item, members=tuple(dict.fromkeys(named)))]
+        return [item]
+
+    def entry(self, item: nodes.Entry) -> list[nodes.Entry]:
+        """One a combination of sizes that a layer has."""
+        labels = [t.label for s in walk(*(item.shape or ())) if isinstance(s, nodes.Stack) for t in s.terms if t.label]
+        stands = {label: _stands_for(item.path, label, self.tensors) for label in labels}
+        of = [p for p in stands.values() if p in self.parts] or [p for p in (item.path,) if p in self.parts]
+        if not of:
+            return [item]
+        if not all(self.parts[p] for p in of):  # no layer has all of them
+            self.homes.setdefault(item.path, [])
+            return []
+        index = self.dims[self.parts[of[0]][0][0][0][0]].index
+        if item.shape is not None and index not in {n.name for n in walk(*item.indices) if isinstance(n, nodes.Dim)}:
+            fail(
+                "E199",
+                f"`{item.path}` has layers of different sizes, which are not stacked",
+                at(item.span),
+                remedy=f"store them one by one: {item.path}[{index}] = ...",
+            )
+        out = []
+        for chosen_parts in product(*(self.parts[p] for p in of)):
+            sizes = dict(pair for one, _ in chosen_parts for pair in one)
+            agree = all(sizes[name] == n for one, _ in chosen_parts for name, n in one)
+            if agree and frozenset.intersection(*(values for _, values in chosen_parts)):
+                found = tuple(sizes.items())
+                by_path = {p: _named(p, one) for p, (one, _) in zip(of, chosen_parts, strict=True)}
+                named = {label: by_path.get(p, p) for label, p in stands.items()}
+                out.append(self.of_size(item, found, named))
+        self.homes.setdefault(item.path, []).extend(e.path for e in out)
+        return out
+
+    def of_size(self, item: nodes.Entry, sizes: Sizes, named: Mapping[str, str]) -> nodes.Entry:
+        """The entry of the layers of these sizes. `named`: its labels that are tensors by size."""
+
+        of_dim = dict(sizes)
+
+        def change(node: nodes.Record) -> nodes.Record | None:
+            if isinstance(node, nodes.Term) and node.label is not None:
+                return evolve(node, label=named[node.label], axes=tuple(rewritten(a, change) for a in node.axes))
+            if isinstance(node, nodes.Dim) and node.name in of_dim:
+                return evolve(inside(node, change), name=self.dim(node.name, of_dim[node.name]))
+            if isinstance(node, nodes.Name) and node.path in of_dim:
+                return nodes.Number(of_dim[node.path], span=node.span)
+            if isinstance(node, nodes.Clause) and node.word == "as":
+                return evolve(node, args=(node.args[0].replace("{name}", item.path),))
+            return None
+
+        return evolve(rewritten(item, change), path=_named(item.path, sizes))
+
+    # ---- names -------------------------------------------------------------------------------------------------------
+
+    def sized(self, dim: nodes.Dimension, sizes: Sizes) -> nodes.Dimension:
+        size = dict(sizes).get(dim.name or "")
+        return dim if size is None or dim.name is None else evolve(dim, name=self.dim(dim.name, size))
+
+    def dim(self, name: str, size: int) -> str:
+        """A dim of one size: a name that stands in texts that are written out."""
+        made = f"{name}.of{size}"
+        while self.scope.knows(made) and made not in self.sizes:
+            made += "_"
+        self.sizes[made] = size
+        return made
+
+
+def _named(path: str, sizes: Sizes) -> str:
+    shown = (f"{name.rpartition('.')[2]}={size}" for name, size in sizes)
+    return f"{path}[{', '.join(shown)}]"
+
+
+def _stands_for(path: str, label: str, names: Iterable[str]) -> str:
+    beside = f"{path.rpartition('.')[0]}.{label}" if "." in path else label
+    return next((c for c in (beside, f"{path}.{label}", label) if c in names), beside)
