@@ -29,7 +29,9 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_check_says_what_a_config_would_tell(spec: Path) -> None:
     done = good("check", "own.ucpl")
     (remark, said) = done.out.splitlines()
-    assert remark == "own.ucpl: `f` has no value: give --config to check further", "once, not for each layout"
+    assert remark == "own.ucpl: `config.width` has no value: there is no config: give --config to check further", (
+        "once, not for each layout"
+    )
     assert said == "own.ucpl: good, 1 remark; 1 model, 2 layouts, 1 plan"
     tried, said = good("check", "own.ucpl", "--config", "config.json").out.splitlines()
     assert tried.startswith("own.ucpl: cut holds at tp = 2")

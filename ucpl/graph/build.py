@@ -198,7 +198,23 @@ class _Drawing:
             + ", and the source has none",
             Label(self.source.layout.call, "source", where=f"{missing[0]}/{state}"),
             Label(self.target.layout.call, "target", where=f"{missing[0]}/{state}"),
-            remedy=f"choose a target that does not store {state}, or say `derive {state} from ...` in the source's layout",
+            remedy=self._entry_to_write(state, missing[0]),
+        )
+
+    def _entry_to_write(self, state: str, tensor: str) -> str:
+        """The line that the source's layout lacks."""
+        layout = self.source.layout
+        if state != "weight":
+            return (
+                f"write `state {state} = like in FILE` in the layout of the source, or `derive {state} from ...`;"
+                f" or choose a target that does not store {state}"
+            )
+        dims = layout.tensors[tensor].dims if tensor in layout.tensors else ()
+        axes = " ".join(dims) if dims and not any("#" in d for d in dims) else "..." if dims else "()"
+        name = tensor if all(part.isidentifier() for part in tensor.split(".")) else f'"{tensor}"'
+        return (
+            f'write an entry for it in {layout.call}: `{name} = {axes}  as "{tensor}"`; where the source has no weights, '
+            f"`derive weight from fp32`; where the target needs none, `{name} = none` there"
         )
 
     # ---- boxes of both sides -------------------------------------------------------------------------------------------

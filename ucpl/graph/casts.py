@@ -11,7 +11,7 @@ from attrs import define, evolve
 from ucpl.columns import distinct, expanded
 from ucpl.columns.operations import Read, Write
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, StoredTensor
+from ucpl.extents import StoredTensor
 from ucpl.graph.graph import Graph, Joined, Joint
 from ucpl.layout.scope import at
 
@@ -32,7 +32,7 @@ _FLOATS = ("bf16", "f16", "f32", "f64")
 
 
 def settle(graph: Graph) -> Graph:
-    """Every stored tensor that takes part has a dtype, and no cast loses that was not asked for. E305, E306, E307."""
+    """Every stored tensor that takes part has a dtype, and no cast loses that was not asked for. E305, E306."""
     settler = _Settler(graph)
     for joint in sorted(graph.joints, key=lambda j: j.kind == "scale"):  # products are of types that are known
         if joint.kind == "scale" and joint.moves is not None:
@@ -169,14 +169,6 @@ class _Settler:
         if not a:
             self.give(self.sources, source, b, whole and whole[0])
             return
-        for dtype in (a, b):
-            if dtype not in DTYPES:
-                fail(
-                    "E307",
-                    f"no element type is called `{dtype}`",
-                    Label(self.graph.target.layout.call, where=self.graph.targets[target].label),
-                    remedy=f"one of {', '.join(DTYPES)}",
-                )
         if a != b and (a, b) not in EXACT and not derived and not self.graph.target.parts[part].lossy:
             self.loses(state, self.graph.sources[source], self.graph.targets[target], (a, b), part)
 

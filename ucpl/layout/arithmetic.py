@@ -14,7 +14,7 @@ from typing import Union
 import numpy as np
 from numpy.typing import NDArray
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, catalogue, fail
 from ucpl.syntax import nodes
 
 __all__ = [
@@ -219,7 +219,8 @@ def _function(expr: nodes.Function, numbers: Sequence[Number]) -> Number:
             if np.any(np.equal(numbers[1], 0)):
                 fail("E107", "division by zero", at(expr.span))
             return -(-numbers[0] // numbers[1])
-    fail("E109", f"no function is called `{expr.name}` with {len(expr.args)} arguments", at(expr.span))
+    count = f"{len(expr.args)} argument{'s' * (len(expr.args) != 1)}"
+    fail("E109", f"no function is called `{expr.name}` with {count}", at(expr.span), remedy=_function_remedy(expr.name))
 
 
 def _least(a: Number, b: Number) -> Number:
@@ -242,3 +243,12 @@ def _lcm(a: Number, b: Number, span: nodes.Span) -> Number:
 
 
 _PICKS: dict[str, Callable[[Number, Number], Number]] = {"min": _least, "max": _greatest, "gcd": _gcd}
+
+
+def _function_remedy(name: str) -> str:
+    from difflib import get_close_matches
+
+    from ucpl.syntax.habits import foreign  # most commands end without an error
+
+    close = "" if name in FUNCTIONS else next(iter(get_close_matches(name, FUNCTIONS, 1, 0.7)), "")
+    return (f"did you mean `{close}`?" if close else foreign(name)) or catalogue()["E109"].remedy

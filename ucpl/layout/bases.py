@@ -133,7 +133,13 @@ def placed(parameters: tuple[nodes.Parameter, ...], call: nodes.Call) -> dict[st
 
     for position, argument in enumerate(call.arguments):
         if argument.name is None and position >= len(names):
-            fail("E116", f"`{call.name}` takes {len(names)} arguments, not {len(call.arguments)}", place(argument))
+            known = f"its parameters are {', '.join(names)}" if names else f"write {call.name}()"
+            fail(
+                "E116",
+                f"`{call.name}` takes {len(names)} arguments, not {len(call.arguments)}",
+                place(argument),
+                remedy=known,
+            )
         name = argument.name or names[position]
         if name not in names:
             close = nearest(name, names)

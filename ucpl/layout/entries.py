@@ -15,6 +15,7 @@ from ucpl.layout.globs import Globs, literals
 from ucpl.layout.layout import Entry, LogicalTensor, Taken
 from ucpl.layout.models import unknown_tensor
 from ucpl.layout.patterns import axes_closed, demand_no_flat, dims_in
+from ucpl.layout.remedies import for_dim
 from ucpl.layout.scales import scaled
 from ucpl.layout.scope import NUMBER_LIMIT, Scope, at, nearest
 from ucpl.layout.storing import Ground, is_there, said_clauses
@@ -215,7 +216,10 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
     """An entry that names its tensor, or the labels of several."""
     alias = item.path if item.path in aliases and item.path not in tensors else None
     path = aliases[item.path] if alias else item.path
-    _demand_dims(item, _spoken_of(item, path, tensors), ground.scope)
+    of = _spoken_of(item, path, tensors)
+    if not of and path not in tensors and not _labels(item):
+        unknown_tensor(path, tensors, item.span)
+    _demand_dims(item, of, ground.scope)
     indices = axes_closed(item.indices, ground.scope, item.span)
     if path in tensors and any(isinstance(a, nodes.Any_ | nodes.Rest) for a in walk(*(item.shape or ()))):
         made = evolve(_filled(Wild(item, path, alias), ground, tensors), indices=indices)
@@ -233,9 +237,13 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
 
 def _spoken_of(item: nodes.Entry, path: str, tensors: dict[str, LogicalTensor]) -> list[LogicalTensor]:
     """The tensors of an entry, as far as they are there; what its labels name, where it has labels."""
-    labels = [t.label for s in walk(*(item.shape or ())) if isinstance(s, nodes.Stack) for t in s.terms]
-    found = [_stands_for(path, label, tensors) for label in dict.fromkeys(labels) if label is not None]
+    found = [_stands_for(path, label, tensors) for label in _labels(item)]
     return [tensors[p] for p in found or [path] if p in tensors]
+
+
+def _labels(item: nodes.Entry) -> list[str]:
+    labels = [t.label for s in walk(*(item.shape or ())) if isinstance(s, nodes.Stack) for t in s.terms]
+    return [label for label in dict.fromkeys(labels) if label is not None]
 
 
 def _demand_dims(item: nodes.Entry, of: list[LogicalTensor], scope: Scope) -> None:
@@ -254,9 +262,7 @@ def _demand_dims(item: nodes.Entry, of: list[LogicalTensor], scope: Scope) -> No
                 f"no dim is called `{node.name}`: {paths} {'has' if len(of) == 1 else 'have'} {' '.join(dims) or 'none'}",
                 at(node.span if node.span.line else item.span, "named here"),
                 at(of[0].span, "its dims"),
-                remedy=f"did you mean `{close}`?"
-                if close
-                else "a dim without a name is written `_`, all that are left `...`",
+                remedy=for_dim(item, node.name, of, close),
             )
 
 

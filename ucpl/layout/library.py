@@ -186,7 +186,13 @@ def _import(library: Library, file: nodes.File, item: nodes.Import, read: Reader
         library._lend(found)
         library.add(found)
     else:
-        fail("E112", f'no file "{item.file}" beside {file.name} or among the shipped specs', at(item.span))
+        close = nearest(item.file, dict(spec_files()))
+        fail(
+            "E112",
+            f'no file "{item.file}" beside {file.name} or among the shipped specs',
+            at(item.span),
+            remedy=f'did you mean "{close}"?' if close else "correct the path: it counts from the importing file",
+        )
     defined = {s.name for s in found.statements if isinstance(s, nodes.Model | nodes.Layout | nodes.Plan)}
     for name in item.names:
         if name not in defined and not (name in library.known and _reexports(found, name)):

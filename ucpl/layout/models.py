@@ -7,11 +7,12 @@ from math import prod
 from typing import NoReturn
 
 from ucpl.errors import fail
-from ucpl.layout.element_types import demand_dtype
 from ucpl.layout.indices import Indices, chosen
 from ucpl.layout.layout import LogicalState, LogicalTensor
+from ucpl.layout.near import for_name
+from ucpl.layout.remedies import for_extent, for_tensor
 from ucpl.layout.scales import with_scalings
-from ucpl.layout.scope import Scope, at, nearest
+from ucpl.layout.scope import Scope, at
 from ucpl.syntax import nodes
 
 __all__ = ["ModelGroups", "aliases_of", "groups_of", "states_of", "tensors_of", "trained_groups", "unknown_tensor"]
@@ -23,9 +24,6 @@ ModelGroups = tuple[tuple[str, tuple[str, ...]], ...]  # (group, its members)
 
 
 def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope) -> dict[str, LogicalTensor]:
-    for said in items:
-        if isinstance(said, nodes.DefaultDtype):
-            demand_dtype(said.name, said.span)
     default = next((i.name for i in reversed(items) if isinstance(i, nodes.DefaultDtype)), None)
     found: dict[str, LogicalTensor] = {}
     for item in items:
@@ -68,7 +66,7 @@ def _tensor(item: nodes.Tensor, default: str | None, scope: Scope) -> LogicalTen
         tuple(names),
         counts,
         tuple(indices),
-        demand_dtype(item.dtype, item.span) or default,
+        item.dtype or default,
         item.kind,
         span=item.span,
     )
@@ -78,6 +76,14 @@ def _dimension(item: nodes.Tensor, position: int, scope: Scope) -> tuple[str, in
     """Name and size of one dim. One without a name has one that no text can write."""
     dim = item.dims[position]
     if dim.name is not None:
+        if not scope.knows(dim.name):
+            remedy = for_extent(item, position, scope.names())
+            fail(
+                "E101",
+                f"`{item.path}` has a dim `{dim.name}` that has no size",
+                at(dim.span, "named here"),
+                remedy=remedy,
+            )
         return dim.name, scope.size(dim.name, dim.span)
     name = f"{item.path}#{position}"
     scope.given[name] = size = dim.size or 0
@@ -91,7 +97,8 @@ def aliases_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTenso
         if not isinstance(item, nodes.Alias) or not scope.holds(item.when):
             continue
         if item.owner not in tensors:
-            fail("E135", f"alias `{item.path}` of `{item.owner}`, which is no tensor", at(item.span))
+            remedy = for_name(item.owner, tensors, "name the tensor that it is the same as")
+            fail("E135", f"alias `{item.path}` of `{item.owner}`, which is no tensor", at(item.span), remedy=remedy)
         if item.path in tensors or item.path in found:
             fail("E130", f"`{item.path}` is defined twice", at(item.span, "again here"))
         found[item.path] = item.owner
@@ -100,7 +107,7 @@ def aliases_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTenso
 
 def states_of(items: Iterable[nodes.ModelItem]) -> tuple[LogicalState, ...]:
     return tuple(
-        LogicalState(name, str(demand_dtype(item.dtype, item.span)), item.scalar, item.groups)
+        LogicalState(name, item.dtype, item.scalar, item.groups)
         for item in items
         if isinstance(item, nodes.State)
         for name in item.names
@@ -134,10 +141,4 @@ def trained_groups(groups: ModelGroups, tensors: dict[str, LogicalTensor]) -> Mo
 
 
 def unknown_tensor(name: str, tensors: Iterable[str], span: nodes.Span) -> NoReturn:
-    close = nearest(name, tensors)
-    fail(
-        "E137",
-        f"no tensor is called `{name}`",
-        at(span, "named here"),
-        remedy=f"did you mean `{close}`?" if close else "add it to the model, or take this line out",
-    )
+    fail("E137", f"no tensor is called `{name}`", at(span, "named here"), remedy=for_tensor(name, tensors))

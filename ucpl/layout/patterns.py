@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from math import prod
 from typing import assert_never
 
+from attrs import evolve
+
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.indices import chosen, runs_in
 from ucpl.layout.layout import Mesh
-from ucpl.layout.scope import Scope, at, nearest
-from ucpl.syntax import nodes
+from ucpl.layout.near import for_axis, for_name
+from ucpl.layout.scope import Scope, at
+from ucpl.syntax import nodes, print_axis
 from ucpl.syntax.walk import walk
 
 __all__ = [
@@ -54,7 +57,8 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
                     "E146",
                     "trim the whole before it is cut: the end of one piece is not the end of the tensor",
                     at(here),
-                    remedy="write trim(x)@dp, or x@chunk(dp, grain) for parts saved without padding",
+                    remedy=f"write {print_axis(evolve(inner, axis=nodes.Trim(inner.axis)))}; parts that are saved without"
+                    " padding are x@chunk(dp, grain)",
                 )
             return ax.Trim(axis_closed(inner, scope, here))
         case nodes.Flat(axis=inner):
@@ -62,6 +66,7 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
         case nodes.Each():
             return ax.Each()
         case nodes.Cut(axis=inner, splits=splits):
+            _demand_order(inner, splits[0], scope, here)
             return ax.Cut(axis_closed(inner, scope, here), tuple(_split(s, scope, here) for s in splits))
         case nodes.Any_() | nodes.Rest():
             fail("E147", "`_` and `...` stand for the dims of one tensor, in an entry", at(here))
@@ -72,12 +77,11 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
 def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Axis:
     """A dim, or some of its indices: one run of neighbours after the other."""
     if not scope.knows(node.name):
-        close = nearest(node.name, scope.names())
         fail(
             "E169",
             f"no dim is called `{node.name}`",
             at(span),
-            remedy=f"did you mean `{close}`?" if close else "",
+            remedy=for_name(node.name, scope.names(), f"define it: `dim {node.name} = ...` in the model or here"),
         )
     size = scope.size(node.name, span)
     if node.range is None:
@@ -94,10 +98,27 @@ def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Axis:
     return runs[0] if len(runs) == 1 else ax.Stack(tuple(ax.Term(None, (run,)) for run in runs))
 
 
+def _demand_order(inner: nodes.Axis, split: nodes.Split, scope: Scope, span: nodes.Span) -> None:
+    """A cut is of a dim over a mesh axis, not the other way round. Raises E148."""
+    axes = scope.mesh_axes
+    if isinstance(inner, nodes.Dim) and inner.name in axes and split.mesh_axis not in axes:
+        fail(
+            "E148",
+            f"`{inner.name}` is a mesh axis, and `{split.mesh_axis}` none: the dim stands in front of the `@`",
+            at(span),
+            remedy=f"write {split.mesh_axis}@{inner.name}",
+        )
+
+
 def _split(split: nodes.Split, scope: Scope, span: nodes.Span) -> ax.Split:
     place = split.span if split.span.line else span
     if not scope.knows(split.mesh_axis):
-        fail("E148", f"`@{split.mesh_axis}` cuts over a mesh axis that has no size", at(place))
+        fail(
+            "E148",
+            f"`@{split.mesh_axis}` cuts over a mesh axis that there is not",
+            at(place),
+            remedy=for_axis(split.mesh_axis, scope.mesh_axes),
+        )
     sizes: list[int] = []
     for expr in split.sizes:
         value = scope.evaluate(expr)

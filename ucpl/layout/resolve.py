@@ -66,6 +66,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     items, model_items, scope = opened.items, opened.model_items, opened.scope
     _refuse_unknown_sizes(sizes, scope)
     meshes = meshes_of(items, scope)
+    scope.mesh_axes = tuple(dict.fromkeys(axis for mesh in meshes for axis in mesh.axes))
     indices = index_rules([*model_items, *items], scope)
     tensors = tensors_of(model_items, scope)
     aliases = aliases_of(model_items, tensors, scope)

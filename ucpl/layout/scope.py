@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import cast
 
 from attrs import define, field
 
-from ucpl.errors import fail
+from ucpl.errors import UcplError, fail
 from ucpl.layout.arithmetic import NUMBER_LIMIT, Value, at, bounded, evaluated, integer
+from ucpl.layout.near import for_name, nearest
 from ucpl.syntax import nodes
 from ucpl.texts import Json
 
@@ -29,6 +29,7 @@ class Scope:
     bindings: dict[str, nodes.Expr] = field(factory=dict)
     config: Config = field(factory=dict)
     values: dict[str, Value] = field(factory=dict)  # of bindings, as they were found
+    mesh_axes: tuple[str, ...] = ()  # of the layout, as far as they are known yet
     pending: list[str] = field(factory=list)
     steps: int = 0
 
@@ -59,14 +60,11 @@ class Scope:
             return self._config(rest)
         if name.endswith(".size") and self.knows(name[: -len(".size")]):
             return self.lookup(name[: -len(".size")], span)
-        close = nearest(name, self.names())
         fail(
             "E101",
             f"no number is called `{name}`",
             at(span, "used here"),
-            remedy=f"did you mean `{close}`?"
-            if close
-            else f"define it with `let {name} = ...` or give it with -D {name}=...",
+            remedy=for_name(name, self.names(), f"define it with `let {name} = ...` or give it with -D {name}=..."),
         )
 
     def _bound(self, name: str, span: nodes.Span) -> Value:
@@ -98,12 +96,22 @@ class Scope:
     def evaluate(self, expr: nodes.Expr) -> Value:
         """Value of an expression; whole numbers, words, or lists of them. None stands for a config key that is absent."""
         self._step(expr.span)
-        return cast(Value, evaluated(expr, self._look))
+        try:
+            return cast(Value, evaluated(expr, self._look))
+        except UcplError as error:
+            if error.diagnostics[0].code == "E105":
+                self._refuse_absent(expr)
+            raise
 
     def integer(self, expr: nodes.Expr) -> int:
         """Value of an expression that must be a whole number. Raises E104 otherwise."""
         self._step(expr.span)
-        return cast(int, integer(expr, self._look))
+        try:
+            return cast(int, integer(expr, self._look))
+        except UcplError as error:
+            if error.diagnostics[0].code == "E105":
+                self._refuse_absent(expr)
+            raise
 
     def holds(self, condition: nodes.Expr | None) -> bool:
         """Whether a statement under a condition is there."""
@@ -122,6 +130,52 @@ class Scope:
         self.steps += 1
         if self.steps > STEPS_LIMIT:
             fail("E103", "expressions of this file take too many steps", at(span))
+
+    def _refuse_absent(self, expr: nodes.Expr) -> None:
+        """Name the key of the config that a number rests on and that is not there, and the one that may be meant."""
+        found = self._absent(expr, "", 0)
+        if found is None:
+            return
+        key, owner = found
+        size = f", or the size: -D {owner}=..." if owner else ""
+        if not self.config:
+            fail(
+                "E105",
+                f"`{key.path}` has no value: there is no config",
+                at(key.span, "asked for here"),
+                remedy=f"give the model's config: --config config.json{size}",
+            )
+        *steps, last = key.path.split(".")[1:]
+        node = self.config
+        for step in steps:
+            inner = node.get(step)
+            node = inner if isinstance(inner, dict) else {}
+        close = nearest(last, node)
+        path = ".".join(["config", *steps, close or ""])
+        fail(
+            "E105",
+            f"`{key.path}` has no value in the config" if last in node else f"the config has no key `{key.path[7:]}`",
+            at(key.span, "asked for here"),
+            remedy=f"did you mean `{path}`?"
+            if close and close != last
+            else f"give a fallback: default({key.path}, ...){size}; or another config",
+        )
+
+    def _absent(self, expr: nodes.Expr, owner: str, depth: int) -> tuple[nodes.Name, str] | None:
+        """The first key of the config without a value that an expression asks for, and the binding that asks."""
+        match expr:
+            case nodes.Name(path=path) if path in self.bindings and path not in self.given and depth < NESTING_LIMIT:
+                return self._absent(self.bindings[path], path, depth + 1)
+            case nodes.Name(path=path) if path.startswith("config.") and self._config(path[len("config.") :]) is None:
+                return expr, owner
+            case nodes.Unary(operator="-", operand=operand):
+                return self._absent(operand, owner, depth)
+            case nodes.Binary(left=left, right=right):
+                return self._absent(left, owner, depth) or self._absent(right, owner, depth)
+            case nodes.Function(args=args) | nodes.List(items=args):
+                return next((f for a in args if (f := self._absent(a, owner, depth)) is not None), None)
+            case _:
+                return None
 
     # ---- what a model's config leaves out ----------------------------------------------------------------------
 
@@ -166,16 +220,3 @@ def literal(value: Value) -> nodes.Expr:
     if isinstance(value, list):
         return nodes.List(tuple(map(literal, value)))
     return nodes.Number(int(value or 0))
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The known name that is spelled most like this one, if any is close."""
-    return _nearest(name, tuple(names))
-
-
-@lru_cache(maxsize=256)  # templates ask the same of the same names again and again
-def _nearest(name: str, names: tuple[str, ...]) -> str | None:
-    import difflib
-
-    found = difflib.get_close_matches(name, names, 1, 0.75)
-    return found[0] if found else None

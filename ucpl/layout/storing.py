@@ -12,10 +12,10 @@ from attrs import define
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.copies import copies_of
-from ucpl.layout.element_types import demand_dtype
 from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, States, Storing
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.naming import Naming, naming_of
+from ucpl.layout.near import for_axis
 from ucpl.layout.patterns import axes_closed, demand_flat, demand_no_flat, dims_in
 from ucpl.layout.scope import Scope, Value, at, nearest
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
@@ -88,7 +88,7 @@ class Ground:
             loose=copies.loose,
             at=tuple(self.coordinate(c) for c in clauses if c.word == "at"),
             mesh=said["on"].args[0] if "on" in said else "",
-            dtype=demand_dtype(said["dtype"].args[0], said["dtype"].span) if "dtype" in said else None,
+            dtype=said["dtype"].args[0] if "dtype" in said else None,
             lossy="lossy" in said,
             value=self.affine(said["value"]) if "value" in said and not scaled else (1.0, 0.0),
             scaled=scaled,
@@ -97,13 +97,18 @@ class Ground:
     def coordinate(self, clause: nodes.Clause) -> tuple[str, int]:
         """`at pp[-1]`: a mesh axis and a coordinate on it."""
         axis, expr = clause.args
-        if self.scope.knows(axis) and axis not in self.mesh_axes:
-            axes = ", ".join(sorted(self.mesh_axes)) or "there is none"
-            fail("E149", f"at {axis}, which is no mesh axis", at(clause.span), remedy=f"mesh axes: {axes}")
+        if axis not in self.mesh_axes:
+            remedy = for_axis(axis, sorted(self.mesh_axes), "at ")
+            fail("E149", f"at {axis}, which is no mesh axis", at(clause.span), remedy=remedy)
         degree = self.scope.size(axis, clause.span)
         place = self.scope.integer(expr)
         if not -degree <= place < degree:
-            fail("E149", f"at {axis}[{place}], but {axis} is {degree}", at(clause.span))
+            fail(
+                "E149",
+                f"at {axis}[{place}], but {axis} is {degree}",
+                at(clause.span),
+                remedy=f"coordinates of {axis} are 0 .. {degree - 1}; the last is {axis}[-1]",
+            )
         return axis, place % degree
 
     def affine(self, clause: nodes.Clause) -> tuple[float, float]:

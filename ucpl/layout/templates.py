@@ -91,6 +91,11 @@ def template(text: str, span: nodes.Span) -> Template:
         parts.append(text[end : m.start()])
         if not _FORMAT.match(m[2] or ""):
             fail("E120", f"`{m[2]}` is no number format: write {{x:02}} for two digits", at(span))
+        if not m[1].strip():
+            shown = text.replace("{}", "{l}")
+            fail(
+                "E120", f'braces of "{text}" have nothing in them', at(span), remedy=f'name the index, as in "{shown}"'
+            )
         expr = parse_expr(m[1], file=span.file, line=span.line, column=span.column)
         parts.append(_hole(expr, m[2] or ""))
         end = m.end()
@@ -120,7 +125,10 @@ def closed(text: str, span: nodes.Span, scope: Scope, places: frozenset[str]) ->
     values = {n: scope.value(n) for n in sorted(made.names) if scope.knows(n)}
     sizes = tuple((n, v if isinstance(v, int) else str(v)) for n, v in values.items() if v is not None)
     unknown = sorted(made.names - {n for n, _ in sizes} - PLACE_WORDS)
-    near = tuple((n, close) for n in unknown if (close := nearest(n, scope.names())) is not None)
+    known = [*scope.names(), *sorted(places - PLACE_WORDS)]
+    indices = [n for n in sorted(places - PLACE_WORDS - set(scope.mesh_axes)) if "." not in n]
+    alone = indices[0] if len(indices) == 1 else None
+    near = tuple((n, close) for n in unknown if (close := nearest(n, known) or alone) is not None)
     return evolve(made, sizes=sizes, near=near)
 
 
@@ -221,7 +229,7 @@ def _value(rule: Template, part: Hole, variables: Mapping[str, Value]) -> Value:
 
 def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoReturn:
     near = dict(rule.near).get(name)
-    close = nearest(name, [*variables, *(n for n, _ in rule.sizes), *([near] if near else [])])
+    close = nearest(name, [*variables, *(n for n, _ in rule.sizes)]) or near
     fail(
         "E122",
         f'"{rule.text}" names `{name}`, which has no value here',

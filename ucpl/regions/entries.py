@@ -147,7 +147,9 @@ class EntryPlacer:
                     "E201",
                     f"`{self.entry.path}` is cut over `{axis}`, which is in no mesh",
                     at(self.entry.span),
-                    remedy=f"add it: mesh {axis} ...",
+                    remedy=f"the mesh axes are {', '.join(self.degrees)}; another one is added to the `mesh` line"
+                    if self.degrees
+                    else f"add the line: mesh {axis}",
                 )
 
     def _kin(self) -> Kin:
@@ -389,7 +391,7 @@ class EntryPlacer:
                 f" the pattern names {' '.join([*sorted(bracket), *names])}",
                 at(self.entry.span, "each dim must be named exactly once"),
                 at(tensor.span, "defined here"),
-                remedy=_dims_remedy(need, have),
+                remedy=f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, tensor.dims)}`",
             )
         by_name = {d: (low, high, stride) for d, low, high, stride in piece.digits}
         per_dim: list[list[tuple[int, int, int, int]]] = []  # (low, high, stride, offset) alternatives
@@ -444,6 +446,14 @@ class EntryPlacer:
 
 def at_index(layout: Layout, name: str) -> Label:
     return Label(layout.call, where=f"index {name}", text=f"{name} = {layout.sizes.get(name)}")
+
+
+def _every_dim(entry: Entry, dims: tuple[str, ...]) -> str:
+    """The plainest entry of a tensor that has these brackets."""
+    bracket = [name for axis in entry.indices for name in ax.dims_of(axis) if name in dims]
+    left = " ".join("_" if "#" in d else d for d in dims if d not in bracket)
+    indices = f"[{', '.join(bracket)}]" if bracket else ""
+    return f"{entry.path}{indices} = {left or '()'}"
 
 
 def _dims_remedy(need: list[str], have: list[str]) -> str:

@@ -276,7 +276,18 @@ def taken(span: Span) -> Callable[[Place, Holder], NoReturn]:
             f"two tensors, or two pieces of one, have one place: {'/'.join(map(str, place[1]))} of {place[0]}",
             at(span, "this one"),
             at(other.span, "and this one"),
-            remedy="name the index or mesh axis that tells them apart in the file's or the key's template",
+            remedy=_telling_apart("/".join(map(str, place[1]))),
         )
 
     return blame
+
+
+def _telling_apart(key: str) -> str:
+    """With the key as it should be, where it has a sign of another tool in the place of an index."""
+    said = "name the index or mesh axis that tells them apart in the file's or the key's template"
+    sign = next((s for s in ("%d", "%s", "*", "\\d+") if s in key), "")
+    return (
+        f'{said}: an index stands in braces, as in "{key.replace(sign, "{l}")}"'
+        if sign
+        else f"{said}, as {{l}} or {{tp}}"
+    )

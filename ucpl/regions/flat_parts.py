@@ -121,7 +121,9 @@ class FlatParts:
                     "E201",
                     f"a state line is cut over `{a}`, which is in no mesh",
                     at(line.span),
-                    remedy=f"add it: mesh {a} ...",
+                    remedy=f"the mesh axes are {', '.join(site.ranks.columns)}; another one is added to the `mesh` line"
+                    if site.ranks.columns
+                    else f"add the line: mesh {a}",
                 )
         group = site.group(name)
         involved = self.involved(group)

@@ -50,10 +50,10 @@ HINTS: dict[str, list[str]] = {
         _layout("state * =")
     ),
     "a cut takes the mesh axis first, as in @chunk(dp, 2); sizes stand in brackets, as in @pp[7, 8, 9]": _layout(
-        "a = h@tp(2)", "a = h@chunk"
+        "a = h@tp(2)"
     ),
     "`pad` takes an axis and the number that its size becomes a multiple of, as in pad(vocab, 128 * tp)": _layout(
-        "a = pad(v) h", "a = pad v h"
+        "a = pad v h"
     ),
 }
 

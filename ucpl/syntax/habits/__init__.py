@@ -14,7 +14,6 @@ and `write` what is then offered: a test reads both.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -70,6 +69,8 @@ class Words:
 
 
 def _read(name: str) -> dict[str, object]:
+    import tomllib  # most commands end without an error
+
     return tomllib.loads((_HERE / f"{name}.toml").read_text(encoding="utf-8"))
 
 
