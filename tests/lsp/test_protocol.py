@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -151,6 +152,13 @@ def test_settings_name_a_config_and_texts_import_each_other(tmp_path: Path) -> N
         assert {one.code for one in found} == {"E137"} and all("`head`" in one.message for one in found)
 
     asyncio.run(talk(tmp_path / "layout.ucpl", tell))
+
+
+def test_a_server_that_begins_has_loaded_no_more_than_it_needs() -> None:
+    heavy = "{'lark', 'networkx', 'numpy', 'torch'}"
+    code = f"import sys, ucpl.lsp.server as s; s.made(); print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_without_pygls_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

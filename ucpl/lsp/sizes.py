@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from threading import RLock
 from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
@@ -37,13 +39,14 @@ class Held:
 
 @define(eq=False)
 class Sizes:
-    """One state of a text. Everything is worked out once, when it is asked for."""
+    """One state of a text. Everything is worked out once, when it is asked for: by one thread at a time."""
 
     library: Library | None
     config: Config | None
     file: nodes.File | None
     located: dict[str, Placement | None] = field(factory=dict)
     calls: dict[str, str] = field(factory=dict)
+    lock: AbstractContextManager[object] = field(factory=RLock)
 
     def number(self, block: str, name: str) -> Value:
         """The value of a name in a model or layout ("": outside); None where it cannot be had."""
@@ -56,7 +59,8 @@ class Sizes:
         """As the model, or the file, says by itself."""
         layout = self._node(block, nodes.Layout)
         try:
-            scope, _ = self._scope(layout.of if isinstance(layout, nodes.Layout) else block)
+            with self.lock:
+                scope, _ = self._scope(layout.of if isinstance(layout, nodes.Layout) else block)
             if isinstance(layout, nodes.Layout):
                 scope.bind(layout.items)
             return scope.value(name) if scope.knows(name) or name.startswith("config.") else None
@@ -96,9 +100,10 @@ class Sizes:
 
     def placement(self, layout: str) -> Placement | None:
         """A layout as the first rank has it, at the least degrees above one that divide; None where it cannot be had."""
-        if layout not in self.located:
-            self.located[layout] = self._placed(layout)
-        return self.located[layout]
+        with self.lock:
+            if layout not in self.located:
+                self.located[layout] = self._placed(layout)
+            return self.located[layout]
 
     def _placed(self, name: str) -> Placement | None:
         node = self._node(name, nodes.Layout)
@@ -156,7 +161,8 @@ class Sizes:
         from ucpl.layout.models import tensors_of
 
         try:
-            scope, items = self._scope(model)
+            with self.lock:
+                scope, items = self._scope(model)
             alone = [i for i in items if not isinstance(i, nodes.Tensor) or i.path == path]
             return tensors_of(alone, scope).get(path)
         except UcplError:
