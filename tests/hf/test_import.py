@@ -147,6 +147,43 @@ def test_layers_that_the_config_lists_are_said_by_its_list(tmp_path):
     assert "let dense_layers = config.dense_layers" in text and "layers.moe  : l[not dense_layers] n9" in text
 
 
+def test_scales_of_blocks_are_counted_by_the_dims_of_their_weights(tmp_path):
+    config = llama_config(quantization_config={"quant_method": "fp8", "weight_block_size": [8, 16]})
+    tensors = random_of(llama_shapes(config))
+    name = "model.layers.{}.self_attn.k_proj.weight"  # 12 by 36
+    for i in range(4):
+        tensors[name.format(i)] = tensors[name.format(i)].to(torch.float8_e4m3fn)
+        tensors[name.format(i) + "_scale_inv"] = torch.ones(2, 3)
+    text, _ = imported(save(tmp_path / "s", tensors, config), tmp_path)
+    found = tensors_of_text(text)
+    assert [d.name for d in found["model.layers.self_attn.k_proj.weight_scale_inv"].dims] == [
+        "l",
+        "g_d_blocks",
+        "hidden_size_blocks",
+    ]
+    assert "dim g_d_blocks = ceil(config.num_key_value_heads * config.head_dim, 8)" in text
+    assert found["model.layers.self_attn.k_proj.weight"].dtype == "f8_e4m3fn" and "fp8, in blocks of 8 x 16" in text
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_layers_behind_the_last_are_said_with_a_switch(stored, tmp_path, monkeypatch):
+    config = llama_config(num_nextn_predict_layers=2)
+    shapes = llama_shapes(config)
+    saved = tuple(hf.Found(n, s, "f32") for n, s in shapes.items())
+    facts = hf.Class((Version(saved, numbers_of(config)),), dropped=(r"model\.layers\.61.*",))
+    monkeypatch.setattr(reading, "class_of", lambda *_, **__: facts)
+    if stored:
+        last = {n.replace("layers.3.", "layers.4."): s for n, s in shapes.items() if "layers.3." in n}
+        shapes |= last | {n.replace("layers.4.", "layers.5."): s for n, s in last.items()}
+        shapes |= {f"model.layers.{i}.eh_proj.weight": (36, 72) for i in (4, 5)}
+    text, _ = imported(save(tmp_path / "s", random_of(shapes), config), tmp_path)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert ("let mtp = config.num_nextn_predict_layers" if stored else "let mtp = 0") in lines
+    assert "dim l = config.num_hidden_layers + mtp" in lines
+    assert "model.layers.eh_proj.embed : l[config.num_hidden_layers..] hidden_size hidden_size2" in lines or stored
+    assert any(line.startswith("model.layers.eh_proj") and "l[config.num_hidden_layers..]" in line for line in lines)
+
+
 def test_layers_of_different_shapes_stay_apart(tmp_path):
     text, _ = imported(save(tmp_path / "s", {f"layers.{i}.w": torch.ones(i + 1) for i in range(3)}), tmp_path)
     assert len(tensors_of_text(text)) == 3

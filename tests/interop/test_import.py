@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import ucpl
 from ucpl import api
@@ -92,6 +92,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "deepseek v3": ("DeepseekV3ForCausalLM", DEEPSEEK, {
         "model.layers.self_attn.kv_b_proj.k": "l n qk_nope_head_dim kv_lora_rank",
         "model.layers.self_attn.o_proj.weight": "l hidden_size n v_head_dim",
+        "model.layers.eh_proj.embed": "l[config.num_hidden_layers..] hidden_size hidden_size2",
         "model.layers.mlp.experts.up_proj.weight": "l[config.first_k_dense_replace..] e moe_intermediate_size hidden_size",
     }),
     "gemma3": ("Gemma3ForCausalLM", LLAMA, {"model.layers.self_attn.q_proj.weight": "l n d hidden_size"}),
@@ -164,6 +165,32 @@ def test_a_config_alone_describes_what_the_class_saves(name: str, tmp_path: Path
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in theirs)
     first = load_file(tmp_path / "tp" / "tp_00.safetensors")
     assert sum(t.numel() for t in first.values()) < 0.7 * sum(t.numel() for t in theirs.values()), "most of it is cut"
+
+
+def test_layers_that_the_class_drops_are_described_where_files_have_them(tmp_path: Path) -> None:
+    """DeepSeek-V3's multi-token prediction: a layer behind the last, a projection of two widths, copies of the embedding."""
+    made("deepseek v3", tmp_path / "hf")
+    said = import_hf(tmp_path / "hf" / "config.json")
+    assert "let mtp = 0" in said and "described with -D mtp=1" in said
+    name = "model.layers.3."
+    stored = weights(tmp_path / "hf")
+    stored |= {t.replace(name, "model.layers.4."): v + 1 for t, v in stored.items() if t.startswith(name)}
+    width, vocab = DEEPSEEK["hidden_size"], DEEPSEEK["vocab_size"]
+    shapes = {"enorm": (width,), "hnorm": (width,), "eh_proj": (width, 2 * width), "shared_head.norm": (width,)}
+    shapes |= {"embed_tokens": (vocab, width), "shared_head.head": (vocab, width)}
+    stored |= {f"model.layers.4.{part}.weight": torch.randn(shape) for part, shape in shapes.items()}
+    save_file(stored, tmp_path / "hf" / "model.safetensors", {"format": "pt"})
+    spec = tmp_path / "made.ucpl"
+    spec.write_text(import_hf(tmp_path / "hf"))
+    assert (
+        spec.read_text().splitlines()[4:]
+        == said.replace("mtp = 0", "mtp = config.num_nextn_predict_layers").splitlines()[4:]
+    )
+    here, there = f"{spec}:hf()", f"{spec}:tensor_parallel(tp=2)"
+    ucpl.convert(tmp_path / "hf", tmp_path / "tp", there, layout=here)
+    ucpl.convert(tmp_path / "tp", tmp_path / "back", here, layout=there)
+    back = weights(tmp_path / "back")
+    assert back.keys() == stored.keys() and all(torch.equal(back[n], stored[n]) for n in stored)
 
 
 @pytest.mark.parametrize("name", ["llama tied", "mixtral", "deepseek v3", "jamba", "t5"])

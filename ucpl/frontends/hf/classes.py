@@ -30,6 +30,7 @@ class Class:
     cuts: dict[str, str] = field(factory=dict)
     absent: dict[str, int] = field(factory=dict)
     origin: str = "its transformers class"
+    dropped: tuple[str, ...] = ()  # patterns of keys that it does not take from files
 
 
 class _Tensor(Protocol):
@@ -87,6 +88,7 @@ def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> C
         {str(k): str(v) for k, v in plan.items()},
         absent,
         f"what {type(model).__name__} of transformers saves",
+        tuple(map(str, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
     )
 
 

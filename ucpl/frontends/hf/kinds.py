@@ -35,6 +35,8 @@ class Kinds:
         listed = self._listed(spans, lengths)
         if listed is not None:
             return listed
+        if len(span) == 1:
+            return nodes.Among((self._range(range(span[0], span[0] + 1), spans, length, container),))
         without = [_others(s, n) if s else None for s, n in zip(spans, lengths, strict=True)]
         for versions, others in ((spans, False), (without, True)):
             steps = stepped(versions[0] or ())
@@ -42,8 +44,6 @@ class Kinds:
                 return nodes.Among((self._range(steps, versions, length, container),), others)
         others = len(span) > length // 2
         numbers = _others(span, length) if others else span
-        if len(numbers) == 1 and not others:
-            return nodes.Among((self._range(range(span[0], span[0] + 1), spans, length, container),))
         return nodes.Among(tuple(nodes.Number(n) for n in numbers), others)
 
     def _range(self, span: range, spans: list[Span | None], length: int, container: str) -> nodes.Range:
@@ -55,6 +55,9 @@ class Kinds:
 
     def _bound(self, vector: Vector, container: str) -> nodes.Expr:
         """A bound of a range: the key that it follows, else a number."""
+        behind = self.facts.behind
+        if behind is not None and vector == (behind.layers,) and container == behind.container:
+            return nodes.Name("config.num_hidden_layers")
         found = self.sizes.count(vector, container) if len(set(vector)) > 1 else None
         return nodes.Number(vector[0]) if found is None else nodes.Name(found.text)
 

@@ -29,6 +29,7 @@ class Versions:
             for container, span in zip(f.containers, f.spans, strict=True):
                 own[container] = max(own.get(container, 0), span[-1] + 1)
         self._lengths = [own, *map(_lengths, self._versions)]
+        self._behind = facts.behind
 
     def shape(self, f: Folded) -> tuple[Vector, ...] | None:
         """The sizes of each axis, or None where a version has no such tensor."""
@@ -48,6 +49,12 @@ class Versions:
     def length(self, container: str) -> Vector:
         """How many a container has. A version that lacks it has as many as the first."""
         return tuple(lengths.get(container, self._lengths[0][container]) for lengths in self._lengths)
+
+    def counted(self, container: str) -> Vector:
+        """How many a container has by the class's own count: without the layers behind the last."""
+        first, *others = self.length(container)
+        behind = self._behind
+        return (first - behind.count if behind is not None and behind.container == container else first, *others)
 
     def spans(self, f: Folded, place: int) -> list[Span | None]:
         """The numbers at a place of a name, in each version; None where a version has no such tensor."""

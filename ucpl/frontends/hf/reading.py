@@ -8,6 +8,7 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.errors import Label, fail
+from ucpl.frontends.hf.behind import behind_of, with_behind
 from ucpl.frontends.hf.classes import Class, class_of
 from ucpl.frontends.hf.records import Config, Facts, Found
 from ucpl.frontends.hf.varying import lists_of, numbers_of
@@ -53,7 +54,8 @@ def _of_class(made: Class | None, config: Config, notes: tuple[str, ...]) -> Fac
     if made is None:
         return Facts((), config, numbers_of(config), lists_of(config), notes=notes)
     own, *variations = made.versions
-    return Facts(
+    behind = behind_of(own.numbers, own.tensors, made.dropped)
+    facts = Facts(
         own.tensors,
         config,
         own.numbers,
@@ -65,6 +67,7 @@ def _of_class(made: Class | None, config: Config, notes: tuple[str, ...]) -> Fac
         notes,
         made.origin,
     )
+    return facts if behind is None else evolve(facts, tensors=with_behind(own.tensors, behind), behind=behind)
 
 
 def _of_files(path: Path, made: Facts) -> Facts:
@@ -75,6 +78,10 @@ def _of_files(path: Path, made: Facts) -> Facts:
     found = [Found(t.name, t.shape, t.dtype, t.name in buffers) for t in opened.tensors]
     tensors = tuple(sorted(found, key=lambda t: order.get(t.name, len(order))))
     names = {t.name for t in tensors}
+    behind = made.behind
+    if behind is not None:
+        behind = evolve(behind, is_stored=any(n.startswith(f"{behind.container}.{behind.layers}.") for n in names))
+        tensors = tensors if behind.is_stored else with_behind(tensors, behind)
     aliases = dict(opened.aliases)
     for alias, owner in made.aliases.items():
         if owner in names and alias not in names:
@@ -82,4 +89,4 @@ def _of_files(path: Path, made: Facts) -> Facts:
     notes = made.notes
     if not made.tensors and made.config.get("tie_word_embeddings") and not aliases:
         notes += ("The config ties word embeddings; which names share a tensor is the class's to say: add `alias`.",)
-    return evolve(made, tensors=tensors, aliases=aliases, notes=notes, origin=Facts((), {}).origin)
+    return evolve(made, tensors=tensors, aliases=aliases, notes=notes, origin=Facts((), {}).origin, behind=behind)

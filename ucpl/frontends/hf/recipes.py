@@ -44,9 +44,10 @@ ROLES: tuple[Leaf, ...] = (
     Leaf(
         r"(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|shared|embeddings)" + _END, (("vocab",), ("width",))
     ),
-    Leaf(r"(lm_head|embed_out|proj_out)" + _END, (("vocab",), ("width",))),
+    Leaf(r"(lm_head|embed_out|proj_out|shared_head\.head)" + _END, (("vocab",), ("width",))),
     Leaf(r"\.(q|q_proj|wq|query|to_q|q_lin)" + _END, (("heads", "head"), ("width",))),
     Leaf(r"\.(k|v|k_proj|v_proj|wk|wv|key|value|to_k|to_v)" + _END, (("groups", "head"), ("width",))),
+    Leaf(r"\.eh_proj" + _END, (("width",),)),
     Leaf(r"\.q_b_proj" + _END, (("heads", "qk"), ("=q_lora_rank",))),
     Leaf(_ATTENTION + r"(o|o_proj|out_proj|wo|dense|to_out)" + _END, (("width",), ("heads", "head"))),
     Leaf(r"\.(gate_proj|up_proj|w1|w3|fc1|wi|wi_0|wi_1|dense_h_to_4h|fc_in)" + _END, (("ffn",), ("width",))),
@@ -74,6 +75,7 @@ PARTS: tuple[Parts, ...] = (
     Parts(r"gpt_neox|bloom", r"query_key_value", 0, (("q", ("head",)), ("k", ("head",)), ("v", ("head",))), ("heads",)),
     Parts(_MLA, r"kv_a_proj_with_mqa", 0, (("c", ("=kv_lora_rank",)), ("rope", ("=qk_rope_head_dim",)))),
     Parts(_MLA, r"kv_b_proj", 0, (("k", ("=qk_nope_head_dim",)), ("v", ("=v_head_dim",))), ("heads",)),
+    Parts(r"deepseek_v3|glm", r"eh_proj", 1, (("embed", ("width",)), ("hidden", ("width",)))),
     Parts(_DELTA, r"self_attn\.q_proj", 0, (("q", ("head",)), ("gate", ("head",))), ("heads",)),
     Parts(
         _DELTA, r"in_proj_qkvz", 0,

@@ -6,9 +6,10 @@ from attrs import field, frozen
 
 from ucpl.texts import Json
 
-__all__ = ["Config", "Facts", "Found", "Vector", "Version"]
+__all__ = ["MTP", "Behind", "Config", "Facts", "Found", "Vector", "Version"]
 
 Config = dict[str, Json]
+MTP = "num_nextn_predict_layers"
 Vector = tuple[int, ...]  # one size, in each version
 
 
@@ -36,6 +37,29 @@ class Version:
 
 
 @frozen
+class Behind:
+    """layers: how many the class has. count: how many are behind them. is_stored: whether the files at hand have them."""
+
+    layers: int
+    count: int
+    is_stored: bool = False
+    container: str = "model.layers"
+
+    @property
+    def value(self) -> str:
+        return f"config.{MTP}" if self.is_stored else "0"
+
+    @property
+    def note(self) -> str:
+        many = (
+            f"{self.count} layer{'s' if self.count > 1 else ''} behind the last (multi-token prediction, config.{MTP})"
+        )
+        if self.is_stored:
+            return f"The files have {many}, which the class drops on loading: mtp."
+        return f"The class drops {many}. Files that have them are described with -D mtp={self.count}."
+
+
+@frozen
 class Facts:
     """All that is known of a model before its text is written.
 
@@ -53,3 +77,4 @@ class Facts:
     cuts: dict[str, str] = field(factory=dict)  # module pattern (model.layers.*.mlp.up_proj) -> colwise, rowwise, ...
     notes: tuple[str, ...] = ()
     origin: str = "headers of its files"
+    behind: Behind | None = None

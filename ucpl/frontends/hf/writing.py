@@ -6,9 +6,10 @@ import re
 
 from attrs import define, field, frozen
 
-from ucpl.frontends.hf.folding import Folded, fold, is_literal, joined
+from ucpl.frontends.hf.folding import Folded, Form, fold, is_literal, joined
 from ucpl.frontends.hf.kinds import Kinds
 from ucpl.frontends.hf.matching import Versions
+from ucpl.frontends.hf.quantised import blocks_of, note_of, scaled_of
 from ucpl.frontends.hf.recipes import parts_of, roles_of
 from ucpl.frontends.hf.records import Facts, Vector
 from ucpl.frontends.hf.sizes import Axis, Size, Sizes, Stacked
@@ -77,6 +78,7 @@ class _Named:
 class _Writer:
     facts: Facts
     folded: list[Folded] = field(init=False)
+    by_pattern: dict[Form, Folded] = field(init=False)
     sizes: Sizes = field(init=False)
     versions: Versions = field(init=False)
     kinds: Kinds = field(init=False)
@@ -87,6 +89,7 @@ class _Writer:
 
     def __attrs_post_init__(self) -> None:
         self.folded = fold(self.facts.tensors)
+        self.by_pattern = {f.pattern: f for f in self.folded}
         self.sizes = Sizes(self.facts)
         self.versions = Versions(self.facts, self.folded)
         self.kinds = Kinds(self.facts, self.sizes, self.dims)
@@ -108,6 +111,10 @@ class _Writer:
         what = self.facts.origin
         lines = ["ucpl 1", "", f"# Written by `ucpl import hf`, from {what}: a first spec, to be read and corrected."]
         lines += [f"# {note}" for note in (*self.facts.notes, *self.said)]
+        if (note := note_of(self.facts)) is not None:
+            lines.append(f"# {note}")
+        if self.facts.behind is not None:
+            lines += [f"# {self.facts.behind.note}", "", f"let mtp = {self.facts.behind.value}"]
         lines += ["", f"model {model} {{"]
         lines += [f"  dim {name} = {value}" for name, value in self.dims.items()]
         lines += [f"  let {name} = {value}" for name, value in self.kinds.lets.items()]
@@ -161,17 +168,28 @@ class _Writer:
 
     def axes(self, f: Folded, taken: set[str]) -> tuple[_Named, ...]:
         """The axes with their dims named. taken: names that the tensor has already."""
-        name = joined(f.pattern, "*")
-        shape = self.versions.shape(f)
-        roles = roles_of(name)
         out = []
+        base = self.by_pattern.get(scaled_of(f) or ())
         for i, size in enumerate(f.first.shape):
-            wanted = [axes[i] for axes in roles if i < len(axes)]
-            found = self.solved(name, i, wanted, shape[i]) if shape is not None else None
+            if base is not None and len(base.first.shape) == len(f.first.shape):
+                found: Axis | None = blocks_of(self.facts, self.meant(base, i), i, size)
+            else:
+                found = self.meant(f, i)
             out.append(self.named(found, size, taken))
             if found is None:
-                self.unexplained(name, size, shape[i] if shape is not None else None)
+                self.unexplained(joined(f.pattern, "*"), size, self.vector(f, i))
         return tuple(out)
+
+    def vector(self, f: Folded, axis: int) -> Vector:
+        """The size of an axis in every version; alone where a version lacks the tensor: its roles must tell."""
+        shape = self.versions.shape(f)
+        return shape[axis] if shape is not None else (f.first.shape[axis],)
+
+    def meant(self, f: Folded, axis: int) -> Axis | None:
+        """What an axis is made of; None: a number that nobody explains."""
+        name = joined(f.pattern, "*")
+        wanted = [axes[axis] for axes in roles_of(name) if axis < len(axes)]
+        return self.solved(name, axis, wanted, self.vector(f, axis))
 
     def solved(self, name: str, axis: int, wanted: list[tuple[str, ...]], vector: Vector) -> Axis | None:
         for recipe in parts_of(self.models, name, axis):
@@ -180,10 +198,10 @@ class _Writer:
                 return stacked
         return self.sizes.axis(vector, wanted, name)
 
-    def unexplained(self, name: str, size: int, vector: Vector | None) -> None:
+    def unexplained(self, name: str, size: int, vector: Vector) -> None:
         """A number that stays one is told where it looks like a key, or is known to follow some."""
         if self.sizes.is_told:
-            if vector is not None and len(set(vector)) > 1:
+            if len(set(vector)) > 1:
                 self.say(f"{name}: {size} follows the config in a way that no product of keys tells.")
             return
         keys = [f"config.{k}" for k, n in numbers_of(self.facts.config).items() if n == size and n > 1]
@@ -223,13 +241,16 @@ class _Writer:
         containers = dict.fromkeys(c for f in folded for c in f.containers)
         used: set[str] = set()
         for container in containers:
-            vector = self.versions.length(container)
+            vector = self.versions.counted(container)
             found = self.sizes.count(vector, container)
             short = _counting(container, found, self.dims)
             if found is not None and self.dims.get(short) == found.text:
                 self.counts[container] = short  # two containers that one key counts have one dim
                 continue
-            name = self.dim(Size(short, found.text if found is not None else str(vector[0]), vector), used).name
+            behind = self.facts.behind
+            text = found.text if found is not None else str(vector[0])
+            text += " + mtp" if behind is not None and behind.container == container else ""
+            name = self.dim(Size(short, text, vector), used).name
             self.counts[container] = name
 
     def extent(self, f: Folded, place: int) -> nodes.Dimension:
