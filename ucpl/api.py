@@ -125,7 +125,9 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     found = verdict(opened, side.placement, asked=asked, **bounds_of(how))
     if against is None:
         return found
-    return evolve(found, against=hold_genuine(opened, side.placement, open_alike(against, side.placement)))
+    held = hold_genuine(opened, side.placement, open_alike(against, side.placement))
+    notes = (n for n in found.notes if not (held and n.startswith("not witnessed:")))
+    return evolve(found, against=held, notes=tuple(notes))
 
 
 def infer(checkpoint: Here) -> Inferred:

@@ -229,3 +229,21 @@ def test_a_layout_without_files_is_a_part_of_those_that_use_it_and_lies_in_their
     alone = part[: part.index("layout ranks")]
     spec.write_text(alone)
     assert [d.code for d in check("x.ucpl", Given()).findings] == ["E151"]
+
+
+def fused(spec: Path, dims: str, pattern: str) -> tuple[str, ...]:
+    """Remarks on q, k and v of these dims, fused so."""
+    tensors = "".join(f"  {name} : l {dim}\n" for name, dim in zip("qkv", dims, strict=True))
+    entry = f'  qkv[l] = ({pattern})  as "qkv.{{l}}"\n'
+    return checked(
+        spec, "  b    : r\n", f"  b    : r\n{tensors}", "  state * = none\n", f"{entry}  state * = none\n"
+    ).remarks
+
+
+def test_parts_of_one_size_side_by_side_are_a_remark(spec: Path) -> None:
+    (remark,) = fused(spec, "ccr", "q: c + k: c + v: r")
+    assert remark.startswith("of one size and side by side: q and k in qkv. Swapped, they pass every check:")
+    (remark,) = fused(spec, "ccc", "q: c + k: c + v: c")
+    assert "q, k and v in qkv" in remark
+    (remark,) = fused(spec, "crc", "q: c + k: r + v: c")
+    assert "q and v in qkv" in remark

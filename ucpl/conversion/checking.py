@@ -24,6 +24,7 @@ from ucpl.layout.bases import called_model, placed
 from ucpl.layout.library import Reader
 from ucpl.layout.scope import Value, at
 from ucpl.layout.statements import items_of
+from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import stored_twice
 from ucpl.proofs.unstored import holes, tensors_without_entry, unkept_states
 from ucpl.syntax import nodes, parse, parse_call, print_file
@@ -247,6 +248,12 @@ class _Checker:
         if states and side.layout.state_lines:
             self.remark(
                 f"{node.name} stores no {listed(states)}. Where that is meant, write `state {states[0]} = none`"
+            )
+        twins = side_by_side(side.layout)
+        if twins:
+            self.remark(
+                f"of one size and side by side: {twins_text(twins)}. Swapped, they pass every check:"
+                " only `ucpl verify MINE --against GENUINE`, or another witness, can tell"
             )
         found = next(holes(side.placement), None)
         if found is not None:

@@ -12,6 +12,7 @@ from ucpl.graph.side import DtypeOf
 from ucpl.layout import Derivation
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.genuine import Against
+from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.where import counted, element_at, only, pairs_of
 from ucpl.proofs.witnesses import (
     NO_MASTERS,
@@ -37,6 +38,7 @@ WITNESS = (
     " only the framework's own model shows that it trains on"
 )
 
+TWINS = "not witnessed: parts of one size, side by side:"
 SAYS = {"agrees": "witnessed by", "contradicts": "contradicted by", "absent": "not witnessed by"}
 
 
@@ -97,7 +99,9 @@ def verdict(
         findings += [_contradiction(w, checkpoint) for w in heard[2:] if w.verdict == "contradicts"]
     notes += [f"{SAYS[w.verdict]} {w.name}: {w.detail}" for w in heard]
     if heard[-1].name != "transformers" or heard[-1].verdict != "agrees":
-        notes.append(WITNESS)
+        seen = laid_otherwise(placement) if heard[1].verdict == "agrees" else set()
+        twins = tuple(t for t in side_by_side(placement.layout) if not seen.issuperset(t.tensors))
+        notes += [f"{TWINS} {twins_text(twins)}", WITNESS] if twins else [WITNESS]
     return Verdict(tuple(findings), files, copied, rounded, tuple(n for n in notes if n))
 
 

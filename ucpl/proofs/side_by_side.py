@@ -1,0 +1,47 @@
+"""Parts of one size that lie side by side in one stored tensor: swapped, they pass checks of shapes and every round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from attrs import frozen
+
+from ucpl.layout import Entry, Layout
+from ucpl.layout import axes as ax
+
+__all__ = ["Twins", "side_by_side", "twins_text"]
+
+
+@frozen
+class Twins:
+    """Parts of one entry that could be swapped. `tensors`: what they are called in the model."""
+
+    entry: str
+    tensors: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.tensors[:-1])} and {self.tensors[-1]} in {self.entry}"
+
+
+def side_by_side(layout: Layout) -> tuple[Twins, ...]:
+    """All parts of one size, entry by entry. What has no size here (a config leaves it open) is no part."""
+    found = (Twins(e.path, t) for e in layout.entries if len(e.targets) > 1 for t in _alike(e, layout))
+    return tuple(dict.fromkeys(found))
+
+
+def twins_text(twins: tuple[Twins, ...], most: int = 4) -> str:
+    more = f", and so in {len(twins) - most} more" if len(twins) > most else ""
+    return ", ".join(map(str, twins[:most])) + more
+
+
+def _alike(entry: Entry, layout: Layout) -> Iterator[tuple[str, ...]]:
+    for axis in ax.walk(*entry.shape):
+        if not isinstance(axis, ax.Stack):
+            continue
+        by_size: dict[int, list[str]] = {}
+        for term in axis.terms:
+            if term.label in entry.targets:
+                size = prod(ax.longest(a, lambda name: layout.sizes.get(name, 0)) for a in term.axes)
+                by_size.setdefault(size, []).append(entry.targets[term.label])
+        yield from (tuple(paths) for size, paths in by_size.items() if size and len(paths) > 1)
