@@ -89,7 +89,7 @@ def test_a_mistake_that_shows_at_two_ranks_is_found(name: str, spec: Path) -> No
     assert (found.code, said in found.message) == (code, True), found
 
 
-def test_the_degrees_of_a_finding_and_the_name_of_a_dtype_are_said(spec: Path) -> None:
+def test_the_degrees_of_a_finding_are_said(spec: Path) -> None:
     (found,) = checked(spec, *MISTAKES["a file without its stage"][0]).findings
     assert found.notes[-1] == "at tp = 1, pp = 2"
     remedy = checked(spec, "r@tp c  as", "r@tp c dtype bfloat16 as").findings[0].remedy
@@ -157,7 +157,7 @@ def test_what_an_extension_and_its_base_both_store_is_a_remark(spec: Path) -> No
         " Where one is meant, write `q = none`"
     )
     found = check("x.ucpl", Given())
-    assert (found.findings, found.remarks) == ((), (said,))
+    assert (found.findings, found.remarks[:-1]) == ((), (said,)) and "q and k in qk" in found.remarks[-1]
     for source, target in (("packed()", "each()"), ("each()", "packed()")):
         assert f"remark     {said}\n" in good("plan", "--from", f"x.ucpl:{source}", "--to", f"x.ucpl:{target}").out
     assert "remark" not in good("plan", "--from", "x.ucpl:each()", "--to", "x.ucpl:each()").out
@@ -180,7 +180,7 @@ def test_what_is_stored_once_or_by_one_layout_is_none(spec: Path, before: str, a
     if "half" in after:
         text = text.replace("qk[l] =", "qk[l[1..]] =")
     spec.write_text(text)
-    assert check("x.ucpl:packed()", Given()).remarks == ()
+    assert not any("twice" in remark for remark in check("x.ucpl:packed()", Given()).remarks)
 
 
 STACKS = """ucpl 1

@@ -53,7 +53,7 @@ def test_the_right_spec_gives_what_torch_gives(stored: tuple[Path, Path], tmp_pa
     (tmp_path / "right.ucpl").write_text(RIGHT)
     what, done = caught(tmp_path / "right.ucpl", *stored)
     assert what == "nothing", done.err
-    assert "not witnessed" not in done.out
+    assert "not witnessed: " not in done.out
     alone = good("verify", tmp_path / "mine").out
     assert "not witnessed: parts of one size, side by side: q, key and val in qkv, gate and up in fc1" in alone
     assert "320 stored tensors, 53,120 elements\n              the same, bit by bit" in done.out
