@@ -128,11 +128,14 @@ def test_the_more_literal_speaks_whatever_its_class() -> None:
 
 def test_a_glob_that_matches_nothing_of_the_files_own_model_is_a_remark(tmp_path: Path) -> None:
     file = tmp_path / "t.ucpl"
-    file.write_text(MODEL + LAYOUT.format('  "*.nrom.*" = none\n  "*.norm.*" = none'))
+    file.write_text(MODEL + LAYOUT.format('  * = ... as "{name}"\n  "*.nrom.*" = none\n  "*.norm.*" = none'))
     found = check(str(file), Given())
-    assert found.remarks == ('g: "*.nrom.*" matches no tensor of m',) and found.findings == ()
+    assert [r for r in found.remarks if "matches" in r] == ['g: "*.nrom.*" matches no tensor of m']
+    assert found.findings == () and not any("stores nothing" in r for r in found.remarks)  # `none` is meant
     file.write_text("ucpl 1\n" + LAYOUT.format('  "*.nrom.*" = none'))
-    assert check(str(file), Given()).remarks == ()  # tried over a model of ours, which says nothing
+    assert not any(
+        "matches" in r for r in check(str(file), Given()).remarks
+    )  # tried over a model of ours, which says nothing
 
 
 def test_one_glob_twice_is_two_homes() -> None:

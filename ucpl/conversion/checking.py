@@ -235,7 +235,7 @@ class _Checker:
             item.path
             for item in items_of(self.library, nodes.Call(node.name))
             if isinstance(item, nodes.Entry) and item.shape is None
-        )
+        ).union(*(taken.names for taken in side.layout.taken if taken.is_none))
         for twice in stored_twice(side.placement):
             self.remark(twice)
         absent = tensors_without_entry(side.layout, gone)

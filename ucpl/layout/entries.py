@@ -112,7 +112,8 @@ class Written:
 
     def told(self) -> tuple[Taken, ...]:
         """What each glob took of the tensors that `wild` was asked for."""
-        return tuple(Taken(_shown(line.items[0]), tuple(line.taken), line.items[0].span) for line in self.lines)
+        firsts = [(line, line.items[0]) for line in self.lines]
+        return tuple(Taken(_shown(i), tuple(line.taken), i.shape is None, i.span) for line, i in firsts)
 
 
 def _shown(item: nodes.Entry) -> str:

@@ -120,6 +120,7 @@ class Taken:
 
     glob: str  # as it is written, with its class
     names: tuple[str, ...]
+    is_none: bool = False  # it says that they are not stored
     span: Span = field(default=NOWHERE, eq=False, repr=False)
 
 
