@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.docs.blocks import cells, located
+from tests.laws.agreement import check
 from ucpl.errors import UcplError
 from ucpl.layout.indices import before, compact, places_of, runs_in
 from ucpl.regions import Placement
@@ -76,3 +77,13 @@ def test_a_set_that_steps_evenly_is_a_range() -> None:
         assert places[found].tolist() == list(range(len(values)))
         for i in range(13):
             assert before(kept, i) == sum(v < i for v in values)
+
+
+def test_a_group_has_the_layers_in_its_brackets_and_no_others() -> None:
+    text = (
+        "ucpl 1\nmodel m {\n  dim l = 4, h = 2\n  a : l h\n  b : l\n  state m : f32\n}\nlayout x() of m {\n"
+        '  file weights = torch "f"\n  a[l] = h\n  b[l] = ()\n  group block[l[1, 3]] = a, b\n'
+        '  state m of block = flat(each) as "{l}"\n}\n'
+    )
+    assert cells(located(text)).splitlines() == ["f  1  a1,0 a1,1 b1", "f  3  a3,0 a3,1 b3"]
+    assert check(text, "x()")

@@ -169,8 +169,7 @@ class _Work:
         out = []
         for chosen_parts in product(*(self.parts[p] for p in of)):
             sizes = dict(pair for one, _ in chosen_parts for pair in one)
-            agree = all(sizes[name] == n for one, _ in chosen_parts for name, n in one)
-            if agree and frozenset.intersection(*(values for _, values in chosen_parts)):
+            if frozenset.intersection(*(values for _, values in chosen_parts)):
                 found = tuple(sizes.items())
                 by_path = {p: _named(p, one) for p, (one, _) in zip(of, chosen_parts, strict=True)}
                 named = {label: by_path.get(p, p) for label, p in stands.items()}

@@ -241,7 +241,7 @@ class EntryPlacer:
 
     def _index_cells(self, axis: ax.Axis, here: dict[str, int]) -> list[tuple[str, int, tuple[tuple[str, int], ...]]]:
         name = next(iter(ax.dims_of(axis)), "")
-        parts = _parts(axis)
+        parts = parts_of(axis)
         whole = axis if parts is None else ax.Dim(name)
         try:
             cells = build(whole, self.layout.sizes, self.degrees, here, dict(self.layout.indices))
@@ -467,7 +467,7 @@ def _dims_remedy(need: list[str], have: list[str]) -> str:
     return " and ".join(out)
 
 
-def _parts(axis: ax.Axis) -> list[tuple[int, int]] | None:
+def parts_of(axis: ax.Axis) -> list[tuple[int, int]] | None:
     """The runs of an index that brackets leave of it, `l[..5]` or `l[1, 4]`; None where they say something else.
 
     What a rank has of the index is counted before: `{l.local}` is a layer's number on its rank, whoever asks.

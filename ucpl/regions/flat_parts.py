@@ -19,7 +19,7 @@ from ucpl.layout.templates import Template
 from ucpl.regions import flats as fl
 from ucpl.regions.cells import CutError
 from ucpl.regions.claims import Holder, Spot
-from ucpl.regions.entries import EntryPlacer
+from ucpl.regions.entries import EntryPlacer, parts_of
 from ucpl.regions.entry_parts import taken
 from ucpl.regions.flat_boxes import FlatBoxes, FlatCut
 from ucpl.regions.homes import Homes
@@ -287,10 +287,14 @@ class FlatParts:
         if group is None or not group.indices:
             return [(members, {})]
         names = [next(iter(ax.dims_of(a)), "") for a in group.indices]
+        wanted = {n: parts for n, a in zip(names, group.indices, strict=True) if (parts := parts_of(a)) is not None}
         found: dict[tuple[int, ...], tuple[list[int], Env]] = {}
         for i, (e, c) in enumerate(zip(members.entry.tolist(), members.choice.tolist(), strict=True)):
             known = body.choices[e].variables
             key = tuple(int(known[n][c]) if n in known else -1 for n in names)
+            at = dict(zip(names, key, strict=True))
+            if any(not any(low <= at[n] < high for low, high in parts) for n, parts in wanted.items()):
+                continue  # `group block[l[1, 4]]` has these layers, and no others
             if key not in found:
                 said = [v for n in names for v in (n, f"{n}.local") if v in known]
                 found[key] = ([], {v: int(known[v][c]) for v in said})
