@@ -9,6 +9,7 @@ numbers of its own.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def deepseek_v3() -> Any:
 
     return DeepseekV3ForCausalLM(
         DeepseekV3Config(
-            vocab_size=67, hidden_size=20, intermediate_size=36, moe_intermediate_size=24, num_hidden_layers=4,
+            vocab_size=67, hidden_size=20, intermediate_size=48, moe_intermediate_size=24, num_hidden_layers=4,
             num_attention_heads=6, num_key_value_heads=6, n_routed_experts=8, n_shared_experts=1, n_group=2, topk_group=1,
             num_experts_per_tok=2, first_k_dense_replace=1, q_lora_rank=10, kv_lora_rank=9, qk_rope_head_dim=4,
             qk_nope_head_dim=8, v_head_dim=12,
@@ -193,6 +194,39 @@ def fill(model: torch.nn.Module) -> None:
             start += tensor.numel()
 
 
+BLOCK = 4  # elements along each side of a block that has one scale; published checkpoints have 128
+
+
+def in_blocks(folder: Path) -> None:
+    """As DeepSeek publishes it: fp8 matrices with a scale for each block, and one more layer, which predicts a token further."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    last = max(int(name.split(".")[2]) for name in state if name.startswith("model.layers."))
+    width = state["model.norm.weight"].shape[0]
+    for name in [n for n in state if n.startswith(f"model.layers.{last}.")]:
+        state[name.replace(f".{last}.", f".{last + 1}.", 1)] = state[name] + 0.5
+    extra = f"model.layers.{last + 1}."
+    for n, name in enumerate(("enorm", "hnorm", "shared_head.norm")):
+        state[f"{extra}{name}.weight"] = torch.arange(width) + 0.25 * n
+    state[extra + "eh_proj.weight"] = torch.arange(2.0 * width * width).reshape(width, 2 * width) - 0.5
+    state[extra + "embed_tokens.weight"] = state["model.embed_tokens.weight"].clone()
+    state[extra + "shared_head.head.weight"] = state["lm_head.weight"].clone()
+    numbers = torch.Generator().manual_seed(1)
+    for name in [n for n in state if "_proj" in n and "eh_proj" not in n]:
+        shape = state[name].shape
+        codes = torch.randint(0, 120, shape, generator=numbers) | torch.randint(0, 2, shape, generator=numbers) << 7
+        state[name] = codes.to(torch.uint8).view(torch.float8_e4m3fn)
+        blocks = [-(-n // BLOCK) for n in shape]
+        state[name + "_scale_inv"] = torch.rand(blocks, generator=numbers) + 0.5
+    save_file(state, path, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["num_nextn_predict_layers"] = 1
+    config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     asked.add_argument("names", nargs="*", choices=[[], *MAKERS], metavar="NAME")
@@ -202,6 +236,8 @@ def main() -> None:
         model = MAKERS[name]()
         fill(model)
         model.save_pretrained(given.out / name)
+        if name == "deepseek_v3":
+            in_blocks(given.out / name)
 
 
 if __name__ == "__main__":

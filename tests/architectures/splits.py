@@ -81,6 +81,10 @@ RULES: dict[str, tuple[int, list[Rule]]] = {
         ("conv1d", LAYER, parts(30, 30, 84)), (r"in_proj|[qkv]_proj|A_log|dt_bias|gate_proj|up_proj", LAYER, ROWS),
         ("out_proj|o_proj|down_proj", LAYER, COLUMNS), ("", LAYER, copy),
     ]),
+    "deepseek_v3": (5, [
+        (r"model\.embed_tokens", FIRST, ROWS), (r"model\.norm", LAST, copy), ("lm_head", LAST, ROWS),
+        ("[qk]v?_b_proj|gate_proj|up_proj", LAYER, ROWS), ("o_proj|down_proj", LAYER, COLUMNS), ("", LAYER, copy),
+    ]),
     "llama4": (4, [
         ("embed_tokens", FIRST, ROWS), (r"model\.norm", LAST, copy), ("lm_head", LAST, ROWS),
         ("[qkv]_proj|gate_proj|up_proj", LAYER, ROWS), ("o_proj|down_proj", LAYER, COLUMNS), ("", LAYER, copy),
@@ -105,7 +109,7 @@ def expert_of(name: str) -> int | None:
 
 def is_here(stage: str, name: str, layers: int, degrees: Degrees, rank: Rank) -> bool:
     if stage == LAYER:
-        return layer_of(name) // (layers // degrees.pp) == rank.pp
+        return layer_of(name) in torch.arange(layers).tensor_split(degrees.pp)[rank.pp]
     return {FIRST: rank.pp == 0, LAST: rank.pp == degrees.pp - 1, EVERY: True}[stage]
 
 
