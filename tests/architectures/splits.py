@@ -89,6 +89,9 @@ RULES: dict[str, tuple[int, list[Rule]]] = {
         ("embed_tokens", FIRST, ROWS), (r"model\.norm", LAST, copy), ("lm_head", LAST, ROWS),
         ("[qkv]_proj|gate_proj|up_proj", LAYER, ROWS), ("o_proj|down_proj", LAYER, COLUMNS), ("", LAYER, copy),
     ]),
+    "lora": (4, [
+        ("[qkv]_proj.lora_B", LAYER, ROWS), ("(o|down)_proj.lora_A", LAYER, COLUMNS), ("", LAYER, copy),
+    ]),
     "dit": (4, [
         ("pos_embed", FIRST, copy), ("proj_out", LAST, copy), (r"norm1\.linear", LAYER, parts(*[24] * 6)),
         (r"linear_1|to_[qkv]|net\.0", LAYER, ROWS), (r"(linear_2|to_out\.0|net\.2)\.weight", LAYER, COLUMNS), ("", LAYER, copy),

@@ -22,7 +22,7 @@ assert NAMES
 
 
 def experts(name: str) -> int:
-    config = json.loads((EXAMPLES / "checkpoints" / name / "config.json").read_text())
+    config = json.loads(next((EXAMPLES / "checkpoints" / name).glob("*config.json")).read_text())
     return int(next((config[n] for n in ("num_local_experts", "num_experts", "n_routed_experts") if n in config), 0))
 
 
