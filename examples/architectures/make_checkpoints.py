@@ -198,7 +198,7 @@ BLOCK = 4  # elements along each side of a block that has one scale; published c
 
 
 def in_blocks(folder: Path) -> None:
-    """As DeepSeek publishes it: fp8 matrices with a scale for each block, and one more layer, which predicts a token further."""
+    """As DeepSeek publishes it: fp8 matrices with a scale for each block, and one more layer behind the last."""
     from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors"
