@@ -98,6 +98,7 @@ once = {
     "as": texts.map(lambda t: (t,)),
     "dtype": element_types.map(lambda n: (n,)),
     "lossy": st.just(()),
+    "exact": st.just(()),
     "value": exprs.map(lambda e: (e,)),
     "when": exprs.map(lambda e: (e,)),
     "buckets": exprs.map(lambda e: (e,)),

@@ -106,6 +106,7 @@ class Reduce:
     lanes: tuple[Lane, ...]
     how: Literal["mean", "sum", "max"]
     over: Digits = ()
+    exact: bool = False  # what would be rounded is refused
 
     def __str__(self) -> str:
         return f"reduce  {_states(self)} of {self.label} by {self.how}"
@@ -122,10 +123,11 @@ class Reduce:
 
 @frozen(eq=False)
 class Derive:
-    """A state made of another: rounded to nearest even where it is narrower."""
+    """A state made of another: rounded to nearest even where it is narrower, or (`exact`) refused where it would be."""
 
     label: str
     lanes: tuple[Lane, ...]
+    exact: bool = False
 
     def __str__(self) -> str:
         return f"derive  {_states(self)} of {self.label} from {_states(self, 'origin')}"
@@ -239,7 +241,7 @@ class Flow:
 
     @property
     def lossy(self) -> bool:
-        return self.place.lossy or isinstance(self.way, Derive | Scale)
+        return self.place.lossy or isinstance(self.way, Scale) or (isinstance(self.way, Derive) and not self.way.exact)
 
     @property
     def lanes(self) -> tuple[Lane, ...]:

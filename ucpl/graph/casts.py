@@ -131,6 +131,15 @@ class _Settler:
     def demand_factor(self, source: int, target: int, part: int) -> None:
         """What is scaled is held exactly by the product's type, which is floating. E317."""
         a, b = self.sources.get(source), self.targets.get(target)
+        if self.graph.target.parts[part].exact:
+            here, there = self.graph.sources[source], self.graph.targets[target]
+            fail(
+                "E306",
+                f"`{there.label}` is to be exact, and a product with scales is rounded",
+                Label(here.file, a, where="/".join(map(str, here.key))),
+                Label(there.file, b, where="/".join(map(str, there.key))),
+                remedy="take `exact` off the entry: `value x * scale` rounds once, to nearest even",
+            )
         if b in _FLOATS and (not a or a == b or (a, b) in EXACT):
             return
         span = self.graph.target.parts[part].span
@@ -141,6 +150,10 @@ class _Settler:
             Label(here.file, a, where="/".join(map(str, here.key))),
             at(span, b) if span.line else Label(there.file, b, where="/".join(map(str, there.key))),
         )
+
+    def is_wanted(self, part: int) -> bool:
+        """Whether the target asks for a cast that could lose: to round, or to look at each value."""
+        return self.graph.target.parts[part].lossy or self.graph.target.parts[part].exact
 
     def homes(self, moves: Joined) -> Iterator[tuple[int, int]]:
         """Pairs of stored tensors between which elements move."""
@@ -169,7 +182,7 @@ class _Settler:
         if not a:
             self.give(self.sources, source, b, whole and whole[0])
             return
-        if a != b and (a, b) not in EXACT and not derived and not self.graph.target.parts[part].lossy:
+        if a != b and (a, b) not in EXACT and not derived and not self.is_wanted(part):
             self.loses(state, self.graph.sources[source], self.graph.targets[target], (a, b), part)
 
     @staticmethod
@@ -186,7 +199,7 @@ class _Settler:
             f"{state} of `{b.label}` would lose: {dtypes[0]} in the source, {dtypes[1]} in the target",
             Label(a.file, dtypes[0], where="/".join(map(str, a.key))),
             at(span, dtypes[1]) if span.line else Label(b.file, dtypes[1], where="/".join(map(str, b.key))),
-            remedy=f"keep {dtypes[0]}, or write `dtype {dtypes[1]} lossy` on the entry",
+            remedy=f"keep {dtypes[0]}, or write `dtype {dtypes[1]} lossy` on the entry; or `exact`, if every value fits",
         )
 
     def pad(self) -> None:

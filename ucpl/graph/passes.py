@@ -171,16 +171,16 @@ def _dealt(
     part = graph.target.parts[int(moves.target_part[0])]
     extract = Extract(part.label, lanes, moves.source_side, value[0])
     if joint.kind == "check":
-        check = Check(part.label, lanes, moves.target_side, value[1], part.lossy or joint.derived)
+        check = Check(part.label, lanes, moves.target_side, value[1], part.lossy or (joint.derived and not part.exact))
         return extract, check, check
     way: Merge | Reduce | Derive | Scale
     match joint.kind:
         case "scale":
             way = Scale(part.label, lanes)
         case "mean" | "sum" | "max":
-            way = Reduce(part.label, lanes, joint.kind, joint.over)
+            way = Reduce(part.label, lanes, joint.kind, joint.over, part.exact)
         case _:
-            way = Derive(part.label, lanes) if joint.derived else Merge(part.label, lanes)
+            way = Derive(part.label, lanes, part.exact) if joint.derived else Merge(part.label, lanes)
     return extract, way, Split(part.label, lanes, moves.target_side, value[1], part.lossy)
 
 

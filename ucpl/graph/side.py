@@ -48,7 +48,7 @@ class Side:
         """Equal for parts whose boxes are the same."""
         part = self.placement.parts[number]
         values = tuple(sorted(part.values.items()))
-        return id(part.folded), part.is_alias, part.value, values, part.lossy, part.scaled
+        return id(part.folded), part.is_alias, part.value, values, part.lossy, part.scaled, part.exact
 
     @property
     def width(self) -> int:

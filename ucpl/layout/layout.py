@@ -91,6 +91,7 @@ class Storing:
     mesh: str  # "" is the first
     dtype: str | None
     lossy: bool
+    exact: bool  # a cast that could lose is looked at value by value
     value: tuple[float, float]  # stored = a * x + b
     scaled: bool = False  # stored = x * the scale of its block
 

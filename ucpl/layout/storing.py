@@ -77,6 +77,8 @@ class Ground:
                 at(said["in"].span if "in" in said else span),
                 remedy=f"did you mean `{close}`?" if close else f'write file {name} = torch "..." in the layout',
             )
+        if "lossy" in said and "exact" in said:
+            fail("E175", "`lossy` and `exact` on one line", *(at(said[word].span, word) for word in ("lossy", "exact")))
         copies = copies_of(clauses, self.mesh_axes)
         key = said.get("as")
         scaled = "value" in said and print_expr(said["value"].args[0]) in SCALED
@@ -90,6 +92,7 @@ class Ground:
             mesh=said["on"].args[0] if "on" in said else "",
             dtype=said["dtype"].args[0] if "dtype" in said else None,
             lossy="lossy" in said,
+            exact="exact" in said,
             value=self.affine(said["value"]) if "value" in said and not scaled else (1.0, 0.0),
             scaled=scaled,
         )

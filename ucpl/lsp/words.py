@@ -44,6 +44,7 @@ WORDS = {
     "on": "seen on this mesh",
     "in": "the file that it is in",
     "lossy": "a rounding cast into the stored type is wanted",
+    "exact": "a cast into the stored type is wanted where every value fits; else the run is refused",
     "value": "stored as this sum of x: `value x - 1`; the inverse is derived",
     "buckets": "a flat buffer is closed as soon as a rank holds this many elements of it",
     "same": "copies are equal, and checked to be",

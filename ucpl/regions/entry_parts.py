@@ -173,6 +173,7 @@ class EntryParts:
             entry.alias is not None,
             entry.span,
             entry.storing.scaled and state == "weight",
+            storing.exact,
         )
 
     def spreads(self, placer: EntryPlacer, used: tuple[str, ...], where: tuple[tuple[str, int], ...]) -> list[Spread]:

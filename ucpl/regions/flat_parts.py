@@ -402,6 +402,7 @@ class FlatParts:
             pieces,
             False,
             line.line.span,
+            exact=storing.exact,
         )
 
 

@@ -78,6 +78,7 @@ class Part:
     is_alias: bool = False
     span: Span = field(default=NOWHERE, repr=False)
     scaled: bool = False  # stored = x * the scale of its block
+    exact: bool = False  # a cast that could lose is looked at value by value
     # Of tensors that it holds with another value than `value`.
     values: dict[str, tuple[float, float]] = field(factory=dict)
 

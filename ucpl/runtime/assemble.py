@@ -25,6 +25,7 @@ from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.fills import Fills
 from ucpl.runtime.reading import Reader, strided
 from ucpl.runtime.rows import Place, Rows
+from ucpl.runtime.sums import Sums, members_of, refuse_rounded
 from ucpl.runtime.values import Conversion, decode, encode, mean, put, value_text
 
 __all__ = ["Assembler", "Difference"]
@@ -44,25 +45,6 @@ class Difference:
     source_position: int
     value: bytes  # of the tile, in the target's dtype
     other: bytes  # of the copy, in the target's dtype
-
-
-@frozen(eq=False)
-class Sums:
-    """Elements of a target from `begin` on: what was added up, and of how many values."""
-
-    begin: int
-    total: NDArray[np.float64]
-    count: NDArray[np.uint32]
-
-    @classmethod
-    def over(cls, begin: int, end: int) -> Sums:
-        return cls(begin, np.zeros(end - begin, np.float64), np.zeros(end - begin, np.uint32))
-
-    def of(self, box: Box) -> tuple[NDArray[np.float64], NDArray[np.uint32]]:
-        """Both, as a box of the target."""
-        at = box.target - self.begin
-        total = np.ndarray(box.shape, np.float64, self.total, 8 * at, tuple(8 * s for s in box.target_step))
-        return total, np.ndarray(box.shape, np.uint32, self.count, 4 * at, tuple(4 * s for s in box.target_step))
 
 
 @frozen(eq=False)
@@ -268,31 +250,27 @@ class Assembler:
         node = conversions[among[0]].rule.node
         assert isinstance(node, Reduce)
         itemsize = tile.itemsize
+        members = members_of(
+            (row, conversions[row].rule.node, self.sources[int(self.rows.source[row])].rank) for row in among
+        )
         # The sums, one member and what is held against it live as long as the values that are added.
         block = tile.work.share.block // 4
         for begin in range(tile.low, tile.high, block):
             end = min(tile.high, begin + block)
             sums = Sums.over(begin, end)
-            for rows_of in self._members(among, conversions):
+            for rows_of in members:
                 self._put(tile, rows_of, conversions, sums)
-            total, count = sums.total, sums.count
-            made = conversions[among[0]].stored(mean(total, count) if node.how == "mean" else total)
+            count = sums.count
+            whole = mean(sums.total, count) if node.how == "mean" else sums.total
+            made = conversions[among[0]].stored(whole)
+            if node.exact and (at := conversions[among[0]].rounded_at(whole, made, count)) is not None:
+                refuse_rounded(self.name(among[0]), node, self.targets[tile.target], begin + at, float(whole[at]))
             goal = strided(tile.work.tile, (begin - tile.low) * itemsize, (end - begin,), (itemsize,), itemsize)
             values = strided(made, 0, (end - begin,), (itemsize,), itemsize)
             if count.all():
                 goal[...] = values
             else:
                 goal[count > 0] = values[count > 0]
-
-    def _members(self, among: Sequence[int], conversions: Mapping[int, Conversion]) -> list[list[int]]:
-        """Rows by what is put together, in their order: those of one member are copies of each other."""
-        found: dict[tuple[str, int], list[int]] = {}
-        for row in among:
-            node = conversions[row].rule.node
-            assert isinstance(node, Reduce)
-            number = node.member(self.sources[int(self.rows.source[row])].rank)
-            found.setdefault(("row", row) if number is None else ("member", number), []).append(row)
-        return list(found.values())
 
     def _put(self, tile: Assembly, among: list[int], conversions: Mapping[int, Conversion], sums: Sums) -> None:
         """One of those that are put together: the first copy that has an element gives it, the others must equal it."""

@@ -25,7 +25,7 @@ def digest_of_plan(plan: Plan) -> str:
             state.update(_line(tensor).encode())
         state.update(b"\0\0")
     for m in plan.moves:
-        head = (m.kind, m.state, m.source_value, m.target_value, m.lossy, len(m))
+        head = (m.kind, m.state, m.source_value, m.target_value, m.lossy, m.over, len(m))
         state.update(repr(head).encode())
         for column in (m.source, m.target, m.shape, m.source_offset, m.source_stride, m.target_offset, m.target_stride):
             state.update(column.astype("<i8").tobytes())

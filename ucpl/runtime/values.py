@@ -143,6 +143,14 @@ class Conversion:
             return encode(decode(raw, self.source), self.target)
         return self.stored(self.logical(raw))
 
+    def rounded_at(self, values: Array, made: U8, count: Array) -> int | None:
+        """The first of the fp64 values of the tensor that was rounded, of those that something went into."""
+        with np.errstate(all="ignore"):
+            a, b = self.rule.target_value
+            after = (decode(made, self.target).astype(np.float64) - b) / a
+            same = (values == after) | (np.isnan(values) & np.isnan(after)) | (count == 0)
+        return None if same.all() else int(np.flatnonzero(~same)[0])
+
     def inexact_at(self, raw: U8, made: U8) -> int | None:
         """The first element that the cast did not keep, where none may change."""
         with np.errstate(all="ignore"):

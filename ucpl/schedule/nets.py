@@ -76,12 +76,12 @@ def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
             return ["check", label, _lanes(lanes), rows, value, lossy]
         case Merge(label=label, lanes=lanes):
             return ["merge", label, _lanes(lanes)]
-        case Derive(label=label, lanes=lanes):
-            return ["derive", label, _lanes(lanes)]
+        case Derive(label=label, lanes=lanes, exact=exact):
+            return ["derive", label, _lanes(lanes), exact]
         case Scale(label=label, lanes=lanes):
             return ["scale", label, _lanes(lanes)]
-        case Reduce(label=label, lanes=lanes, how=how, over=over):
-            return ["reduce", label, _lanes(lanes), how, over]
+        case Reduce(label=label, lanes=lanes, how=how, over=over, exact=exact):
+            return ["reduce", label, _lanes(lanes), how, over, exact]
 
 
 def _lanes(lanes: tuple[Lane, ...]) -> Json:
@@ -128,12 +128,12 @@ def _node(told: Json, table: Moves, fills: Side) -> Node:
             return Check(label, _lanes_from(lanes), _part(table, rows).target_side, _value(value), lossy)
         case ["merge", str(label), lanes]:
             return Merge(label, _lanes_from(lanes))
-        case ["derive", str(label), lanes]:
-            return Derive(label, _lanes_from(lanes))
+        case ["derive", str(label), lanes, bool(exact)]:
+            return Derive(label, _lanes_from(lanes), exact)
         case ["scale", str(label), lanes]:
             return Scale(label, _lanes_from(lanes))
-        case ["reduce", str(label), lanes, "mean" | "sum" | "max" as how, over]:
-            return Reduce(label, _lanes_from(lanes), how, _digits(over))
+        case ["reduce", str(label), lanes, "mean" | "sum" | "max" as how, over, bool(exact)]:
+            return Reduce(label, _lanes_from(lanes), how, _digits(over), exact)
     raise ValueError(f"no operation is {str(told)[:80]}")
 
 

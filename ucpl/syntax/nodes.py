@@ -420,7 +420,7 @@ class Clause:
     """One clause of an entry or state. `word` and `args`:
 
     copies (policy, (mesh axes...));  at (axis, expr);  on (mesh,);  in (file,);  as (template,);  dtype (name,);
-    lossy ();  value (expr,);  when (expr,);  buckets (expr,)
+    lossy ();  exact ();  value (expr,);  when (expr,);  buckets (expr,)
     """
 
     word: str

@@ -210,8 +210,8 @@ def _clause(clause: Clause) -> str:
             return f"as {quote(args[0])}"
         case "on" | "in" | "dtype":
             return f"{word} {_name(args[0])}"
-        case "lossy":
-            return "lossy"
+        case "lossy" | "exact":
+            return word
         case _:
             return f"{word} {_expr(args[0], 0)}"
 

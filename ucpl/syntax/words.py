@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 CLAUSE_WORDS = frozenset(
-    {"at", "on", "in", "as", "dtype", "lossy", "value", "when", "buckets", "same", "mean", "sum", "max", "any"}
+    {"at", "on", "in", "as", "dtype", "lossy", "exact", "value", "when", "buckets", "same", "mean", "sum", "max", "any"}
 )
 AXIS_WORDS = frozenset({"pad", "trim", "flat", "each"})  # wherever an axis can begin; of labels
 BRACKET_WORDS = AXIS_WORDS | CLAUSE_WORDS  # of the axes in brackets: after one of them a clause is a word here too

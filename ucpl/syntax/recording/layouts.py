@@ -15,7 +15,9 @@ from ucpl.syntax.recording.places import Children, Part, when_of
 __all__ = ["ENTRY_CLASSES", "ONCE", "Layouts"]
 
 ENTRY_CLASSES = ("parameter", "trainable", "frozen", "buffer", "alias")
-ONCE = frozenset({"on", "in", "as", "dtype", "lossy", "value", "when", "buckets"})  # `at` and policies may repeat
+ONCE = frozenset(
+    {"on", "in", "as", "dtype", "lossy", "exact", "value", "when", "buckets"}
+)  # `at` and policies may repeat
 
 
 def _clause(word: str) -> Callable[[Layouts, Children], Clause]:
@@ -116,6 +118,9 @@ class Layouts(Models):
 
     def lossy(self, children: Children) -> Clause:
         return Clause("lossy", (), span=self.span(children))
+
+    def exact(self, children: Children) -> Clause:
+        return Clause("exact", (), span=self.span(children))
 
     def policy(self, children: Children) -> Part:
         return Part("policy", str(children[0]), self.span(children))

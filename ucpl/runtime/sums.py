@@ -1,0 +1,56 @@
+"""Elements of a tile that several sources go into, on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ucpl.columns.operations import Node, Reduce
+from ucpl.errors import Label, fail
+from ucpl.extents import key_text
+from ucpl.runtime.boxes import Box
+from ucpl.runtime.rows import Place
+
+__all__ = ["Sums", "members_of", "refuse_rounded"]
+
+
+@frozen(eq=False)
+class Sums:
+    """Elements of a target from `begin` on: what was added up, and of how many values."""
+
+    begin: int
+    total: NDArray[np.float64]
+    count: NDArray[np.uint32]
+
+    @classmethod
+    def over(cls, begin: int, end: int) -> Sums:
+        return cls(begin, np.zeros(end - begin, np.float64), np.zeros(end - begin, np.uint32))
+
+    def of(self, box: Box) -> tuple[NDArray[np.float64], NDArray[np.uint32]]:
+        """Both, as a box of the target."""
+        at = box.target - self.begin
+        total = np.ndarray(box.shape, np.float64, self.total, 8 * at, tuple(8 * s for s in box.target_step))
+        return total, np.ndarray(box.shape, np.uint32, self.count, 4 * at, tuple(4 * s for s in box.target_step))
+
+
+def members_of(among: Iterable[tuple[int, Node, int]]) -> list[list[int]]:
+    """Rows (each with its node and the rank of its source) by what is put together: of one member, copies of each other."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for row, node, rank in among:
+        assert isinstance(node, Reduce)
+        number = node.member(rank)
+        found.setdefault(("row", row) if number is None else ("member", number), []).append(row)
+    return list(found.values())
+
+
+def refuse_rounded(name: str, node: Reduce, there: Place, goal: int, value: float) -> NoReturn:
+    """A mean or sum that is to be exact, and that the target's type does not hold. E605."""
+    fail(
+        "E605",
+        f"{name}: the {node.how} {value!r} at {there.index_text(goal)} has no equal in {there.dtype}",
+        Label(there.file, f"is {there.dtype}", where=f"{key_text(there.key)}{there.index_text(goal)}"),
+    )
