@@ -94,6 +94,7 @@ def sentence(a: Told) -> str:
         "mean": "is the mean of copies, one of them",
         "sum": "is a sum, one part of it",
         "max": "is the greatest of copies, one of them",
+        "scale": "times the scale",
     }[a["kind"]]
     size = f" ({a['elements']:,} elements from there on)" if a["elements"] > 1 else ""
     rounded = ", rounded to nearest even" if a["rounded"] else ""

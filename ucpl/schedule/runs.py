@@ -122,7 +122,7 @@ def sole(moves: Sequence[Runs], sources: Shelves, targets: Shelves, spaces: tupl
             continue
         way: Merge | Reduce | Scale
         match m.kind:
-            case "mean" | "sum":
+            case "mean" | "sum" | "max":
                 way = Reduce("all", lanes, m.kind, m.over)
             case "scale":
                 way = Scale("all", lanes)
