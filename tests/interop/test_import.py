@@ -5,7 +5,9 @@ Every size of a model is another, and odd where the class lets it be, so that a 
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
         "model.layers.self_attn.q_proj.gate": "l[full_attention] n d hidden_size",
         "model.layers.linear_attn.in_proj_qkvz.z": "l[linear_attention] linear_g linear_r linear_value_head_dim hidden_size",
     }),
+    "falcon": (
+        "FalconForCausalLM",
+        {"vocab_size": 67, "hidden_size": 60, "num_hidden_layers": 3, "num_attention_heads": 6, "ffn_hidden_size": 22},
+        {"transformer.h.self_attention.query_key_value.k": "l d hidden_size"},
+    ),
     "phi3": ("Phi3ForCausalLM", {**LLAMA, "hidden_size": 60}, {"model.layers.self_attn.qkv_proj.k": "l g d hidden_size"}),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": 61, "n_embd": 18, "n_layer": 4, "n_head": 6, "n_positions": 40}, {
         "transformer.h.attn.c_attn.q": "l n_embd n d", "transformer.h.mlp.c_fc.bias": "l f",
@@ -165,6 +172,47 @@ def test_a_config_alone_describes_what_the_class_saves(name: str, tmp_path: Path
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in theirs)
     first = load_file(tmp_path / "tp" / "tp_00.safetensors")
     assert sum(t.numel() for t in first.values()) < 0.7 * sum(t.numel() for t in theirs.values()), "most of it is cut"
+
+
+LARGE: dict[str, dict[str, Any]] = {  # as the cards of these models have them
+    "LlamaForCausalLM": {
+        "model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128,
+        "num_hidden_layers": 126, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+        "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "rope_scaling": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+    },
+    "DeepseekV3ForCausalLM": {
+        "model_type": "deepseek_v3", "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432,
+        "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_intermediate_size": 2048, "n_group": 8,
+        "n_routed_experts": 256, "n_shared_experts": 1, "num_attention_heads": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "topk_group": 4, "v_head_dim": 128, "vocab_size": 129280,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "quantization_config": {
+            "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_large_models_take_seconds_of_the_processor(kind: str, tmp_path: Path) -> None:
+    """Their own numbers, in which much is equal by chance (128 heads of 128). A minute where weights are drawn."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"architectures": [kind], **LARGE[kind]}))
+    import_hf(config)  # libraries are loaded
+    start = time.process_time()
+    text = import_hf(config)
+    assert time.process_time() - start < 10
+    assert not re.search(r"^ +dim \w+ = \d+$", text, re.MULTILINE), "every size is a key's"
+    assert "dim d = config.hidden_size / config.num_attention_heads" in text or kind != "LlamaForCausalLM"
+    (tmp_path / "made.ucpl").write_text(text)
+    start = time.process_time()
+    assert main(["check", str(tmp_path / "made.ucpl"), "--config", str(config)]) == 0
+    assert time.process_time() - start < 5
 
 
 def test_layers_that_the_class_drops_are_described_where_files_have_them(tmp_path: Path) -> None:

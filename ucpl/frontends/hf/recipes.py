@@ -60,6 +60,7 @@ ROLES: tuple[Leaf, ...] = (
 )
 
 _QKV = (("q", ("heads", "head")), ("k", ("groups", "head")), ("v", ("groups", "head")))
+_ONE_KV = (("q", ("heads", "head")), ("k", ("head",)), ("v", ("head",)))
 _GATE_UP = (("gate", ("ffn",)), ("up", ("ffn",)))
 _MLA = r"deepseek_v|glm_moe_dsa|glm4_moe_lite|kimi|longcat|youtu"
 _MAMBA2 = r"^(mamba2|bamba|falcon_h1|granitemoehybrid|nemotron_h|zamba2)$"
@@ -73,6 +74,8 @@ PARTS: tuple[Parts, ...] = (
     Parts(r"llama4", r"experts\.gate_up_proj", 2, _GATE_UP),
     Parts(r"gpt2", r"attn\.c_attn", 1, _QKV),
     Parts(r"gpt_neox|bloom", r"query_key_value", 0, (("q", ("head",)), ("k", ("head",)), ("v", ("head",))), ("heads",)),
+    Parts(r"falcon$", r"query_key_value", 0, _ONE_KV),
+    Parts(r"gpt_bigcode", r"attn\.c_attn", 0, _ONE_KV),
     Parts(_MLA, r"kv_a_proj_with_mqa", 0, (("c", ("=kv_lora_rank",)), ("rope", ("=qk_rope_head_dim",)))),
     Parts(_MLA, r"kv_b_proj", 0, (("k", ("=qk_nope_head_dim",)), ("v", ("=v_head_dim",))), ("heads",)),
     Parts(r"deepseek_v3|glm", r"eh_proj", 1, (("embed", ("width",)), ("hidden", ("width",)))),

@@ -29,7 +29,7 @@ _LAYERS = re.compile(r"layer|block")
 _GROUPS = re.compile(r"^(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num|mamba_n_groups|n_groups)$")
 _EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
 _SIZES = re.compile(
-    r"size|dim|embd|inner|rank|width|channel|d_model|d_ff|d_kv|d_state|d_conv|d_head|kernel|state|bins|positions|buckets"
+    r"size|dim|embd|inner|rank|width|channel|d_model|d_ff|d_kv|d_state|d_conv|d_head|kernel|state|bins|position|buckets"
 )
 _NO_SIZES = re.compile(r"token|_id$|_idx$|index|image_size|block_size|chunk|patch|vision_feature|top_?k|per_tok|window")
 _DEPTH_MAX = 8  # of configs inside a config
