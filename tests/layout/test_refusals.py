@@ -130,6 +130,19 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E130", "`w` is defined twice", text(model="  dim a = 4\n  w : a\n  ⟦alias w = w when 1\n"), "x(2)", {}),
     ("E132", "dim `a` of `w` is -1", text(model="  dim a = 3 - 4\n  w : ⟦a\n"), "x(2)", {}),
     ("E133", "`w` has dim `a` twice", text(model="  dim a = 4\n  w : a ⟦a\n"), "x(2)", {}),
+    ("E123", "`e` is a model, and a model is on no ranks", "ucpl 1\nmodel e {\n}\n" + text(model="  use e() as a ⟦at dp[0]\n")[7:], "x(2)", {}),
+    ("E139", "there is no tensor `v` that could be taken back", text(model=MODEL + "  w : a b\n  ⟦v : none\n", layout=W), "x(2)", {}),
+    (
+        "E150", "two rules for the index `a` hold at once",
+        text(layout=FILE + '  ⟧index a = a@dp when dp > 1\n  ⟦index a = a@dp[1, 3] when dp == 2\n  w[a] = b as "{a}"\n'), "x(2)", {},
+    ),
+    (
+        "E198", "`f` has 2 sizes, and `a` is 4", text(model=MODEL + "  dim ⟦f = [1, 2] by a\n  w : a f\n"), "x(2)", {},
+    ),
+    (
+        "E199", "`w` has layers of different sizes, which are not stacked",
+        text(model=MODEL + "  dim f = [1, 2, 1, 1] by a\n  w : a f\n", layout=FILE + '  ⟦w = a f as "w"\n'), "x(2)", {},
+    ),
     ("E138", "4 is no index of `a`, which is 4", text(model="  dim a = 4\n  w : a[⟦4]\n"), "x(2)", {}),
     ("E138", "'q' is no index of `a`", text(model='  dim a = 4\n  w : a[0, ⟦"q"]\n'), "x(2)", {}),
     ("E104", "`where` looks through a list, not 4", text(model="  dim a = 4\n  w : a[where(⟦a, 1)]\n"), "x(2)", {}),

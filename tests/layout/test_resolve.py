@@ -398,7 +398,7 @@ def test_a_layout_is_data_and_prints(call: str) -> None:
     model = parse(TRIAL).statements[0]
     assert isinstance(model, nodes.Model)
     found = resolve(library, parse_call(call), model=model if call in SHIPPED else None)
-    assert {type(leaf) for leaf in leaves(found)} <= {int, str, float, bool, type(None)}
+    assert {type(leaf) for leaf in leaves(found)} <= {int, str, float, bool, type(None), range}
     assert str(found).startswith("Layout(name=") and "Scope" not in str(found)
     written = [t for rule in found.files.values() for t in (rule.path, rule.key) if t is not None]
     storings = [*(e.storing for e in found.entries), *(line.storing for line in found.state_lines)]
