@@ -40,9 +40,20 @@ def found(
         ("(v n)@tp h", (8, 3), {"v": 4, "h": 3}),
         ("(n v) h", (9, 3), {"h": 3}),
         ("(v h)", (9,), {}),
-        ("v[2..] h", (9, 3), {"h": 3}),
+        ("v[2..] h", (9, 3), {"v": 11, "h": 3}),
+        ("v[..2] h", (2, 3), {"h": 3}),
+        ("v[0, 1] h", (2, 3), {"h": 3}),
         ("(v + v) h", (9, 3), {"h": 3}),
-        ("pad(v, 4) h", (8, 3), {"h": 3}),
+        ("(v + n) h", (9, 3), {"v": 5, "h": 3}),
+        ("(v + n) h", (3, 3), {"h": 3}),
+        ("(n v + n) h", (12, 3), {"v": 2, "h": 3}),
+        ("(v n + v d) h", (12, 3), {"h": 3}),
+        ("(v@tp + n) h", (9, 3), {"v": 10, "h": 3}),
+        ("(v[..2] + v[2..]) h", (9, 3), {"v": 9, "h": 3}),
+        ("trim(pad(v, 4)) h", (7, 3), {"v": 7, "h": 3}),
+        ("pad(n, 3) (v h)", (6, 9), {}),
+        ("(pad(n, 3) v) h", (12, 3), {"v": 2, "h": 3}),
+        ("pad(v, q) h", (7, 3), {"h": 3}),
         ("v h", (7,), {}),
         ("v h", (7, 3, 1), {}),
     ],
@@ -110,3 +121,62 @@ def test_a_model_is_told_its_sizes_and_others_are_left() -> None:
     assert model.items[0] == nodes.Dims((nodes.Binding("v", nodes.Number(7)),))
     assert library.model("m").node.items == model.items[1:], "the library itself is as it was"  # type: ignore[union-attr]
     assert with_sizes(library, "m", {}) is library and with_sizes(library, "any", {"v": (7, "x")}) is library
+
+
+def on_ranks(entries: str, *files: Mapping[str, tuple[int, ...]], model: str = MODEL, **given: int) -> dict[str, int]:
+    """Sizes of dims, found in the files of two ranks (or more)."""
+    text = f"{model}layout s() of m {{\n  mesh tp\n  let tp = 2\n{entries}\n}}\n"
+    stored = checkpoint(stored={})
+    for i, shapes in enumerate(files):
+        for (_, key), extent in checkpoint(stored=shapes).extents.items():
+            stored.extents[f"{i}", key] = extent
+    found = sizes_from(stored, load(("m.ucpl", text)), parse_call("s()"), None, dict(given))
+    return {name: size for name, (size, _) in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("axes", "lengths", "v"),
+    [
+        ("v@spread(tp)", (4, 3), 7),
+        ("v@chunk(tp, 4)", (4, 3), 7),
+        ("v@tp[5, 2]", (5, 2), 7),
+        ("(v@spread(tp) n)", (16, 12), 7),
+        ("(v@spread(tp) + n@spread(tp))", (6, 5), 7),
+        ("(v@spread(tp) + n)", (8, 7), 7),  # n stands whole on each rank
+        ("v@spread(tp)", (4, 3, 4, 3), 7),  # copies on other ranks
+        ("v@spread(tp)", (4,), None),  # a rank is missing
+        ("v@spread(tp)", (4, 3, 4), None),
+        ("v@tp", (4, 3), None),
+        ("(v@spread(tp) n@tp)", (8, 6), None),  # one axis cannot cut two factors
+    ],
+)
+def test_uneven_pieces_are_added_up(axes: str, lengths: tuple[int, ...], v: int | None) -> None:
+    made = on_ranks(f'  e = {axes} h as "e"', *({"e": (n, 3)} for n in lengths))
+    assert made == {"h": 3} | ({"v": v} if v is not None else {})
+
+
+def test_each_unknown_is_eliminated_by_what_another_tensor_says() -> None:
+    """qkv says q + 2 k, k alone says k, and the padded table is as long as the norm over v says."""
+    model = MODEL.replace("  e : v h\n", "  e : v h\n  q : a h\n  k : b h\n  x : v\n")
+    entries = '  qk = (q: a@spread(tp) + k: b@spread(tp)) h as "qk"\n  k = b h as "k"\n'
+    entries += '  e = pad(v, 8)@tp h as "e"\n  x = v as "x"'
+    first, second = (
+        {"qk": (8, 3), "k": (4, 3), "e": (8, 3), "x": (11,)},
+        {"qk": (7, 3), "k": (4, 3), "e": (8, 3), "x": (11,)},
+    )
+    assert on_ranks(entries, first, second, model=model) == {"h": 3, "b": 4, "a": 11, "v": 11}
+
+
+def test_padding_alone_asks_with_the_sizes_that_it_leaves() -> None:
+    with pytest.raises(UcplError) as caught:
+        found('  e = pad(v, 4 * tp)@tp h as "e"', {"e": (8, 3)})
+    (d,) = caught.value.diagnostics
+    assert (d.code, d.message) == ("E101", "no number is called `v`: it is from 9 to 16 by the padded shape of e")
+    assert "-D v=" in d.remedy and d.labels[0].line == 10
+    assert set(found('  e = pad(v, 4 * tp)@tp h as "e"', {"e": (8, 3)}, v=9)) == {"h"}
+
+
+def test_two_paddings_that_leave_one_size_say_it() -> None:
+    entries = '  e = pad(v, 4) h as "e"\n  e = pad(v, 3) h as "f"'
+    made = found(entries, {"e": (12, 3), "f": (9, 3)})
+    assert made["v"][0] == 9

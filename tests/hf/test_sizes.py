@@ -91,3 +91,16 @@ def test_without_a_checkpoint_an_open_size_is_asked_for(tmp_path: Path) -> None:
     spec = tmp_path / "open.ucpl"
     with pytest.raises(UcplError, match="E101: no number is called `v`"):
         ucpl.plan(f"{spec}:stored()", f"{spec}:cut(tp = 2)")
+
+
+def test_sizes_of_files_that_only_the_spec_describes(tmp_path: Path) -> None:
+    """Uneven pieces of two ranks: the sizes are those that the pieces have together, and are printed so."""
+    source = written(tmp_path, layers=12)
+    spec = tmp_path / "open.ucpl"
+    ucpl.convert(source, tmp_path / "cut", to=f"{spec}:cut(tp = 2)", layout=f"{spec}:stored()")
+    (tmp_path / "cut" / "note.txt").write_text("no file of the spec")
+    (tmp_path / "cut" / "ucpl" / "layout.ucpl").unlink()
+    made = ucpl.convert(tmp_path / "cut", tmp_path / "back", to=f"{spec}:stored()", layout=f"{spec}:cut(tp = 2)").plan
+    said = {o.name: (o.value, o.origin) for o in made.origins}
+    assert said["v"] == (7, "shapes of e on all ranks") and said["d"] == (3, "shape of 0.q")
+    assert ucpl.compare(source, tmp_path / "back")

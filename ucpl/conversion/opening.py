@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.texts import is_endless, json_object, read_text
 
 if TYPE_CHECKING:
+    from ucpl.extents import Key
     from ucpl.frontends.infer import Inferred
     from ucpl.regions import Placement
     from ucpl.schedule.plan import Plan
@@ -45,6 +47,8 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
     except UcplError as error:  # a size that only the checkpoint's shapes say: it must tell itself what it is
         if error.diagnostics[0].code != "E101":
             raise
+        if (found := _files_like(layout, here)) is not None:
+            return open_files(here, *found)
         try:
             return read(here)
         except UcplError:
@@ -98,6 +102,24 @@ def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
     return (
         names if frameworks[-1:] == ["huggingface"] and is_plain and (below or HuggingFace().recognises(here)) else ()
     )
+
+
+def _files_like(layout: Called, here: Path) -> tuple[list[str], list[Key]] | None:
+    """Files of a folder whose names are as a layout of framework torch() writes them, where a size of it is not known
+    yet; and the keys of what is no part of the model."""
+    from ucpl.layout.statements import items_of
+    from ucpl.stores.generic import NAME
+    from ucpl.syntax import nodes
+    from ucpl.syntax.quoting import HOLE
+
+    items = items_of(layout.library, layout.call)
+    if [i.call.name for i in items if isinstance(i, nodes.Framework)][-1:] != [NAME] or not here.is_dir():
+        return None
+    texts = [HOLE.split(i.template)[:: HOLE.groups + 1] for i in items if isinstance(i, nodes.Files) and i.form]
+    named = re.compile("|".join("[^/]+".join(map(re.escape, parts)) for parts in texts))
+    files = [p.relative_to(here).as_posix() for p in sorted(here.rglob("*")) if p.is_file()]
+    aside = [c.args[0] for i in items if isinstance(i, nodes.Blob) for c in i.clauses if c.word == "as"]
+    return [f for f in files if named.fullmatch(f)], [tuple(text.split("/")) for text in aside]
 
 
 def read_named(here: Path, framework: str, files: Iterable[str]) -> Checkpoint | None:

@@ -1,25 +1,26 @@
 """Sizes that a spec leaves open, from the shapes of a checkpoint: `dim` names that no statement, -D or config gives.
 
-An entry whose stored axis is one such dim, or a product of dims with one of them unknown, says its size; the values that a
-name's template takes (`layers.{l}.weight`) say how many indices there are. Every value is printed with the tensor it is from.
-
-Not here: dims inside sums, padded or unevenly cut axes. They stay unknown, and E101 asks for them.
+Every stored axis of which one dim is unknown is an equation: alone, in a product, a sum or a part, cut evenly or not (the
+pieces of all ranks together). What one says is known to the next. Where an axis is padded, it says between which sizes the
+dim is, and another has to say it. The values that a name's template takes (`layers.{l}.weight`) say how many indices there
+are. Every value is printed with the tensor it is from.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import prod
 
 from attrs import define, evolve, field
 
 from ucpl.errors import Label, fail
+from ucpl.frontends.lengths import length_of, ways_of
 from ucpl.layout import Library
 from ucpl.layout.bases import called_model
 from ucpl.layout.scope import Scope, Value, at
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes
+from ucpl.syntax.walk import walk
 from ucpl.texts import Json
 
 Found = dict[str, tuple[int, str]]  # name -> (size, where it is from)
@@ -66,6 +67,7 @@ def sizes_from(
         scope.given.update({name: size for name, (size, _) in learner.found.items()})
         if len(learner.found) == before:
             break
+    learner.demand_ranges()
     return learner.found
 
 
@@ -76,6 +78,7 @@ class _Learner:
     open_names: set[str]
     scope: Scope
     found: Found = field(factory=dict)
+    ranges: dict[str, tuple[range, str, nodes.Entry]] = field(factory=dict)  # between which sizes an open dim is
 
     def learn(self, entry: nodes.Entry, stored: list[tuple[str, tuple[int, ...]]]) -> None:
         text = next((c.args[0] for c in entry.clauses if c.word == "as"), None)
@@ -85,6 +88,7 @@ class _Learner:
         parts = _HOLE.split(text)[::2]
         pattern = re.compile("(?:^|/)" + "(.+?)".join(map(re.escape, parts)) + "$")
         counts: dict[str, tuple[int, str]] = {}
+        shapes: dict[str, list[tuple[int, ...]]] = {}  # of each name, on all ranks
         for name, shape in stored:
             match = pattern.search(name)
             if match is None:
@@ -93,31 +97,44 @@ class _Learner:
                 if hole in self.open_names and _NUMBER.fullmatch(value):
                     counts[hole] = max(counts.get(hole, (0, "")), (int(value) + 1, f"names like {name}"))
             if len(shape) == len(entry.shape or ()):
-                for i, axis in enumerate(entry.shape or ()):
-                    self.axis(axis, (shape[i], f"shape of {name}"), entry)
+                shapes.setdefault(name, []).append(shape)
+        for name, pieces in shapes.items():
+            for i, axis in enumerate(entry.shape or ()):
+                self.axis(axis, (name, [shape[i] for shape in pieces]), entry)
         for hole, said in counts.items():
             self.say(hole, said, entry)
 
-    def axis(self, axis: nodes.Axis, said: tuple[int, str], entry: nodes.Entry) -> None:
-        """What one stored axis says: a dim, cut evenly perhaps, or a product with one dim unknown."""
-        size, origin = said
-        match axis:
-            case nodes.Cut(axis=inner, splits=splits):
-                if all(s.kind == "equal" and self.scope.knows(s.mesh_axis) for s in splits):
-                    for s in splits:
-                        size *= self.scope.integer(nodes.Name(s.mesh_axis))
-                    self.axis(inner, (size, origin), entry)
-            case nodes.Dim(name=name, range=None) if name in self.open_names:
-                self.say(name, said, entry)
-            case nodes.Stack(terms=(nodes.Term(axes=axes),)) if all(isinstance(a, nodes.Dim) for a in axes):
-                dims = [a.name for a in axes if isinstance(a, nodes.Dim)]
-                unknown = [name for name in dims if not self.scope.knows(name)]
-                rest = prod(self.scope.integer(nodes.Name(name)) for name in dims if name not in unknown)
-                if len(unknown) == 1 and rest and size % rest == 0:
-                    if unknown[0] in self.open_names:
-                        self.say(unknown[0], (size // rest, origin), entry)
-            case _:
-                pass
+    def axis(self, axis: nodes.Axis, stored: tuple[str, list[int]], entry: nodes.Entry) -> None:
+        """What one stored axis says, its length on all ranks together."""
+        name, lengths = stored
+        ways = ways_of(axis, self.scope)
+        total, origin = _total(axis, lengths, ways, name)
+        length = length_of(axis, self.scope, ways) if ways is not None and total is not None else None
+        if length is None or total is None or length.name not in self.open_names or not length.times:
+            return
+        if length.short:
+            self.between(length.name, length.sizes(total), (origin, entry))
+        elif (size := length.size(total)) is not None:
+            self.say(length.name, (size, origin), entry)
+
+    def between(self, name: str, sizes: range, said: tuple[str, nodes.Entry]) -> None:
+        """One more axis that leaves some sizes open; what all of them leave may be one."""
+        was = self.ranges.get(name, (sizes, *said))[0]
+        left = range(max(was.start, sizes.start), min(was.stop, sizes.stop))
+        self.ranges[name] = (left, *said)
+        if len(left) == 1:
+            self.say(name, (left[0], said[0]), said[1])
+
+    def demand_ranges(self) -> None:
+        """Raises: UcplError E101 for a dim of which nothing is known but that it is padded to what is stored."""
+        for name, (left, origin, entry) in self.ranges.items():
+            if name not in self.found and left:
+                fail(
+                    "E101",
+                    f"no number is called `{name}`: it is from {left[0]} to {left[-1]} by the padded {origin}",
+                    at(entry.span, "padded here"),
+                    remedy=f"give it, with -D {name}=... or `dim {name} = ...`: padding does not say where it begins",
+                )
 
     def say(self, name: str, said: tuple[int, str], entry: nodes.Entry) -> None:
         was = self.found.setdefault(name, said)
@@ -128,6 +145,17 @@ class _Learner:
                 at(entry.span, f"{said[0]}"),
                 Label("<checkpoint>", f"{was[0]}", where=was[1]),
             )
+
+
+def _total(axis: nodes.Axis, lengths: list[int], ways: int | None, name: str) -> tuple[int | None, str]:
+    """The length of all pieces of an axis together, and where that is from; None where pieces are missing."""
+    cuts = [s for node in walk(axis) if isinstance(node, nodes.Cut) for s in node.splits]
+    if ways is None:
+        return None, ""
+    if all(s.kind == "equal" for s in cuts):
+        return (lengths[0] * ways if len(set(lengths)) == 1 else None), f"shape of {name}"
+    whole, rest = divmod(sum(lengths) * ways, len(lengths))  # ranks that hold the same piece are as many for each
+    return (whole if len(lengths) % ways == 0 and rest == 0 else None), f"shapes of {name} on all ranks"
 
 
 def with_sizes(library: Library, model: str, found: Found) -> Library:
