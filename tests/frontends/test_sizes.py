@@ -171,7 +171,7 @@ def test_padding_alone_asks_with_the_sizes_that_it_leaves() -> None:
     with pytest.raises(UcplError) as caught:
         found('  e = pad(v, 4 * tp)@tp h as "e"', {"e": (8, 3)})
     (d,) = caught.value.diagnostics
-    assert (d.code, d.message) == ("E101", "no number is called `v`: it is from 9 to 16 by the padded shape of e")
+    assert (d.code, d.message) == ("E101", "dim `v` has no size: it is from 9 to 16 by the padded shape of e")
     assert "-D v=" in d.remedy and d.labels[0].line == 10
     assert set(found('  e = pad(v, 4 * tp)@tp h as "e"', {"e": (8, 3)}, v=9)) == {"h"}
 

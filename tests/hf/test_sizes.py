@@ -89,7 +89,7 @@ def test_a_size_that_is_given_is_not_read(tmp_path: Path) -> None:
 def test_without_a_checkpoint_an_open_size_is_asked_for(tmp_path: Path) -> None:
     written(tmp_path, layers=1)
     spec = tmp_path / "open.ucpl"
-    with pytest.raises(UcplError, match="E101: no number is called `v`"):
+    with pytest.raises(UcplError, match="E101: `embed` has a dim `v` that has no size"):
         ucpl.plan(f"{spec}:stored()", f"{spec}:cut(tp = 2)")
 
 

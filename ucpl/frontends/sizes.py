@@ -131,7 +131,7 @@ class _Learner:
             if name not in self.found and left:
                 fail(
                     "E101",
-                    f"no number is called `{name}`: it is from {left[0]} to {left[-1]} by the padded {origin}",
+                    f"dim `{name}` has no size: it is from {left[0]} to {left[-1]} by the padded {origin}",
                     at(entry.span, "padded here"),
                     remedy=f"give it, with -D {name}=... or `dim {name} = ...`: padding does not say where it begins",
                 )
