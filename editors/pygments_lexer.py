@@ -8,6 +8,7 @@ from pygments.lexer import RegexLexer, words
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text
 
 from editors.textmate import keywords
+from ucpl.layout.arithmetic import FUNCTIONS
 
 __all__ = ["UcplLexer"]
 
@@ -25,6 +26,7 @@ class UcplLexer(RegexLexer):
             (r"#[^\n]*", Comment.Single),
             (r'"', String.Double, "text"),
             (r"(?<=@)[A-Za-z_]\w*(?!\w|\s*\()", Name.Decorator),
+            (words(sorted(FUNCTIONS), prefix=r"(?<![\w.])", suffix=r"(?=\s*\()"), Name.Builtin),
             (words(sorted(keywords()), prefix=r"(?<![\w.])", suffix=_NO_NAME), Keyword),
             (r"config(?:\.[A-Za-z_]\w*)+", Name.Constant),
             (r"[A-Za-z_][\w.]*", Name),

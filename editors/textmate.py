@@ -13,6 +13,7 @@ import re
 import sys
 from pathlib import Path
 
+from ucpl.layout.arithmetic import FUNCTIONS
 from ucpl.resources import grammar_text
 from ucpl.syntax.words import AXIS_WORDS, LAYOUT_WORDS, MODEL_WORDS, SPLIT_WORDS
 
@@ -79,12 +80,12 @@ def grammar() -> dict[str, object]:
         _rule("", rf"(@)\s*({_any(SPLIT_WORDS)})(?=\s*\()", _1="keyword.operator", _2="keyword.other"),
         _rule("", r"(@)\s*([A-Za-z_]\w*)", _1="keyword.operator", _2="variable.parameter"),
         _rule("keyword.other", rf"{_ALONE}(?:{_any(CALLS)})(?=\s*\()"),
+        _rule("support.function", rf"{_ALONE}(?:{_any(frozenset(FUNCTIONS))})(?=\s*\()"),  # `max` is a word elsewhere
         _rule("keyword.operator.word", rf"{_ALONE}(?:{_any(OPERATORS)}){_NO_NAME}"),
         _rule("", rf"{_ALONE}(of)\s+(any){_NO_NAME}", _1="keyword.other", _2="constant.language"),
         _rule("", rf"{_ALONE}(dtype)\s+([a-z]\w*)", _1="keyword.other", _2="support.type"),
         _rule("keyword.other", rf"{_ALONE}(?:{_any(inside)}){_NO_NAME}"),
         _rule("variable.language", r"\bconfig(?:\.[A-Za-z_]\w*)+"),
-        _rule("support.function", r"\b(?:ceil|default|gcd|lcm|max|min|size|where)(?=\s*\()"),
         _rule("variable.other", r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"),
         _rule("constant.numeric", r"\b[0-9]+\b"),
         _rule("keyword.operator", r"->|\.\.\.|\.\.|==|!=|<=|>=|[-+*/%<>=@]"),

@@ -8,6 +8,7 @@ import pytest
 
 from ucpl.lsp import Service
 from ucpl.lsp.findings import Finding
+from ucpl.lsp.words import FUNCTIONS, WORDS
 from ucpl.resources import spec_files
 
 MODEL = """ucpl 1
@@ -206,6 +207,14 @@ def test_a_word_says_what_it_is_for() -> None:
 def test_sizes_are_known_while_another_line_is_wrong() -> None:
     broken = WHOLE.replace("  head = h@tp", "  head = h@@tp")
     assert "dim `h` = **64**" in shown("ln     : l h", text=broken)
+
+
+def test_what_is_said_of_words_is_said_of_words_of_the_language() -> None:
+    from editors.textmate import keywords
+    from ucpl.layout.arithmetic import FUNCTIONS as known
+
+    assert set(WORDS) - keywords() == set() and set(FUNCTIONS) - set(known) == set()
+    assert len(set(WORDS) & keywords()) > 50
 
 
 # ---- what can be written ---------------------------------------------------------------------------------------------
