@@ -21,7 +21,7 @@ from ucpl.texts import text_at
 
 __all__ = ["Report", "roundtrip"]
 
-TRIED = (1, 2, 3, 4, 5, 7, 8)  # degrees of one axis
+TRIED = (1, 2, 3, 4, 5, 6, 8)  # degrees of one axis
 ATTEMPTS_MAX = 160  # combinations of degrees that are looked at for one layout
 DRAWS_MAX = 40  # of sizes, until there are some that every axis divides
 REFUSED_SHOWN = 4
