@@ -47,7 +47,7 @@ TOP
 """
 PLACES = {"model": "  MODEL", "layout": "  LAYOUT", "top": "TOP"}
 UNSAID = "no entry speaks of them"  # of the frame's other tensors
-GENERAL = "read `ucpl explain E001`"
+GENERAL = catalogue()["E001"].remedy
 
 
 @frozen

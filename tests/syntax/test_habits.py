@@ -8,7 +8,7 @@ import pytest
 
 from ucpl.errors import UcplError
 from ucpl.extents.dtypes import DTYPES
-from ucpl.syntax import parse
+from ucpl.syntax import parse, parse_call
 from ucpl.syntax.forms import FORMS
 from ucpl.syntax.habits import Habit, habits, words
 from ucpl.syntax.words import ELEMENT_TYPES, LAYOUT_WORDS, MODEL_WORDS
@@ -18,6 +18,7 @@ FRAMES = {
     "m": ("ucpl 1\nmodel m {\n  embed : v h\n", "\n}\n"),
     "t": ("ucpl 1\n", "\n"),
     "h": ("", "\n"),
+    "c": ("", ""),
 }
 CASES = [(row, place) for row in habits() for place in row.place[:1]]
 
@@ -27,9 +28,13 @@ def framed(line: str, place: str) -> str:
     return before + line + "\n}" * (line.count("{") - line.count("}")) * line.endswith("{") + after
 
 
+def read(line: str, place: str) -> object:
+    return parse_call(line) if place == "c" else parse(framed(line, place))
+
+
 def remedy(line: str, place: str) -> str:
     with pytest.raises(UcplError) as caught:
-        parse(framed(line, place))
+        read(line, place)
     return caught.value.diagnostics[0].remedy
 
 
@@ -40,7 +45,7 @@ def test_each_row_offers_its_line(row: Habit, place: str) -> None:
     assert offered.replace("\n       ", "\n") == row.write
     assert bool(row.write) == row.offers
     if row.write:
-        parse(framed(row.write, place))
+        read(row.write, place)
 
 
 def test_a_line_has_several_habits() -> None:
@@ -60,6 +65,10 @@ def test_nothing_is_offered_that_cannot_be_read() -> None:
     assert "write:" not in remedy("embed = v <=> [h, !! as 'x'", "l")
 
 
+def test_no_bracket_is_taken_out_that_leaves_another_open() -> None:
+    assert "write:" not in remedy("index k = l@pp[]", "l")
+
+
 def test_a_line_that_no_person_wrote_is_not_looked_at() -> None:
     assert "write:" not in remedy(f"embed = [{'v, ' * 200}h]", "l")
 
@@ -74,7 +83,7 @@ def test_every_statement_has_its_form(place: str) -> None:
 def test_every_form_has_an_example_that_can_be_read(place: str, word: str) -> None:
     example = FORMS[place, word][1]
     assert example.split()[0] == word or not word
-    parse(framed(example.replace(" … ", "\n"), place))
+    read(example.replace(" … ", "\n"), place)
 
 
 def test_a_statement_that_goes_wrong_says_its_form() -> None:

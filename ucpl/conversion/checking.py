@@ -21,7 +21,7 @@ from ucpl.conversion.side import Side, located
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.layout import Library, load
 from ucpl.layout.bases import called_model, placed
-from ucpl.layout.library import Reader
+from ucpl.layout.library import Known, Reader
 from ucpl.layout.scope import Value, at
 from ucpl.layout.statements import items_of
 from ucpl.proofs.side_by_side import side_by_side, twins_text
@@ -33,6 +33,8 @@ from ucpl.texts import read_text, text_at
 __all__ = ["Checked", "check", "check_text"]
 
 _NO_CONFIG = "E105"
+_OTHER_SIZE = "E115"
+_ALONE = "<nothing stored>"  # the name of no layout that a text has
 TRIAL = "<trial>"  # the name of no model that a text has
 _TRIAL = f"""ucpl 1
 model "{TRIAL}" {{
@@ -129,7 +131,7 @@ class _Checker:
             match statement:
                 case nodes.Model():
                     self.count("model")
-                    self.guarded(partial(_own, self.library, [statement], self.given))
+                    self.guarded(partial(self.model, statement))
                 case nodes.Layout():
                     self.count("layout")
                     self.guarded(partial(self.layout, statement))
@@ -142,6 +144,19 @@ class _Checker:
             work()
         except UcplError as error:
             self.found(error)
+
+    def model(self, node: nodes.Model) -> None:
+        """A model that no layout of the file lays out is closed by itself, under a layout that stores nothing."""
+        made = _own(self.library, [node], self.given)
+        if any(isinstance(s, nodes.Layout) and s.of in (node.name, "any") for s in self.file.statements):
+            return
+        alone = Known(nodes.Layout(_ALONE, (), "any", None, ()), self.file)
+        library = evolve(self.library, known={**self.library.known, _ALONE: alone}, files=dict(self.library.files))
+        try:
+            located(Called(library, nodes.Call(_ALONE)), evolve(self.given, model=made), rank=0)
+        except UcplError as error:
+            if error.diagnostics[0].code != _OTHER_SIZE:  # -D speaks of the file's other models, too
+                raise
 
     def called(self, call: nodes.Call) -> None:
         node = Called(self.library, call).layout

@@ -229,6 +229,19 @@ def _infer_digit(item: nodes.Index, digits: list[str], scope: Scope) -> None:
     unknown = [d for d in digits if not scope.knows(d)]
     if len(unknown) > 1:
         fail("E143", f"sizes of digits {', '.join(unknown)} are unknown; one may be", at(item.span))
+    if len(digits) == 1 and (unknown == digits or digits[0] in scope.mesh_axes):
+        run = next((a for a in scope.mesh_axes if digits[0] in (f"{item.name}{a}", a)), None)
+        remedy = (
+            f"did you mean `{item.name}@{run}`?"
+            if run
+            else f"an index is cut, as in `index {item.name} = {item.name}@pp`"
+        )
+        fail(
+            "E169",
+            f"`{digits[0]}` is no dim, and `{item.name}` has no other digits",
+            at(item.span),
+            remedy=remedy,
+        )
     known = prod(scope.size(d, item.span) for d in digits if d not in unknown)
     whole = scope.size(item.name, item.span)
     if not unknown:

@@ -1,6 +1,7 @@
 """How each kind of statement is written, in words and by an example: what is said where nothing better is known.
 
-Keyed by place (l: a layout, m: a model, t: beside them) and the statement's word; "" is the statement without one.
+Keyed by place (l: a layout, m: a model, t: beside them, h: the first line,
+c: a call) and the statement's word; "" is the statement without one.
 A test reads every example, and misses no word of the grammar.
 """
 
@@ -19,6 +20,7 @@ _INDEX = ("`index` says how an index is dealt, or which digits it has", "index l
 _GROUP = ("`group` has a name, and its members with commas between them", "group decay = attn.q, mlp.up")
 
 FORMS: dict[tuple[str, str], tuple[str, str]] = {
+    ("c", ""): ("a call has the layout's name and, in parentheses, its arguments", "zero1(dp = 4, tp = 2)"),
     ("h", ""): ("a file starts with the version of the language", "ucpl 1"),
     ("t", ""): (
         "a file has `from`, `let`, `assert`, `model`, `layout` and `plan`; "

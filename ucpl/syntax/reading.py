@@ -10,7 +10,7 @@ from lark.exceptions import UnexpectedInput
 from ucpl.errors import Diagnostic, UcplError, catalogue, fail
 from ucpl.syntax.forms import form_of
 from ucpl.syntax.limits import TEXT_CHARACTERS_MAX
-from ucpl.syntax.rewriting import instead_of, standing
+from ucpl.syntax.rewriting import instead_of, standing, standing_call
 from ucpl.syntax.slips import diagnose
 from ucpl.syntax.source import Source
 from ucpl.syntax.tables import Tables, tables
@@ -48,11 +48,12 @@ def read(source: Source, start: str) -> object:
 
 def _with_the_line(found: Diagnostic, source: Source, start: str, parser: Tables) -> Diagnostic:
     """The diagnostic with the line to write instead, or with how such a statement is written."""
-    if found.code not in _OF_HABIT or start != "start":
+    if found.code not in _OF_HABIT or start not in ("start", "call_text"):
         return found
     label = found.labels[0]
     place = _offset(source.text, label.line or 1, label.column or 1)
-    at = standing(source.text, place, found.code == "E002")
+    is_call = start == "call_text"
+    at = standing_call(source.text, place) if is_call else standing(source.text, place, found.code == "E002")
     if at is None:
         return found
     instead = instead_of(at, parser)

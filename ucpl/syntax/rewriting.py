@@ -18,7 +18,7 @@ from ucpl.syntax.source import Source
 from ucpl.syntax.tables import Tables
 from ucpl.syntax.words import CLAUSE_WORDS, ELEMENT_TYPES, LAYOUT_WORDS, MODEL_WORDS
 
-__all__ = ["Instead", "Standing", "instead_of", "open_brackets", "standing"]
+__all__ = ["Instead", "Standing", "instead_of", "open_brackets", "standing", "standing_call"]
 
 _LINE_MAX = 400  # characters of a line that is looked at: no person wrote a longer one
 _LINES_MAX = 20  # of a statement, above and below
@@ -30,14 +30,14 @@ _CLAUSE = re.compile(
     rf"[ \t]*(?:{'|'.join(sorted(CLAUSE_WORDS | {'of', 'is', 'key', 'order', 'drop', 'extends'}))})\b(?![ \t]*[=.:\[])"
 )
 _OWN = CLAUSE_WORDS | ELEMENT_TYPES | LAYOUT_WORDS | MODEL_WORDS | {"from", "like", "buffer", "frozen", "x", "name"}
-_FRAMES = {"l": "ucpl 1\nlayout x() of y {\n", "m": "ucpl 1\nmodel y {\n", "t": "ucpl 1\n", "h": ""}
+_FRAMES = {"l": "ucpl 1\nlayout x() of y {\n", "m": "ucpl 1\nmodel y {\n", "t": "ucpl 1\n", "h": "", "c": ""}
 
 
 @frozen
 class Standing:
     """A refused line: the statement that it is in, and what that stands in."""
 
-    place: str  # l: a layout, m: a model, t: beside them, h: where the version should be
+    place: str  # l: a layout, m: a model, t: beside them, h: where the version should be, c: a call by itself
     before: str  # of the statement, lines above
     line: str  # without its indentation and its comment
     column: int  # of the refusal, from 0; at most the line's length
@@ -95,6 +95,13 @@ def standing(text: str, place: int, header: bool) -> Standing | None:
         _axes(text),
         _tensors(text) if kind == "m" else (),
     )
+
+
+def standing_call(text: str, place: int) -> Standing | None:
+    """The same of a call, such as a command line gives: it is one line, and nothing stands around it."""
+    if len(text) > _LINE_MAX or "\n" in text:
+        return None
+    return Standing("c", "", text, min(place, len(text)), "", _AXES_USUAL)
 
 
 def _without_comment(line: str) -> str:
@@ -180,7 +187,7 @@ def _proposals(at: Standing) -> Iterator[tuple[Habit, str, str]]:
             yield (
                 habit,
                 why,
-                "" if made is None else (at.line[: match.start()] + made + at.line[match.end() :]).rstrip(),
+                "" if made is None else (at.line[: match.start()] + made + at.line[match.end() :]).strip(),
             )
 
 
@@ -197,7 +204,7 @@ def _refusal(at: Standing, line: str, parser: Tables) -> int | None:
     parser.joiner.source = source
     parser.recorder.begin(source)
     try:
-        parser.lark.parse(text + "\n", start="start")
+        parser.lark.parse(text + "\n", start="call_text" if at.place == "c" else "start")
     except UnexpectedToken as error:
         place = error.token.start_pos
         return len(text) - start if place is None or error.token.type == "$END" else place - start
@@ -215,6 +222,7 @@ def instead_of(at: Standing, parser: Tables) -> Instead | None:
     whys: list[str] = []
     seen = {at.line}
     reason = ""
+    opened = max(0, _opens(at, at.line))
     for _ in range(_ROUNDS_MAX):
         further: tuple[str, str, int] | None = None
         for habit, why, line in _proposals(at):
@@ -222,6 +230,8 @@ def instead_of(at: Standing, parser: Tables) -> Instead | None:
             if not line or line in seen:
                 continue
             seen.add(line)
+            if _opens(at, line) > opened:
+                continue
             refused = _refusal(at, line, parser)
             if refused is None or refused > len(line) + _first_of(at.after):
                 return Instead("; ".join(dict.fromkeys([*whys, why])), line)
@@ -231,9 +241,15 @@ def instead_of(at: Standing, parser: Tables) -> Instead | None:
             break
         whys.append(further[0])
         at = Standing(at.place, at.before, further[1], max(0, further[2]), at.after, at.axes, at.tensors)
-    if at.place != "h":
+    if at.place not in "hc":
         reason = words().of(at.line, _OWN, True) or reason or words().of(at.line, _OWN, False)
     return Instead(reason) if reason else None
+
+
+def _opens(at: Standing, line: str) -> int:
+    """How many parentheses and brackets the statement leaves open with this line."""
+    text = at.before + line + at.after
+    return sum(text[i] in "([" for i in open_brackets(text, len(text)))
 
 
 def _first_of(below: str) -> int:
