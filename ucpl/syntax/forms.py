@@ -57,7 +57,7 @@ FORMS: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("l", ""): (
         "an entry has the tensor's name, indices in brackets, `=`, its axes side by side, and then clauses "
-        "(`as`, `in`, `at`, `on`, `dtype`, `lossy`, `exact`, `value`, `when`, `mean`, `sum`, `max`, `any`, `same`)",
+        "(`as`, `in`, `at`, `dtype`, `when` and others)",
         'attn.q[l] = n@tp d h  as "layers.{l}.q"',
     ),
     ("l", "let"): _LET,
