@@ -113,6 +113,20 @@ def test_a_layout_written_out_is_the_same_layout() -> None:
     assert shapes(again) == shapes(resolve(library, parse_call("x(3)")))
 
 
+def test_a_layout_that_is_used_is_of_the_model_that_is_used() -> None:
+    more = (
+        "model two {\n  use gpt(layers = 3) as a\n}\n\n"
+        'layout one(n = 3) of gpt(layers = n) {\n  file weights = torch "b.pt"\n  bias = h  as "b"\n}\n\n'
+        'layout both(n) of two {\n  file weights = torch "a.pt"\n  use one(n = n) as a\n}\n\n'
+    )
+    library = load(("calls.ucpl", MODELS + more))
+    assert resolve(library, parse_call("both(3)")).entries
+    with pytest.raises(UcplError) as caught:
+        resolve(library, parse_call("both(5)"))
+    found = caught.value.diagnostics[0]
+    assert (found.code, found.message) == ("E160", "`a.layers == a.n` does not hold")
+
+
 def test_what_a_call_gets_wrong_is_refused() -> None:
     assert refused("gpt(layer = 3)")[::2] == ("E117", "did you mean `layers`?")
     assert refused("gpt(1, 2, 3, 4)")[0] == "E116"

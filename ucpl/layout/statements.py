@@ -226,6 +226,7 @@ class _Reader:
         if isinstance(known.node, nodes.Layout):
             lets = [s for s in known.file.statements if isinstance(s, nodes.Let)]
             inner = [*lets, *self.call_lets(known.node, item.call), *self.flattened(known.node.name, chain)]
+            inner += self.of_such_a_model(known.node)
         else:
             assert isinstance(known.node, nodes.Model)
             given = placed(known.node.parameters, item.call)
@@ -244,6 +245,15 @@ class _Reader:
         return isinstance(item, nodes.Mesh) and any(
             item.axes == tuple(a for a in mesh if a in item.axes) for mesh in self.axes
         )
+
+    def of_such_a_model(self, layout: nodes.Layout) -> list[nodes.Assert]:
+        """A used layout `of gpt(layers = 4)`: the model under the prefix is called so, or the layout is not of it."""
+        if layout.of == "any" or not layout.arguments:
+            return []
+        model = self.library.model(layout.of, layout.span).node
+        assert isinstance(model, nodes.Model)
+        given = placed(model.parameters, nodes.Call(layout.of, layout.arguments, span=layout.span))
+        return [nodes.Assert(nodes.Binary("==", nodes.Name(p), a.value), span=a.span) for p, a in given.items()]
 
     def call_lets(self, layout: nodes.Layout, call: nodes.Call) -> list[nodes.Record]:
         """The parameters of a layout that is used, as `let`. Mesh axes are shared: they are what they are here."""
