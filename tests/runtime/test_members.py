@@ -130,3 +130,11 @@ def test_the_greatest_of_copies_is_nan_where_one_is_and_zero_is_positive_where_o
     found = torch.cat([torch.load(tmp_path / "out" / f"{tp}.pt")["w"] for tp in range(2)])
     assert found[0].isnan() and found[1:].tolist() == [0.0, -3.0, 0.0]
     assert torch.signbit(found[1:]).tolist() == [False, True, True]
+
+
+def test_verify_holds_copies_of_a_member_against_each_other_and_members_against_nothing(tmp_path: Path) -> None:
+    for name, change in (("good", None), ("bad", (1, 2))):
+        path = written(tmp_path / name, "sum @tp", change)
+        found = ucpl.verify(tmp_path / name / "in", layout=f"{path}:x(dp=2, tp=3)")
+        assert [f.code for f in found.findings] == (["E700"] if change else []), found
+        assert "w[a=0]" in found.findings[0].message if change else True

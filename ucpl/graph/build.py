@@ -309,7 +309,7 @@ class _Drawing:
 
     def refuse_addends(self, part: Part) -> None:
         """Partial sums are read, never written: how a value divides into addends is nowhere said. E311."""
-        if self.source is self.target:
+        if self.source.layout is self.target.layout:  # a checkpoint against itself: nothing is written
             return
         p = part.folded.take(part.folded.policy == POLICIES.index("sum"))
         if not len(p):

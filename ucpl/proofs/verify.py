@@ -12,6 +12,7 @@ from ucpl.graph.side import DtypeOf
 from ucpl.layout import Derivation
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.genuine import Against
+from ucpl.proofs.member_copies import copies_of_members
 from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.where import counted, element_at, only, pairs_of
 from ucpl.proofs.witnesses import (
@@ -128,12 +129,13 @@ def _contradiction(witness: Witness, checkpoint: Checkpoint) -> Diagnostic:
 def _copies(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:
     """Replicas and second names: the checkpoint against itself, where an element has more than one place. And padding.
 
-    Each copy is held against the place that is read. Members of a mean may differ: nothing is held against them.
+    Each copy is held against the place that is read. Members of a mean may differ: what is held is each against its own copies.
     """
     graph = build(placement, counted(placement), dtype_of=_dtype_of(checkpoint))
     plan = order(graph, name="copies")
     padding = list(check_padding(plan, checkpoint, memory=memory))
     checks = tuple(_turned(m) for m in plan.moves if m.kind == "check")
+    checks += tuple(copies_of_members(placement, plan))
     count = sum(m.elements for m in checks)
     if not count:
         return 0, padding
