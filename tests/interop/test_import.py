@@ -66,6 +66,14 @@ WHISPER = {
     "max_target_positions": 17, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3,
     "suppress_tokens": None, "begin_suppress_tokens": None,
 }  # fmt: skip
+TOWER = {
+    "hidden_size": 24, "intermediate_size": 26, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+BART = {
+    "vocab_size": 67, "d_model": 60, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 6,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 22, "decoder_ffn_dim": 26, "max_position_embeddings": 40,
+}  # fmt: skip
 BAMBA = {
     **LLAMA, "hidden_size": 30, "head_dim": 6, "num_attention_heads": 6, "num_hidden_layers": 4, "attn_layer_indices": [1, 2],
     "mamba_n_heads": 6, "mamba_d_head": 10, "mamba_n_groups": 2, "mamba_d_state": 14, "mamba_expand": 2, "mamba_d_conv": 4,
@@ -130,6 +138,17 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
         {"vocab_size": 67, "hidden_size": 60, "num_hidden_layers": 3, "num_attention_heads": 6, "ffn_hidden_size": 22},
         {"transformer.h.self_attention.query_key_value.k": "l d hidden_size"},
     ),
+    "gemma3 with a tower": (
+        "Gemma3ForConditionalGeneration", {"text_config": LLAMA, "vision_config": TOWER, "mm_tokens_per_image": 4},
+        {"language_model.model.layers.self_attn.q_proj.weight": "l n d hidden_size"},
+    ),
+    "gpt oss": ("GptOssForCausalLM", {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}, {
+        "model.layers.mlp.experts.gate": "l e hidden_size intermediate_size one",
+    }),
+    "olmo2": ("Olmo2ForCausalLM", {k: v for k, v in LLAMA.items() if k != "head_dim"}, {
+        "model.layers.self_attn.q_norm.weight": "l n d",
+    }),
+    "bart": ("BartForConditionalGeneration", BART, {}),
     "phi3": ("Phi3ForCausalLM", {**LLAMA, "hidden_size": 60}, {"model.layers.self_attn.qkv_proj.k": "l g d hidden_size"}),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": 61, "n_embd": 18, "n_layer": 4, "n_head": 6, "n_positions": 40}, {
         "transformer.h.attn.c_attn.q": "l n_embd n d", "transformer.h.mlp.c_fc.bias": "l f",

@@ -56,6 +56,8 @@ ROLES: tuple[Leaf, ...] = (
     Leaf(r"mlp\.c_proj" + _END, (("ffn",), ("width",)), True),
     Leaf(r"attn\.c_proj" + _END, (("heads", "head"), ("width",)), True),
     Leaf(r"(q_norm|k_norm)" + _END, (("head",),)),
+    Leaf(r"q_norm" + _END, (("heads", "head"),)),
+    Leaf(r"k_norm" + _END, (("groups", "head"),)),
     Leaf(r"(layernorm|layer_norm|norm\d?|ln_\w+|rmsnorm)" + _END, (("width",),)),
 )
 
@@ -72,6 +74,8 @@ PARTS: tuple[Parts, ...] = (
     Parts(r"phi3|glm4?$|phimoe", r"qkv_proj", 0, _QKV),
     Parts(r"phi3|glm4?$", r"gate_up_proj", 0, _GATE_UP),
     Parts(r"llama4", r"experts\.gate_up_proj", 2, _GATE_UP),
+    Parts(r"gpt_oss", r"experts\.gate_up_proj", 2, (("gate", ("one",)), ("up", ("one",))), ("ffn",)),
+    Parts(r"gpt_oss", r"experts\.gate_up_proj_bias", 1, (("gate_bias", ("one",)), ("up_bias", ("one",))), ("ffn",)),
     Parts(r"gpt2", r"attn\.c_attn", 1, _QKV),
     Parts(r"gpt_neox|bloom", r"query_key_value", 0, (("q", ("head",)), ("k", ("head",)), ("v", ("head",))), ("heads",)),
     Parts(r"falcon$", r"query_key_value", 0, _ONE_KV),

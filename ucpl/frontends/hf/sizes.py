@@ -163,6 +163,8 @@ class Sizes:
                 yield from self._quotients()
             case "groups":
                 yield from self.role("heads")  # a class without groups has as many as heads
+            case "one":
+                yield Size("one", "1", tuple(1 for _ in range(1 + len(self.facts.variations))))
             case "qk":
                 yield from self._sums("qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim")
             case "ffn":
