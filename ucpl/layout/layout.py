@@ -41,6 +41,7 @@ class LogicalTensor:
     dtype: str | None
     kind: Literal["parameter", "buffer", "frozen"]
     scaling: Scaling | None = None  # of a scale: what it is of
+    scale: str | None = None  # of a tensor in blocks: what has their scales
     span: Span = field(default=NOWHERE, eq=False, repr=False)
 
     @property

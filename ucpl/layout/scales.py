@@ -20,7 +20,7 @@ BLOCK_MAX = 1 << 40
 
 def scales_of(tensors: Mapping[str, LogicalTensor]) -> dict[str, str]:
     """Tensors that have a scale, each with that."""
-    return {t.scaling.of: path for path, t in tensors.items() if t.scaling is not None}
+    return {path: t.scale for path, t in tensors.items() if t.scale is not None}
 
 
 # ---- in the model ----------------------------------------------------------------------------------------------------
@@ -40,6 +40,7 @@ def with_scalings(
         if owner in seen:
             _unfit(item, f"`{owner}` has a scale, `{seen[owner].path}`")
         seen[owner] = item
+        tensors[owner] = evolve(tensors[owner], scale=path)
         tensors[path] = evolve(tensors[path], scaling=_scaling(item, tensors[path], tensors[owner], scope))
     return tensors
 
@@ -94,8 +95,7 @@ def scaled(
     """
     if not storing.scaled:
         return storing
-    known = scales_of(tensors)
-    bare = [path for path in targets if path not in known]
+    bare = [path for path in targets if tensors[path].scale is None]
     if bare and (item.path == "*" or item.glob):
         return evolve(storing, scaled=False)
     clause = next(c for c in item.clauses if c.word == "value")

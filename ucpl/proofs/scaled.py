@@ -6,7 +6,7 @@ that what holds at the corners of a box holds within it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -14,45 +14,60 @@ import numpy as np
 from ucpl.columns.operations import Flow
 from ucpl.errors import Label, fail
 from ucpl.proofs.joins import I64, Boxes, Mask, Pieces, box_of, first_left, pairs_in
-from ucpl.proofs.moved import boxes_at
+from ucpl.proofs.moved import AT_ONCE, boxes_at
 from ucpl.proofs.told import Told
 
 __all__ = ["prove_scales", "scales_among"]
+
+Ends = tuple[I64, I64, I64, I64]
 
 
 def scales_among(told: Told) -> Mask:
     """Of each tensor: whether it is a scale that the graph reads as one."""
     out = np.zeros(max(1, len(told.graph.target.tensors)), dtype=bool)
     for flow in _flows(told):
-        names = [told.graph.target.tensors[t] for t in np.unique(flow.moves.tensor).tolist()]
-        out[[told.number[s] for s in (_scale_of(told, n) for n in names) if s is not None]] = True
+        tensors, names = told.graph.target.layout.tensors, told.graph.target.tensors
+        scales = (tensors[names[t]].scale for t in np.unique(flow.moves.tensor).tolist())
+        out[[told.number[s] for s in scales if s is not None]] = True
     return out
 
 
 def prove_scales(told: Told) -> None:
     """Raises E347, naming the first element that is not scaled, scaled twice, or scaled by another block's scale."""
     found: list[Boxes] = []
-    for flow in _flows(told):
-        lane = flow.lanes[0]
-        m = flow.moves
-        index = _corners(m.shape)
-        row = np.repeat(np.arange(len(m)), index.shape[1])
-        index = index.reshape(len(row), -1)
-        here = m.source[row] + (lane.source << told.bits[0]) + (index * m.source_stride[row]).sum(axis=1)
-        there = m.target[row] + (lane.target << told.bits[1]) + (index * m.target_stride[row]).sum(axis=1)
+    for ends in _batches([_ends(told, flow) for flow in _flows(told)]):
+        here, there, row, numel = (np.concatenate(column) for column in zip(*ends, strict=True))
         source, target = boxes_at(told.source, here), boxes_at(told.target, there)
         _same_block(told, source, target)
-        found.append(_boxes(told, target, row, m.shape.prod(axis=1)))
+        found.append(_boxes(told, target, row, numel))
     _all_once(told, found)
+
+
+def _ends(told: Told, flow: Flow) -> Ends:
+    """Positions of the corners of both sides of a flow's rows, the row of each, and how many elements each row has."""
+    lane, m = flow.lanes[0], flow.moves
+    index = _corners(m.shape)
+    row = np.repeat(np.arange(len(m)), index.shape[1])
+    index = index.reshape(len(row), -1)
+    here = m.source[row] + (lane.source << told.bits[0]) + (index * m.source_stride[row]).sum(axis=1)
+    there = m.target[row] + (lane.target << told.bits[1]) + (index * m.target_stride[row]).sum(axis=1)
+    return here, there, row, m.shape.prod(axis=1)
+
+
+def _batches(ends: Sequence[Ends]) -> Iterator[list[Ends]]:
+    """Flows together, so that the pieces are looked through a few times in all."""
+    batch: list[Ends] = []
+    for one in ends:
+        batch.append((one[0], one[1], one[2] + (batch[-1][2][-1] + 1 if batch else 0), one[3]))
+        if batch[-1][2][-1] > AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _flows(told: Told) -> Sequence[Flow]:
     return [flow for flow in told.flows if flow.kind == "scale" and len(flow.moves)]
-
-
-def _scale_of(told: Told, path: str) -> str | None:
-    tensors = told.graph.target.layout.tensors
-    return next((p for p, t in tensors.items() if t.scaling is not None and t.scaling.of == path), None)
 
 
 def _corners(shape: I64) -> I64:
