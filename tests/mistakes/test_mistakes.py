@@ -59,6 +59,7 @@ class Mistake:
     write: str = ""
     code: str = ""
     config: str = ""  # a config.json, where one is given
+    line: int = 0  # of the text: the one that the message points at, where that is not the first
 
     @property
     def whole(self) -> str:
@@ -103,6 +104,9 @@ def test_a_mistake_is_said_with_what_to_write_instead(mistake: Mistake, tmp_path
     assert "internal" not in said and GENERAL not in said
     assert all(finding.remedy for finding in found.findings)
     assert [one for one in mistake.says if one not in said] == [], said
+    if mistake.line:
+        above = mistake.whole.split(mistake.text.strip("\n").split("\n")[0])[0].count("\n")
+        assert found.findings[0].labels[0].line == above + mistake.line
     if mistake.code:
         assert mistake.code in {finding.code for finding in found.findings}
     if mistake.write:

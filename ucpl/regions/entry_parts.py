@@ -139,7 +139,8 @@ class EntryParts:
             coordinates = tuple(spreads[b].here[c][a] for a in placer.shape_axes)
             return state, tuple(entry.targets.items()), entry.shape, coordinates, spreads[b].choices.digits_of(j)
 
-        kept = site.claims.claim(Holder(homes, mark, taken(entry.span), entry.span))
+        span = entry.span if like is None or not like.span.line else like.span
+        kept = site.claims.claim(Holder(homes, mark, taken(span, like is not None), span))
         if kept is not None:
             spreads = [spreads[b].at(c, spreads[b].choices.take([j])) for b, c, j in kept]
             homes = Homes(blocks(spreads))
@@ -268,7 +269,7 @@ class EntryParts:
         return Pieces.concat(tables, self.site.k)
 
 
-def taken(span: Span) -> Callable[[Place, Holder], NoReturn]:
+def taken(span: Span, states: bool = False) -> Callable[[Place, Holder], NoReturn]:
     """What to say where a tensor's place is another one's. E215."""
 
     def blame(place: Place, other: Holder) -> NoReturn:
@@ -277,7 +278,9 @@ def taken(span: Span) -> Callable[[Place, Holder], NoReturn]:
             f"two tensors, or two pieces of one, have one place: {'/'.join(map(str, place[1]))} of {place[0]}",
             at(span, "this one"),
             at(other.span, "and this one"),
-            remedy=_telling_apart("/".join(map(str, place[1]))),
+            remedy='name the state in the key, as in "{key}.{state}"; or give each state a file of its own'
+            if states and span == other.span
+            else _telling_apart("/".join(map(str, place[1]))),
         )
 
     return blame
