@@ -85,6 +85,17 @@ RULES: dict[str, tuple[int, list[Rule]]] = {
         (r"model\.embed_tokens", FIRST, ROWS), (r"model\.norm", LAST, copy), ("lm_head", LAST, ROWS),
         ("[qk]v?_b_proj|gate_proj|up_proj", LAYER, ROWS), ("o_proj|down_proj", LAYER, COLUMNS), ("", LAYER, copy),
     ]),
+    "gemma3n": (4, [
+        (r"embed_tokens\.", FIRST, ROWS),
+        ("embed_tokens_per|per_layer_model|per_layer_projection_norm|altup_proj", FIRST, copy),
+        (r"model\.norm|altup_unembed", LAST, copy), ("[qkv]_proj|gate_proj|up_proj", LAYER, ROWS),
+        ("o_proj|down_proj", LAYER, COLUMNS), ("", LAYER, copy),
+    ]),
+    "unet": (0, [
+        (r"resnets.*(conv1|time_emb_proj|norm2)|to_[qkv]\.", EVERY, ROWS),
+        (r"(resnets.*conv2|to_out\.0)\.weight", EVERY, COLUMNS),
+        ("", EVERY, copy),
+    ]),
     "llama4": (4, [
         ("embed_tokens", FIRST, ROWS), (r"model\.norm", LAST, copy), ("lm_head", LAST, ROWS),
         ("[qkv]_proj|gate_proj|up_proj", LAYER, ROWS), ("o_proj|down_proj", LAYER, COLUMNS), ("", LAYER, copy),

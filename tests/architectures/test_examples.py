@@ -13,10 +13,15 @@ import ucpl
 from tests.architectures.splits import Degrees, Rank, Tensors, split
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "architectures"
-DEGREES = {"t5": (Degrees(2, 1, 2), Degrees(2, 1, 3)), "whisper": (Degrees(2, 1, 2), Degrees(2, 1, 3))}
+DEGREES = {
+    "t5": (Degrees(2, 1, 2), Degrees(2, 1, 3)),
+    "whisper": (Degrees(2, 1, 2), Degrees(2, 1, 3)),
+    "unet": (Degrees(1, 1, 2), Degrees(1, 1, 3)),
+}
 USUAL = (Degrees(2, 1, 2), Degrees(4, 1, 3))
 EXPERTS = (Degrees(2, 2, 2), Degrees(4, 4, 3))
 OTHERS = {"deepseek_v3": ", block = 4"}  # arguments besides the degrees
+OF_ANY = {"unet"}  # what is written says of itself what it is
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.ucpl"))
 assert NAMES
 
@@ -60,8 +65,9 @@ def test_there_on_and_back(name: str, tmp_path: Path) -> None:
     whole = EXAMPLES / "checkpoints" / name
     first, second = degrees_of(name)
     ucpl.convert(whole, tmp_path / "first", call(name, first), layout=hf(name))
-    ucpl.convert(tmp_path / "first", tmp_path / "second", call(name, second), layout=call(name, first))
-    ucpl.convert(tmp_path / "second", tmp_path / "back", hf(name), layout=call(name, second))
+    said = [None if name in OF_ANY else call(name, degrees) for degrees in (first, second)]
+    ucpl.convert(tmp_path / "first", tmp_path / "second", call(name, second), layout=said[0])
+    ucpl.convert(tmp_path / "second", tmp_path / "back", hf(name), layout=said[1])
     assert_same(tensors_of(tmp_path / "back"), tensors_of(whole))
     for folder, degrees in (("first", first), ("second", second)):
         for rank, wanted in split(name, tensors_of(whole), degrees, experts(name)).items():

@@ -31,16 +31,19 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
     Raises: UcplError, exit 3.
     """
     from ucpl.stores.generic import NAME, open_files
-    from ucpl.stores.huggingface import HuggingFace
+    from ucpl.stores.huggingface import FILE, HuggingFace
     from ucpl.stores.registry import open_checkpoint as read
 
     here, given = _demand_stored(Path(path)), given or Given()
     if layout is None:  # what a checkpoint says of itself leaves no size open
         layout, given = own_layout(here), evolve(given, sizes={})
-    if layout is None or layout.is_of_any or not os.path.exists(here):
+    if layout is None or not os.path.exists(here):
         return read(here)
-    if names := _safetensors_of(layout, here):
+    names = _safetensors_of(layout, here)
+    if names and not (layout.is_of_any and set(names) <= {FILE}):
         return HuggingFace().open_named(here, names)
+    if layout.is_of_any:
+        return read(here)
     known = evolve(given, config=given.config if given.config is not None else _config_beside(here))
     try:
         placement = located(layout, known).placement
