@@ -106,7 +106,8 @@ class Sizes:
 
     def count(self, vector: Vector, container: str) -> Size | None:
         """The key that counts what a container has: where the class was counted otherwise, the key that moved with it."""
-        keys = [k for k in self.keys if COUNTS.search(_last(k)) or _EXPERTS.search(_last(k))]
+        wanted = _EXPERTS if "expert" in container.rpartition(".")[2] else COUNTS
+        keys = [k for k in self.keys if wanted.search(_last(k))]
         found = [k for k in keys if self.keys[k] == vector]
         moved = self.is_told and len(set(vector)) > 1
         if len(found) > 1 and not moved:

@@ -244,7 +244,8 @@ class _Writer:
             vector = self.versions.counted(container)
             found = self.sizes.count(vector, container)
             short = _counting(container, found, self.dims)
-            if found is not None and self.dims.get(short) == found.text:
+            inside = any(dim == short and container.startswith(f"{c}.") for c, dim in self.counts.items())
+            if found is not None and self.dims.get(short) == found.text and not inside:
                 self.counts[container] = short  # two containers that one key counts have one dim
                 continue
             behind = self.facts.behind
