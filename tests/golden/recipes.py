@@ -709,6 +709,15 @@ def adapter_under_another_name(folder: Path) -> list[str]:
     return ["convert", "source", "target", "--from", "spec.ucpl:x()", "--to", "plain()"]
 
 
+@case
+def clause_that_does_nothing(folder: Path) -> list[str]:
+    source(folder)
+    text = 'ucpl 1\nlayout x() of any {\n  framework torch()\n  file weights = torch "a.pt"\n'
+    text += '  * = ... as "{name}" buckets 9\n}\n'
+    (folder / "spec.ucpl").write_text(text)
+    return ["convert", "source", "target", "--to", "spec.ucpl:x()"]
+
+
 def is_root() -> bool:
     """Whom no permission stops."""
     return os.geteuid() == 0

@@ -12,6 +12,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.layout.entries import entries_of
+from ucpl.layout.idle import demand_acting
 from ucpl.layout.layout import Layout, Taken
 from ucpl.layout.library import Library
 from ucpl.layout.models import aliases_of, groups_of, states_of, tensors_of
@@ -72,6 +73,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     aliases = aliases_of(model_items, tensors, scope)
     _check_asserts(opened)
     model_groups = groups_of(model_items, tensors)
+    demand_acting(items)
     ground = ground_of(items, scope, indices)
     entries, taken = entries_of(items, ground, tensors, aliases)
     demand_block_edges(entries, tensors, _sizes(scope))
