@@ -241,8 +241,8 @@ class _Reader:
         return [*outer, *(_placed(i, item) for i in prefixed(inner, item.name, item.key) if not self.is_shared(i))]
 
     def is_shared(self, item: nodes.Record) -> bool:
-        """A mesh of what is used is a part of one that is here already: `mesh tp` of `mesh pp tp`."""
-        return isinstance(item, nodes.Mesh) and any(
+        """A mesh without a name of what is used is a part of one that is here already: `mesh tp` of `mesh pp tp`."""
+        return isinstance(item, nodes.Mesh) and not item.name and any(
             item.axes == tuple(a for a in mesh if a in item.axes) for mesh in self.axes
         )
 
