@@ -242,8 +242,10 @@ class _Reader:
 
     def is_shared(self, item: nodes.Record) -> bool:
         """A mesh without a name of what is used is a part of one that is here already: `mesh tp` of `mesh pp tp`."""
-        return isinstance(item, nodes.Mesh) and not item.name and any(
-            item.axes == tuple(a for a in mesh if a in item.axes) for mesh in self.axes
+        return (
+            isinstance(item, nodes.Mesh)
+            and not item.name
+            and any(item.axes == tuple(a for a in mesh if a in item.axes) for mesh in self.axes)
         )
 
     def of_such_a_model(self, layout: nodes.Layout) -> list[nodes.Assert]:
