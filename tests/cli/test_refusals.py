@@ -78,7 +78,16 @@ def test_a_hugging_face_folder_of_other_files(here: Path) -> None:
         "layout two() of m {\n  framework huggingface()\n"
         '  file weights = torch "model.bin"\n  v = a as "v"\n  u = a as "u"\n}\n'
     )
-    said(to(layout, here), "E388", 4, "the layout writes model.bin", ".safetensors", "u", "help:")
+    said(
+        to(layout, here), "E397", 1, "the form `torch`, and framework huggingface()", 'safetensors "model.bin"', "help:"
+    )
+    said(
+        to(layout.replace('torch "model.bin"', 'safetensors "model"'), here),
+        "E397",
+        1,
+        'write `torch "model"`',
+        "help:",
+    )
     assert sorted(os.listdir(here)) == ["own.ucpl", "src"]
 
 

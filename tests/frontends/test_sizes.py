@@ -9,7 +9,7 @@ import pytest
 from tests.frontends.facts import checkpoint
 from ucpl.errors import UcplError
 from ucpl.frontends.sizes import Found, sizes_from, with_sizes
-from ucpl.layout import load
+from ucpl.layout import load, resolve
 from ucpl.syntax import nodes, parse_call
 
 MODEL = """ucpl 1
@@ -180,3 +180,20 @@ def test_two_paddings_that_leave_one_size_say_it() -> None:
     entries = '  e = pad(v, 4) h as "e"\n  e = pad(v, 3) h as "f"'
     made = found(entries, {"e": (12, 3), "f": (9, 3)})
     assert made["v"][0] == 9
+
+
+def test_a_size_that_is_open_can_be_given_by_its_name() -> None:
+    text = f'{MODEL}layout s() of m {{\n  file weights = torch "a"\n  w[l] = h d as "w.{{l}}"\n  e = none\n}}\n'
+    library = load(("m.ucpl", text))
+    assert resolve(library, parse_call("s()"), define_sizes={"l": 2, "h": 3, "d": 5, "v": 7}).sizes["d"] == 5
+    with pytest.raises(UcplError, match="E115: -D dd: neither model nor layout"):
+        resolve(library, parse_call("s()"), define_sizes={"l": 2, "h": 3, "dd": 5, "v": 7})
+
+
+def test_a_degree_of_the_base_is_the_one_that_the_extension_gives() -> None:
+    text = (
+        f'{MODEL}layout base(tp) of m {{\n  mesh tp\n  e = v@tp h as "e"\n}}\n'
+        "layout s() of m extends base(tp = 3) {\n}\n"
+    )
+    said = sizes_from(checkpoint(stored={"e": (5, 2)}), load(("m.ucpl", text)), parse_call("s()"), None, {})
+    assert {name: size for name, (size, _) in said.items()} == {"v": 15, "h": 2}

@@ -46,6 +46,10 @@ class Editor:
             if found.uri == self.uri and found.version == self.version:
                 return list(found.diagnostics)
 
+    async def faults(self) -> list[types.Diagnostic]:
+        """Diagnostics that are no remarks."""
+        return [one for one in await self.diagnostics() if one.severity != types.DiagnosticSeverity.Information]
+
 
 async def talk(path: Path, tell: Callable[[Editor], Awaitable[None]], *arguments: str) -> None:
     client = LanguageClient("test", "1")
@@ -85,7 +89,7 @@ def test_an_editor_is_answered(tmp_path: Path) -> None:
     async def tell(editor: Editor) -> None:
         client, document = editor.client, editor.document
         editor.open(text)
-        assert await editor.diagnostics() == []
+        assert await editor.faults() == []
         where = place("head = h@tp", "@")
 
         hover = await client.text_document_hover_async(types.HoverParams(document, place("ln     : l h", "h")))
@@ -111,9 +115,9 @@ def test_an_editor_is_answered(tmp_path: Path) -> None:
         assert "help: " in one.message and "mesh axis" in one.message
 
         editor.replace(number, where.character, where.character + 1, "tp")
-        assert await editor.diagnostics() == []
+        assert await editor.faults() == []
         editor.replace(next(i for i, line in enumerate(lines) if "head   : h" in line), 2, 9, "head ")
-        assert await editor.diagnostics() == []
+        assert await editor.faults() == []
         options = types.FormattingOptions(tab_size=2, insert_spaces=True)
         edits = await client.text_document_formatting_async(types.DocumentFormattingParams(document, options))
         assert edits is not None and [edit.new_text for edit in edits] == ["  head   : h\n"]
@@ -145,7 +149,7 @@ def test_settings_name_a_config_and_texts_import_each_other(tmp_path: Path) -> N
         assert [one.code for one in await editor.diagnostics()] == [None]  # a remark: there is no config
         settings = {"ucpl": {"config": "other.json"}}
         editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(settings))
-        assert await editor.diagnostics() == []
+        assert await editor.faults() == []
         model = Editor(editor.client, editor.said, tmp_path / "gpt.ucpl")
         model.open(MODEL.replace("head   : h", "heda   : h"))
         found = await editor.diagnostics()

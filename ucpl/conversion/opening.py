@@ -48,7 +48,7 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
     try:
         placement = located(layout, known).placement
     except UcplError as error:  # a size that only the checkpoint's shapes say: it must tell itself what it is
-        if error.diagnostics[0].code != "E101":
+        if error.diagnostics[0].code not in ("E101", "E169"):
             raise
         if (found := _files_like(layout, here)) is not None:
             return open_files(here, *found)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 
 from attrs import define, evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.frontends.lengths import length_of, ways_of
 from ucpl.layout import Library
-from ucpl.layout.bases import called_model
+from ucpl.layout.bases import called_model, placed
 from ucpl.layout.scope import Scope, Value, at
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes
@@ -54,6 +55,10 @@ def sizes_from(
     scope = Scope(given=dict(given or {}), bindings=bindings, config=dict(config or {}))
     for one, parameter in zip(call.arguments, layout.parameters, strict=False):
         scope.given[one.name or parameter.name] = scope.evaluate(one.value)
+    for derived, base in pairwise(chain):
+        assert derived.extends is not None
+        for name, argument in placed(base.parameters, derived.extends).items():
+            scope.given.setdefault(name, scope.evaluate(argument.value))
     for name, default in parameters.items():
         if name not in scope.given and default is not None:
             scope.given[name] = scope.evaluate(default)

@@ -6,7 +6,7 @@ by one (patterns.py, storing.py, entries.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
@@ -65,7 +65,7 @@ def resolve(
 def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     """The layout of these statements. Afterwards the scope knows the sizes of digits, too."""
     items, model_items, scope = opened.items, opened.model_items, opened.scope
-    _refuse_unknown_sizes(sizes, scope)
+    _refuse_unknown_sizes(sizes, scope, model_items)
     meshes = meshes_of(items, scope)
     scope.mesh_axes = tuple(dict.fromkeys(axis for mesh in meshes for axis in mesh.axes))
     indices = index_rules([*model_items, *items], scope)
@@ -127,10 +127,12 @@ def _sizes(scope: Scope) -> dict[str, int]:
     return {n: v for n in [*scope.bindings, *scope.given] if isinstance(v := scope.value(n), int)}
 
 
-def _refuse_unknown_sizes(sizes: Mapping[str, Value], scope: Scope) -> None:
-    unknown = next((n for n in sizes if n not in scope.bindings), None)
+def _refuse_unknown_sizes(sizes: Mapping[str, Value], scope: Scope, model_items: Iterable[nodes.ModelItem]) -> None:
+    """A dim that tensors name and nobody defines is one whose size is to be given."""
+    open_dims = {d.name for i in model_items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
+    unknown = next((n for n in sizes if n not in scope.bindings and n not in open_dims), None)
     if unknown is not None:
-        close = nearest(unknown, scope.bindings)
+        close = nearest(unknown, sorted({*scope.bindings, *open_dims}))
         fail(
             "E115",
             f"-D {unknown}: neither model nor layout has a size of that name",

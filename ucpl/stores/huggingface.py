@@ -78,7 +78,7 @@ class HuggingFace:
     ) -> Skeleton:
         """Shards of at most `shard` bytes, an index where there are several, and the source's small files.
 
-        Raises: UcplError E387, E388.
+        Raises: UcplError E387, E397.
         """
         return _Shards(structure, targets, source).skeleton()
 
@@ -376,7 +376,7 @@ class _Shards:
         out: dict[str, list[_Tensor]] = {}
         for t, target in enumerate(self.targets):
             if not target.file.endswith(".safetensors"):
-                fail("E388", f"the layout writes {target.file}: weights of a Hugging Face folder are .safetensors files",
+                fail("E397", f"the layout writes {target.file}: weights of a Hugging Face folder are .safetensors files",
                      Label(target.file, where=key_text(target.key)))  # fmt: skip
             if target.shares is None:
                 out.setdefault(target.file, []).append(_tensor(t, _name(target.key), target.dtype, target.shape))
