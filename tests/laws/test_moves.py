@@ -287,6 +287,7 @@ def wrong(case: Case, code: str) -> set[str]:
             kinds = [kind for kind, _ in came.get(goal, [])]
             if kinds.count("copy") > 1 or ("copy" in kinds and set(kinds) & {"mean", "sum", "max"}):
                 out.add(element)
+        out |= unlike(goals, came)
     elif code == "E342":
         for goal, element in goals.items():
             if not any(kind != "check" for kind, _ in came.get(goal, [])):
@@ -303,6 +304,16 @@ def wrong(case: Case, code: str) -> set[str]:
             if goal_cell is None and cell is not None:
                 out.add(cell)
     return {case.name(c) for c in out}
+
+
+def unlike(goals: dict[tuple[mv.Place, int], mv.Cell], came: Any) -> set[mv.Cell]:
+    """Elements of tensors that are put together, here of more parts than there: any of them may be named for all."""
+    parts: dict[mv.Place, dict[mv.Cell, int]] = {}
+    for goal, element in goals.items():
+        number = sum(kind in ("mean", "sum", "max") for kind, _ in came.get(goal, []))
+        if number:
+            parts.setdefault(goal[0], {})[element] = number
+    return {element for found in parts.values() if len(set(found.values())) > 1 for element in found}
 
 
 def at(cells: mv.Cells, end: tuple[mv.Place, int]) -> mv.Cell | None:

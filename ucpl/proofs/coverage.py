@@ -66,7 +66,7 @@ class _Proof:
             if len(bad):
                 self.outside(int(bad[0]), side)
         self.same_elements(source, target)
-        self.filled(target)
+        self.filled(target, source)
         self.used(source)
         demand_members(self.told, source)
         prove_scales(self.told)
@@ -103,7 +103,7 @@ class _Proof:
         volume: I64 = np.where(same, (high - low).clip(0).prod(axis=1), 0)
         return volume
 
-    def filled(self, target: Boxes) -> None:
+    def filled(self, target: Boxes, source: Boxes) -> None:
         """Every element of every stored tensor of the target once; every tensor of the target as a whole."""
         pieces = self.told.target
         both = target
@@ -115,6 +115,8 @@ class _Proof:
         if len(i):
             index = np.maximum(both.low[i[0]], both.low[j[0]])
             piece = int(both.piece[i[0]])
+            if (self.told.moves.kind[both.move[[i[0], j[0]]]] != "copy").all():
+                self.used(source)  # parts of a mean that meet in some of it: one of them lacks the rest
             self.blame("E341", "is filled twice", 1, piece, index)
         low, high = box_of(pieces)
         held = np.bincount(both.piece, weights=both.volume, minlength=len(pieces)).astype(np.int64)
