@@ -198,6 +198,16 @@ def test_a_home_of_a_part_is_read_there_and_the_rest_from_another_home() -> None
     assert checks == {((f"{rank}.pt", "columns"), i) for rank in range(2) for i in range(6)}
 
 
+def test_a_copy_is_held_against_each_element_once_where_homes_of_the_target_overlap_in_part() -> None:
+    """Row 0 is written twice: copies of the source are checked at its first place, and rows 1 to 3 at their only one."""
+    source = layout("x", 'w = a b as "w"')
+    for order_of_lines in (1, -1):
+        lines = ['w = a[..1] b as "top"', 'w = a b as "w"'][::order_of_lines]
+        fills = mv.fills(planned(source, layout("y", *lines), (2, 1)))
+        checks = [f for f in fills if f.kind == "check" and f.source[0][1] == "w"]
+        assert sorted(f.source for f in checks) == [(("1.pt", "w"), i) for i in range(24)]
+
+
 @pytest.mark.parametrize("rows", [2, 3])
 def test_two_boxes_of_one_stored_tensor_that_share_an_element_are_refused(rows: int) -> None:
     """No text says such a thing: `locate` must not either. The same box twice, or one that reaches into another."""

@@ -240,13 +240,10 @@ class _Drawing:
         firsts = choose(kept.replace(policy=np.zeros_like(kept.policy)), there.is_alias, there)
         covered(route.lanes.state, wanted, (rows, chosen), here, "E308", "source")
         covered(route.lanes.state, wanted, (kept, firsts), there, "E309", "target")
-        is_first = np.ones(len(kept), dtype=np.bool_)
-        if len(firsts.copies):
-            is_first = np.isin(kept.offset, firsts.primary.offset)
+        once = firsts.primary  # of a box that others cover in part, the rest
         splits = []
         for n in targets:
-            mine = kept.part == n
-            node = Kept(n, self.target.parts[n].label, kept.take(mine), is_first[mine])
+            node = Kept(n, self.target.parts[n].label, kept.take(kept.part == n), once.take(once.part == n))
             splits.append(node)
             i = lanes[0].targets.index(n)
             self.net.add_edges_from((node, writes[lane.targets[i]]) for lane in lanes)

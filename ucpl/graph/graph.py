@@ -7,7 +7,7 @@ from collections.abc import Callable
 import networkx as nx
 from attrs import evolve, frozen
 
-from ucpl.columns import I64, Bools, Moves, Space
+from ucpl.columns import I64, Moves, Space
 from ucpl.columns.operations import Digits, Flow, Node, Read, Write, flows, net_text
 from ucpl.columns.table import column
 from ucpl.extents import Shelves
@@ -56,7 +56,7 @@ class Kept:
     part: int
     label: str
     boxes: Rows
-    firsts: Bools  # which of them are no copies of others: declared copies of the source are checked there
+    firsts: Rows  # of those, each element once: declared copies of the source are checked there
 
     def __str__(self) -> str:
         return f"split   {self.label}: {len(self.boxes):,} boxes, {int(self.boxes.volume.sum()):,} elements"

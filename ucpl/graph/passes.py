@@ -48,7 +48,7 @@ def meet(graph: Graph) -> Graph:
         taken = [n for n in graph.net.predecessors(joint) if isinstance(n, Taken)]
         kept = [n for n in graph.net.successors(joint) if isinstance(n, Kept)]
         source = Rows.concat(n.boxes for n in taken)
-        rows = [n.boxes.take(n.firsts) if joint.kind == "check" else n.boxes for n in kept]
+        rows = [n.firsts if joint.kind == "check" else n.boxes for n in kept]
         target = Rows.concat(rows)
         width = max(source.width, target.width)
         return evolve(joint, moves=_shared(source.widen(width), target.widen(width)))
