@@ -459,3 +459,119 @@ def test_ranks_are_shared_with_a_layout_that_is_used() -> None:
     assert (found.code, found.message) == ("E125", "`tp` is 2 here and 4 in `inner`, which is used here")
     assert found.labels[0].line == 21
     assert layout("base(4)", NESTED.replace("tp = tp, n = n", "tp = 4, n = n")).ranks == 4
+
+
+WITHIN = """ucpl 1
+model vision {
+  dim h = 8
+  dtype f32
+  assert h == 8, "{h} is not eight"
+  p : h
+}
+model eyes {
+  use vision() as eye
+}
+model both {
+  use eyes() as two
+  dim l = 2
+  dtype f32
+  w : l
+}
+layout whole(tp = 1, n = 1, m = n + 1) of vision {
+  mesh tp
+  file weights = torch "v{tp}.{n}.{m}"
+  p = h@tp as "p"
+}
+layout cut(tp = 1) of vision extends whole(tp = tp, n = 3) {
+}
+layout renamed(t = 1) of vision extends whole(tp = t) {
+}
+layout pair(n = 1) of eyes {
+  use whole(n = n + 1) as eye
+}
+layout nested(n = 10) of both {
+  use pair(n = 4) as two
+  w = l as "w"
+  file weights = torch "w{n}"
+}
+layout direct(tp = 1) of eyes {
+  mesh tp
+  use whole(tp = tp) as eye
+}
+"""
+
+
+def _files_of(call: str, text: str = WITHIN) -> set[str]:
+    from tests.laws.agreement import check
+
+    assert check(text, call)
+    return {h.file for p in locate(layout(call, text)).parts for h in p.homes}
+
+
+def test_what_is_used_has_numbers_of_its_own() -> None:
+    assert _files_of("nested()") == {"w10", "v0.5.6"}, "n is 4 for `pair`, whose argument n + 1 is 5"
+    assert _files_of("direct(2)") == {"v0.1.2", "v1.1.2"}, "defaults rest on the parameters beside them"
+
+
+def test_axes_that_what_is_used_leaves_open_are_as_they_are_here() -> None:
+    text = WITHIN.replace("layout direct(tp = 1) of eyes {", "layout direct() of eyes {\n  let tp = 2")
+    assert _files_of("direct()", text.replace("whole(tp = tp)", "whole()")) == {"v0.1.2", "v1.1.2"}
+
+
+@pytest.mark.parametrize(
+    ("used", "by"),
+    [("whole(tp = 4)", "whole"), ("cut(tp = 4)", "cut"), ("renamed(t = 4)", "renamed"), ("renamed()", "renamed")],
+)
+def test_ranks_are_shared_whichever_base_has_the_mesh(used: str, by: str) -> None:
+    with pytest.raises(UcplError) as caught:
+        layout("direct(2)", WITHIN.replace("use whole(tp = tp)", f"use {used}"))
+    found = caught.value.diagnostics[0]
+    here = 1 if used == "renamed()" else 4
+    assert (found.code, found.message) == ("E125", f"`tp` is 2 here and {here} in `{by}`, which is used here")
+    assert [label.line for label in found.labels] == [36, 22 if by == "cut" else 17]
+    assert _files_of("direct(4)", WITHIN.replace("use whole(tp = tp)", "use cut(tp = 4)")) == {
+        f"v{tp}.3.4" for tp in range(4)
+    }
+
+
+def test_a_number_of_ranks_that_what_is_used_sets_itself() -> None:
+    text = WITHIN.replace("layout whole(tp = 1, n = 1", "layout whole(n = 1").replace(
+        "mesh tp\n  file", "mesh tp\n  let tp = 4\n  file"
+    )
+    text = text.replace("whole(tp = tp, n = 3)", "whole()").replace("whole(tp = t)", "whole()")
+    text = text.replace("use whole(tp = tp)", "use whole()")
+    assert _files_of("direct(4)", text) == {f"v{tp}.1.2" for tp in range(4)}
+    with pytest.raises(UcplError) as caught:
+        layout("direct(2)", text)
+    assert caught.value.diagnostics[0].code == "E160"
+
+
+def test_an_argument_that_what_is_used_lacks_is_asked_for() -> None:
+    with pytest.raises(UcplError) as caught:
+        layout("direct(2)", WITHIN.replace("n = 1, m = n + 1", "n, m = n + 1"))
+    assert (caught.value.diagnostics[0].code, caught.value.diagnostics[0].labels[0].line) == ("E124", 17)
+
+
+def test_what_an_assert_of_a_used_model_says_has_its_numbers() -> None:
+    with pytest.raises(UcplError) as caught:
+        layout("direct(2)", WITHIN.replace("dim h = 8", "dim h = 7"))
+    assert (caught.value.diagnostics[0].code, caught.value.diagnostics[0].message) == ("E160", "7 is not eight")
+
+
+def test_a_number_of_a_layouts_file_that_is_another_in_the_models() -> None:
+    texts = {
+        "model.ucpl": "ucpl 1\nlet n = 3\nmodel m {\n  dim h = n\n  dtype f32\n  w : h\n}\n",
+        "lay.ucpl": 'ucpl 1\nfrom "model.ucpl" import m\nlet n = 8\n'
+        'layout x() of m {\n  file weights = torch "v{n}"\n  w = h as "w"\n}\n',
+    }
+
+    def resolved(lay: str) -> Layout:
+        return resolve(load(("lay.ucpl", lay), read=texts.get), parse_call("x()"))
+
+    with pytest.raises(UcplError) as caught:
+        resolved(texts["lay.ucpl"])
+    found = caught.value.diagnostics[0]
+    assert (found.code, found.message) == ("E125", "`n` is 8 in the layout's file and 3 for its model")
+    assert [(label.file, label.line) for label in found.labels] == [("lay.ucpl", 3), ("model.ucpl", 2)]
+    for same in ("let n = 3", "let n = 1 + 2"):
+        assert resolved(texts["lay.ucpl"].replace("let n = 8", same)).tensors["w"].counts == (3,)

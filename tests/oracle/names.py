@@ -446,7 +446,7 @@ def used(known: dict[str, Any], items: list[Any], numbers: Numbers) -> list[Any]
         if not isinstance(item, nodes.Use):
             out.append(item)
             continue
-        inner, file = known[item.call.name]
+        inner, _ = known[item.call.name]
         if isinstance(inner, nodes.Model):  # arguments are numbers of the outer model: they get no prefix
             said = by_name(inner.parameters, item.call.arguments)
             free = [p for p in inner.parameters if p.name not in said]
@@ -457,19 +457,34 @@ def used(known: dict[str, Any], items: list[Any], numbers: Numbers) -> list[Any]
             out += [nodes.Let((nodes.Binding(f"{item.name}.{n}", e),)) for n, e in said.items()]
             out += under(body, item.name, item.key, set(said))
             continue
-        body = [*lets(file), *used(known, list(inner.items), numbers)]
-        if isinstance(inner, nodes.Layout):
-            given = given_to(inner.parameters, item.call, numbers)
-            for p in inner.parameters:
-                value = given[p.name] if p.name in given else numbers.value(p.default)
-                body.append(nodes.Let((nodes.Binding(p.name, nodes.Number(value)),)))
-        of = known[inner.of][0].items if isinstance(inner, nodes.Layout) and inner.of != "any" else ()
+        body = within(known, item, numbers)
+        of = known[inner.of][0].items if inner.of != "any" else ()
         inside = under(body, item.name, item.key, own_names(used(known, list(of), numbers)))
         out += [
             evolve(i, clauses=(*i.clauses, *item.at)) if isinstance(i, nodes.Entry | nodes.States) else i
             for i in inside
         ]
     return out
+
+
+def within(known: dict[str, Any], item: nodes.Use, numbers: Numbers) -> list[Any]:
+    """A layout that is used, with numbers of its own; ranks are shared, so that an axis that is here is what it is here."""
+    layout, _ = known[item.call.name]
+    chain = bases(known, layout)
+    shared = {a for one in chain for i in one.items if isinstance(i, nodes.Mesh) for a in i.axes if numbers.knows(a)}
+    own = Numbers({}, {}, numbers.config)
+    here = {p.name: numbers.name(p.name) for p in layout.parameters if p.name in shared}
+    body = statements(known, layout, here | given_to(layout.parameters, item.call, numbers), own)
+    parameters = {p.name for one in chain for p in one.parameters}
+    if any(own.given[a] != numbers.name(a) for a in shared & parameters):
+        raise Refused("another number of ranks")
+    out = [line for one in reversed(chain) for line in lets(known[one.name][1])] + body
+    gone = parameters | shared
+    out = [
+        evolve(i, bindings=tuple(b for b in i.bindings if b.name not in gone)) if isinstance(i, nodes.Let) else i
+        for i in out
+    ]
+    return out + [nodes.Let((nodes.Binding(p, nodes.Number(own.given[p])),)) for p in sorted(parameters - shared)]
 
 
 def statements(

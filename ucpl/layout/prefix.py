@@ -63,6 +63,8 @@ class _Renaming:
                 made = evolve(made, path=self.name(made.path), owner=self.name(made.owner))
             case nodes.Tensor():
                 made = evolve(made, path=self.name(made.path))
+            case nodes.Assert(message=str(text)):
+                made = evolve(made, message=self.template(text))
             case nodes.Scaling():
                 made = evolve(made, of=self.name(made.of))
             case nodes.Dimension():

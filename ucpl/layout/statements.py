@@ -17,6 +17,7 @@ from ucpl.layout.library import Known, Library, Link
 from ucpl.layout.overlay import overlay
 from ucpl.layout.prefix import prefixed
 from ucpl.layout.scope import Config, Scope, Value, at, literal
+from ucpl.layout.within import axes_here, axes_in, demand_axes, given_within, numbers_within, on_these_ranks
 from ucpl.syntax import nodes
 from ucpl.syntax.limits import STATEMENTS_MAX
 
@@ -88,11 +89,40 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
     model_items += statements_of(library, Known(model, model_file or NO_FILE), reader.uses)
     scope.bind(model_items)
     scope.bind(items)
+    if model_file is not None:
+        _demand_one_value(
+            [*model_file.statements, *model_items], [link for link in chain if link.file is not model_file], scope
+        )
     model_items, items = written_out(model_items, items, scope)
     scope.bind(model_items)
     scope.bind(items)
     extended = frozenset(i.span for i in items if isinstance(i, nodes.Entry)) - reader.own_spans
     return Opened(library, chain[0], model, model_file, items, model_items, scope, reader.origins, extended)
+
+
+def _demand_one_value(of_model: Iterable[nodes.Record], links: Sequence[Link], scope: Scope) -> None:
+    """A number of a layout's file that is another in the model's: the model would take it, and the layout with it.
+
+    What stands inside a layout is meant to win. Raises: UcplError E125.
+    """
+    theirs = _bindings(of_model)
+    inside = _bindings(i for link in links for i in link.node.items)
+    ours = _bindings(s for link in reversed(links) for s in link.file.statements)
+    for name in (n for n in ours if n in theirs and n not in inside and n not in scope.given):
+        a, b = ours[name], theirs[name]
+        if a.value != b.value and (here := scope.evaluate(a.value)) != (there := scope.evaluate(b.value)):
+            fail(
+                "E125",
+                f"`{name}` is {here} in the layout's file and {there} for its model",
+                at(a.span),
+                at(b.span),
+                remedy=f"give one of the two another name, or write let {name} = ... inside the layout to set both",
+            )
+
+
+def _bindings(items: Iterable[nodes.Record]) -> dict[str, nodes.Binding]:
+    """What `let` and `dim` statements define; the last that defines a name holds."""
+    return {b.name: b for i in items if isinstance(i, nodes.Let | nodes.Dims) for b in i.bindings}
 
 
 def _placed(item: nodes.Record, use: nodes.Use) -> nodes.Record:
@@ -142,6 +172,13 @@ def _axes_of(chain: Sequence[Link]) -> tuple[tuple[str, ...], ...]:
 
 
 @define
+class _Count:
+    """Of statements that `use` has written out, whoever used it."""
+
+    statements: int = 0
+
+
+@define
 class _Reader:
     """Binds names while it reads; `origins` says where values of parameters came from."""
 
@@ -151,22 +188,28 @@ class _Reader:
     origins: list[Note]
     axes: tuple[tuple[str, ...], ...] = ()  # of each mesh of the layout and of its bases
     is_written: bool = False  # statements as they are written: nothing is worked out
-    used_count: int = 0
+    count: _Count = field(factory=_Count)
     own_spans: frozenset[nodes.Span] = frozenset()  # of the layout itself
 
-    def statements(self, chain: Sequence[Link], arguments: Inherited) -> list[nodes.LayoutItem]:
-        """Statements in order, those of the base first, replaced where the left side is the same."""
+    def statements(
+        self, chain: Sequence[Link], arguments: Inherited, used: tuple[str, ...] = ()
+    ) -> list[nodes.LayoutItem]:
+        """Statements in order, those of the base first, replaced where the left side is the same.
+
+        used: names of layouts, each used by the one before, that lead here.
+        """
         bodies: list[list[nodes.LayoutItem]] = []
-        self.axes = _axes_of(chain)
+        self.axes += _axes_of(chain)
+        for link in reversed(chain):  # numbers of files; those of the derived layout's hold
+            self.scope.bind(link.file.statements)
         for link in reversed(chain):  # arguments of `use` may name them; those of the derived layout hold
             self.scope.bind(link.node.items)
         own: set[str] = set()
         for depth, link in enumerate(chain):
-            self.scope.bind(link.file.statements)
             _refuse_globs(link.node)
             for parameter in link.node.parameters:
                 self.parameter(link.node, parameter, arguments, outermost=depth == 0)
-            bodies.append(self.uses(link.node.items))
+            bodies.append(self.uses(link.node.items, used))
             self.scope.bind(_without(bodies[-1], own))
             own |= _defined(bodies[-1])
             if link.node.extends is not None:
@@ -224,9 +267,7 @@ class _Reader:
             fail("E123", f"`{item.call.name}` is a model, and a model is on no ranks", at(item.at[0].span))
         outer: list[nodes.Record] = []
         if isinstance(known.node, nodes.Layout):
-            lets = [s for s in known.file.statements if isinstance(s, nodes.Let)]
-            inner = [*lets, *self.call_lets(known.node, item.call), *self.flattened(known.node.name, chain)]
-            inner += self.of_such_a_model(known.node)
+            inner = [*self.within(item, chain), *self.of_such_a_model(known.node)]
         else:
             assert isinstance(known.node, nodes.Model)
             given = placed(known.node.parameters, item.call)
@@ -235,8 +276,8 @@ class _Reader:
             inner += statements_of(self.library, known, lambda items: self.uses(items, chain))
             # Arguments are numbers of the outer model: these names get no prefix.
             outer = [nodes.Let((nodes.Binding(f"{item.name}.{n}", a.value, span=a.span),)) for n, a in given.items()]
-        self.used_count += len(inner)
-        if self.used_count > STATEMENTS_MAX:  # each use of a model that uses others multiplies
+        self.count.statements += len(inner)
+        if self.count.statements > STATEMENTS_MAX:  # each use of a model that uses others multiplies
             fail("E166", f"`use` statements write out more than {STATEMENTS_MAX} statements", at(item.span))
         return [*outer, *(_placed(i, item) for i in prefixed(inner, item.name, item.key) if not self.is_shared(i))]
 
@@ -257,62 +298,25 @@ class _Reader:
         given = placed(model.parameters, nodes.Call(layout.of, layout.arguments, span=layout.span))
         return [nodes.Assert(nodes.Binary("==", nodes.Name(p), a.value), span=a.span) for p, a in given.items()]
 
-    def call_lets(self, layout: nodes.Layout, call: nodes.Call) -> list[nodes.Record]:
-        """The parameters of a layout that is used, as `let`. Mesh axes are shared: they are what they are here."""
+    def within(self, use: nodes.Use, used: tuple[str, ...]) -> list[nodes.Record]:
+        """The statements of a layout that is used, over those that it extends, and its numbers before them.
+
+        It is read in a scope of its own: what it calls `n` is not what is called so here. Only mesh axes are shared.
+        """
+        links = self.library.chain(use.call.name, use.call.span)
         if self.is_written:
-            given = placed(layout.parameters, call)
-            said = {p: given[p.name].value if p.name in given else p.default for p in layout.parameters}
-            return [
-                nodes.Let((nodes.Binding(p.name, v, span=p.span),), span=p.span)
-                for p, v in said.items()
-                if v is not None
-            ]
-        arguments = _arguments(layout.parameters, call, self.scope)
-        shared = {a for i in layout.items if isinstance(i, nodes.Mesh) for a in i.axes}
-        out: list[nodes.Record] = []
-        for p in layout.parameters:
-            value = arguments[p.name][0] if p.name in arguments else None
-            if p.name not in arguments and p.default is not None:
-                value = self.scope.evaluate(p.default)
-            if p.name in shared and p.name in arguments and self.scope.knows(p.name):
-                here = self.scope.size(p.name, call.span)
-                if here != value:
-                    fail(
-                        "E125",
-                        f"`{p.name}` is {here} here and {value} in `{layout.name}`, which is used here",
-                        at(call.span),
-                        at(p.span),
-                        remedy=f"ranks are shared: write {p.name} = {p.name}, or give the axis another name",
-                    )
-            out.append(nodes.Let((nodes.Binding(p.name, literal(value), span=p.span),), span=p.span))
-        return out
-
-    def flattened(self, name: str, uses: tuple[str, ...]) -> list[nodes.Record]:
-        """Statements of a layout that is used, over those that it extends; parameters of the base are `let`."""
-        chain = self.library.chain(name)
-        out: list[nodes.Record] = []
-        for i in reversed(range(len(chain))):
-            _refuse_globs(chain[i].node)
-            out = overlay(out, self.uses(chain[i].node.items, uses))
-            for base in chain[i + 1 : i + 2]:
-                lets = [s for s in base.file.statements if isinstance(s, nodes.Let)]
-                out = [*lets, *_base_lets(chain[i].node, base.node), *out]
-        return out
-
-
-def _base_lets(derived: nodes.Layout, base: nodes.Layout) -> list[nodes.Let]:
-    """The parameters of the base as the derived layout gives them, unless it hands on its own of that name."""
-    assert derived.extends is not None
-    given = {
-        a.name or base.parameters[i].name: a.value
-        for i, a in enumerate(derived.extends.arguments[: len(base.parameters)])
-    }
-    out = []
-    for p in base.parameters:
-        value = given.get(p.name, p.default)
-        if value is not None and not (isinstance(value, nodes.Name) and value.path == p.name):
-            out.append(nodes.Let((nodes.Binding(p.name, value, span=p.span),), span=p.span))
-    return out
+            items: list[nodes.LayoutItem] = []
+            for link in reversed(links):
+                items = overlay(items, self.uses(link.node.items, used))
+            return [*items]
+        call, axes = use.call, (a for mesh in self.axes for a in mesh)
+        scope = Scope(given_within(links, use, self.scope, axes), config=self.scope.config)
+        reader = _Reader(self.library, scope, {}, [], self.axes, count=self.count)
+        arguments = axes_here(links[0].node, axes_in(links), self.scope)
+        arguments |= _arguments(links[0].node.parameters, call, self.scope)
+        items = reader.statements(links, arguments, used)
+        demand_axes(links, call, reader.scope, self.scope)
+        return numbers_within(links, call, reader.scope, self.scope) + on_these_ranks(links, items, self.scope)
 
 
 def _arguments(parameters: tuple[nodes.Parameter, ...], call: nodes.Call, scope: Scope) -> Inherited:
