@@ -264,6 +264,31 @@ def checked_model(folder: Path, model: str, layout: str = '  * = ... as "{name}"
 
 
 @case
+def state_that_the_model_lacks(folder: Path) -> list[str]:
+    return checked(folder, '  w = v@tp h  as "w"', '  w = v@tp h  as "w"\n  state momentum = like  as "m"')
+
+
+@case
+def setting_that_nobody_reads(folder: Path) -> list[str]:
+    return checked(folder, "  mesh tp", "  mesh tp\n  framework torch(shards = 2)")
+
+
+@case
+def state_derived_from_itself(folder: Path) -> list[str]:
+    return checked(folder, "  mesh tp", "  mesh tp\n  derive weight from fp32\n  derive fp32 from weight")
+
+
+@case
+def none_of_nothing(folder: Path) -> list[str]:
+    return checked(folder, "  mesh tp", "  mesh tp\n  ww = none")
+
+
+@case
+def rest_twice(folder: Path) -> list[str]:
+    return checked(folder, "w = v@tp h ", "w = v@tp ... ... ")
+
+
+@case
 def file_without_its_rank(folder: Path) -> list[str]:
     return checked(folder, "rank_{tp}.pt", "ranks.pt")
 

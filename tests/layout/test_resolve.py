@@ -48,7 +48,7 @@ layout base(dp, pp = dp / 2) of m {
   state * of * = flat(each) as "{state}/{bucket}"
   blob rng @dp keep  in weights as "rng"
   blob lr  @dp first
-  derive fp32 from w when unit
+  derive fp32 from weight when unit
 }
 layout derived(dp) of m extends base(dp, pp = 2) {
   let unit = 1
@@ -134,7 +134,7 @@ def test_states_of_a_group_are_kept_for_that_group_alone() -> None:
 
 def test_what_is_derived_is_stored_by_no_wildcard_line() -> None:
     found = layout("base(2)")
-    assert [(d.state, d.source) for d in found.derived] == [("fp32", "w")]
+    assert [(d.state, d.source) for d in found.derived] == [("fp32", "weight")]
     assert "fp32" not in {p.state for p in locate(found).parts}
     assert layout("base(2)", define_sizes={"unit": 0}).derived == ()
 

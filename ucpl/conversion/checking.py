@@ -19,11 +19,13 @@ from ucpl.conversion.given import Called, Given
 from ucpl.conversion.planning import closed_call
 from ucpl.conversion.side import Side, located
 from ucpl.errors import Diagnostic, UcplError, fail
-from ucpl.layout import Library, load
+from ucpl.layout import Layout, Library, load
 from ucpl.layout.bases import called_model, placed
+from ucpl.layout.idle import demand_known
 from ucpl.layout.library import Known, Reader
-from ucpl.layout.scope import Value, at
+from ucpl.layout.scope import Scope, Value, at
 from ucpl.layout.statements import items_of
+from ucpl.proofs.idle import idle_lines, unknown_drops
 from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import stored_twice
 from ucpl.proofs.unstored import holes, tensors_without_entry, unkept_states
@@ -34,6 +36,7 @@ __all__ = ["Checked", "check", "check_text"]
 
 _NO_CONFIG = "E105"
 _OTHER_SIZE = "E115"
+_CARRYING = ("deepspeed", "universal", "plain")  # frameworks whose files hold what a caller put beside the model
 _ALONE = "<nothing stored>"  # the name of no layout that a text has
 TRIAL = "<trial>"  # the name of no model that a text has
 _TRIAL = f"""ucpl 1
@@ -127,6 +130,8 @@ class _Checker:
         if call is not None:
             self.guarded(lambda: self.called(call))
             return
+        if not any(isinstance(s, nodes.Model | nodes.Layout) for s in self.file.statements):
+            self.guarded(self.numbers)
         for statement in self.file.statements:
             match statement:
                 case nodes.Model():
@@ -144,6 +149,12 @@ class _Checker:
             work()
         except UcplError as error:
             self.found(error)
+
+    def numbers(self) -> None:
+        """Those of a file that has nothing else than plans: nothing asks for them elsewhere."""
+        scope = Scope(given=dict(self.given.sizes), config=self.given.config or {})
+        scope.bind(self.file.statements)
+        demand_known(self.file.statements, scope)
 
     def model(self, node: nodes.Model) -> None:
         """A model that no layout of the file lays out is closed by itself, under a layout that stores nothing."""
@@ -276,8 +287,20 @@ class _Checker:
             fail("E313", f"{found}, the first {found.first}", at(entry.span, "stored here"))
 
     def plan(self, node: nodes.Plan) -> None:
-        for call in (node.source, node.target):
-            self.located(closed_call(self.file, call, self.given))
+        source, _ = (self.located(closed_call(self.file, call, self.given)) for call in (node.source, node.target))
+        if source.layout.model_name != TRIAL:
+            self.drops(node, source.layout)
+
+    def drops(self, node: nodes.Plan, source: Layout) -> None:
+        """A checkpoint may carry more than its model says: what a caller put beside it is known when there is one."""
+        for name, remedy in unknown_drops(source, node.drop):
+            if source.framework in _CARRYING:
+                self.remark(
+                    f"plan {node.name} drops `{name}`, which is no tensor or state of {source.model_name}: {remedy}."
+                    " Where a key of client_state is meant, nothing is to be done"
+                )
+            else:
+                fail("E300", f"drop {name}: no tensor or state of that name", at(node.span), remedy=remedy)
 
     def remark(self, text: str) -> None:
         if text not in self.remarks:
@@ -292,6 +315,9 @@ class _Checker:
             for taken in side.layout.taken:
                 if not taken.names:
                     self.remark(f"{side.layout.name}: {taken.glob} matches no tensor of {self.given.model.name}")
+        if side.layout.model_name != TRIAL:
+            for text in idle_lines(side.layout, one.layout.items, of_any=one.is_of_any):
+                self.remark(text)
         return side
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from attrs import evolve
 
+from ucpl.layout.by_index import whole_name
 from ucpl.layout.entries import is_wild, written_entries
 from ucpl.layout.library import Library
 from ucpl.layout.models import ModelGroups, aliases_of, groups_of, tensors_of, trained_groups
@@ -51,7 +52,7 @@ def expand(
             entries = []
         else:
             out += _written(item, opened.scope, tuple(g for g in groups if g[0] not in apart))
-    return nodes.Layout(name, _parameters(opened), model.name, None, tuple(out))
+    return nodes.Layout(name, _parameters(opened), model.name, None, tuple(_founded(out, opened.model_items)))
 
 
 def _written(item: nodes.LayoutItem, scope: Scope, groups: ModelGroups) -> Iterable[nodes.LayoutItem]:
@@ -124,6 +125,7 @@ def close(
     items = _without_globs(opened, _said_once(opened.items))
     layout_items = [*_inner_parameters(opened), *_closed(opened.scope, [*lets, *items], known)]
     model = nodes.Model(opened.model.name, tuple(model_items))
+    layout_items = _founded(layout_items, model_items)
     layout = nodes.Layout(name, _parameters(opened), opened.model.name, None, tuple(layout_items))
     return nodes.File("layout.ucpl", 1, (model, layout))
 
@@ -209,6 +211,25 @@ def _decided(item: Item, scope: Scope) -> Item | None:
     if isinstance(item, nodes.Entry | nodes.States):
         return evolve(item, clauses=said_clauses(item)) if is_there(item, scope) else None
     return item
+
+
+def _founded(items: Iterable[nodes.LayoutItem], model_items: Sequence[nodes.ModelItem]) -> list[nodes.LayoutItem]:
+    """Without what layouts of any model say of states and tensors that this model does not have: a closed text acts."""
+    states = {name for i in model_items if isinstance(i, nodes.State) for name in i.names if not i.scalar}
+    tensors = {whole_name(i.path) for i in model_items if isinstance(i, nodes.Tensor | nodes.Alias)}
+    out: list[nodes.LayoutItem] = []
+    for item in items:
+        match item:
+            case nodes.States(names=tuple(names)):
+                kept = tuple(name for name in names if name in states)
+                out += [evolve(item, names=kept)] if kept else []
+            case nodes.Derive(state=one, source=other) if not {one, other} <= {*states, "weight", "fp32"}:
+                pass
+            case nodes.Entry(path=path, shape=None, of=None) if path != "*" and whole_name(path) not in tensors:
+                pass
+            case _:
+                out.append(item)
+    return out
 
 
 def _parameters(opened: Opened) -> tuple[nodes.Parameter, ...]:

@@ -1,18 +1,32 @@
-"""Clauses that could not do anything where they stand are refused: nothing is accepted that does not act."""
+"""What could not do anything where it stands is refused: nothing is accepted that does not act."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from attrs import has
 
 from ucpl.errors import fail
-from ucpl.layout.scope import at
+from ucpl.layout.by_index import whole_name
+from ucpl.layout.near import for_axis, for_name, nearest
+from ucpl.layout.remedies import for_unread_dim
+from ucpl.layout.scope import Scope, at
 from ucpl.syntax import nodes
+from ucpl.syntax.walk import walk
 
-__all__ = ["demand_acting"]
+__all__ = ["demand_acting", "demand_founded", "demand_known"]
+
+_DEFAULT_FILES = ("weights", "optim", "meta")  # where lines are that name no file
+_EVERYWHERE = ("weight", "fp32")  # names of states that need no line of the model
+_WITH_NUMBERS = (nodes.Parameter, nodes.Let, nodes.Dims, nodes.Assert, nodes.Entry, nodes.States)
+_OF_A_VALUE = frozenset({"x", "scale"})  # names that a `value` clause gives a meaning
 
 
 def demand_acting(items: Iterable[nodes.Record]) -> None:
-    """Raises: UcplError E190 for `buckets` where no flat buffer is, and for what a line that stores `none` says of storing."""
+    """Raises: UcplError E190 for `buckets` where no flat buffer is, and for what a line that stores `none` says of storing.
+
+    E155 for a second `...` in one pattern.
+    """
     for item in items:
         if not isinstance(item, nodes.Entry | nodes.States):
             continue
@@ -34,3 +48,135 @@ def demand_acting(items: Iterable[nodes.Record]) -> None:
                     at(span),
                     remedy="take the clause out, or write a pattern for `none`",
                 )
+        if isinstance(item.shape, tuple) and _rests(item.shape) > 1:
+            fail(
+                "E155",
+                "`...` is all dims that the pattern does not name, and a second `...` has none left",
+                at(item.span),
+                remedy="write `...` once; one dim is `_`",
+            )
+
+
+def _rests(axes: Iterable[nodes.Record]) -> int:
+    """How many `...` one way through a pattern has: the terms of a sum are ways through the same dims."""
+    count = 0
+    for axis in axes:
+        match axis:
+            case nodes.Rest():
+                count += 1
+            case nodes.Stack(terms=terms):
+                count += max(_rests(term.axes) for term in terms)
+            case nodes.Cut(axis=inner) | nodes.Pad(axis=inner) | nodes.Trim(axis=inner) | nodes.Flat(axis=inner):
+                count += _rests((inner,))
+    return count
+
+
+# ---- what a layout of a named model says of nothing ------------------------------------------------------------------
+
+
+def demand_founded(
+    fresh: Iterable[nodes.LayoutItem], items: Sequence[nodes.LayoutItem], model_items: Sequence[nodes.ModelItem]
+) -> None:
+    """`fresh`: statements of a layout of a named model that replace none of a layout that it extends.
+
+    Raises: UcplError E139 for `none` of what nothing speaks of, E191 for a state that the model does not have.
+    """
+    tensors = {whole_name(i.path) for i in model_items if isinstance(i, nodes.Tensor | nodes.Alias)}
+    states = {name: i.scalar for i in model_items if isinstance(i, nodes.State) for name in i.names}
+    for item in fresh:
+        match item:
+            case nodes.Entry(path=path, shape=None, of=None, glob=()) if (
+                path != "*" and whole_name(path) not in tensors
+            ):
+                remedy = for_name(
+                    path, tensors, "take the line out: the model has no such tensor, and no base such a line"
+                )
+                fail("E139", f"`{path} = none`, and there is no `{path}`", at(item.span), remedy=remedy)
+            case nodes.Files(name=name, form=None) if not _is_named(name, items):
+                fail(
+                    "E139",
+                    f"`file {name} = none`, and no line is in `{name}`",
+                    at(item.span),
+                    remedy="take the line out, or correct the name: no layout that is extended has such a file",
+                )
+            case nodes.States(names=names):
+                for name in names or ():
+                    _demand_state(name, states, item)
+            case nodes.Derive(state=one, source=other):
+                for name in (one, other):
+                    if name not in _EVERYWHERE:
+                        _demand_state(name, states, item)
+
+
+def _is_named(name: str, items: Iterable[nodes.LayoutItem]) -> bool:
+    """Whether a line of a layout may be in a file."""
+    return name in _DEFAULT_FILES or any(
+        (isinstance(item, nodes.Entry | nodes.States | nodes.Blob) and any(c.args[:1] == (name,) for c in item.clauses))
+        or (isinstance(item, nodes.Group) and item.stated is not None and item.stated[0] == name)
+        for item in items
+    )
+
+
+def _demand_state(name: str, states: dict[str, bool], item: nodes.States | nodes.Derive) -> None:
+    is_line = isinstance(item, nodes.States)
+    if name == "weight":
+        return  # the tensor itself, in a flat buffer, say
+    if states.get(name) and is_line:
+        fail(
+            "E191",
+            f"`{name}` is a scalar: one value, no tensor that could be stored so",
+            at(item.span),
+            remedy=f"take `{name}` out: scalars go along with what is not a tensor",
+        )
+    if name not in states:
+        known = list(dict.fromkeys(["weight", *states] if is_line else [*_EVERYWHERE, *states]))
+        close = nearest(name, known)
+        fail(
+            "E191",
+            f"the model has no state `{name}`",
+            at(item.span, "named here"),
+            remedy=f"did you mean `{close}`?"
+            if close
+            else f"its states are {', '.join(known) or 'none'}; another one is a line of the model: `state {name} : f32`",
+        )
+
+
+# ---- names in what is not worked out ---------------------------------------------------------------------------------
+
+
+def demand_known(items: Iterable[nodes.Record], scope: Scope, *, with_dims: bool = False) -> None:
+    """Every name is one, though nothing asks for its value: behind `default(...)`, `and`, or a condition that is not met.
+
+    with_dims: dims of patterns, too. Raises: UcplError E101, E148, E169.
+    """
+    for item in items:
+        if not isinstance(item, _WITH_NUMBERS):
+            continue
+        for node in walk(*_with_arguments(item)):
+            if isinstance(node, nodes.Name) and node.path not in _OF_A_VALUE and not _is_known(node.path, scope):
+                scope.lookup(node.path, node.span)
+            elif isinstance(node, nodes.Split) and not scope.knows(node.mesh_axis):
+                fail(
+                    "E148",
+                    f"`@{node.mesh_axis}` cuts over a mesh axis that there is not",
+                    at(node.span if node.span.line else item.span),
+                    remedy=for_axis(node.mesh_axis, scope.mesh_axes),
+                )
+            elif with_dims and isinstance(node, nodes.Dim) and not scope.knows(node.name):
+                fail(
+                    "E169",
+                    f"no dim is called `{node.name}`",
+                    at(node.span if node.span.line else item.span, "named here"),
+                    remedy=for_unread_dim(item, node.name, scope.names()),
+                )
+
+
+def _with_arguments(item: nodes.Record) -> list[nodes.Record]:
+    """A statement, and the expressions in its clauses."""
+    if not isinstance(item, nodes.Entry | nodes.States):
+        return [item]
+    return [item, *(a for c in item.clauses for a in c.args if has(type(a)))]
+
+
+def _is_known(path: str, scope: Scope) -> bool:
+    return path.startswith("config.") or scope.knows(path) or scope.knows(path.removesuffix(".size"))

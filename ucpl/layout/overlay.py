@@ -11,7 +11,7 @@ from ucpl.errors import fail
 from ucpl.layout.scope import at, nearest
 from ucpl.syntax import nodes
 
-__all__ = ["each_state", "overlay", "without_gone"]
+__all__ = ["each_state", "fresh", "overlay", "without_gone"]
 
 Item = TypeVar("Item", bound=nodes.Record)
 
@@ -32,6 +32,12 @@ def overlay(base: list[Item], body: list[Item]) -> list[Item]:
             placed.add(side)
             out += mine[side]
     return without_gone(base, out + [item for item in body if _left_side(item) not in known])
+
+
+def fresh(base: Iterable[Item], body: Iterable[Item]) -> list[Item]:
+    """The statements of a body whose left side the base does not have."""
+    known = {_left_side(item) for item in base}
+    return [item for item in body if _left_side(item) not in known]
 
 
 def without_gone(base: Iterable[nodes.Record], items: Iterable[Item]) -> list[Item]:

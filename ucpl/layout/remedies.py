@@ -13,8 +13,9 @@ from ucpl.syntax import nodes, print_item
 from ucpl.syntax.walk import rewritten
 from ucpl.syntax.words import CLAUSE_WORDS, ELEMENT_TYPES
 
-__all__ = ["for_dim", "for_extent", "for_tensor"]
+__all__ = ["for_dim", "for_extent", "for_tensor", "for_unread_dim"]
 
+_GROUPS = 'the parameter groups of the model are `group * = model`; a line for all tensors is `* = ... as "{name}"`'
 _ORDERS = ("T", "mT", "t", "transpose")  # of torch: the other order of two dims
 _NUMBER_IN_A_NAME = re.compile(r"\\?\*|\(?(?:\\d|\[0-9\])[+*]?\)?|%d|\$\{?\w*\}?|\{\w*\}")
 
@@ -23,6 +24,8 @@ def for_dim(item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: st
     """Of a name in an entry's pattern that is no dim; with the line to write, where it can be known."""
     from ucpl.syntax.habits import foreign, words
 
+    if item.path == "*" and name == "model":
+        return _GROUPS
     said = words().tools.get(item.path.rpartition(".")[2]) or foreign(name)
     last = name.rpartition(".")[2]
     if last in ("None", "null", "nil", "NULL"):
@@ -36,6 +39,13 @@ def for_dim(item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: st
         if word:
             return f"did you mean the clause `{word}`?"
     return said or "a dim without a name is written `_`, all that are left `...`"
+
+
+def for_unread_dim(item: nodes.Record, name: str, names: Iterable[str]) -> str:
+    """The same of a line that speaks of no tensor."""
+    if isinstance(item, nodes.Entry) and item.path == "*" and name == "model":
+        return _GROUPS
+    return for_name(name, names, f"define it: `dim {name} = ...`")
 
 
 def _renamed(node: nodes.Record, name: str, close: str) -> nodes.Record | None:

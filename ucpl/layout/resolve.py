@@ -12,7 +12,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.layout.entries import entries_of
-from ucpl.layout.idle import demand_acting
+from ucpl.layout.idle import demand_acting, demand_founded, demand_known
 from ucpl.layout.layout import Layout, Taken
 from ucpl.layout.library import Library
 from ucpl.layout.models import aliases_of, groups_of, states_of, tensors_of
@@ -74,6 +74,8 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     _check_asserts(opened)
     model_groups = groups_of(model_items, tensors)
     demand_acting(items)
+    if opened.layout.of != "any":
+        demand_founded(opened.fresh, items, model_items)
     ground = ground_of(items, scope, indices)
     entries, taken = entries_of(items, ground, tensors, aliases)
     demand_block_edges(entries, tensors, _sizes(scope))
@@ -106,9 +108,19 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         not_kept=not_kept(items, scope),
         extended=opened.extended,
     )
+    demand_known(opened.definitions, scope)
+    demand_known(_unread(items, layout), scope, with_dims=opened.layout.of != "any")
     demand_names(items, ground, layout)
     demand_meshes(layout)
     return layout
+
+
+def _unread(items: Iterable[nodes.LayoutItem], layout: Layout) -> list[nodes.Record]:
+    """Lines of which nothing was worked out: under a condition that does not hold, or of a class that no tensor is in."""
+    read = {e.span for e in layout.entries} | {s.span for s in layout.state_lines}
+    return [
+        i for i in items if isinstance(i, nodes.Entry | nodes.States) and i.shape is not None and i.span not in read
+    ]
 
 
 def _origin(taken: Taken) -> Note:
@@ -142,8 +154,7 @@ def _refuse_unknown_sizes(sizes: Mapping[str, Value], scope: Scope, model_items:
 
 
 def _check_asserts(opened: Opened) -> None:
-    texts = [opened.link.file, *([opened.model_file] if opened.model_file is not None else [])]
-    for item in [*opened.model_items, *opened.items, *(s for f in texts for s in f.statements)]:
+    for item in opened.definitions:
         if isinstance(item, nodes.Assert):
             _check_assert(item, opened.scope)
 

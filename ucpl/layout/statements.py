@@ -14,7 +14,7 @@ from ucpl.errors import fail
 from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
 from ucpl.layout.by_index import written_out
 from ucpl.layout.library import Known, Library, Link
-from ucpl.layout.overlay import overlay
+from ucpl.layout.overlay import fresh, overlay
 from ucpl.layout.prefix import prefixed
 from ucpl.layout.scope import Config, Scope, Value, at, literal
 from ucpl.layout.within import axes_here, axes_in, demand_axes, given_within, numbers_within, on_these_ranks
@@ -52,6 +52,7 @@ class Opened:
     scope: Scope
     origins: list[Note]
     extended: frozenset[nodes.Span] = frozenset()  # of entries of layouts that this one extends
+    fresh: tuple[nodes.LayoutItem, ...] = ()  # its own statements of left sides that no layout has that it extends
 
     @property
     def layout(self) -> nodes.Layout:
@@ -61,6 +62,13 @@ class Opened:
     def arguments(self) -> dict[str, Value]:
         """The layout's parameters and their values."""
         return {p.name: self.scope.given[p.name] for p in self.layout.parameters}
+
+    @property
+    def definitions(self) -> list[nodes.Record]:
+        """All in which numbers are defined and asserted: statements of layout, model and their files, parameters."""
+        texts = [self.link.file, *([self.model_file] if self.model_file is not None else [])]
+        parameters = (*self.layout.parameters, *self.model.parameters)
+        return [*parameters, *self.model_items, *self.items, *(s for f in texts for s in f.statements)]
 
 
 def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.Model | None = None) -> Opened:
@@ -97,7 +105,9 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
     scope.bind(model_items)
     scope.bind(items)
     extended = frozenset(i.span for i in items if isinstance(i, nodes.Entry)) - reader.own_spans
-    return Opened(library, chain[0], model, model_file, items, model_items, scope, reader.origins, extended)
+    return Opened(
+        library, chain[0], model, model_file, items, model_items, scope, reader.origins, extended, tuple(reader.fresh)
+    )
 
 
 def _demand_one_value(of_model: Iterable[nodes.Record], links: Sequence[Link], scope: Scope) -> None:
@@ -190,6 +200,7 @@ class _Reader:
     is_written: bool = False  # statements as they are written: nothing is worked out
     count: _Count = field(factory=_Count)
     own_spans: frozenset[nodes.Span] = frozenset()  # of the layout itself
+    fresh: list[nodes.LayoutItem] = field(factory=list)
 
     def statements(
         self, chain: Sequence[Link], arguments: Inherited, used: tuple[str, ...] = ()
@@ -217,6 +228,7 @@ class _Reader:
         self.own_spans = frozenset(i.span for i in bodies[0])
         items: list[nodes.LayoutItem] = []
         for body in reversed(bodies):
+            self.fresh = fresh(items, body)
             items = overlay(items, body)
         return items
 

@@ -12,6 +12,7 @@ from attrs import define
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.copies import copies_of
+from ucpl.layout.frameworks import demand_settings
 from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, States, Storing
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.naming import Naming, naming_of
@@ -269,16 +270,27 @@ def framework_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[str, 
     said = [i for i in items if isinstance(i, nodes.Framework)]
     if not said:
         return "", {}
-    settings: dict[str, Value] = {}
-    for argument in said[-1].call.arguments:
-        if argument.name is None:
-            fail("E159", "settings of a framework have names", at(argument.span))
-        settings[argument.name] = scope.evaluate(argument.value)
+    demand_settings(said[-1])
+    settings = {a.name: scope.evaluate(a.value) for a in said[-1].call.arguments if a.name is not None}
     return said[-1].call.name, settings
 
 
 def derived_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Derivation, ...]:
-    return tuple(Derivation(i.state, i.source) for i in items if isinstance(i, nodes.Derive) and scope.holds(i.when))
+    """Raises: UcplError E193 where derived states lead back to where they come from."""
+    said = [i for i in items if isinstance(i, nodes.Derive) and scope.holds(i.when)]
+    of = {item.state: item for item in said}
+    for item in said:
+        chain = [item]
+        while (before := of.get(chain[-1].source)) is not None and before not in chain:
+            chain.append(before)
+        if before is item:
+            fail(
+                "E193",
+                f"`{item.state}` is derived from itself: {' from '.join([item.state, *(c.source for c in chain)])}",
+                *(at(c.span) for c in chain),
+                remedy="one of them is stored, by an entry or a state line: take its `derive` out",
+            )
+    return tuple(Derivation(i.state, i.source) for i in said)
 
 
 def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRule, ...]:

@@ -1,0 +1,87 @@
+"""What does nothing is refused where it is written, and is left out of texts that are made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ucpl.conversion.forms import FORMS
+from ucpl.errors import UcplError
+from ucpl.layout import close, expand, load, resolve
+from ucpl.layout.frameworks import SETTINGS
+from ucpl.syntax import nodes, parse, parse_call, print_file
+
+ROOT = Path(__file__).parents[2]
+BASE = """
+layout base() of any {
+  file weights = torch "a.pt"
+  *              = ...  as "{name}"
+  "gone.weight"  = none
+  state fp32     = like  as "{name}/fp32"
+  state exp_avg, moment = like  as "{name}/{state}"
+  derive fp32 from weight
+  derive master from fp32
+}
+"""
+MODEL = """
+model m {
+  w : 4 dtype f32
+  state exp_avg : f32
+}
+"""
+
+
+def test_frameworks_and_their_settings_are_those_of_the_stores() -> None:
+    assert set(SETTINGS) == set(FORMS)
+    read = "".join(p.read_text() for p in sorted((ROOT / "ucpl" / "stores").rglob("*.py")))
+    specs = "".join(p.read_text() for p in sorted((ROOT / "specs").glob("*.ucpl")))
+    for settings in SETTINGS.values():
+        for name in settings:
+            assert f'"{name}"' in read or re.search(rf"framework \w+\([^)]*\b{name} = ", specs), name
+
+
+def test_a_closed_text_of_a_layout_of_any_model_says_nothing_idle() -> None:
+    library = load(("x.ucpl", f"ucpl 1\n{BASE}{MODEL}"))
+    model = library.model("m").node
+    assert isinstance(model, nodes.Model)
+    layout = expand(library, parse_call("base()"), model)
+    text = print_file(nodes.File("", 1, (model, layout)))
+    assert "gone" not in text and "moment" not in text and "master" not in text
+    resolve(load(("y.ucpl", text)), parse_call("stored()"))
+
+
+def test_a_closed_text_of_a_layout_that_extends_one_says_nothing_idle() -> None:
+    text = f"ucpl 1\n{BASE}{MODEL}layout mine() of m extends base() {{\n}}\n"
+    made = print_file(close(load(("x.ucpl", text)), parse_call("mine()")))
+    assert "gone" not in made and "moment" not in made and "master" not in made
+    assert "state exp_avg = like" in made and "derive fp32 from weight" in made
+    resolve(load(("y.ucpl", made)), parse_call("stored()"))
+
+
+def test_what_replaces_a_line_of_the_base_is_no_idle_line() -> None:
+    own = 'state exp_avg, moment = none\n  "gone.weight" = none\n'
+    text = f"ucpl 1\n{BASE}{MODEL}layout mine() of m extends base() {{\n  {own}}}\n"
+    resolve(load(("x.ucpl", text)), parse_call("mine()"))
+
+
+@pytest.mark.parametrize("pattern", ["(... + ...)", "(_[..2] ... + _[2..] ...)", "(w: ... + w: ...)"])
+def test_terms_of_a_sum_have_a_rest_each(pattern: str) -> None:
+    file = parse(f'ucpl 1\nlayout x() of any {{\n  * = {pattern}  as "{{name}}"\n}}\n', "x.ucpl")
+    from ucpl.layout.idle import demand_acting
+
+    layout = file.statements[0]
+    assert isinstance(layout, nodes.Layout)
+    demand_acting(layout.items)
+
+
+@pytest.mark.parametrize("pattern", ["... (...)", "(_ ... ...)", "pad((...), 2) ...", "(... + _ ...) ..."])
+def test_a_second_rest_is_refused(pattern: str) -> None:
+    text = f'ucpl 1\nlayout x() of any {{\n  file weights = torch "a"\n  * = {pattern}  as "{{name}}"\n}}\n{MODEL}'
+    library = load(("x.ucpl", text))
+    model = library.model("m").node
+    assert isinstance(model, nodes.Model)
+    with pytest.raises(UcplError) as caught:
+        resolve(library, parse_call("x()"), model=model)
+    assert caught.value.diagnostics[0].code == "E155"
