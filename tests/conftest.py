@@ -20,13 +20,26 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-# A long hunt by hand: `HYPOTHESIS_PROFILE=hunt make test TESTS=tests/laws`.
-settings.register_profile("hunt", settings.get_profile("laws"), derandomize=False, max_examples=2000)
+# A long hunt by hand: `HYPOTHESIS_PROFILE=hunt make test TESTS=tests/laws` looks at other examples in every run, and at HUNT
+# (10) times as many.
+settings.register_profile("hunt", settings.get_profile("laws"), derandomize=False)
 # For `tests.mutants`: the same examples, but a failure is not made small, since nobody reads it.
 settings.register_profile(
     "mutants", settings.get_profile("laws"), phases=[Phase.explicit, Phase.generate, Phase.target]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "laws"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A hunt looks at more examples than a law asks for itself."""
+    if os.environ.get("HYPOTHESIS_PROFILE") != "hunt":
+        return
+    times = int(os.environ.get("HUNT", "10"))
+    laws = {id(law): law for item in items if (law := getattr(item, "obj", None)) is not None}
+    for law in laws.values():
+        asked = getattr(law, "_hypothesis_internal_use_settings", None)
+        if asked is not None:
+            law._hypothesis_internal_use_settings = settings(asked, max_examples=times * asked.max_examples)
 
 
 @pytest.fixture(autouse=True)

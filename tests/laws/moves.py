@@ -25,6 +25,7 @@ Cell = tuple[str, str, tuple[int, ...]]  # (state, tensor, index in positions of
 Cells = dict[Place, list[Cell | None]]  # None: padding
 
 SIDES = ("source", "target")
+NOWHERE: Place = ("", "")
 
 
 @frozen
@@ -71,8 +72,13 @@ def fills_of(graph: Graph) -> Iterator[tuple[tuple[int, int], list[Fill]]]:
                 _positions(f.target_offset[row], f.shape[row], f.target_stride[row]),
                 strict=True,
             )
-            place, goal = sources[int(f.source[row])], targets[int(f.target[row])]
+            place, goal = _place(sources, int(f.source[row])), _place(targets, int(f.target[row]))
             yield (b, row), [Fill(f.kind, f.state, (place, int(x)), (goal, int(y))) for x, y in ends]
+
+
+def _place(names: list[Place], number: int) -> Place:
+    """A mistake may send a move past the last stored tensor of a side: nothing is there."""
+    return names[number] if 0 <= number < len(names) else NOWHERE
 
 
 def told(graph: Graph) -> list[Runs]:
@@ -101,6 +107,16 @@ def _positions(offset: Any, shape: NDArray[np.int64], stride: NDArray[np.int64])
 def cells(meaning: Meaning) -> Cells:
     """Every position of every stored tensor, as the oracle has it."""
     return {(h.file, h.key): _cells(h) for h in homes(meaning)}
+
+
+def parts(meaning: Meaning) -> dict[Cell, list[tuple[Place, int]]]:
+    """Of each element that a mean, a sum or a maximum is said of, the positions that have a part of it or a copy of one."""
+    out: dict[Cell, set[tuple[Place, int]]] = {}
+    for home in homes(meaning):
+        for i, cell in enumerate(_cells(home)):
+            if cell is not None and home.policy[cell[1]].split()[0] in ("mean", "sum", "max"):
+                out.setdefault(cell, set()).add(((home.file, home.key), i))
+    return {cell: sorted(ends) for cell, ends in out.items()}
 
 
 def _cells(home: Home) -> list[Cell | None]:

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.laws import moves as mv
-from tests.laws.agreement import both
+from tests.laws.agreement import TOGETHER, both
+from tests.oracle import Meaning
 from ucpl.errors import UcplError
 from ucpl.graph import Graph, build
 from ucpl.proofs.coverage import prove
@@ -39,16 +40,20 @@ class Case:
 
     @cached_property
     def source(self) -> mv.Cells:
-        return self._cells(0)
+        return mv.cells(self._meaning(0))
 
     @cached_property
     def target(self) -> mv.Cells:
-        return self._cells(1)
+        return mv.cells(self._meaning(1))
 
-    def _cells(self, side: int) -> mv.Cells:
+    @cached_property
+    def parts(self) -> dict[mv.Cell, list[tuple[mv.Place, int]]]:
+        """Of each element of the source that is put together: where its parts are, each on one rank."""
+        return mv.parts(self._meaning(0))
+
+    def _meaning(self, side: int) -> Meaning:
         e = self.pair[side]
-        meaning, _ = both(e.text, e.call, name=e.name)
-        return mv.cells(meaning)
+        return both(e.text, e.call, name=e.name)[0]
 
     def name(self, cell: mv.Cell) -> str:
         state, path, index = cell
@@ -59,7 +64,7 @@ class Case:
         out: dict[tuple[mv.Place, int], list[tuple[str, mv.Cell | None]]] = {}
         for f in fills:
             place, position = f.source
-            held = self.source[place]
+            held = self.source.get(place, [])
             cell = held[position] if 0 <= position < len(held) else None
             out.setdefault(f.target, []).append((f.kind, cell))
         return out
@@ -77,8 +82,12 @@ def test_a_plan_is_right_element_by_element(pair: Pair) -> None:
 
 
 def comes_once_to_each_of_its_places(case: Case, fills: list[mv.Fill], shared: dict[mv.Place, mv.Place]) -> None:
-    """Every element, and nothing else anywhere."""
+    """Every element, and nothing else anywhere; what is put together, of every part once."""
     found = case.result(fills)
+    together: dict[tuple[mv.Place, int], list[tuple[mv.Place, int]]] = {}
+    for f in fills:
+        if f.kind in TOGETHER:
+            together.setdefault(f.target, []).append(f.source)
     for place, cells in case.target.items():
         owner = shared.get(place, place)
         for position, cell in enumerate(cells):
@@ -91,10 +100,9 @@ def comes_once_to_each_of_its_places(case: Case, fills: list[mv.Fill], shared: d
                 continue
             assert {c for _, c in came} == {cell}, (place, position, case.name(cell))
             written = [kind for kind, _ in came if kind != "check"]
-            assert written == ["copy"] or (len(set(written)) == 1 and written[0] in ("mean", "sum", "max")), (
-                place,
-                position,
-            )
+            assert written == ["copy"] or (len(set(written)) == 1 and written[0] in TOGETHER), (place, position)
+            if written != ["copy"]:
+                assert sorted(together[place, position]) == case.parts[cell], (place, position, case.name(cell))
     assert found == {}, "what no tensor of the target has"
 
 
@@ -252,7 +260,7 @@ def test_a_planted_mistake_is_refused_and_the_element_that_is_named_is_a_wrong_o
     with pytest.raises(UcplError) as caught:
         prove(graph)
     (found,) = caught.value.diagnostics
-    assert found.code in ("E340", "E341", "E342", "E343", "E344"), found.message
+    assert found.code in ("E340", "E341", "E342", "E343", "E344", "E346"), found.message
     assert named(found.code, found.message) & wrong(case, found.code), found.message
 
 
@@ -285,9 +293,8 @@ def wrong(case: Case, code: str) -> set[str]:
     elif code == "E341":
         for goal, element in goals.items():
             kinds = [kind for kind, _ in came.get(goal, [])]
-            if kinds.count("copy") > 1 or ("copy" in kinds and set(kinds) & {"mean", "sum", "max"}):
+            if kinds.count("copy") > 1 or ("copy" in kinds and set(kinds) & set(TOGETHER)):
                 out.add(element)
-        out |= unlike(goals, came)
     elif code == "E342":
         for goal, element in goals.items():
             if not any(kind != "check" for kind, _ in came.get(goal, [])):
@@ -303,21 +310,17 @@ def wrong(case: Case, code: str) -> set[str]:
                 out.add(goal_cell)
             if goal_cell is None and cell is not None:
                 out.add(cell)
+    elif code == "E346":  # put together of other parts than those that there are
+        sources: dict[tuple[mv.Place, int], list[tuple[mv.Place, int]]] = {}
+        for f in fills:
+            if f.kind in TOGETHER:
+                sources.setdefault(f.target, []).append(f.source)
+        out |= {goals[goal] for goal, ends in sources.items() if sorted(ends) != case.parts.get(goals[goal], [])}
     return {case.name(c) for c in out}
 
 
-def unlike(goals: dict[tuple[mv.Place, int], mv.Cell], came: Any) -> set[mv.Cell]:
-    """Elements of tensors that are put together, here of more parts than there: any of them may be named for all."""
-    parts: dict[mv.Place, dict[mv.Cell, int]] = {}
-    for goal, element in goals.items():
-        number = sum(kind in ("mean", "sum", "max") for kind, _ in came.get(goal, []))
-        if number:
-            parts.setdefault(goal[0], {})[element] = number
-    return {element for found in parts.values() if len(set(found.values())) > 1 for element in found}
-
-
 def at(cells: mv.Cells, end: tuple[mv.Place, int]) -> mv.Cell | None:
-    held = cells[end[0]]
+    held = cells.get(end[0], [])
     return held[end[1]] if 0 <= end[1] < len(held) else None
 
 

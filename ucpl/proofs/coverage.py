@@ -26,7 +26,6 @@ from ucpl.proofs.joins import (
     halved,
     is_exact,
     joined_boxes,
-    meet,
     ordered,
     pairs_in,
     positions_of,
@@ -35,6 +34,7 @@ from ucpl.proofs.joins import (
 from ucpl.proofs.members import demand_members
 from ucpl.proofs.moved import AT_ONCE, ONE_BY_ONE, boxes_of, element_boxes
 from ucpl.proofs.scaled import prove_scales, scales_among
+from ucpl.proofs.together import brought, demand_parts, places, same_places, touching
 from ucpl.proofs.told import Told
 from ucpl.regions import element_name
 from ucpl.regions.placement import LOOSE
@@ -46,7 +46,7 @@ def prove(graph: Graph) -> None:
     Raises UcplError, naming the first element: E340 for one that a move brings to another's place; E341 for one that is filled
     twice, E342 for one that nothing fills; E343 for one of the source that is neither used nor checked nor left out by name;
     E344 for a move from or to a place where no element lies, E345 for one that stands in a tensor twice;
-    E346 for one that is put together in another way than its layout says; E347 for one that is not scaled once by the scale of
+    E346 for one that is put together in another way than its layout says, or lacks a part; E347 for one that is not scaled once by the scale of
     its block.
     """
     _Proof(graph).run()
@@ -66,9 +66,12 @@ class _Proof:
             if len(bad):
                 self.outside(int(bad[0]), side)
         self.same_elements(source, target)
-        self.filled(target, source)
+        parts = brought(self.told, source, target)
+        where = places(parts, self.told.k)
+        self.filled(target, where)
         self.used(source)
         demand_members(self.told, source)
+        demand_parts(self.told, parts, where)
         prove_scales(self.told)
 
     # ---- the three proofs ------------------------------------------------------------------------------------------------
@@ -81,43 +84,37 @@ class _Proof:
 
     def agreed(self, source: Boxes, target: Boxes, moves: Moves) -> I64:
         """How many elements of each move are the same on both sides."""
-        ends = [b.begin + ((b.high - b.low - 1) * b.step).sum(axis=1) + 1 for b in (source, target)]
-        order = np.lexsort((target.begin, target.move))
-        i, j = meet(source.move, source.begin, ends[0], target.move[order], target.begin[order], ends[1][order])
+        i, j = touching(source, target)
         out = np.zeros(len(moves.state))
         for first in range(0, len(i), AT_ONCE):
             some = slice(first, first + AT_ONCE)
-            s, t = source.take(i[some]), target.take(order[j[some]])
+            s, t = source.take(i[some]), target.take(j[some])
             out += np.bincount(s.move, weights=self.shared(s, t, moves), minlength=len(out))
         return out.astype(np.int64)
 
     def shared(self, s: Boxes, t: Boxes, moves: Moves) -> I64:
         """Of each pair of boxes of one move, how many elements are the same on both sides."""
         low, high = np.maximum(s.low, t.low), np.minimum(s.high, t.high)
-        same = (low < high).all(axis=1) & (self.told.source.tensor[s.piece] == self.told.target.tensor[t.piece])
+        same = same_places(s, t, low, high) & (self.told.source.tensor[s.piece] == self.told.target.tensor[t.piece])
         same &= self.told.is_origin(self.told.source.state[s.piece], moves.state[s.move])
         same &= self.told.target.state[t.piece] == moves.state[t.move]
-        at_s = s.begin + ((low - s.low) * s.step).sum(axis=1)
-        at_t = t.begin + ((low - t.low) * t.step).sum(axis=1)
-        same &= (at_s == at_t) & ((high - low == 1) | (s.step == t.step)).all(axis=1)
         volume: I64 = np.where(same, (high - low).clip(0).prod(axis=1), 0)
         return volume
 
-    def filled(self, target: Boxes, source: Boxes) -> None:
-        """Every element of every stored tensor of the target once; every tensor of the target as a whole."""
+    def filled(self, target: Boxes, together: Boxes) -> None:
+        """Every element of every stored tensor of the target once; every tensor of the target as a whole.
+
+        `together`: where values are put together, each place once.
+        """
         pieces = self.told.target
         both = target
         if not (self.told.moves.kind == "copy").all():
             copies = target.take((self.told.moves.kind == "copy")[target.move])
-            reduced = target.take(np.isin(self.told.moves.kind, ("mean", "sum", "max"))[target.move])
-            both = joined_boxes([copies, distinct_boxes(reduced)], self.told.k)  # all rows of a mean go to one place
+            both = joined_boxes([copies, together], self.told.k)
         i, j = pairs_in(both)
         if len(i):
             index = np.maximum(both.low[i[0]], both.low[j[0]])
-            piece = int(both.piece[i[0]])
-            if (self.told.moves.kind[both.move[[i[0], j[0]]]] != "copy").all():
-                self.used(source)  # parts of a mean that meet in some of it: one of them lacks the rest
-            self.blame("E341", "is filled twice", 1, piece, index)
+            self.blame("E341", "is filled twice", 1, int(both.piece[i[0]]), index)
         low, high = box_of(pieces)
         held = np.bincount(both.piece, weights=both.volume, minlength=len(pieces)).astype(np.int64)
         bad = np.flatnonzero(held != (high - low).prod(axis=1))

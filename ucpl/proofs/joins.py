@@ -272,6 +272,12 @@ def is_exact(counts: I64, low: I64, high: I64) -> bool:
 
 def first_left(low: I64, high: I64, others_low: I64, others_high: I64) -> I64 | None:
     """The first element (of some box left over) of a box that no other box has."""
+    left = left_of(low, high, others_low, others_high)
+    return min((x for x, _ in left), key=lambda x: tuple(x.tolist())) if left else None
+
+
+def left_of(low: I64, high: I64, others_low: I64, others_high: I64) -> list[tuple[I64, I64]]:
+    """What other boxes leave of a box, as boxes that share nothing."""
     left = [(low, high)]
     for a, b in zip(others_low, others_high, strict=True):
         rest: list[tuple[I64, I64]] = []
@@ -289,5 +295,5 @@ def first_left(low: I64, high: I64, others_low: I64, others_high: I64) -> I64 | 
                     y[c] = b[c]
         left = rest
         if not left:
-            return None
-    return min((x for x, _ in left), key=lambda x: tuple(x.tolist()))
+            break
+    return left

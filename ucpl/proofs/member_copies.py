@@ -6,7 +6,7 @@ import numpy as np
 
 from ucpl.extents import Key
 from ucpl.proofs.joins import I64
-from ucpl.proofs.members import APART
+from ucpl.proofs.together import APART
 from ucpl.regions import Placement
 from ucpl.schedule import Plan, Runs
 

@@ -1,4 +1,4 @@
-"""Are means and sums of what they are said to be of? Each over its own axes, and of every one of their coordinates."""
+"""Are means and sums of what they are said to be of? Each put together as its layout says, and over its own axes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import numpy as np
 
 from ucpl.errors import Label, fail
 from ucpl.proofs.joins import I64, Boxes, Mask, box_of
+from ucpl.proofs.together import APART
 from ucpl.proofs.told import Told
 from ucpl.regions import POLICIES
 
 __all__ = ["demand_members"]
-
-APART = [n for n, how in enumerate(POLICIES) if how not in ("same", "any", "lead")]
 
 
 def demand_members(told: Told, source: Boxes) -> None:

@@ -1,0 +1,177 @@
+"""Does every value that is put together have each of its parts, and each once? A part is what one stored tensor has of it.
+
+The boxes that moves of a mean, a sum or a maximum bring to a piece of the target are held against all pieces of the source
+whose layout says that they are put together: those that share elements with the same boxes.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+from attrs import frozen
+
+from ucpl.errors import Label, fail
+from ucpl.proofs.joins import (
+    I64,
+    Boxes,
+    Mask,
+    box_of,
+    distinct_boxes,
+    first_left,
+    joined_boxes,
+    left_of,
+    meet,
+    ordered,
+    pairs,
+    pairs_in,
+)
+from ucpl.proofs.moved import AT_ONCE
+from ucpl.proofs.told import Told
+from ucpl.regions import POLICIES
+
+__all__ = ["APART", "Brought", "brought", "demand_parts", "places"]
+
+APART = [n for n, how in enumerate(POLICIES) if how not in ("same", "any", "lead")]
+
+
+@frozen(eq=False)
+class Brought:
+    """Boxes of elements that moves bring from a piece of the source to a piece of the target, to be put together there."""
+
+    source: I64  # pieces
+    target: I64
+    low: I64  # (N, K)
+    high: I64
+
+    @property
+    def volume(self) -> I64:
+        out: I64 = (self.high - self.low).prod(axis=1)
+        return out
+
+
+def brought(told: Told, source: Boxes, target: Boxes) -> Brought:
+    """What goes into means, sums and maxima, once both sides of every move are known to be the same elements."""
+    together = np.isin(told.moves.kind, [POLICIES[n] for n in APART])
+    s, t = source.take(together[source.move]), target.take(together[target.move])
+    i, j = touching(s, t)
+    found = [(s.piece[:0], t.piece[:0], s.low[:0], s.high[:0])]
+    for first in range(0, len(i), AT_ONCE):
+        a, b = s.take(i[first : first + AT_ONCE]), t.take(j[first : first + AT_ONCE])
+        low, high = np.maximum(a.low, b.low), np.minimum(a.high, b.high)
+        real = same_places(a, b, low, high) & (told.source.tensor[a.piece] == told.target.tensor[b.piece])
+        found.append((a.piece[real], b.piece[real], low[real], high[real]))
+    return Brought(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def touching(source: Boxes, target: Boxes) -> tuple[I64, I64]:
+    """Boxes of both sides that have places of one move in common."""
+    ends = [b.begin + ((b.high - b.low - 1) * b.step).sum(axis=1) + 1 for b in (source, target)]
+    order = np.lexsort((target.begin, target.move))
+    i, j = meet(source.move, source.begin, ends[0], target.move[order], target.begin[order], ends[1][order])
+    return i, order[j]
+
+
+def same_places(s: Boxes, t: Boxes, low: I64, high: I64) -> Mask:
+    """Whether what boxes share, low to high, stands at the same places of their move on both sides."""
+    at_s = s.begin + ((low - s.low) * s.step).sum(axis=1)
+    at_t = t.begin + ((low - t.low) * t.step).sum(axis=1)
+    same: Mask = (low < high).all(axis=1) & (at_s == at_t)
+    same &= ((high - low == 1) | (s.step == t.step)).all(axis=1)
+    return same
+
+
+def places(found: Brought, k: int) -> Boxes:
+    """Where the target's values are put together: each element of each piece once, of however many parts it is."""
+    none = np.zeros(len(found.target), dtype=np.int64)
+    once = distinct_boxes(Boxes(none - 1, found.target, found.low, found.high, none, np.zeros_like(found.low)))
+    i, _ = pairs_in(once)
+    if not len(i):
+        return once
+    crossed = np.isin(once.piece, once.piece[i])  # boxes of two sources that are divided in two ways
+    tables = [once.take(~crossed)]
+    for piece in np.unique(once.piece[crossed]).tolist():
+        mine = once.take(once.piece == piece)
+        rest = [left_of(mine.low[n], mine.high[n], mine.low[:n], mine.high[:n]) for n in range(len(mine))]
+        low, high = (np.array([box[end] for some in rest for box in some]).reshape(-1, k) for end in (0, 1))
+        at = np.zeros(len(low), dtype=np.int64)
+        tables.append(Boxes(at - 1, at + piece, low, high, at, np.zeros_like(low)))
+    return joined_boxes(tables, k)
+
+
+def demand_parts(told: Told, found: Brought, where: Boxes) -> None:
+    """Every part of every value that is put together goes into it, once. `where`: its places in the target. E346."""
+    if not len(where):
+        return
+    count = len(told.target)
+    of_state = np.full(count, -1)
+    of_state[found.target] = told.source.state[found.source]
+    mixed = np.flatnonzero(of_state[found.target] != told.source.state[found.source])
+    if len(mixed):
+        n = int(mixed[0])
+        _blame(told, found.target[n], found.low[n], found.source[n], "is put together of two states: one is that of")
+    came = np.bincount(found.target, weights=found.volume, minlength=count)
+    asked = np.bincount(where.piece, weights=_asked(told, where, of_state), minlength=count)
+    pair = found.source * count + found.target
+    twice = pairs(pair, found.low, found.high)
+    wrong = came != asked
+    wrong[found.target[twice[0]]] = True
+    for piece in np.flatnonzero(wrong).tolist():
+        _missing(told, found, where.take(where.piece == piece), int(of_state[piece]))
+    if len(twice[0]):
+        one, other = (int(rows[0]) for rows in twice)
+        index = np.maximum(found.low[one], found.low[other])
+        _blame(told, found.target[one], index, found.source[one], "has one of its parts twice:")
+
+
+def _asked(told: Told, where: Boxes, of_state: I64) -> I64:
+    """Of each box of the target, how many elements all of its parts have together."""
+    pieces = told.source
+    low, high = box_of(pieces)
+    apart = np.flatnonzero(np.isin(pieces.policy, APART))
+    states = len(told.states)
+    group = np.concatenate([
+        pieces.tensor[apart] * states + pieces.state[apart],
+        told.target.tensor[where.piece] * states + of_state[where.piece],
+    ])  # fmt: skip
+    is_place = np.repeat([False, True], [len(apart), len(where)])
+    low, high = np.concatenate([low[apart], where.low]), np.concatenate([high[apart], where.high])
+    order, fresh = ordered([is_place.astype(np.int64), group, *low.T, *high.T])
+    number = np.empty(len(order), dtype=np.int64)  # of each box, among those that are unlike each other
+    number[order] = np.cumsum(fresh) - 1
+    first, often = order[fresh], np.bincount(number)
+    group, low, high, is_place = (a.take(first, axis=0) for a in (group, low, high, is_place))
+    i, j = pairs(group, low, high)
+    one, other = np.where(is_place[i], j, i), np.where(is_place[i], i, j)  # a part, and a place
+    crosses = is_place[i] != is_place[j]
+    one, other = one[crosses], other[crosses]
+    shared = (np.minimum(high[one], high[other]) - np.maximum(low[one], low[other])).prod(axis=1)
+    asked = np.bincount(other, weights=often[one] * shared, minlength=len(first))
+    out: I64 = asked[number[len(apart) :]]
+    return out
+
+
+def _missing(told: Told, found: Brought, where: Boxes, state: int) -> None:
+    """Refuse the first element of a piece of the target that lacks a part, if one does."""
+    pieces, piece = told.source, int(where.piece[0])
+    low, high = box_of(pieces)
+    apart = np.isin(pieces.policy, APART) & (pieces.tensor == told.target.tensor[piece]) & (pieces.state == state)
+    for part in np.flatnonzero(apart).tolist():
+        mine = (found.source == part) & (found.target == piece)
+        for n in range(len(where)):
+            begin, end = np.maximum(low[part], where.low[n]), np.minimum(high[part], where.high[n])
+            if (begin < end).all():
+                index = first_left(begin, end, found.low[mine], found.high[mine])
+                if index is not None:
+                    _blame(told, piece, index, part, "is put together without its part in")
+
+
+def _blame(told: Told, piece: int | I64, index: I64, part: int | I64, what: str) -> NoReturn:
+    (file, key), _ = told.place(1, int(told.target.first[piece]))
+    (from_file, from_key), _ = told.place(0, int(told.source.first[part]))
+    fail(
+        "E346",
+        f"{told.name(told.target, int(piece), index)} {what} {from_file}: {from_key}",
+        Label(file, "target", where=key),
+        Label(from_file, "source", where=from_key),
+    )
