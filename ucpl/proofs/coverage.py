@@ -46,8 +46,8 @@ def prove(graph: Graph) -> None:
     Raises UcplError, naming the first element: E340 for one that a move brings to another's place; E341 for one that is filled
     twice, E342 for one that nothing fills; E343 for one of the source that is neither used nor checked nor left out by name;
     E344 for a move from or to a place where no element lies, E345 for one that stands in a tensor twice;
-    E346 for one that is put together in another way than its layout says, or lacks a part; E347 for one that is not scaled once by the scale of
-    its block.
+    E346 for one that is put together in another way than its layout says, or without one of its parts;
+    E347 for one that is not scaled once by the scale of its block.
     """
     _Proof(graph).run()
 
