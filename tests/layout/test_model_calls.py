@@ -140,6 +140,24 @@ def test_what_a_call_gets_wrong_is_refused() -> None:
     assert refused("up", more="model up extends bare() {\n}\n\n")[0] == "E124"
 
 
+@pytest.mark.parametrize("line", ["let h = 6", "dim h = 6", "let n = 3, h = 2 * n"])
+def test_a_number_of_a_layout_is_no_second_meaning_of_one_of_its_model(line: str) -> None:
+    """Silently, it would change the model; with the same value it changes nothing, and -D is said last."""
+    text = f"{MODELS}layout x(l = 5) of gpt(layers = 5){BODY}layout y(l = 1) of gpt(layers = 5){BODY}"
+    library = load(("calls.ucpl", text + f"layout z() of gpt(){BODY}".replace("{\n", f"{{\n  {line}\n")))
+    assert resolve(library, parse_call("x()")).sizes["l"] == 5
+    assert resolve(library, parse_call("z()"), define_sizes={"h": 6}).sizes["h"] == 6
+    for call, said in (
+        ("y()", "`l` is 5 in the model and 1"),
+        ("y(3)", "`l` is 5 in the model and 3"),
+        ("z()", "`h` is "),
+    ):
+        with pytest.raises(UcplError) as caught:
+            resolve(library, parse_call(call))
+        found = caught.value.diagnostics[0]
+        assert (found.code, len(found.labels)) == ("E125", 2) and said in found.message, found
+
+
 def test_circles_are_refused() -> None:
     assert refused("a", more="model a extends b() {\n}\nmodel b extends a() {\n}\n\n")[:2] == (
         "E119", "`a` extends itself: a -> b -> a",

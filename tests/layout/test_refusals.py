@@ -173,6 +173,10 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E148", "`@q` cuts over a mesh axis that there is not", text(layout=FILE + '  w = a⟦@q b as "w"\n'), "x(2)", {}),
     ("E149", "at dp[2], but dp is 2", text(layout=FILE + '  w = a b ⟦at dp[2] as "w"\n'), "x(2)", {}),
     ("E149", "at dp[-3], but dp is 2", text(layout=FILE + '  w = a b ⟦at dp[-3] as "w"\n'), "x(2)", {}),
+    (
+        "E149", "at dp[0] and at dp[1], and no rank is both",
+        text(layout=FILE + '  w = a b ⟦at dp[0] at dp[-1] as "w"\n'), "x(2)", {},
+    ),
     ("E149", "at a, which is no mesh axis", text(layout=FILE + '  w = a b ⟦at a[0] as "w"\n'), "x(2)", {}),
     ("E151", "no file is called `wieghts`", text(layout=FILE + '  w = a b ⟦in wieghts as "w"\n'), "x(2)", {}),
     ("E152", "is no a * x + b", text(layout=FILE + '  w = a b ⟦value x * x as "w"\n'), "x(2)", {}),

@@ -15,6 +15,7 @@ from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
 from ucpl.layout.by_index import written_out
 from ucpl.layout.library import Known, Library, Link
 from ucpl.layout.overlay import fresh, overlay
+from ucpl.layout.own_names import refuse_second_meanings
 from ucpl.layout.prefix import prefixed
 from ucpl.layout.scope import Config, Scope, Value, at, literal
 from ucpl.layout.within import axes_here, axes_in, demand_axes, given_within, numbers_within, on_these_ranks
@@ -96,6 +97,9 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
     model_items: list[nodes.ModelItem] = own_parameters(model, of_model, given.sizes)
     model_items += statements_of(library, Known(model, model_file or NO_FILE), reader.uses)
     scope.bind(model_items)
+    of_files = {s.span for file in library.files.values() for s in file.statements}
+    own = [item for item in model_items if item.span not in of_files]
+    refuse_second_meanings(scope, own, [*(p for link in chain for p in link.node.parameters), *items], given.sizes)
     scope.bind(items)
     if model_file is not None:
         _demand_one_value(
@@ -126,7 +130,7 @@ def _demand_one_value(of_model: Iterable[nodes.Record], links: Sequence[Link], s
                 f"`{name}` is {here} in the layout's file and {there} for its model",
                 at(a.span),
                 at(b.span),
-                remedy=f"give one of the two another name, or write let {name} = ... inside the layout to set both",
+                remedy="give one of the two another name",
             )
 
 

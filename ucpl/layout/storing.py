@@ -89,7 +89,7 @@ class Ground:
             policy=copies.how,
             policy_axes=copies.axes,
             loose=copies.loose,
-            at=tuple(self.coordinate(c) for c in clauses if c.word == "at"),
+            at=self.coordinates([c for c in clauses if c.word == "at"]),
             mesh=said["on"].args[0] if "on" in said else "",
             dtype=said["dtype"].args[0] if "dtype" in said else None,
             lossy="lossy" in said,
@@ -97,6 +97,22 @@ class Ground:
             value=self.affine(said["value"]) if "value" in said and not scaled else (1.0, 0.0),
             scaled=scaled,
         )
+
+    def coordinates(self, clauses: list[nodes.Clause]) -> tuple[tuple[str, int], ...]:
+        """Where a line stands: at all of them at once, so at one coordinate of each axis."""
+        out: dict[str, tuple[int, nodes.Clause]] = {}
+        for clause in clauses:
+            axis, place = self.coordinate(clause)
+            there, first = out.setdefault(axis, (place, clause))
+            if there != place:
+                fail(
+                    "E149",
+                    f"at {axis}[{there}] and at {axis}[{place}], and no rank is both",
+                    at(first.span),
+                    at(clause.span),
+                    remedy=f"write the line twice, once for each coordinate of {axis}: a second line is a second home",
+                )
+        return tuple((axis, place) for axis, (place, _) in out.items())
 
     def coordinate(self, clause: nodes.Clause) -> tuple[str, int]:
         """`at pp[-1]`: a mesh axis and a coordinate on it."""

@@ -14,8 +14,8 @@ SHOWN = 8  # findings of one kind that are listed
 def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     """All disagreements between a located layout and an opened checkpoint.
 
-    E320: a stored tensor that no entry covers. E321: an entry whose place is not in the checkpoint. E322: another shape.
-    E323: a flat buffer in another order than the checkpoint states.
+    E320: a stored tensor with elements that no entry covers. E321: an entry whose place is not in the checkpoint.
+    E322: another shape. E323: a flat buffer in another order than the checkpoint states.
     """
     out: list[Diagnostic] = []
     stored = {(f, tuple(map(str, k))): e for (f, k), e in checkpoint.extents.items()}
@@ -50,7 +50,7 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                     )
                 )
     for (file, key), extent in stored.items():
-        if (file, key) not in seen:
+        if (file, key) not in seen and extent.numel:
             out.append(
                 Diagnostic(
                     "E320",

@@ -77,7 +77,7 @@ def open_files(top: Path, files: Iterable[str], aside: Iterable[Key] = ()) -> Ch
         for extent in _extents(root, name):
             text = tuple(map(str, extent.key))
             is_aside = any(text[: len(key)] == key for key in kept)
-            (others if is_aside or extent.numel == 0 else extents)[name, extent.key] = extent
+            (others if is_aside else extents)[name, extent.key] = extent
     texts, remarks = read_texts(root) if top.is_dir() else ({}, [])
     texts = {name: text for name, text in texts.items() if not name.startswith("latest")}  # trackers are of one folder
     return Checkpoint(
