@@ -698,6 +698,47 @@ def cut_inside_a_block(folder: Path) -> list[str]:
     return with_scales(folder, FACTORS.replace("@spread(tp, 128)", "@tp"), PRODUCT, "scales.ucpl:b()")
 
 
+def with_bytes(folder: Path, source: str, target: str) -> list[str]:
+    """A tensor of two elements to a byte, two layouts of it, and the command that plans from one to the other."""
+    text = "ucpl 1\nmodel m {\n  dim r = 4, c = 36\n  w : r c dtype f4_e2m1fn\n}\n"
+    for name, line in (("a", source), ("b", target)):
+        text += f'layout {name}(tp = 4) of m {{\n  mesh tp\n  file weights = torch "{{tp}}.pt"\n  {line}\n}}\n'
+    (folder / "bytes.ucpl").write_text(text)
+    return ["plan", "--from", "bytes.ucpl:a()", "--to", "bytes.ucpl:b()"]
+
+
+@case
+def cut_inside_a_byte(folder: Path) -> list[str]:
+    return with_bytes(folder, 'w = r@tp c as "w"', 'w = r c@tp as "w"')
+
+
+@case
+def byte_of_an_odd_dim(folder: Path) -> list[str]:
+    argv = with_bytes(folder, 'w = r c as "w"', 'w = r c as "w"')
+    (folder / "bytes.ucpl").write_text((folder / "bytes.ucpl").read_text().replace("c = 36", "c = 35"))
+    return argv
+
+
+@case
+def bytes_taken_apart(folder: Path) -> list[str]:
+    return with_bytes(folder, 'w = r@tp c as "w"', 'w = c@tp r dtype u8 as "w"')
+
+
+@case
+def rounding_into_blocks(folder: Path) -> list[str]:
+    return with_bytes(folder, 'w = r@tp c dtype bf16 as "w"', 'w = r c as "w"')
+
+
+@case
+def exponents_that_are_told_as_numbers(folder: Path) -> list[str]:
+    source, target = FACTORS.replace(' as "s"', ' dtype u8 as "s"'), PRODUCT
+    argv = with_scales(folder, source, target, "scales.ucpl:b()")
+    (folder / "scales.ucpl").write_text(
+        (folder / "scales.ucpl").read_text().replace("s : rb dtype f32", "s : rb dtype i32")
+    )
+    return argv
+
+
 @case
 def scale_of_no_size(folder: Path) -> list[str]:
     argv = with_scales(folder, FACTORS, PRODUCT, "scales.ucpl:b()")

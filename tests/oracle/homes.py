@@ -41,6 +41,24 @@ def is_product(item: Any) -> bool:
     return getattr(said, "operator", "") == "*" and sorted(names) == ["scale", "x"]
 
 
+def demand_pairs(local: Local) -> None:
+    """Two cells lie in a byte: those of one tensor that are 2i and 2i + 1 along one dim, which is one in all bytes."""
+    if not local.shape or local.shape[-1] % 2:
+        raise Refused("the last axis has a byte of one element")
+    dims = set()
+    for low, high in zip(local.cells[::2], local.cells[1::2], strict=True):
+        if isinstance(low, Padding) and isinstance(high, Padding):
+            continue
+        if isinstance(low, Padding) or isinstance(high, Padding) or low[0] != high[0]:
+            raise Refused("a byte of two tensors")
+        apart = [d for d, (a, b) in enumerate(zip(low[1], high[1], strict=True)) if a != b]
+        if len(apart) != 1 or low[1][apart[0]] % 2 or high[1][apart[0]] != low[1][apart[0]] + 1:
+            raise Refused("a byte of elements that are not 2i and 2i + 1")
+        dims.add(apart[0])
+    if len(dims) > 1:
+        raise Refused("bytes of two dims")
+
+
 @frozen
 class Local:
     """What an entry stores on a rank for one choice of its indices."""
@@ -268,6 +286,12 @@ class _Rank:
         key = self.numbers.render(template, here)
         here["key"] = key
         held = dict.fromkeys(c[0] for c in local.cells if not isinstance(c, Padding))
+        dtype = self.clause(item, "dtype", (None,))[0]
+        if dtype == "u8" and isinstance(item, nodes.Entry):  # the bits of one of two types, not a cast
+            own = {self.meaning.tensors[path].dtype for path in self.targets(local.entry).values()}
+            dtype = f"{own.pop()} in u8" if own in ({"f4_e2m1fn"}, {"f8_e8m0fnu"}) else dtype
+        if {dtype or self.meaning.tensors[p].dtype for p in held} & {"f4_e2m1fn", "f4_e2m1fn in u8"}:
+            demand_pairs(local)
         return Home(
             self.rank["rank"],
             rule.form or "",
@@ -278,7 +302,7 @@ class _Rank:
             local.cells,
             {path: self.policy(self.entry_of(local, path), item) for path in held},
             {path: self.value_of(self.entry_of(local, path), item, state) for path in held},
-            self.clause(item, "dtype", (None,))[0],
+            dtype,
             isinstance(item, nodes.Entry) and item.path in self.meaning.aliases,
         )
 

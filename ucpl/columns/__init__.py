@@ -3,6 +3,7 @@
 from ucpl.columns.blocks import Block, Name, Slot
 from ucpl.columns.gaps import gaps, uncovered
 from ucpl.columns.numbering import distinct, numbered, within
+from ucpl.columns.pairs import halves, pairs, split_pairs, whole_pairs
 from ucpl.columns.space import Space
 from ucpl.columns.strided import Moves, Side, clip, expanded, join_runs, split_rows, straighten
 from ucpl.columns.table import I64, Bools, Table, block, column
@@ -23,10 +24,14 @@ __all__ = [
     "distinct",
     "expanded",
     "gaps",
+    "halves",
     "join_runs",
     "numbered",
+    "pairs",
+    "split_pairs",
     "split_rows",
     "straighten",
     "uncovered",
+    "whole_pairs",
     "within",
 ]

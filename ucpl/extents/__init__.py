@@ -1,6 +1,18 @@
 """Extents, inert values and the envelope: facts about files, below every room that reads or writes them."""
 
-from ucpl.extents.dtypes import BY_SAFETENSORS, BY_STORAGE, BY_TORCH, DTYPES, DType
+from ucpl.extents.dtypes import (
+    AS_U8,
+    BY_SAFETENSORS,
+    BY_STORAGE,
+    BY_TORCH,
+    DTYPES,
+    PAIRED,
+    DType,
+    bits_of,
+    in_elements,
+    in_file,
+    size_of,
+)
 from ucpl.extents.envelope import Counted, Envelope, ParameterGroup, Scalar, Setting
 from ucpl.extents.records import (
     Call,
@@ -19,6 +31,7 @@ from ucpl.extents.shelves import Shelf, Shelves
 from ucpl.extents.structure import Flat, NamedTensor, Plain, StoredTensor, Structure
 
 __all__ = [
+    "AS_U8",
     "BY_SAFETENSORS",
     "BY_STORAGE",
     "BY_TORCH",
@@ -32,6 +45,7 @@ __all__ = [
     "Global",
     "Key",
     "NamedTensor",
+    "PAIRED",
     "ParameterGroup",
     "Plain",
     "Scalar",
@@ -47,5 +61,9 @@ __all__ = [
     "Structure",
     "TensorRef",
     "TorchDType",
+    "bits_of",
+    "in_elements",
+    "in_file",
     "key_text",
+    "size_of",
 ]

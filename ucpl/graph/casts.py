@@ -11,8 +11,9 @@ from attrs import define, evolve
 from ucpl.columns import distinct, expanded
 from ucpl.columns.operations import Read, Write
 from ucpl.errors import Label, fail
-from ucpl.extents import StoredTensor
+from ucpl.extents import AS_U8, StoredTensor, bits_of
 from ucpl.graph.graph import Graph, Joined, Joint
+from ucpl.graph.kept_bits import demand_bits, demand_one_order
 from ucpl.layout.scope import at
 
 __all__ = ["settle"]
@@ -25,6 +26,8 @@ EXACT = {
     ("i8", "bf16"), ("i8", "f16"), ("i8", "f32"), ("u8", "bf16"), ("u8", "f16"), ("u8", "f32"),
     ("f8_e4m3fn", "f16"), ("f8_e5m2", "f16"),
     ("bool", "u8"), ("f8_e4m3fn", "f32"), ("f8_e5m2", "f32"), ("f8_e4m3fn", "bf16"), ("f8_e5m2", "bf16"),
+    ("f8_e8m0fnu", "bf16"), ("f8_e8m0fnu", "f32"), ("f8_e8m0fnu", "f64"), ("f4_e2m1fn", "f8_e4m3fn"), ("f4_e2m1fn", "f8_e5m2"),
+    ("f4_e2m1fn", "bf16"), ("f4_e2m1fn", "f16"), ("f4_e2m1fn", "f32"), ("f4_e2m1fn", "f64"),
 }  # fmt: skip
 
 
@@ -104,6 +107,7 @@ class _Settler:
                 self.demand_factor(read.first, write.first, target)
             if a is not None and b is not None:
                 self.pair(lane.state, read.first, write.first, target, joint.derived, (read, write))
+                self.keep_bits(joint.kind, (lane.sources[first.sources.index(s)], target), (read.first, write.first))
                 continue
             mine = moves.take((moves.source_part == s) & (moves.target_part == t))
             shifts = (
@@ -112,6 +116,21 @@ class _Settler:
             )
             for source, goal in self.homes(mine):
                 self.pair(lane.state, source + shifts[0], goal + shifts[1], target, joint.derived)
+                self.keep_bits(
+                    joint.kind,
+                    (lane.sources[first.sources.index(s)], target),
+                    (source + shifts[0], goal + shifts[1]),
+                )
+
+    def keep_bits(self, kind: str, parts: tuple[int, int], homes: tuple[int, int]) -> None:
+        """Of types that nothing is cast to, the bits go over, pairs of elements together. E324, E325."""
+        dtypes = self.sources.get(homes[0]), self.targets.get(homes[1])
+        if bits_of(dtypes[1]) not in AS_U8:
+            return
+        sides = self.graph.source, self.graph.target
+        both = sides[0].parts[parts[0]], sides[1].parts[parts[1]]
+        demand_bits((self.graph.sources[homes[0]], self.graph.targets[homes[1]]), dtypes, both, kind)
+        demand_one_order(sides, both, dtypes)
 
     def product(self, joint: Joint, moves: Joined) -> None:
         """Scales are floating numbers. E305, E317."""
@@ -119,14 +138,24 @@ class _Settler:
             read = self.graph.reads[s]
             scale = self.graph.sources[read.first]
             for dtype in {self.sources.get(home) for home in range(read.first, read.last)}:
-                if dtype not in _FLOATS:
+                if bits_of(dtype) not in (*_FLOATS, "f8_e8m0fnu"):
                     code, said = ("E317", f"is {dtype}") if dtype else ("E305", "has no known dtype")
                     fail(
                         code,
                         f"`{scale.label}`, a scale, {said}",
                         Label(scale.file, dtype, where="/".join(map(str, scale.key))),
-                        remedy="write `dtype f32` in the model" if not dtype else "",
+                        remedy=self.type_to_write(scale.label, dtype),
                     )
+
+    def type_to_write(self, path: str, dtype: str) -> str:
+        """What says of which type a scale is."""
+        if not dtype:
+            return "write `dtype f32` in the model"
+        tensor = self.graph.source.layout.tensors.get(path)
+        if dtype == "u8" and tensor is not None:
+            known = "" if tensor.dtype in AS_U8 else "`dtype f8_e8m0fnu` in the model, and "
+            return f"if its bytes are exponents, write {known}`dtype u8` on its entry: its bits are kept so"
+        return ""
 
     def demand_factor(self, source: int, target: int, part: int) -> None:
         """What is scaled is held exactly by the product's type, which is floating. E317."""
@@ -140,7 +169,7 @@ class _Settler:
                 Label(there.file, b, where="/".join(map(str, there.key))),
                 remedy="take `exact` off the entry: `value x * scale` rounds once, to nearest even",
             )
-        if b in _FLOATS and (not a or a == b or (a, b) in EXACT):
+        if b in _FLOATS and (not a or a == b or (bits_of(a), b) in EXACT):
             return
         span = self.graph.target.parts[part].span
         here, there = self.graph.sources[source], self.graph.targets[target]
@@ -182,7 +211,9 @@ class _Settler:
         if not a:
             self.give(self.sources, source, b, whole and whole[0])
             return
-        if a != b and (a, b) not in EXACT and not derived and not self.is_wanted(part):
+        if bits_of(a) == bits_of(b) or bits_of(b) in AS_U8:  # what becomes of the latter is said by keep_bits
+            return
+        if (bits_of(a), bits_of(b)) not in EXACT and not derived and not self.is_wanted(part):
             self.loses(state, self.graph.sources[source], self.graph.targets[target], (a, b), part)
 
     @staticmethod

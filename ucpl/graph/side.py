@@ -10,7 +10,7 @@ from attrs import define, field
 
 from ucpl.columns import I64, Bools, Space, split_rows
 from ucpl.errors import Label, fail
-from ucpl.extents import Key, Shelf, Shelves
+from ucpl.extents import AS_U8, Key, Shelf, Shelves
 from ucpl.graph.rows import Rows
 from ucpl.layout import Layout
 from ucpl.layout.scope import at
@@ -192,7 +192,7 @@ class Side:
         said = self.said(part)
         if dtype_of is not None:
             each = said if len(said) > 1 else said * len(part.homes)
-            said = tuple(dtype_of(h.file, h.key) or d for h, d in zip(part.homes, each, strict=True))
+            said = tuple(_seen(dtype_of(h.file, h.key), d) for h, d in zip(part.homes, each, strict=True))
         return said[:1] if len(set(said)) == 1 else said
 
     def said(self, part: Part) -> tuple[str, ...]:
@@ -211,6 +211,11 @@ class Side:
         other = next(iter(first.values()))
         dtypes = [layout.tensors[self.placement.tensors[first.get(i, other)]].dtype for i in range(len(part.homes))]
         return tuple(d or "" for d in dtypes)
+
+
+def _seen(stated: str | None, said: str) -> str:
+    """What a file states, as the layout reads it: u8 that are the bits of another type are of that type."""
+    return said if not stated or (stated == "u8" and said in AS_U8.values()) else stated
 
 
 def spaced(here: Side, there: Side) -> None:

@@ -78,7 +78,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         demand_founded(opened.fresh, items, model_items)
     ground = ground_of(items, scope, indices)
     entries, taken = entries_of(items, ground, tensors, aliases)
-    demand_block_edges(entries, tensors, _sizes(scope))
+    demand_block_edges(entries, tensors, _sizes(scope), indices)
     groups = groups_of_layout(items, ground, tensors, frozenset(e.path for e in entries), model_groups)
     framework, settings = framework_of(items, scope)
     state_lines = states_lines(items, ground, groups, model_groups)

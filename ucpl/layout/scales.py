@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import prod
 from typing import NoReturn
 
 from attrs import evolve
 
 from ucpl.errors import fail
+from ucpl.extents import AS_U8
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import Entry, LogicalTensor, Scaling, Storing
 from ucpl.layout.scope import Scope, at
@@ -89,12 +91,16 @@ def _unfit(item: nodes.Tensor, why: str, remedy: str = "") -> NoReturn:
 def scaled(
     storing: Storing, item: nodes.Entry, targets: Collection[str], tensors: Mapping[str, LogicalTensor]
 ) -> Storing:
-    """What clauses say, for these tensors. `value x * scale` of a line for many says nothing of a tensor without a scale.
+    """What clauses say, for these tensors. `dtype u8` of a type of scaled blocks is its bits.
+
+    `value x * scale` of a line for many says nothing of a tensor without a scale.
 
     Raises E189 for a tensor without one that has a line of its own, and where no dtype is said.
     """
     if not storing.scaled:
-        return storing
+        kinds = {tensors[path].dtype for path in targets}
+        kept = AS_U8.get(next(iter(kinds)) or "") if len(kinds) == 1 and storing.dtype == "u8" else None
+        return evolve(storing, dtype=kept) if kept else storing
     bare = [path for path in targets if tensors[path].scale is None]
     if bare and (item.path == "*" or item.glob):
         return evolve(storing, scaled=False)
@@ -112,7 +118,10 @@ Windows = dict[Coordinates, tuple[int, int]]  # what each coordinate of the cuts
 
 
 def demand_block_edges(
-    entries: Sequence[Entry], tensors: Mapping[str, LogicalTensor], sizes: Mapping[str, int]
+    entries: Sequence[Entry],
+    tensors: Mapping[str, LogicalTensor],
+    sizes: Mapping[str, int],
+    indices: Mapping[str, ax.Axis],
 ) -> None:
     """A tensor in blocks is cut where a block ends, and its scale alike, or not at all. Raises E216."""
     scales = scales_of(tensors)
@@ -127,28 +136,43 @@ def demand_block_edges(
         scaling = tensors[path].scaling
         assert scaling is not None
         for i, (dim, size) in enumerate(zip(scaling.along, scaling.sizes, strict=True)):
-            theirs = [(e, windows_of(e, tensors[owner], dim, sizes)) for e in of.get(owner, ())]
+            theirs = [(e, windows_of(e, tensors[owner], dim, sizes, indices)) for e in of.get(owner, ())]
             for entry, found in theirs:
                 _demand_edges(entry, tensors[owner], dim, size, found)
             for entry in of.get(path, ()):
-                mine = windows_of(entry, tensors[path], i, sizes)
+                mine = windows_of(entry, tensors[path], i, sizes, indices)
                 blocks = [_in_blocks(found, size) for _, found in theirs if found is not None]
                 if mine and len(mine) > 1 and blocks and mine not in blocks:
                     _refuse_scale(entry, theirs[0][0], tensors[path], size)
 
 
-def windows_of(entry: Entry, tensor: LogicalTensor, dim: int, sizes: Mapping[str, int]) -> Windows | None:
-    """What each coordinate has of a dim; None where it is cut together with others, or the cut leaves a remainder."""
+def windows_of(
+    entry: Entry, tensor: LogicalTensor, dim: int, sizes: Mapping[str, int], indices: Mapping[str, ax.Axis]
+) -> Windows | None:
+    """What each coordinate has of a dim; None where it is cut together with others, or the cut leaves a remainder.
+
+    Of a dim that is stored as its digits, the first may be cut: each of it is all that the others count.
+    """
+    count = tensor.counts[dim]
     axis = next((a for a in entry.shape if tensor.dims[dim] in ax.dims_of(a)), None)
+    each = 1
+    if axis is None:
+        first, *others = ax.leaves_of(tensor.dims[dim], indices)
+        cuts = [
+            a for a in ax.walk(*entry.shape) if isinstance(a, ax.Cut) and {first, *others}.intersection(ax.dims_of(a))
+        ]
+        if any(ax.dims_of(a) != (first,) for a in cuts):
+            return None
+        axis, each = next(iter(cuts), None), prod(sizes[name] for name in others)
     if axis is None or not any(isinstance(a, ax.Cut) for a in ax.walk(axis)):
-        return {(): (0, tensor.counts[dim])}
+        return {(): (0, count)}
     try:
-        found = _windows(axis, tensor.counts[dim], sizes)
+        found = _windows(axis, count // each, sizes)
     except ValueError:  # said where pieces are made
         return None
     if found is None:
         return None
-    count = tensor.counts[dim]
+    found = {c: (low * each, high * each) for c, (low, high) in found.items()}
     return {
         c: (min(low, count), min(high, count)) if low < min(high, count) else (0, 0) for c, (low, high) in found.items()
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ucpl.errors import Diagnostic, Label, UcplError
-from ucpl.extents import Flat, key_text
+from ucpl.extents import PAIRED, Flat, in_file, key_text
 from ucpl.layout.scope import at
-from ucpl.regions import Placement
+from ucpl.regions import Part, Placement
 from ucpl.stores.checkpoint import Checkpoint
 
 SHOWN = 8  # findings of one kind that are listed
@@ -37,11 +37,11 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                         remedy="correct the entry's name, or take the entry out",
                     )
                 )
-            elif extent.shape != home.shape:
+            elif extent.shape != (shape := _stated(part, home.shape, extent.dtype)):
                 out.append(
                     Diagnostic(
                         "E322",
-                        f"{key_text(home.key)} is {list(extent.shape)} in the checkpoint and {list(home.shape)} in the layout",
+                        f"{key_text(home.key)} is {list(extent.shape)} in the checkpoint and {list(shape)} in the layout",
                         (
                             Label(str(checkpoint.root / home.file), f"{list(extent.shape)}", where=key_text(home.key)),
                             here,
@@ -63,6 +63,11 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                 )
             )
     return out + orders(placement, checkpoint)
+
+
+def _stated(part: Part, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+    """The shape that a file of this dtype states: of elements that lie two to a byte, the bytes."""
+    return in_file(dtype if dtype in PAIRED or part.dtype is None else part.dtype, shape)[1]
 
 
 def orders(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:

@@ -82,8 +82,9 @@ def compare(
     # The target's files stand beside the source's: their absolute paths are their names.
     roots = [str(source.root.resolve()), str(target.root.resolve())]
     places = [*(_rooted(p, roots[0]) for p in here), *(_rooted(p, roots[1]) for p in there)]
-    mirrored = tuple(_mirror(m, len(here)) for m in plan.moves if m.kind not in ("check", "scale"))
-    bound = _with(plan, mirrored)
+    made = Bound.of(plan)
+    mirrored = tuple(_mirror(m, len(here)) for m in made.moves if m.kind not in ("check", "scale"))
+    bound = _with(made, mirrored)
     rows, fills = bind_rows(bound, places, there), bind_fills(bound, there)
     files = SourceFiles(source.root, (p.extent.file for p in places if p.extent is not None))
     file_of = [files.index[p.extent.file] for p in places if p.extent]
@@ -133,11 +134,10 @@ def _rooted(place: Place, root: str) -> Place:
     return evolve(place, extent=evolve(place.extent, file=file))
 
 
-def _with(plan: Plan, mirrored: Sequence[Runs]) -> Bound:
-    """The plan, and behind all of it the checks of what it makes."""
-    bound = Bound.of(plan)
+def _with(bound: Bound, mirrored: Sequence[Runs]) -> Bound:
+    """A plan, and behind all of it the checks of what it makes."""
     last = [m.replace(node=np.full(len(m), len(bound.nodes), np.int32)) for m in mirrored]
-    boxes = Side.concat(m.table(plan.spaces).target_side for m in mirrored)
+    boxes = Side.concat(m.table(bound.spaces).target_side for m in mirrored)
     return evolve(bound, nodes=(*bound.nodes, Check("what is there", (), boxes)), moves=(*bound.moves, *last))
 
 
@@ -149,6 +149,7 @@ def _mirror(m: Runs, base: int) -> Runs:
     return evolve(
         m, kind="check", source=(m.target + np.int32(base)).astype(np.int32), source_offset=m.target_offset,
         source_stride=m.target_stride, source_value=(1.0, 0.0), target_value=(1.0, 0.0), lossy=False,
+        half="",
     )  # fmt: skip
 
 

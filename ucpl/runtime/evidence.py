@@ -328,9 +328,7 @@ def check_padding(plan: Plan, checkpoint: Checkpoint, *, memory: int = 512 << 20
     Raises: UcplError E600, E601, E610.
     """
     places = fit(plan.sources, checkpoint.extents)
-    rows = bind_rows(
-        Bound.of(plan), places, tuple(Place(t.file, t.key, t.label, t.dtype, t.shape) for t in plan.targets)
-    )
+    rows = bind_rows(Bound.of(plan), places, tuple(map(Place.of, plan.targets)))
     files = SourceFiles(checkpoint.root, (p.file for p in places))
     try:
         with Workspace(share_of(memory, 1), Budget(memory)) as space:

@@ -17,6 +17,7 @@ from attrs import evolve, frozen
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
+from ucpl.extents import StoredTensor, in_file
 from ucpl.runtime import earlier
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.buffers import Budget, Workspace, share_of
@@ -66,7 +67,7 @@ def execute(
     with counters.phase("plan"):
         share = share_of(options.memory, options.workers)
         sources = fit(plan.sources, source.extents)
-        skeleton = framework.skeleton(plan.target, plan.targets, source, options.tag)
+        skeleton = framework.skeleton(plan.target, _as_filed(plan.targets), source, options.tag)
         _refuse_globals(skeleton, options)
         layout = lay_out(skeleton, plan.targets)
         sources += tuple(where for where, _ in layout.carried)
@@ -92,6 +93,15 @@ def execute(
     except KeyboardInterrupt:
         raise run.interrupted() from None
     return evolve(report, remarks=(*report.remarks, lock.left)) if lock.left else report
+
+
+def _as_filed(targets: Sequence[StoredTensor]) -> tuple[StoredTensor, ...]:
+    """Targets with the dtypes and shapes that files state."""
+    stated = [in_file(t.dtype, t.shape) for t in targets]
+    return tuple(
+        t if (t.dtype, t.shape) == (dtype, shape) else evolve(t, dtype=dtype, shape=shape)
+        for t, (dtype, shape) in zip(targets, stated, strict=True)
+    )
 
 
 def _files(sources: Sequence[Place], layout: TargetPlan, planned: int) -> Files:

@@ -66,8 +66,9 @@ def blanks_of(
             continue
         if extent is None or not extent.is_contiguous:
             continue
-        low, high = uncovered(tensor.numel, rows.logical[mine], rows.shape[mine], rows.logical_step[mine])
-        if int((high - low).sum()) != tensor.padding:
+        numel = places[s].numel  # of bytes, where two elements lie in one
+        low, high = uncovered(numel, rows.logical[mine], rows.shape[mine], rows.logical_step[mine])
+        if int((high - low).sum()) * tensor.numel != tensor.padding * numel:
             continue
         size = places[s].itemsize
         base = _base(extent, size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Literal
 
 import numpy as np
 from attrs import frozen
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from ucpl.columns.operations import Derive, Merge, Node, Reduce, Scale
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
-from ucpl.extents import DTYPES, Extent, Key, StoredTensor, key_text
+from ucpl.extents import DTYPES, Extent, Key, StoredTensor, bits_of, in_file, key_text
 from ucpl.runtime.boxes import Box, compose
 from ucpl.schedule import Bound, Runs
 
@@ -30,7 +31,10 @@ Bools = NDArray[np.bool_]
 
 @frozen
 class Place:
-    """A tensor of the source or the target as messages name it, with what is needed to read it."""
+    """A tensor of the source or the target as messages name it, with what is needed to read it.
+
+    Of elements that lie two to a byte, the shape and every position count bytes.
+    """
 
     file: str
     key: Key
@@ -39,6 +43,12 @@ class Place:
     shape: tuple[int, ...]
     extent: Extent | None = None  # None on the target's side: its bytes are bound by the target's files
     rank: int = 0  # the first that holds it
+
+    @classmethod
+    def of(cls, tensor: StoredTensor) -> Place:
+        """A target of a plan, whose bytes are bound elsewhere."""
+        _, shape = in_file(tensor.dtype, tensor.shape)
+        return cls(tensor.file, tensor.key, tensor.label, tensor.dtype, shape)
 
     @property
     def itemsize(self) -> int:
@@ -73,6 +83,7 @@ class Rule:
     source_value: tuple[float, float] = (1.0, 0.0)
     target_value: tuple[float, float] = (1.0, 0.0)
     lossy: bool = False
+    half: Literal["", "low", "high"] = ""  # of bytes of two elements, those that are meant
 
     @property
     def keeps_values(self) -> bool:
@@ -142,6 +153,7 @@ def fit(
     for tensor in wanted:
         extent = extents.get((tensor.file, tensor.key))
         name = f"{tensor.label} ({key_text(tensor.key)})" if tensor.label else key_text(tensor.key)
+        dtype, shape = in_file(tensor.dtype, tensor.shape)
         if extent is None:
             has_file = any(file == tensor.file for file, _ in extents)
             misfits.append(
@@ -151,7 +163,7 @@ def fit(
                     (
                         Label(
                             tensor.file,
-                            f"the plan has {tensor.dtype} {list(tensor.shape)}, "
+                            f"the plan has {dtype} {list(shape)}, "
                             + (f"the {side} has no such tensor" if has_file else f"the {side} has no such file"),
                             where=key_text(tensor.key),
                         ),
@@ -159,22 +171,22 @@ def fit(
                     remedy=codes()["E600"].remedy,
                 )
             )
-        elif (extent.dtype, extent.shape) != (tensor.dtype, tensor.shape):
+        elif (extent.dtype, extent.shape) != (dtype, shape):
             misfits.append(
                 Diagnostic(
                     "E601",
                     f"{name} in {tensor.file} is {extent.dtype} {list(extent.shape)}, "
-                    f"the plan was made for {tensor.dtype} {list(tensor.shape)}",
+                    f"the plan was made for {dtype} {list(shape)}",
                     (
                         Label(tensor.file, f"{side}: {extent.dtype} {list(extent.shape)}", where=key_text(tensor.key)),
-                        Label("plan", f"made for: {tensor.dtype} {list(tensor.shape)}", where=key_text(tensor.key)),
+                        Label("plan", f"made for: {dtype} {list(shape)}", where=key_text(tensor.key)),
                     ),
                     remedy=codes()["E601"].remedy,
                 )
             )
         else:
             # A store may divide a file that the plan names (shards): where the tensor lies, its extent says.
-            found.append(Place(extent.file, tensor.key, tensor.label, tensor.dtype, tensor.shape, extent, tensor.rank))
+            found.append(Place(extent.file, tensor.key, tensor.label, tensor.dtype, shape, extent, tensor.rank))
         if len(misfits) == 20:
             break
     if misfits:
@@ -245,7 +257,7 @@ def bind_rows(bound: Bound, sources: Sequence[Place], targets: Sequence[Place]) 
     size = itemsize[source]
     run = (shape[:, 1:] == 1).all(axis=1)
     run &= ((source_step[:, 0] == size) & (target_step[:, 0] == 1)) | (shape[:, 0] == 1)
-    names = {name: i for i, name in enumerate(DTYPES)}
+    names = {name: list(DTYPES).index(bits_of(name)) for name in DTYPES}
     of_source = np.array([names[p.dtype] for p in sources] or [0])
     of_target = np.array([names[p.dtype] for p in targets] or [0])
     same = of_source[source] == of_target[target] if len(rule) else np.zeros(0, np.bool_)
@@ -265,7 +277,9 @@ def _rules(nodes: Sequence[Node], moves: Sequence[Runs]) -> tuple[tuple[Rule, ..
     used = [np.unique(m.node, return_inverse=True) for m in moves]
     keys = sorted((node, i) for i, (numbers, _) in enumerate(used) for node in numbers.tolist())
     place = {key: n for n, key in enumerate(keys)}
-    rules = tuple(Rule(nodes[n], moves[i].source_value, moves[i].target_value, moves[i].lossy) for n, i in keys)
+    rules = tuple(
+        Rule(nodes[n], moves[i].source_value, moves[i].target_value, moves[i].lossy, moves[i].half) for n, i in keys
+    )
     parts = [np.array([place[n, i] for n in numbers.tolist()])[which] for i, (numbers, which) in enumerate(used)]
     order = tuple(node for node, _ in keys)
     return rules, order, np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)

@@ -68,7 +68,7 @@ class TargetPlan:
 def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
     """Fix every byte position of the target. Raises: UcplError E604, E507, and what the file formats raise (E440-E443)."""
     files: list[TargetFile] = []
-    places = [Place(t.file, t.key, t.label, t.dtype, t.shape) for t in targets]
+    places = [Place.of(t) for t in targets]
     carried: list[tuple[Place, int]] = []
     owners = list(range(len(targets)))
     units: list[Unit] = []

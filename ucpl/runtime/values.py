@@ -14,7 +14,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ucpl.extents import DTYPES
+from ucpl.extents import AS_U8, DTYPES, bits_of
 from ucpl.runtime.rows import Rule
 
 __all__ = ["Conversion", "decode", "encode", "mean", "needs_arithmetic", "put", "value_text"]
@@ -27,9 +27,15 @@ _NUMPY = {
     "c64": "<c8", "c128": "<c16", "u16": "<u2", "u32": "<u4", "u64": "<u8",
 }  # fmt: skip
 _COMPLEX = ("c64", "c128")
-_FLOATS = ("f64", "f32", "f16", "bf16", "f8_e4m3fn", "f8_e5m2")
-_MANTISSA = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8, "f8_e4m3fn": 4, "f8_e5m2": 3}
-_EXPONENT = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8, "f8_e4m3fn": 4, "f8_e5m2": 5}
+_MANTISSA = {
+    "f64": 53, "f32": 24, "f16": 11, "bf16": 8, "f8_e4m3fn": 4, "f8_e5m2": 3, "f8_e8m0fnu": 1, "f4_e2m1fn": 2,
+}  # fmt: skip
+_EXPONENT = {
+    "f64": 11, "f32": 8, "f16": 5, "bf16": 8, "f8_e4m3fn": 4, "f8_e5m2": 5, "f8_e8m0fnu": 8, "f4_e2m1fn": 2,
+}  # fmt: skip
+_FLOATS = tuple(_MANTISSA)
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_F4_VALUES = np.concatenate([_E2M1, -_E2M1])  # by their bits: the sign is the highest of four
 
 
 @cache
@@ -42,9 +48,28 @@ def _f8_values(dtype: str) -> NDArray[np.float32]:
     return values
 
 
-def decode(raw: U8, dtype: str) -> Array:
-    """Numbers of contiguous bytes: bf16 and f8 as fp32 (exact), all others as themselves."""
-    match dtype:
+@cache
+def _e8m0_values() -> NDArray[np.float32]:
+    """2 ** (bits - 127): an exponent alone, and NaN where all bits are set."""
+    with np.errstate(over="ignore"):
+        values = np.ldexp(np.float32(1), np.arange(-127, 129, dtype=np.int32)).astype(np.float32)
+    values[255] = np.nan
+    return values
+
+
+def decode(raw: U8, dtype: str, half: str = "") -> Array:
+    """Numbers of contiguous bytes: bf16, f8 and f4 as fp32 (exact), all others as themselves.
+
+    half: of bytes of two elements, those that are meant, "low" or "high"; without it each byte stands for itself.
+    """
+    match bits_of(dtype):
+        case "f4_e2m1fn" if half:
+            numbers: Array = _F4_VALUES[raw & 15 if half == "low" else raw >> 4]
+            return numbers
+        case "f4_e2m1fn":
+            return raw
+        case "f8_e8m0fnu":
+            return _e8m0_values()[raw]
         case "bf16":
             return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
         case "f8_e4m3fn" | "f8_e5m2":
@@ -54,9 +79,12 @@ def decode(raw: U8, dtype: str) -> Array:
 
 
 def encode(values: Array, dtype: str) -> U8:
-    """Bytes of numbers in `dtype`, each rounded once, to nearest even."""
+    """Bytes of numbers in `dtype`, each rounded once, to nearest even. Of types of scaled blocks there are zeros alone."""
     with np.errstate(all="ignore"):
-        match dtype:
+        match bits_of(dtype):
+            case "f4_e2m1fn" | "f8_e8m0fnu":
+                assert not values.any(), "nothing is cast to these: E324, E605"
+                return np.zeros(len(values), np.uint8)
             case "bf16":
                 bits = _single(values).view(np.uint32)
                 rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -105,7 +133,7 @@ class Conversion:
 
     @property
     def is_identity(self) -> bool:
-        return self.source == self.target and self.rule.keeps_values
+        return bits_of(self.source) == bits_of(self.target) and self.rule.keeps_values
 
     @property
     def check_exact(self) -> bool:
@@ -115,15 +143,21 @@ class Conversion:
 
     @property
     def is_possible(self) -> bool:
-        if self.source == self.target and self.rule.keeps_values:
+        if self.is_identity:
             return True
+        if bits_of(self.target) in AS_U8:
+            return False
         return (self.source in _COMPLEX) == (self.target in _COMPLEX) and (
             self.source not in _COMPLEX or self.rule.keeps_values
         )
 
+    def read(self, raw: U8) -> Array:
+        """Numbers of what is stored at the source."""
+        return decode(raw, self.source, self.rule.half)
+
     def logical(self, raw: U8) -> Array:
         """fp64 values of the tensor itself, of what is stored: x = (stored - b) / a."""
-        values = decode(raw, self.source).astype(np.float64)
+        values = self.read(raw).astype(np.float64)
         a, b = self.rule.source_value
         if (a, b) != (1.0, 0.0):
             values = (values - b) / a
@@ -140,7 +174,7 @@ class Conversion:
         if self.is_identity:
             return raw
         if self.rule.keeps_values:
-            return encode(decode(raw, self.source), self.target)
+            return encode(self.read(raw), self.target)
         return self.stored(self.logical(raw))
 
     def rounded_at(self, values: Array, made: U8, count: Array) -> int | None:
@@ -154,7 +188,7 @@ class Conversion:
     def inexact_at(self, raw: U8, made: U8) -> int | None:
         """The first element that the cast did not keep, where none may change."""
         with np.errstate(all="ignore"):
-            before, after = decode(raw, self.source), decode(made, self.target)
+            before, after = self.read(raw), decode(made, self.target)
             if not self.rule.keeps_values:  # what is stored must give back the tensor's own value
                 a, b = self.rule.target_value
                 before, after = self.logical(raw), (after.astype(np.float64) - b) / a
@@ -173,6 +207,7 @@ class Conversion:
 
 def _widens(source: str, target: str) -> bool:
     """Whether every value of one dtype is a value of the other."""
+    source, target = bits_of(source), bits_of(target)
     if source == target:
         return True
     if source in _FLOATS and target in _FLOATS:

@@ -16,6 +16,7 @@ from attrs import evolve, field, frozen
 
 from ucpl.columns import I64, Space
 from ucpl.columns.operations import Check, Lane, Merge, Node
+from ucpl.schedule.items import items_of
 from ucpl.schedule.plan import Plan
 from ucpl.schedule.runs import Runs
 
@@ -35,7 +36,10 @@ class Files:
 
 @frozen(eq=False)
 class Bound:
-    """What runs between two checkpoints: nodes in the order in which they run, and their boxes told tensor by tensor."""
+    """What runs between two checkpoints: nodes in the order in which they run, and their boxes told tensor by tensor.
+
+    Positions count what is read at once: elements, or bytes where two elements lie in one.
+    """
 
     nodes: tuple[Node, ...]
     moves: tuple[Runs, ...]  # `node` of each row points into the nodes
@@ -44,7 +48,7 @@ class Bound:
     @staticmethod
     def of(plan: Plan) -> Bound:
         """The plan as it is made, between any files."""
-        return Bound(plan.nodes, plan.moves, plan.spaces)
+        return Bound(*items_of(plan), plan.spaces)
 
 
 Step = Callable[[Bound, Files], Bound]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from attrs import evolve, field, frozen
@@ -55,6 +55,9 @@ class Runs:
     over: Digits = ()
     # (N,) index into Plan.nodes: the Merge, Derive, Reduce or Check that each move is of; -1: of none yet
     node: I32 = field()
+    half: Literal["", "low", "high"] = (
+        ""  # of the source's bytes, where two elements lie in each and offsets count bytes
+    )
 
     @node.default
     def _of_none(self) -> I32:

@@ -7,7 +7,7 @@ from itertools import product
 from ucpl.columns import Slot
 from ucpl.columns.blocks import name_texts
 from ucpl.columns.operations import net_text
-from ucpl.extents import DTYPES, Shelf, Shelves
+from ucpl.extents import Shelf, Shelves, size_of
 from ucpl.schedule.plan import Plan, Tally
 
 LINES_MAX = 40  # of one kind, in the head of a file
@@ -60,10 +60,10 @@ def bytes_of(shelves: Shelves) -> int:
 
 def _bytes(shelf: Shelf) -> int:
     if len(shelf.dtypes) == 1 and shelf.shares is None:
-        size = DTYPES[shelf.dtypes[0]].itemsize if shelf.dtypes[0] else 0
-        return int(shelf.block.shape.prod(axis=1).sum()) * shelf.block.choices * size
+        numel = int(shelf.block.shape.prod(axis=1).sum()) * shelf.block.choices
+        return size_of(shelf.dtypes[0], numel) if shelf.dtypes[0] else 0
     each = (shelf.tensor(i) for i in range(len(shelf)))
-    return sum(t.numel * DTYPES[t.dtype].itemsize for t in each if t.shares is None and t.dtype)
+    return sum(size_of(t.dtype, t.numel) for t in each if t.shares is None and t.dtype)
 
 
 def _limited(lines: list[str]) -> list[str]:

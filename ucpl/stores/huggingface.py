@@ -29,6 +29,7 @@ from ucpl.extents import (
     StoredTensor,
     Structure,
     TensorRef,
+    in_elements,
     key_text,
 )
 from ucpl.stores.carrying import strides
@@ -254,7 +255,9 @@ class _Folder:
                 {"shards": Setting(len(parts), f"files of {self.root.name}")},
                 blobs=blobs,
             ),
-            tensors=tuple(NamedTensor(name, e.shape, e.dtype, "parameter") for name, e in full.items()),
+            tensors=tuple(
+                NamedTensor(name, in_elements(e.dtype, e.shape), e.dtype, "parameter") for name, e in full.items()
+            ),
             aliases=self.aliases,
             files=(*self.names, *((self.index,) if self.index else ()), *texts),
             remarks=tuple(self.remarks),

@@ -30,6 +30,7 @@ from ucpl.extents import (
     StoredTensor,
     Structure,
     TensorRef,
+    in_elements,
     key_text,
 )
 from ucpl.stores.carrying import Storages, by_place, lifted
@@ -118,7 +119,9 @@ class _Opened:
             self.keep(("buffers", name), tensor)
         envelope = self.envelope(groups, buffers)
         tensors = {
-            name: NamedTensor(name, shape, dtype, "parameter" if name in trained else "frozen", self.states[name])
+            name: NamedTensor(
+                name, in_elements(dtype, shape), dtype, "parameter" if name in trained else "frozen", self.states[name]
+            )
             for name, (shape, dtype) in shapes.items()
         } | {name: NamedTensor(name, t.shape, t.storage.dtype, "buffer") for name, t in buffers.items()}
         stated = envelope.blobs.get("module_names")

@@ -16,7 +16,7 @@ from typing import NoReturn
 from attrs import field, frozen
 
 from ucpl.errors import Label, fail
-from ucpl.extents import BY_SAFETENSORS, DTYPES, Extent
+from ucpl.extents import BY_SAFETENSORS, DTYPES, PAIRED, Extent, in_elements, in_file, size_of
 from ucpl.stores.texts import is_text
 from ucpl.stores.zips import open_file, read_exactly
 
@@ -154,13 +154,16 @@ class _Header:
         dtype = BY_SAFETENSORS.get(entry["dtype"]) if type(entry["dtype"]) is str else None
         if dtype is None:
             self.wrong("E434", f"tensor {name!a} has the unknown dtype {str(entry['dtype'])[:40]!a}", name)
-        nbytes = dtype.itemsize
+        numel = 1
         for n in shape:
-            nbytes *= n
+            numel *= n
+        nbytes = size_of(dtype.name, numel)
         begin, end = offsets
         if end - begin != nbytes:
             self.wrong("E433", f"tensor {name!a} has {end - begin} bytes, its shape asks for {nbytes}", name)
-        return begin, end, dtype.name, tuple(shape)
+        if dtype.name in PAIRED and (not shape or shape[-1] % 2):
+            self.wrong("E433", f"tensor {name!a} has the shape {shape}, and two elements lie in a byte", name)
+        return begin, end, dtype.name, in_file(dtype.name, tuple(shape))[1]
 
 
 def _are_sizes(value: object) -> bool:
@@ -223,7 +226,11 @@ def layout_safetensors_file(
     at = 0
     for name, dtype_name, shape, nbytes in named:
         safetensors = DTYPES[dtype_name].safetensors
-        header[name] = {"dtype": safetensors, "shape": list(shape), "data_offsets": [at, at + nbytes]}
+        header[name] = {
+            "dtype": safetensors,
+            "shape": list(in_elements(dtype_name, shape)),
+            "data_offsets": [at, at + nbytes],
+        }
         at += nbytes
     try:
         raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
@@ -243,7 +250,7 @@ def layout_safetensors_file(
 # The library's order of dtypes, widest first.
 _WIDEST_FIRST = (
     *("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16"),
-    *("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"),
+    *("F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "F4", "BOOL"),
 )
 
 

@@ -36,5 +36,5 @@ LAYOUT_WORDS = frozenset(  # at the start of a statement in a layout
 MODEL_WORDS = frozenset({"let", "dim", "dtype", "alias", "state", "assert", "index", "use", "group"})  # … in a model
 
 ELEMENT_TYPES = frozenset(
-    "f64 f32 f16 bf16 f8_e4m3fn f8_e5m2 i64 i32 i16 i8 u64 u32 u16 u8 bool c64 c128".split()  # noqa: SIM905
+    "f64 f32 f16 bf16 f8_e4m3fn f8_e5m2 f8_e8m0fnu f4_e2m1fn i64 i32 i16 i8 u64 u32 u16 u8 bool c64 c128".split()  # noqa: SIM905
 )
