@@ -10,7 +10,7 @@ import torch
 
 import ucpl
 from ucpl.errors import Diagnostic
-from ucpl.proofs.genuine import Against
+from ucpl.proofs.genuine import Against, Boxes, _Counted
 
 Tensors = dict[str, torch.Tensor]
 
@@ -60,6 +60,22 @@ def held(folder: Path, change: Callable[[list[Tensors]], object]) -> Against:
 def one(found: Against) -> Diagnostic:
     (finding,) = found.findings
     return finding
+
+
+def test_what_counts_is_worked_out_for_stored_tensors_that_differ_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    boxes = _Counted.boxes
+
+    def counted(part: _Counted, number: int) -> Boxes:
+        asked.append(number)
+        return boxes(part, number)
+
+    monkeypatch.setattr(_Counted, "boxes", counted)
+    (tmp_path / "same").mkdir()
+    assert held(tmp_path / "same", lambda ranks: None) and asked == []
+    assert held(tmp_path, lambda ranks: ranks[1]["u.2"].zero_()).differing == 1 and len(asked) == 1
 
 
 def test_what_is_the_same_is_said_with_how_much_it_was(tmp_path: Path) -> None:

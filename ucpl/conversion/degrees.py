@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice, product
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.layout import Library
@@ -121,6 +121,4 @@ def _combinations(axes: tuple[str, ...], least: Degrees) -> Iterator[Degrees]:
 
 
 def _noted(d: Diagnostic, degrees: Degrees) -> Diagnostic:
-    from attrs import evolve
-
     return evolve(d, notes=(*d.notes, f"at {degrees_text(degrees)}"))

@@ -5,7 +5,7 @@ Dims and mesh axes are still names; their sizes stand in `Layout.sizes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from math import prod
 from typing import Literal, assert_never
 
@@ -165,6 +165,12 @@ def partly_cut(axes: tuple[Axis, ...]) -> frozenset[str]:
 def labels_of(axes: tuple[Axis, ...]) -> tuple[str | None, ...]:
     """Labels of the outermost labelled terms; (None,) where nothing is labelled."""
     return tuple(dict.fromkeys(_labels(axes))) or (None,)
+
+
+def stands_for(path: str, label: str, names: Container[str]) -> str:
+    """The tensor that a label means in the entry of `path`: beside the entry's, below it, or of that very name."""
+    beside = f"{path.rpartition('.')[0]}.{label}" if "." in path else label
+    return next((c for c in (beside, f"{path}.{label}", label) if c in names), beside)
 
 
 def _labels(axes: tuple[Axis, ...]) -> Iterator[str]:

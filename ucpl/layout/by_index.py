@@ -14,6 +14,7 @@ from itertools import product
 from attrs import evolve, frozen
 
 from ucpl.errors import fail
+from ucpl.layout.axes import stands_for
 from ucpl.layout.indices import chosen
 from ucpl.layout.scope import Scope, at
 from ucpl.syntax import nodes
@@ -151,7 +152,7 @@ class _Work:
     def entry(self, item: nodes.Entry) -> list[nodes.Entry]:
         """One a combination of sizes that a layer has."""
         labels = [t.label for s in walk(*(item.shape or ())) if isinstance(s, nodes.Stack) for t in s.terms if t.label]
-        stands = {label: _stands_for(item.path, label, self.tensors) for label in labels}
+        stands = {label: stands_for(item.path, label, self.tensors) for label in labels}
         of = [p for p in stands.values() if p in self.parts] or [p for p in (item.path,) if p in self.parts]
         if not of:
             return [item]
@@ -213,8 +214,3 @@ class _Work:
 def _named(path: str, sizes: Sizes) -> str:
     shown = (f"{name.rpartition('.')[2]}={size}" for name, size in sizes)
     return f"{path}[{', '.join(shown)}]"
-
-
-def _stands_for(path: str, label: str, names: Iterable[str]) -> str:
-    beside = f"{path.rpartition('.')[0]}.{label}" if "." in path else label
-    return next((c for c in (beside, f"{path}.{label}", label) if c in names), beside)

@@ -238,7 +238,7 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
 
 def _spoken_of(item: nodes.Entry, path: str, tensors: dict[str, LogicalTensor]) -> list[LogicalTensor]:
     """The tensors of an entry, as far as they are there; what its labels name, where it has labels."""
-    found = [_stands_for(path, label, tensors) for label in _labels(item)]
+    found = [ax.stands_for(path, label, tensors) for label in _labels(item)]
     return [tensors[p] for p in found or [path] if p in tensors]
 
 
@@ -268,16 +268,10 @@ def _demand_dims(item: nodes.Entry, of: list[LogicalTensor], scope: Scope) -> No
 
 
 def _target(path: str, label: str | None, tensors: dict[str, LogicalTensor], span: nodes.Span) -> str:
-    target = path if label is None else _stands_for(path, label, tensors)
+    target = path if label is None else ax.stands_for(path, label, tensors)
     if target not in tensors:
         unknown_tensor(target, tensors, span)
     return target
-
-
-def _stands_for(path: str, label: str, tensors: dict[str, LogicalTensor]) -> str:
-    """The tensor that a label names: beside the entry's, below it, or of that very name."""
-    beside = f"{path.rpartition('.')[0]}.{label}" if "." in path else label
-    return next((c for c in (beside, f"{path}.{label}", label) if c in tensors), beside)
 
 
 def _wild(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> Entry:

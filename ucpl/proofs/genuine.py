@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +83,8 @@ class _Holding:
         met: set[Place] = set()
         self.files()
         for part in self.placement.parts:
-            found = [d for n in range(len(part.homes)) for d in self.home(part, n, met)]
+            counted = _Counted(part)
+            found = [d for n in range(len(part.homes)) for d in self.home(counted, n, met)]
             self.differing += len(found)
             if found:
                 more = (f"and {len(found) - 1} more stored tensors of this line differ",) if len(found) > 1 else ()
@@ -93,7 +94,8 @@ class _Holding:
 
     # ---- one stored tensor -----------------------------------------------------------------------------------------------
 
-    def home(self, part: Part, number: int, met: set[Place]) -> Iterator[Finding]:
+    def home(self, counted: _Counted, number: int, met: set[Place]) -> Iterator[Finding]:
+        part = counted.part
         home = part.homes[number]
         place = (home.file, tuple(map(str, home.key)))
         a, b = self.here.get(place), self.there.get(place)
@@ -108,7 +110,7 @@ class _Holding:
         elif a.dtype != b.dtype:
             yield partial(self.other_form, "E706", part, place, (a.dtype, b.dtype))
         else:
-            yield from self.bits(part, number, place, a, b)
+            yield from self.bits(counted, number, place, a, b)
 
     def other_form(self, code: str, part: Part, place: Place, forms: tuple[str, str]) -> Diagnostic:
         here, there = forms
@@ -125,15 +127,14 @@ class _Holding:
             remedy=catalogue()[code].remedy,
         )
 
-    def bits(self, part: Part, number: int, place: Place, a: Extent, b: Extent) -> Iterator[Finding]:
+    def bits(self, counted: _Counted, number: int, place: Place, a: Extent, b: Extent) -> Iterator[Finding]:
         size = DTYPES[a.dtype].itemsize
         first, count, start = -1, 0, 0
         raw = (b"", b"")
-        counted = _counted(part, number)
         for x, y in zip(Beside(self.mine).chunks(a), Beside(self.genuine).chunks(b), strict=True):
             if x != y:
                 apart = np.flatnonzero((_words(x, size) != _words(y, size)).any(axis=1))
-                apart = apart[_inside(counted, apart + start)]
+                apart = apart[_inside(counted.boxes(number), apart + start)]
                 if len(apart) and first < 0:
                     first = int(apart[0]) + start
                     raw = tuple(c[apart[0] * size : (apart[0] + 1) * size] for c in (x, y))  # type: ignore[assignment]
@@ -141,7 +142,7 @@ class _Holding:
             start += len(x) // size
         self.elements += a.numel
         if first >= 0:
-            yield partial(self.unequal, part, number, place, _Apart(first, count, raw))
+            yield partial(self.unequal, counted.part, number, place, _Apart(first, count, raw))
 
     def unequal(self, part: Part, number: int, place: Place, apart: _Apart) -> Diagnostic:
         extent, position, raw = self.here[place], apart.position, apart.raw
@@ -242,13 +243,27 @@ def _words(raw: bytes, size: int) -> np.ndarray[tuple[int, int], np.dtype[np.uin
 Boxes = tuple[I64, I64, I64] | None  # offsets, sizes, strides of the boxes in one home; None: every position counts
 
 
-def _counted(part: Part, number: int) -> Boxes:
-    rows = part.pieces.take((part.pieces.home == number).nonzero()[0])
-    is_free = np.isin(rows.policy, _FREE)
-    if not part.homes[number].padding and not is_free.any():
-        return None
-    rows = rows.take((~is_free).nonzero()[0])
-    return rows.offset, rows.high - rows.low, rows.stride
+@frozen(slots=False)
+class _Counted:
+    """Which positions of a part's stored tensors count. Worked out for those that differ: most do not."""
+
+    part: Part
+
+    @cached_property
+    def rows(self) -> tuple[I64, I64]:
+        """Pieces in the order of their homes, and where each home's begin."""
+        home = self.part.pieces.home
+        order = np.argsort(home, kind="stable")
+        return order, np.searchsorted(home[order], np.arange(len(self.part.homes) + 1))
+
+    def boxes(self, number: int) -> Boxes:
+        order, begin = self.rows
+        rows = self.part.pieces.take(order[begin[number] : begin[number + 1]])
+        is_free = np.isin(rows.policy, _FREE)
+        if not self.part.homes[number].padding and not is_free.any():
+            return None
+        rows = rows.take((~is_free).nonzero()[0])
+        return rows.offset, rows.high - rows.low, rows.stride
 
 
 def _inside(boxes: Boxes, positions: I64) -> Bools:
