@@ -104,6 +104,44 @@ def test_a_plan_cuts_outputs_or_inputs_and_leaves_what_it_does_not_know(called: 
     assert "layers.*.fused.weight: the class's plan says `packed_colwise`" in text
 
 
+def test_a_class_is_asked_on_this_machine_alone(
+    called: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a config names would be fetched, or offered to be run, while the class is built: the switches say no."""
+    hub, code = ModuleType("huggingface_hub.constants"), ModuleType("transformers.dynamic_module_utils")
+    hub.HF_HUB_OFFLINE, code.TIME_OUT_REMOTE_CODE = False, 15  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", ModuleType("huggingface_hub"))
+    monkeypatch.setitem(sys.modules, hub.__name__, hub)
+    monkeypatch.setitem(sys.modules, code.__name__, code)
+    seen: list[tuple[object, object]] = []
+    whole = sys.modules["transformers"].Tiny
+
+    class Looking(whole):  # type: ignore[misc, valid-type]
+        def __init__(self, config: object) -> None:
+            seen.append((hub.HF_HUB_OFFLINE, code.TIME_OUT_REMOTE_CODE))  # type: ignore[attr-defined]
+            super().__init__(config)
+            if len(called) > 2:
+                raise RuntimeError("not twice")
+
+    sys.modules["transformers"].Tiny = Looking  # type: ignore[attr-defined]
+    import_hf(config(tmp_path, architectures=["Tiny"], model_type="tiny"))
+    with pytest.raises(UcplError, match=r"E396.*RuntimeError: not twice"):
+        import_hf(tmp_path / "config.json")
+    assert seen == [(True, 0), (True, 0)]
+    assert (hub.HF_HUB_OFFLINE, code.TIME_OUT_REMOTE_CODE) == (False, 15), "as they were, whatever happened"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"num_hidden_layers": 10**9}, {"n_routed_experts": 10**6}, {"text_config": {"n_layer": 10**5}}]
+)
+def test_a_class_of_millions_of_layers_is_not_built(
+    numbers: dict[str, object], called: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(UcplError, match="E396"):
+        import_hf(config(tmp_path, architectures=["Tiny"], model_type="tiny", **numbers))
+    assert called == []
+
+
 def tensors(*names: str, shape: tuple[int, ...] = (2, 3)) -> list[Found]:
     return [Found(name, shape, "f32") for name in names]
 

@@ -776,6 +776,16 @@ def adapter_under_another_name(folder: Path) -> list[str]:
 
 
 @case
+def file_outside_of_the_checkpoint(folder: Path) -> list[str]:
+    torch.save({"a": torch.arange(6.0)}, folder / "secret.pt")
+    (folder / "source").mkdir()
+    text = "ucpl 1\nmodel m {\n  a : 6 dtype f32\n}\nlayout x() of m {\n  framework torch()\n"
+    text += '  file weights = torch "../secret.pt"\n  a = _ as "a"\n}\n'
+    (folder / "spec.ucpl").write_text(text)
+    return ["convert", "source", "target", "--from", "spec.ucpl:x()", "--to", "plain()"]
+
+
+@case
 def clause_that_does_nothing(folder: Path) -> list[str]:
     source(folder)
     text = 'ucpl 1\nlayout x() of any {\n  framework torch()\n  file weights = torch "a.pt"\n'

@@ -134,3 +134,38 @@ def test_shards_of_the_name_are_read_without_an_index_and_none_is_missing(tmp_pa
     (tmp_path / "source" / "adapter_model-00002-of-00003.safetensors").unlink()
     with pytest.raises(UcplError, match=r"E380: adapter_model-00002-of-00003\.safetensors is missing"):
         ucpl.convert(tmp_path / "source", tmp_path / "more", to=f"{text}:stacked()", layout=f"{text}:own()")
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside/model.safetensors", "/{outside}/model.safetensors", "unet/../../m.safetensors"]
+)
+def test_a_file_outside_of_the_folder_is_not_read(tmp_path: Path, name: str) -> None:
+    """Nor named to be read by a plan: a spec, and a plan, may come from anybody."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    save_file(tensors(("lora_A", "lora_B", "weight")), outside / "model.safetensors")
+    source = tmp_path / "source"
+    (source / "unet").mkdir(parents=True)
+    save_file(tensors(("lora_A", "lora_B", "weight")), source / "model.safetensors")
+    save_file(tensors(("lora_A", "lora_B", "weight")), tmp_path / "m.safetensors")
+    name = name.replace("/{outside}", str(outside))
+    text = spec(tmp_path, name, "model.safetensors")
+    with pytest.raises(UcplError) as caught:
+        ucpl.convert(source, tmp_path / "made", to=f"{text}:stacked()", layout=f"{text}:own()")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.labels[0].where) == ("E393", name)
+    with pytest.raises(UcplError, match="E393"):
+        ucpl.apply(ucpl.plan(f"{text}:own()", f"{text}:stacked()"), source, tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_folder_s_own_layout_reads_that_folder_alone(tmp_path: Path) -> None:
+    text = spec(tmp_path, "a.safetensors", "a.safetensors")
+    ucpl.convert(stored(tmp_path), tmp_path / "made", to=f"{text}:stacked()", layout=f"{text}:stacked()")
+    own = tmp_path / "made" / "ucpl" / "layout.ucpl"
+    said = own.read_text()
+    assert api.open_checkpoint(tmp_path / "made").extents and said.count('"all.pt"') == 1
+    (tmp_path / "made" / "all.pt").rename(tmp_path / "all.pt")
+    own.write_text(said.replace('"all.pt"', '"../all.pt"'))
+    with pytest.raises(UcplError, match="E393"):
+        api.open_checkpoint(tmp_path / "made")

@@ -12,7 +12,7 @@ import ucpl
 from tests.hf.folders import HERE, WRITTEN, assert_equal, llama_config, llama_shapes, random_of, save, tensors_of
 from ucpl import api
 from ucpl.errors import UcplError
-from ucpl.stores.huggingface import shard_bytes
+from ucpl.stores.huggingface_writing import shard_bytes
 
 
 def code_of(call, *args, **more) -> str:
@@ -69,7 +69,7 @@ def test_sizes_of_shards(text, size):
     assert shard_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["five", "", "0", "-1GB", 0, None, "1EB"])
+@pytest.mark.parametrize("text", ["five", "", "0", "-1GB", 0, None, "1EB", "9" * 400 + "GB"])
 def test_what_is_no_size_is_refused(text):
     assert code_of(shard_bytes, text) == "E387"
 
@@ -174,6 +174,52 @@ def test_dtypes_empty_and_scalar_tensors_survive(tmp_path):
     save(tmp_path / "s", tensors)
     ucpl.convert(tmp_path / "s", tmp_path / "made", "safetensors()")
     assert_equal(tensors, tensors_of(tmp_path / "made"))
+
+
+def test_names_with_digits_of_any_kind_are_sorted(tmp_path):
+    """Those of other alphabets are no numbers, and a number has as many digits as it likes."""
+    names = ["l.2", "l.10", "l.²", "l.٣", "l.007", "l." + "1" * 5000, "10", "9"]
+    tensors = {name: torch.full((2,), float(i)) for i, name in enumerate(names)}
+    save(tmp_path / "s", tensors)
+    ucpl.convert(tmp_path / "s", tmp_path / "made", 'safetensors(shard="8")')
+    assert_equal(tensors, tensors_of(tmp_path / "made"))
+    index = json.loads((tmp_path / "made" / "model.safetensors.index.json").read_text())["weight_map"]
+    order = sorted(names, key=index.__getitem__)
+    assert order == ["9", "10", "l.2", "l.007", "l.10", "l." + "1" * 5000, "l.²", "l.٣"]
+
+
+def test_the_format_of_a_file_is_no_second_name(tmp_path):
+    save(tmp_path / "s", {"pt": torch.ones(3)})
+    assert api.open_checkpoint(tmp_path / "s").aliases == {}
+
+
+def test_two_keys_that_are_one_name_are_refused(tmp_path):
+    text = """ucpl 1
+model m {
+  dtype f32
+  "a/b" : 2
+  c     : 2
+}
+layout source() of m {
+  framework torch()
+  file weights = torch "a.pt"
+  "a/b" = _  as "x"
+  c     = _  as "c"
+}
+layout made() of m {
+  framework huggingface()
+  file weights = safetensors "model.safetensors"
+  "a/b" = _  as "{name}"
+  c     = _  as "a/b"
+}
+"""
+    (tmp_path / "spec.ucpl").write_text(text)
+    (tmp_path / "source").mkdir()
+    torch.save({"x": torch.zeros(2), "c": torch.ones(2)}, tmp_path / "source" / "a.pt")
+    layout = f"{tmp_path / 'spec.ucpl'}:"
+    with pytest.raises(UcplError) as caught:
+        ucpl.convert(tmp_path / "source", tmp_path / "made", f"{layout}made()", layout=f"{layout}source()")
+    assert caught.value.diagnostics[0].code == "E392" and caught.value.diagnostics[0].labels[0].where == "a/b"
 
 
 def test_config_says_the_dtype_that_is_written(tmp_path):

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import ucpl
 from tests.hf.folders import WRITTEN, llama_config, llama_shapes, random_of, save
@@ -163,6 +164,32 @@ def test_scales_of_blocks_are_counted_by_the_dims_of_their_weights(tmp_path):
     ]
     assert "dim g_d_blocks = ceil(config.num_key_value_heads * config.head_dim, 8)" in text
     assert found["model.layers.self_attn.k_proj.weight"].dtype == "f8_e4m3fn" and "fp8, in blocks of 8 x 16" in text
+
+
+@pytest.mark.parametrize("sides", [[None, 16], [8, 0], [8, "16"], "8", []])
+def test_blocks_of_which_a_side_is_not_said_are_none(sides, tmp_path):
+    config = llama_config(quantization_config={"quant_method": "fp8", "weight_block_size": sides})
+    tensors = random_of(llama_shapes(config))
+    tensors["model.layers.0.self_attn.k_proj.weight_scale_inv"] = torch.ones(2, 3)
+    text, _ = imported(save(tmp_path / "s", tensors, config), tmp_path)
+    assert "ceil(" not in text and "config.quantization_config: fp8. Scales" in text
+
+
+def test_what_files_and_configs_say_stays_within_its_line(tmp_path):
+    """Words of a config, and names, are remarks of the text that is written: none becomes a statement of it."""
+    said = "fp8\nlet owned = 1\r\nmodel other {\n}\n#"
+    config = llama_config(quantization_config={"quant_method": said}, model_type="any")
+    tensors = random_of(llama_shapes(config))
+    source = save(tmp_path / "s", tensors, config)
+    owner = "model.layers.1.input_layernorm.weight"
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt", f"evil {said}": owner})
+    text, _ = imported(source, tmp_path)
+    statements = parse(text, "made").statements
+    assert [type(s).__name__ for s in statements] == ["Model", "Layout", "Layout"]
+    assert [s.name for s in statements] == ["any_model", "hf", "tensor_parallel"], "`any` is no model's name"
+    assert text.count("let owned") == 2 and all(
+        line.lstrip()[0] == "#" for line in text.splitlines() if "owned" in line
+    )
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 import ucpl
 from ucpl import api
 from ucpl.cli import main
+from ucpl.errors import UcplError
 from ucpl.frontends.hf import import_hf
 
 pytestmark = pytest.mark.interop
@@ -265,3 +266,15 @@ def test_a_folder_and_its_config_say_the_same(name: str, tmp_path: Path) -> None
     made(name, tmp_path / "hf")
     alone, folder = import_hf(tmp_path / "hf" / "config.json"), import_hf(tmp_path / "hf")
     assert sorted(set(alone.splitlines()[3:])) == sorted(set(folder.splitlines()[3:]))
+
+
+def test_nothing_that_a_config_names_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backbone by the name of its repository, which the class would ask the hub for."""
+    asked: list[object] = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *where, **_: asked.append(where))
+    config = {"model_type": "detr", "architectures": ["DetrModel"], "encoder_layers": 1, "decoder_layers": 1}
+    config |= {"backbone": "microsoft/resnet-50", "use_timm_backbone": False, "use_pretrained_backbone": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UcplError, match=r"E396.*offline"):
+        import_hf(tmp_path)
+    assert asked == []

@@ -214,7 +214,7 @@ def transformers_class(
             (made / "config.json").write_text(json.dumps(config))
         try:
             wanted, found = forward(folder), forward(made)
-        except Exception as error:
+        except Exception as error:  # a class of transformers, or the caller's function: it raises whatever it likes
             return says("absent", f"the class does not run: {type(error).__name__}: {str(error)[:200]}")
     if wanted.shape == found.shape and np.array_equal(wanted, found, equal_nan=True):
         return says("agrees", f"{wanted.size:,} logits are equal, bit for bit")
@@ -251,8 +251,12 @@ def _forward() -> Forward | None:
     except ImportError:
         return None
 
+    from ucpl.frontends.hf.offline import offline  # loaded where a class is asked, and nowhere else
+
     def forward(folder: Path) -> Logits:
-        model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        with offline():
+            model = load(str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True).eval()
         vocabulary = int(model.config.vocab_size)
         ids = torch.tensor([[(7 * i * i + 3 * i + 1) % vocabulary for i in range(min(16, vocabulary))]])
         with torch.no_grad():

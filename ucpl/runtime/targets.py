@@ -19,6 +19,7 @@ from ucpl.runtime.rows import Place
 from ucpl.runtime.tiles import Unit
 from ucpl.stores.checkpoint import Skeleton, SkeletonFile
 from ucpl.stores.safetensors_files import layout_safetensors_file
+from ucpl.stores.texts import is_inside
 from ucpl.stores.torch_files import layout_torch_file
 
 __all__ = ["FilePlan", "TargetFile", "TargetFiles", "TargetPlan", "cannot_write", "lay_out"]
@@ -165,7 +166,7 @@ class _ByStorage:
 
 def _inside(path: str) -> str:
     parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts or "\0" in path or parts[0] == "ucpl":
+    if not is_inside(path) or parts[0] == "ucpl":
         fail("E507", f"a file of the target would be {path!a}, outside of it or among ucpl's own", Label(path))
     return "/".join(parts)
 

@@ -21,6 +21,7 @@ from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.huggingface import TEXTS, carried_texts, read_texts
 from ucpl.stores.pickles import walk
 from ucpl.stores.safetensors_files import read_safetensors_file
+from ucpl.stores.texts import demand_inside
 from ucpl.stores.torch_files import read_torch_file
 from ucpl.stores.zips import open_file, read_exactly
 
@@ -38,13 +39,13 @@ class Generic:
         return False
 
     def open(self, path: Path) -> Checkpoint:
-        """Never: see `recognises`."""
-        raise NotImplementedError
+        """Raises: UcplError E435, always: a path alone does not say what it is."""
+        fail("E435", f"{path} says nothing of itself: a spec of framework torch() does", Label(str(path)))
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
     ) -> Skeleton:
-        """Files as the keys say. Raises: UcplError E392, E393."""
+        """Files as the keys say. Raises: UcplError E392."""
         by_file: dict[str, list[int]] = {}
         for t, target in enumerate(targets):
             by_file.setdefault(target.file, []).append(t)
@@ -64,13 +65,14 @@ def open_files(top: Path, files: Iterable[str], aside: Iterable[Key] = ()) -> Ch
 
     aside: keys of values that are no part of the model (random states, say); tensors below them are not payload.
 
-    Raises: UcplError E391, and what the files raise.
+    Raises: UcplError E391, E393, and what the files raise.
     """
     root = top if top.is_dir() else top.parent
     kept = [tuple(map(str, key)) for key in aside]
     extents: dict[tuple[str, Key], Extent] = {}
     others: dict[tuple[str, Key], Extent] = {}
     names = sorted(set(files))
+    demand_inside(top, names)
     for name in names:
         if not (root / name).is_file():
             fail("E391", f"{name} is missing: the spec has tensors in it", Label(str(root / name), "not there"))

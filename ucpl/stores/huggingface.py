@@ -5,7 +5,7 @@ decided by sizes while the target is laid out. Tensors of all shards are found u
 files (`adapter_model.safetensors`, `unet/diffusion_pytorch_model.safetensors`) has these read and written, each with the
 index of its own name. Without a spec the weights of a folder, whatever their name, are found as `model.safetensors`.
 
-Not here: what a tensor means, and pytorch_model.bin.
+Not here: what a tensor means, pytorch_model.bin, and how shards are laid out (huggingface_writing).
 """
 
 from __future__ import annotations
@@ -15,37 +15,20 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import (
-    DTYPES,
-    Envelope,
-    Extent,
-    Key,
-    NamedTensor,
-    Setting,
-    StorageRef,
-    StoredTensor,
-    Structure,
-    TensorRef,
-    in_elements,
-    key_text,
-)
-from ucpl.stores.carrying import strides
-from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.extents import DTYPES, Envelope, Extent, NamedTensor, Setting, StoredTensor, Structure, in_elements
+from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.huggingface_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
+from ucpl.stores.huggingface_writing import EMPTY, INDEX, Shards
 from ucpl.stores.safetensors_files import SafetensorsFile, read_safetensors_file
-from ucpl.stores.texts import is_text, read_small
-from ucpl.stores.values import Empty, Value
+from ucpl.stores.texts import demand_inside, is_text, read_small
 
 __all__ = ["FILE", "TEXTS", "HuggingFace", "carried_texts", "config_of", "read_texts"]
 
 FILE = "model.safetensors"  # what layouts call the weights, however many shards they have
-INDEX = ".safetensors.index.json"
-EMPTY = "empty_tensors"
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
 _NOT_OURS = ("DCP_SHARDING_INFO", "CUSTOM_METADATA")  # of torch's HuggingFaceStorageWriter: pieces, not whole tensors
 
 
@@ -64,9 +47,13 @@ class HuggingFace:
         return _Folder.of(path).checkpoint(path)
 
     def open_named(self, path: Path, files: Iterable[str]) -> Checkpoint:
-        """The files that a spec names, or the shards that each has fallen into. Raises: as `open`, and E380 for one that
-        is not there. A path that is a file is the one that is meant, where one is named."""
+        """The files that a spec names, or the shards that each has fallen into.
+
+        A path that is a file is the one that is meant, where one is named. Raises: as `open`, E380 for one that is not
+        there, and E393 for a name that leads out of the folder.
+        """
         names = list(dict.fromkeys(files))
+        demand_inside(path, names)
         if path.is_file() and len(names) == 1:
             made = _Folder.of(path)
             made.planned = names[0]
@@ -79,9 +66,9 @@ class HuggingFace:
     ) -> Skeleton:
         """Shards of at most `shard` bytes, an index where there are several, and the source's small files.
 
-        Raises: UcplError E387, E397.
+        Raises: UcplError E387, E392, E397.
         """
-        return _Shards(structure, targets, source).skeleton()
+        return Shards(structure, targets, source).skeleton()
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -232,7 +219,8 @@ class _Folder:
             self.remarks.append(f"{self.index} states total_size {self.stated_size}, the shards hold {total} bytes")
         for part in parts:
             for alias, owner in (part.metadata or {}).items():
-                if owner in self.found and alias not in self.found and is_text(alias):
+                is_name = alias != "format" and is_text(alias)  # `format` says whose file it is: "pt"
+                if owner in self.found and alias not in self.found and is_name:
                     self.aliases[alias] = owner
         texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
         self.remarks += more
@@ -308,165 +296,3 @@ def joined(parts: Sequence[Checkpoint]) -> Checkpoint:
         files=tuple(dict.fromkeys(name for part in parts for name in part.files)),
         remarks=tuple(dict.fromkeys(text for part in parts for text in part.remarks)),
     )
-
-
-# ---- writing ---------------------------------------------------------------------------------------------------------
-
-
-def shard_bytes(text: object) -> int:
-    """`5GB`, `200MiB`, or a number of bytes. Powers of ten, of two with an i, as huggingface_hub reads them.
-
-    Raises: UcplError E387.
-    """
-    if isinstance(text, int) and text > 0:
-        return text
-    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
-    if match is not None:
-        base = 1024 if match[3] else 1000
-        size = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
-        if size > 0:
-            return size
-    fail("E387", f"`{text}` is no size of a shard", Label("<layout>", where="shard"), remedy='write shard = "5GB"')
-
-
-@frozen
-class _Tensor:
-    """One tensor of a shard: index of its target, or -1 for one without elements."""
-
-    target: int
-    name: str
-    ref: TensorRef
-    size: int
-
-
-@define(eq=False)
-class _Shards:
-    structure: Structure
-    targets: tuple[StoredTensor, ...]
-    source: Checkpoint
-    limit: int = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.limit = shard_bytes(self.structure.settings.get("shard", "5GB"))
-
-    def skeleton(self) -> Skeleton:
-        files: list[SkeletonFile] = []
-        texts = self.texts()
-        for planned, members in self.planned().items():
-            stem, shared = planned.removesuffix(".safetensors"), self.shared(planned)
-            shards = cut(members, self.limit)
-            paths = [planned]
-            if len(shards) > 1:
-                paths = [f"{stem}-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
-                texts[stem + INDEX] = index_text(paths, shards)
-            place = {t.target: i for i, shard in enumerate(shards) for t in shard if t.target >= 0}
-            names = {t.target: t.name for shard in shards for t in shard}
-            for i, (path, shard) in enumerate(zip(paths, shards, strict=True)):
-                storage_of = {t.target: t.ref.storage.name for t in shard if t.target >= 0}
-                metadata = {"format": "pt"}
-                for alias, owner in shared.items():
-                    if place[owner] == i:
-                        storage_of[alias] = storage_of[owner]
-                        metadata[_name(self.targets[alias].key)] = names[owner]
-                inside = {t.name for t in shard}
-                metadata |= {a: o for a, o in self.structure.aliases.items() if o in inside and a not in inside}
-                value = {t.name: t.ref for t in shard}
-                files.append(SkeletonFile(path, value, "safetensors", metadata, storage_of))
-        return Skeleton(folder="", files=tuple(files), texts=texts)
-
-    def planned(self) -> dict[str, list[_Tensor]]:
-        """Tensors by the file that the layout names, in natural order of their names: layer 2 before layer 10."""
-        out: dict[str, list[_Tensor]] = {}
-        for t, target in enumerate(self.targets):
-            if not target.file.endswith(".safetensors"):
-                fail("E397", f"the layout writes {target.file}: weights of a Hugging Face folder are .safetensors files",
-                     Label(target.file, where=key_text(target.key)))  # fmt: skip
-            if target.shares is None:
-                out.setdefault(target.file, []).append(_tensor(t, _name(target.key), target.dtype, target.shape))
-        noted = Value(self.source.top, self.source.top.name, (), self.source.envelope.blobs).find(EMPTY)
-        for name, value in noted.named() if noted is not None else ():
-            one = Empty.of(value)
-            if out and all(name != t.name for t in next(iter(out.values()))):
-                next(iter(out.values())).append(_tensor(-1, name, one.dtype, one.shape))
-        return {file: sorted(tensors, key=lambda t: _natural(t.name)) for file, tensors in out.items()}
-
-    def shared(self, planned: str) -> dict[int, int]:
-        """Second names of tensors of a file: they are not written twice."""
-        return {t: s.shares for t, s in enumerate(self.targets) if s.shares is not None and s.file == planned}
-
-    def texts(self) -> dict[str, str]:
-        texts = {n: t for n, t in carried_texts(self.source).items() if not n.endswith(".index.json")}
-        if (config := texts.get("config.json")) is not None:
-            texts["config.json"] = with_dtype(config, self.targets)
-        return texts
-
-
-def _tensor(target: int, name: str, dtype: str, shape: tuple[int, ...]) -> _Tensor:
-    numel = 1
-    for n in shape:
-        numel *= n
-    ref = TensorRef(StorageRef(name, dtype, numel), 0, shape, strides(shape))
-    return _Tensor(target, name, ref, numel * DTYPES[dtype].itemsize)
-
-
-def _name(key: Key) -> str:
-    return "/".join(map(str, key))
-
-
-def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    return tuple((0, int(s), "") if s.isdigit() else (1, 0, s) for s in re.split(r"(\d+)", name) if s)
-
-
-def cut(tensors: list[_Tensor], limit: int) -> list[list[_Tensor]]:
-    """Shards as transformers cuts them: in order, a new one where the next tensor would not fit; a larger one stands alone."""
-    done: list[list[_Tensor]] = []
-    now: list[_Tensor] = []
-    size = 0
-    for tensor in tensors:
-        if tensor.size > limit:
-            done.append([tensor])
-            continue
-        if size + tensor.size > limit:
-            done.append(now)
-            now, size = [], 0
-        now.append(tensor)
-        size += tensor.size
-    return done + ([now] if now or not done else [])
-
-
-def index_text(paths: list[str], shards: list[list[_Tensor]]) -> str:
-    """model.safetensors.index.json as transformers writes it."""
-    everything = [t for shard in shards for t in shard]
-    index = {
-        "metadata": {
-            "total_parameters": sum(t.ref.storage.numel for t in everything),
-            "total_size": sum(t.size for t in everything),
-        },
-        "weight_map": {
-            t.name: PurePosixPath(path).name for path, shard in zip(paths, shards, strict=True) for t in shard
-        },
-    }
-    return json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-_CONFIG_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
-
-
-def with_dtype(config: str, targets: tuple[StoredTensor, ...]) -> str:
-    """config.json with the dtype that most weights are written in; as it was where that is what it says."""
-    try:
-        value = json.loads(config)
-    except (ValueError, RecursionError):
-        return config
-    counts: dict[str, int] = {}
-    for target in targets:
-        if target.dtype in _CONFIG_DTYPES:
-            counts[target.dtype] = counts.get(target.dtype, 0) + target.numel
-    key = next((k for k in ("dtype", "torch_dtype") if isinstance(value, dict) and k in value), None)
-    if key is None or not counts:
-        return config
-    dtype = _CONFIG_DTYPES[max(sorted(counts), key=lambda name: counts[name])]
-    if value[key] in (dtype, None):
-        return config
-    value[key] = dtype
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

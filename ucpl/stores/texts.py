@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 
+from ucpl.errors import Label, fail
 from ucpl.stores.zips import open_file
 
 NAME_BYTES_MAX = 4096
@@ -41,3 +43,20 @@ def read_name(path: Path) -> str | None:
     except UnicodeDecodeError:
         return None
     return name if name and "\n" not in name and "\0" not in name else None
+
+
+def is_inside(path: str) -> bool:
+    """Whether a path, relative to a folder, stays in it: as it is written, whatever links the folder has."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
+
+
+def demand_inside(folder: Path, files: Iterable[str]) -> None:
+    """A spec may come from anybody, and with a checkpoint: it reads that folder. Raises: UcplError E393."""
+    for file in files:
+        if not is_inside(file):
+            fail(
+                "E393",
+                f"the spec names the file {file!a}, outside of the checkpoint's folder",
+                Label(str(folder), where=file),
+            )

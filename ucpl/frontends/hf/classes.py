@@ -13,11 +13,13 @@ from attrs import evolve, field, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_TORCH
+from ucpl.frontends.hf.offline import offline
 from ucpl.frontends.hf.records import Config, Found, Version
-from ucpl.frontends.hf.varying import Other, lists_of, numbers_of, varied
+from ucpl.frontends.hf.varying import COUNTED, Other, lists_of, numbers_of, varied
 
 __all__ = ["Class", "class_of"]
 
+LAYERS_MAX = 10_000  # of a kind, and experts of a layer
 _VARIATIONS = 2
 
 
@@ -65,16 +67,35 @@ def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> C
             "transformers is not installed: no plan of tensor parallelism, no aliases, no buffers were looked up."
         )
         return None
+    _demand_built(config, file)
     try:
-        place = str(file.parent if file.name == "config.json" else file)
-        made = library.transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
-        model = library.built(config, made)
-        own = Version(library.saved(model, config))
-    except Exception as error:
+        with offline():
+            return _asked(library, config, str(file.parent if file.name == "config.json" else file))
+    except Exception as error:  # a class of transformers raises whatever it likes of a config that it does not expect
+        said = f"{type(error).__name__}: {error}"
         if needed:
-            fail("E396", f"transformers cannot build {file.name}: {type(error).__name__}: {error}", Label(str(file)))
-        notes.append(f"transformers could not build the class ({type(error).__name__}): only headers were read.")
+            fail("E396", f"transformers cannot build {file.name}: {said}", Label(str(file)))
+        notes.append(f"transformers could not build the class ({said[:200]}): only headers were read.")
         return None
+
+
+def _demand_built(config: Config, file: Path) -> None:
+    """A class makes objects for each layer and expert, whatever a config asks for. Raises: UcplError E396."""
+    for path, value in numbers_of(config).items():
+        if value > LAYERS_MAX and COUNTED.search(path.rpartition(".")[2]):
+            fail(
+                "E396",
+                f"{path} = {value}: no class of more than {LAYERS_MAX} of a kind is made",
+                Label(str(file), where=path),
+                remedy="correct the config, or import the .safetensors files without it",
+            )
+
+
+def _asked(library: _Library, config: Config, place: str) -> Class:
+    """All that is asked of the class. place: the config's file, or its folder."""
+    made = library.transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
+    model = library.built(config, made)
+    own = Version(library.saved(model, config))
     as_read, _ = made.get_config_dict(place) if hasattr(made, "get_config_dict") else (config, {})
     with library.silent():
         absent, variations = _variations(library, as_read, made)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from attrs import define, field
 
 from ucpl.frontends.hf.folding import Span, stepped
-from ucpl.frontends.hf.records import Facts, Vector
+from ucpl.frontends.hf.records import Facts, Vector, identifier
 from ucpl.frontends.hf.sizes import Sizes
 from ucpl.syntax import nodes
 from ucpl.syntax.quoting import quote
@@ -92,7 +91,7 @@ def _readings(path: str, items: list[Json]) -> Iterator[tuple[str, str, Json]]:
     key = path.rpartition(".")[2]
     for value in dict.fromkeys(items):
         if isinstance(value, str):
-            yield _identifier(value), f"where(config.{path}, {quote(value)})", value
+            yield identifier(value), f"where(config.{path}, {quote(value)})", value
         elif isinstance(value, int) and set(items) <= {0, 1} and value:
             yield key, f"where(config.{path})", value
     if all(isinstance(v, int) for v in items):
@@ -114,8 +113,3 @@ def _named(items: list[Json], value: Json, length: int, others: bool) -> Span | 
 
 def _others(span: Span, length: int) -> Span:
     return tuple(n for n in range(length) if n not in set(span))
-
-
-def _identifier(text: str) -> str:
-    made = re.sub(r"\W", "_", text, flags=re.ASCII)
-    return made if made and not made[0].isdigit() else f"_{made}"

@@ -8,26 +8,26 @@ from ucpl.frontends.hf.folding import Folded, Form
 from ucpl.frontends.hf.records import Facts
 from ucpl.frontends.hf.sizes import Axis, Size, Stacked
 
-__all__ = ["blocks_of", "note_of", "scaled_of"]
+__all__ = ["blocks_of", "notes_of", "scaled_of"]
 
 _SUFFIX = "_scale_inv"
 
 
-def note_of(facts: Facts) -> str | None:
-    """What a reader of the text must know of a quantised model; None where the config says nothing."""
+def notes_of(facts: Facts) -> tuple[str, ...]:
+    """What a reader of the text must know of a quantised model; nothing where the config says nothing."""
     said = facts.config.get("quantization_config")
     if not isinstance(said, dict):
-        return None
+        return ()
     method, blocks = said.get("quant_method", "?"), _blocks(facts)
     how = f"{method}, in blocks of {' x '.join(map(str, blocks))}" if blocks else str(method)
     if any(t.name.endswith(_SUFFIX) for t in facts.tensors):
         return (
             f"config.quantization_config: {how}. Scales are tensors by themselves, `..{_SUFFIX}`, and whole on every rank of"
-            " tensor_parallel: cut where no block is cut."
+            " tensor_parallel: cut where no block is cut.",
         )
     return (
         f"config.quantization_config: {how}. This is what the class saves without it: files that are quantised have weights of"
-        " another type and scales beside them. Import their folder to describe those."
+        " another type and scales beside them. Import their folder to describe those.",
     )
 
 
@@ -61,6 +61,8 @@ def _product(term: tuple[Size, ...]) -> int:
 
 
 def _blocks(facts: Facts) -> tuple[int, ...]:
+    """The sides of a block, one for each axis; none where the config does not say them all."""
     said = facts.config.get("quantization_config")
     found = said.get("weight_block_size") if isinstance(said, dict) else None
-    return tuple(b for b in found if isinstance(b, int) and b > 0) if isinstance(found, list) else ()
+    sides = tuple(b for b in found if isinstance(b, int) and b > 0) if isinstance(found, list) else ()
+    return sides if isinstance(found, list) and len(sides) == len(found) else ()

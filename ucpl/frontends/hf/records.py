@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from attrs import field, frozen
 
 from ucpl.texts import Json
 
-__all__ = ["MTP", "Behind", "Config", "Facts", "Found", "Vector", "Version"]
+__all__ = ["MTP", "Behind", "Config", "Facts", "Found", "Vector", "Version", "identifier"]
 
 Config = dict[str, Json]
 MTP = "num_nextn_predict_layers"
@@ -78,3 +80,9 @@ class Facts:
     notes: tuple[str, ...] = ()
     origin: str = "headers of its files"
     behind: Behind | None = None
+
+
+def identifier(text: str) -> str:
+    """A name of the language that is like a text."""
+    made = re.sub(r"\W", "_", text, flags=re.ASCII)
+    return made if made and not made[0].isdigit() else f"_{made}"

@@ -11,7 +11,7 @@ from attrs import define, evolve, field, frozen
 
 from ucpl.frontends.hf.recipes import Parts
 from ucpl.frontends.hf.records import Facts, Vector
-from ucpl.frontends.hf.varying import COUNTS, HEADS, WIDTH
+from ucpl.frontends.hf.varying import COUNTS, EXPERTS, HEADS, WIDTH
 
 __all__ = ["Axis", "Size", "Sizes", "Stacked"]
 
@@ -20,7 +20,6 @@ _HEADS = re.compile(rf"^(?!mamba_)(?:{HEADS.pattern})")
 _HEAD = re.compile(r"^(head_dim|d_kv|kv_channels|attention_head_dim|v_head_dim|qk_head_dim|global_head_dim)$")
 _FFN = re.compile(r"(intermediate_size(_mlp)?|ffn_dim|d_ff|n_inner|ffn_hidden_size|inner_dim)$")
 _VOCAB = re.compile(r"^(vocab_size|n_vocab|padded_vocab_size)$")
-_EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
 _SSM = {
     "ssm_heads": re.compile(r"^(mamba_n_heads|mamba_num_heads|n_mamba_heads|num_heads)$"),
     "ssm_head": re.compile(r"^(mamba_d_head|mamba_head_dim|mamba_headdim|head_dim)$"),
@@ -28,7 +27,7 @@ _SSM = {
     "ssm_state": re.compile(r"^(mamba_d_state|ssm_state_size|state_size)$"),
     "ssm_rank": re.compile(r"^(mamba_dt_rank|time_step_rank)$"),
 }
-_PLAIN = {"vocab": _VOCAB, "width": WIDTH, "ffn": _FFN, "experts": _EXPERTS, "groups": _GROUPS, "heads": _HEADS, **_SSM}
+_PLAIN = {"vocab": _VOCAB, "width": WIDTH, "ffn": _FFN, "experts": EXPERTS, "groups": _GROUPS, "heads": _HEADS, **_SSM}
 _SHORT = {
     "num_attention_heads": "n", "n_head": "n", "num_heads": "n", "n_heads": "n", "encoder_attention_heads": "encoder_n",
     "decoder_attention_heads": "decoder_n", "num_key_value_heads": "g", "num_kv_heads": "g", "head_dim": "d", "d_kv": "d",
@@ -106,7 +105,7 @@ class Sizes:
 
     def count(self, vector: Vector, container: str) -> Size | None:
         """The key that counts what a container has: where the class was counted otherwise, the key that moved with it."""
-        wanted = _EXPERTS if "expert" in container.rpartition(".")[2] else COUNTS
+        wanted = EXPERTS if "expert" in container.rpartition(".")[2] else COUNTS
         keys = [k for k in self.keys if wanted.search(_last(k))]
         found = [k for k in keys if self.keys[k] == vector]
         moved = self.is_told and len(set(vector)) > 1

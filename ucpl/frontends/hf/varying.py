@@ -17,7 +17,7 @@ from attrs import frozen
 from ucpl.frontends.hf.records import Config
 from ucpl.texts import Json
 
-__all__ = ["COUNTS", "HEADS", "WIDTH", "Other", "lists_of", "numbers_of", "varied"]
+__all__ = ["COUNTED", "COUNTS", "EXPERTS", "HEADS", "WIDTH", "Other", "lists_of", "numbers_of", "varied"]
 
 HEADS = re.compile(r"^(num_(attention_)?heads|n_heads?|(encoder|decoder)_attention_heads|mamba_n(um)?_heads)$")
 WIDTH = re.compile(r"^(hidden_size|d_model|n_embd|embed_dim|hidden_dim|dim|dec_hidden_size)$")
@@ -27,13 +27,14 @@ COUNTS = re.compile(
 )
 _LAYERS = re.compile(r"layer|block")
 _GROUPS = re.compile(r"^(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num|mamba_n_groups|n_groups)$")
-_EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
+EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
+COUNTED = re.compile(f"{COUNTS.pattern}|{EXPERTS.pattern}")  # what a class has many objects for
 _SIZES = re.compile(
     r"size|dim|embd|inner|rank|width|channel|d_model|d_ff|d_kv|d_state|d_conv|d_head|kernel|state|bins|position|buckets"
 )
 _NO_SIZES = re.compile(r"token|_id$|_idx$|index|image_size|block_size|chunk|patch|vision_feature|top_?k|per_tok|window")
 _DEPTH_MAX = 8  # of configs inside a config
-_FEW = 40  # a number of layers that is varied by a little
+_COUNT_MAX = 400  # layers: a class of more is built again with as many
 
 
 @frozen
@@ -119,7 +120,7 @@ def _sizes(level: dict[str, int], primes: Iterator[int], seed: int) -> dict[str,
             continue
         if WIDTH.search(key):
             out[key] = 8 * heads * next(primes)
-        elif _EXPERTS.search(key):
+        elif EXPERTS.search(key):
             groups = level.get("n_group", 1)
             least = max(level.get("num_experts_per_tok", 1), level.get("moe_topk", 1))
             out[key] = groups * (ceil(least / groups) + 1 + seed)  # few: each is a tensor
@@ -142,7 +143,7 @@ def _expanded(level: dict[str, int], out: dict[str, int]) -> dict[str, int]:
 def _counts(level: dict[str, int], lists: set[int], seed: int) -> dict[str, int]:
     """Other numbers of layers, where no list of the config has one item a layer."""
     found = [key for key, value in level.items() if COUNTS.search(key) and value not in lists]
-    return {key: level[key] + (i + 1) * (seed + 1) for i, key in enumerate(found) if level[key] < _FEW * 10}
+    return {key: level[key] + (i + 1) * (seed + 1) for i, key in enumerate(found) if level[key] < _COUNT_MAX}
 
 
 def _at(config: Config, prefix: str) -> Config:

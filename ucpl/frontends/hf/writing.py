@@ -9,9 +9,9 @@ from attrs import define, field, frozen
 from ucpl.frontends.hf.folding import Folded, Form, fold, is_literal, joined
 from ucpl.frontends.hf.kinds import Kinds
 from ucpl.frontends.hf.matching import Versions
-from ucpl.frontends.hf.quantised import blocks_of, note_of, scaled_of
+from ucpl.frontends.hf.quantised import blocks_of, notes_of, scaled_of
 from ucpl.frontends.hf.recipes import parts_of, roles_of
-from ucpl.frontends.hf.records import Facts, Vector
+from ucpl.frontends.hf.records import Facts, Vector, identifier
 from ucpl.frontends.hf.sizes import Axis, Size, Sizes, Stacked
 from ucpl.frontends.hf.varying import numbers_of
 from ucpl.syntax import format_text, nodes
@@ -104,17 +104,15 @@ class _Writer:
         lines = _Lines()
         for f, path in zip(folded, names, strict=True):
             self.write(lines, f, path, None if f.first.dtype == common else f.first.dtype)
-        model = _identifier(str(self.facts.config.get("model_type") or "model"))
+        model = _model_name(self.facts.config)
         return self.page(model, common, lines, dict(zip((f.sample for f in folded), names, strict=True)))
 
     def page(self, model: str, dtype: str, found: _Lines, names: dict[str, str]) -> str:
         what = self.facts.origin
         lines = ["ucpl 1", "", f"# Written by `ucpl import hf`, from {what}: a first spec, to be read and corrected."]
-        lines += [f"# {note}" for note in (*self.facts.notes, *self.said)]
-        if (note := note_of(self.facts)) is not None:
-            lines.append(f"# {note}")
+        lines += [_remark(note) for note in (*self.facts.notes, *self.said, *notes_of(self.facts))]
         if self.facts.behind is not None:
-            lines += [f"# {self.facts.behind.note}", "", f"let mtp = {self.facts.behind.value}"]
+            lines += [_remark(self.facts.behind.note), "", f"let mtp = {self.facts.behind.value}"]
         lines += ["", f"model {model} {{"]
         lines += [f"  dim {name} = {value}" for name, value in self.dims.items()]
         lines += [f"  let {name} = {value}" for name, value in self.kinds.lets.items()]
@@ -124,7 +122,8 @@ class _Writer:
             if owner in names:
                 lines.append(f"  {print_item(nodes.Alias(alias, names[owner]))}")
             elif owner in owners:
-                lines.append(f"  # {alias} is a second name of {owner}, one of several that are folded above")
+                said = f"{alias} is a second name of {owner}, one of several that are folded above"
+                lines.append(f"  {_remark(said)}")
         lines += ["}", "", f'layout hf(shard = "5GB") of {model} {{', "  framework huggingface(shard = shard)"]
         lines += ['  file weights = safetensors "model.safetensors"', "", *(f"  {e}" for e in found.entries), "}"]
         if found.parallel:
@@ -315,7 +314,7 @@ def _tensors(stored: _Stored) -> list[tuple[str, list[str]]]:
 
 def _label(path: str, label: str) -> str:
     leaf = path.rpartition(".")[2]
-    return f"{label}_{leaf}" if leaf in ("bias",) else label
+    return f"{label}_{leaf}" if leaf == "bias" else label
 
 
 def _beside(path: str, label: str) -> str:
@@ -370,7 +369,7 @@ def _model_types(config: dict[str, Json]) -> list[str]:
 def _counting(container: str, found: Size | None, taken: dict[str, str]) -> str:
     """The name of the dim that counts a container: `l`, and of a second stack of layers its tower's, `decoder_l`."""
     parts = [p for p in container.split(".") if p not in ("", "*")]
-    last = _identifier(parts[-1]) if parts else "index"
+    last = identifier(parts[-1]) if parts else "index"
     if _EXPERTS.search(last):
         return found.name if found is not None else last
     if "l" not in taken:
@@ -378,12 +377,18 @@ def _counting(container: str, found: Size | None, taken: dict[str, str]) -> str:
     if "*" in container.split("."):
         return last
     tower = next((p for p in parts[:-1] if p != "model"), last)
-    return f"{_identifier(tower)}_l"
+    return f"{identifier(tower)}_l"
 
 
-def _identifier(text: str) -> str:
-    made = re.sub(r"\W", "_", text, flags=re.ASCII)
-    return made if made and not made[0].isdigit() else f"_{made}"
+def _model_name(config: dict[str, Json]) -> str:
+    """The name of the model: `any` would be that of no model."""
+    name = identifier(str(config.get("model_type") or "model"))
+    return "any_model" if name == "any" else name
+
+
+def _remark(text: str) -> str:
+    """A line of remarks. Names and words of a config are whatever somebody wrote: none of them ends the line."""
+    return f"# {''.join(c if c.isprintable() else ' ' for c in text)}"
 
 
 def _short(f: Folded) -> str:
