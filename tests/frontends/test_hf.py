@@ -118,7 +118,7 @@ def test_a_class_is_asked_on_this_machine_alone(
 
     class Looking(whole):  # type: ignore[misc, valid-type]
         def __init__(self, config: object) -> None:
-            seen.append((hub.HF_HUB_OFFLINE, code.TIME_OUT_REMOTE_CODE))  # type: ignore[attr-defined]
+            seen.append((hub.HF_HUB_OFFLINE, code.TIME_OUT_REMOTE_CODE))
             super().__init__(config)
             if len(called) > 2:
                 raise RuntimeError("not twice")
@@ -128,7 +128,7 @@ def test_a_class_is_asked_on_this_machine_alone(
     with pytest.raises(UcplError, match=r"E396.*RuntimeError: not twice"):
         import_hf(tmp_path / "config.json")
     assert seen == [(True, 0), (True, 0)]
-    assert (hub.HF_HUB_OFFLINE, code.TIME_OUT_REMOTE_CODE) == (False, 15), "as they were, whatever happened"  # type: ignore[attr-defined]
+    assert (hub.HF_HUB_OFFLINE, code.TIME_OUT_REMOTE_CODE) == (False, 15), "as they were, whatever happened"
 
 
 @pytest.mark.parametrize(
