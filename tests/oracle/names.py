@@ -196,6 +196,17 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
             text,
         )
 
+    def of_states(clauses: tuple[nodes.Clause, ...]) -> tuple[nodes.Clause, ...]:
+        """In the inner layout's optim, else its weights; keys are wrapped, and that of an entry is already."""
+        files = [f for f in ("optim", "weights") if any(isinstance(i, nodes.Files) and i.name == f for i in items)]
+        if files and not any(c.word == "in" for c in clauses):
+            clauses = (*clauses, nodes.Clause("in", (f"{prefix}.{files[0]}",)))
+        around = key or "{key}"
+        return tuple(
+            evolve(c, args=(around.replace("{key}", c.args[0]),)) if c.word == "as" and "{key}" not in c.args[0] else c
+            for c in clauses
+        )
+
     def walk(node: Any) -> Any:
         match node:
             case tuple():
@@ -264,7 +275,7 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
                     node,
                     groups=node.groups and tuple(map(member, node.groups)),
                     shape=walk(node.shape),
-                    clauses=walk(node.clauses),
+                    clauses=of_states(walk(node.clauses)) if node.shape is not None else walk(node.clauses),
                 )
             case nodes.State():
                 return evolve(node, groups=node.groups and tuple(map(member, node.groups)))

@@ -57,8 +57,10 @@ class _Renaming:
                 made = evolve(
                     made, name=self.name(made.name), members=self.names(made.members), without=self.names(made.without)
                 )
-            case nodes.States() | nodes.State():
+            case nodes.State():
                 made = evolve(made, groups=self.names(made.groups))
+            case nodes.States():
+                made = evolve(made, groups=self.names(made.groups), clauses=self.of_states(made))
             case nodes.Alias():
                 made = evolve(made, path=self.name(made.path), owner=self.name(made.owner))
             case nodes.Tensor():
@@ -101,11 +103,19 @@ class _Renaming:
 
     def entry(self, node: nodes.Entry) -> nodes.Entry:
         clauses = node.clauses
-        if not any(c.word == "in" for c in clauses):
+        if node.shape is not None and not any(c.word == "in" for c in clauses):
             clauses = (*clauses, nodes.Clause("in", (self.file("weights"),), span=node.span))
         glob = (f"{self.prefix}.{node.glob[0]}", *node.glob[1:]) if node.glob else ()
         path = f"{self.prefix}.{node.path}" if glob else self.name(node.path)
         return evolve(node, path=path, clauses=tuple(map(self.wrapped, clauses)), glob=glob)
+
+    def of_states(self, node: nodes.States) -> tuple[nodes.Clause, ...]:
+        """In the inner layout's own file, and under its keys: `{key}` of an entry is so already."""
+        clauses = node.clauses
+        own = next((name for name in ("optim", "weights") if name in self.files), None)
+        if node.shape is not None and own and not any(c.word == "in" for c in clauses):
+            clauses = (*clauses, nodes.Clause("in", (self.file(own),), span=node.span))
+        return tuple(c if c.word == "as" and "{key}" in c.args[0] else self.wrapped(c) for c in clauses)
 
     def wrapped(self, clause: nodes.Clause) -> nodes.Clause:
         """The outer key template around an inner `as`."""

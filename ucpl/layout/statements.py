@@ -18,7 +18,15 @@ from ucpl.layout.overlay import fresh, overlay
 from ucpl.layout.own_names import refuse_second_meanings
 from ucpl.layout.prefix import prefixed
 from ucpl.layout.scope import Config, Scope, Value, at, literal
-from ucpl.layout.within import axes_here, axes_in, demand_axes, given_within, numbers_within, on_these_ranks
+from ucpl.layout.within import (
+    axes_here,
+    axes_in,
+    demand_axes,
+    demand_groups,
+    given_within,
+    numbers_within,
+    on_these_ranks,
+)
 from ucpl.syntax import nodes
 from ucpl.syntax.limits import STATEMENTS_MAX
 
@@ -141,7 +149,7 @@ def _bindings(items: Iterable[nodes.Record]) -> dict[str, nodes.Binding]:
 
 def _placed(item: nodes.Record, use: nodes.Use) -> nodes.Record:
     """A statement of what is used, on the ranks on which it is used."""
-    if isinstance(item, nodes.Entry | nodes.States):
+    if isinstance(item, nodes.Entry | nodes.States) and item.shape is not None:
         return evolve(item, clauses=(*item.clauses, *use.at))
     return item
 
@@ -332,6 +340,7 @@ class _Reader:
         arguments |= _arguments(links[0].node.parameters, call, self.scope)
         items = reader.statements(links, arguments, used)
         demand_axes(links, call, reader.scope, self.scope)
+        demand_groups(items)
         return numbers_within(links, call, reader.scope, self.scope) + on_these_ranks(links, items, self.scope)
 
 

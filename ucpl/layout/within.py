@@ -11,7 +11,7 @@ from ucpl.layout.library import Link
 from ucpl.layout.scope import Scope, Value, at, literal
 from ucpl.syntax import nodes
 
-__all__ = ["axes_here", "axes_in", "demand_axes", "given_within", "numbers_within", "on_these_ranks"]
+__all__ = ["axes_here", "axes_in", "demand_axes", "demand_groups", "given_within", "numbers_within", "on_these_ranks"]
 
 Origins = dict[str, tuple[Value, str]]
 
@@ -83,3 +83,20 @@ def on_these_ranks(links: Sequence[Link], items: Iterable[nodes.Record], here: S
             if b.name in shared:
                 out.append(nodes.Assert(nodes.Binary("==", nodes.Name(b.name), b.value), span=b.span))
     return out
+
+
+def demand_groups(items: Iterable[nodes.Record]) -> None:
+    """A state line of what is used is of groups of its own: `all` and `*` are of the whole model. Raises: UcplError E194."""
+    rests = {i.name for i in items if isinstance(i, nodes.Group) and i.without is not None}
+    for item in items:
+        if isinstance(item, nodes.States) and item.shape is not None:
+            of_all = item.groups is None or item.groups == ("*",)
+            rest = next((g for g in item.groups or () if g in rests), None)
+            if of_all or rest:
+                fail(
+                    "E194",
+                    f"a state line of all that is trained{f', in `{rest}`,' if rest else ''} in a layout that is used",
+                    at(item.span),
+                    remedy="name its tensors, group own = w, b, and write `of own`;"
+                    " or write the state line in the layout that uses this one",
+                )
