@@ -132,6 +132,47 @@ def test_the_greatest_of_copies_is_nan_where_one_is_and_zero_is_positive_where_o
     assert torch.signbit(found[1:]).tolist() == [False, True, True]
 
 
+NAMES = {torch.int64: "i64", torch.uint64: "u64", torch.int32: "i32", torch.float64: "f64"}
+NEAR = 2**53  # the next whole number is none of fp64
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held"),
+    [
+        (torch.int64, [[NEAR, -NEAR - 2, 2**62, -1], [NEAR + 1, -NEAR - 1, 2**62 + 1, -2], [1, -(2**60), 0, -3]]),
+        (torch.uint64, [[NEAR, 2**63, 1, 0], [NEAR + 1, 2**63 + 1, 2**64 - 1, 0], [1, 2, 2**64 - 2, 0]]),
+        (torch.int32, [[1, -2, 3, -4], [2, -3, 2, -5], [0, -9, 1, -6]]),
+        (torch.float64, [[NEAR, -1.5, 2.5, 0], [NEAR + 2, -1.25, 2.25, 0], [1, -3, 0, 0]]),
+    ],
+)
+def test_the_greatest_of_whole_numbers_is_one_of_them(
+    tmp_path: Path, dtype: torch.dtype, held: list[list[float]]
+) -> None:
+    path = written(tmp_path, "max @tp")
+    path.write_text(path.read_text().replace("w : a", f"w : a dtype {NAMES[dtype]}"))
+    for dp in range(2):
+        for tp in range(3):
+            mine = torch.tensor(held[tp], dtype=dtype)
+            torch.save({"w": mine, "v": torch.arange(1.0, 5.0)}, tmp_path / "in" / f"{dp}.{tp}.pt")
+    ucpl.convert(tmp_path / "in", tmp_path / "out", layout=f"{path}:x(dp=2, tp=3)", to=f"{path}:y(tp=2)")
+    found = [x for tp in range(2) for x in torch.load(tmp_path / "out" / f"{tp}.pt")["w"].tolist()]
+    assert found == [max(column) for column in zip(*held, strict=True)]
+
+
+def test_the_greatest_of_whole_numbers_that_another_type_does_not_hold_is_refused_where_it_is_to_be_exact(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path, "max @tp")
+    text = path.read_text().replace("w : a", "w : a dtype i64")
+    path.write_text(text.replace('w = a@tp as "w"', 'w = a@tp as "w" dtype f64 exact'))
+    for dp in range(2):
+        for tp in range(3):
+            mine = torch.tensor([1, 2, NEAR + tp - 1, 4], dtype=torch.int64)
+            torch.save({"w": mine, "v": torch.arange(1.0, 5.0)}, tmp_path / "in" / f"{dp}.{tp}.pt")
+    with pytest.raises(UcplError, match=f"E605.*{NEAR + 1}"):
+        ucpl.convert(tmp_path / "in", tmp_path / "out", layout=f"{path}:x(dp=2, tp=3)", to=f"{path}:y(tp=2)")
+
+
 def test_verify_holds_copies_of_a_member_against_each_other_and_members_against_nothing(tmp_path: Path) -> None:
     for name, change in (("good", None), ("bad", (1, 2))):
         path = written(tmp_path / name, "sum @tp", change)

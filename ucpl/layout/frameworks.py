@@ -13,13 +13,13 @@ __all__ = ["SETTINGS", "demand_settings"]
 
 _DEGREES = ("dp", "tp", "pp", "ep", "edp")
 SETTINGS: dict[str, tuple[str, ...]] = {
+    "universal": ("stage", "files", "bf16", "fp16", "weights"),
     "deepspeed": (
         *("stage", *_DEGREES, "bf16", "fp16", "bf16_optimizer", "masters"),
         *("round_robin", "alignment", "elastic", "sub_group_size"),
     ),
-    "universal": ("stage", "files", "bf16", "fp16", "weights"),
-    "huggingface": ("shard",),
     "plain": ("file", "has_masters"),
+    "huggingface": ("shard",),
     "torch": ("tracker", "step"),
 }
 
@@ -33,9 +33,8 @@ def demand_settings(item: nodes.Framework) -> None:
             "E436",
             f"no framework is called `{name}`",
             at(item.span),
-            remedy=f"did you mean `{close}`?"
-            if close
-            else f"the frameworks are {', '.join(SETTINGS)}; `framework torch()` writes files that the spec alone describes",
+            remedy=(f"did you mean `{close}`? " if close else "")
+            + f"one of {', '.join(SETTINGS)}; `framework torch()` writes files that the spec alone describes",
         )
     for argument in item.call.arguments:
         if argument.name is None:

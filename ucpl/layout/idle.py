@@ -25,7 +25,7 @@ _OF_A_VALUE = frozenset({"x", "scale"})  # names that a `value` clause gives a m
 def demand_acting(items: Iterable[nodes.Record]) -> None:
     """Raises: UcplError E190 for `buckets` where no flat buffer is, and for what a line that stores `none` says of storing.
 
-    E155 for a second `...` in one pattern.
+    Also for what is said of copies that there are not. E155 for a second `...` in one pattern.
     """
     for item in items:
         if not isinstance(item, nodes.Entry | nodes.States):
@@ -48,6 +48,7 @@ def demand_acting(items: Iterable[nodes.Record]) -> None:
                     at(span),
                     remedy="take the clause out, or write a pattern for `none`",
                 )
+        _demand_copies(item)
         if isinstance(item.shape, tuple) and _rests(item.shape) > 1:
             fail(
                 "E155",
@@ -55,6 +56,35 @@ def demand_acting(items: Iterable[nodes.Record]) -> None:
                 at(item.span),
                 remedy="write `...` once; one dim is `_`",
             )
+
+
+def _demand_copies(item: nodes.Entry | nodes.States) -> None:
+    """Of an axis that cuts all of a pattern no two ranks hold the same: there are no copies to speak of. Raises E190."""
+    cut = _cutting(item.shape) if isinstance(item.shape, tuple) else frozenset[str]()
+    fixed = {c.args[0] for c in item.clauses if c.word == "at"}
+    for clause in item.clauses:
+        for axis in clause.args[1] if clause.word == "copies" else ():
+            if axis in cut and axis not in fixed:
+                fail(
+                    "E190",
+                    f"`{clause.args[0]} @{axis}` speaks of copies along {axis}, and the pattern is cut over {axis}",
+                    at(clause.span if clause.span.line else item.span),
+                    remedy=f"take `{clause.args[0]} @{axis}` out, or the cut `@{axis}` where ranks hold copies",
+                )
+
+
+def _cutting(axes: Iterable[nodes.Record]) -> frozenset[str]:
+    """Mesh axes that cut all of a pattern: of a sum, those that cut every term."""
+    out: frozenset[str] = frozenset()
+    for axis in axes:
+        match axis:
+            case nodes.Cut(axis=inner, splits=splits):
+                out |= _cutting((inner,)) | {split.mesh_axis for split in splits}
+            case nodes.Stack(terms=terms):
+                out |= frozenset.intersection(*(_cutting(term.axes) for term in terms))
+            case nodes.Pad(axis=inner) | nodes.Trim(axis=inner) | nodes.Flat(axis=inner):
+                out |= _cutting((inner,))
+    return out
 
 
 def _rests(axes: Iterable[nodes.Record]) -> int:

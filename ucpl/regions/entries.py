@@ -348,6 +348,18 @@ class EntryPlacer:
         self.locals[memo] = found
         return found
 
+    def is_copied(self, local: Local, axis: str) -> NDArray[np.bool_]:
+        """Which rows of a Local other coordinates of a mesh axis have, too: where it cuts some terms of a sum, the others."""
+        here = dict(zip(self.shape_axes, next(at for at, one in self.locals.items() if one is local), strict=True))
+        other = self.local({**here, axis: 1 if here[axis] == 0 else 0}) if self.degrees[axis] > 1 else local
+
+        def boxes(one: Local) -> list[object]:
+            rows = zip(one.label_of, one.low.tolist(), one.high.tolist(), strict=True)
+            return [(label, *low, *high) for label, low, high in rows]
+
+        known = set(boxes(other))
+        return np.array([box in known for box in boxes(local)], dtype=np.bool_)
+
     def _restricted(self, cells: Cells) -> Cells:
         """Without indices that the tensors lack (`l[1..]` as an axis), as positions of the tensors."""
         limits: dict[str, Indices] = {}

@@ -19,7 +19,7 @@ from ucpl.regions.claims import Holder, Place, Spot
 from ucpl.regions.entries import Choices, EntryPlacer, Local
 from ucpl.regions.homes import Homes
 from ucpl.regions.names import MixedError, Variables
-from ucpl.regions.placement import POLICIES, Part, Pieces
+from ucpl.regions.placement import Part, Pieces
 from ucpl.regions.runs import runs_of
 from ucpl.regions.site import Site
 from ucpl.syntax.nodes import Span
@@ -226,18 +226,18 @@ class EntryParts:
             if id(local) not in of_local:
                 of_local[id(local)] = self.folded(placer, local, choices)
             table = of_local[id(local)]
-            policy = site.policy_at(storing, cut, spread.rank[c])
+            policies = site.policies(storing, cut, placer, spread.rank[c], local)
             tables.append(
                 table.replace(
                     home=table.home + (first + c * len(choices)),
-                    policy=np.full(len(table), POLICIES.index(policy), dtype=np.int64),
+                    policy=policies[table.policy],
                     over=np.full(len(table), site.over(storing), dtype=np.int64),
                 )
             )
         return Pieces.concat(tables, site.k)
 
     def folded(self, placer: EntryPlacer, local: Local, choices: Choices) -> Pieces:
-        """Boxes of one coordinate, the bracketed dims filled in. Homes count choices."""
+        """Boxes of one coordinate, the bracketed dims filled in. Homes count choices, `policy` is the row of the Local."""
         paths = [placer.entry.targets[label] for label in local.label_of]
         tables = []
         by_runs: dict[int, list[int]] = {}
@@ -262,7 +262,7 @@ class EntryParts:
                         local.stride[rows],
                         home_stride,
                         local.offset[rows],
-                        np.zeros(len(rows), dtype=np.int64),
+                        np.array(rows, dtype=np.int64),
                         np.zeros(len(rows), dtype=np.int64),
                     )
                 )

@@ -12,11 +12,12 @@ from ucpl.layout import Storing
 from ucpl.layout.axes import partly_cut
 from ucpl.regions import flats as fl
 from ucpl.regions.entries import EntryPlacer
-from ucpl.regions.placement import POLICIES, Pieces
+from ucpl.regions.placement import Pieces
 from ucpl.regions.site import Site
 
 __all__ = ["FlatBoxes", "FlatCut"]
 
+_ROW_BITS = 32
 FlatCut = tuple[
     fl.Members, fl.Body, fl.Cut, int
 ]  # members, what they are made of, windows, the number of the first window
@@ -135,6 +136,9 @@ class FlatBoxes:
                     low[:, mine, dim], high[:, mine, dim] = at_, at_ + 1
             k = self.site.k
             every = len(which) * rows
+            # Whose member a box is, and which row of it, where that tells what is said of it: `trusted` puts that here.
+            apart = bool(self.site.partly_loose(self.said(placer)[0], placer))
+            whose = (e << _ROW_BITS) + (np.arange(rows, dtype=np.int64) if apart else np.zeros(rows, dtype=np.int64))
             tables.append(
                 Pieces(
                     np.tile(np.array([self.site.number[p] for p in paths], dtype=np.int64), len(which)),
@@ -144,7 +148,7 @@ class FlatBoxes:
                     np.tile(local.stride, (len(which), 1)),
                     np.zeros((every, k), dtype=np.int64),
                     np.tile(local.offset, len(which)),
-                    np.full(every, e, dtype=np.int64),  # whose member it is: `trusted` puts what that says here
+                    np.tile(whose, len(which)),
                     np.zeros(every, dtype=np.int64),
                 )
             )
@@ -158,7 +162,7 @@ class FlatBoxes:
     def trusted(self, pieces: Pieces, rank: Sequence[int]) -> Pieces:
         """Pieces with what holds of copies at each home's rank: as the tensor's own entry says, or else the line.
 
-        Until then, `policy` is the number of that entry.
+        Until then, `policy` is the number of that entry, and of a row of it.
         """
         if not any(s.speaks_of_copies for s in (self.storing, *(p.entry.storing for p in self.involved))):
             return pieces.replace(policy=np.zeros_like(pieces.policy))
@@ -166,8 +170,11 @@ class FlatBoxes:
         _, first, which = np.unique(numbered([pieces.policy, at_rank]), return_index=True, return_inverse=True)
         policy, over = [], []
         for row in first.tolist():
-            storing, cut = self.said(self.site.placers[int(pieces.policy[row])])
-            policy.append(POLICIES.index(self.site.policy_at(storing, cut, int(at_rank[row]))))
+            placer = self.site.placers[int(pieces.policy[row]) >> _ROW_BITS]
+            storing, cut = self.said(placer)
+            local = placer.local({a: int(self.site.ranks.columns[a][at_rank[row]]) for a in placer.shape_axes})
+            policies = self.site.policies(storing, cut, placer, int(at_rank[row]), local)
+            policy.append(int(policies[int(pieces.policy[row]) & ((1 << _ROW_BITS) - 1)]) if len(policies) else 0)
             over.append(self.site.over(storing))
         return pieces.replace(
             policy=np.array(policy, dtype=np.int64)[which], over=np.array(over, dtype=np.int64)[which]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
 from attrs import frozen
 
+from ucpl.columns import I64
 from ucpl.layout import FileRule, Group, Layout, States, Storing
+from ucpl.layout.axes import partly_cut
 from ucpl.layout.layout import Policy
 from ucpl.layout.templates import Template
 from ucpl.regions.claims import Claims
 from ucpl.regions.entries import Choices, EntryPlacer, Indexed, Kin, Local, Ranks
 from ucpl.regions.names import Namer
-from ucpl.regions.placement import digits_of
+from ucpl.regions.placement import POLICIES, digits_of
 
 __all__ = ["Site"]
 
@@ -79,6 +82,26 @@ class Site:
         if any(a in fixed or self.ranks.columns[a][rank] != 0 for a in loose):
             return "any"
         return storing.policy if self.over(storing) else "lead" if loose else "same"
+
+    def policies(self, storing: Storing, cut: frozenset[str], placer: EntryPlacer, rank: int, local: Local) -> I64:
+        """The same of each row of what a rank has of an entry: an axis may cut some terms of a sum, and copy the others."""
+        some = sorted(a for a in self.partly_loose(storing, placer) if a not in cut)
+        if not some:
+            return np.full(len(local.offset), POLICIES.index(self.policy_at(storing, cut, rank)), dtype=np.int64)
+        split = np.zeros(len(local.offset), dtype=np.int64)
+        for n, axis in enumerate(some):
+            split |= (~placer.is_copied(local, axis)).astype(np.int64) << n
+        kinds, which = np.unique(split, return_inverse=True)
+        of_kind = [
+            self.policy_at(storing, cut | {a for n, a in enumerate(some) if kind >> n & 1}, rank)
+            for kind in kinds.tolist()
+        ]
+        return np.array([POLICIES.index(policy) for policy in of_kind], dtype=np.int64)[which]
+
+    @staticmethod
+    def partly_loose(storing: Storing, placer: EntryPlacer) -> frozenset[str]:
+        """Axes of `any` that cut some terms of an entry's pattern and not others."""
+        return frozenset(storing.loose) & partly_cut(placer.entry.shape) - {a for a, _ in storing.at}
 
     def over(self, storing: Storing) -> int:
         """The axes that a mean or sum is over, a bit each: those that have more than one coordinate."""

@@ -25,7 +25,7 @@ from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.fills import Fills
 from ucpl.runtime.reading import Reader, strided
 from ucpl.runtime.rows import Place, Rows
-from ucpl.runtime.sums import Sums, members_of, refuse_rounded
+from ucpl.runtime.sums import Sums, dtype_of, members_of, refuse_rounded
 from ucpl.runtime.values import Conversion, decode, encode, mean, put, value_text
 
 __all__ = ["Assembler", "Difference"]
@@ -240,7 +240,7 @@ class Assembler:
                 there[...] = strided(cell, 0, (1,) * len(box.shape), (0,) * len(box.shape), tile.itemsize)
 
     def _reduce(self, tile: Assembly, rows: I64) -> None:
-        """Means, sums and maxima: fp64, in order of the sources, a block of the tile at a time, rounded once."""
+        """Means, sums and maxima: in order of the sources, a block of the tile at a time, rounded once."""
         among = sorted(rows.tolist(), key=lambda row: (int(self.rows.source[row]), row))
         conversions = {row: self._conversion(row, tile.target) for row in among}
         for conversion in conversions.values():
@@ -253,18 +253,19 @@ class Assembler:
         members = members_of(
             (row, conversions[row].rule.node, self.sources[int(self.rows.source[row])].rank) for row in among
         )
+        wide = dtype_of(node.how, conversions.values())
         # The sums, one member and what is held against it live as long as the values that are added.
         block = tile.work.share.block // 4
         for begin in range(tile.low, tile.high, block):
             end = min(tile.high, begin + block)
-            sums = Sums.over(begin, end)
+            sums = Sums.over(begin, end, wide)
             for rows_of in members:
                 self._put(tile, rows_of, conversions, sums)
             count = sums.count
             whole = mean(sums.total, count) if node.how == "mean" else sums.total
             made = conversions[among[0]].stored(whole)
             if node.exact and (at := conversions[among[0]].rounded_at(whole, made, count)) is not None:
-                refuse_rounded(self.name(among[0]), node, self.targets[tile.target], begin + at, float(whole[at]))
+                refuse_rounded(self.name(among[0]), node, self.targets[tile.target], begin + at, whole[at].item())
             goal = strided(tile.work.tile, (begin - tile.low) * itemsize, (end - begin,), (itemsize,), itemsize)
             values = strided(made, 0, (end - begin,), (itemsize,), itemsize)
             if count.all():
@@ -278,12 +279,12 @@ class Assembler:
         assert isinstance(node, Reduce)
         end = sums.begin + len(sums.total)
         alone = len(among) == 1
-        own = sums if alone else Sums.over(sums.begin, end)
+        own = sums if alone else Sums.over(sums.begin, end, sums.total.dtype)
         for row in among:
             for box in clip(self.rows.box(row), sums.begin, end):
                 source = int(self.rows.source[row])
                 raw = self._fetch(tile, self.file_of[source], box, self.sources[source].itemsize)
-                found = conversions[row].logical(raw).reshape(box.shape)
+                found = conversions[row].logical(raw, sums.total.dtype).reshape(box.shape)
                 values, seen = own.of(box)
                 if alone:
                     put(node.how, (values, seen), (found, np.ones_like(seen)))

@@ -26,6 +26,7 @@ _NUMPY = {
     "f64": "<f8", "f32": "<f4", "f16": "<f2", "i64": "<i8", "i32": "<i4", "i16": "<i2", "i8": "i1", "u8": "u1", "bool": "u1",
     "c64": "<c8", "c128": "<c16", "u16": "<u2", "u32": "<u4", "u64": "<u8",
 }  # fmt: skip
+_FP64 = np.dtype(np.float64)
 _COMPLEX = ("c64", "c128")
 _MANTISSA = {
     "f64": 53, "f32": 24, "f16": 11, "bf16": 8, "f8_e4m3fn": 4, "f8_e5m2": 3, "f8_e8m0fnu": 1, "f4_e2m1fn": 2,
@@ -155,16 +156,23 @@ class Conversion:
         """Numbers of what is stored at the source."""
         return decode(raw, self.source, self.rule.half)
 
-    def logical(self, raw: U8) -> Array:
-        """fp64 values of the tensor itself, of what is stored: x = (stored - b) / a."""
-        values = self.read(raw).astype(np.float64)
+    @property
+    def wide(self) -> np.dtype[Any]:
+        """The type of 8 bytes that holds every value of the source: whole numbers of 64 bits are no fp64."""
+        if self.rule.source_value == self.rule.target_value == (1.0, 0.0) and self.source in ("i64", "u64"):
+            return np.dtype(_NUMPY[self.source])
+        return _FP64
+
+    def logical(self, raw: U8, wide: np.dtype[Any] = _FP64) -> Array:
+        """Values of the tensor itself, of what is stored, x = (stored - b) / a; in fp64, or as `wide` says."""
+        values = self.read(raw).astype(wide)
         a, b = self.rule.source_value
         if (a, b) != (1.0, 0.0):
             values = (values - b) / a
         return values
 
     def stored(self, values: Array) -> U8:
-        """Bytes on the target's side of fp64 values of the tensor: a * x + b, rounded once."""
+        """Bytes on the target's side of values of the tensor: a * x + b, rounded once."""
         a, b = self.rule.target_value
         if (a, b) != (1.0, 0.0):
             values = a * values + b
@@ -178,11 +186,13 @@ class Conversion:
         return self.stored(self.logical(raw))
 
     def rounded_at(self, values: Array, made: U8, count: Array) -> int | None:
-        """The first of the fp64 values of the tensor that was rounded, of those that something went into."""
+        """The first of the values of the tensor that was rounded, of those that something went into."""
         with np.errstate(all="ignore"):
             a, b = self.rule.target_value
-            after = (decode(made, self.target).astype(np.float64) - b) / a
-            same = (values == after) | (np.isnan(values) & np.isnan(after)) | (count == 0)
+            after = decode(made, self.target)
+            if values.dtype.kind == "f":
+                after = (after.astype(np.float64) - b) / a
+            same = _kept(values, after) | (count == 0)
         return None if same.all() else int(np.flatnonzero(~same)[0])
 
     def inexact_at(self, raw: U8, made: U8) -> int | None:
@@ -192,17 +202,23 @@ class Conversion:
             if not self.rule.keeps_values:  # what is stored must give back the tensor's own value
                 a, b = self.rule.target_value
                 before, after = self.logical(raw), (after.astype(np.float64) - b) / a
-            if before.dtype.kind in "iu" and after.dtype.kind in "iu":
-                same = (before == after) & ((before < 0) == (after < 0))
-            elif before.dtype.kind in "iu":
-                # An integer that a float holds comes back from it; 2 ** 63 does not fit where it would come back to. In
-                # fp64, since the bounds would be infinite in a narrow float.
-                after = after.astype(np.float64)
-                inside = (after >= np.iinfo(before.dtype).min) & (after < float(np.iinfo(before.dtype).max) + 1)
-                same = inside & (np.where(inside, after, 0).astype(before.dtype) == before)
-            else:
-                same = (before == after) | ((before != before) & (after != after))
+            same = _kept(before, after)
         return None if same.all() else int(np.flatnonzero(~same)[0])
+
+
+def _kept(before: Array, after: Array) -> Array:
+    """Where numbers of two types are the same, NaN and NaN among them."""
+    if before.dtype.kind in "iu" and after.dtype.kind in "iu":
+        same: Array = (before == after) & ((before < 0) == (after < 0))
+    elif before.dtype.kind in "iu":
+        # An integer that a float holds comes back from it; 2 ** 63 does not fit where it would come back to. In
+        # fp64, since the bounds would be infinite in a narrow float.
+        after = after.astype(np.float64)
+        inside = (after >= np.iinfo(before.dtype).min) & (after < float(np.iinfo(before.dtype).max) + 1)
+        same = inside & (np.where(inside, after, 0).astype(before.dtype) == before)
+    else:
+        same = (before == after) | ((before != before) & (after != after))
+    return same
 
 
 def _widens(source: str, target: str) -> bool:
@@ -238,8 +254,10 @@ def put(how: str, into: tuple[Array, Array], more: tuple[Array, Array]) -> None:
     if how != "max":
         total += values
     else:
-        greater = np.where((total == 0) & (values == 0), total + values, np.maximum(total, values))
-        greater[np.isnan(greater)] = np.nan
+        greater = np.maximum(total, values)
+        if total.dtype.kind == "f":
+            greater = np.where((total == 0) & (values == 0), total + values, greater)
+            greater[np.isnan(greater)] = np.nan
         total[...] = np.where(seen == 0, total, np.where(count == 0, values, greater))
     count += seen
 
