@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from attrs import frozen
@@ -14,11 +14,9 @@ from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.runtime.boxes import Box
 from ucpl.runtime.rows import Place
-from ucpl.runtime.values import Conversion
+from ucpl.runtime.values import Array, Conversion, Wide
 
 __all__ = ["Sums", "dtype_of", "members_of", "refuse_rounded"]
-
-Numbers = NDArray[np.float64] | NDArray[np.int64] | NDArray[np.uint64]
 
 
 @frozen(eq=False)
@@ -26,21 +24,21 @@ class Sums:
     """Elements of a target from `begin` on: what was put together, in a type of 8 bytes, and of how many values."""
 
     begin: int
-    total: Numbers
+    total: Array
     count: NDArray[np.uint32]
 
     @classmethod
-    def over(cls, begin: int, end: int, dtype: np.dtype[Any]) -> Sums:
+    def over(cls, begin: int, end: int, dtype: Wide) -> Sums:
         return cls(begin, np.zeros(end - begin, dtype), np.zeros(end - begin, np.uint32))
 
-    def of(self, box: Box) -> tuple[Numbers, NDArray[np.uint32]]:
+    def of(self, box: Box) -> tuple[Array, NDArray[np.uint32]]:
         """Both, as a box of the target."""
         at = box.target - self.begin
         total = np.ndarray(box.shape, self.total.dtype, self.total, 8 * at, tuple(8 * s for s in box.target_step))
         return total, np.ndarray(box.shape, np.uint32, self.count, 4 * at, tuple(4 * s for s in box.target_step))
 
 
-def dtype_of(how: str, conversions: Iterable[Conversion]) -> np.dtype[Any]:
+def dtype_of(how: str, conversions: Iterable[Conversion]) -> Wide:
     """The type in which values are put together: fp64, but for the greatest of whole numbers that it does not hold."""
     wide = {conversion.wide for conversion in conversions}
     return wide.pop() if how == "max" and len(wide) == 1 else np.dtype(np.float64)

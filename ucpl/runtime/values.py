@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from ucpl.extents import AS_U8, DTYPES, bits_of
 from ucpl.runtime.rows import Rule
 
-__all__ = ["Conversion", "decode", "encode", "mean", "needs_arithmetic", "put", "value_text"]
+__all__ = ["Array", "Conversion", "Wide", "decode", "encode", "mean", "needs_arithmetic", "put", "value_text"]
 
 Array = NDArray[Any]
+Wide = np.dtype[np.generic]
 U8 = NDArray[np.uint8]
 
 _NUMPY = {
     "f64": "<f8", "f32": "<f4", "f16": "<f2", "i64": "<i8", "i32": "<i4", "i16": "<i2", "i8": "i1", "u8": "u1", "bool": "u1",
     "c64": "<c8", "c128": "<c16", "u16": "<u2", "u32": "<u4", "u64": "<u8",
 }  # fmt: skip
-_FP64 = np.dtype(np.float64)
+_FP64: Wide = np.dtype(np.float64)
 _COMPLEX = ("c64", "c128")
 _MANTISSA = {
     "f64": 53, "f32": 24, "f16": 11, "bf16": 8, "f8_e4m3fn": 4, "f8_e5m2": 3, "f8_e8m0fnu": 1, "f4_e2m1fn": 2,
@@ -157,15 +158,15 @@ class Conversion:
         return decode(raw, self.source, self.rule.half)
 
     @property
-    def wide(self) -> np.dtype[Any]:
+    def wide(self) -> Wide:
         """The type of 8 bytes that holds every value of the source: whole numbers of 64 bits are no fp64."""
         if self.rule.source_value == self.rule.target_value == (1.0, 0.0) and self.source in ("i64", "u64"):
             return np.dtype(_NUMPY[self.source])
         return _FP64
 
-    def logical(self, raw: U8, wide: np.dtype[Any] = _FP64) -> Array:
+    def logical(self, raw: U8, wide: Wide = _FP64) -> Array:
         """Values of the tensor itself, of what is stored, x = (stored - b) / a; in fp64, or as `wide` says."""
-        values = self.read(raw).astype(wide)
+        values: Array = self.read(raw).astype(wide)
         a, b = self.rule.source_value
         if (a, b) != (1.0, 0.0):
             values = (values - b) / a
