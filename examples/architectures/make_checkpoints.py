@@ -146,6 +146,18 @@ def deepseek_v3() -> Any:
     )  # fmt: skip
 
 
+def gpt_oss() -> Any:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    return GptOssForCausalLM(
+        GptOssConfig(
+            vocab_size=67, hidden_size=64, intermediate_size=192, num_hidden_layers=4, num_attention_heads=12,
+            num_key_value_heads=6, head_dim=3, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=32,
+            rope_parameters={"rope_type": "default", "rope_theta": 150000.0},
+        )
+    )  # fmt: skip
+
+
 def lora() -> Any:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -180,7 +192,22 @@ def unet() -> Any:
 
 MAKERS: dict[str, Callable[[], Any]] = {
     f.__name__: f
-    for f in (gpt_neox, t5, whisper, gemma3, gemma3n, mamba2, hybrid, llama4, qwen3_next, deepseek_v3, lora, dit, unet)
+    for f in (
+        gpt_neox,
+        t5,
+        whisper,
+        gemma3,
+        gemma3n,
+        mamba2,
+        hybrid,
+        llama4,
+        qwen3_next,
+        deepseek_v3,
+        gpt_oss,
+        lora,
+        dit,
+        unet,
+    )
 }
 
 
@@ -227,6 +254,28 @@ def in_blocks(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def in_halves(folder: Path) -> None:
+    """As OpenAI publishes it: experts in mxfp4, outputs first, 32 elements of a row in 16 bytes and one exponent.
+
+    transformers quantises with kernels for GPUs alone; that it reads these files as they are meant is held by a test.
+    """
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    numbers = torch.Generator().manual_seed(1)
+    for name in [n for n in state if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = state.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=numbers)
+        state[name + "_blocks"] = blocks.to(torch.uint8)
+        state[name + "_scales"] = torch.randint(110, 130, blocks.shape[:-1], generator=numbers).to(torch.uint8)
+    save_file(state, path, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     asked.add_argument("names", nargs="*", choices=[[], *MAKERS], metavar="NAME")
@@ -238,6 +287,8 @@ def main() -> None:
         model.save_pretrained(given.out / name)
         if name == "deepseek_v3":
             in_blocks(given.out / name)
+        if name == "gpt_oss":
+            in_halves(given.out / name)
 
 
 if __name__ == "__main__":

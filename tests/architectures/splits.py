@@ -100,6 +100,10 @@ RULES: dict[str, tuple[int, list[Rule]]] = {
         ("embed_tokens", FIRST, ROWS), (r"model\.norm", LAST, copy), ("lm_head", LAST, ROWS),
         ("[qkv]_proj|gate_proj|up_proj", LAYER, ROWS), ("o_proj|down_proj", LAYER, COLUMNS), ("", LAYER, copy),
     ]),
+    "gpt_oss": (4, [
+        ("embed_tokens", FIRST, ROWS), (r"model\.norm", LAST, copy), ("lm_head", LAST, ROWS),
+        ("[qkv]_proj|sinks", LAYER, ROWS), (r"o_proj\.weight", LAYER, COLUMNS), ("", LAYER, copy),
+    ]),
     "lora": (4, [
         ("[qkv]_proj.lora_B", LAYER, ROWS), ("(o|down)_proj.lora_A", LAYER, COLUMNS), ("", LAYER, copy),
     ]),
@@ -195,7 +199,21 @@ def llama4(whole: Tensors, degrees: Degrees, rank: Rank) -> Tensors:
     return out
 
 
-OTHERWISE: dict[str, Callable[[Tensors, Degrees, Rank], Tensors]] = {"gemma3": gemma3, "llama4": llama4}
+def gpt_oss(whole: Tensors, degrees: Degrees, rank: Rank) -> Tensors:
+    """The experts of a layer in one tensor: those of the rank, then rows of gate and up, or groups of 32 of what comes in."""
+    out = by_rules("gpt_oss", whole, degrees, 0, rank)
+    for name in [n for n in out if ".experts." in n]:
+        mine = out[name].chunk(degrees.ep)[rank.ep]
+        along = 1 if "gate_up" in name else 2
+        out[name] = (mine if name.endswith("down_proj_bias") else mine.chunk(degrees.tp, along)[rank.tp]).contiguous()
+    return out
+
+
+OTHERWISE: dict[str, Callable[[Tensors, Degrees, Rank], Tensors]] = {
+    "gemma3": gemma3,
+    "gpt_oss": gpt_oss,
+    "llama4": llama4,
+}
 
 
 def split(architecture: str, whole: Tensors, degrees: Degrees, experts: int = 0) -> dict[Rank, Tensors]:

@@ -74,6 +74,29 @@ def test_there_on_and_back(name: str, tmp_path: Path) -> None:
             assert_same(rank_of(tmp_path / folder, name, rank), wanted)
 
 
+def test_bytes_of_two_elements_become_bf16(tmp_path: Path) -> None:
+    """gpt-oss's experts as numbers, inputs first, made by torch from the file: of ranks of four stages the same."""
+    spec, source = EXAMPLES / "gpt_oss.ucpl", EXAMPLES / "checkpoints" / "gpt_oss"
+    ranks = call("gpt_oss", Degrees(4, 2, 3))
+    ucpl.convert(source, tmp_path / "ranks", ranks, layout=hf("gpt_oss"))
+    ucpl.convert(tmp_path / "ranks", tmp_path / "bf16", f"{spec}:bf16()", layout=ranks)
+    ucpl.convert(source, tmp_path / "direct", f"{spec}:bf16()", layout=hf("gpt_oss"))
+    assert "quantization_config" not in json.loads((tmp_path / "direct" / "config.json").read_text())
+    assert_same(tensors_of(tmp_path / "direct"), tensors_of(tmp_path / "bf16"))
+    positive = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat([positive, -positive])
+    whole, wanted = tensors_of(source), {}
+    for name, tensor in whole.items():
+        if name.endswith("_blocks"):
+            exponents = whole[name.replace("_blocks", "_scales")].to(torch.int32) - 127
+            numbers = values[torch.stack([tensor & 15, tensor >> 4], -1).flatten(-2).long()]
+            product = torch.ldexp(numbers, exponents[..., None]).flatten(-2).to(torch.bfloat16)
+            wanted[name.removesuffix("_blocks")] = product.transpose(1, 2)
+        elif not name.endswith("_scales"):
+            wanted[name] = tensor
+    assert_same(tensors_of(tmp_path / "bf16"), wanted)
+
+
 def test_blocks_with_scales_become_bf16(tmp_path: Path) -> None:
     """DeepSeek's matrices times their scales, made by torch from the file: ranks of two stages of tp = 3 give the same."""
     spec, source = EXAMPLES / "deepseek_v3.ucpl", EXAMPLES / "checkpoints" / "deepseek_v3"

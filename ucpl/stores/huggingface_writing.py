@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from attrs import define, field, frozen
@@ -118,6 +119,8 @@ class Shards:
     def texts(self) -> dict[str, str]:
         texts = {n: t for n, t in carried_texts(self.source).items() if not n.endswith(".index.json")}
         if (config := texts.get("config.json")) is not None:
+            names = (_name(key) for _, key in self.source.extents)
+            config = without_quantisation(config, names, (_name(t.key) for t in self.targets))
             texts["config.json"] = with_dtype(config, self.targets)
         return texts
 
@@ -170,6 +173,22 @@ def index_text(paths: list[str], shards: list[list[_Tensor]]) -> str:
         },
     }
     return json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+_SCALES = ("_scale_inv", "_scales")  # what transformers reads beside quantised weights: fp8, mxfp4
+
+
+def without_quantisation(config: str, source: Iterable[str], target: Iterable[str]) -> str:
+    """config.json of a folder whose scales were used up: it has no quantised weights that a loader could look for."""
+    if not any(n.endswith(_SCALES) for n in source) or any(n.endswith(_SCALES) for n in target):
+        return config
+    try:
+        value = json.loads(config)
+    except (ValueError, RecursionError):
+        return config
+    if not isinstance(value, dict) or value.pop("quantization_config", None) is None:
+        return config
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 _CONFIG_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
