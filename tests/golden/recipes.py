@@ -416,6 +416,25 @@ def sizes_that_do_not_fit_their_index(folder: Path) -> list[str]:
 
 
 @case
+def live_rows_of_a_product(folder: Path) -> list[str]:
+    return checked_model(folder, "  dim v = 5, h = 2\n  w : v h\n", '  w = pad((v h), 4, live) as "w"\n')
+
+
+@case
+def live_rows_of_two_dims(folder: Path) -> list[str]:
+    return checked_model(folder, "  dim v = 5, h = 3\n  w : v h\n", '  w = pad(v, 4, live) pad(h, 2, live) as "w"\n')
+
+
+@case
+def live_rows_of_a_flat_buffer(folder: Path) -> list[str]:
+    return checked_model(
+        folder,
+        "  dim v = 5\n  w : v\n  state m : f32\n",
+        '  w = v as "w"\n  state m = pad(flat(each), 4, live) as "m"\n',
+    )
+
+
+@case
 def lossy_dtype(folder: Path) -> list[str]:
     source(folder)
     inferred(folder)

@@ -64,6 +64,22 @@ def _coordinates(layout: Layout, over: int, rank: int) -> str:
     return "".join(f" {a}={c}" for a, c in among)
 
 
+def live_of(placement: Placement, part: Part, number: int) -> dict[int, Any]:
+    """Live rows of one home, by position: (tensor, index)."""
+    if part.live is None:
+        return {}
+    live = part.live.singly()
+    out: dict[int, Any] = {}
+    for row in np.flatnonzero(live.home == number).tolist():
+        path = placement.tensors[int(live.tensor[row])]
+        low, high = live.low[row], live.high[row]
+        for index in np.ndindex(*(high - low).tolist()):
+            place = int(live.offset[row] + (np.array(index, dtype=np.int64) * live.stride[row]).sum())
+            assert place not in out, (part.homes[number].key, place, "holds two live rows")
+            out[place] = (path, tuple((low + index).tolist()[: len(placement.layout.tensors[path].dims)]))
+    return out
+
+
 def table(placement: Placement, rank: int | None = None) -> dict[Place, tuple[Any, ...]]:
     """(file, key) -> all that is said of a home."""
     out: dict[Place, tuple[Any, ...]] = {}
@@ -80,7 +96,9 @@ def table(placement: Placement, rank: int | None = None) -> dict[Place, tuple[An
             assert home.padding == cells.count(None), place
             held = policies.get(i, {})
             values = {path: part.value_of(path) for path in held}
-            said = (part.state, part.form, home.shape, cells, held, values, part.dtype)
+            live = live_of(placement, part, i)
+            assert all(cells[at] is None for at in live), (place, "an element is a live row, too")
+            said = (part.state, part.form, home.shape, cells, live, held, values, part.dtype)
             out[place] = (*said, *(() if rank is not None else (home.rank,)))
     return out
 
@@ -95,11 +113,12 @@ def agree(meaning: Meaning, placement: Placement, stated: Any = None, rank: int 
             continue
         plain = [None if isinstance(c, Padding) else c for c in home.cells]
         value = {path: (float(a), float(b)) for path, (a, b) in home.value.items()}
-        said = (home.state, home.form, home.shape, plain, home.policy, value, home.dtype)
+        live = {at: c.of for at, c in enumerate(home.cells) if isinstance(c, Padding) and c.of is not None}
+        said = (home.state, home.form, home.shape, plain, live, home.policy, value, home.dtype)
         place = (home.file, home.key)
         if place in wanted:
             # A place that two entries name holds what both say; the first says how copies are trusted.
-            if wanted[place][:4] != said[:4]:
+            if wanted[place][:5] != said[:5]:
                 raise TwoMeanings(place)
             continue
         wanted[place] = (*said, *(() if rank is not None else (home.rank,)))

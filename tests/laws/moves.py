@@ -106,21 +106,45 @@ def _positions(offset: Any, shape: NDArray[np.int64], stride: NDArray[np.int64])
 
 def cells(meaning: Meaning) -> Cells:
     """Every position of every stored tensor, as the oracle has it."""
-    return {(h.file, h.key): _cells(h) for h in homes(meaning)}
+    return {(h.file, h.key): [_cell(h, c) for c in h.cells] for h in homes(meaning)}
 
 
 def parts(meaning: Meaning) -> dict[Cell, list[tuple[Place, int]]]:
     """Of each element that a mean, a sum or a maximum is said of, the positions that have a part of it or a copy of one."""
     out: dict[Cell, set[tuple[Place, int]]] = {}
     for home in homes(meaning):
-        for i, cell in enumerate(_cells(home)):
+        for i, held in enumerate(home.cells):
+            cell = _cell(home, held)
             if cell is not None and home.policy[cell[1]].split()[0] in ("mean", "sum", "max"):
                 out.setdefault(cell, set()).add(((home.file, home.key), i))
     return {cell: sorted(ends) for cell, ends in out.items()}
 
 
-def _cells(home: Home) -> list[Cell | None]:
-    return [None if isinstance(c, Padding) else (home.state, c[0], tuple(c[1])) for c in home.cells]
+def _cell(home: Home, cell: Any) -> Cell | None:
+    """A live row is told as an element whose index goes on behind the dim's end."""
+    held = cell.of if isinstance(cell, Padding) else cell
+    return None if held is None else (home.state, held[0], tuple(held[1]))
+
+
+def without_lone_rows(sides: tuple[Cells, Cells], counts: dict[str, tuple[int, ...]]) -> tuple[Cells, Cells]:
+    """Live rows are carried where both sides have them, in every state of the tensor; the others are padding."""
+
+    def is_live(cell: Cell) -> bool:
+        return any(i >= n for i, n in zip(cell[2], counts[cell[1]], strict=True))
+
+    held = [{c for cells in side.values() for c in cells if c is not None} for side in sides]
+    states = [{(c[0], c[1]) for c in of} for of in held]
+
+    def is_kept(cell: Cell) -> bool:
+        mine = [[state for state, path in known if path == cell[1]] for known in states]
+        return all(of and all((s, *cell[1:]) in cells for s in of) for of, cells in zip(mine, held, strict=True))
+
+    kept = {c for of in held for c in of if is_live(c) and is_kept(c)}
+    first, second = (
+        {p: [None if c is not None and is_live(c) and c not in kept else c for c in cells] for p, cells in side.items()}
+        for side in sides
+    )
+    return first, second
 
 
 # ---- planted mistakes --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from tests.oracle import Meaning
 from ucpl.errors import UcplError
 from ucpl.graph import Graph, build
 from ucpl.proofs.coverage import prove
-from ucpl.regions import element_name, locate
+from ucpl.regions import locate
 from ucpl.regions.placement import LOOSE
 from ucpl.schedule import Plan, order
 from ucpl.testing import Example, layout_pairs, models
@@ -40,11 +40,16 @@ class Case:
 
     @cached_property
     def source(self) -> mv.Cells:
-        return mv.cells(self._meaning(0))
+        return self.sides[0]
 
     @cached_property
     def target(self) -> mv.Cells:
-        return mv.cells(self._meaning(1))
+        return self.sides[1]
+
+    @cached_property
+    def sides(self) -> tuple[mv.Cells, mv.Cells]:
+        counts = {path: t.counts for path, t in self.placements[0].layout.tensors.items()}
+        return mv.without_lone_rows((mv.cells(self._meaning(0)), mv.cells(self._meaning(1))), counts)
 
     @cached_property
     def parts(self) -> dict[mv.Cell, list[tuple[mv.Place, int]]]:
@@ -57,7 +62,11 @@ class Case:
 
     def name(self, cell: mv.Cell) -> str:
         state, path, index = cell
-        return f"{state} of {element_name(self.placements[0].layout, path, index)}"
+        layout = self.placements[0].layout
+        tensor = layout.tensors[path]
+        rows = zip(tensor.dims, tensor.indices, index, strict=True)
+        named = [f"{d}={has[i] if i < len(has) else layout.sizes[d] + i - len(has)}" for d, has, i in rows]
+        return f"{state} of {path}[{', '.join(named)}]"
 
     def result(self, fills: list[mv.Fill]) -> dict[tuple[mv.Place, int], list[tuple[str, mv.Cell | None]]]:
         """What comes to each position of the target: (kind, element of the source), by `fills`."""

@@ -14,10 +14,19 @@ from ucpl.syntax import nodes
 
 @frozen
 class Padding:
-    """A position that belongs to no tensor. Where one of several axes is padding, it has the indices of the others."""
+    """A position that belongs to no tensor. Where one of several axes is padding, it has the indices of the others.
+
+    Live: it has the index that it would have if the dim went on. `of`: the tensor, and the index in positions of it.
+    """
 
     kind: str = "zero"
     index: tuple[tuple[str, int], ...] = ()
+    label: str | None = None
+    of: Any = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.kind == "live"
 
 
 @frozen
@@ -27,11 +36,12 @@ class Cell:
 
 
 def join(cells: tuple[Any, ...]) -> Any:
-    """Cells of several axes read as one position: padding in any of them is padding."""
+    """Cells of several axes read as one position: padding in any of them is padding, and live only if all of it is."""
     pads = [c for c in cells if isinstance(c, Padding)]
     if pads:
-        worst = max(pads, key=lambda p: p.kind == "undefined")
-        return Padding(worst.kind, tuple(i for c in cells for i in c.index))
+        worst = max(pads, key=lambda p: ("live", "zero", "undefined").index(p.kind))
+        label = next((c.label for c in cells if c.label), None)
+        return Padding(worst.kind, tuple(i for c in cells for i in c.index), label)
     index: tuple[tuple[str, int], ...] = ()
     label = None
     for c in cells:
@@ -76,7 +86,7 @@ def cells_of(
             raise Refused("trim the whole before it is cut: the end of one piece is not the end of the tensor")
         case nodes.Trim(axis=node):
             cells = inner(node)
-            while cells and isinstance(cells[-1], Padding):
+            while cells and isinstance(cells[-1], Padding) and not cells[-1].is_live:
                 cells = cells[:-1]
             return cells
         case nodes.Stack(terms=terms):
@@ -87,12 +97,17 @@ def cells_of(
                 else:
                     cells = [join(combination) for combination in product(*map(inner, term.axes))]
                 if term.label is not None:
-                    cells = [c if isinstance(c, Padding) else join((c, Cell((), term.label))) for c in cells]
+                    cells = [join((c, Cell((), term.label))) for c in cells]
                 out += cells
             return out
         case nodes.Pad(axis=node, multiple=multiple, kind=kind):
             cells = inner(node)
-            return cells + [Padding(kind)] * (-len(cells) % numbers.value(multiple))
+            more = -len(cells) % numbers.value(multiple)
+            if kind != "live":
+                return cells + [Padding(kind)] * more
+            if not isinstance(node, nodes.Dim) or node.range is not None:
+                raise Refused("live rows are further rows of a dim")
+            return cells + [Padding(kind, ((node.name, len(cells) + i),)) for i in range(more)]
         case nodes.Cut(axis=node, splits=splits):
             cells = inner(node)
             for split in splits:

@@ -198,9 +198,9 @@ class _Rank:
         sizes = {d: n[self.value(i, fixed)] for d, i, n in self.varying() if self.knows(i, fixed)}
         numbers = Numbers({**self.numbers.given, **sizes}, self.numbers.written, self.numbers.config)
 
-        def exists(index: dict[str, int]) -> bool:
+        def exists(index: dict[str, int], live: bool = False) -> bool:
             return all(
-                self.value(d, index) in r
+                self.value(d, index) in r or (live and self.value(d, index) >= numbers.name(d))
                 for _, t in targets.values()
                 for d, r in zip(t.dims, t.ranges, strict=True)
                 if self.knows(d, index)
@@ -211,11 +211,11 @@ class _Rank:
         axes = []
         for axis in entry.shape or ():
             cells = cells_of(axis, numbers, self.rank)
-            axes.append([c for c in cells if exists({**fixed, **dict(c.index)})])
+            axes.append([c for c in cells if exists({**fixed, **dict(c.index)}, isinstance(c, Padding) and c.is_live)])
         out: list[Any] = []
         for combination in product(*axes):
             cell = join(combination) if combination else Cell()
-            if isinstance(cell, Padding):
+            if isinstance(cell, Padding) and not cell.is_live:
                 out.append(cell)
                 continue
             path, tensor = targets[cell.label]
@@ -224,9 +224,9 @@ class _Rank:
             if sorted(need) != sorted(names):
                 raise Refused(f"{entry.path}: {path} has the dims {need}, the pattern names {names}")
             index = fixed | dict(cell.index)
-            out.append(
-                (path, tuple(r.index(self.value(d, index)) for d, r in zip(tensor.dims, tensor.ranges, strict=True)))
-            )
+            at = [(self.value(d, index), numbers.name(d), r) for d, r in zip(tensor.dims, tensor.ranges, strict=True)]
+            place = (path, tuple(r.index(i) if i < size else len(r) + i - size for i, size, r in at))
+            out.append(evolve(cell, of=place) if isinstance(cell, Padding) else place)
         env = self.names_of(choice)
         owner = self.meaning.aliases.get(entry.path)
         env |= {"name": owner or entry.path, "alias": entry.path, "owner": owner or entry.path}

@@ -20,6 +20,7 @@ from ucpl.graph.copies import Chosen, choose
 from ucpl.graph.coverage import covered
 from ucpl.graph.graph import Drawn, Graph, Joint, Kept, Lanes, Taken
 from ucpl.graph.kin import kin_of
+from ucpl.graph.live import with_live_rows
 from ucpl.graph.models import check_drops, check_models
 from ucpl.graph.passes import optimise
 from ucpl.graph.rows import Rows, rows_of
@@ -55,7 +56,8 @@ def drawn(
     check_drops(source, drop)
     left_out = of_sizes(drop, [*source.tensors, *target.tensors])
     check_models(source, target, left_out)
-    return _Drawing(source, target, left_out, dtype_of).run()
+    here, there, said = with_live_rows(source, target)
+    return _Drawing(here, there, of_sizes(left_out, here.tensors), dtype_of, dropped=[*said]).run()
 
 
 @frozen
@@ -102,7 +104,6 @@ class _Drawing:
             if part.homes.padding and not there.is_shared(n):
                 self.net.add_edge(Fill(part.label, part.state, part.homes.padding), writes[n])
         self.leftovers()
-        self.live_rows()
         return Graph(
             self.source,
             self.target,
@@ -306,7 +307,7 @@ class _Drawing:
 
     def refuse_addends(self, part: Part) -> None:
         """Partial sums are read, never written: how a value divides into addends is nowhere said. E311."""
-        if self.source.layout is self.target.layout:  # a checkpoint against itself: nothing is written
+        if self.source.located.layout is self.target.located.layout:  # a checkpoint against itself: nothing is written
             return
         p = part.folded.take(part.folded.policy == POLICIES.index("sum"))
         if not len(p):
@@ -357,13 +358,6 @@ class _Drawing:
         out = self.target.layout.not_kept
         states = {p.state for p in self.source.parts} - {"weight"}
         return set(out) | (states if "*" in out else set())
-
-    def live_rows(self) -> None:
-        """Padding that was trained is not a part of the model: that it stays behind is said."""
-        for part in self.source.parts:
-            count = part.homes.live_padding
-            if count:
-                self.dropped.append(f"{part.state} of {part.label}: {count} elements of live padding are not kept")
 
 
 def _alike(routes: list[Route], here: Side, there: Side) -> list[list[Route]]:

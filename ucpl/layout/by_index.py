@@ -24,11 +24,11 @@ __all__ = ["of_sizes", "whole_dim", "whole_name", "written_out"]
 
 Sizes = tuple[tuple[str, int], ...]  # dims by an index, each with one of its sizes
 _OF = re.compile(r"\.of[0-9]+_*$")
-_SUFFIX = re.compile(r"\[\w+=[0-9]+(?:, \w+=[0-9]+)*\]$")
+_SUFFIX = re.compile(r"(?:\[\w+=[0-9]+(?:, \w+=[0-9]+)*\])?(?:\[\w+=[0-9]+\.\.[0-9]+\])?$")
 
 
 def whole_name(path: str) -> str:
-    """The name that the text has for a tensor: `w`, of `w[f=64]`."""
+    """The name that the text has for a tensor: `w`, of `w[f=64]`, and of its live rows, `w[v=5..8]`."""
     return _SUFFIX.sub("", path)
 
 

@@ -13,6 +13,7 @@ from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import Globs, literals
 from ucpl.layout.layout import Entry, LogicalTensor, Taken
+from ucpl.layout.live import demand_live, refuse_live
 from ucpl.layout.models import unknown_tensor
 from ucpl.layout.patterns import axes_closed, demand_no_flat, dims_in
 from ucpl.layout.remedies import for_dim
@@ -177,6 +178,7 @@ def entries_of(
     written = written_entries(items, ground.scope)
     for item in written.items:
         demand_no_flat((*item.indices, *(item.shape or ())), item.span)
+        refuse_live(item.indices, item.span, "an index")
     out: list[Entry] = []
     expanded = False
     for item in written.items:
@@ -232,6 +234,7 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
     storing = ground.storing(said_clauses(item), item.span, "weights", dims_in(item.indices))
     storing = scaled(storing, item, targets.values(), tensors)
     entry = Entry(item.path, indices, shape, targets, storing, alias, variables, item.span)
+    demand_live(entry, tensors)
     ground.naming.demand_entry(item, entry, tensors)
     return entry
 
@@ -305,7 +308,9 @@ def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> En
     storing = ground.storing(said_clauses(item), item.span, "weights", dims_in(item.indices))
     storing = scaled(storing, item, (tensor.path,), tensors)
     closed = axes_closed(shape, ground.scope, item.span)
-    return Entry(tensor.path, (), closed, {None: tensor.path}, storing, wild.alias, wild.variables, item.span)
+    entry = Entry(tensor.path, (), closed, {None: tensor.path}, storing, wild.alias, wild.variables, item.span)
+    demand_live(entry, tensors)
+    return entry
 
 
 @define

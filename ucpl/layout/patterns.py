@@ -12,6 +12,7 @@ from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.indices import chosen, runs_in
 from ucpl.layout.layout import Mesh
+from ucpl.layout.live import refuse_live
 from ucpl.layout.near import for_axis, for_name
 from ucpl.layout.scope import Scope, at
 from ucpl.syntax import nodes, print_axis
@@ -204,6 +205,7 @@ def index_rules(items: Iterable[nodes.Record], scope: Scope) -> dict[str, ax.Axi
             rules[item.name] = item  # a layout's own rule wins over the model's
     for item in rules.values():
         demand_no_flat([item.axis], item.span)
+        refuse_live([item.axis], item.span, "an index")
     for name, item in rules.items():
         digits = _digits(item.axis)
         if not digits:

@@ -14,6 +14,7 @@ from ucpl.layout import axes as ax
 from ucpl.layout.copies import copies_of
 from ucpl.layout.frameworks import demand_settings
 from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, States, Storing
+from ucpl.layout.live import refuse_live
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.naming import Naming, naming_of
 from ucpl.layout.near import for_axis
@@ -202,6 +203,7 @@ def groups_of_layout(
             if w not in found:
                 fail("E157", f"no group is called `{w}`", at(item.span))
         demand_no_flat(item.indices, item.span)
+        refuse_live(item.indices, item.span, "an index")
         indices = axes_closed(item.indices, ground.scope, item.span)
         found[item.name] = Group(
             item.name, indices, item.members, item.without, item.stated, is_reversed, dealt, False, item.span
@@ -227,6 +229,7 @@ def states_lines(
             fail("E158", "a state line stores one axis, as in pad(flat(each), 2 * dp)@dp", at(item.span))
         if item.shape != "like":
             demand_flat(item.shape[0], item.span)
+            refuse_live(item.shape, item.span, "a flat buffer")
         buckets = next((ground.scope.integer(c.args[0]) for c in item.clauses if c.word == "buckets"), None)
         clauses = tuple(c for c in said_clauses(item) if c.word != "buckets")
         default = "optim" if "optim" in ground.files else "weights"

@@ -31,6 +31,7 @@ from ucpl.proofs.joins import (
     positions_of,
     rows_by,
 )
+from ucpl.proofs.live import demand_live_rows
 from ucpl.proofs.members import demand_members
 from ucpl.proofs.moved import AT_ONCE, ONE_BY_ONE, boxes_of, element_boxes
 from ucpl.proofs.scaled import prove_scales, scales_among
@@ -47,8 +48,9 @@ def prove(graph: Graph) -> None:
     twice, E342 for one that nothing fills; E343 for one of the source that is neither used nor checked nor left out by name;
     E344 for a move from or to a place where no element lies, E345 for one that stands in a tensor twice;
     E346 for one that is put together in another way than its layout says, or without one of its parts;
-    E347 for one that is not scaled once by the scale of its block.
+    E347 for one that is not scaled once by the scale of its block; E348 for a live row that both sides have and that stays behind.
     """
+    demand_live_rows(graph)
     _Proof(graph).run()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from ucpl.layout import axes as ax
 
@@ -30,10 +30,12 @@ class Range:
 
 @frozen(slots=False)
 class Padding:
-    """Cells that belong to no tensor."""
+    """Cells that belong to no tensor. Live ones are further indices of `dim`: the first is `low` behind its end."""
 
     count: int
     kind: ax.PadKind = "zero"
+    dim: str | None = None
+    low: int = 0
 
     @cached_property
     def length(self) -> int:
@@ -100,7 +102,7 @@ def cut(cells: Cells, low: int, high: int) -> Cells:
         case Range():
             return Range(cells.dim, cells.low + low, cells.low + high)
         case Padding():
-            return Padding(high - low, cells.kind)
+            return Padding(high - low, cells.kind, cells.dim, cells.low + low)
         case Labelled():
             return Labelled(cells.label, cut(cells.cells, low, high), cells.tag)
         case Concat(parts=parts):
@@ -137,10 +139,10 @@ def cut(cells: Cells, low: int, high: int) -> Cells:
 
 
 def trim(cells: Cells) -> Cells:
-    """Without the padding at the end."""
+    """Without the padding at the end. Live rows stay: training changes them as it changes others."""
     match cells:
         case Padding():
-            return Concat(())
+            return cells if cells.kind == "live" else Concat(())
         case Concat(parts=parts):
             kept = list(parts)
             while kept:
@@ -162,7 +164,7 @@ def _padding_at_end(cells: Cells) -> int:
     """How many cells at the end are padding: of a product, rows that end in padding as a whole."""
     match cells:
         case Padding():
-            return cells.length
+            return 0 if cells.kind == "live" else cells.length
         case Range():
             return 0
         case Labelled():
@@ -220,7 +222,8 @@ def build(
         case ax.Pad(axis=node, multiple=multiple, kind=kind):
             cells = inner(node)
             missing = -cells.length % multiple
-            return Concat((cells, Padding(missing, kind))) if missing else cells
+            dim = cells.dim if kind == "live" and isinstance(cells, Range) else None
+            return Concat((cells, Padding(missing, kind, dim))) if missing else cells
         case ax.Trim(axis=node):
             return trim(inner(node))
         case ax.Cut(axis=node, splits=splits):
@@ -243,31 +246,43 @@ def build(
 
 @frozen
 class Piece:
-    """A box of digits and where it lies: element (0, 0, ...) at `offset`, each digit with its stride."""
+    """A box of digits and where it lies: element (0, 0, ...) at `offset`, each digit with its stride.
+
+    live: the dim of which it has live rows, whose indices count from the dim's end.
+    """
 
     label: str | None
     tag: int | None
     digits: tuple[Digit, ...]
     offset: int
+    live: str | None = None
 
 
 def pieces_of(cells: Cells) -> list[Piece]:
-    """All boxes of a list of cells; padding is in none."""
+    """All boxes of a list of cells; padding is in none, but for live rows of a dim."""
     match cells:
         case Range(dim=dim, low=low, high=high):
             return [Piece(None, None, ((dim, low, high, 1),), 0)] if high > low else []
-        case Padding():
+        case Padding(dim=None):
             return []
+        case Padding(dim=str(dim), low=low):
+            return [Piece(None, None, ((dim, low, low + cells.count, 1),), 0, dim)] if cells.count else []
         case Labelled(label=label, tag=tag):
             return [
-                Piece(label if label is not None else p.label, tag if tag is not None else p.tag, p.digits, p.offset)
+                Piece(
+                    label if label is not None else p.label,
+                    tag if tag is not None else p.tag,
+                    p.digits,
+                    p.offset,
+                    p.live,
+                )
                 for p in pieces_of(cells.cells)
             ]
         case Concat(parts=parts):
             out: list[Piece] = []
             start = 0
             for part in parts:
-                out += [Piece(p.label, p.tag, p.digits, p.offset + start) for p in pieces_of(part)]
+                out += [Piece(p.label, p.tag, p.digits, p.offset + start, p.live) for p in pieces_of(part)]
                 start += part.length
             return out
         case Product(factors=factors):
@@ -281,12 +296,19 @@ def pieces_of(cells: Cells) -> list[Piece]:
                         outer.tag if outer.tag is not None else p.tag,
                         (*((d, a, b, s * row) for d, a, b, s in outer.digits), *p.digits),
                         outer.offset * row + p.offset,
+                        outer.live or p.live,
                     )
                     for outer in found
                     for p in mine
                 ]
             return found
     raise TypeError(cells)
+
+
+def behind(piece: Piece, count: int) -> Piece:
+    """A box of live rows, their indices counted from the begin of a dim of `count`."""
+    digits = ((d, a + count, b + count, s) if d == piece.live else (d, a, b, s) for d, a, b, s in piece.digits)
+    return evolve(piece, digits=tuple(digits), live=None)
 
 
 def padding_of(cells: Cells) -> dict[ax.PadKind, int]:
@@ -312,5 +334,5 @@ def padding_of(cells: Cells) -> dict[ax.PadKind, int]:
                 kinds |= set(inner)
                 real *= f.length - sum(inner.values())
             missing = cells.length - real
-            return {sorted(kinds)[0]: missing} if missing and kinds else {}
+            return {kind: missing * (n == 0) for n, kind in enumerate(sorted(kinds))} if missing else {}
     raise TypeError(cells)

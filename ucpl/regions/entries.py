@@ -16,7 +16,19 @@ from ucpl.layout import Entry, Layout, LogicalTensor
 from ucpl.layout import axes as ax
 from ucpl.layout.indices import Indices, before, places_of
 from ucpl.layout.scope import at
-from ucpl.regions.cells import Cells, Concat, CutError, Labelled, Piece, Product, Range, build, padding_of, pieces_of
+from ucpl.regions.cells import (
+    Cells,
+    Concat,
+    CutError,
+    Labelled,
+    Piece,
+    Product,
+    Range,
+    behind,
+    build,
+    padding_of,
+    pieces_of,
+)
 
 I64 = NDArray[np.int64]
 Kin = Hashable  # equal for entries of which the same boxes are stored, but for the tensor's number
@@ -405,6 +417,8 @@ class EntryPlacer:
                 at(tensor.span, "defined here"),
                 remedy=f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, tensor.dims)}`",
             )
+        if piece.live is not None:  # rows behind the dim's own
+            piece = behind(piece, tensor.counts[tensor.dims.index(piece.live)])
         by_name = {d: (low, high, stride) for d, low, high, stride in piece.digits}
         per_dim: list[list[tuple[int, int, int, int]]] = []  # (low, high, stride, offset) alternatives
         for i, dim in enumerate(tensor.dims):

@@ -69,12 +69,33 @@ class Arrays:
         )
 
 
+@frozen(eq=False)
+class Found:
+    """Boxes of what an entry stores, and of its live rows, if it has any."""
+
+    pieces: Pieces
+    live: Pieces | None
+
+    @classmethod
+    def among(cls, pieces: Pieces, site: Site, has_live: bool) -> Found:
+        return cls(*site.divided(pieces)) if has_live else cls(pieces, None)
+
+    def of(self, tensor: int) -> Found:
+        """The same of another tensor."""
+        pieces, live = (
+            None if p is None else p.replace(tensor=np.full(len(p), tensor, dtype=np.int64))
+            for p in (self.pieces, self.live)
+        )
+        assert pieces is not None
+        return Found(pieces, live)
+
+
 @define
 class EntryParts:
     site: Site
     spreads_of: dict[object, list[Spread]] = field(factory=dict)
     arrays_of: dict[tuple[Spread, tuple[str, ...]], Arrays] = field(factory=dict)
-    pieces_of: dict[object, Pieces] = field(factory=dict)  # states of one line share them
+    pieces_of: dict[object, Found] = field(factory=dict)  # states of one line share them
 
     def weight(self, placer: EntryPlacer, rule: FileRule, key: Template) -> Part:
         """What an entry stores of the tensor itself."""
@@ -148,17 +169,16 @@ class EntryParts:
         policy = (said.policy, said.policy_axes, said.loose, said.at) if said.speaks_of_copies else None
         number = site.number[next(iter(entry.targets.values()))]
         alike = (placer.kin, used, where, policy, tuple(id(s.choices) for s in spreads))
-        pieces = self.pieces_of.get((alike, number)) if kept is None else None
-        if pieces is None and kept is None and alike in self.pieces_of:  # of another tensor of this kind
-            base = self.pieces_of[alike]
-            pieces = base.replace(tensor=np.full(len(base), number, dtype=np.int64))
-        if pieces is None:
+        found = self.pieces_of.get((alike, number)) if kept is None else None
+        if found is None and kept is None and alike in self.pieces_of:  # of another tensor of this kind
+            found = self.pieces_of[alike].of(number)
+        if found is None:
             starts = homes.starts.tolist()
             tables = [self.pieces(placer, s, first, said) for s, first in zip(spreads, starts, strict=False)]
-            pieces = Pieces.concat(tables, site.k)
+            found = Found.among(Pieces.concat(tables, site.k), site, any(x.live for s in spreads for x in s.locals))
         if kept is None:
-            self.pieces_of.setdefault(alike, pieces)
-            self.pieces_of[alike, number] = pieces
+            self.pieces_of.setdefault(alike, found)
+            self.pieces_of[alike, number] = found
         # `value x - 1` says how the parameter itself is stored: its moments do not shift with it.
         own, all_of = entry.storing.value, storing.value if like is not None else (1.0, 0.0)
         value = own if state in site.valued and own != (1.0, 0.0) else all_of
@@ -170,11 +190,12 @@ class EntryParts:
             storing.lossy,
             value,
             homes,
-            pieces,
+            found.pieces,
             entry.alias is not None,
             entry.span,
             entry.storing.scaled and state == "weight",
             storing.exact,
+            live=found.live,
         )
 
     def spreads(self, placer: EntryPlacer, used: tuple[str, ...], where: tuple[tuple[str, int], ...]) -> list[Spread]:

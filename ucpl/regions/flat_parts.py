@@ -163,13 +163,17 @@ class FlatParts:
         boxes = FlatBoxes(self.site, line.line.storing, line.cut, line.involved)
         pieces = boxes.trusted(boxes.clipped(found.cuts), found.rank)
         length = np.concatenate([c.length for _, _, c, _ in found.cuts] or [np.zeros(0, dtype=np.int64)])
+        live: Pieces | None = None
+        if any(body.is_live(members) for members, body, _, _ in found.cuts):
+            pieces, live = self.site.divided(pieces)
         # What no piece covers is padding: of the flat, and of members that are padded themselves.
         held = np.bincount(pieces.home, weights=pieces.volume, minlength=len(length)).astype(np.int64)
         loose = [c.undefined | body.is_undefined(members) for members, body, c, _ in found.cuts]
-        trained = [np.full(len(c.length), body.is_live(members)) for members, body, c, _ in found.cuts]
+        trained = np.zeros(len(length), dtype=np.bool_)
+        trained[live.home if live is not None else []] = True
         none = np.zeros(0, dtype=np.bool_)
-        padding = Paddings(length - held, np.concatenate([none, *loose]), np.concatenate([none, *trained]))
-        parts = [self.part(line, found, state, pieces, (length, padding)) for state in names]
+        padding = Paddings(length - held, np.concatenate([none, *loose]), trained)
+        parts = [self.part(line, found, state, (pieces, live), (length, padding)) for state in names]
         # The parameter itself is stored so, and its master with it: moments do not shift.
         return [evolve(p, values=values) if p.state in self.site.valued else p for p in parts]
 
@@ -366,8 +370,10 @@ class FlatParts:
                     )
         return {path: value for path, value in found.items() if value != (1.0, 0.0)}
 
-    def part(self, line: Line, found: Found, state: str, pieces: Pieces, sizes: tuple[I64, Paddings]) -> Part:
-        """One state of the line. All states share the pieces."""
+    def part(
+        self, line: Line, found: Found, state: str, pieces: tuple[Pieces, Pieces | None], sizes: tuple[I64, Paddings]
+    ) -> Part:
+        """One state of the line. All states share the pieces, and those of live rows."""
         length, padding = sizes
         count = len(found.rank)
         blocks: tuple[Block, ...] = ()
@@ -399,10 +405,11 @@ class FlatParts:
             storing.lossy,
             storing.value,
             homes,
-            pieces,
+            pieces[0],
             False,
             line.line.span,
             exact=storing.exact,
+            live=pieces[1],
         )
 
 

@@ -89,10 +89,6 @@ class Homes:
     def padding(self) -> int:
         return sum(int(b.padding.sum()) * b.choices for b in self.blocks)
 
-    @property
-    def live_padding(self) -> int:
-        return sum(int(b.padding[b.live].sum()) * b.choices for b in self.blocks)
-
     @cached_property
     def replicas(self) -> tuple[I64, I64]:
         """What tells declared copies apart, as a number by (block, coordinate), and where each block's numbers begin."""

@@ -81,6 +81,9 @@ class Part:
     exact: bool = False  # a cast that could lose is looked at value by value
     # Of tensors that it holds with another value than `value`.
     values: dict[str, tuple[float, float]] = field(factory=dict)
+    live: Pieces | None = (
+        None  # boxes of rows that training changes, behind the end of a dim: of no tensor by themselves
+    )
 
     def value_of(self, path: str) -> tuple[float, float]:
         """How a tensor is stored here: stored = a * x + b."""
@@ -105,6 +108,11 @@ class Placement:
     tensors: tuple[str, ...]
     parts: tuple[Part, ...]
     flats: tuple[Flat, ...] = ()
+    bare: Placement | None = None  # this placement as it was located, where live rows are tensors in it
+
+    @property
+    def located(self) -> Placement:
+        return self if self.bare is None else self.bare
 
     def digits(self, over: int) -> Digits:
         """How the coordinates along some axes (bits of `Pieces.over`) are had from a rank."""

@@ -15,7 +15,7 @@ from ucpl.layout.templates import Template
 from ucpl.regions.claims import Claims
 from ucpl.regions.entries import Choices, EntryPlacer, Indexed, Kin, Local, Ranks
 from ucpl.regions.names import Namer
-from ucpl.regions.placement import POLICIES, digits_of
+from ucpl.regions.placement import POLICIES, Pieces, digits_of
 
 __all__ = ["Site"]
 
@@ -54,6 +54,20 @@ class Site:
             return self.ranks.combinations(axes, where)
         here = {a: int(c[self.rank]) for a, c in self.ranks.columns.items()}
         return [(here, self.rank)] if all(here[a] == v for a, v in where) else []
+
+    def divided(self, pieces: Pieces) -> tuple[Pieces, Pieces]:
+        """Boxes of the tensors themselves, and those of live rows, whose indices lie behind a dim's end."""
+        is_live = (pieces.low >= self.counts[pieces.tensor, : pieces.width]).any(axis=1)
+        return pieces.take(np.flatnonzero(~is_live)), pieces.take(np.flatnonzero(is_live))
+
+    @cached_property
+    def counts(self) -> I64:
+        """(tensors, K): how many indices of each dim a tensor has."""
+        out = np.ones((len(self.number), self.k), dtype=np.int64)
+        for path, n in self.number.items():
+            counts = self.layout.tensors[path].counts
+            out[n, : len(counts)] = counts
+        return out
 
     def mesh_names(self, names: frozenset[str]) -> tuple[str, ...]:
         return tuple(a for a in self.ranks.columns if a in names)

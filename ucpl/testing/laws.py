@@ -18,7 +18,7 @@ from ucpl.proofs.coverage import prove
 from ucpl.regions import Placement, element_name, locate
 from ucpl.schedule import Plan, order
 from ucpl.syntax import parse_call
-from ucpl.testing.numbers import F64, Place, Whole, gather, lay_out, numbered, run
+from ucpl.testing.numbers import F64, Place, Whole, gather, lay_out, live_numbers, numbered, run
 
 __all__ = ["Example", "Side", "assert_round_trip"]
 
@@ -141,7 +141,7 @@ def _moved(
     """What the moves make of stored arrays. Raises AssertionError at the first place that differs from the target."""
     plan = _plan(source, target, drop)
     moved = run(plan, stored)
-    wanted = lay_out(target, whole)
+    wanted = lay_out(target, whole, live_numbers(source, whole))
     assert set(moved) == set(wanted), f"stored on one side only: {sorted(set(moved) ^ set(wanted), key=str)[:3]}"
     for place, array in wanted.items():
         got = moved[place]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ucpl.extents import Key, key_text
-from ucpl.regions import Part, Placement
+from ucpl.regions import Part, Pieces, Placement
 from ucpl.regions.placement import Home
 from ucpl.schedule import Plan, Runs
 
@@ -18,6 +18,8 @@ __all__ = ["F64", "I64", "Place", "Whole", "gather", "lay_out", "numbered", "run
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 Place = tuple[str, Key]
+LIVE_MAX = 1 << 26  # numbers that the live rows of one tensor may have
+LIVE_DIMS = 16  # dims of a tensor that may have live rows
 Whole = dict[tuple[str, str], F64]  # (tensor, state) -> its elements, in the shape that it has
 
 
@@ -36,19 +38,52 @@ def numbered(placement: Placement, same: dict[str, str]) -> Whole:
     return out
 
 
-def lay_out(placement: Placement, whole: Whole) -> dict[Place, F64]:
-    """Every stored tensor as a flat array, from the boxes of a placement. Padding is NaN."""
+def lay_out(placement: Placement, whole: Whole, live: frozenset[float] | None = None) -> dict[Place, F64]:
+    """Every stored tensor as a flat array, from the boxes of a placement. Padding is NaN.
+
+    live: of live rows, the numbers that are known; None: all of them have one.
+    """
     out: dict[Place, F64] = {}
+    known = np.array(sorted(live or ()))
     for part in placement.parts:
         for home, rows in _rows_of(part):
             flat = np.full(math.prod(home.shape), np.nan)
             for row in rows:
                 path = placement.tensors[int(part.pieces.tensor[row])]
                 a, b = part.value_of(path)
-                index, box = _where(placement, part, row, path)
+                index, box = _where(placement, part.pieces, row, path)
                 flat[index] = a * whole[path, part.state][box].ravel() + b
             out[home.file, home.key] = flat
+        for home, index, numbers, path in _live_of(placement, part, whole):
+            a, b = part.value_of(path)
+            there = np.isin(numbers, known) if live is not None else np.ones(len(numbers), dtype=np.bool_)
+            out[home.file, home.key][index] = np.where(there, a * numbers + b, np.nan)
     return out
+
+
+def live_numbers(placement: Placement, whole: Whole) -> frozenset[float]:
+    """The numbers that live rows of a layout hold: one for each index, however many rows a layout has."""
+    found: set[float] = set()
+    for part in placement.parts:
+        for _, _, numbers, _ in _live_of(placement, part, whole):
+            found.update(numbers.tolist())
+    return frozenset(found)
+
+
+def _live_of(placement: Placement, part: Part, whole: Whole) -> Iterator[tuple[Home, I64, F64, str]]:
+    """Live rows of a part, piece by piece: where they lie, and their numbers, which are below zero."""
+    live = part.live.singly() if part.live is not None else part.pieces.take(slice(0, 0))
+    for row, number in enumerate(live.home.tolist()):
+        path = placement.tensors[int(live.tensor[row])]
+        index, box = _where(placement, live, row, path)
+        counts = placement.layout.tensors[path].counts
+        behind = next(d for d, count in enumerate(counts) if box[d].start >= count)
+        one = np.zeros(tuple(s.stop - s.start for s in box))
+        for d in (behind, *(d for d in range(len(counts)) if d != behind)):  # rows first: they count on
+            here = np.arange(box[d].start, box[d].stop) - counts[d] * (d == behind)
+            one = one * (1 if d == behind else counts[d]) + here.reshape([-1 if d == e else 1 for e in range(one.ndim)])
+        first = next(iter(whole[path, part.state].flat), 0)
+        yield part.homes[number], index, -(first * LIVE_MAX + LIVE_DIMS * one.ravel() + behind), path
 
 
 def gather(placement: Placement, stored: dict[Place, F64]) -> Whole:
@@ -61,7 +96,7 @@ def gather(placement: Placement, stored: dict[Place, F64]) -> Whole:
                 a, b = part.value_of(path)
                 tensor = placement.layout.tensors[path]
                 whole = out.setdefault((path, part.state), np.full(tensor.counts, np.nan))
-                index, box = _where(placement, part, row, path)
+                index, box = _where(placement, part.pieces, row, path)
                 whole[box] = ((stored[home.file, home.key][index] - b) / a).reshape(whole[box].shape)
     return out
 
@@ -74,9 +109,9 @@ def _rows_of(part: Part) -> Iterator[tuple[Home, list[int]]]:
         yield home, rows.get(number, [])
 
 
-def _where(placement: Placement, part: Part, row: int, path: str) -> tuple[I64, tuple[slice, ...]]:
+def _where(placement: Placement, pieces: Pieces, row: int, path: str) -> tuple[I64, tuple[slice, ...]]:
     """Positions of one piece in its stored tensor, and the box of its logical tensor, both in the tensor's order."""
-    pieces, dims = part.pieces, len(placement.layout.tensors[path].dims)
+    dims = len(placement.layout.tensors[path].dims)
     low, high = pieces.low[row, :dims], pieces.high[row, :dims]
     index = np.array(pieces.offset[row], dtype=np.int64)
     for n, step in zip((high - low).tolist(), pieces.stride[row, :dims].tolist(), strict=True):

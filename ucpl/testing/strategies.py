@@ -374,7 +374,7 @@ class _Drawn:
     def cut(self, text: str, length: int, free: list[str], used: list[str]) -> str:
         """Perhaps padded, trimmed, cut once or twice."""
         if self.draw(_integers(0, 5)) == 0:
-            kind = self.draw(_sampled(["", ", undefined", ", zero", ", live"]))
+            kind = self.draw(_sampled(["", ", undefined", ", zero", *[", live"] * 3 * (text == min(self.sizes))]))
             n = self.draw(_integers(1, 5))
             text, length = f"pad({text}, {n}{kind})", -(-length // n) * n
             if self.draw(_integers(0, 3)) == 0:

@@ -1,0 +1,203 @@
+"""Live rows: padding that training changes. As many as both sides have are carried over, as a tensor of their own.
+
+before: `embed`, 5 rows, of which both sides store 8 and 6, the further ones live
+after:  `embed` and `embed[v=5..6]`: from there on a tensor like any other, moved, checked and proved
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from attrs import evolve, frozen
+
+from ucpl.columns import I64, Bools, distinct
+from ucpl.columns.blocks import Block
+from ucpl.layout import LogicalTensor
+from ucpl.layout.by_index import whole_dim
+from ucpl.regions import Homes, Part, Pieces, Placement
+from ucpl.regions.boxes import subtract
+
+__all__ = ["with_live_rows"]
+
+Dim = tuple[str, int]  # a tensor, and which of its dims has live rows
+
+
+@frozen
+class Rows:
+    """Live rows of one dim: how many some tensor of a side has, and how many all of them have."""
+
+    most: int
+    whole: int
+
+
+def with_live_rows(source: Placement, target: Placement) -> tuple[Placement, Placement, tuple[str, ...]]:
+    """Both sides with the live rows that both have, and what is to be said of those that only the source has."""
+    here, there = _by_state(source), _by_state(target)
+    kept: dict[Dim, int] = {}
+    said: list[str] = []
+    for dim in dict.fromkeys(d for of in here.values() for d in of):
+        path, number = dim
+        pairs = [
+            (here[origin].get(dim), there[state].get(dim))
+            for state, origin in _origins(source, target, path)
+            if path in target.layout.tensors
+        ]
+        if not pairs:
+            continue  # the tensor, or what it is stored as, is left out, which is said elsewhere
+        most = max(s.most for s, _ in pairs if s is not None) if any(s for s, _ in pairs) else 0
+        room = min(0 if t is None else t.whole for _, t in pairs)
+        n = 0 if _is_scaled(path, source, target) else min(room, *(0 if s is None else s.whole for s, _ in pairs))
+        if n:
+            kept[dim] = n
+        if n < most:
+            name = whole_dim(source.layout.tensors[path].dims[number])
+            of = "" if "#" in name else f" of {name}"
+            said.append(f"live rows{of} in {path}: {most - n} of {most} are not kept, {_why(room, n)}")
+    if not kept:
+        return source, target, tuple(said)
+    wide = _widened(source, kept)
+    return wide, wide if target is source else _widened(target, kept), tuple(said)
+
+
+def _why(room: int, kept: int) -> str:
+    if kept < room:
+        return "since not all that stores the tensor has them"
+    return f"the target has room for {room}" if room else "the target has no live rows"
+
+
+def _origins(source: Placement, target: Placement, path: str) -> list[tuple[str, str]]:
+    """States of a tensor that the target stores, each with the source's state that it is made from."""
+    ours = {p.state for p in source.parts if path in _paths(source, p)}
+    made = {d.state: d.source for d in source.layout.derived}
+    theirs = dict.fromkeys(p.state for p in target.parts if path in _paths(target, p))
+    found = [(s, s if s in ours else made.get(s, "")) for s in theirs]
+    return [(state, origin) for state, origin in found if origin in ours]
+
+
+def _paths(placement: Placement, part: Part) -> set[str]:
+    live = part.live.tensor.tolist() if part.live is not None else []
+    return {placement.tensors[t] for t in {*part.tensors, *live}}
+
+
+def _is_scaled(path: str, *sides: Placement) -> bool:
+    """Whether a side stores the tensor times its scales: of live rows there are none."""
+    return any(p.scaled and path in _paths(side, p) for side in sides for p in side.parts)
+
+
+# ---- how many there are --------------------------------------------------------------------------------------------------
+
+
+def _by_state(placement: Placement) -> dict[str, dict[Dim, Rows]]:
+    tables: dict[str, list[Pieces]] = {p.state: [] for p in placement.parts}
+    for part in placement.parts:
+        if part.live is not None:
+            tables[part.state].append(part.live)
+    known: dict[tuple[int, ...], dict[Dim, Rows]] = {}
+    out = {}
+    for state, found in tables.items():
+        mark = tuple(id(t) for t in found)
+        if mark not in known:
+            known[mark] = _counted(placement, Pieces.concat(found))
+        out[state] = known[mark]
+    return out
+
+
+def _counted(placement: Placement, live: Pieces) -> dict[Dim, Rows]:
+    out: dict[Dim, Rows] = {}
+    for path, dim, rows in _by_dim(placement, live):
+        low, high = live.low[rows], live.high[rows]
+        once = distinct([*low.T, *high.T])
+        counts = np.ones(live.width, dtype=np.int64)
+        counts[: len(placement.layout.tensors[path].counts)] = placement.layout.tensors[path].counts
+        first, most = int(counts[dim]), int(high[:, dim].max())
+        begin, end = np.zeros_like(counts), counts.copy()
+        begin[dim], end[dim] = first, most
+        left = subtract(begin, end, low[once], high[once])
+        whole = min([most, *(int(a[dim]) for a, _ in left)])
+        out[path, dim] = Rows(most - first, whole - first)
+    return out
+
+
+def _by_dim(placement: Placement, live: Pieces) -> Iterable[tuple[str, int, I64]]:
+    """Rows of a table by tensor and by the dim behind whose end they lie."""
+    for t in np.unique(live.tensor).tolist():
+        path = placement.tensors[t]
+        mine = np.flatnonzero(live.tensor == t)
+        for dim, count in enumerate(placement.layout.tensors[path].counts):
+            rows = mine[live.low[mine, dim] >= count]
+            if len(rows):
+                yield path, dim, rows
+
+
+# ---- as tensors ----------------------------------------------------------------------------------------------------------
+
+
+def _widened(placement: Placement, kept: dict[Dim, int]) -> Placement:
+    """The placement with the tensors of live rows, and its parts with their boxes."""
+    layout = placement.layout
+    made = {dim: _tensor(layout.tensors[dim[0]], dim[1], n, layout.sizes) for dim, n in kept.items()}
+    tensors = {**layout.tensors, **{t.path: t for t in made.values()}}
+    names = (*placement.tensors, *(t.path for t in made.values()))
+    numbers = {dim: names.index(t.path) for dim, t in made.items()}
+    done: dict[tuple[int, int], tuple[Pieces, Pieces]] = {}
+    parts = []
+    for part in placement.parts:
+        if part.live is None:
+            parts.append(part)
+            continue
+        mark = id(part.folded), id(part.live)
+        if mark not in done:
+            rows = _rows(placement, part.live, kept, numbers)
+            done[mark] = Pieces.concat([part.folded, rows]), rows
+        folded, rows = done[mark]
+        values = {t.path: part.values[d[0]] for d, t in made.items() if d[0] in part.values}
+        homes = _less_padding(part.homes, rows, part.live)
+        parts.append(evolve(part, folded=folded, homes=homes, values={**part.values, **values}))
+    return Placement(evolve(layout, tensors=tensors), names, tuple(parts), placement.flats, placement)
+
+
+def _tensor(whole: LogicalTensor, dim: int, n: int, sizes: dict[str, int]) -> LogicalTensor:
+    """`embed[v=5..6]`: its positions along that dim are the indices from the dim's end on."""
+    name = whole.dims[dim]
+    first = whole.counts[dim] if "#" in name else sizes[name]
+    shown = f"{dim}" if "#" in name else whole_dim(name).rpartition(".")[2]
+    counts, indices = list(whole.counts), list(whole.indices)
+    counts[dim], indices[dim] = n, range(first, first + n)
+    path = f"{whole.path}[{shown}={first}..{first + n}]"
+    return evolve(whole, path=path, counts=tuple(counts), indices=tuple(indices), scaling=None, scale=None)
+
+
+def _rows(placement: Placement, live: Pieces, kept: dict[Dim, int], numbers: dict[Dim, int]) -> Pieces:
+    """Boxes of live rows that are kept, as boxes of the tensors that they are."""
+    tables = []
+    for path, dim, rows in _by_dim(placement, live):
+        if (path, dim) not in kept:
+            continue
+        one = live.take(rows)
+        first = placement.layout.tensors[path].counts[dim]
+        low, high = one.low.copy(), one.high.copy()
+        low[:, dim] -= first
+        high[:, dim] = np.minimum(high[:, dim] - first, kept[path, dim])
+        number = np.full(len(one), numbers[path, dim], dtype=np.int64)
+        made = one.replace(tensor=number, low=low, high=high)
+        tables.append(made.take(high[:, dim] > low[:, dim]))
+    return Pieces.concat(tables, live.width)
+
+
+def _less_padding(homes: Homes, kept: Pieces, live: Pieces) -> Homes:
+    """Stored tensors whose live rows are no padding any more, as far as they are kept."""
+    blocks = []
+    for block, first in zip(homes.blocks, homes.starts.tolist(), strict=False):
+        held, all_of_it = (_held(table, block, first) for table in (kept, live))
+        left: Bools = block.live & (all_of_it > held)
+        blocks.append(evolve(block, padding=block.padding - held, live=left))
+    return Homes(tuple(blocks))
+
+
+def _held(table: Pieces, block: Block, first: int) -> I64:
+    """How many elements of a table lie in each stored tensor of a block, by coordinate."""
+    mine = (table.home >= first) & (table.home < first + len(block))
+    coordinate = (table.home[mine] - first) // max(1, block.choices)
+    held = np.bincount(coordinate, weights=table.volume[mine], minlength=len(block.rank))
+    return held.astype(np.int64) // max(1, block.choices)

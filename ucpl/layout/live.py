@@ -1,0 +1,68 @@
+"""Live rows: further rows of a dim, which training changes. What they can stand for, and where they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ucpl.errors import fail
+from ucpl.layout import axes as ax
+from ucpl.layout.layout import Entry, LogicalTensor
+from ucpl.layout.scope import at
+from ucpl.syntax import nodes, print_axis
+from ucpl.syntax.walk import walk
+
+__all__ = ["demand_live", "refuse_live"]
+
+
+def demand_live(entry: Entry, tensors: dict[str, LogicalTensor]) -> None:
+    """Live rows of an entry are rows of one dim of its tensor, which the pattern names as a whole. Raises E196."""
+    owned = {dim for path in entry.targets.values() for dim in tensors[path].dims}
+    for pad in _live(*entry.shape):
+        inner = pad.axis
+        if not isinstance(inner, ax.Dim) or (inner.low, inner.high) != (0, None) or inner.name not in owned:
+            fail(
+                "E196",
+                f"`{entry.path}` pads with live rows what is no whole dim of its tensor",
+                at(entry.span),
+                remedy="pad the dim itself, and cut and multiply behind it, as in pad(v, 128, live)@tp h;"
+                " or say that nothing is there, pad(..., 128)",
+            )
+    several = _together(entry.shape)
+    if len(several) > 1:
+        fail(
+            "E196",
+            f"`{entry.path}` has live rows of several dims: {' and '.join(several)}",
+            at(entry.span),
+            remedy="say `live` of the dim whose further rows training changes, and pad the other one with zeros",
+        )
+
+
+def refuse_live(axes: Iterable[nodes.Axis], span: nodes.Span, what: str) -> None:
+    """Where no tensor is padded, there is nothing that training changes. Raises E196."""
+    for node in walk(*axes):
+        if isinstance(node, nodes.Pad) and node.kind == "live":
+            fail(
+                "E196",
+                f"`{print_axis(node)}`: {what} has no rows that training changes",
+                at(node.span if node.span.line else span),
+                remedy="say `live` in the tensor's own entry, as in w = pad(v, 128, live) h; here take the word out",
+            )
+
+
+def _live(*axes: ax.Axis) -> list[ax.Pad]:
+    return [node for node in ax.walk(*axes) if isinstance(node, ax.Pad) and node.kind == "live"]
+
+
+def _together(axes: Iterable[ax.Axis]) -> list[str]:
+    """Dims with live rows that stand side by side, in axes or in a product: of a sum, those of the term with the most."""
+    found: list[str] = []
+    for axis in axes:
+        match axis:
+            case ax.Stack(terms=terms):
+                each = sorted((_together(term.axes) for term in terms), key=len)
+                found += each[-1] if each else []
+            case ax.Pad(axis=ax.Dim(name=name), kind="live"):
+                found.append(name)
+            case _:
+                found += _together(ax.children(axis))
+    return found
