@@ -48,7 +48,8 @@ def prove(graph: Graph) -> None:
     twice, E342 for one that nothing fills; E343 for one of the source that is neither used nor checked nor left out by name;
     E344 for a move from or to a place where no element lies, E345 for one that stands in a tensor twice;
     E346 for one that is put together in another way than its layout says, or without one of its parts;
-    E347 for one that is not scaled once by the scale of its block; E348 for a live row that both sides have and that stays behind.
+    E347 for one that is not scaled once by the scale of its block;
+    E348 for a live row that both sides have and that stays behind.
     """
     demand_live_rows(graph)
     _Proof(graph).run()
