@@ -67,22 +67,33 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     assert "fonts.googleapis" not in styles and re.search(r"url\(['\"]?https?:", styles) is None
 
 
-@pytest.mark.parametrize(
-    ("page", "line", "said"),
-    [
-        ("TUTORIAL.md", "[x](LANGUAGE.md#no-such-heading)", "no-such-heading"),
-        ("TUTORIAL.md", "[x](NOWHERE.md)", "NOWHERE.md"),
-        ("LOST.md", "# Nobody leads here", "LOST.md"),
-    ],
-)
-def test_a_link_that_leads_nowhere_and_a_page_without_a_place_fail(
-    page: str, line: str, said: str, tmp_path: Path
-) -> None:
-    for name in ("docs", "examples/architectures"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
+FAULTS = [
+    ("TUTORIAL.md", "[x](LANGUAGE.md#no-such-heading)", "no-such-heading"),
+    ("TUTORIAL.md", "[x](NOWHERE.md)", "NOWHERE.md"),
+    ("LOST.md", "# Nobody leads here", "LOST.md"),
+]
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What is said of pages with all the faults at once, one by one."""
+    top = tmp_path_factory.mktemp("faults")
+    for name in ("docs", "editors", "examples"):
+        shutil.copytree(ROOT / name, top / name, ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
     for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "mkdocs.yml"):
-        shutil.copy(ROOT / name, tmp_path)
-    with (tmp_path / "docs" / page).open("a", encoding="utf-8") as file:
-        file.write(f"\n{line}\n")
-    done = build(tmp_path, tmp_path / "site")
-    assert done.returncode != 0 and said in done.stderr
+        shutil.copy(ROOT / name, top)
+    for page, line, _ in FAULTS:
+        with (top / "docs" / page).open("a", encoding="utf-8") as file:
+            file.write(f"\n{line}\n")
+    done = build(top, top / "site")
+    assert done.returncode != 0
+    return re.findall(r"^WARNING.*\n(?: .*\n)*", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("page", "line", "said"), FAULTS)
+def test_a_link_that_leads_nowhere_and_a_page_without_a_place_fail(
+    page: str, line: str, said: str, refused: list[str]
+) -> None:
+    """Each is a warning of its own, and a site with a warning is not built."""
+    assert len([warning for warning in refused if said in warning and page in warning]) == 1
+    assert len(refused) == len(FAULTS)

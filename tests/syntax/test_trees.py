@@ -33,7 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    parser._kept_file.cache_clear()
+    for known in (parser._file, parser._expr, parser._kept_file):
+        known.cache_clear()
     trees._holes.clear()
 
 

@@ -57,6 +57,13 @@ class Boxes:
         return Boxes(*(getattr(self, f).take(at, axis=0) for f in FIELDS))
 
 
+def with_dims(rows: I64, width: int, fill: int) -> I64:
+    """The same (N, K) rows with `width` columns; those behind hold `fill`."""
+    made = np.full((len(rows), width), fill, dtype=np.int64)
+    made[:, : rows.shape[1]] = rows
+    return made
+
+
 FIELDS = ("move", "piece", "low", "high", "begin", "step")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from ucpl.extents import Shelves, key_text
 from ucpl.graph import Graph
 from ucpl.proofs.alike import followers, placed
-from ucpl.proofs.joins import I64, Boxes, Mask, Moves, Pieces
+from ucpl.proofs.joins import I64, Boxes, Mask, Moves, Pieces, with_dims
 from ucpl.regions import Part, Placement, element_name
 
 __all__ = ["Told"]
@@ -56,7 +56,6 @@ class Told:
                 p = part.pieces.take(~stand.hidden[part.pieces.home])
             if not len(p):
                 continue
-            missing = k - p.low.shape[1]
             wide["offset"].append((p.home + stand.first) * one + p.offset)
             wide["tensor"].append(common[p.tensor])
             wide["state"].append(np.full(len(p), self.states.index(part.state)))
@@ -68,7 +67,7 @@ class Told:
                 ("high", p.high, 1),
                 ("stride", p.stride + p.home_stride * one, 0),
             ):
-                wide[name].append(np.pad(array, ((0, 0), (0, missing)), constant_values=fill))
+                wide[name].append(with_dims(array, k, fill))
         empty = {n: np.zeros((0, k) if n in blank else 0, dtype=np.int64) for n in wide}
         flat = {n: np.concatenate(v) if v else empty[n] for n, v in wide.items()}
         keep = np.flatnonzero((flat["high"] > flat["low"]).all(axis=1))
@@ -110,7 +109,7 @@ class Told:
         d = max([1, *(m.shape.shape[1] for _, _, m, _, _ in found)])
 
         def wide(arrays: list[I64]) -> I64:
-            rows = [np.pad(a, ((0, 0), (0, d - a.shape[1])), constant_values=1) for a in arrays]
+            rows = [with_dims(a, d, 1) for a in arrays]
             out: I64 = np.concatenate(rows or [np.zeros((0, d), np.int64)])
             return out
 

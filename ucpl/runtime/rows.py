@@ -14,6 +14,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from ucpl.columns import widened
 from ucpl.columns.operations import Derive, Merge, Node, Reduce, Scale
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
@@ -211,7 +212,7 @@ def bind_rows(bound: Bound, sources: Sequence[Place], targets: Sequence[Place]) 
         parts = []
         for m in filled:
             a = pick(m)
-            parts.append(np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=fill).astype(np.int64))
+            parts.append(widened(a, width, fill).astype(np.int64))
         return np.concatenate(parts)
 
     tensor, source, target = column(lambda m: m.tensor), column(lambda m: m.source), column(lambda m: m.target)
@@ -385,9 +386,6 @@ def _composed(table: tuple[I64, ...], strided: Bools, sources: Sequence[Place]) 
             )
     width = max(shape.shape[1], max((len(b.shape) for _, b, _ in made), default=1))
 
-    def padded(a: I64, fill: int) -> I64:
-        return np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=fill)
-
     def wide(rows: list[tuple[int, ...]], fill: int) -> I64:
         return np.array([(*r, *([fill] * (width - len(r)))) for r in rows], np.int64).reshape(len(rows), width)
 
@@ -401,6 +399,6 @@ def _composed(table: tuple[I64, ...], strided: Bools, sources: Sequence[Place]) 
     )  # fmt: skip
     fills = {4: 1, 6: 0, 8: 0, 10: 0}
     return tuple(
-        np.concatenate([padded(old[keep], fills[i]) if i in fills else old[keep], new])
+        np.concatenate([widened(old[keep], width, fills[i]) if i in fills else old[keep], new])
         for i, (old, new) in enumerate(zip(table, fresh, strict=True))
     )

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
-from ucpl.columns import I64, Bools, Moves, Space
+from ucpl.columns import I64, Bools, Moves, Space, widened
 from ucpl.columns.operations import Check, Digits, Extract, Kind, Lane, Merge, Node, Read, Reduce, Scale, Split, Write
 from ucpl.extents import Shelves
 
@@ -77,9 +77,7 @@ class Runs:
 
         def wide(name: str) -> I64:
             arrays = [getattr(r, name) for r in runs]
-            return np.concatenate(
-                [np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=_WIDE[name]) for a in arrays]
-            )
+            return np.concatenate([widened(a, width, _WIDE[name]) for a in arrays])
 
         columns = {n: np.concatenate([getattr(r, n) for r in runs]) for n in _NARROW} | {n: wide(n) for n in _WIDE}
         order = np.lexsort((columns["source"], columns["target_offset"], columns["target"]))

@@ -22,13 +22,7 @@ def parse(text: str, name: str = "<text>", *, keep: bool = False) -> File:
     With `keep`, its tree is looked for among those of earlier processes, and left for later ones.
     Raises: UcplError with a code of E001 .. E049, at the first place that cannot be read.
     """
-    if keep:
-        return _kept_file(text, name)
-    source = Source(name, text)
-    file = _read(source, "start")
-    assert isinstance(file, File)
-    check_definitions(file, source)
-    return file
+    return _kept_file(text, name) if keep else _file(text, name)
 
 
 def parse_expr(text: str, *, file: str = "", line: int = 1, column: int = 1) -> Expr:
@@ -37,11 +31,7 @@ def parse_expr(text: str, *, file: str = "", line: int = 1, column: int = 1) -> 
     `file`, `line` and `column` say where the text begins, so that errors and spans point into the file.
     Raises: UcplError, as `parse`.
     """
-    source = Source(file or "<expression>", text, line, column)
-    known = trees.find_hole(source)
-    expr = _read(source, "expr_text") if known is None else known
-    assert isinstance(expr, Expr)
-    return expr
+    return _expr(Source(file or "<expression>", text, line, column))
 
 
 def parse_call(text: str, *, keep: bool = False) -> Call:
@@ -60,13 +50,34 @@ def parse_call(text: str, *, keep: bool = False) -> Call:
     return call
 
 
-@lru_cache(maxsize=8)  # a file that both sides name is read once
+# What was read is given again: records are frozen, and both sides of a conversion, each degree that `check` tries and each
+# template of a layout that is resolved once more ask for the same texts. What is refused is refused each time.
+
+
+@lru_cache(maxsize=8)
+def _file(text: str, name: str) -> File:
+    source = Source(name, text)
+    file = _read(source, "start")
+    assert isinstance(file, File)
+    check_definitions(file, source)
+    return file
+
+
+@lru_cache(maxsize=4096)
+def _expr(source: Source) -> Expr:
+    known = trees.find_hole(source)
+    expr = _read(source, "expr_text") if known is None else known
+    assert isinstance(expr, Expr)
+    return expr
+
+
+@lru_cache(maxsize=8)
 def _kept_file(text: str, name: str) -> File:
     source = Source(name, text)
     kept = trees.find(source, "start")
     if isinstance(kept, File):
         return kept
-    file = parse(text, name)
+    file = _file(text, name)
     trees.store(file, source, "start", _read)
     return file
 

@@ -65,16 +65,14 @@ def assert_round_trip(
     given = Given(config=dict(config) if config is not None else None, sizes=dict(sizes or {}))
     here, there = _located(source, given), _located(target, given)
     _refuse_large(here)
-    if not drop:
-        _plan(
-            there, here, ()
-        )  # a source of partial sums has no way back: refused before its copies are taken for addends
+    # A source of partial sums has no way back: refused before its copies are taken for addends.
+    return_plan = None if drop else _plan(there, here, ())
     same = _derived_from(here, there)
     whole = numbered(here, same)
     stored = lay_out(here, whole)
-    moved = _moved(here, there, stored, whole, drop)
-    if not drop:
-        back = _moved(there, here, moved, whole, ())
+    moved = _moved(_plan(here, there, drop), (here, there), stored, whole)
+    if return_plan is not None:
+        back = _moved(return_plan, (there, here), moved, whole)
         for (path, state), array in gather(here, back).items():
             wrong = np.argwhere(array != whole[path, state])
             assert not len(wrong), (
@@ -131,15 +129,9 @@ def _plan(source: Placement, target: Placement, drop: tuple[str, ...]) -> Plan:
     return order(graph)
 
 
-def _moved(
-    source: Placement,
-    target: Placement,
-    stored: dict[Place, F64],
-    whole: Whole,
-    drop: tuple[str, ...],
-) -> dict[Place, F64]:
+def _moved(plan: Plan, sides: tuple[Placement, Placement], stored: dict[Place, F64], whole: Whole) -> dict[Place, F64]:
     """What the moves make of stored arrays. Raises AssertionError at the first place that differs from the target."""
-    plan = _plan(source, target, drop)
+    source, target = sides
     moved = run(plan, stored)
     wanted = lay_out(target, whole, live_numbers(source, whole))
     assert set(moved) == set(wanted), f"stored on one side only: {sorted(set(moved) ^ set(wanted), key=str)[:3]}"
