@@ -7,12 +7,10 @@ from typing import ClassVar
 from pygments.lexer import RegexLexer, words
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text
 
-from editors.textmate import keywords
+from editors.textmate import NO_NAME, keywords
 from ucpl.layout.arithmetic import FUNCTIONS
 
 __all__ = ["UcplLexer"]
-
-_NO_NAME = r"(?![\w.]|\s*(?:[:.\[]|=(?!=)))"  # before these a word is a name
 
 
 class UcplLexer(RegexLexer):
@@ -27,7 +25,7 @@ class UcplLexer(RegexLexer):
             (r'"', String.Double, "text"),
             (r"(?<=@)[A-Za-z_]\w*(?!\w|\s*\()", Name.Decorator),
             (words(sorted(FUNCTIONS), prefix=r"(?<![\w.])", suffix=r"(?=\s*\()"), Name.Builtin),
-            (words(sorted(keywords()), prefix=r"(?<![\w.])", suffix=_NO_NAME), Keyword),
+            (words(sorted(keywords()), prefix=r"(?<![\w.])", suffix=NO_NAME), Keyword),
             (r"config(?:\.[A-Za-z_]\w*)+", Name.Constant),
             (r"[A-Za-z_][\w.]*", Name),
             (r"[0-9]+", Number.Integer),

@@ -17,7 +17,7 @@ from ucpl.layout.arithmetic import FUNCTIONS
 from ucpl.resources import grammar_text
 from ucpl.syntax.words import AXIS_WORDS, LAYOUT_WORDS, MODEL_WORDS, SPLIT_WORDS
 
-__all__ = ["grammar", "keywords"]
+__all__ = ["NO_NAME", "grammar", "keywords"]
 
 STARTS = LAYOUT_WORDS | MODEL_WORDS | {"ucpl", "from", "model", "layout", "plan"}
 INSIDE_TOO = frozenset({"from", "dtype"})  # words that begin a statement and stand inside others
@@ -25,7 +25,7 @@ CALLS = AXIS_WORDS - {"each"}  # with parentheses behind
 OPERATORS = frozenset({"and", "or", "not"})
 _REGEX = re.compile(r"^(?:NAME|INT|STRING|SLIP|_NL|%ignore)\b.*$", re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*")
-_NO_NAME = r"(?![\w.]|\s*(?:[:.\[]|=(?!=)))"  # what follows a word that is a name
+NO_NAME = r"(?![\w.]|\s*(?:[:.\[]|=(?!=)))"  # what follows a word that is a name
 _ALONE = r"(?<![\w.@])"
 
 
@@ -75,16 +75,16 @@ def grammar() -> dict[str, object]:
         _rule("comment.line.number-sign", "#.*$"),
         {"include": "#text"},
         _rule("", r"^\s*(model|layout|plan)\s+([A-Za-z_]\w*)", _1="storage.type", _2="entity.name.type"),
-        _rule("", rf"^\s*({_any(STARTS)}){_NO_NAME}", _1="keyword.control"),
+        _rule("", rf"^\s*({_any(STARTS)}){NO_NAME}", _1="keyword.control"),
         _rule("", r"(?<==)\s*(model)\b", _1="keyword.other"),  # group * = model
         _rule("", rf"(@)\s*({_any(SPLIT_WORDS)})(?=\s*\()", _1="keyword.operator", _2="keyword.other"),
         _rule("", r"(@)\s*([A-Za-z_]\w*)", _1="keyword.operator", _2="variable.parameter"),
         _rule("keyword.other", rf"{_ALONE}(?:{_any(CALLS)})(?=\s*\()"),
         _rule("support.function", rf"{_ALONE}(?:{_any(frozenset(FUNCTIONS))})(?=\s*\()"),  # `max` is a word elsewhere
-        _rule("keyword.operator.word", rf"{_ALONE}(?:{_any(OPERATORS)}){_NO_NAME}"),
-        _rule("", rf"{_ALONE}(of)\s+(any){_NO_NAME}", _1="keyword.other", _2="constant.language"),
+        _rule("keyword.operator.word", rf"{_ALONE}(?:{_any(OPERATORS)}){NO_NAME}"),
+        _rule("", rf"{_ALONE}(of)\s+(any){NO_NAME}", _1="keyword.other", _2="constant.language"),
         _rule("", rf"{_ALONE}(dtype)\s+([a-z]\w*)", _1="keyword.other", _2="support.type"),
-        _rule("keyword.other", rf"{_ALONE}(?:{_any(inside)}){_NO_NAME}"),
+        _rule("keyword.other", rf"{_ALONE}(?:{_any(inside)}){NO_NAME}"),
         _rule("variable.language", r"\bconfig(?:\.[A-Za-z_]\w*)+"),
         _rule("variable.other", r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"),
         _rule("constant.numeric", r"\b[0-9]+\b"),

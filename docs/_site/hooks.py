@@ -12,6 +12,7 @@ import posixpath
 import re
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pygments.lexers
 from mkdocs.config.defaults import MkDocsConfig
@@ -129,14 +130,12 @@ def verbs_page() -> str:
     from ucpl.cli import main
     from ucpl.cli.verbs import VERBS
 
-    before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "100"
     parts = ["# Verbs\n\nWhat `ucpl VERB --help` prints.\n"]
     for verb, line in VERBS.items():
         shown = io.StringIO()
-        with contextlib.redirect_stdout(shown):
-            main([verb, "--help"])
+        with mock.patch.dict(os.environ, COLUMNS="100"), contextlib.redirect_stdout(shown):
+            status = main([verb, "--help"])
+        if status != 0:
+            raise RuntimeError(f"ucpl {verb} --help ended with {status}")
         parts.append(f"## {verb}\n\n{line[0].upper()}{line[1:]}.\n\n```text\n{shown.getvalue().strip()}\n```\n")
-    os.environ.pop("COLUMNS")
-    if before is not None:
-        os.environ["COLUMNS"] = before
     return "\n".join(parts)

@@ -113,3 +113,8 @@ def test_the_extension_names_files_that_are_there_and_starts_the_verb() -> None:
     )
     needed = set(re.findall(r'require\("([a-z-]+)', code)) - {"path", "vscode"}
     assert needed == set(PACKAGE["dependencies"])
+
+
+def test_a_folder_that_is_not_trusted_does_not_say_what_is_started() -> None:
+    trust = PACKAGE["capabilities"]["untrustedWorkspaces"]
+    assert (trust["supported"], trust["restrictedConfigurations"]) == ("limited", ["ucpl.command"])

@@ -94,9 +94,9 @@ def run(
         except UcplError as error:
             try:
                 codes[_checked(error)] += 1
-            except Exception:
+            except Exception:  # what a check of the error found, or a fault of the check: both are shown
                 failures.append(Failure(number, ready.damage, traceback.format_exc()))
-        except (Exception, TooSlow, Harm):
+        except (Exception, TooSlow, Harm):  # whatever is no UcplError is what is looked for
             failures.append(Failure(number, ready.damage, traceback.format_exc(limit=-8)))
         except KeyboardInterrupt:  # of a long run: what was done is said
             break

@@ -69,7 +69,7 @@ def main() -> None:
         typed, offset = holed(chance.choice(SPECS), chance)
         try:
             ask(typed, offset, config=i % 2 == 0)
-        except Exception:
+        except Exception:  # whatever it is goes on; the text that made it is told first
             print(repr(typed), offset)
             raise
     print("done", flush=True)

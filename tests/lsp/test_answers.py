@@ -144,6 +144,13 @@ def test_a_key_of_the_config_leads_into_it() -> None:
     assert target(made, offset) == [("config.json", '"hidden_size"', 1)]
 
 
+@pytest.mark.parametrize(("key", "line"), [("config.inner.h|", 4), ("config.h|", 2), ("config.inner.x|", None)])
+def test_a_key_inside_another_is_found_behind_it(key: str, line: int | None) -> None:
+    text = f"ucpl 1\nmodel m {{\n  dim a = {key}\n  w : a\n}}\n"
+    made, offset = service(text, config='{\n  "h": 1,\n  "inner": {\n    "h": 2\n  }\n}\n')
+    assert [place[2] for place in target(made, offset)] == ([line] if line is not None else [])
+
+
 # ---- what is shown of a name -----------------------------------------------------------------------------------------
 
 

@@ -176,3 +176,21 @@ def test_without_pygls_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
         " --> <command line>: ucpl lsp\n"
         "  = help: pip install 'pygls>=2.1,<3', or install ucpl with its extra: pip install '.[lsp]' in its folder\n"
     )
+
+
+@pytest.mark.parametrize("where", ["findings", "prepare"])
+def test_a_fault_of_ours_is_said_and_ends_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the two works in the background: the text is checked again at the next key."""
+    from ucpl.lsp import server as room
+
+    made, said = room.made(), []
+    made.uris["/a.ucpl"] = "file:///a.ucpl"
+    monkeypatch.setattr(room, "PAUSE", 0)
+    monkeypatch.setattr(made, "publish", lambda path, found: said.append(f"{path}: {len(found)}"))
+    monkeypatch.setattr(made, "window_log_message", lambda params: said.append(params.message))
+    monkeypatch.setattr(type(made.service), "findings", lambda self, path: [])
+    monkeypatch.setattr(type(made.service), "prepare", lambda self, path: None)
+    monkeypatch.setattr(type(made.service), where, lambda self, path: [][1])
+    asyncio.run(made._check("/a.ucpl"))
+    fault = "IndexError: list index out of range"
+    assert said == ([fault] if where == "findings" else ["/a.ucpl: 0", fault])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
@@ -160,8 +161,10 @@ def test_files_and_members_beyond_4_gib(tmp_path: Path) -> None:
     with path.open("wb") as file:
         try:
             file.truncate(plan.size)
-        except OSError:
-            pytest.skip("no sparse files here")
+        except OSError as error:
+            if error.errno not in (errno.EFBIG, errno.EINVAL, errno.ENOSPC, errno.EOPNOTSUPP):
+                raise
+            pytest.skip(f"a file of {plan.size >> 30} GiB that is a hole: {error.strerror}")
         crcs = {name: crc_of_zeros(nbytes) for name, (_, nbytes) in plan.storages.items()}
         for name in ("1", "5"):
             crcs[name] = zlib.crc32(marks[name])

@@ -78,7 +78,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         return Exit.DONE
     except SystemExit as exit:  # argparse's --help
         return int(exit.code or 0)
-    except Exception as error:
+    except Exception as error:  # what nobody foresaw: a line for people, a traceback with --debug
         if console.debug:
             raise
         console.note(f"internal error: {type(error).__name__}: {error} (run with --debug to see where)")

@@ -12,6 +12,7 @@ from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 
 from ucpl import __version__
+from ucpl.lsp.findings import Finding
 from ucpl.lsp.protocol import Wire, path_of
 from ucpl.lsp.service import Service
 
@@ -74,19 +75,19 @@ class Server(LanguageServer):
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(None, service.findings, path)
+            if version != service.version or path not in self.uris:
+                return
+            self.publish(path, found)
+            await loop.run_in_executor(None, service.prepare, path)
         except Exception as error:  # a fault of ours is no reason to end: it is said, and the next key is checked again
             self.window_log_message(types.LogMessageParams(types.MessageType.Error, f"{type(error).__name__}: {error}"))
-            return
-        if version != service.version or path not in self.uris:
-            return
-        wire = self.wire
+
+    def publish(self, path: str, found: list[Finding]) -> None:
+        """Tell the client what is wrong with a text that it has open."""
+        wire, uri = self.wire, self.uris[path]
         diagnostics = [wire.diagnostic(path, one) for one in found]
-        self.text_document_publish_diagnostics(
-            types.PublishDiagnosticsParams(
-                self.uris[path], diagnostics, self.workspace.get_text_document(self.uris[path]).version
-            )
-        )
-        await loop.run_in_executor(None, service.prepare, path)
+        version = self.workspace.get_text_document(uri).version
+        self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, diagnostics, version))
 
 
 def serve(config: str = "") -> None:

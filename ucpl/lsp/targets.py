@@ -123,7 +123,11 @@ def _in_config(texts: Texts, context: Context, name: str) -> list[Target]:
     """The line of the config.json that has the key."""
     config = texts.config(context.place.path)
     text = texts.text(config.path) if config is not None else None
-    found = re.search(rf'"{re.escape(name.split(".")[-1])}"\s*:', text) if text is not None else None
-    if config is None or found is None:
+    if config is None or text is None:
         return []
-    return [Target(config.path, found.start(), found.end() - 1, found.start(), found.end() - 1)]
+    found: re.Match[str] | None = None
+    for step in name.split(".")[1:]:  # a key inside another stands behind it
+        found = re.compile(rf'"{re.escape(step)}"\s*:').search(text, found.end() if found is not None else 0)
+        if found is None:
+            return []
+    return [Target(config.path, found.start(), found.end() - 1, found.start(), found.end() - 1)] if found else []

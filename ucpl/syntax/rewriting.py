@@ -13,19 +13,18 @@ from attrs import frozen
 from lark.exceptions import UnexpectedInput, UnexpectedToken
 
 from ucpl.errors import UcplError
+from ucpl.syntax.brackets import SKELETON, open_brackets
 from ucpl.syntax.habits import Habit, habits, words
 from ucpl.syntax.source import Source
 from ucpl.syntax.tables import Tables
 from ucpl.syntax.words import CLAUSE_WORDS, ELEMENT_TYPES, LAYOUT_WORDS, MODEL_WORDS
 
-__all__ = ["Instead", "Standing", "instead_of", "open_brackets", "standing", "standing_call"]
+__all__ = ["Instead", "Standing", "instead_of", "standing", "standing_call"]
 
 _LINE_MAX = 400  # characters of a line that is looked at: no person wrote a longer one
 _LINES_MAX = 20  # of a statement, above and below
 _ROUNDS_MAX = 6  # habits in one line
 _AXES_USUAL = ("tp", "pp", "dp", "ep", "cp", "edp", "sp", "fsdp")
-_SKELETON = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|#[^\n]*|[()\[\]{}]')
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
 _CLAUSE = re.compile(
     rf"[ \t]*(?:{'|'.join(sorted(CLAUSE_WORDS | {'of', 'is', 'key', 'order', 'drop', 'extends'}))})\b(?![ \t]*[=.:\[])"
 )
@@ -57,17 +56,6 @@ class Instead:
     def remedy(self) -> str:
         lines = self.line.replace("\n", "\n       ")
         return f"{self.why}\nwrite: {lines}" if lines else self.why
-
-
-def open_brackets(text: str, stop: int) -> list[int]:
-    """Where the brackets stand that are still open at `stop`, the outermost first."""
-    stack: list[int] = []
-    for match in _SKELETON.finditer(text, 0, stop):
-        if match[0] in _CLOSING:
-            stack.append(match.start())
-        elif match[0] in ")]}" and stack:
-            stack.pop()
-    return stack
 
 
 def standing(text: str, place: int, header: bool) -> Standing | None:
@@ -105,7 +93,7 @@ def standing_call(text: str, place: int) -> Standing | None:
 
 
 def _without_comment(line: str) -> str:
-    for match in _SKELETON.finditer(line):
+    for match in SKELETON.finditer(line):
         if match[0].startswith("#"):
             return line[: match.start()].rstrip()
     return line.rstrip()

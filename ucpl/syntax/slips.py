@@ -14,6 +14,7 @@ from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
+from ucpl.syntax.brackets import CLOSING, open_brackets
 from ucpl.syntax.source import Source
 from ucpl.syntax.words import CLAUSE_WORDS, LAYOUT_WORDS, MODEL_WORDS
 
@@ -68,8 +69,6 @@ _FRIENDLY = {
 
 _OPERATORS = {"OR", "AND", "COMPARE", "PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "DOT"}
 _STATEMENTS = LAYOUT_WORDS | MODEL_WORDS | {"from", "model", "layout", "plan"}
-_OPEN = {"(": ")", "[": "]", "{": "}"}
-_SKELETON = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|#[^\n]*|[()\[\]{}]')
 
 
 def diagnose(error: UnexpectedInput, source: Source, parser: Lark) -> Diagnostic:
@@ -115,7 +114,7 @@ def _unexpected(error: UnexpectedToken, source: Source, parser: Lark) -> Diagnos
     if at_end:
         start = len(source.text.rstrip())
     stop = start + (1 if token.type in ("_NL", "$END") else len(token))
-    opener = _open_bracket(source.text, start)
+    opener = next(reversed(open_brackets(source.text, start)), None)
     if at_end and opener is not None:
         return _unclosed(source, opener)
     if _slip_of(error)[0] in _before_header(parser):
@@ -135,9 +134,7 @@ def _unexpected(error: UnexpectedToken, source: Source, parser: Lark) -> Diagnos
         if a_clause or "\n" in source.text[opener:start]:
             labels.append(source.label(source.span(opener, opener + 1), f"this `{bracket}` is still open"))
         if a_clause:
-            hint = (
-                f'close the bracket with `{_OPEN[bracket]}` before the clause; as a name it stands in quotes: "{token}"'
-            )
+            hint = f'close the bracket with `{CLOSING[bracket]}` before the clause; as a name it stands in quotes: "{token}"'
     elif str(token) in ")]}" and (opener is None or bracket == "{"):
         hint = f"`{token}` closes nothing that is open"
     hint = (
@@ -174,26 +171,12 @@ def _clauses(token: Token, expected: set[str]) -> str:
 def _unclosed(source: Source, opener: int) -> Diagnostic:
     bracket = source.text[opener]
     label = source.label(source.span(opener, opener + 1), "opened here")
-    return _diagnostic("E007", f"`{bracket}` is never closed", label, remedy=f"close it with `{_OPEN[bracket]}`")
-
-
-def _open_bracket(text: str, stop: int) -> int | None:
-    """Where the innermost bracket stands that is still open at `stop`."""
-    stack: list[int] = []
-    for match in _SKELETON.finditer(text, 0, stop):
-        if match[0] in _OPEN:
-            stack.append(match.start())
-        elif match[0] in ")]}" and stack:
-            stack.pop()
-    return stack[-1] if stack else None
+    return _diagnostic("E007", f"`{bracket}` is never closed", label, remedy=f"close it with `{CLOSING[bracket]}`")
 
 
 def expected_kinds(error: UnexpectedToken) -> set[str]:
     """The kinds of token that could have stood there, without those that only lex habits."""
-    try:
-        accepted: set[str] = error.interactive_parser.accepts() if error.interactive_parser else error.expected  # type: ignore[no-untyped-call]
-    except Exception:
-        accepted = error.expected  # a text at a limit; the table of the state is a fair answer too
+    accepted: set[str] = error.interactive_parser.accepts() if error.interactive_parser else error.expected  # type: ignore[no-untyped-call]
     return {name for name in accepted if name != "SLIP"}
 
 

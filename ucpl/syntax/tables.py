@@ -80,8 +80,9 @@ def _load(path: Path, joiner: LineJoiner, recorder: Recorder) -> Lark | None:
     try:
         found = json.loads(text, object_hook=_decoded)
         return Lark.__new__(Lark)._load(found, postlex=joiner, transformer=recorder)
-    except Exception:
-        # Whatever is wrong with a file that we can do without: build the tables again.
+    except (
+        Exception
+    ):  # lark promises nothing for tables that it did not write: whatever it raises, they are built again
         return None
 
 

@@ -49,7 +49,7 @@ def _words(text: str) -> list[str]:
 def power(found: Match[str]) -> str | None:
     """`h ** 2` as `h * h`."""
     base, exponent = found[1], found[2]
-    if not exponent.isascii() or not exponent.isdigit() or not 1 <= int(exponent[:3]) <= _POWER_MAX:
+    if not exponent.isascii() or not exponent.isdigit() or not 1 <= int(exponent) <= _POWER_MAX:
         return None
     return " * ".join([base] * int(exponent))
 
