@@ -152,7 +152,7 @@ def gpt_oss() -> Any:
     return GptOssForCausalLM(
         GptOssConfig(
             vocab_size=67, hidden_size=64, intermediate_size=192, num_hidden_layers=4, num_attention_heads=12,
-            num_key_value_heads=6, head_dim=3, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=32,
+            num_key_value_heads=6, head_dim=4, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=32,
             rope_parameters={"rope_type": "default", "rope_theta": 150000.0},
         )
     )  # fmt: skip

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import ucpl
 from tests.hf.folders import WRITTEN, llama_config, llama_shapes, random_of, save
@@ -162,8 +162,73 @@ def test_scales_of_blocks_are_counted_by_the_dims_of_their_weights(tmp_path):
         "g_d_blocks",
         "hidden_size_blocks",
     ]
-    assert "dim g_d_blocks = ceil(config.num_key_value_heads * config.head_dim, 8)" in text
-    assert found["model.layers.self_attn.k_proj.weight"].dtype == "f8_e4m3fn" and "fp8, in blocks of 8 x 16" in text
+    assert "dim g_d = config.num_key_value_heads * config.head_dim" in text and "dim g_d_blocks = ceil(g_d, 8)" in text
+    weight = found["model.layers.self_attn.k_proj.weight"]
+    assert weight.dtype == "f8_e4m3fn" and [d.name for d in weight.dims] == ["l", "g_d", "hidden_size"]
+    scaling = found["model.layers.self_attn.k_proj.weight_scale_inv"].scaling
+    assert scaling is not None and (scaling.of, [n.value for n in scaling.by]) == (weight.path, [8, 16])
+    assert "fp8, in blocks of 8 x 16" in text
+    # Two groups of 4 rows are a block: keys and values alike are cut where two groups end.
+    assert "g_d@chunk(tp, 8) hidden_size" in text and "g_d_blocks@chunk(tp) hidden_size_blocks" in text
+    assert "(g@chunk(tp, 2) d) hidden_size" in text
+
+
+def round_trip(source, folder, layout):
+    """Ranks of three, back again, bit for bit; and the folder of products."""
+    spec = layout.removesuffix(":hf()")
+    ucpl.convert(source, folder / "ranks", f"{spec}:tensor_parallel(tp = 3)", layout=layout)
+    ucpl.convert(folder / "ranks", folder / "back", layout, layout=f"{spec}:tensor_parallel(tp = 3)")
+    ucpl.convert(
+        folder / "ranks", folder / "products", f"{spec}:dequantised()", layout=f"{spec}:tensor_parallel(tp = 3)"
+    )
+    before, after, products = (
+        load_file(f / "model.safetensors") for f in (source, folder / "back", folder / "products")
+    )
+    assert set(before) == set(after)
+    for name, tensor in before.items():
+        assert torch.equal(after[name].view(torch.uint8), tensor.view(torch.uint8)), name
+    return before, products
+
+
+def test_what_is_written_of_fp8_moves_weights_with_their_scales_and_makes_products(tmp_path):
+    config = llama_config(quantization_config={"quant_method": "fp8", "weight_block_size": [8, 16]})
+    tensors = random_of(llama_shapes(config))
+    for name in [n for n in tensors if "_proj" in n]:
+        rows, columns = tensors[name].shape
+        tensors[name] = (tensors[name] * 50).to(torch.float8_e4m3fn)
+        tensors[name + "_scale_inv"] = torch.rand(-(-rows // 8), -(-columns // 16))
+    source = save(tmp_path / "s", tensors, config)
+    _, layout = imported(source, tmp_path)
+    before, products = round_trip(source, tmp_path, layout)
+    for name, tensor in before.items():
+        if (scale := before.get(name + "_scale_inv")) is not None:
+            rows, columns = tensor.shape
+            each = scale.repeat_interleave(8, 0)[:rows].repeat_interleave(16, 1)[:, :columns]
+            assert torch.equal(products[name], (tensor.float() * each).bfloat16())
+    assert set(products) == {n for n in before if not n.endswith("_scale_inv")}
+
+
+def test_what_is_written_of_mxfp4_moves_blocks_with_their_exponents_and_makes_products(tmp_path):
+    config = llama_config(num_local_experts=3, quantization_config={"quant_method": "mxfp4"})
+    tensors = random_of(llama_shapes(config))
+    numbers = torch.Generator().manual_seed(3)
+    for i in range(4):
+        for name, rows, groups in (("gate_up_proj", 192, 2), ("down_proj", 64, 3)):
+            path = f"model.layers.{i}.mlp.experts.{name}"
+            tensors[path + "_blocks"] = torch.randint(0, 256, (3, rows, groups, 16), generator=numbers).to(torch.uint8)
+            tensors[path + "_scales"] = torch.randint(100, 140, (3, rows, groups), generator=numbers).to(torch.uint8)
+    source = save(tmp_path / "s", tensors, config)
+    text, layout = imported(source, tmp_path)
+    found = tensors_of_text(text)["model.layers.mlp.experts.down_proj_scales"]
+    assert found.dtype == "f8_e8m0fnu" and found.scaling.of == "model.layers.mlp.experts.down_proj"
+    before, products = round_trip(source, tmp_path, layout)
+    positive = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat([positive, -positive])
+    for name in [n for n in before if n.endswith("_blocks")]:
+        bytes_, exponents = before[name], before[name.replace("_blocks", "_scales")].int() - 127
+        elements = values[torch.stack([bytes_ & 15, bytes_ >> 4], -1).flatten(-2).long()]
+        product = torch.ldexp(elements, exponents[..., None]).flatten(-2).bfloat16().transpose(1, 2)
+        assert torch.equal(products[name.removesuffix("_blocks")], product)
 
 
 @pytest.mark.parametrize("sides", [[None, 16], [8, 0], [8, "16"], "8", []])

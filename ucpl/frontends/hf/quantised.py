@@ -1,29 +1,139 @@
-"""Weights in blocks that share a scale: what the config says of them, and how many blocks an axis has."""
+"""Weights in blocks that share a scale: which tensors of the files are a pair, and their axes as one dim each.
+
+fp8 has `..weight` and `..weight_scale_inv`, a scale for each block of rows and columns. mxfp4 has `.._blocks` and `.._scales`
+for a tensor of the class whose rows, outputs first, are in groups of 32, two elements to a byte.
+"""
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, gcd, lcm, prod
+
+from attrs import evolve, frozen
 
 from ucpl.frontends.hf.folding import Folded, Form
 from ucpl.frontends.hf.records import Facts
 from ucpl.frontends.hf.sizes import Axis, Size, Stacked
 
-__all__ = ["blocks_of", "notes_of", "scaled_of"]
+__all__ = ["GROUP", "Pair", "Whole", "grains_of", "notes_of", "pairs_of", "whole_of"]
 
-_SUFFIX = "_scale_inv"
+GROUP = 32  # elements that have one exponent in mxfp4
+_SCALE, _BLOCKS, _SCALES = "_scale_inv", "_blocks", "_scales"
 
 
-def notes_of(facts: Facts) -> tuple[str, ...]:
+@frozen
+class Pair:
+    """Two tensors of the files. `by`: of each axis of `whole`, how many elements have one scale."""
+
+    weight: Folded
+    scale: Folded
+    whole: Folded  # the weight as the class has it
+    by: tuple[int, ...]
+
+    @property
+    def packed(self) -> bool:
+        """Two elements to a byte, outputs first."""
+        return self.whole is not self.weight
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axes of `whole` in the order in which the files store them."""
+        return (0, 2, 1) if self.packed else tuple(range(len(self.by)))
+
+
+@frozen
+class Whole:
+    """An axis as one dim. It is cut by what `of` counts, each of which is `unit` elements."""
+
+    size: Size
+    of: str = ""
+    unit: int = 1
+
+
+def pairs_of(facts: Facts, folded: list[Folded]) -> list[Pair]:
+    """Weights and scales that the files have, where shapes and the config agree."""
+    by_pattern = {f.pattern: f for f in folded}
+    found = (_fp8(facts, f, by_pattern) or _mxfp4(facts, f, by_pattern) for f in folded)
+    return [pair for pair in found if pair is not None]
+
+
+def _fp8(facts: Facts, f: Folded, by_pattern: dict[Form, Folded]) -> Pair | None:
+    scale, blocks, shape = _beside(f, "", _SCALE, by_pattern), _blocks(facts), f.first.shape
+    if scale is None or len(blocks) != 2 or len(shape) < 2 or not f.first.dtype.startswith("f8_"):
+        return None
+    by = (*(1 for _ in shape[2:]), *blocks)
+    if scale.first.shape != tuple(ceil(n / b) for n, b in zip(shape, by, strict=True)):
+        return None
+    return Pair(f, scale, f, by)
+
+
+def _mxfp4(facts: Facts, f: Folded, by_pattern: dict[Form, Folded]) -> Pair | None:
+    scale, shape = _beside(f, _BLOCKS, _SCALES, by_pattern), f.first.shape
+    is_said = _method(facts) == "mxfp4" and f.first.dtype == "u8"
+    if scale is None or not is_said or len(shape) != 4 or shape[3] * 2 != GROUP or scale.first.shape != shape[:3]:
+        return None
+    experts, outputs, groups, _ = shape
+    first = evolve(
+        f.first, name=f.sample.removesuffix(_BLOCKS), shape=(experts, groups * GROUP, outputs), dtype="f4_e2m1fn"
+    )
+    leaf = (f.pattern[-1] or "").removesuffix(_BLOCKS)
+    return Pair(f, scale, evolve(f, pattern=(*f.pattern[:-1], leaf), first=first), (1, GROUP, 1))
+
+
+def _beside(f: Folded, own: str, other: str, by_pattern: dict[Form, Folded]) -> Folded | None:
+    """The tensor of all the same places whose name ends in `other` for `own`."""
+    leaf = f.pattern[-1]
+    if leaf is None or not leaf.endswith(own):
+        return None
+    found = by_pattern.get((*f.pattern[:-1], leaf.removesuffix(own) + other))
+    alike = found is not None and (found.containers, found.spans) == (f.containers, f.spans)
+    return found if alike else None
+
+
+def whole_of(axis: Axis | None, size: int) -> Whole | None:
+    """An axis of several dims, or of parts, as one dim of the product or sum. None: a number that nobody explains."""
+    if axis is None:
+        return None
+    terms = [(*axis.outer, *sizes) for _, sizes in axis.parts] if isinstance(axis, Stacked) else [axis]
+    kept = [tuple(s for s in term if s.text != "1") for term in terms]
+    if sum(prod(s.vector[0] for s in term) for term in kept) != size:
+        return None
+    texts = [" * ".join(f"({s.text})" if set(s.text) & set(" +") else s.text for s in term) for term in kept]
+    name = "_".join(dict.fromkeys(s.name for term in kept for s in term))
+    text = " + ".join(texts)
+    if len(kept) > 1 and len(set(texts)) == 1:
+        text, name = f"{len(kept)} * {texts[0]}", f"{name}_x{len(kept)}"
+    elif len(kept) == 1 and len(kept[0]) == 1:
+        text = kept[0][0].text
+    outer = axis.outer if isinstance(axis, Stacked) else axis
+    cut = next((s for s in outer if s.cut), None)
+    if cut is None or outer[0] is not cut:
+        return Whole(Size(name, text, (size,)))
+    return Whole(Size(name, text, (size,), cut=cut.cut), cut.name, size // cut.vector[0])
+
+
+def grains_of(pairs: list[tuple[Pair, list[Whole | None]]]) -> dict[str, int]:
+    """By the name of what is cut (heads, the inner width): how many of it begin at the begin of a block, in all its weights."""
+    out: dict[str, int] = {}
+    for pair, axes in pairs:
+        for whole, by in zip(axes, pair.by, strict=True):
+            if whole is not None and whole.of:
+                out[whole.of] = lcm(out.get(whole.of, 1), by // gcd(by, whole.unit))
+    return out
+
+
+def notes_of(facts: Facts, paired: bool) -> tuple[str, ...]:
     """What a reader of the text must know of a quantised model; nothing where the config says nothing."""
     said = facts.config.get("quantization_config")
     if not isinstance(said, dict):
         return ()
     method, blocks = said.get("quant_method", "?"), _blocks(facts)
     how = f"{method}, in blocks of {' x '.join(map(str, blocks))}" if blocks else str(method)
-    if any(t.name.endswith(_SUFFIX) for t in facts.tensors):
+    if paired:
+        return (f"config.quantization_config: {how}. `dequantised()` stores each weight times its scales.",)
+    if any(t.name.endswith(_SCALE) for t in facts.tensors):
         return (
-            f"config.quantization_config: {how}. Scales are tensors by themselves, `..{_SUFFIX}`, and whole on every rank of"
-            " tensor_parallel: cut where no block is cut.",
+            f"config.quantization_config: {how}. Scales are tensors by themselves, `..{_SCALE}`: of which weights, and of how"
+            " many elements each, their shapes do not tell.",
         )
     return (
         f"config.quantization_config: {how}. This is what the class saves without it: files that are quantised have weights of"
@@ -31,38 +141,14 @@ def notes_of(facts: Facts) -> tuple[str, ...]:
     )
 
 
-def scaled_of(f: Folded) -> Form | None:
-    """The pattern of the weight that a scale belongs to; None where the tensor is no scale."""
-    leaf = f.pattern[-1]
-    if leaf is None or not leaf.endswith(_SUFFIX):
-        return None
-    return (*f.pattern[:-1], leaf.removesuffix(_SUFFIX))
-
-
-def blocks_of(facts: Facts, base: Axis | None, place: int, size: int) -> tuple[Size, ...] | None:
-    """How many blocks an axis of a weight has, said by the dims of that axis; None where that is not the size."""
-    blocks = _blocks(facts)
-    if base is None or place >= len(blocks):
-        return None
-    terms = [(*base.outer, *sizes) for _, sizes in base.parts] if isinstance(base, Stacked) else [base]
-    total = sum(_product(term) for term in terms)
-    if ceil(total / blocks[place]) != size:
-        return None
-    text = " + ".join(" * ".join(f"({s.text})" if " " in s.text else s.text for s in term) for term in terms)
-    name = "_".join(dict.fromkeys(s.name for term in terms for s in term))
-    return (Size(f"{name}_blocks", f"ceil({text}, {blocks[place]})", (size,)),)
-
-
-def _product(term: tuple[Size, ...]) -> int:
-    total = 1
-    for size in term:
-        total *= size.vector[0]
-    return total
+def _method(facts: Facts) -> object:
+    said = facts.config.get("quantization_config")
+    return said.get("quant_method") if isinstance(said, dict) else None
 
 
 def _blocks(facts: Facts) -> tuple[int, ...]:
     """The sides of a block, one for each axis; none where the config does not say them all."""
     said = facts.config.get("quantization_config")
     found = said.get("weight_block_size") if isinstance(said, dict) else None
-    sides = tuple(b for b in found if isinstance(b, int) and b > 0) if isinstance(found, list) else ()
+    sides = tuple(b for b in found if isinstance(b, int) and 0 < b < 1 << 31) if isinstance(found, list) else ()
     return sides if isinstance(found, list) and len(sides) == len(found) else ()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ucpl.frontends.hf.folding import Folded, Form, fold, is_literal, joined
 from ucpl.frontends.hf.kinds import Kinds
 from ucpl.frontends.hf.matching import Versions
-from ucpl.frontends.hf.quantised import blocks_of, notes_of, scaled_of
+from ucpl.frontends.hf.pair_text import PairText
+from ucpl.frontends.hf.quantised import GROUP, Pair, Whole, grains_of, notes_of, pairs_of, whole_of
 from ucpl.frontends.hf.recipes import parts_of, roles_of
 from ucpl.frontends.hf.records import Facts, Vector, identifier
 from ucpl.frontends.hf.sizes import Axis, Size, Sizes, Stacked
@@ -45,6 +46,7 @@ class _Lines:
     tensors: list[str] = field(factory=list)  # of the model
     entries: list[str] = field(factory=list)  # of `hf`
     parallel: list[str] = field(factory=list)  # of `tensor_parallel`
+    products: list[str] = field(factory=list)  # of `dequantised`
 
 
 @frozen
@@ -64,6 +66,7 @@ class _Dim:
 
     name: str
     cut: str | None = None
+    grain: int = 1  # it is cut in units of so many
 
 
 @frozen
@@ -86,6 +89,9 @@ class _Writer:
     counts: dict[str, str] = field(factory=dict)  # container -> dim
     said: list[str] = field(factory=list)
     models: set[str] = field(init=False)
+    pairs: dict[Form, tuple[Pair, list[Whole | None]]] = field(init=False)  # by the pattern of either tensor
+    grains: dict[str, int] = field(init=False)
+    digits: list[str] = field(factory=list)  # dims that are stored as groups
 
     def __attrs_post_init__(self) -> None:
         self.folded = fold(self.facts.tensors)
@@ -94,15 +100,23 @@ class _Writer:
         self.versions = Versions(self.facts, self.folded)
         self.kinds = Kinds(self.facts, self.sizes, self.dims)
         self.models = set(_model_types(self.facts.config))
+        pairs = [(p, self.wholes(p)) for p in pairs_of(self.facts, self.folded)]
+        self.pairs = {f.pattern: found for found in pairs for f in (found[0].weight, found[0].scale)}
+        self.grains = grains_of(pairs)
 
     def text(self) -> str:
         folded = self.folded
         self.count(folded)
         names = self.paths(folded)
-        dtypes = [f.first.dtype for f in folded]
-        common = max(dict.fromkeys(dtypes), key=dtypes.count) if dtypes else "f32"
+        dtypes = [f.first.dtype for f in folded if f.pattern not in self.pairs] or ["f32"]
+        common = max(dict.fromkeys(dtypes), key=dtypes.count)
         lines = _Lines()
+        named = dict(zip((f.pattern for f in folded), names, strict=True))
         for f, path in zip(folded, names, strict=True):
+            if f.pattern in self.pairs:
+                if f is self.pairs[f.pattern][0].weight:
+                    self.write_pair(lines, self.pairs[f.pattern], path, named[self.pairs[f.pattern][0].scale.pattern])
+                continue
             self.write(lines, f, path, None if f.first.dtype == common else f.first.dtype)
         model = _model_name(self.facts.config)
         return self.page(model, common, lines, dict(zip((f.sample for f in folded), names, strict=True)))
@@ -110,12 +124,13 @@ class _Writer:
     def page(self, model: str, dtype: str, found: _Lines, names: dict[str, str]) -> str:
         what = self.facts.origin
         lines = ["ucpl 1", "", f"# Written by `ucpl import hf`, from {what}: a first spec, to be read and corrected."]
-        lines += [_remark(note) for note in (*self.facts.notes, *self.said, *notes_of(self.facts))]
+        lines += [_remark(note) for note in (*self.facts.notes, *self.said, *notes_of(self.facts, bool(self.pairs)))]
         if self.facts.behind is not None:
             lines += [_remark(self.facts.behind.note), "", f"let mtp = {self.facts.behind.value}"]
         lines += ["", f"model {model} {{"]
         lines += [f"  dim {name} = {value}" for name, value in self.dims.items()]
         lines += [f"  let {name} = {value}" for name, value in self.kinds.lets.items()]
+        lines += [f"  {line}" for line in self.digits]
         lines += ["", f"  dtype {dtype}", *(f"  {t}" for t in found.tensors)]
         owners = {f.name for f in self.facts.tensors}
         for alias, owner in self.facts.aliases.items():
@@ -126,6 +141,10 @@ class _Writer:
                 lines.append(f"  {_remark(said)}")
         lines += ["}", "", f'layout hf(shard = "5GB") of {model} {{', "  framework huggingface(shard = shard)"]
         lines += ['  file weights = safetensors "model.safetensors"', "", *(f"  {e}" for e in found.entries), "}"]
+        if found.products:
+            lines += ["", "# Each weight times its scales, rounded once."]
+            lines += [f'layout dequantised(shard = "5GB") of {model} extends hf(shard = shard) {{']
+            lines += [*(f"  {e}" for e in found.products), "}"]
         if found.parallel:
             lines += [
                 "",
@@ -157,6 +176,50 @@ class _Writer:
         elif (planned := self.planned(f, stored)) is not None:
             lines.parallel.append(_entry(planned, cut=True))
 
+    def wholes(self, pair: Pair) -> list[Whole | None]:
+        """The axes of a weight in blocks, as one dim each; cut as the class's plan says where its dims say nothing."""
+        found = [whole_of(self.meant(pair.whole, i), n) for i, n in enumerate(pair.whole.first.shape)]
+        axis = self.planned_axis(pair.whole)
+        if axis is not None and axis < len(found) and not any(w is not None and w.of for w in found):
+            size = found[axis].size if found[axis] is not None else None  # type: ignore[union-attr]
+            if size is not None:
+                found[axis] = Whole(evolve(size, cut="chunk"), size.name)
+        return found
+
+    def write_pair(self, lines: _Lines, found: tuple[Pair, list[Whole | None]], path: str, scale: str) -> None:
+        """A weight in blocks and its scale: model, files, products, and ranks that have the scales of what they have."""
+        pair, wholes = found
+        indices = tuple(self.counts[c] for c in pair.weight.containers)
+        extents = tuple(self.extent(pair.weight, i) for i in range(len(indices)))
+        taken = set(indices)
+        dims = [
+            self.dim(w.size, taken).name if w is not None else self.named(None, n, taken).outer[0].name
+            for w, n in zip(wholes, pair.whole.first.shape, strict=True)
+        ]
+        blocks = [self.blocks(name, by) for name, by in zip(dims, pair.by, strict=True)]
+        if pair.packed:
+            path = path.removesuffix("_blocks")
+            self.dims[f"{dims[1]}_{GROUP}"] = str(GROUP)
+            line = f"index {dims[1]} = ({blocks[1]} {dims[1]}_{GROUP})"
+            self.digits += [line] if line not in self.digits else []
+        text = PairText(pair, (path, scale), indices, tuple(dims), tuple(blocks))
+        types = ("f4_e2m1fn", "f8_e8m0fnu") if pair.packed else (pair.weight.first.dtype, pair.scale.first.dtype)
+        lines.tensors += text.tensors(extents, types)
+        keys = tuple(self.template(f, indices) for f in (pair.weight, pair.scale, pair.whole))
+        lines.entries += text.stored((keys[0], keys[1]))
+        lines.products += text.product(keys[2])
+        cut = next((i for i in pair.order if (w := wholes[i]) is not None and w.of), None)
+        if cut is not None:
+            whole = wholes[cut]
+            assert whole is not None
+            lines.parallel += text.cut((keys[0], keys[1]), cut, self.grains.get(whole.of, 1) * whole.unit)
+
+    def blocks(self, name: str, by: int) -> str:
+        """The dim that counts blocks of another one."""
+        if by == 1:
+            return name
+        return self.dim(Size(f"{name}_blocks", f"ceil({name}, {by})", (0,)), set()).name
+
     def remark(self, f: Folded, stored: _Stored) -> str:
         shape = f.first.shape
         unnamed = all(
@@ -168,12 +231,8 @@ class _Writer:
     def axes(self, f: Folded, taken: set[str]) -> tuple[_Named, ...]:
         """The axes with their dims named. taken: names that the tensor has already."""
         out = []
-        base = self.by_pattern.get(scaled_of(f) or ())
         for i, size in enumerate(f.first.shape):
-            if base is not None and len(base.first.shape) == len(f.first.shape):
-                found: Axis | None = blocks_of(self.facts, self.meant(base, i), i, size)
-            else:
-                found = self.meant(f, i)
+            found = self.meant(f, i)
             out.append(self.named(found, size, taken))
             if found is None:
                 self.unexplained(joined(f.pattern, "*"), size, self.vector(f, i))
@@ -231,7 +290,7 @@ class _Writer:
             name, n = f"{size.name}{n}", n + 1
         self.dims[name] = size.text
         taken.add(name)
-        return _Dim(name, size.cut)
+        return _Dim(name, size.cut, self.grains.get(size.name, 1))
 
     # ---- indices -------------------------------------------------------------------------------------------------
 
@@ -280,6 +339,15 @@ class _Writer:
 
     def planned(self, f: Folded, stored: _Stored) -> _Stored | None:
         """The pattern with the cut that the class's plan states for the tensor's module, where its dims say none."""
+        axis = self.planned_axis(f)
+        if axis is None or axis >= len(stored.axes) or len(stored.axes[axis].outer) != 1 or stored.axes[axis].parts:
+            return None  # the bias of a rowwise module is held by every rank
+        cut = _Named((_Dim(stored.axes[axis].outer[0].name, "chunk"),))
+        axes = tuple(cut if i == axis else a for i, a in enumerate(stored.axes))
+        return _Stored(stored.path, stored.indices, stored.extents, stored.key, axes)
+
+    def planned_axis(self, f: Folded) -> int | None:
+        """The axis along which the class's plan cuts the tensor's module."""
         module, _, leaf = joined(f.pattern, "*").rpartition(".")
         whole = f"{module}.{leaf}"
         style = self.facts.cuts.get(module, self.facts.cuts.get(whole))
@@ -288,12 +356,7 @@ class _Writer:
         axis = _TP.get(style)
         if axis is None:
             self.say(f"{whole}: the class's plan says `{style}`, which tensor_parallel leaves whole: write its parts.")
-            return None
-        if axis >= len(stored.axes) or len(stored.axes[axis].outer) != 1 or stored.axes[axis].parts:
-            return None  # the bias of a rowwise module is held by every rank
-        cut = _Named((_Dim(stored.axes[axis].outer[0].name, "chunk"),))
-        axes = tuple(cut if i == axis else a for i, a in enumerate(stored.axes))
-        return _Stored(stored.path, stored.indices, stored.extents, stored.key, axes)
+        return axis
 
 
 # ---- patterns --------------------------------------------------------------------------------------------------------
@@ -346,7 +409,9 @@ def _product(dims: tuple[_Dim, ...], *, cut: bool) -> tuple[nodes.Axis, ...]:
     for d in dims:
         if cut and d.cut is not None:
             cut = False
-            out.append(nodes.Cut(nodes.Dim(d.name), (nodes.Split("tp", "chunk" if d.cut == "chunk" else "equal"),)))
+            kind = "chunk" if d.cut == "chunk" or d.grain > 1 else "equal"
+            grain = nodes.Number(d.grain) if d.grain > 1 else None
+            out.append(nodes.Cut(nodes.Dim(d.name), (nodes.Split("tp", kind, grain=grain),)))  # type: ignore[arg-type]
         else:
             out.append(nodes.Dim(d.name))
     return tuple(out)
