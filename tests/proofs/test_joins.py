@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ucpl.proofs.joins import I64, Pieces, between, first_left, is_exact, pairs
+from ucpl.proofs.joins import I64, Pieces, are_exact, between, first_left, pairs
 
 Box = tuple[tuple[int, int], ...]
 spans = st.tuples(st.integers(0, 4), st.integers(1, 3)).map(lambda s: (s[0], s[0] + s[1]))
@@ -54,13 +54,18 @@ def test_what_is_left_of_a_box(case: tuple[int, list[Box], Box]) -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 3).flatmap(lambda k: st.tuples(st.just(k), boxes(k, 4))))
-def test_boxes_that_fill_a_tensor_once(case: tuple[int, list[Box]]) -> None:
-    k, found = case
-    counts = tuple(max((b[d][1] for b in found), default=1) for d in range(k))
-    held = sorted(e for b in found for e in elements(b))
-    exact = held == sorted(product(*map(range, counts)))
-    assert is_exact(np.array(counts, dtype=np.int64), *ends(found, k)) == exact
+@given(st.integers(1, 3).flatmap(lambda k: st.tuples(st.just(k), st.lists(boxes(k, 4), min_size=1, max_size=3))))
+def test_boxes_that_fill_a_tensor_once(case: tuple[int, list[list[Box]]]) -> None:
+    """Of several tensors at once, each for itself."""
+    k, groups = case
+    counts = [tuple(max((b[d][1] for b in found), default=1) for d in range(k)) for found in groups]
+    exact = [
+        sorted(e for b in found for e in elements(b)) == sorted(product(*map(range, n)))
+        for found, n in zip(groups, counts, strict=True)
+    ]
+    group = np.repeat(np.arange(len(groups)), [len(found) for found in groups])
+    every = [b for found in groups for b in found]
+    assert are_exact(group, np.array(counts, dtype=np.int64), *ends(every, k)).tolist() == exact
 
 
 @settings(deadline=None)

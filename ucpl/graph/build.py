@@ -246,7 +246,7 @@ class _Drawing:
         for n in targets:
             node = Kept(n, self.target.parts[n].label, kept.take(kept.part == n), once.take(once.part == n))
             splits.append(node)
-            i = lanes[0].targets.index(n)
+            i = lanes[0].of_target[n]
             self.net.add_edges_from((node, writes[lane.targets[i]]) for lane in lanes)
         for kind, over, boxes in self.by_value(_kinds(chosen), lanes[0]):
             digits = self.source.digits(over)
@@ -256,7 +256,7 @@ class _Drawing:
                 mine = boxes.part == n
                 if mine.any():
                     taken = Taken(n, self.source.parts[n].label, boxes.take(mine))
-                    i = lanes[0].sources.index(n)
+                    i = lanes[0].of_source[n]
                     self.net.add_edges_from((reads[lane.sources[i]], taken) for lane in lanes)
                     self.net.add_edge(taken, joint)
         if route.scales is not None:

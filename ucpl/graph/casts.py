@@ -99,15 +99,15 @@ class _Settler:
         first, lane = joint.lanes[0], joint.lanes[number]
         pairs = distinct([moves.source_part, moves.target_part])
         for s, t in zip(moves.source_part[pairs].tolist(), moves.target_part[pairs].tolist(), strict=True):
-            read = self.graph.reads[lane.sources[first.sources.index(s)]]
-            target = lane.targets[first.targets.index(t)]
+            read = self.graph.reads[lane.sources[first.of_source[s]]]
+            target = lane.targets[first.of_target[t]]
             write = self.graph.writes[target]
             a, b = self.sources.one(read.first, read.last), self.targets.one(write.first, write.last)
             if joint.scaled:
                 self.demand_factor(read.first, write.first, target)
             if a is not None and b is not None:
                 self.pair(lane.state, read.first, write.first, target, joint.derived, (read, write))
-                self.keep_bits(joint.kind, (lane.sources[first.sources.index(s)], target), (read.first, write.first))
+                self.keep_bits(joint.kind, (lane.sources[first.of_source[s]], target), (read.first, write.first))
                 continue
             mine = moves.take((moves.source_part == s) & (moves.target_part == t))
             shifts = (
@@ -118,7 +118,7 @@ class _Settler:
                 self.pair(lane.state, source + shifts[0], goal + shifts[1], target, joint.derived)
                 self.keep_bits(
                     joint.kind,
-                    (lane.sources[first.sources.index(s)], target),
+                    (lane.sources[first.of_source[s]], target),
                     (source + shifts[0], goal + shifts[1]),
                 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import networkx as nx
 from attrs import evolve, frozen
@@ -17,7 +18,7 @@ from ucpl.regions import Placement
 __all__ = ["Drawn", "Graph", "Joined", "Joint", "Kept", "Kin", "Lanes", "Taken"]
 
 
-@frozen
+@frozen(slots=False)
 class Lanes:
     """One state that a join stands for: what it fills, what it is made from, and the parts of both sides."""
 
@@ -25,6 +26,15 @@ class Lanes:
     origin: str
     sources: tuple[int, ...]  # parts of the source
     targets: tuple[int, ...]  # parts of the target
+
+    @cached_property
+    def of_source(self) -> dict[int, int]:
+        """Where each part of the source stands among them: part n of the first lane is part n of the others."""
+        return {part: n for n, part in enumerate(self.sources)}
+
+    @cached_property
+    def of_target(self) -> dict[int, int]:
+        return {part: n for n, part in enumerate(self.targets)}
 
 
 @frozen(eq=False)

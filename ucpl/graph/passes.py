@@ -113,11 +113,11 @@ def deal(graph: Graph) -> Graph:
                 ways.setdefault(target, []).append(way)
             if place is not way:
                 net.add_edge(way, place)
-            sources = np.unique(table.source_part).tolist()
-            index = [joint.lanes[0].sources.index(part) for part in sources]
+            sources = sorted(set(table.source_part.tolist()))
+            index = [joint.lanes[0].of_source[part] for part in sources]
             for lane in joint.lanes:
                 net.add_edges_from((graph.reads[lane.sources[i]], extract) for i in index)
-                net.add_edge(place, graph.writes[lane.targets[joint.lanes[0].targets.index(target)]])
+                net.add_edge(place, graph.writes[lane.targets[joint.lanes[0].of_target[target]]])
     fills = [(n, w) for n, w in graph.net.edges if isinstance(n, Fill)]
     net.add_edges_from(fills)
     return evolve(graph, net=net)
@@ -153,7 +153,7 @@ def _values(graph: Graph, moves: Joined) -> tuple[list[Values], I64]:
 def _lanes(graph: Graph, joint: Joint, target: int) -> tuple[Lane, ...]:
     """The states of a joint, with the distance of their stored tensors from the first one's."""
     first = joint.lanes[0]
-    at = first.targets.index(target)
+    at = first.of_target[target]
     return tuple(
         Lane(
             lane.state,

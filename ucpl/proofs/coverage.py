@@ -20,16 +20,15 @@ from ucpl.proofs.joins import (
     I64,
     Boxes,
     Moves,
+    are_exact,
     box_of,
     distinct_boxes,
     first_left,
     halved,
-    is_exact,
     joined_boxes,
     ordered,
     pairs_in,
     positions_of,
-    rows_by,
 )
 from ucpl.proofs.live import demand_live_rows
 from ucpl.proofs.members import demand_members
@@ -131,23 +130,19 @@ class _Proof:
 
     def whole(self) -> None:
         """The pieces of the target together are all of each tensor that it keeps."""
-        pieces, layout = self.told.target, self.graph.target.layout
+        pieces, layout, states = self.told.target, self.graph.target.layout, self.told.states
         low, high = box_of(pieces)
-        group = pieces.tensor * len(self.told.states) + pieces.state
+        group = pieces.tensor * len(states) + pieces.state
         order, fresh = ordered([group, *low.T, *high.T])
         group, low, high = (a.take(order[fresh], axis=0) for a in (group, low, high))
-        for g, rows in rows_by(group):
-            path, state = (
-                self.graph.target.tensors[g // len(self.told.states)],
-                self.told.states[g % len(self.told.states)],
-            )
-            counts = np.ones(self.told.k, dtype=np.int64)
-            counts[: len(layout.tensors[path].counts)] = layout.tensors[path].counts
-            if len(rows) == 1 and (low[rows[0]] == 0).all() and (high[rows[0]] == counts).all():
-                continue
-            if is_exact(counts, low[rows], high[rows]):
-                continue
-            index = first_left(np.zeros(self.told.k, dtype=np.int64), counts, low[rows], high[rows])
+        values, group = np.unique(group, return_inverse=True)
+        kept = [(self.graph.target.tensors[v // len(states)], states[v % len(states)]) for v in values.tolist()]
+        counts = np.ones((len(kept), self.told.k), dtype=np.int64)
+        for g, (path, _) in enumerate(kept):
+            counts[g, : len(layout.tensors[path].counts)] = layout.tensors[path].counts
+        for g in np.flatnonzero(~are_exact(group, counts, low, high)).tolist():
+            rows, (path, state) = group == g, kept[g]
+            index = first_left(np.zeros(self.told.k, dtype=np.int64), counts[g], low[rows], high[rows])
             if index is not None:
                 fail(
                     "E342",

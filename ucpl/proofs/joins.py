@@ -57,13 +57,6 @@ class Boxes:
         return Boxes(*(getattr(self, f).take(at, axis=0) for f in FIELDS))
 
 
-def with_dims(rows: I64, width: int, fill: int) -> I64:
-    """The same (N, K) rows with `width` columns; those behind hold `fill`."""
-    made = np.full((len(rows), width), fill, dtype=np.int64)
-    made[:, : rows.shape[1]] = rows
-    return made
-
-
 FIELDS = ("move", "piece", "low", "high", "begin", "step")
 
 
@@ -263,18 +256,24 @@ def pairs(group: I64, low: I64, high: I64) -> tuple[I64, I64]:
     return i[real], j[real]
 
 
-def rows_by(group: I64) -> list[tuple[int, I64]]:
-    order = np.argsort(group, kind="stable")
-    values, starts = np.unique(group[order], return_index=True)
-    return list(zip(values.tolist(), np.split(order, starts[1:]), strict=True)) if len(values) else []
+def are_exact(group: I64, counts: I64, low: I64, high: I64) -> Mask:
+    """Of each group (0 .. len(counts)), whether its boxes share nothing and fill 0 .. counts."""
+    held = np.zeros(len(counts), dtype=np.int64)
+    np.add.at(held, group, (high - low).prod(axis=1))
+    exact: Mask = held == counts.prod(axis=1)
+    i, _ = pairs(group, low, high)
+    exact[group[i]] = False
+    return exact
 
 
-def is_exact(counts: I64, low: I64, high: I64) -> bool:
-    """Whether boxes that share nothing fill 0 .. counts."""
-    if int((high - low).prod(axis=1).sum()) != int(counts.prod()):
-        return False
-    i, _ = pairs(np.zeros(len(low), dtype=np.int64), low, high)
-    return len(i) == 0
+def widened(arrays: list[I64], width: int, fill: int) -> I64:
+    """Tables one below the other, all as wide as the widest is."""
+    out: I64 = np.full((sum(map(len, arrays)), width), fill, dtype=np.int64)
+    at = 0
+    for array in arrays:
+        out[at : at + len(array), : array.shape[1]] = array
+        at += len(array)
+    return out
 
 
 def first_left(low: I64, high: I64, others_low: I64, others_high: I64) -> I64 | None:

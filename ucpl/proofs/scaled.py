@@ -83,17 +83,20 @@ def _same_block(told: Told, source: Boxes, target: Boxes) -> None:
     tensors, names = told.graph.target.layout.tensors, told.graph.target.tensors
     if len(source) != len(target) or (source.move != target.move).any():
         fail("E347", "a scale, or what it scales, is at a place where no element lies", Label("plan"))
-    good = np.zeros(len(source), dtype=bool)
     of_source, of_target = told.source.tensor[source.piece], told.target.tensor[target.piece]
-    for number in np.unique(of_source).tolist():
+    numbers, which = np.unique(of_source, return_inverse=True)
+    owner = np.full(
+        len(numbers), -1
+    )  # of each scale: what it scales, along which dims, and how many elements a block has
+    along, size = np.zeros((len(numbers), told.k), np.int64), np.ones((len(numbers), told.k), np.int64)
+    for n, number in enumerate(numbers.tolist()):
         scaling = tensors[names[number]].scaling
-        if scaling is None:
-            continue
-        mine = np.flatnonzero((of_source == number) & (of_target == told.number[scaling.of]))
-        right = np.ones(len(mine), dtype=bool)
-        for i, (dim, size) in enumerate(zip(scaling.along, scaling.sizes, strict=True)):
-            right &= source.low[mine, i] == target.low[mine, dim] // size
-        good[mine] = right
+        if scaling is not None:
+            owner[n] = told.number[scaling.of]
+            along[n, : len(scaling.along)], size[n, : len(scaling.sizes)] = scaling.along, scaling.sizes
+            size[n, len(scaling.sizes) :] = 0
+    block = np.take_along_axis(target.low, along[which], axis=1) // np.maximum(size[which], 1)
+    good = (owner[which] == of_target) & ((source.low == block) | (size[which] == 0)).all(axis=1)
     if not good.all():
         n = int(np.flatnonzero(~good)[0])
         scale = told.name(told.source, int(source.piece[n]), source.low[n])

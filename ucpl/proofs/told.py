@@ -7,7 +7,7 @@ import numpy as np
 from ucpl.extents import Shelves, key_text
 from ucpl.graph import Graph
 from ucpl.proofs.alike import followers, placed
-from ucpl.proofs.joins import I64, Boxes, Mask, Moves, Pieces, with_dims
+from ucpl.proofs.joins import I64, Boxes, Mask, Moves, Pieces, widened
 from ucpl.regions import Part, Placement, element_name
 
 __all__ = ["Told"]
@@ -45,7 +45,7 @@ class Told:
 
     def _pieces(self, side: int, placement: Placement, led: set[str]) -> Pieces:
         k, one = self.k, 1 << self.bits[side]
-        blank = ("low", "high", "stride")
+        blank = {"low": 0, "high": 1, "stride": 0}
         wide: dict[str, list[I64]] = {n: [] for n in ("offset", "tensor", "state", "policy", "over", "rank", *blank)}
         common = np.array([self.number.get(p, -1) for p in placement.tensors] or [-1], dtype=np.int64)
         for part, stand in zip(placement.parts, self.stands[side], strict=True):
@@ -62,14 +62,10 @@ class Told:
             wide["policy"].append(p.policy)
             wide["over"].append(p.over)
             wide["rank"].append(_ranks(part, p.home) if p.over.any() else np.zeros_like(p.home))
-            for name, array, fill in (
-                ("low", p.low, 0),
-                ("high", p.high, 1),
-                ("stride", p.stride + p.home_stride * one, 0),
-            ):
-                wide[name].append(with_dims(array, k, fill))
-        empty = {n: np.zeros((0, k) if n in blank else 0, dtype=np.int64) for n in wide}
-        flat = {n: np.concatenate(v) if v else empty[n] for n, v in wide.items()}
+            for name, array in (("low", p.low), ("high", p.high), ("stride", p.stride + p.home_stride * one)):
+                wide[name].append(array)
+        none = [np.zeros(0, dtype=np.int64)]
+        flat = {n: widened(v, k, blank[n]) if n in blank else np.concatenate(v or none) for n, v in wide.items()}
         keep = np.flatnonzero((flat["high"] > flat["low"]).all(axis=1))
         order = keep[np.argsort(flat["offset"][keep], kind="stable")]
         flat = {n: v.take(order, axis=0) for n, v in flat.items()}
@@ -108,23 +104,19 @@ class Told:
         ]
         d = max([1, *(m.shape.shape[1] for _, _, m, _, _ in found)])
 
-        def wide(arrays: list[I64]) -> I64:
-            rows = [with_dims(a, d, 1) for a in arrays]
-            out: I64 = np.concatenate(rows or [np.zeros((0, d), np.int64)])
-            return out
-
         def flat(arrays: list[I64]) -> I64:
             out: I64 = np.concatenate(arrays or [np.zeros(0, np.int64)])
             return out
 
-        counts = [len(m) for _, _, m, _, _ in found]
+        moves = [m for _, _, m, _, _ in found]
+        counts = [len(m) for m in moves]
         return Moves(
             np.repeat(np.array([kind for (kind, _), *_ in found] or ["copy"]), counts or [0]),
             np.repeat(np.array([number for (_, number), *_ in found] or [0], dtype=np.int64), counts or [0]),
             np.repeat(np.array([state for _, state, *_ in found] or [0], dtype=np.int64), counts or [0]),
             (flat([m.source + s for _, _, m, s, _ in found]), flat([m.target + t for _, _, m, _, t in found])),
-            (wide([m.source_stride for _, _, m, _, _ in found]), wide([m.target_stride for _, _, m, _, _ in found])),
-            wide([m.shape for _, _, m, _, _ in found]),
+            (widened([m.source_stride for m in moves], d, 1), widened([m.target_stride for m in moves], d, 1)),
+            widened([m.shape for m in moves], d, 1),
         )
 
     def over(self, bits: int) -> set[tuple[int, int]]:
