@@ -194,6 +194,18 @@ def drop_of_nothing(folder: Path) -> list[str]:
     return [*CONVERT, "--drop", "exp_avg_square"]
 
 
+@case
+def fill_of_nothing(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--fill", "exp_awg=0"]
+
+
+@case
+def fill_of_a_master(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--fill", "state fp32=0"]
+
+
 # ---- texts -----------------------------------------------------------------------------------------------------------
 
 

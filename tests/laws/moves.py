@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from tests.oracle import Home, Meaning, Padding, homes
+from ucpl.columns.operations import Fill as Filling
 from ucpl.extents import key_text
 from ucpl.graph import Graph
 from ucpl.schedule import Plan, Runs, order
@@ -52,6 +53,20 @@ def fills(plan: Plan) -> list[Fill]:
             )
             place, goal = sources[int(m.source[row])], targets[int(m.target[row])]
             out += [Fill(m.kind, m.state, (place, int(a)), (goal, int(b))) for a, b in ends]
+    return out
+
+
+def filled(plan: Plan) -> dict[tuple[str, str, int], list[float]]:
+    """(file, key, position) -> the numbers that are put there because the source lacks the element."""
+    targets = [(t.file, key_text(t.key)) for t in plan.targets]
+    space = plan.spaces[1]
+    out: dict[tuple[str, str, int], list[float]] = {}
+    for node in plan.nodes:
+        if isinstance(node, Filling) and node.lacking:
+            for row in range(len(node.boxes)):
+                for at in _positions(node.boxes.offset[row], node.boxes.shape[row], node.boxes.stride[row]):
+                    place = targets[int(space.home(at))]
+                    out.setdefault((*place, int(space.position(at))), []).append(node.value)
     return out
 
 

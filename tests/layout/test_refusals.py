@@ -265,7 +265,7 @@ def layouts(first: str, second: str, model: str = MODEL + "  w : a b\n  v : a\n 
 BOTH = layouts(W, W)
 JOINED: list[tuple[str, str, str, dict[str, Any]]] = [
     ("E300", "--drop q: no tensor or state", BOTH, {"drop": ("q",)}),
-    ("E303", "the target stores s of `v` and 1 more, and the source has none", layouts(W, W + '  state * = like as "{key}.{state}"\n'), {}),
+    ("E303", "the target stores s of `w` and 1 more, and the source has none", layouts(W, W + '  state * = like as "{key}.{state}"\n'), {}),
     ("E305", "no dtype is known for weight of `w`", layouts(W, W, "  dim a = 4, b = 3\n  w : a b\n  v : a\n"), {}),
     ("E306", "weight of `w` would lose: f32 in the source, bf16 in the target", layouts(W, FILE + '  ⟧w = a b dtype bf16 as "w"\n  v = a as "v"\n'), {}),
     ("E308", "6 elements of weight of `w` are nowhere in the source, the first w[a=2, b=0]", layouts(FILE + '  w = a@dp b at dp[0] as "w"\n  v = a as "v"\n', W), {}),

@@ -4,7 +4,8 @@ Nothing here is fast, and nothing here is shared with the compiler but the readi
 compiler can be held against it; only tests import it.
 """
 
+from tests.oracle.filling import filled
 from tests.oracle.homes import Home, Padding, homes
 from tests.oracle.names import Meaning, mean, scale_of
 
-__all__ = ["Home", "Meaning", "Padding", "homes", "mean", "scale_of"]
+__all__ = ["Home", "Meaning", "Padding", "filled", "homes", "mean", "scale_of"]

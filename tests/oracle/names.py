@@ -321,6 +321,8 @@ class Meaning:
     lines: list[nodes.States] = field(factory=list)
     derived: set[str] = field(factory=set)
     origins: set[str] = field(factory=set)  # what those are derived from
+    fills: list[Any] = field(factory=list)
+    model_groups: list[nodes.Group] = field(factory=list)
     by: dict[str, str] = field(factory=dict)  # dims whose size depends on an index, and that index
 
     def degree(self, axis: str) -> int:
@@ -385,6 +387,8 @@ def mean(
     out.groups = groups_of(out, items, model_items)
     out.lines = [i for i in items if isinstance(i, nodes.States) and i.shape is not None and clauses_hold(out, i)]
     out.lines = [evolve(i, groups=model_group_names(out)) if i.groups == ("*",) else i for i in out.lines]
+    out.fills = [i for i in items if isinstance(i, nodes.Fill | nodes.FillStates)]
+    out.model_groups = [i for i in model_items if isinstance(i, nodes.Group)]
     out.origins = {i.source for i in items if isinstance(i, nodes.Derive) and numbers.holds(i.when)}
     out.derived = {i.state for i in items if isinstance(i, nodes.Derive) and numbers.holds(i.when)}
     return out
@@ -552,6 +556,10 @@ def left(item: Any) -> Any:
             return type(item), item.name
         case nodes.Derive():
             return "derive", item.state
+        case nodes.Fill():
+            return "fill", item.path, item.of, item.glob, item.indices
+        case nodes.FillStates():
+            return "fill state", item.names, item.groups
         case nodes.Framework():
             return "framework"
         case nodes.Let() | nodes.Dims():

@@ -74,6 +74,11 @@ PLACES = {
     "group stated": lambda w: layout(nodes.Group("g", stated=(w, "k"))),
     "states": lambda w: layout(nodes.States((w, w), (w, w), (nodes.Dim(w),))),
     "derive": lambda w: layout(nodes.Derive(w, w, nodes.Number(1))),
+    "fill": lambda w: layout(
+        nodes.Fill(w, (H,), TWO),
+        nodes.Fill(f"{w}.x", (), TWO),
+        nodes.FillStates((w, w), (w, w), TWO),
+    ),
     "blob": lambda w: layout(nodes.Blob(w, (w,), "keep", (nodes.Clause("in", (w,)),))),
     "use": lambda w: layout(
         nodes.Use(nodes.Call(w), w, "k"), nodes.Use(CALL, f"{w}2", None, (nodes.Clause("at", (w, TWO)),))
@@ -99,6 +104,7 @@ NUMBERS = {
     "argument": lambda w: nodes.Plan("p", nodes.Call("a", (nodes.Argument(None, nodes.Name(w)),)), CALL),
     "range": lambda w: model(nodes.Tensor("t", (dim("h", nodes.Name(w), nodes.Name(w), nodes.Name(w)),))),
     "sizes of a cut": lambda w: entry(nodes.Cut(H, (nodes.Split("a", "sizes", (nodes.Name(w), nodes.Name(w))),)), H),
+    "filled": lambda w: layout(nodes.Fill("a", (), nodes.Name(w)), nodes.FillStates(("a",), None, TWO, nodes.Name(w))),
     "when": lambda w: entry(H, clauses=(nodes.Clause("when", (nodes.Name(w),)), nodes.Clause("in", (w,)))),
     "dealt": lambda w: layout(nodes.Group("g", members=("a",), order=nodes.Name(w))),
 }

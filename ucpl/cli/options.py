@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ucpl.texts import Json
 
 __all__ = [
+    "add_changes",
     "add_data_plane",
     "add_json",
     "add_sizes",
@@ -50,6 +51,20 @@ def add_sizes(parser: ArgumentParser) -> None:
         "-D", dest="sizes", action="append", default=[], metavar="NAME=VALUE", help="a size of model or layout"
     )
     parser.add_argument("--config", metavar="CONFIG.JSON", help="offers a Hugging Face config's sizes, as config.NAME")
+
+
+def add_changes(parser: ArgumentParser) -> None:
+    """What the target leaves out of the source, and what it has beside it."""
+    parser.add_argument(
+        "--drop", action="append", default=[], metavar="NAME", help="leave out a tensor or a state; may repeat"
+    )
+    parser.add_argument(
+        "--fill",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a tensor or a state where the source has nothing of it; may repeat",
+    )
 
 
 def add_data_plane(parser: ArgumentParser) -> None:
@@ -104,7 +119,7 @@ def memory_of(text: str) -> int:
 
 
 def given_of(options: Namespace) -> Given:
-    """What -D, --config, --model and --drop say, of a verb that has them. Raises: UcplError E110, E170-E178, E184."""
+    """What -D, --config, --model, --drop and --fill say, of a verb that has them. Raises: UcplError E110, E170-E178."""
     from ucpl.conversion.given import Given, model_named
 
     model, config, sizes = getattr(options, "model", None), options.config, sizes_of(options.sizes)
@@ -113,6 +128,7 @@ def given_of(options: Namespace) -> Given:
         config=config_of(Path(config)) if config is not None else None,
         sizes=sizes,
         drop=tuple(getattr(options, "drop", ())),
+        fill=tuple(getattr(options, "fill", ())),
     )
 
 

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ucpl.cli.options import add_json, add_sizes, given_of, write_text
+from ucpl.cli.options import add_changes, add_json, add_sizes, given_of, write_text
 from ucpl.cli.report import plan_object
 from ucpl.errors import Exit, Label, fail
 
@@ -38,9 +38,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--rank", type=int, metavar="R", help="list what is put into the files of one rank of the target"
     )
-    parser.add_argument(
-        "--drop", action="append", default=[], metavar="NAME", help="leave out a tensor or a state; may repeat"
-    )
+    add_changes(parser)
     parser.add_argument("--prove", action="store_true", help="prove the finished plan once more, by code of its own")
     parser.add_argument("-o", "--output", metavar="FILE.plan", help="write the plan here")
     add_sizes(parser)

@@ -19,6 +19,7 @@ def plan_lines(plan: Plan) -> list[str]:
     out = [f"from          {plan.source_call}", f"to            {plan.target_call}"]
     out += [f"  {o.name} = {o.value}: {o.origin}" for o in plan.origins]
     out += [f"derived       {text}" for text in plan.derived]
+    out += [f"filled        {text}" for text in plan.filled]
     return out + _dropped(plan)
 
 
@@ -44,6 +45,7 @@ def plan_object(plan: Plan) -> dict[str, object]:
         "origins": [{"name": o.name, "value": o.value, "origin": o.origin} for o in plan.origins],
         "derived": list(plan.derived),
         "dropped": list(plan.dropped),
+        "filled": list(plan.filled),
         "spec": plan.spec_digest,
         "structure": plan.structure_digest,
         "reads": len(plan.source_shelves),

@@ -174,9 +174,9 @@ class Check:
 
 @frozen(eq=False)
 class Fill:
-    """Padding of the target: boxes of elements that no Split reaches, and what is put there.
+    """Boxes of elements that no Split reaches, and what is put there: padding of the target, or what the source lacks.
 
-    A graph counts them; which they are is told where it becomes a plan.
+    A graph counts elements of padding; which they are is told where it becomes a plan.
     """
 
     label: str
@@ -184,9 +184,11 @@ class Fill:
     elements: int
     boxes: Side = field(repr=False, factory=Side.empty)
     value: float = 0.0
+    lacking: bool = False  # elements of tensors, of which the source has nothing
 
     def __str__(self) -> str:
-        return f"fill    {self.state} of {self.label}: {self.elements:,} elements of padding"
+        what = f"with {self.value:g}, which the source lacks" if self.lacking else "of padding"
+        return f"fill    {self.state} of {self.label}: {self.elements:,} elements {what}"
 
 
 @frozen(eq=False)

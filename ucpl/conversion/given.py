@@ -60,6 +60,7 @@ class Given:
     config: Config | None = None  # what `config.x` is
     sizes: dict[str, Value] = field(factory=dict)  # -D
     inherited: Inherited = field(factory=dict)
+    fill: tuple[str, ...] = ()  # `fill` lines of the target, as NAME=VALUE
     drop: tuple[str, ...] = ()  # tensors, states and keys of client_state that are left out
 
 

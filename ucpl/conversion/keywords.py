@@ -44,6 +44,7 @@ class Beside(TypedDict, total=False):
     sizes: (
         Mapping[str, Value] | None
     )  # of model or layout, by name: of the target, and of a source that `layout` describes
+    fill: Sequence[str]  # "exp_avg=0": what the target has where the source has nothing
     drop: Sequence[str]  # tensors, states and keys of client_state that are left out
 
 
@@ -87,6 +88,7 @@ def given_from(beside: Beside | ToPlan | ToConvert | ToVerify, model: nodes.Mode
         config=dict(config) if config is not None else None,
         sizes=dict(beside.get("sizes") or {}),
         drop=tuple(beside.get("drop", ())),
+        fill=tuple(beside.get("fill", ())),
     )
 
 

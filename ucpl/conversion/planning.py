@@ -135,7 +135,10 @@ def closed_text(target: Side) -> str:
     if given.model is None or not target.called.is_of_any:
         return print_file(close(library, call, config=given.config, sizes=given.sizes, inherited=given.inherited))
     layout = expand(library, call, given.model, inherited=given.inherited, config=given.config)
-    return print_file(nodes.File("layout.ucpl", 1, (given.model, layout)))
+    held = {name for i in given.model.items if isinstance(i, nodes.State) for name in i.names}
+    new = (nodes.State((s.name,), s.dtype, s.scalar, s.groups) for s in target.layout.states if s.name not in held)
+    model = evolve(given.model, items=(*given.model.items, *new))
+    return print_file(nodes.File("layout.ucpl", 1, (model, layout)))
 
 
 def spec_digest(source: Side, target: Side) -> str:
@@ -143,6 +146,8 @@ def spec_digest(source: Side, target: Side) -> str:
     from ucpl.syntax import nodes, print_file
 
     digest = hashlib.sha256()
+    for text in target.given.fill:
+        digest.update(f"\0fill {text}\0".encode())
     for one in (source, target):
         digest.update(one.layout.call.encode())
         for name, file in sorted(one.library.files.items()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from attrs import frozen
 
 
@@ -71,3 +73,35 @@ def in_elements(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 def size_of(dtype: str, numel: int) -> int:
     """Bytes of so many elements."""
     return (numel + 1) // 2 if dtype in PAIRED else numel * DTYPES[dtype].itemsize
+
+
+# Of floating types: bits of a significand, the least exponent of a normal number, the greatest number.
+_FLOATS = {
+    "f64": (53, -1022, 1.7976931348623157e308),
+    "f32": (24, -126, 3.4028234663852886e38),
+    "f16": (11, -14, 65504.0),
+    "bf16": (8, -126, 3.3895313892515355e38),
+    "f8_e4m3fn": (4, -6, 448.0),
+    "f8_e5m2": (3, -14, 57344.0),
+    "c64": (24, -126, 3.4028234663852886e38),
+    "c128": (53, -1022, 1.7976931348623157e308),
+}
+
+
+def holds(dtype: str, value: float) -> bool:
+    """Whether a finite number is exactly one of a type's.
+
+    >>> [holds("bf16", v) for v in (0.0, 0.5, 256.0, 257.0)]
+    [True, True, True, False]
+    """
+    if bits_of(dtype) in AS_U8:  # of these the bits alone move
+        return False
+    if dtype in _FLOATS:
+        bits, least, most = _FLOATS[dtype]
+        step = 2.0 ** max(math.frexp(value)[1] - bits, least - bits + 1)
+        return value == 0 or (abs(value) <= most and step > 0 and (value / step).is_integer())
+    if dtype == "bool":
+        return value in (0.0, 1.0)
+    width = 8 * DTYPES[dtype].itemsize
+    low, high = (0, 2**width) if dtype.startswith("u") else (-(2 ** (width - 1)), 2 ** (width - 1))
+    return value.is_integer() and low <= value < high

@@ -7,6 +7,7 @@ Where that does not hold, the element is named. What is stored alike is joined o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import networkx as nx
 import numpy as np
@@ -16,10 +17,12 @@ from ucpl.columns import I64, distinct
 from ucpl.columns.operations import Fill, Read, Write
 from ucpl.errors import Label, fail
 from ucpl.extents import Key
+from ucpl.graph.absent import refuse_absent
 from ucpl.graph.copies import Chosen, choose
 from ucpl.graph.coverage import covered
 from ucpl.graph.graph import Drawn, Graph, Joint, Kept, Lanes, Taken
 from ucpl.graph.kin import kin_of
+from ucpl.graph.lacking import Box, Filler, Gap
 from ucpl.graph.live import with_live_rows
 from ucpl.graph.models import check_drops, check_models
 from ucpl.graph.passes import optimise
@@ -67,12 +70,13 @@ class Route:
     lanes: Lanes
     wanted: frozenset[str]
     is_derived: bool
+    gaps: dict[str, list[Box]] = field(factory=dict, eq=False)  # what the source lacks of these tensors, and is filled
     scales: tuple[int, ...] | None = (
         None  # parts of the source that the scales of their blocks are in; None: not scaled
     )
 
 
-@define
+@define(slots=False)
 class _Drawing:
     source: Placement
     target: Placement
@@ -82,6 +86,11 @@ class _Drawing:
     used: set[tuple[str, str]] = field(factory=set)  # (tensor, state) that went somewhere
     derived: list[str] = field(factory=list)
     dropped: list[str] = field(factory=list)
+    absent: list[tuple[str, list[int], set[str]]] = field(factory=list)  # (state, parts of the target, tensors)
+
+    @cached_property
+    def filler(self) -> Filler:
+        return Filler(self.source, self.target)
 
     def run(self) -> Graph:
         there = Side(self.target, self.target.tensors, self.target.layout)
@@ -98,12 +107,15 @@ class _Drawing:
         reads = {n: Read(self.source.parts[n].label, self.source.parts[n].state, *here.range(n)) for n in here.first}
         writes = {n: Write(p.label, p.state, *there.range(n)) for n, p in enumerate(self.target.parts)}
         self.net.add_nodes_from(reads.values())
-        for alike in _alike(routes, here, there):
+        for alike in _alike(self.filled(routes, (here, there), writes), here, there):
             self.join(alike, here, there, reads, writes)
         for n, part in enumerate(self.target.parts):
             if part.homes.padding and not there.is_shared(n):
                 self.net.add_edge(Fill(part.label, part.state, part.homes.padding), writes[n])
         self.leftovers()
+        return self.graph(here, there, reads, writes)
+
+    def graph(self, here: Side, there: Side, reads: dict[int, Read], writes: dict[int, Write]) -> Graph:
         return Graph(
             self.source,
             self.target,
@@ -115,6 +127,7 @@ class _Drawing:
             writes,
             tuple(self.derived),
             tuple(self.dropped),
+            self.filler.told(),
         )
 
     # ---- what is made from what --------------------------------------------------------------------------------------
@@ -150,14 +163,27 @@ class _Drawing:
             )
             made = self.route(state, state, parts, (turned, False), True)
             out.append(evolve(made, scales=self.scale_parts(turned)))
-        if rest:
-            origin = self.derivation(state, rest)
+        origin, derived = self.derivation(state, rest)
+        if derived:
             self.derived.append(
-                f"{state} of {_count(len(rest), 'tensor')} is derived from {origin},"
+                f"{state} of {_count(len(derived), 'tensor')} is derived from {origin},"
                 " rounded to nearest even where it is narrower"
             )
-            out.append(self.route(state, origin, parts, (rest, False), True))
+            out.append(self.route(state, origin, parts, (derived, False), True))
+        rest -= derived
+        masters = self.filler.of_weight(state, rest & self.stored("weight"))
+        if masters:
+            self.derived.append(
+                f"{state} of {_count(len(masters), 'tensor')} is made of the weight: the source has none"
+            )
+            out.append(self.route(state, "weight", parts, (masters, False), True))
+        if rest - masters:
+            self.absent.append((state, parts, rest - masters))
         return out
+
+    def stored(self, state: str) -> set[str]:
+        """Tensors of which the source stores a state as it is."""
+        return _tensors(self.source, [n for n, p in enumerate(self.source.parts) if p.state == state and not p.scaled])
 
     def route(
         self, state: str, origin: str, targets: list[int], wanted: tuple[set[str], bool], is_derived: bool
@@ -185,38 +211,44 @@ class _Drawing:
             if p.state == "weight" and len(p.homes) and not wanted.isdisjoint(_tensors(self.source, [n]))
         )
 
-    def derivation(self, state: str, tensors: set[str]) -> str:
-        """The state that a missing one is derived from, as the source's layout says. Raises E303 where it says nothing."""
+    def derivation(self, state: str, tensors: set[str]) -> tuple[str, set[str]]:
+        """The state that a missing one is derived from, as the source's layout says, and of which tensors."""
         for d in self.source.layout.derived:
-            held = [n for n, p in enumerate(self.source.parts) if p.state == d.source]
-            if d.state == state and tensors <= _tensors(self.source, held):
-                return d.source
-        missing = sorted(tensors)
-        fail(
-            "E303",
-            f"the target stores {state} of `{missing[0]}`"
-            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-            + ", and the source has none",
-            Label(self.source.layout.call, "source", where=f"{missing[0]}/{state}"),
-            Label(self.target.layout.call, "target", where=f"{missing[0]}/{state}"),
-            remedy=self._entry_to_write(state, missing[0]),
-        )
+            if d.state == state and (made := tensors & self.held(d.source)):
+                return d.source, made
+        return "", set()
 
-    def _entry_to_write(self, state: str, tensor: str) -> str:
-        """The line that the source's layout lacks."""
-        layout = self.source.layout
-        if state != "weight":
-            return (
-                f"write `state {state} = like in FILE` in the layout of the source, or `derive {state} from ...`;"
-                f" or choose a target that does not store {state}"
-            )
-        dims = layout.tensors[tensor].dims if tensor in layout.tensors else ()
-        axes = " ".join(dims) if dims and not any("#" in d for d in dims) else "..." if dims else "()"
-        name = tensor if all(part.isidentifier() for part in tensor.split(".")) else f'"{tensor}"'
-        return (
-            f'write an entry for it in {layout.call}: `{name} = {axes}  as "{tensor}"`; where the source has no weights, '
-            f"`derive weight from fp32`; where the target needs none, `{name} = none` there"
-        )
+    def held(self, state: str) -> set[str]:
+        return _tensors(self.source, [n for n, p in enumerate(self.source.parts) if p.state == state])
+
+    def filled(self, routes: list[Route], sides: tuple[Side, Side], writes: dict[int, Write]) -> list[Route]:
+        """The routes, tensors that the source lacks a part of apart: what is lacking is filled, or it is an error."""
+        for state, parts, tensors in self.absent:
+            k = max(1, sides[0].width, sides[1].width)
+            self.fill(self.filler.whole(state, parts, tensors, k), sides, writes)
+        if not self.filler.lines:
+            return routes
+        out = []
+        for route in routes:
+            lanes = route.lanes
+            gaps = self.filler.lacking(lanes.sources, route.wanted, sides)
+            if gaps and route.scales is None:
+                open_ = self.fill(Gap(lanes.state, lanes.targets, gaps), sides, writes)
+                gaps = {path: boxes for path, boxes in gaps.items() if path not in open_}
+                out.append(evolve(route, wanted=frozenset(gaps), gaps=gaps))
+                route = evolve(route, wanted=frozenset(route.wanted - gaps.keys()))
+            out += [route] if route.wanted else []
+        return [route for route in out if route.wanted]
+
+    def fill(self, gap: Gap, sides: tuple[Side, Side], writes: dict[int, Write]) -> set[str]:
+        """Fill what is lacking. Raises E303 where no line speaks of any of a tensor; gives the tensors that keep a hole."""
+        fills, open_ = self.filler.filled(gap, sides)
+        self.net.add_edges_from((node, writes[n]) for node, n in fills)
+        tensors = self.target.layout.tensors
+        lost = [p for p, boxes in open_.items() if sum(int((b - a).prod()) for a, b in boxes) == tensors[p].numel]
+        if lost:
+            refuse_absent(self.source, self.target, gap.state, lost)
+        return set(open_)
 
     # ---- boxes of both sides -------------------------------------------------------------------------------------------
 
@@ -228,7 +260,7 @@ class _Drawing:
         lanes = tuple(r.lanes for r in routes)
         k = max(1, here.width, there.width)
         common = {path: i for i, path in enumerate(self.target.tensors)}
-        kin = kin_of(lanes[0], self.source, self.target, common)
+        kin = () if route.gaps else kin_of(lanes[0], self.source, self.target, common)
         # Of tensors that are stored alike, the first one is joined: the others are told from it.
         rest = {t for one in kin for t in one.tensors[1:].tolist()}
         wanted = frozenset(p for p in route.wanted if common[p] not in rest)
@@ -239,7 +271,7 @@ class _Drawing:
         chosen = choose(rows, here.is_alias, here)
         # How the target's own copies will be merged one day says nothing about what is written to them now: the same.
         firsts = choose(kept.replace(policy=np.zeros_like(kept.policy)), there.is_alias, there)
-        covered(route.lanes.state, wanted, (rows, chosen), here, "E308", "source")
+        covered(route.lanes.state, wanted, (rows, chosen), here, "E308", "source", route.gaps)
         covered(route.lanes.state, wanted, (kept, firsts), there, "E309", "target")
         once = firsts.primary  # of a box that others cover in part, the rest
         splits = []
@@ -372,6 +404,7 @@ def _alike(routes: list[Route], here: Side, there: Side) -> list[list[Route]]:
             route.wanted,
             route.is_derived,
             route.scales,
+            bool(route.gaps),
         )
         found.setdefault(mark, []).append(route)
     return list(found.values())

@@ -9,9 +9,9 @@ import numpy as np
 from attrs import define, evolve
 
 from ucpl.columns import distinct, expanded
-from ucpl.columns.operations import Read, Write
+from ucpl.columns.operations import Fill, Node, Read, Write
 from ucpl.errors import Label, fail
-from ucpl.extents import AS_U8, StoredTensor, bits_of
+from ucpl.extents import AS_U8, StoredTensor, bits_of, holds
 from ucpl.graph.graph import Graph, Joined, Joint
 from ucpl.graph.kept_bits import demand_bits, demand_one_order
 from ucpl.layout.scope import at
@@ -43,6 +43,9 @@ def settle(graph: Graph) -> Graph:
         elif joint.kind != "check" and joint.moves is not None:
             for lane in range(len(joint.lanes)):
                 settler.lane(joint, joint.moves, lane)
+    for fill, write in graph.net.edges:
+        if isinstance(fill, Fill) and fill.lacking:
+            settler.fill(fill, write)
     settler.pad()
     return evolve(
         graph,
@@ -232,6 +235,27 @@ class _Settler:
             at(span, dtypes[1]) if span.line else Label(b.file, dtypes[1], where="/".join(map(str, b.key))),
             remedy=f"keep {dtypes[0]}, or write `dtype {dtypes[1]} lossy` on the entry; or `exact`, if every value fits",
         )
+
+    def fill(self, fill: Fill, write: Node) -> None:
+        """What is filled has a dtype that holds the number. E305, E315."""
+        assert isinstance(write, Write)
+        space = self.graph.spaces[1]
+        first = space.home(fill.boxes.offset)
+        last = space.home(fill.boxes.offset + ((fill.boxes.shape - 1) * fill.boxes.stride).sum(axis=1))
+        for home in {*first.tolist(), *last.tolist()}:
+            dtype, there = self.targets.get(home), self.graph.targets[home]
+            part = next(n for n, w in self.graph.writes.items() if w is write)
+            span = self.graph.target.parts[part].span
+            here = at(span) if span.line else Label(there.file, where="/".join(map(str, there.key)))
+            if not dtype:
+                fail(
+                    "E305",
+                    f"no dtype is known for {fill.state} of `{fill.label}`, which is filled",
+                    here,
+                    remedy="write `dtype bf16` in the model, or in the entry",
+                )
+            if not holds(dtype, fill.value):
+                fail("E315", f"{fill.state} of `{fill.label}` is {dtype}, which has no {fill.value:g}", here)
 
     def pad(self) -> None:
         """A target that is padding alone (a rank beyond the end of the vocabulary) has the dtype of its part's others."""

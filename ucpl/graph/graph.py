@@ -118,6 +118,7 @@ class Graph:
     writes: dict[int, Write]  # by part of the target
     derived: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()  # what `fill` lines put where the source has nothing
 
     @property
     def joints(self) -> list[Joint]:

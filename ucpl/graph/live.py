@@ -47,7 +47,9 @@ def with_live_rows(source: Placement, target: Placement) -> tuple[Placement, Pla
             continue  # the tensor, or what it is stored as, is left out, which is said elsewhere
         most = max(s.most for s, _ in pairs if s is not None) if any(s for s, _ in pairs) else 0
         room = min(0 if t is None else t.whole for _, t in pairs)
-        n = 0 if _is_scaled(path, source, target) else min(room, *(0 if s is None else s.whole for s, _ in pairs))
+        grown = source.layout.tensors[path].counts != target.layout.tensors[path].counts  # these are other rows there
+        none = grown or _is_scaled(path, source, target)
+        n = 0 if none else min(room, *(0 if s is None else s.whole for s, _ in pairs))
         if n:
             kept[dim] = n
         if n < most:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ucpl.errors import Label, fail
+from ucpl.graph.lacking import line_to_write
 from ucpl.layout import LogicalTensor
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.indices import Indices
@@ -33,7 +34,7 @@ def check_models(source: Placement, target: Placement, drop: set[str]) -> None:
     """Both sides speak of one model, as it is called, and of the same tensors. E301, E302, E319."""
     here, there = source.layout, target.layout
     if here.model_name == there.model_name and here.model_arguments and there.model_arguments:
-        if here.model_call != there.model_call:
+        if here.model_call != there.model_call and not there.fillings:  # else a tensor says if it has grown
             fail(
                 "E319",
                 f"the source is of {here.model_call}, the target of {there.model_call}",
@@ -45,18 +46,22 @@ def check_models(source: Placement, target: Placement, drop: set[str]) -> None:
 
 def _check_tensors(source: Placement, target: Placement, drop: set[str]) -> None:
     ours = source.layout.tensors
+    filled = {path for line in target.layout.fillings if line.states is None for path in line.names}
     for path, tensor in target.layout.tensors.items():
         other = ours.get(path)
         there = at(tensor.span, "target") if tensor.span.line else Label(target.layout.call, where=path)
         if other is None:
-            if path in drop:
+            if path in drop or path in filled:
                 continue
             fail(
                 "E301",
                 f"the target stores `{path}`, which the source's model lacks",
                 at(tensor.span) if tensor.span.line else there,
-                remedy="source and target must be layouts of one model",
+                remedy="source and target must be layouts of one model; what is new is filled:"
+                f" {line_to_write('weight', path, frozenset({'weight'}))}",
             )
+        if path in filled and _grows(other, tensor):
+            continue
         named = all("#" not in d for d in (*tensor.dims, *other.dims))
         if other.counts != tensor.counts or (named and (other.dims, other.indices) != (tensor.dims, tensor.indices)):
             fail(
@@ -64,7 +69,19 @@ def _check_tensors(source: Placement, target: Placement, drop: set[str]) -> None
                 f"`{path}` is {_shape(other)} in the source and {_shape(tensor)} in the target",
                 at(other.span, "source") if other.span.line else Label(source.layout.call, where=path),
                 there,
+                remedy=f"what it has grown by is filled: {line_to_write('weight', path, frozenset({'weight'}))}"
+                if _grows(other, tensor)
+                else "",
             )
+
+
+def _grows(old: LogicalTensor, new: LogicalTensor) -> bool:
+    """Whether a tensor is the other one with more behind its end, along some of its dims."""
+    if len(old.counts) != len(new.counts):
+        return False
+    named = all("#" not in d for d in (*old.dims, *new.dims))
+    begins = all(len(a) <= len(b) and b[: len(a)] == a for a, b in zip(old.indices, new.indices, strict=True))
+    return begins and (not named or old.dims == new.dims)
 
 
 def _shape(tensor: LogicalTensor) -> str:

@@ -218,9 +218,9 @@ def _seen(stated: str | None, said: str) -> str:
     return said if not stated or (stated == "u8" and said in AS_U8.values()) else stated
 
 
-def spaced(here: Side, there: Side) -> None:
-    """Give both sides room for their positions. E312."""
-    for side in (here, there):
+def spaced(*sides: Side) -> None:
+    """Give sides room for their positions. E312."""
+    for side in sides:
         try:
             side.space = Space.over(side.count, side.numel_max)
         except ValueError as error:

@@ -210,6 +210,8 @@ def _decided(item: Item, scope: Scope) -> Item | None:
         return evolve(item, when=None) if scope.holds(item.when) else None
     if isinstance(item, nodes.Entry | nodes.States):
         return evolve(item, clauses=said_clauses(item)) if is_there(item, scope) else None
+    if isinstance(item, nodes.Fill | nodes.FillStates):
+        return None  # of how a checkpoint is made, not of how it is stored
     return item
 
 

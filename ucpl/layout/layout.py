@@ -14,6 +14,7 @@ from ucpl.layout.scope import Config
 from ucpl.layout.templates import Template
 from ucpl.syntax.nodes import NOWHERE, Span
 
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # positions low <= p < high, a number a dim
 Policy = Literal["same", "mean", "sum", "any", "lead", "max"]  # lead: see `regions.placement.POLICIES`
 
 
@@ -154,6 +155,19 @@ class Group:
 
 
 @frozen
+class Filling:
+    """One `fill` line: what the target has of some elements, where the source has nothing of them."""
+
+    text: str  # as it is written
+    rank: tuple[int, ...]  # of two lines that speak of one element the one of greater rank holds
+    names: frozenset[str]  # tensors
+    boxes: dict[str, tuple[Box, ...]]  # parts of them that are meant; of a tensor without any: all of it
+    states: frozenset[str] | None  # None: the parameter itself, its weight and its master
+    value: float | None  # None: the tensor's weight, of which a master is made
+    span: Span = field(default=NOWHERE, eq=False, repr=False)
+
+
+@frozen
 class BlobRule:
     name: str
     mesh_axes: tuple[str, ...]
@@ -197,6 +211,7 @@ class Layout:
     model_arguments: tuple[tuple[str, Value], ...] = ()  # of the model's parameters
     taken: tuple[Taken, ...] = ()  # what each glob took, in the text's order
     not_kept: frozenset[str] = frozenset()  # states that it says it stores `none` of; "*" is all of them
+    fillings: tuple[Filling, ...] = ()
     extended: frozenset[Span] = frozenset()  # where lines of entries stand that are those of a layout that it extends
 
     @property

@@ -91,6 +91,10 @@ def _left_side(item: nodes.Record) -> Hashable:
             return "state", item.names, item.groups
         case nodes.Derive():
             return "derive", item.state
+        case nodes.Fill():
+            return "fill", item.path, item.of, item.glob, item.indices
+        case nodes.FillStates():
+            return "fill state", item.names, item.groups
         case nodes.Framework():
             return ("framework",)
         case nodes.Let() | nodes.Dims():

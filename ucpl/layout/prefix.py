@@ -57,7 +57,10 @@ class _Renaming:
                 made = evolve(
                     made, name=self.name(made.name), members=self.names(made.members), without=self.names(made.without)
                 )
-            case nodes.State():
+            case nodes.Fill():
+                glob = (f"{self.prefix}.{made.glob[0]}", *made.glob[1:]) if made.glob else ()
+                made = evolve(made, path=f"{self.prefix}.{made.path}" if glob else self.name(made.path), glob=glob)
+            case nodes.State() | nodes.FillStates():
                 made = evolve(made, groups=self.names(made.groups))
             case nodes.States():
                 made = evolve(made, groups=self.names(made.groups), clauses=self.of_states(made))

@@ -12,6 +12,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.layout.entries import entries_of
+from ucpl.layout.fills import fillings_of
 from ucpl.layout.idle import demand_acting, demand_founded, demand_known
 from ucpl.layout.layout import Layout, Taken
 from ucpl.layout.library import Library
@@ -82,6 +83,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     groups = groups_of_layout(items, ground, tensors, frozenset(e.path for e in entries), model_groups)
     framework, settings = framework_of(items, scope)
     state_lines = states_lines(items, ground, groups, model_groups)
+    derived, states = derived_of(items, scope), states_of(model_items)
     layout = Layout(
         name=opened.layout.name,
         call=_call_text(opened),
@@ -89,7 +91,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         config=scope.config,
         tensors=tensors,
         aliases=aliases,
-        states=states_of(model_items),
+        states=states,
         model_groups=model_groups,
         meshes=meshes,
         indices=indices,
@@ -97,7 +99,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         entries=entries,
         state_lines=state_lines,
         groups=groups,
-        derived=derived_of(items, scope),
+        derived=derived,
         blobs=blobs_of(items, ground),
         framework=framework,
         settings=settings,
@@ -106,6 +108,9 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         model_name=opened.model.name,
         model_arguments=tuple((p.name, scope.value(p.name)) for p in opened.model.parameters),
         not_kept=not_kept(items, scope),
+        fillings=fillings_of(
+            items, scope, (tensors, aliases, states, model_groups), (n for d in derived for n in (d.state, d.source))
+        ),
         extended=opened.extended,
     )
     demand_known(opened.definitions, scope)

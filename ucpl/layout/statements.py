@@ -13,6 +13,7 @@ from attrs import define, evolve, field, frozen
 from ucpl.errors import fail
 from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
 from ucpl.layout.by_index import written_out
+from ucpl.layout.fills import with_filled_states
 from ucpl.layout.library import Known, Library, Link
 from ucpl.layout.overlay import fresh, overlay
 from ucpl.layout.own_names import refuse_second_meanings
@@ -113,6 +114,8 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
         _demand_one_value(
             [*model_file.statements, *model_items], [link for link in chain if link.file is not model_file], scope
         )
+    if outermost.of == "any":
+        model_items = with_filled_states(items, model_items, scope)
     model_items, items = written_out(model_items, items, scope)
     scope.bind(model_items)
     scope.bind(items)
@@ -354,7 +357,7 @@ def _refuse_globs(layout: nodes.Layout) -> None:
     """Globs speak of names that the text does not know: in a layout of a named model it does."""
     if layout.of == "any":
         return
-    item = next((i for i in layout.items if isinstance(i, nodes.Entry) and i.glob), None)
+    item = next((i for i in layout.items if isinstance(i, nodes.Entry | nodes.Fill) and i.glob), None)
     if item is not None:
         fail(
             "E126",

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ucpl.columns.operations import Flow, Lane
+from ucpl.columns.operations import Fill, Flow, Lane
 from ucpl.extents import Shelves
 from ucpl.graph import Graph
 from ucpl.regions import Part, Placement
@@ -58,6 +58,7 @@ def followers(graph: Graph, flows: Sequence[Flow], stands: tuple[Stands, Stands]
 
     What is proved of the first lane is then proved of them.
     """
+    filled = {n.state for n in graph.net if isinstance(n, Fill) and n.lacking}  # each by a line of its own
     leader: dict[str, str] = {}
     told: dict[str, list[tuple[Lane, ...]]] = {}
     for flow in flows:
@@ -67,7 +68,7 @@ def followers(graph: Graph, flows: Sequence[Flow], stands: tuple[Stands, Stands]
                 leader[lane.state] = lane.state  # not always the same one
     found: set[Lane] = set()
     for state, first in leader.items():
-        if state == first or leader[first] != first or len(told[state]) != len(told[first]):
+        if state == first or leader[first] != first or {state, first} & filled or len(told[state]) != len(told[first]):
             continue
         lanes = [(lane, x[0]) for x in told[state] for lane in x if lane.state == state]
         origins = {(lane.origin, lead.origin) for lane, lead in lanes}

@@ -16,6 +16,7 @@ import numpy as np
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.graph import Graph
+from ucpl.proofs.filled import fill_boxes, prove_fills
 from ucpl.proofs.joins import (
     I64,
     Boxes,
@@ -48,7 +49,8 @@ def prove(graph: Graph) -> None:
     E344 for a move from or to a place where no element lies, E345 for one that stands in a tensor twice;
     E346 for one that is put together in another way than its layout says, or without one of its parts;
     E347 for one that is not scaled once by the scale of its block;
-    E348 for a live row that both sides have and that stays behind.
+    E348 for a live row that both sides have and that stays behind;
+    E349 for one that is filled although the source has it, or with a number that no line says.
     """
     demand_live_rows(graph)
     _Proof(graph).run()
@@ -70,7 +72,9 @@ class _Proof:
         self.same_elements(source, target)
         parts = brought(self.told, source, target)
         where = places(parts, self.told.k)
-        self.filled(target, where)
+        fills = fill_boxes(self.told)
+        self.filled(target, where, fills)
+        prove_fills(self.told, fills)
         self.used(source)
         demand_members(self.told, source)
         demand_parts(self.told, parts, where)
@@ -103,8 +107,8 @@ class _Proof:
         volume: I64 = np.where(same, (high - low).clip(0).prod(axis=1), 0)
         return volume
 
-    def filled(self, target: Boxes, together: Boxes) -> None:
-        """Every element of every stored tensor of the target once; every tensor of the target as a whole.
+    def filled(self, target: Boxes, together: Boxes, fills: Boxes) -> None:
+        """Every element of every stored tensor of the target once, moved or filled; every tensor of it as a whole.
 
         `together`: where values are put together, each place once.
         """
@@ -113,6 +117,8 @@ class _Proof:
         if not (self.told.moves.kind == "copy").all():
             copies = target.take((self.told.moves.kind == "copy")[target.move])
             both = joined_boxes([copies, together], self.told.k)
+        if len(fills):
+            both = joined_boxes([both, fills], self.told.k)
         i, j = pairs_in(both)
         if len(i):
             index = np.maximum(both.low[i[0]], both.low[j[0]])

@@ -35,7 +35,8 @@ def demand_live_rows(graph: Graph) -> None:
             if not ends:
                 continue
             scaled = any(p.scaled and path in _paths(side, p) for side in sides for p in side.parts)
-            want = 0 if scaled else min(ends) - first
+            grown = graph.source.located.layout.tensors[path].counts != tensor.counts
+            want = 0 if scaled or grown else min(ends) - first
             have = kept[path, dim].counts[dim] if (path, dim) in kept else 0
             if want != have:
                 _blame(graph, path, dim, min(want, have))

@@ -136,6 +136,10 @@ class Told:
         for d in self.graph.source.layout.derived:
             if d.state in self.states and d.source in self.states:
                 allowed[self.states.index(d.source), self.states.index(d.state)] = True
+        for line in self.graph.target.layout.fillings:  # masters of parameters that the source has no masters of
+            for state in (line.states or ()) if line.value is None else ():
+                if state in self.states and "weight" in self.states:
+                    allowed[self.states.index("weight"), self.states.index(state)] = True
         out: Mask = allowed[have, want]
         return out
 

@@ -10,6 +10,7 @@ from attrs import frozen
 from ucpl.columns import I64
 from ucpl.layout import FileRule, Group, Layout, States, Storing
 from ucpl.layout.axes import partly_cut
+from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Policy
 from ucpl.layout.templates import Template
 from ucpl.regions.claims import Claims
@@ -18,8 +19,6 @@ from ucpl.regions.names import Namer
 from ucpl.regions.placement import POLICIES, Pieces, digits_of
 
 __all__ = ["Site"]
-
-VALUED = ("weight", "fp32", "master", "param")
 
 
 @frozen(eq=False, slots=False)
@@ -83,7 +82,7 @@ class Site:
     @property
     def valued(self) -> set[str]:
         """States that hold the parameter's own value, as far as names and derivations tell."""
-        return {*VALUED, *(n for d in self.layout.derived for n in (d.state, d.source))}
+        return {*PARAMETER, *(n for d in self.layout.derived for n in (d.state, d.source))}
 
     def policy_at(self, storing: Storing, cut: frozenset[str], rank: int) -> Policy:
         """What holds of a copy on a rank. `cut`: axes along which no two ranks hold the same.

@@ -1,6 +1,6 @@
 """Plans in files: a head that people read, the graph and its stored tensors as JSON, and columns of moves. No pickle.
 
-ucpl-plan 4
+ucpl-plan 5
 sha256:...                  of all that follows
 <summary, line by line>
 ---
@@ -29,7 +29,7 @@ from ucpl.schedule.text import summary
 
 __all__ = ["load_plan", "plan_bytes", "plan_digest", "save_plan"]
 
-MAGIC = b"ucpl-plan 4\n"
+MAGIC = b"ucpl-plan 5\n"
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -91,6 +91,7 @@ def _header(plan: Plan, graph: Json) -> Json:
         "origins": [[o.name, o.value, o.origin] for o in plan.origins],
         "derived": list(plan.derived),
         "dropped": list(plan.dropped),
+        "filled": list(plan.filled),
         "carry": plan.carry,
         "spec_digest": plan.spec_digest,
         "structure_digest": plan.structure_digest,
@@ -121,6 +122,7 @@ def _plan(raw: Json, columns: bytes) -> Plan:
         origins=tuple(Origin(text(n), _value(v), text(o)) for n, v, o in items(raw["origins"])),
         derived=texts(raw["derived"]),
         dropped=texts(raw["dropped"]),
+        filled=texts(raw["filled"]),
         carry={name: text(fate) for name, fate in table(raw["carry"]).items()},
         spec_digest=text(raw["spec_digest"]),
         structure_digest=text(raw["structure_digest"]),

@@ -66,8 +66,8 @@ def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
             return ["read", label, state, first, last]
         case Write(label=label, state=state, first=first, last=last):
             return ["write", label, state, first, last]
-        case Fill(label=label, state=state, elements=elements, value=value):
-            return ["fill", label, state, elements, rows, value]
+        case Fill(label=label, state=state, elements=elements, value=value, lacking=lacking):
+            return ["fill", label, state, elements, rows, value, lacking]
         case Extract(label=label, lanes=lanes, value=value):
             return ["extract", label, _lanes(lanes), rows, value]
         case Split(label=label, lanes=lanes, value=value, lossy=lossy):
@@ -118,8 +118,8 @@ def _node(told: Json, table: Moves, fills: Side) -> Node:
             return Read(label, state, first, last)
         case ["write", str(label), str(state), int(first), int(last)]:
             return Write(label, state, first, last)
-        case ["fill", str(label), str(state), int(elements), rows, float(value)]:
-            return _fill(Fill(label, state, elements, _part(fills, rows), value))
+        case ["fill", str(label), str(state), int(elements), rows, float(value), bool(lacking)]:
+            return _fill(Fill(label, state, elements, _part(fills, rows), value, lacking))
         case ["extract", str(label), lanes, rows, value]:
             return Extract(label, _lanes_from(lanes), _part(table, rows).source_side, _value(value))
         case ["split", str(label), lanes, rows, value, bool(lossy)]:

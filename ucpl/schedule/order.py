@@ -43,6 +43,7 @@ def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_
         origins=tuple(Origin(n, v, o) for n, v, o in graph.target.layout.origins),
         derived=graph.derived,
         dropped=graph.dropped,
+        filled=graph.filled,
         carry={b.name: b.fate for b in graph.target.layout.blobs},
         spec_digest=spec_digest,
         structure_digest=structure_digest(graph.sources),

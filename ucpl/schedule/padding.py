@@ -24,7 +24,7 @@ def told(net: nx.DiGraph[Node], targets: Shelves, space: Space) -> nx.DiGraph[No
     filled: dict[Node, Node] = {}
     homes, numel = padded(targets)
     for fill in net:
-        if isinstance(fill, Fill):
+        if isinstance(fill, Fill) and not fill.lacking:
             (write,) = net.successors(fill)
             assert isinstance(write, Write)
             mine = slice(*np.searchsorted(homes, [write.first, write.last]).tolist())
@@ -46,10 +46,14 @@ def padded(targets: Shelves) -> tuple[I64, I64]:
 
 
 def _reached(net: nx.DiGraph[Node], write: Write, space: Space) -> Side:
-    """The boxes of all Splits into what is written there, and of the states that are stored like it."""
+    """The boxes of all Splits into what is written there, and of the states that are stored like it; what is lacking."""
+    lacking = [fill.boxes for fill in net.predecessors(write) if isinstance(fill, Fill) and fill.lacking]
     return Side.concat(
-        split.boxes.replace(offset=split.boxes.offset + lane.target * space.step)
-        for split in net.predecessors(write)
-        if isinstance(split, Split)
-        for lane in split.lanes
+        lacking
+        + [
+            split.boxes.replace(offset=split.boxes.offset + lane.target * space.step)
+            for split in net.predecessors(write)
+            if isinstance(split, Split)
+            for lane in split.lanes
+        ]
     )

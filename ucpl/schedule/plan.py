@@ -65,6 +65,7 @@ class Plan:
     origins: tuple[Origin, ...] = ()
     derived: tuple[str, ...] = ()  # sentences: "weight is derived from fp32 by rounding to nearest even"
     dropped: tuple[str, ...] = ()  # names of tensors and states of the source that are left out on purpose
+    filled: tuple[str, ...] = ()  # "exp_avg with 0: 4 elements of `b` (the source lacks them)"
     carry: dict[str, str] = field(factory=dict)  # fate of blobs by name: keep, first, drop
     spec_digest: str = ""
     structure_digest: str = ""

@@ -120,5 +120,7 @@ def _of_layout(item: nodes.LayoutItem) -> list[_Definition]:
             return [] if item.when is not None else [_Definition("derived state", item.state, item.span)]
         case nodes.Framework():
             return [_Definition("framework", "", item.span)]
-        case nodes.Entry() | nodes.States() | nodes.Blob() | nodes.Assert() | nodes.Gone():
+        case nodes.Entry() | nodes.States() | nodes.Fill() | nodes.FillStates():
+            return []
+        case nodes.Blob() | nodes.Assert() | nodes.Gone():
             return []

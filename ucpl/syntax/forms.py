@@ -77,6 +77,10 @@ FORMS: dict[tuple[str, str], tuple[str, str]] = {
         'state exp_avg of decay = pad(flat(each), 2 * dp)@dp  in optim as "state/{bucket}"',
     ),
     ("l", "derive"): ("a derivation has a state and the one that it is made from", "derive weight from fp32"),
+    ("l", "fill"): (
+        "a fill has a tensor, with dims in brackets, or `state` and its names, then `=` and a number",
+        "fill embed[v[32000..]] = 0",
+    ),
     ("l", "blob"): ("a blob has a name, perhaps axes, and its fate", 'blob rng @dp keep in meta as "rng"'),
 }
 

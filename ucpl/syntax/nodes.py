@@ -467,6 +467,30 @@ class Derive:
 
 
 @frozen
+class Fill:
+    """`fill w[l[4..]] = 0`: what a target has where the source has nothing of a tensor. `path`, `of`, `glob` as an entry's."""
+
+    path: str
+    indices: tuple[Axis, ...]
+    value: Expr
+    of: str | None = None
+    glob: tuple[str, ...] = ()
+    when: Expr | None = None
+    span: Span = _span()
+
+
+@frozen
+class FillStates:
+    """`fill state a, b of g = 0`: the same of states. `names` and `groups` as a state line's."""
+
+    names: tuple[str, ...] | None
+    groups: tuple[str, ...] | None
+    value: Expr
+    when: Expr | None = None
+    span: Span = _span()
+
+
+@frozen
 class Blob:
     """`blob rng @dp keep in meta as "rng"`. fate: keep, first, drop."""
 
@@ -489,7 +513,22 @@ class Import:
 
 ModelItem = Let | Dims | DefaultDtype | Tensor | Alias | State | Assert | Index | Use | Group | Gone
 LayoutItem = (
-    Gone | Let | Dims | Assert | Mesh | Index | Files | Framework | Group | Entry | States | Derive | Blob | Use
+    Gone
+    | Let
+    | Dims
+    | Assert
+    | Mesh
+    | Index
+    | Files
+    | Framework
+    | Group
+    | Entry
+    | States
+    | Derive
+    | Fill
+    | FillStates
+    | Blob
+    | Use
 )
 
 

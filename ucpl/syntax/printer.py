@@ -19,6 +19,7 @@ from ucpl.syntax.words import (
     AXIS_WORDS,
     BRACKET_WORDS,
     DIM_WORDS,
+    FILL_WORDS,
     LAYOUT_WORDS,
     MEMBER_WORDS,
     MODEL_WORDS,
@@ -286,18 +287,19 @@ def _tensor(tensor: nodes.Tensor) -> Row:
 
 
 def _entry(entry: nodes.Entry) -> Row:
-    head = _left(entry) if entry.of is None else f"{_left(entry)} of {entry.of}"
+    left = _left(entry, LAYOUT_WORDS)
+    head = left if entry.of is None else f"{left} of {entry.of}"
     body = "none" if entry.shape is None else _shape(entry.shape)
     return Row("entry", head + _indices(entry.indices), "=", body, tuple(_clause(c) for c in entry.clauses))
 
 
-def _left(entry: nodes.Entry) -> str:
+def _left(entry: nodes.Entry | nodes.Fill, words: frozenset[str]) -> str:
     """`*`, a name, or a glob: a star of a name is written by its number, since one that stands there makes a glob."""
     if entry.glob:
         return '"' + "*".join(_starless(text)[1:-1] for text in entry.glob) + '"'
     if entry.path == "*":
         return "*"
-    return _starless(entry.path) if "*" in entry.path else _path(entry.path, LAYOUT_WORDS)
+    return _starless(entry.path) if "*" in entry.path else _path(entry.path, words)
 
 
 def _starless(text: str) -> str:
@@ -373,6 +375,13 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> Row:
         case nodes.Derive():
             text = f"derive {_name(item.state)} from {_name(item.source)}"
             return Row("derive", text, tail=_when(item.when))
+        case nodes.Fill():
+            of = "" if item.of is None else f" of {item.of}"
+            head = f"fill {_left(item, FILL_WORDS)}{of}{_indices(item.indices)}"
+            return Row("fill", head, "=", _expr(item.value, 0), _when(item.when))
+        case nodes.FillStates():
+            head = f"fill state {'*' if item.names is None else _names(item.names)}{_of(item.groups)}"
+            return Row("fill", head, "=", _expr(item.value, 0), _when(item.when))
         case nodes.Blob():
             axes = "".join(f" @{_name(axis)}" for axis in item.mesh_axes)
             head = f"blob {_path(item.name)}{axes} {item.fate}"

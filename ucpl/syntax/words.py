@@ -12,6 +12,7 @@ __all__ = [
     "CLAUSE_WORDS",
     "DIM_WORDS",
     "ELEMENT_TYPES",
+    "FILL_WORDS",
     "LAYOUT_WORDS",
     "MEMBER_WORDS",
     "MODEL_WORDS",
@@ -31,8 +32,9 @@ DIM_WORDS = frozenset({"dtype", "is", "when"}) | NONE_WORDS  # among the dims of
 SPLIT_WORDS = frozenset({"chunk", "spread"})  # after `@`
 MEMBER_WORDS = frozenset({"all", "from"}) | NONE_WORDS  # the first member of a group
 LAYOUT_WORDS = frozenset(  # at the start of a statement in a layout
-    {"let", "dim", "assert", "mesh", "index", "file", "framework", "group", "state", "derive", "blob", "use"}
+    {"let", "dim", "assert", "mesh", "index", "file", "framework", "group", "state", "derive", "fill", "blob", "use"}
 )
+FILL_WORDS = frozenset({"state"})  # after `fill`
 MODEL_WORDS = frozenset({"let", "dim", "dtype", "alias", "state", "assert", "index", "use", "group"})  # … in a model
 
 ELEMENT_TYPES = frozenset(

@@ -101,6 +101,32 @@ class Layouts(Models):
             span=self.span(children),
         )
 
+    def fill(self, children: Children) -> nodes.Fill:
+        path = "*" if isinstance(children[1], Token) else children[1].value
+        parts = {c.kind: c.value for c in children[2:] if isinstance(c, Part)}
+        return nodes.Fill(
+            path,
+            parts.get("indices", ()),
+            self._filled(children),
+            parts.get("class"),
+            self._glob(children[1]),
+            when_of(children),
+            span=self.span(children),
+        )
+
+    def fill_states(self, children: Children) -> nodes.FillStates:
+        names = tuple(c.value for c in children if isinstance(c, Part) and c.kind == "name")
+        groups = next((c.value for c in children if isinstance(c, Part) and c.kind == "groups"), None)
+        value = self._filled(children)
+        return nodes.FillStates(names or None, groups, value, when_of(children), span=self.span(children))
+
+    @staticmethod
+    def _filled(children: Children) -> nodes.Expr:
+        """What stands behind `=`."""
+        at = next(i for i, c in enumerate(children) if isinstance(c, Token) and c == "=")
+        value: nodes.Expr = children[at + 1]
+        return value
+
     def fate(self, children: Children) -> Part:
         word = self.word(children[0], ("keep", "first", "drop"), "a fate of a blob")
         return Part("fate", word, self.span(children))

@@ -1,0 +1,97 @@
+"""`fill` from the command line to the bytes: moments for weights alone, rows and tensors that are new, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ucpl
+from tests.cli.command import ucpl as command
+from ucpl.errors import UcplError
+
+MOMENTS = ["exp_avg=0", "exp_avg_sq=0"]
+GROWN = """ucpl 1
+model grown {{
+  dim v = 5, h = 4
+  dtype f32
+  embed : v h
+  gate  : h
+  state exp_avg : f32
+}}
+layout old() of grown {{
+  framework torch()
+  file weights = torch "a.pt"
+  embed = v h  as "embed"
+  gate  = none
+}}
+layout new(tp) of grown {{
+  mesh tp
+  framework torch()
+  file weights = torch "{{tp}}.pt"
+  embed = v@chunk(tp) h  as "embed"
+  gate  = h@tp           as "gate"
+  state * = like in weights as "{{state}}/{{key}}"
+  {}
+}}
+"""
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    file = tmp_path / "model.safetensors"
+    save_file({"w": torch.arange(12.0).reshape(3, 4), "b": torch.arange(3.0)}, str(file))
+    return file
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_moments_of_weights_alone_are_filled(stage: int, weights: Path, tmp_path: Path) -> None:
+    made = ucpl.convert(weights, tmp_path / "zero", f"zero{stage}(dp = 2)", fill=MOMENTS)
+    assert [text.partition(":")[0] for text in made.plan.filled] == ["exp_avg with 0", "exp_avg_sq with 0"]
+    assert "15 elements of `b`, `w`" in made.plan.filled[0]
+    again = ucpl.convert(tmp_path / "zero", tmp_path / "plain.pt", "plain()")
+    assert again.report
+    held = torch.load(tmp_path / "plain.pt", weights_only=True)["params"]
+    assert torch.equal(held["w"]["weight"], torch.arange(12.0).reshape(3, 4))
+    assert torch.equal(held["w"]["exp_avg"], torch.zeros(3, 4)) and torch.equal(held["b"]["exp_avg_sq"], torch.zeros(3))
+
+
+def test_what_has_no_moments_cannot_be_given_them_in_silence(weights: Path, tmp_path: Path) -> None:
+    made = ucpl.plan(str(weights), "zero1(dp = 2)")
+    assert made.filled == () and {s.state for s in made.target_shelves.shelves} == {"weight", "fp32"}
+
+
+def test_a_spec_fills_what_it_has_grown_by(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    torch.save({"embed": torch.arange(20.0).reshape(5, 4)}, tmp_path / "old" / "a.pt")
+    spec = tmp_path / "spec.ucpl"
+    spec.write_text(GROWN.format('fill gate = "0.5"\n  fill state exp_avg = 0'))
+    made = ucpl.convert(tmp_path / "old", tmp_path / "new", f"{spec}:new(tp = 2)", layout=f"{spec}:old()")
+    one = torch.load(tmp_path / "new" / "1.pt", weights_only=True)
+    assert torch.equal(one["gate"], torch.full((2,), 0.5)) and torch.equal(
+        one["embed"], torch.arange(12.0, 20).reshape(2, 4)
+    )
+    assert torch.equal(one["exp_avg"]["embed"], torch.zeros(2, 4))
+    assert "fill" not in made.plan.layout_text, "how it was made is no part of what it is"
+    assert ucpl.verify(tmp_path / "new")
+    ucpl.convert(tmp_path / "new", tmp_path / "back", f"{spec}:old()", drop=["gate", "exp_avg"])
+
+
+def test_a_command_line_says_it(weights: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "zero")
+    done = command(
+        "convert", str(weights), target, "--to", "zero1(dp=2)", "--fill", "exp_avg=0", "--fill", "state exp_avg_sq=1"
+    )
+    assert done.status == 0, done.err
+    assert "filled        exp_avg with 0: 15 elements of `b`, `w` (the source lacks them)" in done.out
+    assert "filled        exp_avg_sq with 1" in done.out
+
+
+@pytest.mark.parametrize("text", ["exp_avg", "=0", "exp_avg=", "w[=0", "ww=0", "w.x=0", 'w="a"', "w]=0"])
+def test_a_fill_that_is_no_line_is_refused(text: str, weights: Path, tmp_path: Path) -> None:
+    with pytest.raises(UcplError) as caught:
+        ucpl.convert(weights, tmp_path / "zero", "zero1(dp = 2)", fill=[text])
+    assert caught.value.diagnostics[0].code in ("E197", "E326"), caught.value
+    assert not (tmp_path / "zero").exists()

@@ -1,0 +1,82 @@
+"""`--fill NAME=VALUE`: `fill` lines beside a target's call, as if its layout said them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from attrs import evolve
+
+from ucpl.conversion.given import Called
+from ucpl.errors import Label, UcplError, fail
+from ucpl.layout.library import Known
+from ucpl.layout.scope import nearest
+from ucpl.syntax import nodes, parse
+
+__all__ = ["with_fills"]
+
+SHOWN = 60  # characters of an argument that a message repeats
+_NUMBER = re.compile(r"[+-]?[0-9]+")
+_TEXT = "ucpl 1\nlayout x() of any {{\n  fill {} = {}\n}}\n"
+
+
+def with_fills(one: Called, texts: Sequence[str], model: nodes.Model) -> Called:
+    """The layout with these lines behind its own. `model`: what it is over. Raises: UcplError E197."""
+    if not texts:
+        return one
+    known = one.library.layout(one.call.name)
+    assert isinstance(known.node, nodes.Layout)
+    lines = tuple(line for text in texts for line in _lines(text, model))
+    made = Known(evolve(known.node, items=(*known.node.items, *lines)), known.file)
+    return Called(evolve(one.library, known={**one.library.known, one.call.name: made}), one.call)
+
+
+def _lines(text: str, model: nodes.Model) -> list[nodes.LayoutItem]:
+    """`exp_avg=0`, `embed[v[32000..]]=0`, `state exp_avg=0`: a bare name is a tensor or, like those of --drop, a state."""
+    left, equals, value = (part.strip() for part in text.rpartition("="))
+    if not equals or not left or not value:
+        _refuse(text, "not of the form NAME=VALUE")
+    if not _NUMBER.fullmatch(value) and value != "weight":
+        value = f'"{value}"'
+    try:
+        (layout,) = parse(_TEXT.format(left, value), "--fill").statements
+    except UcplError as error:
+        _refuse(text, f"this is no fill line: {error.diagnostics[0].message}")
+    assert isinstance(layout, nodes.Layout)
+    here = nodes.Span(0, len(text), 1, 1, f"--fill {text[:SHOWN]}")
+    return [_meant(text, evolve(line, span=here), model) for line in layout.items]
+
+
+def _meant(text: str, line: nodes.LayoutItem, model: nodes.Model) -> nodes.LayoutItem:
+    """A bare name that no tensor has is a state's."""
+    if not isinstance(line, nodes.Fill) or line.path == "*" or line.glob or line.indices or line.of:
+        return line
+    tensors = {i.path for i in model.items if isinstance(i, nodes.Tensor | nodes.Alias)}
+    states = {name for i in model.items if isinstance(i, nodes.State) for name in i.names}
+    name = line.path
+    if name in tensors and name in states:
+        _refuse(text, f"`{name}` is a tensor and a state", f"for the state: --fill 'state {name}=0'")
+    if name in tensors:
+        return line
+    close = nearest(name, [*tensors, *states]) if name not in states else None
+    if close is not None and close not in _like(name):
+        _refuse(
+            text,
+            f"no tensor and no state is called `{name}`",
+            f"did you mean `{close}`? A state that is new: --fill 'state {name}=0'",
+        )
+    if "." in name:
+        _refuse(text, f"no tensor is called `{name}`")
+    return nodes.FillStates((name,), None, line.value, line.when)
+
+
+def _like(name: str) -> tuple[str, ...]:
+    """Names beside which a state that is near them is new, and no slip: `exp_avg` and `exp_avg_sq`."""
+    return (f"{name}_sq", name.removesuffix("_sq"), f"max_{name}", name.removeprefix("max_"))
+
+
+def _refuse(text: str, what: str, remedy: str = "") -> NoReturn:
+    fail(
+        "E197", f"--fill {text[:SHOWN]}: {what}", Label("<command line>", where=f"--fill {text[:SHOWN]}"), remedy=remedy
+    )

@@ -1,0 +1,278 @@
+"""What the source has nothing of, and what the target's `fill` lines put there.
+
+A line acts where the source lacks an element and nowhere else: it never changes what the source has. What it fills is told;
+what it speaks of and the source has is told, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+import numpy as np
+from attrs import define, field, frozen
+
+from ucpl.columns import I64, Moves, join_runs, straighten
+from ucpl.columns import Side as Boxes
+from ucpl.columns.operations import Fill
+from ucpl.errors import fail
+from ucpl.graph.copies import choose
+from ucpl.graph.rows import Rows, rows_of
+from ucpl.graph.side import Side, spaced
+from ucpl.layout.by_index import whole_name
+from ucpl.layout.fills import PARAMETER
+from ucpl.layout.layout import Filling, LogicalTensor
+from ucpl.layout.scope import at
+from ucpl.regions import Placement, element_name
+from ucpl.regions.boxes import overlaps, subtract
+
+__all__ = ["Filler", "Gap", "itself_of", "line_to_write"]
+
+Box = tuple[I64, I64]  # low <= index < high, K columns each
+NAMES_SHOWN = 3
+
+
+@frozen
+class Gap:
+    """Elements of one state that the target stores in some of its parts, and the source lacks: boxes of each tensor."""
+
+    state: str
+    targets: tuple[int, ...]
+    boxes: dict[str, list[Box]]
+
+
+@define(slots=False)
+class Filler:
+    """The `fill` lines of a target at work."""
+
+    source: Placement
+    target: Placement
+    found: dict[tuple[str, int], dict[str, int]] = field(factory=dict)  # (state, line) -> elements of each tensor
+
+    @property
+    def lines(self) -> tuple[Filling, ...]:
+        return self.target.layout.fillings
+
+    @cached_property
+    def itself(self) -> frozenset[str]:
+        return itself_of(self.source, self.target)
+
+    def of_weight(self, state: str, tensors: set[str]) -> set[str]:
+        """Those of which a line makes the master of the weight."""
+        said = [f.names for f in self.lines if f.value is None and state in (f.states or ())]
+        found = tensors & set().union(*said)
+        if found:
+            self.note(state, next(i for i, f in enumerate(self.lines) if f.value is None and found & f.names), "", 0)
+        return found
+
+    def note(self, state: str, line: int, path: str, count: int) -> None:
+        tensors = self.found.setdefault((state, line), {})
+        if count:
+            tensors[path] = tensors.get(path, 0) + count
+
+    # ---- what is lacking -----------------------------------------------------------------------------------------------
+
+    def lacking(self, parts: tuple[int, ...], wanted: Iterable[str], sides: tuple[Side, Side]) -> dict[str, list[Box]]:
+        """Of each tensor that these parts of the source lack some of: the boxes that they lack."""
+        here, there = sides
+        common = {path: i for i, path in enumerate(self.target.tensors)}
+        chosen = frozenset(wanted)
+        renumber = np.array([common[p] if p in chosen else -1 for p in self.source.tensors] or [-1], dtype=np.int64)
+        k = max(1, here.width, there.width)
+        rows = rows_of(here.numbered(parts), here.space, renumber, k)
+        held = np.zeros(len(common), dtype=np.int64)
+        primary = choose(rows, here.is_alias, here)
+        for some in (primary.primary, primary.reduced):
+            np.add.at(held, some.tensor, some.volume)
+        out: dict[str, list[Box]] = {}
+        for path in sorted(chosen, key=lambda p: common[p]):
+            tensor = self.target.layout.tensors[path]
+            if held[common[path]] >= tensor.numel and not len(primary.reduced):
+                continue
+            mine = rows.take(rows.tensor == common[path])
+            left = subtract(*_whole(tensor, k), mine.low, mine.high)
+            if left:
+                out[path] = left
+        return out
+
+    def whole(self, state: str, targets: list[int], wanted: set[str], k: int) -> Gap:
+        """Tensors of which the source has nothing."""
+        tensors = self.target.layout.tensors
+        return Gap(state, tuple(targets), {p: [_whole(t, k)] for p, t in tensors.items() if p in wanted})
+
+    # ---- what is filled ------------------------------------------------------------------------------------------------
+
+    def filled(self, gap: Gap, sides: tuple[Side, Side]) -> tuple[list[tuple[Fill, int]], dict[str, list[Box]]]:
+        """Fills, each with the part of the target that it is in; and what no line speaks of."""
+        by_line: dict[int, list[tuple[str, Box]]] = {}
+        open_: dict[str, list[Box]] = {}
+        for path, boxes in gap.boxes.items():
+            left = boxes
+            allowed = self.nowhere(gap.state, path, sides) if gap.state in self.itself else boxes
+            for ranked in self.ranked(gap.state, path):
+                left = self.dealt(ranked, (path, left, allowed), by_line)
+            if left:
+                open_[path] = left
+        out: list[tuple[Fill, int]] = []
+        for line, of in by_line.items():
+            for path, (low, high) in of:
+                self.note(gap.state, line, path, int((high - low).prod()))
+            out += self.nodes(gap, self.lines[line], of, sides[1])
+        return out, open_
+
+    def ranked(self, state: str, path: str) -> Iterator[list[int]]:
+        """Lines that speak of a state of a tensor, those of one rank together, the most special first."""
+        speak = [
+            i
+            for i, f in enumerate(self.lines)
+            if _speaks(f, path)
+            and f.value is not None
+            and (state in self.itself if f.states is None else state in f.states)
+        ]
+        for rank in sorted({self.lines[i].rank for i in speak}, reverse=True):
+            yield [i for i in speak if self.lines[i].rank == rank]
+
+    def dealt(
+        self, lines: list[int], of: tuple[str, list[Box], list[Box]], out: dict[int, list[tuple[str, Box]]]
+    ) -> list[Box]:
+        """What lines of one rank leave of some boxes. Raises E318 where two of them give one element two values."""
+        path, left, allowed = of
+        tensor = self.target.layout.tensors[path]
+        taken: list[tuple[int, list[Box]]] = []
+        for i in lines:
+            line = self.lines[i]
+            said = [_wide(box, left) for box in line.boxes[path]] if path in line.boxes else left
+            mine = _common(_common(left, said), allowed if line.states is None else left)
+            for j, others in taken:
+                if self.lines[j].value != line.value and (both := _common(mine, others)):
+                    first = element_name(self.target.layout, path, tuple(both[0][0][: len(tensor.dims)].tolist()))
+                    fail(
+                        "E318",
+                        f"two lines fill {first}, and give it two values",
+                        at(self.lines[j].span, self.lines[j].text),
+                        at(line.span, line.text),
+                    )
+            taken.append((i, mine))
+        for i, mine in taken:
+            for box in _common(left, mine):
+                out.setdefault(i, []).append((path, box))
+            left = _without(left, mine)
+        return left
+
+    def nowhere(self, state: str, path: str, sides: tuple[Side, Side]) -> list[Box]:
+        """Elements of a tensor that the source has under no name of the parameter: a weight it has is no matter of filling."""
+        k = max(1, sides[0].width, sides[1].width)
+        left = [_whole(self.target.layout.tensors[path], k)]
+        number = {name: i for i, name in enumerate(self.source.tensors)}.get(path, -1)
+        for other in sorted(self.itself - {state}):
+            parts = tuple(n for n, p in enumerate(self.source.parts) if p.state == other and number in p.tensors)
+            if parts:
+                apart = Side(self.source, self.target.tensors, self.target.layout)  # these are looked at, not read
+                for n in parts:
+                    apart.place(n)
+                spaced(apart)
+                left = _common(left, self.lacking(parts, [path], (apart, sides[1])).get(path, []))
+        return left
+
+    def nodes(self, gap: Gap, line: Filling, of: list[tuple[str, Box]], there: Side) -> list[tuple[Fill, int]]:
+        """A Fill for each part and stored value."""
+        common = {path: i for i, path in enumerate(self.target.tensors)}
+        wanted = {path for path, _ in of}
+        renumber = np.array([common[p] if p in wanted else -1 for p in self.target.tensors] or [-1], dtype=np.int64)
+        k = len(of[0][1][0])
+        rows = rows_of(there.numbered(gap.targets), there.space, renumber, k)
+        number = np.array([common[path] for path, _ in of], dtype=np.int64)
+        low, high = (np.array([box[side] for _, box in of], dtype=np.int64) for side in (0, 1))
+        j, i = overlaps(rows.tensor, rows.low, rows.high, number, low, high)
+        boxes = _boxes(rows.take(j), np.maximum(rows.low[j], low[i]), np.minimum(rows.high[j], high[i]))
+        out = []
+        for n, value in self.values(rows.part[j], rows.tensor[j], gap.state, line):
+            part = self.target.parts[n]
+            mine = np.array([self.stored(n, t, gap.state, line) for t in rows.tensor[j].tolist()]) == value
+            some = boxes.take(mine & (rows.part[j] == n))
+            moves = join_runs(straighten(Moves.between(some, some)))
+            side = moves.target_side
+            out.append((Fill(part.label, gap.state, side.elements, side, value, lacking=True), n))
+        return out
+
+    def values(self, part: I64, tensor: I64, state: str, line: Filling) -> list[tuple[int, float]]:
+        """Parts, each with the numbers that are stored there."""
+        pairs = {*zip(part.tolist(), tensor.tolist(), strict=True)}
+        return sorted({(n, self.stored(n, t, state, line)) for n, t in pairs})
+
+    def stored(self, part: int, tensor: int, state: str, line: Filling) -> float:
+        """The number as the target's entry stores it: `value x - 1` holds here, too."""
+        a, b = self.target.parts[part].value_of(self.target.tensors[tensor])
+        return a * (line.value or 0.0) + b
+
+    # ---- what is said --------------------------------------------------------------------------------------------------
+
+    def told(self) -> tuple[str, ...]:
+        """A line for what each state was filled with, then for lines that had nothing to fill."""
+        out = []
+        for (state, line), tensors in sorted(self.found.items(), key=lambda item: item[0]):
+            if tensors:
+                first = [f"`{name}`" for name in self.target.layout.tensors if name in tensors][:NAMES_SHOWN]
+                more = f" and {len(tensors) - len(first)} more" if len(tensors) > len(first) else ""
+                count = sum(tensors.values())
+                out.append(
+                    f"{state} with {_number(self.lines[line].value)}: {count:,} element{'s' * (count != 1)} of"
+                    f" {', '.join(first)}{more} (the source lacks them)"
+                )
+        used = {line for _, line in self.found}
+        out += [f"nothing by `{f.text}`: the source has all of it" for i, f in enumerate(self.lines) if i not in used]
+        return tuple(out)
+
+
+def itself_of(source: Placement, target: Placement) -> frozenset[str]:
+    """States that are the parameter itself."""
+    derived = (*source.layout.derived, *target.layout.derived)
+    return frozenset({*PARAMETER, *(n for d in derived for n in (d.state, d.source))})
+
+
+def line_to_write(state: str, path: str, itself: frozenset[str]) -> str:
+    """The line that says what the target has where the source has nothing."""
+    name = path if all(part.isidentifier() for part in path.split(".")) else f'"{path}"'
+    return f"fill {name} = 0" if state in itself else f"fill state {state} = 0"
+
+
+def _speaks(line: Filling, path: str) -> bool:
+    """Whether a line is of a tensor, or of the live rows behind the end of one."""
+    return path in line.names or (whole_name(path) in line.names and not line.boxes)
+
+
+def _number(value: float | None) -> str:
+    return f"{value:g}" if value is not None else "its weight"
+
+
+def _whole(tensor: LogicalTensor, k: int) -> Box:
+    low, high = np.zeros(k, dtype=np.int64), np.ones(k, dtype=np.int64)
+    high[: len(tensor.counts)] = tensor.counts
+    return low, high
+
+
+def _wide(box: tuple[tuple[int, ...], tuple[int, ...]], like: list[Box]) -> Box:
+    """A box of a tensor's own dims, as wide as the others."""
+    k = len(like[0][0]) if like else len(box[0])
+    low, high = np.zeros(k, dtype=np.int64), np.ones(k, dtype=np.int64)
+    low[: len(box[0])], high[: len(box[1])] = box
+    return low, high
+
+
+def _common(ours: list[Box], theirs: list[Box]) -> list[Box]:
+    """What is in both: boxes of each list share nothing."""
+    both = ((np.maximum(a, c), np.minimum(b, d)) for a, b in ours for c, d in theirs)
+    return [(low, high) for low, high in both if (low < high).all()]
+
+
+def _without(ours: list[Box], theirs: list[Box]) -> list[Box]:
+    if not theirs:
+        return ours
+    low, high = (np.array([box[side] for box in theirs]) for side in (0, 1))
+    return [box for a, b in ours for box in subtract(a, b, low, high)]
+
+
+def _boxes(rows: Rows, low: I64, high: I64) -> Boxes:
+    """Parts of rows, where they are stored."""
+    offset = rows.offset + ((low - rows.low) * rows.stride).sum(axis=1)
+    return Boxes(rows.tensor, offset, high - low, rows.stride)

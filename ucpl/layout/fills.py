@@ -1,0 +1,212 @@
+"""`fill` lines, closed: what a target has where the source has nothing, and of which elements a line speaks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import NoReturn
+
+from attrs import define
+
+from ucpl.errors import fail
+from ucpl.layout.by_index import of_sizes, whole_dim
+from ucpl.layout.globs import literals, matches
+from ucpl.layout.indices import chosen, compact, runs_in
+from ucpl.layout.layout import Box, Filling, LogicalState, LogicalTensor
+from ucpl.layout.models import ModelGroups, unknown_tensor
+from ucpl.layout.scope import Scope, at, nearest
+from ucpl.syntax import nodes, print_expr
+from ucpl.syntax.printer import print_item
+
+__all__ = ["PARAMETER", "fillings_of", "with_filled_states"]
+
+PARAMETER = (
+    "weight",
+    "fp32",
+    "master",
+    "param",
+)  # the parameter itself: its weight, and its master by the names it has
+BOXES_MAX = 1 << 12  # separate parts of one tensor that a line may speak of
+_CLASSES = {"parameter": ("trainable", "parameter"), "frozen": ("frozen", "parameter"), "buffer": ("buffer",)}
+
+
+@define
+class _Model:
+    """What lines are closed against."""
+
+    scope: Scope
+    tensors: dict[str, LogicalTensor]
+    aliases: dict[str, str]
+    states: tuple[LogicalState, ...]
+    groups: ModelGroups
+    itself: frozenset[str]  # states that are the parameter
+
+
+def fillings_of(
+    items: Iterable[nodes.LayoutItem],
+    scope: Scope,
+    model: tuple[dict[str, LogicalTensor], dict[str, str], tuple[LogicalState, ...], ModelGroups],
+    derived: Iterable[str],
+) -> tuple[Filling, ...]:
+    """`model`: tensors, second names, states, groups. `derived`: states that are made of each other. Raises E137, E326."""
+    said = [i for i in items if isinstance(i, nodes.Fill | nodes.FillStates) and scope.holds(i.when)]
+    known = _Model(scope, *model, frozenset({*PARAMETER, *derived}))
+    return tuple(_tensors(i, known) if isinstance(i, nodes.Fill) else _states(i, known) for i in said)
+
+
+def with_filled_states(
+    items: Iterable[nodes.LayoutItem], model_items: Sequence[nodes.ModelItem], scope: Scope
+) -> list[nodes.ModelItem]:
+    """The model of a layout of any model, with states that it lacks and the layout fills: f32, of all trained parameters."""
+    held = {name for i in model_items if isinstance(i, nodes.State) for name in i.names}
+    lines = [i for i in items if isinstance(i, nodes.FillStates) and i.names and scope.holds(i.when)]
+    new = [n for i in lines if not _is_weight(i.value) for n in i.names or () if n not in held and n not in PARAMETER]
+    made = [nodes.State((name,), "f32", False, None) for name in dict.fromkeys(new)]
+    return [*model_items, *made]
+
+
+# ---- lines of tensors --------------------------------------------------------------------------------------------------
+
+
+def _tensors(item: nodes.Fill, known: _Model) -> Filling:
+    names, rank = _spoken(item, known)
+    if item.of is not None and item.path != "*" and not item.glob:
+        _refuse(
+            item,
+            f"`{item.path}` is one tensor, and `of {item.of}` says which of many are meant",
+            f"take `of {item.of}` out",
+        )
+    boxes: dict[str, tuple[Box, ...]] = {}
+    if item.indices:
+        if item.path == "*" or item.glob:
+            _refuse(
+                item, "dims in brackets belong to one tensor", "write a line for each tensor of which a part is filled"
+            )
+        boxes = {name: _boxes(item, known.tensors[name], known.scope) for name in names}
+        rank = (rank[0] + 1, *rank[1:])
+    value = _value(item, known.scope)
+    return Filling(print_item(item), rank, names, boxes, None, value, item.span)
+
+
+def _spoken(item: nodes.Fill, known: _Model) -> tuple[frozenset[str], tuple[int, ...]]:
+    """The tensors that a line speaks of, and how special it is: by name, by a glob's characters, by class."""
+    classed = 0 if item.of is None else 1 if item.of == "parameter" else 2
+    if item.path != "*" and not item.glob:
+        found = of_sizes([known.aliases.get(item.path, item.path)], known.tensors) & known.tensors.keys()
+        if not found:
+            unknown_tensor(item.path, known.tensors, item.span)
+        return frozenset(found), (2, 0, 0)
+    names = (
+        path
+        for path, t in known.tensors.items()
+        if (item.of is None or item.of in _CLASSES[t.kind]) and (not item.glob or matches(item.glob, path))
+    )
+    return frozenset(names), (1 if item.glob else 0, literals(item.glob), classed)
+
+
+def _boxes(item: nodes.Fill, tensor: LogicalTensor, scope: Scope) -> tuple[Box, ...]:
+    """The positions that brackets speak of, as boxes: a dim that stands in no bracket is meant as a whole."""
+    left = list(range(len(tensor.dims)))
+    runs: list[list[tuple[int, int]]] = [[(0, count)] for count in tensor.counts]
+    for axis in item.indices:
+        among = axis.range if isinstance(axis, nodes.Dim | nodes.Any_) else None
+        if not isinstance(axis, nodes.Dim | nodes.Any_):
+            _refuse(item, "in the brackets of a fill stand dims and parts of dims", "as in fill w[l[4..], h[..8]] = 0")
+        named = [d for d in left if isinstance(axis, nodes.Any_) or whole_dim(tensor.dims[d]) == axis.name]
+        if not named:
+            name = axis.name if isinstance(axis, nodes.Dim) else "_"
+            dims = " ".join("_" if "#" in d else whole_dim(d) for d in tensor.dims)
+            _refuse(item, f"`{tensor.path}` has no dim `{name}` left", f"its dims: {dims or 'none'}")
+        d = named[0]
+        left.remove(d)
+        if among is not None:
+            name = tensor.dims[d]
+            wanted = set(chosen(among, whole_dim(name), scope.size(name, item.span), scope))
+            runs[d] = list(runs_in(compact([p for p, i in enumerate(tensor.indices[d]) if i in wanted])))
+    if math.prod(map(len, runs)) > BOXES_MAX:
+        _refuse(item, f"more than {BOXES_MAX} separate parts of `{tensor.path}`", "write ranges: w[l[4..]]")
+    corners = (tuple(zip(*box, strict=True)) for box in product(*runs))
+    return tuple((low, high) for low, high in corners)
+
+
+# ---- lines of states ---------------------------------------------------------------------------------------------------
+
+
+def _states(item: nodes.FillStates, known: _Model) -> Filling:
+    kept = {s.name for s in known.states if not s.scalar}
+    names = frozenset(item.names or kept - known.itself)
+    for name in names:
+        _demand_state(item, name, known, kept)
+    groups = dict(known.groups)
+    for name in item.groups or ():
+        if name != "*" and name not in groups:
+            close = nearest(name, groups)
+            fail(
+                "E157",
+                f"no group is called `{name}`",
+                at(item.span),
+                remedy=f"did you mean `{close}`?" if close else "",
+            )
+    trained = [path for path, t in known.tensors.items() if t.kind == "parameter"]
+    named = item.groups is not None and item.groups != ("*",)
+    of = [m for g in item.groups or () for m in groups[g]] if named else trained
+    value = None if _is_weight(item.value) else _value(item, known.scope)
+    rank = (int(named), int(item.names is not None), 0)
+    return Filling(print_item(item), rank, frozenset(of), {}, names, value, item.span)
+
+
+def _demand_state(item: nodes.FillStates, name: str, known: _Model, kept: set[str]) -> None:
+    """A state that the model has; of a master the weight, of another a number."""
+    from_weight = _is_weight(item.value)
+    if name in known.itself and name != "weight" and from_weight:
+        return
+    if name in known.itself:
+        remedy = f"for the parameter itself: fill NAME = {print_expr(item.value)}"
+        if name != "weight":
+            remedy = f"where the source has the weight: fill state {name} = weight; {remedy}"
+        _refuse(item, f"`{name}` is the parameter itself, no state beside it", remedy)
+    if name not in kept:
+        scalar = any(s.name == name and s.scalar for s in known.states)
+        close = nearest(name, kept)
+        _refuse(
+            item,
+            f"`{name}` is one number a parameter, which is no tensor" if scalar else f"the model has no state `{name}`",
+            "take the line out: what is no tensor is the job's"
+            if scalar
+            else f"did you mean `{close}`?"
+            if close
+            else f"write `state {name} : f32` in the model",
+        )
+    if from_weight:
+        _refuse(item, f"`{name}` is no copy of the weight", f"write a number: fill state {name} = 0")
+
+
+# ---- values ------------------------------------------------------------------------------------------------------------
+
+
+def _is_weight(value: nodes.Expr) -> bool:
+    return isinstance(value, nodes.Name) and value.path == "weight"
+
+
+def _value(item: nodes.Fill | nodes.FillStates, scope: Scope) -> float:
+    """A whole number, or a quoted one with a point."""
+    value = scope.evaluate(item.value)
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    if not isinstance(value, int):
+        _refuse(
+            item,
+            f"`{print_expr(item.value)}` is no number",
+            'write a number, in quotes if it is not whole: fill gate = "0.5"',
+        )
+    return float(value)
+
+
+def _refuse(item: nodes.Fill | nodes.FillStates, what: str, remedy: str) -> NoReturn:
+    fail("E326", what, at(item.span), remedy=remedy)
