@@ -29,7 +29,8 @@ def stored(draw: st.DrawFn, size: dict[str, int], name: str, numbers: bool) -> s
     along = draw(st.sampled_from(("r", "c")))
     ways = [along, f"{along}@chunk(tp)", f"{along}@spread(tp, 2)", f"{along}@chunk(tp, 2)", f"pad({along}, 4 * tp)@tp"]
     ways += ["(g k)", "g@chunk(tp) k", "g k"] if along == "c" else []
-    cut = draw(st.sampled_from(ways if draw(st.booleans()) else ways[:1]))
+    ways = [f"{along}@chunk(tp)", f"{along}@spread(dp)@chunk(tp)", f"pad({along}, 3 * tp)@tp"] if numbers else ways
+    cut = draw(st.sampled_from(ways if numbers or draw(st.booleans()) else ways[:1]))
     axes = draw(st.permutations(["r", "c"])) if draw(st.booleans()) else ["r", "c"]
     lead = "" if brackets else "e "
     key = ".{e}" if brackets else ""
@@ -46,7 +47,7 @@ def cases(draw: st.DrawFn, numbers: bool = False) -> tuple[str, str, str]:
         "e": draw(st.integers(1, 3)),
         "r": draw(st.integers(1, 6)),
         "g": draw(st.integers(1, 4)),
-        "k": draw(st.integers(1, 4)),
+        "k": draw(st.sampled_from((2, 6, 4, 1, 3))),
     }
     dims = ", ".join(f"{n} = {s}" for n, s in size.items())
     text = f"ucpl 1\nmodel m {{\n  dim {dims}, c = g * k\n  index c = (g k)\n  w : e r c dtype f4_e2m1fn\n}}\n"

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
+from ucpl.frontends.blocks import scalings_of
 from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
 from ucpl.regions import Placement, locate
@@ -113,14 +114,16 @@ def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:
 def model_of(checkpoint: Checkpoint, dtypes: dict[str, str]) -> nodes.Model:
     """The model statement: tensors in the checkpoint's order, aliases, the optimizer's groups, states."""
     items: list[nodes.ModelItem] = []
+    scales = scalings_of(checkpoint)
     for t in checkpoint.tensors:
         kind = t.kind if t.kind in ("buffer", "frozen") else "parameter"
         dims = tuple(nodes.Dimension(None, n) for n in t.shape)
-        items.append(nodes.Tensor(t.name, dims, t.dtype or None, kind))  # type: ignore[arg-type]
+        scaling = scales.get(t.name)
+        items.append(nodes.Tensor(t.name, dims, t.dtype or None, "frozen" if scaling else kind, None, scaling))  # type: ignore[arg-type]
     items += [nodes.Alias(alias, owner) for alias, owner in checkpoint.aliases.items()]
     groups = checkpoint.envelope.groups
     items += [nodes.Group(g.name, members=g.members) for g in groups if g.members]
-    trained = [t for t in checkpoint.tensors if t.kind == "parameter"]
+    trained = [t for t in checkpoint.tensors if t.kind == "parameter" and t.name not in scales]
     holders: dict[str, set[str]] = {}
     for t in trained:
         for s in t.states:

@@ -6,10 +6,11 @@ for a tensor of the class whose rows, outputs first, are in groups of 32, two el
 
 from __future__ import annotations
 
-from math import ceil, gcd, lcm, prod
+from math import gcd, lcm, prod
 
 from attrs import evolve, frozen
 
+from ucpl.frontends.blocks import SCALE, blocks_along, sides_of
 from ucpl.frontends.hf.folding import Folded, Form
 from ucpl.frontends.hf.records import Facts
 from ucpl.frontends.hf.sizes import Axis, Size, Stacked
@@ -17,7 +18,7 @@ from ucpl.frontends.hf.sizes import Axis, Size, Stacked
 __all__ = ["GROUP", "Pair", "Whole", "grains_of", "notes_of", "pairs_of", "whole_of"]
 
 GROUP = 32  # elements that have one exponent in mxfp4
-_SCALE, _BLOCKS, _SCALES = "_scale_inv", "_blocks", "_scales"
+_BLOCKS, _SCALES = "_blocks", "_scales"
 
 
 @frozen
@@ -57,13 +58,11 @@ def pairs_of(facts: Facts, folded: list[Folded]) -> list[Pair]:
 
 
 def _fp8(facts: Facts, f: Folded, by_pattern: dict[Form, Folded]) -> Pair | None:
-    scale, blocks, shape = _beside(f, "", _SCALE, by_pattern), _blocks(facts), f.first.shape
-    if scale is None or len(blocks) != 2 or len(shape) < 2 or not f.first.dtype.startswith("f8_"):
+    scale = _beside(f, "", SCALE, by_pattern)
+    if scale is None:
         return None
-    by = (*(1 for _ in shape[2:]), *blocks)
-    if scale.first.shape != tuple(ceil(n / b) for n, b in zip(shape, by, strict=True)):
-        return None
-    return Pair(f, scale, f, by)
+    by = blocks_along(sides_of(facts.config), f.first.dtype, f.first.shape, scale.first.shape)
+    return Pair(f, scale, f, by) if by is not None else None
 
 
 def _mxfp4(facts: Facts, f: Folded, by_pattern: dict[Form, Folded]) -> Pair | None:
@@ -126,13 +125,13 @@ def notes_of(facts: Facts, paired: bool) -> tuple[str, ...]:
     said = facts.config.get("quantization_config")
     if not isinstance(said, dict):
         return ()
-    method, blocks = said.get("quant_method", "?"), _blocks(facts)
+    method, blocks = said.get("quant_method", "?"), sides_of(facts.config)
     how = f"{method}, in blocks of {' x '.join(map(str, blocks))}" if blocks else str(method)
     if paired:
         return (f"config.quantization_config: {how}. `dequantised()` stores each weight times its scales.",)
-    if any(t.name.endswith(_SCALE) for t in facts.tensors):
+    if any(t.name.endswith(SCALE) for t in facts.tensors):
         return (
-            f"config.quantization_config: {how}. Scales are tensors by themselves, `..{_SCALE}`: of which weights, and of how"
+            f"config.quantization_config: {how}. Scales are tensors by themselves, `..{SCALE}`: of which weights, and of how"
             " many elements each, their shapes do not tell.",
         )
     return (
@@ -144,11 +143,3 @@ def notes_of(facts: Facts, paired: bool) -> tuple[str, ...]:
 def _method(facts: Facts) -> object:
     said = facts.config.get("quantization_config")
     return said.get("quant_method") if isinstance(said, dict) else None
-
-
-def _blocks(facts: Facts) -> tuple[int, ...]:
-    """The sides of a block, one for each axis; none where the config does not say them all."""
-    said = facts.config.get("quantization_config")
-    found = said.get("weight_block_size") if isinstance(said, dict) else None
-    sides = tuple(b for b in found if isinstance(b, int) and 0 < b < 1 << 31) if isinstance(found, list) else ()
-    return sides if isinstance(found, list) and len(sides) == len(found) else ()
