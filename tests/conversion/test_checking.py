@@ -231,9 +231,9 @@ def test_a_layout_without_files_is_a_part_of_those_that_use_it_and_lies_in_their
     assert [d.code for d in check("x.ucpl", Given()).findings] == ["E151"]
 
 
-def fused(spec: Path, dims: str, pattern: str) -> tuple[str, ...]:
+def fused(spec: Path, dims: str, pattern: str, more: str = "") -> tuple[str, ...]:
     """Remarks on q, k and v of these dims, fused so."""
-    tensors = "".join(f"  {name} : l {dim}\n" for name, dim in zip("qkv", dims, strict=True))
+    tensors = more + "".join(f"  {name} : l {dim}\n" for name, dim in zip("qkv", dims, strict=True))
     entry = f'  qkv[l] = ({pattern})  as "qkv.{{l}}"\n'
     return checked(
         spec, "  b    : r\n", f"  b    : r\n{tensors}", "  state * = none\n", f"{entry}  state * = none\n"
@@ -247,3 +247,7 @@ def test_parts_of_one_size_side_by_side_are_a_remark(spec: Path) -> None:
     assert "q, k and v in qkv" in remark
     (remark,) = fused(spec, "crc", "q: c + k: r + v: c")
     assert "q and v in qkv" in remark
+    (remark,) = fused(
+        spec, "www", "q: w + k: w + v: w", "  dim w = [2, 3] by l\n"
+    )  # layers of one size are no line each
+    assert remark.startswith("of one size and side by side: q, k and v in qkv. Swapped")

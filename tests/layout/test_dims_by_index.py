@@ -176,3 +176,55 @@ def test_why_knows_the_layers_of_one_size(tmp_path: Any) -> None:
     done = ucpl("plan", str(tmp_path / "m.ucpl"), "p", "-o", str(tmp_path / "p.plan"))
     assert done.status == 0, done.err
     assert "layers.3.up" in ucpl("why", str(tmp_path / "p.plan"), "up[f=6]").out
+
+
+# ---- a dim by an index as an index: stages with blocks of their own number ---------------------------------------------
+
+STAGES = """ucpl 1
+model swin {
+  dim s = 3, b = [1, 2, 1] by s, w = [2, 4, 8] by s
+  dtype f32
+  q    : s b w
+  norm : s b
+}
+layout whole() of swin {
+  file weights = torch "a.pt"
+  q[s, b]    = w   as "stages.{s}.blocks.{b}.of.{size(b)}.{w.size}"
+  norm[s, b] = ()  as "stages.{s}.blocks.{b:02}"
+}
+layout ranks(tp, pp = 1) of swin {
+  mesh pp tp
+  index s = s@spread(pp)
+  index b = b@spread(tp)
+  file weights = torch "{pp}.{tp}.pt"
+  q[s, b]    = w   as "{s.local}.{b.local}.q"
+  norm[s]    = b   as "{s.local}.norm"
+}
+
+"""
+
+
+@pytest.mark.parametrize("call", ["whole()", "ranks(tp = 2)", "ranks(tp = 3, pp = 2)"])
+def test_blocks_of_a_stage_are_counted_in_the_stage(call: str) -> None:
+    assert check(STAGES.replace(".of.{size(b)}.{w.size}", ""), call)
+
+
+def test_the_key_of_a_block_has_its_number_and_not_the_list() -> None:
+    keys = {h.key for p in placed("whole()", STAGES).parts for h in p.homes if p.label.startswith("q")}
+    assert keys == {
+        (f"stages.{s}.blocks.{b}.of.{n}.{w}",) for s, n, w in ((0, 1, 2), (1, 2, 4), (2, 1, 8)) for b in range(n)
+    }
+    dealt = {(h.file, h.key) for p in placed("ranks(tp = 2)", STAGES).parts for h in p.homes if p.label.startswith("q")}
+    assert dealt == {
+        ("0.0.pt", ("0.0.q",)), ("0.0.pt", ("1.0.q",)), ("0.1.pt", ("1.0.q",)), ("0.0.pt", ("2.0.q",)),
+    }  # fmt: skip
+
+
+def test_a_list_is_no_text_of_a_template() -> None:
+    code, said = refusal("  w : l f h\n", '  w[l] = f h as "w.{f}"\n')
+    assert code == "E122" and "f" in said
+    code, said = refusal("  w : l h\n", '  w[l] = h as "w.{l}.{g}"\n')
+    assert (code, said) == ("E164", "`g` is a list, and a template has one value in a place")
+    assert (
+        refusal("  w : l f h\n", '  dim two = 2, k2 = 2\n  index f = (two k2)\n  w[l] = f h as "w.{l}"\n')[0] == "E199"
+    )

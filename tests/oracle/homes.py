@@ -142,17 +142,21 @@ class _Rank:
         digits = digits_of(self.meaning.indices[dim]) if dim in self.meaning.indices else [dim]
         return digits != [dim] and all(self.knows(d, index) for d in digits)
 
-    def choices(self, axis: nodes.Axis) -> list[tuple[str, int, Any]]:
-        """Values of one index on this rank, each with its number among all that the rank has of it."""
+    def choices(self, axis: nodes.Axis, chosen: tuple[Any, ...] = ()) -> list[tuple[str, int, Any]]:
+        """Values of one index on this rank, each with its number among all that the rank has of it; a dim by an index
+        that was `chosen` before it has the size that belongs to it."""
+        numbers = self.numbers_of({k: v for _, _, cell in chosen for k, v in cell.index})
         name = next(iter(digits_of(axis)), "")
         match axis:
             case nodes.Dim(name=name, range=nodes.Among() as brackets):
-                wanted = self.numbers.among(brackets, self.numbers.name(name))
-                return [c for c in self.choices(nodes.Dim(name)) if self.value(name, dict(c[2].index)) in wanted]
+                wanted = numbers.among(brackets, numbers.name(name))
+                return [
+                    c for c in self.choices(nodes.Dim(name), chosen) if self.value(name, dict(c[2].index)) in wanted
+                ]
             case nodes.Stack(terms=terms) if all(t.label is None and isinstance(t.axes[0], nodes.Dim) for t in terms):
                 if len(terms) > 1:
-                    return [c for t in terms for c in self.choices(t.axes[0])]
-        return [(name, i, c) for i, c in enumerate(cells_of(axis, self.numbers, self.rank, self.meaning.indices))]
+                    return [c for t in terms for c in self.choices(t.axes[0], chosen)]
+        return [(name, i, c) for i, c in enumerate(cells_of(axis, numbers, self.rank, self.meaning.indices))]
 
     def names_of(self, choice: tuple[tuple[str, int, Any], ...]) -> dict[str, Any]:
         env: dict[str, Any] = {}
@@ -181,7 +185,7 @@ class _Rank:
                 if not lead:
                     out += [(e, chosen) for e in body]
                     continue
-                for one in self.choices(lead[0]):
+                for one in self.choices(lead[0], chosen):
                     out += walk(body, depth + 1, (*chosen, one))
             return out
 
@@ -195,8 +199,7 @@ class _Rank:
     def local(self, entry: nodes.Entry, choice: tuple[Any, ...]) -> Local | None:
         fixed = {k: v for _, _, cell in choice for k, v in cell.index}
         targets = {label: self.of_size(path, fixed) for label, path in self.targets(entry).items()}
-        sizes = {d: n[self.value(i, fixed)] for d, i, n in self.varying() if self.knows(i, fixed)}
-        numbers = Numbers({**self.numbers.given, **sizes}, self.numbers.written, self.numbers.config)
+        numbers = self.numbers_of(fixed)
 
         def exists(index: dict[str, int], live: bool = False) -> bool:
             return all(
@@ -231,6 +234,11 @@ class _Rank:
         owner = self.meaning.aliases.get(entry.path)
         env |= {"name": owner or entry.path, "alias": entry.path, "owner": owner or entry.path}
         return Local(entry, choice, env, tuple(map(len, axes)), out)
+
+    def numbers_of(self, fixed: dict[str, int]) -> Numbers:
+        """Numbers where indices have these values: dims by an index have one size there."""
+        sizes = {d: n[self.value(i, fixed)] for d, i, n in self.varying() if self.knows(i, fixed)}
+        return Numbers({**self.numbers.given, **sizes}, self.numbers.written, self.numbers.config)
 
     def varying(self) -> list[tuple[str, str, list[int]]]:
         """Dims that have another size for each value of an index: the dim, the index, the sizes."""
@@ -290,7 +298,7 @@ class _Rank:
         if dtype == "u8" and isinstance(item, nodes.Entry):  # the bits of one of two types, not a cast
             own = {self.meaning.tensors[path].dtype for path in self.targets(local.entry).values()}
             dtype = f"{own.pop()} in u8" if own in ({"f4_e2m1fn"}, {"f8_e8m0fnu"}) else dtype
-        if {dtype or self.meaning.tensors[p].dtype for p in held} & {"f4_e2m1fn", "f4_e2m1fn in u8"}:
+        if {dtype or self.meaning.tensors[self.whole(p)].dtype for p in held} & {"f4_e2m1fn", "f4_e2m1fn in u8"}:
             demand_pairs(local)
         return Home(
             self.rank["rank"],
@@ -320,8 +328,11 @@ class _Rank:
         """The entry that says how a tensor is cut: its own; of a flat's member, the first that is here."""
         if local.entry.path:
             return local.entry
-        whole = re.sub(r"\[(\w+=\d+(, )?)+\]$", "", path) if self.meaning.by else path  # of layers of one size
-        return next(e for e in self.meaning.entries if whole in self.targets(e).values() and self.is_here(e))
+        return next(e for e in self.meaning.entries if self.whole(path) in self.targets(e).values() and self.is_here(e))
+
+    def whole(self, path: str) -> str:
+        """The model's name of a tensor of layers of one size."""
+        return re.sub(r"\[(\w+=\d+(, )?)+\]$", "", path) if self.meaning.by else path
 
     def said(self, speaker: Any) -> dict[str, str]:
         """What is said of the copies along each axis; of an axis that no clause names, they are the same."""

@@ -25,6 +25,8 @@ __all__ = ["of_sizes", "whole_dim", "whole_name", "written_out"]
 Sizes = tuple[tuple[str, int], ...]  # dims by an index, each with one of its sizes
 _OF = re.compile(r"\.of[0-9]+_*$")
 _SUFFIX = re.compile(r"(?:\[\w+=[0-9]+(?:, \w+=[0-9]+)*\])?(?:\[\w+=[0-9]+\.\.[0-9]+\])?$")
+_BRACES = re.compile(r"\{([^{}:]*)((?::[^{}]*)?)\}")
+_WORD = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def whole_name(path: str) -> str:
@@ -144,10 +146,34 @@ class _Work:
         match item:
             case nodes.Entry():
                 return []
+            case nodes.Index(name=name) if name in self.dims:
+                return self.rule(item)
             case nodes.Group(members=tuple(members)):
                 named = (p for m in members for p in self.homes.get(m, self.named(m)))
                 return [evolve(item, members=tuple(dict.fromkeys(named)))]
         return [item]
+
+    def rule(self, item: nodes.Index) -> list[nodes.Index]:
+        """How a dim by an index is dealt: each of its sizes in the same way."""
+        if any(isinstance(n, nodes.Stack) for n in walk(item.axis)):
+            fail(
+                "E199",
+                f"`{item.name}` has several sizes, and digits have one each",
+                at(item.span),
+                remedy=f"write the digits' dims in the tensor, or cut it whole: index {item.name} = {item.name}@tp",
+            )
+
+        def change(node: nodes.Record) -> nodes.Record | None:
+            if isinstance(node, nodes.Dim) and node.name == item.name:
+                return evolve(inside(node, change), name=self.dim(item.name, size))
+            if isinstance(node, nodes.Name) and node.path == item.name:
+                return nodes.Number(size, span=node.span)
+            return None
+
+        out = []
+        for size in dict.fromkeys(self.dims[item.name].sizes):
+            out.append(evolve(rewritten(item, change), name=self.dim(item.name, size)))
+        return out
 
     def entry(self, item: nodes.Entry) -> list[nodes.Entry]:
         """One a combination of sizes that a layer has."""
@@ -183,6 +209,14 @@ class _Work:
 
         of_dim = dict(sizes)
 
+        def template(text: str) -> str:
+            """A dim by an index that is an index itself (blocks of a stage) is the one of this size in braces, too."""
+            return _BRACES.sub(lambda m: "{" + _WORD.sub(word, m[1]) + m[2] + "}", text)
+
+        def word(match: re.Match[str]) -> str:
+            name, dot, rest = match[0].rpartition(".") if match[0].endswith((".local", ".size")) else (match[0], "", "")
+            return f"{self.dim(name, of_dim[name])}{dot}{rest}" if name in of_dim else match[0]
+
         def change(node: nodes.Record) -> nodes.Record | None:
             if isinstance(node, nodes.Term) and node.label is not None:
                 return evolve(node, label=named[node.label], axes=tuple(rewritten(a, change) for a in node.axes))
@@ -191,7 +225,7 @@ class _Work:
             if isinstance(node, nodes.Name) and node.path in of_dim:
                 return nodes.Number(of_dim[node.path], span=node.span)
             if isinstance(node, nodes.Clause) and node.word == "as":
-                return evolve(node, args=(node.args[0].replace("{name}", item.path),))
+                return evolve(node, args=(template(node.args[0].replace("{name}", item.path)),))
             return None
 
         return evolve(rewritten(item, change), path=_named(item.path, sizes))

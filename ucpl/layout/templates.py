@@ -123,7 +123,7 @@ def closed(text: str, span: nodes.Span, scope: Scope, places: frozenset[str]) ->
     parts = tuple(p if isinstance(p, str) else _closed_hole(p, scope, places) for p in read.parts)
     made = Template("".join(map(_written, parts)), parts, span)
     values = {n: scope.value(n) for n in sorted(made.names) if scope.knows(n)}
-    sizes = tuple((n, v if isinstance(v, int) else str(v)) for n, v in values.items() if v is not None)
+    sizes = tuple((n, v if isinstance(v, int) else str(v)) for n, v in values.items() if not isinstance(v, list | None))
     unknown = sorted(made.names - {n for n, _ in sizes} - PLACE_WORDS)
     known = [*scope.names(), *sorted(places - PLACE_WORDS)]
     indices = [n for n in sorted(places - PLACE_WORDS - set(scope.mesh_axes)) if "." not in n]
@@ -148,6 +148,13 @@ def _closed_hole(hole: Hole, scope: Scope, places: frozenset[str]) -> Hole:
         return _constant(node, scope.evaluate(node))
 
     made = rewritten(hole.expr, change)
+    if isinstance(made, nodes.List):
+        fail(
+            "E164",
+            f"`{print_expr(hole.expr)}` is a list, and a template has one value in a place",
+            at(hole.expr.span),
+            remedy="name the index that the list is by in the entry's brackets and in its key, as {l}",
+        )
     return hole if made == _ABSENT else _hole(made, hole.format)
 
 

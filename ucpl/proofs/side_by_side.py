@@ -9,6 +9,7 @@ from attrs import frozen
 
 from ucpl.layout import Entry, Layout
 from ucpl.layout import axes as ax
+from ucpl.layout.by_index import whole_name
 
 __all__ = ["Twins", "side_by_side", "twins_text"]
 
@@ -31,8 +32,10 @@ def side_by_side(layout: Layout) -> tuple[Twins, ...]:
 
 
 def twins_text(twins: tuple[Twins, ...], most: int = 4) -> str:
-    more = f", and so in {len(twins) - most} more" if len(twins) > most else ""
-    return ", ".join(map(str, twins[:most])) + more
+    """By the names of the model: the layers of a tensor that differ in size are one line."""
+    said = list(dict.fromkeys(str(Twins(whole_name(t.entry), tuple(map(whole_name, t.tensors)))) for t in twins))
+    more = f", and so in {len(said) - most} more" if len(said) > most else ""
+    return ", ".join(said[:most]) + more
 
 
 def _alike(entry: Entry, layout: Layout) -> Iterator[tuple[str, ...]]:
