@@ -94,7 +94,8 @@ L, A, B = ax.Dim("l"), ax.Dim("a"), ax.Dim("b")
         ('* = ... as "{name}"', "w", (L, A)),
         ('w = _ _ as "w"', "w", (L, A)),
         ('w = a _ as "w"', "w", (A, L)),
-        ('w = _ l as "w"', "w", None),
+        ('w = _ l as "w"', "w", (A, L)),
+        ('w = _ as "w"', "w", None),
         ('w = a ... as "w"', "w", (A, L)),
         ('w = (...) as "w"', "w", (ax.Stack((ax.Term(None, (L, A)),)),)),
         ('w = pad(..., 4) as "w"', "w", (ax.Pad(ax.Stack((ax.Term(None, (L, A)),)), 4),)),
@@ -117,12 +118,39 @@ L, A, B = ax.Dim("l"), ax.Dim("a"), ax.Dim("b")
     ],
 )
 def test_what_the_dims_of_any_model_become(line: str, path: str, want: tuple[ax.Axis, ...] | None) -> None:
-    if want is None:  # `_` took l, so that a is left
+    if want is None:  # a is left
         with pytest.raises(UcplError) as caught:
             shape(line, path)
         assert caught.value.diagnostics[0].code == "E156"
         return
     assert shape(line, path) == want
+
+
+@pytest.mark.parametrize(
+    ("line", "want"),
+    [
+        ('w = _ l as "w"', (A, L)),
+        ('w = a _ as "w"', (A, L)),
+        ('w = ... l as "w"', (A, L)),
+        ('w[l] = _ as "{l}"', (A,)),
+        ('w[l] = ... as "{l}"', (A,)),
+        ('w[l] = (_[..2]@dp + _[2..]) as "{l}"', None),
+        ('w[l[..3]] = _ as "{l}"', (A,)),
+        ('w[k, two] = _ as "{k}.{two}"', (A,)),
+        ('w[l, a] = ... as "{l}.{a}"', ()),
+        ('box[l] = _ h _ as "{l}"', (ax.Dim("box#1"), ax.Dim("h"), ax.Dim("box#3"))),
+    ],
+)
+def test_an_underscore_is_a_dim_that_nothing_names(line: str, want: tuple[ax.Axis, ...] | None) -> None:
+    """Neither the brackets nor the pattern, before it or behind it: so the dims without names are reached."""
+    model = MODEL.replace(
+        "  w : l a\n", "  w : l a\n  dim h = 2, two = 2, k = 3\n  index l = (k two)\n  box : l 5 h 7\n"
+    )
+    (entry,) = resolve(load(("f.ucpl", model + LAYOUT % f"  {line}\n")), parse_call("x(2)")).entries
+    if want is not None:
+        assert entry.shape == want
+    else:
+        assert ax.dims_of(*entry.shape) == ("a", "a")
 
 
 def test_the_most_special_class_speaks() -> None:

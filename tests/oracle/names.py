@@ -660,7 +660,19 @@ def with_dims(meaning: Meaning, entry: nodes.Entry) -> nodes.Entry:
     path = meaning.aliases.get(entry.path, entry.path)
     if path not in meaning.tensors:
         return entry
-    left = list(meaning.tensors[path].dims)
+
+    def named(axes: tuple[nodes.Axis, ...]) -> set[str]:
+        """Dims by name, but for those in terms of a sum."""
+        out = {a.name for a in axes if isinstance(a, nodes.Dim)}
+        for axis in axes:
+            if isinstance(axis, nodes.Stack) and len(axis.terms) == 1:
+                out |= named(axis.terms[0].axes)
+            elif isinstance(axis, nodes.Cut | nodes.Pad | nodes.Trim):
+                out |= named((axis.axis,))
+        return {d for name in out for d in (name, *(i for i, r in meaning.indices.items() if name in digits_of(r)))}
+
+    taken = named((*entry.indices, *(entry.shape or ())))
+    left = [d for d in meaning.tensors[path].dims if d not in taken]
 
     def fill(axes: tuple[nodes.Axis, ...]) -> tuple[nodes.Axis, ...]:
         out: list[nodes.Axis] = []
@@ -682,7 +694,7 @@ def with_dims(meaning: Meaning, entry: nodes.Entry) -> nodes.Entry:
                 case nodes.Stack(terms=terms):
                     before, new = list(left), []
                     for t in terms:  # terms of a sum are ways through the same dims
-                        left[:] = before
+                        left[:] = [d for d in before if d not in named(t.axes)]
                         new.append(evolve(t, axes=fill(t.axes)))
                     out.append(nodes.Stack(tuple(new)))
                 case _:

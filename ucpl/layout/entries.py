@@ -295,7 +295,9 @@ def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> En
             remedy=f"give it a line of its own, with its index in brackets: {whole_name(wild.path)}[...] = ...",
         )
     _demand_dims(item, [tensor], ground.scope)
-    filling = _Filling(list(tensor.dims), item, tensor)
+    named = _named((*item.indices, *(item.shape or ())))
+    named |= {dim for dim in tensor.dims if named.intersection(ax.leaves_of(dim, ground.indices))}
+    filling = _Filling([dim for dim in tensor.dims if dim not in named], item, tensor)
     shape = tuple(a for axis in item.shape or () for a in filling.filled(axis))
     if filling.left:
         fail(
@@ -313,9 +315,23 @@ def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> En
     return entry
 
 
+def _named(axes: Iterable[nodes.Axis]) -> set[str]:
+    """The dims that axes name outside of sums, whose terms are ways through one dim: each has names of its own."""
+    out: set[str] = set()
+    for node in axes:
+        match node:
+            case nodes.Dim(name=name):
+                out.add(name)
+            case nodes.Stack(terms=(term,)):
+                out |= _named(term.axes)
+            case nodes.Cut(axis=inner) | nodes.Pad(axis=inner) | nodes.Trim(axis=inner):
+                out |= _named((inner,))
+    return out
+
+
 @define
 class _Filling:
-    """Names for `_` and `...`: the dims of one tensor that the pattern has not named yet, in order."""
+    """Names for `_` and `...`: the dims of one tensor that neither pattern nor brackets name, in order."""
 
     left: list[str]
     item: nodes.Entry
@@ -357,7 +373,8 @@ class _Filling:
         before, after = list(self.left), list(self.left)
         new: list[nodes.Term] = []
         for term in terms:
-            self.left = list(before)
+            named = _named(term.axes)
+            self.left = [dim for dim in before if dim not in named]
             axes = tuple(a for axis in term.axes for a in self.filled(axis))
             if new and self.left != after:
                 fail(

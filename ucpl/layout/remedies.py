@@ -13,7 +13,7 @@ from ucpl.syntax import nodes, print_item
 from ucpl.syntax.walk import rewritten
 from ucpl.syntax.words import CLAUSE_WORDS, ELEMENT_TYPES
 
-__all__ = ["for_dim", "for_extent", "for_tensor", "for_unread_dim"]
+__all__ = ["for_cut", "for_dim", "for_extent", "for_tensor", "for_unread_dim"]
 
 _GROUPS = 'the parameter groups of the model are `group * = model`; a line for all tensors is `* = ... as "{name}"`'
 _ORDERS = ("T", "mT", "t", "transpose")  # of torch: the other order of two dims
@@ -90,3 +90,12 @@ def for_tensor(name: str, tensors: Iterable[str]) -> str:
             f'`w[l] = h  as "{key}"`'
         )
     return for_name(name, known, "add it to the model, or take this line out")
+
+
+def for_cut(reason: str) -> str:
+    """What to write instead of a cut that does not come out even."""
+    if "units" in reason:
+        return "pad it to whole units, pad(n, 64)@spread(tp, 64), or let the last piece be short: @chunk(tp, 64)"
+    if "sizes" in reason:
+        return "give one size for each coordinate, which together are the whole: @tp[19, 18]"
+    return "pad it, cut by @chunk or @spread, or give the sizes: @tp[19, 18]"

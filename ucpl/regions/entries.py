@@ -15,6 +15,7 @@ from ucpl.errors import Label, fail
 from ucpl.layout import Entry, Layout, LogicalTensor
 from ucpl.layout import axes as ax
 from ucpl.layout.indices import Indices, before, places_of
+from ucpl.layout.remedies import for_cut
 from ucpl.layout.scope import at
 from ucpl.regions.cells import (
     Cells,
@@ -331,7 +332,7 @@ class EntryPlacer:
                     "E204",
                     f"`{self.entry.path}`: {error.reason}",
                     at(self.entry.span, "cut here"),
-                    remedy="pad it, cut by @chunk or @spread, or give the sizes: @tp[19, 18]",
+                    remedy=for_cut(error.reason),
                 )
             cells.append(self._restricted(built))
         shape = tuple(c.length for c in cells)
