@@ -22,14 +22,13 @@ from ucpl.regions.cells import (
     Concat,
     CutError,
     Labelled,
-    Piece,
     Product,
     Range,
-    behind,
     build,
     padding_of,
     pieces_of,
 )
+from ucpl.regions.logical_rows import LogicalRows, Row
 
 I64 = NDArray[np.int64]
 Kin = Hashable  # equal for entries of which the same boxes are stored, but for the tensor's number
@@ -38,44 +37,6 @@ Reach = tuple[tuple[str, ...], tuple[Indices, ...]]  # a tensor's dims, and whic
 Number = TypeVar("Number", int, I64)
 CHOICE_LIMIT = 4_000_000
 PIECE_LIMIT = 1_000_000  # boxes of one entry on one rank
-
-
-class Ranks:
-    """Coordinates of all ranks on all meshes, as columns; rank itself is an axis, too."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.count = max(1, layout.ranks)
-        self.columns: dict[str, I64] = {"rank": np.arange(self.count)}
-        self.degrees: dict[str, int] = {"rank": self.count}
-        for mesh in layout.meshes:
-            rest = np.arange(self.count)
-            for axis, degree in zip(reversed(mesh.axes), reversed(mesh.degrees), strict=True):
-                rest, here = np.divmod(rest, degree)
-                if axis not in self.columns:
-                    self.columns[axis] = here
-                    self.degrees[axis] = degree
-        self.cache: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], list[tuple[dict[str, int], int]]] = {}
-
-    def combinations(
-        self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...] = ()
-    ) -> list[tuple[dict[str, int], int]]:
-        """Distinct coordinates over `axes` among ranks with the coordinates `where`, each with the first such rank."""
-        memo = (axes, where)
-        if memo in self.cache:
-            return self.cache[memo]
-        mask = np.ones(self.count, dtype=bool)
-        for axis, value in where:
-            mask &= self.columns[axis] == value
-        ranks = np.flatnonzero(mask)
-        key = np.zeros(len(ranks), dtype=np.int64)
-        for axis in axes:
-            key = key * self.degrees[axis] + self.columns[axis][ranks]
-        _, first = np.unique(key, return_index=True)
-        first = ranks[np.sort(first)]
-        out = [({a: int(self.columns[a][r]) for a in axes}, int(r)) for r in first]
-        self.cache[memo] = out
-        return out
 
 
 @frozen(eq=False)
@@ -337,9 +298,10 @@ class EntryPlacer:
             cells.append(self._restricted(built))
         shape = tuple(c.length for c in cells)
         whole: Cells = Product(tuple(cells)) if cells else Product(())
-        rows: list[tuple[str | None, list[int], list[int], list[int], int]] = []
+        dims = LogicalRows(self.layout, self.entry, self.k)
+        rows: list[Row] = []
         for piece in pieces_of(whole):
-            rows += self._rows(piece)
+            rows += dims.rows(piece)
             if len(rows) > PIECE_LIMIT:
                 fail(
                     "E206",
@@ -389,109 +351,9 @@ class EntryPlacer:
         limits = {d: has for d, has in limits.items() if len(has) != self.layout.sizes.get(d, len(has))}
         return _restrict(cells, limits) if limits else cells
 
-    def _rows(self, piece: Piece) -> list[tuple[str | None, list[int], list[int], list[int], int]]:
-        """Boxes in logical dims: a digit that is not the last of its dim is walked through, one box a value."""
-        path = self.entry.targets.get(piece.label)
-        if path is None:
-            fail(
-                "E208",
-                f"part of `{self.entry.path}` has no label, and other parts have",
-                at(self.entry.span),
-                remedy="give every term a label, as in (q: r d + k: d)",
-            )
-        tensor = self.layout.tensors[path]
-        bracket = {d for axis in self.entry.indices for d in self._bracket_digits(axis)}
-        names = [d for d, *_ in piece.digits]
-        need = []
-        for dim in tensor.dims:
-            if dim in bracket or dim in names:
-                need.append(dim)
-            else:
-                need += ax.leaves_of(dim, self.layout.indices)
-        have = [*names, *(d for d in bracket if d in need)]
-        if sorted(need) != sorted(have) or any(b not in need for b in bracket):
-            fail(
-                "E205",
-                f"`{self.entry.path}`: `{path}` has the dims {' '.join(tensor.dims)},"
-                f" the pattern names {' '.join([*sorted(bracket), *names])}",
-                at(self.entry.span, "each dim must be named exactly once"),
-                at(tensor.span, "defined here"),
-                remedy=f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, tensor.dims)}`",
-            )
-        if piece.live is not None:  # rows behind the dim's own
-            piece = behind(piece, tensor.counts[tensor.dims.index(piece.live)])
-        by_name = {d: (low, high, stride) for d, low, high, stride in piece.digits}
-        per_dim: list[list[tuple[int, int, int, int]]] = []  # (low, high, stride, offset) alternatives
-        for i, dim in enumerate(tensor.dims):
-            if dim in by_name:
-                per_dim.append([(*by_name[dim], 0)])
-            elif dim in bracket or all(d in bracket for d in ax.leaves_of(dim, self.layout.indices)):
-                per_dim.append([(-1, -1, 0, 0)])
-            else:
-                if tensor.counts[i] != self.layout.sizes[dim]:
-                    fail(
-                        "E209",
-                        f"`{path}` has only a range of `{dim}`, and the pattern writes `{dim}` by its digits",
-                        at(self.entry.span),
-                        at(tensor.span, f"{tensor.counts[i]} of {self.layout.sizes[dim]}"),
-                    )
-                per_dim.append(self._digit_runs(dim, by_name))
-        out = []
-        for combination in product(*per_dim):
-            low_row = [c[0] for c in combination] + [0] * (self.k - len(combination))
-            high_row = [c[1] for c in combination] + [1] * (self.k - len(combination))
-            stride_row = [c[2] for c in combination] + [0] * (self.k - len(combination))
-            out.append((piece.label, low_row, high_row, stride_row, piece.offset + sum(c[3] for c in combination)))
-        return out
-
-    def _bracket_digits(self, axis: ax.Axis) -> list[str]:
-        return [leaf for name in ax.dims_of(axis) for leaf in ax.leaves_of(name, self.layout.indices)]
-
-    def _digit_runs(self, dim: str, by_name: dict[str, tuple[int, int, int]]) -> list[tuple[int, int, int, int]]:
-        leaves = ax.leaves_of(dim, self.layout.indices)
-        weights, total = {}, 1
-        for leaf in reversed(leaves):
-            weights[leaf] = total
-            total *= self.layout.sizes[leaf]
-        # Digits that lie in storage as they do in the dim are one run: (two k) is d again.
-        run = [leaves[-1]]
-        low, high, stride = by_name[leaves[-1]]
-        for leaf in reversed(leaves[:-1]):
-            full = low == 0 and high == weights[leaf]
-            if not (full and by_name[leaf][2] == stride * weights[leaf]):
-                break
-            low, high = by_name[leaf][0] * weights[leaf], (by_name[leaf][1] - 1) * weights[leaf] + high
-            run.append(leaf)
-        outer = [leaf for leaf in leaves if leaf not in run]
-        out = []
-        for values in product(*(range(by_name[d][0], by_name[d][1]) for d in outer)):
-            base = sum(v * weights[d] for v, d in zip(values, outer, strict=True))
-            shift = sum((v - by_name[d][0]) * by_name[d][2] for v, d in zip(values, outer, strict=True))
-            out.append((base + low, base + high, stride, shift))
-        return out
-
 
 def at_index(layout: Layout, name: str) -> Label:
     return Label(layout.call, where=f"index {name}", text=f"{name} = {layout.sizes.get(name)}")
-
-
-def _every_dim(entry: Entry, dims: tuple[str, ...]) -> str:
-    """The plainest entry of a tensor that has these brackets."""
-    bracket = [name for axis in entry.indices for name in ax.dims_of(axis) if name in dims]
-    left = " ".join("_" if "#" in d else d for d in dims if d not in bracket)
-    indices = f"[{', '.join(bracket)}]" if bracket else ""
-    return f"{entry.path}{indices} = {left or '()'}"
-
-
-def _dims_remedy(need: list[str], have: list[str]) -> str:
-    missing = [d for d in need if d not in have]
-    extra = [d for d in have if d not in need] + [d for d in dict.fromkeys(have) if have.count(d) > 1]
-    out = []
-    if missing:
-        out.append(f"add {', '.join(missing)}")
-    if extra:
-        out.append(f"take out {', '.join(dict.fromkeys(extra))}")
-    return " and ".join(out)
 
 
 def parts_of(axis: ax.Axis) -> list[tuple[int, int]] | None:

@@ -14,9 +14,10 @@ from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Policy
 from ucpl.layout.templates import Template
 from ucpl.regions.claims import Claims
-from ucpl.regions.entries import Choices, EntryPlacer, Indexed, Kin, Local, Ranks
+from ucpl.regions.entries import Choices, EntryPlacer, Indexed, Kin, Local
 from ucpl.regions.names import Namer
 from ucpl.regions.placement import POLICIES, Pieces, digits_of
+from ucpl.regions.ranks import Ranks
 
 __all__ = ["Site"]
 

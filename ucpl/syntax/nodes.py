@@ -8,214 +8,97 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from attrs import AttrsInstance, field, frozen
-
-Record = AttrsInstance  # any record of this module
-
-
-@frozen
-class Span:
-    """A half-open range of characters in one file."""
-
-    start: int
-    stop: int
-    line: int  # 1-based
-    column: int  # 1-based
-    file: str = ""
-
-
-NOWHERE = Span(0, 0, 0, 0, "")
-
-
-def _span() -> Span:
-    made: Span = field(default=NOWHERE, eq=False, repr=False, kw_only=True)
-    return made
-
-
-# ---- expressions: whole numbers, lists, and words (texts) ----------------------------------------------------------
-
-
-@frozen
-class Number:
-    value: int
-    span: Span = _span()
-
-
-@frozen
-class Text:
-    """A quoted word as a value: `shard = "5GB"`."""
-
-    value: str
-    span: Span = _span()
-
-
-@frozen
-class Name:
-    """A name in an expression: `tp`, `config.hidden_size`, `l.size`. A mesh axis means its size here."""
-
-    path: str
-    span: Span = _span()
-
-
-@frozen
-class Function:
-    """min, max, lcm, default, size(a), ceil(a, b)."""
-
-    name: str
-    args: tuple[Expr, ...]
-    span: Span = _span()
-
-
-@frozen
-class List:
-    items: tuple[Expr, ...]
-    span: Span = _span()
-
-
-@frozen
-class Unary:
-    operator: Literal["-", "not"]
-    operand: Expr
-    span: Span = _span()
-
-
-@frozen
-class Binary:
-    """Left-associative; `and`/`or` give 0 or 1; `/` must leave no remainder."""
-
-    operator: str  # + - * / % == != <= >= < > and or
-    left: Expr
-    right: Expr
-    span: Span = _span()
-
-
-Expr = Number | Text | Name | Function | List | Unary | Binary
-
-
-# ---- patterns: a stored axis is a list of cells --------------------------------------------------------------------
-
-
-@frozen
-class Range:
-    """`1..4`, `1..`, `..dense`, `1.. by 2`: half-open, as a slice."""
-
-    start: Expr | None = None
-    stop: Expr | None = None
-    step: Expr | None = None
-    span: Span = _span()
-
-
-@frozen
-class Among:
-    """Indices of a dim, in brackets: ranges, numbers, and lists of numbers together; `others`: all but these."""
-
-    items: tuple[Range | Expr, ...]
-    others: bool = False
-    span: Span = _span()
-
-
-@frozen
-class Dim:
-    """A dim, or some indices of it: `d[..24]`, `d[24..32]`, `l[1, 4]`."""
-
-    name: str
-    range: Among | None = None
-    span: Span = _span()
-
-
-@frozen
-class Split:
-    """One `@` cut over a mesh axis.
-
-    kind `equal`: equal pieces. `sizes`: `sizes` gives one size a piece (one item may be a list-valued name).
-    `chunk`: torch.chunk, pieces of ceiling size, or of the next multiple of `grain`. `spread`: sizes differ by at most
-    one `grain` (unit), the larger first.
-    """
-
-    mesh_axis: str
-    kind: Literal["equal", "sizes", "chunk", "spread"] = "equal"
-    sizes: tuple[Expr, ...] = ()
-    grain: Expr | None = None
-    span: Span = _span()
-
-
-@frozen
-class Cut:
-    """An axis cut by one or more splits, major first."""
-
-    axis: Axis
-    splits: tuple[Split, ...]
-    span: Span = _span()
-
-
-@frozen
-class Term:
-    """One run of a stack; its label names the logical tensor that it comes from."""
-
-    label: str | None
-    axes: tuple[Axis, ...]
-    span: Span = _span()
-
-
-@frozen
-class Stack:
-    """( a b + c ): terms end to end, axes inside a term row-major."""
-
-    terms: tuple[Term, ...]
-    span: Span = _span()
-
-
-@frozen
-class Pad:
-    """Grown at the end to the next multiple. kind: `zero` (checked), `live` (trained rows), `undefined` (masked)."""
-
-    axis: Axis
-    multiple: Expr
-    kind: Literal["zero", "live", "undefined"] = "zero"
-    span: Span = _span()
-
-
-@frozen
-class Trim:
-    """The axis without the padding at its end."""
-
-    axis: Axis
-    span: Span = _span()
-
-
-@frozen
-class Flat:
-    """`axis` once per tensor of the group, end to end; Each stands for the tensor."""
-
-    axis: Axis
-    span: Span = _span()
-
-
-@frozen
-class Each:
-    span: Span = _span()
-
-
-@frozen
-class Any_:
-    """`_`: the next dim that is not yet named, in a layout of any model; `_[..24]` a range of it.
-
-    The terms of a `+` start from the same place: in `(_[..24]@tp + _[24..]@tp) _` the first two are one dim.
-    """
-
-    range: Among | None = None
-    span: Span = _span()
-
-
-@frozen
-class Rest:
-    """`...`: all dims of a tensor that are not yet named, in order."""
-
-    span: Span = _span()
-
-
-Axis = Dim | Stack | Pad | Trim | Flat | Each | Any_ | Rest | Cut
-
+from attrs import field, frozen
+
+from ucpl.syntax.axes import (
+    NOWHERE,
+    Among,
+    Any_,
+    Axis,
+    Binary,
+    Cut,
+    Dim,
+    Each,
+    Expr,
+    Flat,
+    Function,
+    List,
+    Name,
+    Number,
+    Pad,
+    Range,
+    Record,
+    Rest,
+    Span,
+    Split,
+    Stack,
+    Term,
+    Text,
+    Trim,
+    Unary,
+    no_span,
+)
+
+__all__ = [
+    "Alias",
+    "Among",
+    "Any_",
+    "Argument",
+    "Assert",
+    "Axis",
+    "Binary",
+    "Binding",
+    "Blob",
+    "Call",
+    "Clause",
+    "Cut",
+    "DefaultDtype",
+    "Derive",
+    "Dim",
+    "Dimension",
+    "Dims",
+    "Each",
+    "Entry",
+    "Expr",
+    "File",
+    "Files",
+    "Flat",
+    "Framework",
+    "Function",
+    "Gone",
+    "Group",
+    "Import",
+    "Index",
+    "Layout",
+    "LayoutItem",
+    "Let",
+    "List",
+    "Mesh",
+    "Model",
+    "ModelItem",
+    "NOWHERE",
+    "Name",
+    "Number",
+    "Pad",
+    "Parameter",
+    "Plan",
+    "Range",
+    "Record",
+    "Rest",
+    "Scaling",
+    "Span",
+    "Split",
+    "Stack",
+    "State",
+    "Statement",
+    "States",
+    "Tensor",
+    "Term",
+    "Text",
+    "Trim",
+    "Unary",
+    "Use",
+]
 
 # ---- model ---------------------------------------------------------------------------------------------------------
 
@@ -227,7 +110,7 @@ class Dimension:
     name: str | None  # None: anonymous
     size: int | None = None  # of an anonymous one
     range: Among | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -236,7 +119,7 @@ class Scaling:
 
     of: str
     by: tuple[Expr, ...]
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -249,7 +132,7 @@ class Tensor:
     kind: Literal["parameter", "buffer", "frozen"] = "parameter"
     when: Expr | None = None
     scaling: Scaling | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -259,7 +142,7 @@ class Alias:
     path: str
     owner: str
     when: Expr | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -270,7 +153,7 @@ class State:
     dtype: str
     scalar: bool = False
     groups: tuple[str, ...] | None = None  # None: every parameter
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -279,13 +162,13 @@ class Gone:
 
     kind: Literal["tensor", "alias", "state", "group"]
     names: tuple[str, ...]
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
 class DefaultDtype:
     name: str
-    span: Span = _span()
+    span: Span = no_span()
 
 
 # ---- statements shared -----------------------------------------------------------------------------------------------
@@ -298,33 +181,33 @@ class Binding:
     name: str
     value: Expr
     by: str | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
 class Let:
     bindings: tuple[Binding, ...]
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
 class Dims:
     bindings: tuple[Binding, ...]
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
 class Assert:
     condition: Expr
     message: str | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
 class Argument:
     name: str | None
     value: Expr
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -333,7 +216,7 @@ class Call:
 
     name: str
     arguments: tuple[Argument, ...] = ()
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -344,7 +227,7 @@ class Use:
     name: str
     key: str | None = None
     at: tuple[Clause, ...] = ()  # of a layout: the ranks that have it
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -354,7 +237,7 @@ class Index:
     name: str
     axis: Axis
     when: Expr | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -373,7 +256,7 @@ class Group:
     stated: tuple[str, str] | None = None
     of_model: bool = False
     order: Literal["reversed"] | Expr | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 # ---- layout ------------------------------------------------------------------------------------------------------------
@@ -383,7 +266,7 @@ class Group:
 class Parameter:
     name: str
     default: Expr | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -392,7 +275,7 @@ class Mesh:
 
     name: str  # "" for the first
     axes: tuple[str, ...]
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -404,7 +287,7 @@ class Files:
     template: str = ""
     key: str | None = None
     when: Expr | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -412,7 +295,7 @@ class Framework:
     """`framework deepspeed(stage = 1, dp = dp)`: who regenerates what is not a tensor, and what it must know."""
 
     call: Call
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -425,7 +308,7 @@ class Clause:
 
     word: str
     args: tuple[Any, ...] = ()
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -442,7 +325,7 @@ class Entry:
     clauses: tuple[Clause, ...] = ()
     of: str | None = None
     glob: tuple[str, ...] = ()
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -453,7 +336,7 @@ class States:
     groups: tuple[str, ...] | None
     shape: tuple[Axis, ...] | Literal["like"] | None  # None: `none`
     clauses: tuple[Clause, ...] = ()
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -463,7 +346,7 @@ class Derive:
     state: str
     source: str
     when: Expr | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -498,7 +381,7 @@ class Blob:
     mesh_axes: tuple[str, ...]
     fate: Literal["keep", "first", "drop"]
     clauses: tuple[Clause, ...] = ()
-    span: Span = _span()
+    span: Span = no_span()
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -508,7 +391,7 @@ class Blob:
 class Import:
     file: str
     names: tuple[str, ...]
-    span: Span = _span()
+    span: Span = no_span()
 
 
 ModelItem = Let | Dims | DefaultDtype | Tensor | Alias | State | Assert | Index | Use | Group | Gone
@@ -540,7 +423,7 @@ class Model:
     items: tuple[ModelItem, ...]
     parameters: tuple[Parameter, ...] = ()
     extends: Call | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -551,7 +434,7 @@ class Layout:
     extends: Call | None
     items: tuple[LayoutItem, ...]
     arguments: tuple[Argument, ...] = ()  # of the model: `of gpt(layers = 4)`
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -562,7 +445,7 @@ class Plan:
     source: Call
     target: Call
     drop: tuple[str, ...] = ()
-    span: Span = _span()
+    span: Span = no_span()
 
 
 Statement = Import | Let | Assert | Model | Layout | Plan
