@@ -359,7 +359,7 @@ class Fill:
     of: str | None = None
     glob: tuple[str, ...] = ()
     when: Expr | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
@@ -370,7 +370,7 @@ class FillStates:
     groups: tuple[str, ...] | None
     value: Expr
     when: Expr | None = None
-    span: Span = _span()
+    span: Span = no_span()
 
 
 @frozen
