@@ -6,6 +6,7 @@ import pytest
 
 from ucpl.errors import UcplError
 from ucpl.layout import load, resolve
+from ucpl.regions import locate
 from ucpl.syntax import parse_call
 
 SPEC = """ucpl 1
@@ -41,3 +42,13 @@ def test_what_is_cut_inside_blocks_or_otherwise_is_refused(w: str, s: str) -> No
     with pytest.raises(UcplError) as caught:
         resolved(w, s)
     assert caught.value.diagnostics[0].code == "E216"
+
+
+@pytest.mark.parametrize(("w", "s"), [("r g@tp k", "r g@tp"), ("r c@tp", "r g@tp")])
+def test_a_cut_that_leaves_a_remainder_is_no_cut_inside_a_block(w: str, s: str) -> None:
+    """It is told as what it is, where pieces are made."""
+    text = SPEC.format(w=w, s=s)
+    layout = resolve(load(("spec.ucpl", text)), parse_call("x(tp = 3)"))
+    with pytest.raises(UcplError) as caught:
+        locate(layout)
+    assert caught.value.diagnostics[0].code == "E204"

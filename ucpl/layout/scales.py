@@ -141,7 +141,7 @@ def demand_block_edges(
                 _demand_edges(entry, tensors[owner], dim, size, found)
             for entry in of.get(path, ()):
                 mine = windows_of(entry, tensors[path], i, sizes, indices)
-                blocks = [_in_blocks(found, size) for _, found in theirs if found is not None]
+                blocks = [_in_blocks(found, size) for _, found in theirs if found]
                 if mine and len(mine) > 1 and blocks and mine not in blocks:
                     _refuse_scale(entry, theirs[0][0], tensors[path], size)
 
@@ -149,7 +149,7 @@ def demand_block_edges(
 def windows_of(
     entry: Entry, tensor: LogicalTensor, dim: int, sizes: Mapping[str, int], indices: Mapping[str, ax.Axis]
 ) -> Windows | None:
-    """What each coordinate has of a dim; None where it is cut together with others, or the cut leaves a remainder.
+    """What each coordinate has of a dim; None where it is cut together with others, nothing where the cut leaves a remainder.
 
     Of a dim that is stored as its digits, the first may be cut: each of it is all that the others count.
     """
@@ -168,8 +168,8 @@ def windows_of(
         return {(): (0, count)}
     try:
         found = _windows(axis, count // each, sizes)
-    except ValueError:  # said where pieces are made
-        return None
+    except ValueError:  # said where pieces are made: E204
+        return {}
     if found is None:
         return None
     found = {c: (low * each, high * each) for c, (low, high) in found.items()}
