@@ -1,5 +1,6 @@
 """What holds for every test: hypothesis's profile, one thread a process, and no trace of the user's terminal."""
 
+import gc
 import os
 import signal
 
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         asked = getattr(law, "_hypothesis_internal_use_settings", None)
         if asked is not None:
             law._hypothesis_internal_use_settings = settings(asked, max_examples=times * asked.max_examples)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: whoever collects garbage before it counts something looks at what came since, and no more."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

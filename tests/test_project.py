@@ -45,8 +45,8 @@ def tracked() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_every_module_says_what_it_is_for(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+def test_every_module_says_what_it_is_for(path: Path, parsed: dict[str, ast.Module]) -> None:
+    assert ast.get_docstring(parsed[relative(path)])
 
 
 def test_no_module_is_a_drawer_for_odds_and_ends() -> None:
@@ -87,7 +87,9 @@ CLASS_LINES_MAX = 350
 FILE_LINES_MAX = 600
 
 
+@pytest.fixture(scope="module")
 def parsed() -> dict[str, ast.Module]:
+    """Every module of the package, as a tree: read once for all who ask."""
     return {relative(path): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
@@ -112,9 +114,9 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len([name for name in named if name not in ("self", "cls")])
 
 
-def test_types_are_said() -> None:
+def test_types_are_said(parsed: dict[str, ast.Module]) -> None:
     """`object` and a question for the class say what `Any` leaves open."""
-    found = {path: count for path, tree in parsed().items() if (count := named_any(tree))}
+    found = {path: count for path, tree in parsed.items() if (count := named_any(tree))}
     assert sum(found.values()) <= ANY_MAX, found
 
 
@@ -127,10 +129,10 @@ def test_any_is_counted_wherever_it_is_said() -> None:
     assert isinstance(function, ast.FunctionDef) and parameters(function) == 5
 
 
-def test_functions_ask_for_little() -> None:
+def test_functions_ask_for_little(parsed: dict[str, ast.Module]) -> None:
     functions = [
         (path, node.name, parameters(node))
-        for path, tree in parsed().items()
+        for path, tree in parsed.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
@@ -138,10 +140,10 @@ def test_functions_ask_for_little() -> None:
     assert len(long) <= SHARE_OF_LONG_SIGNATURES * len(functions), long
 
 
-def test_classes_and_files_are_short() -> None:
+def test_classes_and_files_are_short(parsed: dict[str, ast.Module]) -> None:
     classes = {
         (path, node.name): (node.end_lineno or node.lineno) - node.lineno + 1
-        for path, tree in parsed().items()
+        for path, tree in parsed.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     }
@@ -203,11 +205,11 @@ def test_every_code_has_a_known_exit_status_and_all_its_texts() -> None:
         assert entry.title and entry.meaning and entry.example and entry.remedy, code
 
 
-def raised() -> dict[str, str]:
+def raised(trees: dict[str, ast.Module]) -> dict[str, str]:
     """Codes that something is called with, and where. A code in a comparison, a table or a text is not raised by it."""
     out: dict[str, str] = {}
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
             given: list[ast.expr | None] = []
             match node:
                 case ast.Call():
@@ -220,12 +222,12 @@ def raised() -> dict[str, str]:
                 chosen = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
                 for one in chosen:
                     if isinstance(one, ast.Constant) and isinstance(one.value, str) and CODE.fullmatch(one.value):
-                        out.setdefault(one.value, relative(path))
+                        out.setdefault(one.value, path)
     return out
 
 
-def test_every_code_that_is_raised_is_in_the_catalogue_and_the_reverse() -> None:
-    found = raised()
+def test_every_code_that_is_raised_is_in_the_catalogue_and_the_reverse(parsed: dict[str, ast.Module]) -> None:
+    found = raised(parsed)
     assert {code: path for code, path in found.items() if code not in catalogue()} == {}
     assert [code for code in catalogue() if code not in found] == []
 
@@ -236,7 +238,10 @@ def expected() -> set[str]:
         code for path in (ROOT / "tests").rglob("*.txt") for code in WORD.findall(path.read_text(encoding="utf-8"))
     }
     for path in (ROOT / "tests").rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if WORD.search(text) is None:
+            continue
+        tree = ast.parse(text)
         said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree) if path != Path(__file__) else ():
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:

@@ -14,7 +14,8 @@ from lark.exceptions import LarkError
 
 from tests.syntax.reading import read
 from ucpl import resources
-from ucpl.syntax import parse, print_file
+from ucpl.syntax import parse, parser, print_file
+from ucpl.syntax import tables as reading
 from ucpl.syntax.joiner import LineJoiner
 from ucpl.syntax.recorder import Recorder
 from ucpl.syntax.tables import build, tables
@@ -90,14 +91,30 @@ def test_tables_are_kept_and_found_again(run, tmp_path):
     assert run(cache, REFUSE_TO_BUILD) == expected
 
 
+@pytest.fixture
+def anew(tmp_path, monkeypatch):
+    """Parse in this process as in its first call, with that cache. What the other tests know comes back."""
+    monkeypatch.setenv("UCPL_CACHE", str(tmp_path))
+
+    def start() -> str:
+        for known in (tables, parser._file):
+            known.cache_clear()
+        return print_file(parse(TEXT))
+
+    yield start
+    tables.cache_clear()
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"data": {}, "memo": {}}', "\x80\x04N."])
-def test_a_broken_cache_does_no_harm_and_is_replaced(run, tmp_path, content):
+def test_a_broken_cache_does_no_harm_and_is_replaced(anew, tmp_path, monkeypatch, content):
     expected = print_file(parse(TEXT))
-    run(tmp_path)
-    (kept,) = tmp_path.iterdir()
-    kept.write_text(content)
-    assert run(tmp_path) == expected
-    assert run(tmp_path, REFUSE_TO_BUILD) == expected
+    path = reading._cache_path(resources.grammar_text())
+    assert path is not None
+    path.write_text(content)
+    assert anew() == expected
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    monkeypatch.setattr(reading, "build", lambda *_: pytest.fail("built again"))
+    assert anew() == expected
 
 
 def test_a_cache_that_others_can_write_is_not_read(run, tmp_path):
@@ -125,10 +142,10 @@ def test_threads_do_not_mix_their_texts():
     wrong = []
 
     def work(i: int) -> None:
-        for _ in range(5):
-            file = read(texts[i], f"{i}.ucpl")
+        for k in range(5):
+            file = read(texts[i], f"{i}.{k}.ucpl")  # under a name of its own: what was read once is known
             names = {(entry.path, entry.span.file) for entry in file.statements[0].items}
-            if names != {(f"a{i}", f"{i}.ucpl")}:
+            if names != {(f"a{i}", f"{i}.{k}.ucpl")}:
                 wrong.append(names)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from lark import Lark
 
 from ucpl.resources import grammar_text
 from ucpl.syntax import cache, tables
@@ -37,10 +38,16 @@ def test_tuples_become_lists_and_sets_are_in_order() -> None:
     assert tables._encode({1: "x"}) == {"#pairs": [[1, "x"]]}
 
 
+@pytest.fixture(scope="module")
+def built() -> Lark:
+    """The parser, made of the grammar's text."""
+    return tables.build(grammar_text(), LineJoiner(), Recorder())
+
+
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved(built: Lark, tmp_path: Path) -> Path:
     path = tmp_path / "cache" / "tables.json"
-    tables._save(tables.build(grammar_text(), LineJoiner(), Recorder()), path)
+    tables._save(built, path)
     return path
 
 
@@ -48,14 +55,12 @@ def load(path: Path) -> object:
     return tables._load(path, LineJoiner(), Recorder())
 
 
-def test_kept_tables_parse_as_built_ones_do(saved: Path) -> None:
+def test_kept_tables_parse_as_built_ones_do(saved: Path, built: Lark) -> None:
     joiner, recorder = LineJoiner(), Recorder()
     parser = tables._load(saved, joiner, recorder)
     assert parser is not None
     kept = parser.parse("ucpl 1\nlet a = [1, 2]\n", start="start")
-    assert kept == tables.build(grammar_text(), LineJoiner(), Recorder()).parse(
-        "ucpl 1\nlet a = [1, 2]\n", start="start"
-    )
+    assert kept == built.parse("ucpl 1\nlet a = [1, 2]\n", start="start")
     assert json.loads(saved.read_text())["data"]["options"].keys().isdisjoint({"postlex", "transformer"})
 
 
@@ -91,18 +96,18 @@ def test_no_tables_and_no_folder(tmp_path: Path) -> None:
     assert load(tmp_path / "none" / "tables.json") is None
 
 
-def test_a_folder_that_cannot_be_made_is_no_matter(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_no_matter(built: Lark, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    tables._save(tables.build(grammar_text(), LineJoiner(), Recorder()), tmp_path / "file" / "tables.json")
+    tables._save(built, tmp_path / "file" / "tables.json")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_nothing(built: Lark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise OSError("full")
 
     monkeypatch.setattr(os, "replace", broken)
-    tables._save(tables.build(grammar_text(), LineJoiner(), Recorder()), tmp_path / "tables.json")
+    tables._save(built, tmp_path / "tables.json")
     assert list(tmp_path.iterdir()) == []
 
 

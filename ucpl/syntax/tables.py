@@ -88,8 +88,9 @@ def _load(path: Path, joiner: LineJoiner, recorder: Recorder) -> Lark | None:
 
 def _save(parser: Lark, path: Path) -> None:
     data, memo = parser.memo_serialize([TerminalDef, Rule])
-    for option in ("postlex", "transformer"):  # objects of this process: given anew at loading
-        del data["options"][option]
+    # Objects of this process stay out, and are given anew at loading. The options are the parser's own: a copy loses them.
+    options = {name: value for name, value in data["options"].items() if name not in ("postlex", "transformer")}
+    data = {**data, "options": options}
     keep(path, json.dumps(_encode({"data": data, "memo": memo}), separators=(",", ":")))
 
 

@@ -26,8 +26,15 @@ def _fields(kind: type) -> tuple[str, ...]:
     return tuple(f.name for f in attrs.fields(kind) if f.name != "span")
 
 
+_RECORDS: dict[type, bool] = {}  # of each kind of value that was met in a tree
+
+
 def _is_record(value: object) -> bool:
-    return attrs.has(type(value)) and not isinstance(value, Span)
+    kind = type(value)
+    known = _RECORDS.get(kind)
+    if known is None:
+        known = _RECORDS[kind] = attrs.has(kind) and not issubclass(kind, Span)
+    return known
 
 
 def children(node: AttrsInstance) -> Iterator[AttrsInstance]:
@@ -73,6 +80,6 @@ def inside(node: Record, change: Change) -> Record:
 
 def _rewritten(value: object, change: Change) -> object:
     if isinstance(value, tuple):
-        new = tuple(_rewritten(one, change) for one in value)
+        new = tuple([_rewritten(one, change) for one in value])
         return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
     return rewritten(cast(AttrsInstance, value), change) if _is_record(value) else value

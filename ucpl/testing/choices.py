@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -19,12 +20,14 @@ class Draw(Protocol):
     def __call__(self, strategy: st.SearchStrategy[Drawn], /) -> Drawn: ...
 
 
+@cache
 def booleans() -> st.SearchStrategy[bool]:
     from hypothesis import strategies as st
 
     return st.booleans()
 
 
+@cache
 def integers(low: int, high: int) -> st.SearchStrategy[int]:
     from hypothesis import strategies as st
 

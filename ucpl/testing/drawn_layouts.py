@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from attrs import evolve
 
-from ucpl.layout import load, resolve
+from ucpl.layout import Layout, load, resolve
 from ucpl.syntax import nodes, print_file
 from ucpl.testing.choices import Draw, booleans, integers, permutations, sampled
 from ucpl.testing.drawn_states import States
@@ -17,13 +18,19 @@ __all__ = ["DIMS", "DrawnLayout"]
 DIMS = ("l", "e", "h", "g", "d", "v", "f")
 
 
+@lru_cache(maxsize=4)
+def _plain(model: nodes.Model) -> Layout:
+    """The model, laid out as it is: both layouts of a pair ask for its sizes."""
+    probe = load(("<probe>", "ucpl 1\nlayout probe() of any {\n  file weights = none\n  * = ...\n}\n"))
+    return resolve(probe, nodes.Call("probe"), model=model)
+
+
 class DrawnLayout:
     """One layout being drawn. Cuts are chosen to fit the lengths that they cut."""
 
     def __init__(self, draw: Draw, model: nodes.Model, degrees: dict[str, int], whole: bool) -> None:
         self.draw, self.model, self.degrees, self.whole = draw, model, degrees, whole
-        probe = load(("<probe>", "ucpl 1\nlayout probe() of any {\n  file weights = none\n  * = ...\n}\n"))
-        self.plain = resolve(probe, nodes.Call("probe"), model=model)
+        self.plain = _plain(model)
         self.sizes = self.plain.sizes
         self.tensors = self.plain.tensors
         self.rules: dict[str, tuple[str, str | None]] = {}  # dim -> (index rule, mesh axis that deals it)

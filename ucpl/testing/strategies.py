@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ucpl.syntax import nodes, parse
@@ -53,6 +55,7 @@ def models() -> st.SearchStrategy[nodes.Model]:
     return drawn()
 
 
+@cache
 def _ranges(size: int) -> st.SearchStrategy[str]:
     from hypothesis import strategies as st
 
@@ -63,6 +66,7 @@ def _ranges(size: int) -> st.SearchStrategy[str]:
     ) | some.flatmap(lambda of: st.sampled_from((f"[{of}]", f"[not {of}]", f"[where([{of}], {size - 1})]")))
 
 
+@cache
 def meshes() -> st.SearchStrategy[dict[str, int]]:
     """Mesh axes with their degrees, major to minor; at most a dozen ranks."""
     from hypothesis import strategies as st
@@ -78,21 +82,34 @@ def layouts(model: nodes.Model, *, name: str = "laid", whole: bool = True) -> st
 
     whole: every state that the model has is stored, so that any two of them can be converted into each other.
     """
+    return _laid()(model, name, whole)
+
+
+# A strategy that is asked for in every example is made once: Hypothesis reads the source of each function that it composes.
+
+
+@cache
+def _laid() -> Callable[[nodes.Model, str, bool], st.SearchStrategy[Example]]:
     from hypothesis import strategies as st
 
     @st.composite
-    def drawn(draw: Draw) -> Example:
+    def drawn(draw: Draw, model: nodes.Model, name: str, whole: bool) -> Example:
         return DrawnLayout(draw, model, draw(meshes()), whole).example(name)
 
-    return drawn()
+    return drawn
 
 
 def layout_pairs(model: nodes.Model) -> st.SearchStrategy[tuple[Example, Example]]:
     """Two layouts of one model, on different meshes: at least one degree changes."""
+    return _paired()(model)
+
+
+@cache
+def _paired() -> Callable[[nodes.Model], st.SearchStrategy[tuple[Example, Example]]]:
     from hypothesis import strategies as st
 
     @st.composite
-    def drawn(draw: Draw) -> tuple[Example, Example]:
+    def drawn(draw: Draw, model: nodes.Model) -> tuple[Example, Example]:
         first = draw(meshes())
         second = draw(meshes().filter(lambda degrees: degrees != first))
         return (
@@ -100,4 +117,4 @@ def layout_pairs(model: nodes.Model) -> st.SearchStrategy[tuple[Example, Example
             DrawnLayout(draw, model, second, True).example("target"),
         )
 
-    return drawn()
+    return drawn
