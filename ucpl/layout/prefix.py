@@ -20,12 +20,13 @@ _BRACES = re.compile(r"\{([^{}:]*)((?::[^{}]*)?)\}")
 _WORDS = re.compile(r"[A-Za-z_][\w.]*(?!\s*\(|[\w.])")  # not the name of a function
 # What a stored tensor's place gives to a template, and words of expressions.
 _GIVEN = PLACE_WORDS | {"and", "or", "not"}
+_OF_A_VALUE = {"x", "scale"}
 
 
 def prefixed(items: Iterable[nodes.Record], prefix: str, key: str | None) -> list[nodes.Record]:
     """The statements with every name of their own under `prefix.`."""
     items = list(items)
-    shared = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes) | {"config", "x"}
+    shared = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes) | {"config"}
     files = frozenset(i.name for i in items if isinstance(i, nodes.Files))
     renaming = _Renaming(prefix, shared, key, files)
     return [rewritten(i, renaming.change) for i in items]
@@ -101,6 +102,8 @@ class _Renaming:
                 return evolve(node, args=(self.template(node.args[0]),))
             case "in":
                 return evolve(node, args=(self.file(node.args[0]),))
+            case "value":  # x and scale are what is stored: a dim may be called so all the same
+                return inside(node, evolve(self, shared=self.shared | _OF_A_VALUE).change)
             case _:
                 return inside(node, self.change)
 

@@ -1,0 +1,53 @@
+"""Names of what is used that are words elsewhere: a dim may be called x, and `value x * scale` says what it says everywhere."""
+
+from __future__ import annotations
+
+from ucpl.layout import Layout, load, resolve
+from ucpl.regions import locate
+from ucpl.syntax import parse_call
+
+TEXT = """ucpl 1
+model patch(side = 2) {
+  dim x = side, scale = 3
+  w : scale x
+  q : 4 dtype f8_e4m3fn
+  s : 2 dtype f32 is scale of q by 2
+}
+model two {
+  use patch(side = 4) as left
+  use patch() as right
+}
+layout inner() of patch() {
+  file weights = torch "a.pt"
+  w = scale x  as "w.{x.size}" value x - 1
+  q = _        as "q" dtype bf16 value x * scale
+  s = none
+}
+layout both() of two {
+  use inner() as left  key "left.{key}"
+  use inner() as right key "right.{key}"
+}
+"""
+
+
+def both() -> Layout:
+    return resolve(load(("names.ucpl", TEXT)), parse_call("both()"))
+
+
+def test_a_dim_called_x_is_the_models_own() -> None:
+    """Two models with one x each: the second one's was that of both."""
+    found = both()
+    assert {path: t.counts for path, t in found.tensors.items() if path.endswith("w")} == {
+        "left.w": (3, 4), "right.w": (3, 2),
+    }  # fmt: skip
+    assert {(h.key, h.shape) for p in locate(found).parts for h in p.homes if p.label.endswith("w")} == {
+        (("left.w.4",), (3, 4)), (("right.w.2",), (3, 2)),
+    }  # fmt: skip
+
+
+def test_a_value_is_of_the_element_and_its_scale() -> None:
+    storings = {e.path: e.storing for e in both().entries}
+    assert {path: s.value for path, s in storings.items() if path.endswith("w")} == dict.fromkeys(
+        ("left.w", "right.w"), (1.0, -1.0)
+    )
+    assert [s.scaled for path, s in sorted(storings.items()) if path.endswith("q")] == [True, True]
