@@ -118,6 +118,16 @@ def test_the_master_of_a_weight_that_is_there_is_no_number() -> None:
     assert found.code == "E303" and "fp32 of `d`" in found.message and "fill state fp32 = weight" in found.remedy
 
 
+def test_a_master_of_which_a_part_is_new_is_not_filled_in_part() -> None:
+    """The weight that is there would have no master: no line says what it is, and the graph has no hole."""
+    fills = "fill w = 0; fill b = 0; fill d = 0; fill state e, g = 0"
+    found = refused(fills, "old()", "new(tp = 1, rows = 4, new = 1)")
+    assert found.code in ("E301", "E303"), found
+    fills += "; fill c = 0"
+    found = refused(fills, "old()", "new(tp = 1, rows = 4, new = 1)")
+    assert (found.code, "fp32 of `d`" in found.message) == ("E303", True), found
+
+
 def test_the_most_special_line_holds() -> None:
     fills = (
         "fill state e, g = 0; fill * = 1; fill * of trainable = 2; fill w = 3; fill w[l[2..]] = 4; fill w[v[..1]] = 4"

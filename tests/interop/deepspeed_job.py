@@ -245,6 +245,48 @@ def warm(job: dict[str, Any]) -> dict[str, Any]:
     return {"differences": found, "expected": expected, "after": losses(engine, 0, 3)}
 
 
+def started(job: dict[str, Any]) -> dict[str, Any]:
+    """Load plainly what was made of weights alone and filled, into an engine whose weights and moments are others."""
+    fresh = engine_of(job["run"], seed=job["seed"], spoil=0.0)
+    truth, expected = whole_state(fresh), losses(fresh, 0, 3)
+    engine = engine_of(job["run"], seed=99, spoil=0.25)
+    for group, kept in zip(engine.optimizer.param_groups, fresh.optimizer.param_groups, strict=True):
+        group |= {key: kept[key] for key in ("initial_lr", "weight_decay")} | {"lr": kept["initial_lr"]}
+    engine.lr_scheduler.base_lrs = list(fresh.lr_scheduler.base_lrs)
+    losses(engine, 0, 1)  # moments are no zeros
+    engine.lr_scheduler.last_epoch, engine.lr_scheduler._step_count = 0, 1
+    path, _ = engine.load_checkpoint(job["folder"], load_lr_scheduler_states=False)
+    if path is None:
+        return {"error": "load_checkpoint found nothing"}
+    for group, kept in zip(engine.optimizer.param_groups, fresh.optimizer.param_groups, strict=True):
+        group |= {"lr": kept["initial_lr"]}
+    mine = whole_state(engine)
+    found = [
+        f"{s} of {n} differs" for n in truth for s in ("weight", "fp32") if not torch.equal(mine[n][s], truth[n][s])
+    ]
+    found += [f"{job['state']} of {n} is not 0" for n in mine if mine[n][job["state"]].count_nonzero()]
+    return {"differences": found, "expected": expected, "after": losses(engine, 0, 3)}
+
+
+def grown(job: dict[str, Any]) -> dict[str, Any]:
+    """Load a checkpoint of a model that was frozen in part and smaller: what it had is there, the rest is as filled."""
+    engine = engine_of(job["run"], seed=99, spoil=0.25)
+    path, _ = engine.load_checkpoint(job["folder"])
+    if path is None:
+        return {"error": "load_checkpoint found nothing"}
+    truth, mine = torch.load(job["truth"], weights_only=False)["params"], whole_state(engine)
+    found = []
+    for name, states in mine.items():
+        kept = truth.get(name, {})
+        for state in ("weight", "fp32", "exp_avg", "exp_avg_sq"):
+            wanted = torch.zeros_like(states[state])
+            had = kept.get("weight" if state == "fp32" and state not in kept else state)
+            if had is not None:
+                wanted[tuple(map(slice, had.shape))] = had
+            found += [] if torch.equal(states[state], wanted) else [f"{state} of {name} differs"]
+    return {"differences": found, "after": losses(engine, 3, 3)}
+
+
 def main(do: dict[str, Any]) -> None:
     """Do the jobs listed, each by the function of its name."""
     torch.set_num_threads(1)
@@ -267,4 +309,4 @@ def main(do: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main({"train": train, "load": load, "weights": weights, "warm": warm})
+    main({"train": train, "load": load, "weights": weights, "warm": warm, "started": started, "grown": grown})

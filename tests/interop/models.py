@@ -14,15 +14,17 @@ BATCH = 120  # divides by every degree that the tests use
 class Net(nn.Module):
     """Convolution, tied layers, a one-element gain, a persistent and a passing buffer; parameters of every odd size."""
 
+    rows = 11
+
     def __init__(self, freeze: bool) -> None:
         super().__init__()
-        self.embed = nn.Embedding(11, 6)
+        self.embed = nn.Embedding(self.rows, 6)
         self.conv = nn.Conv1d(6, 5, 3, padding=1)
         self.norm = nn.LayerNorm(5)
         self.up = nn.Linear(5, 13)
         self.down = nn.Linear(13, 6, bias=False)
         self.gain = nn.Parameter(torch.ones(1))
-        self.head = nn.Linear(6, 11, bias=False)
+        self.head = nn.Linear(6, self.rows, bias=False)
         self.head.weight = self.embed.weight  # tied
         self.register_buffer("calls", torch.zeros(3))
         self.register_buffer("scale", torch.full((1,), 0.5), persistent=False)
@@ -35,7 +37,20 @@ class Net(nn.Module):
         h = self.embed(x)
         h = h + self.down(F.silu(self.up(self.norm(self.conv(h.transpose(1, 2)).transpose(1, 2)))))
         logits = self.head(h) * self.gain
-        return F.cross_entropy(logits.float().reshape(-1, 11), y.reshape(-1))
+        return F.cross_entropy(logits.float().reshape(-1, self.rows), y.reshape(-1))
+
+
+class Grown(Net):
+    """The same with two rows more, and a parameter that is new."""
+
+    rows = 13
+
+    def __init__(self, freeze: bool) -> None:
+        super().__init__(freeze)
+        self.shift = nn.Parameter(torch.zeros(6))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, y) + self.shift.float().square().sum() + self.shift.float().sum()
 
 
 class Few(nn.Module):
@@ -71,7 +86,7 @@ class Lion(torch.optim.Optimizer):
                 state["slow"].lerp_(p.grad, 1 - group["beta"])
 
 
-MODELS = {"net": Net, "few": Few}
+MODELS = {"net": Net, "grown": Grown, "few": Few}
 
 
 def parameter_groups(model: nn.Module, how: int, spoil: float) -> list[dict[str, Any]]:

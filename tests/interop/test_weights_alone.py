@@ -1,6 +1,7 @@
 """A DeepSpeed folder made of weights alone: DeepSpeed takes weights and masters, and starts moments at zero.
 
-Loaded as `convert` says. A plain `load_checkpoint` asks for the groups of an optimizer, which the source has not.
+Loaded as `convert` says. A plain `load_checkpoint` asks for the groups of an optimizer, which the source has not; of an
+elastic checkpoint it asks for moments alone, and these are filled.
 """
 
 from __future__ import annotations
@@ -18,6 +19,21 @@ pytestmark = pytest.mark.interop
 
 RUN = {"model": "few", "dtype": "fp32", "optimizer": "adamw"}
 SEED, DEGREE = 7, 2
+SPEC = """ucpl 1
+model few {
+  bend       : 3     dtype f32
+  mix.weight : 11 3  dtype f32
+  out.weight : 11 3  dtype f32
+  out.bias   : 11    dtype f32
+  group "0" = mix.weight, out.weight
+  group "1" = bend, out.bias
+  state fp32, slow : f32
+}
+layout few1(dp) of few extends zero1(dp = dp, elastic = 1) {
+}
+layout few2(dp) of few extends zero2(dp = dp, elastic = 1) {
+}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +60,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert "load_optimizer_states=False" in done.stdout
         job: dict[str, Any] = {"do": "warm", "run": {**RUN, "stage": stage}, "seed": SEED, "folder": str(target)}
         jobs.append({**job, "result": str(folder / f"warm{stage}.json")})
+    for stage in (1, 2):
+        target = folder / f"filled{stage}"
+        spec = folder / "few.ucpl"
+        spec.write_text(SPEC)
+        call = f"{spec}:few{stage}(dp = {DEGREE})"
+        fills = ["--fill", "slow=0"]
+        command = [sys.executable, "-m", "ucpl", "convert", str(source), str(target), "--to", call, *fills]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert "filled        slow with 0" in done.stdout and "to load it" not in done.stdout
+        run = {**RUN, "stage": stage, "optimizer": "lion"}  # AdamW of torch asks for a step that is a tensor
+        jobs.append(
+            {
+                "do": "started",
+                "state": "slow",
+                "run": run,
+                "seed": SEED,
+                "folder": str(target),
+                "result": str(folder / f"started{stage}.json"),
+            }
+        )
     torchrun(DEGREE, "", jobs, folder)
     return folder
 
@@ -51,6 +88,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("stage", range(4))
 def test_weights_are_taken_and_moments_start_at_zero(stage: int, folder: Path) -> None:
     found = result(folder, f"warm{stage}")
+    assert found["differences"] == []
+    assert found["after"] == pytest.approx(found["expected"], rel=0, abs=1e-6)
+    assert len(set(found["after"])) == 3
+
+
+@pytest.mark.parametrize("stage", (1, 2))
+def test_moments_that_are_filled_are_loaded_plainly_and_trained_on(stage: int, folder: Path) -> None:
+    found = result(folder, f"started{stage}")
     assert found["differences"] == []
     assert found["after"] == pytest.approx(found["expected"], rel=0, abs=1e-6)
     assert len(set(found["after"])) == 3

@@ -254,6 +254,13 @@ def test_weights_alone_say_how_they_are_loaded() -> None:
         source = open_checkpoint(fixtures / name)
         target = api.plan(str(source.top), call).target
         assert any("load_optimizer_states=False" in text for text in advice(source, target)) == is_said
+    source = open_checkpoint(fixtures / "containers/hf_llama.safetensors")
+    for call in (
+        "zero1(dp=2)",
+        "zero1(dp=2, elastic=1)",
+    ):  # one group, in the file's order: the optimizer's is not known
+        target = api.plan(str(source.top), call, fill=["exp_avg=0"]).target
+        assert ['`group "0" = ...`' in text for text in advice(source, target)] == [True]
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,9 @@ class _Drawing:
         """The routes, tensors that the source lacks a part of apart: what is lacking is filled, or it is an error."""
         for state, parts, tensors in self.absent:
             k = max(1, sides[0].width, sides[1].width)
-            self.fill(self.filler.whole(state, parts, tensors, k), sides, writes)
+            open_ = self.fill(self.filler.whole(state, parts, tensors, k), sides, writes)
+            if open_:
+                refuse_absent(self.source, self.target, state, open_)
         if not self.filler.lines:
             return routes
         out = []
@@ -240,15 +242,11 @@ class _Drawing:
             out += [route] if route.wanted else []
         return [route for route in out if route.wanted]
 
-    def fill(self, gap: Gap, sides: tuple[Side, Side], writes: dict[int, Write]) -> set[str]:
-        """Fill what is lacking. Raises E303 where no line speaks of any of a tensor; gives the tensors that keep a hole."""
+    def fill(self, gap: Gap, sides: tuple[Side, Side], writes: dict[int, Write]) -> list[str]:
+        """Fill what is lacking; gives the tensors that keep a hole, in the model's order."""
         fills, open_ = self.filler.filled(gap, sides)
         self.net.add_edges_from((node, writes[n]) for node, n in fills)
-        tensors = self.target.layout.tensors
-        lost = [p for p, boxes in open_.items() if sum(int((b - a).prod()) for a, b in boxes) == tensors[p].numel]
-        if lost:
-            refuse_absent(self.source, self.target, gap.state, lost)
-        return set(open_)
+        return list(open_)
 
     # ---- boxes of both sides -------------------------------------------------------------------------------------------
 

@@ -9,10 +9,19 @@ WARM = (
     "the source has no optimizer state: engine.load_checkpoint(..., load_optimizer_states=False,"
     " load_lr_scheduler_states=False) takes the weights and masters, and moments start at zero"
 )
+MOMENTS = (
+    "the source states neither groups nor learning rates of an optimizer, which DeepSpeed takes from a file with its moments:"
+    ' zero1(..., elastic = 1) or zero2(..., elastic = 1), over a model whose `group "0" = ...` has the parameters in the'
+    " optimizer's order, is loaded plainly, and the engine's learning rates stand; of this target"
+    " engine.load_checkpoint(..., load_optimizer_states=False) takes the weights and masters"
+)
 
 
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Of a target made of weights alone: its groups have neither moments nor hyper-parameters that an engine could take."""
-    has_hypers = any(group.hyper for group in source.envelope.groups)
-    has_moments = any(set(tensor.states) - {"weight", "fp32"} for tensor in structure.tensors)
-    return () if has_hypers or has_moments else (WARM,)
+    """Of a target made of weights alone: its groups have no hyper-parameters that an engine could take."""
+    if any(group.hyper for group in source.envelope.groups):
+        return ()
+    if any(set(tensor.states) - {"weight", "fp32"} for tensor in structure.tensors):
+        is_said = [name for name, _ in structure.groups] not in ([], ["parameters"])
+        return () if is_said and structure.settings.get("elastic") else (MOMENTS,)
+    return (WARM,)
