@@ -227,3 +227,33 @@ def test_a_cut_inside_a_byte_is_refused_on_either_side(tmp_path: Path, which: st
     said = ucpl("plan", "--from", calls[which == "source"], "--to", calls[which == "target"]).err
     assert "E231" in said and "c from 64 to 65" in said and "c@spread(tp, 2)" in said
     assert "2, 3, 4, 6, 8, 12, 16, 24 pieces" in said
+
+
+def damaged(folder: Path, mask: int) -> None:
+    """One bit pattern of byte [1, 2, 1, 5] of layer 1 changed."""
+    path = folder / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    (length,) = struct.unpack("<Q", raw[:8])
+    begin = json.loads(raw[8 : 8 + length])["layers.1.blocks"]["data_offsets"][0]
+    raw[8 + length + begin + ((1 * 6 + 2) * 3 + 1) * 16 + 5] ^= mask
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(("mask", "index"), [(0x03, 32 + 10), (0x30, 32 + 11), (0x11, 32 + 10)])
+def test_what_differs_is_named_to_the_element_in_either_half(tmp_path: Path, mask: int, index: int) -> None:
+    tensors = made(tmp_path)
+    spec = f"{tmp_path / 'spec.ucpl'}:"
+    convert(tmp_path, "source", "two", ("hf()", "ranks(tp = 3)"))
+    convert(tmp_path, "two", "mine", ("ranks(tp = 3)", "hf()"))
+    damaged(tmp_path / "mine", mask)
+    byte = int(tensors["layers.1.blocks"][1, 2, 1, 5])
+    here, there = ((b & 15 if index % 2 == 0 else b >> 4) for b in (byte ^ mask, byte))
+    said = ucpl("verify", tmp_path / "mine", "--against", tmp_path / "source", "--from", spec + "hf()")
+    told = f"weight of w[l=1, e=1, r=2, c={index}] is {LUT[here].item()!r} here and {LUT[there].item()!r} there"
+    assert told in said.err + said.out and "layers.1.blocks[1, 2, 1, 5]" in said.err + said.out
+    for pair in (("mine", "hf()", "two", "ranks(tp = 3)"), ("two", "ranks(tp = 3)", "mine", "hf()")):
+        one, calls_one, other, calls_other = pair
+        compared = ucpl(
+            "compare", tmp_path / one, tmp_path / other, "--as", spec + calls_one, "--with", spec + calls_other
+        )
+        assert f"w[l=1, e=1, r=2, c={index}]: " in compared.out + compared.err

@@ -173,9 +173,7 @@ def _reachable(source: Placement, wanted: set[Pair]) -> tuple[set[Pair], set[Pai
 
 def _named(u: Unequal, placement: Placement, target: Checkpoint, turned: bool) -> Difference:
     home = [h for p in placement.parts for h in p.homes][u.target]
-    position = 0
-    for n, i in zip(home.shape, u.element, strict=True):
-        position = position * n + i
+    position = u.position(home.shape)
     state, element = element_at(placement, u.target, position)
     there = f"{u.file}: {u.key}{list(u.element)}"
     here = f"{u.source_file}: {u.source_key}{list(u.source_element)}" if u.source_file else ""

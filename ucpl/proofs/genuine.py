@@ -22,7 +22,8 @@ from ucpl.proofs.guesses import Guesses, Stored
 from ucpl.proofs.values import Beside
 from ucpl.proofs.where import element_in
 from ucpl.regions import POLICIES, Part, Placement
-from ucpl.runtime.values import value_text
+from ucpl.regions.bytes_of_two import is_paired
+from ucpl.runtime.values import first_half, value_text
 from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["Against", "hold_genuine"]
@@ -134,7 +135,7 @@ class _Holding:
         for x, y in zip(Beside(self.mine).chunks(a), Beside(self.genuine).chunks(b), strict=True):
             if x != y:
                 apart = np.flatnonzero((_words(x, size) != _words(y, size)).any(axis=1))
-                apart = apart[_inside(counted.boxes(number), apart + start)]
+                apart = apart[self.inside(counted, number, apart + start)]
                 if len(apart) and first < 0:
                     first = int(apart[0]) + start
                     raw = tuple(c[apart[0] * size : (apart[0] + 1) * size] for c in (x, y))  # type: ignore[assignment]
@@ -144,11 +145,22 @@ class _Holding:
         if first >= 0:
             yield partial(self.unequal, counted.part, number, place, _Apart(first, count, raw))
 
+    def inside(self, counted: _Counted, number: int, positions: I64) -> Bools:
+        """Which of these items of a file are of what counts: bytes, where two elements lie in one."""
+        boxes = counted.boxes(number)
+        if not is_paired(self.placement, counted.part):
+            return _inside(boxes, positions)
+        return _inside(boxes, 2 * positions) | _inside(boxes, 2 * positions + 1)
+
     def unequal(self, part: Part, number: int, place: Place, apart: _Apart) -> Diagnostic:
         extent, position, raw = self.here[place], apart.position, apart.raw
         index = [int(i) for i in np.unravel_index(position, extent.shape)] if extent.shape else []
         where = f"{key_text(place[1])}{index}"
         here, there = (value_text(bits, extent.dtype) for bits in raw)
+        if is_paired(self.placement, part):
+            half = first_half(*raw)
+            here, there = (value_text(bits, "f4_e2m1fn", "high" if half else "low") for bits in raw)
+            position = 2 * position + half
         guess = self.guesses.of(place)
         return Diagnostic(
             "E702",

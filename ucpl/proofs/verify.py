@@ -185,9 +185,7 @@ def _masters(checkpoint: Checkpoint, placement: Placement, memory: int, workers:
 def _finding(code: str, u: Unequal, placement: Placement, text: str) -> Diagnostic:
     homes = [h for p in placement.parts for h in p.homes]
     number = next(n for n, h in enumerate(homes) if (h.file, key_text(h.key)) == (u.file, u.key))
-    position = 0
-    for n, i in zip(homes[number].shape, u.element, strict=True):
-        position = position * n + i
+    position = u.position(homes[number].shape)
     state, element = element_at(placement, number, position)
     return Diagnostic(
         code,

@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from ucpl.columns import Side
 from ucpl.columns.operations import Check
-from ucpl.extents import key_text
+from ucpl.extents import PAIRED, key_text
 from ucpl.runtime.assemble import Assembler, Difference
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report
@@ -24,7 +24,7 @@ from ucpl.runtime.reading import Reader
 from ucpl.runtime.rows import Place, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.tiles import Unit, cut_tiles
-from ucpl.runtime.values import value_text
+from ucpl.runtime.values import first_half, value_text
 from ucpl.schedule import Bound, Plan, Runs
 from ucpl.stores.checkpoint import Checkpoint
 
@@ -45,6 +45,15 @@ class Unequal:
     source_file: str = ""  # where that comes from (the first of several, for a mean)
     source_key: str = ""
     source_element: tuple[int, ...] = ()
+    half: int | None = None  # where two elements lie in a byte, which `element` names: the first of them that differs
+
+    def position(self, shape: tuple[int, ...]) -> int:
+        """Where it is among the elements of a stored tensor of that shape, in row-major order."""
+        index = self.element if self.half is None else (*self.element[:-1], 2 * self.element[-1] + self.half)
+        position = 0
+        for n, i in zip(shape, index, strict=True):
+            position = position * n + i
+        return position
 
     def __str__(self) -> str:
         there = f"{self.file}: {self.key}{list(self.element)} is {self.value}"
@@ -156,13 +165,16 @@ def _mirror(m: Runs, base: int) -> Runs:
 def _named(d: Difference, assembler: Assembler, there: Sequence[Place]) -> Unequal:
     place = there[d.target]
     origin = assembler.provider(d.target, d.target_position)
-    return Unequal(
+    half = first_half(d.value, d.other) if place.dtype in PAIRED else None
+    which = {None: "", 0: "low", 1: "high"}[half]
+    found = Unequal(
         d.target,
         place.index_of(d.target_position),
         place.file,
         key_text(place.key),
         assembler.name(d.row),
-        value_text(d.other, place.dtype),
-        value_text(d.value, place.dtype),
+        value_text(d.other, place.dtype, which),
+        value_text(d.value, place.dtype, which),
         *((origin[0].file, key_text(origin[0].key), origin[0].index_of(origin[1])) if origin is not None else ()),
     )
+    return evolve(found, half=half)

@@ -17,7 +17,18 @@ from numpy.typing import NDArray
 from ucpl.extents import AS_U8, DTYPES, bits_of
 from ucpl.runtime.rows import Rule
 
-__all__ = ["Array", "Conversion", "Wide", "decode", "encode", "mean", "needs_arithmetic", "put", "value_text"]
+__all__ = [
+    "Array",
+    "Conversion",
+    "Wide",
+    "decode",
+    "encode",
+    "first_half",
+    "mean",
+    "needs_arithmetic",
+    "put",
+    "value_text",
+]
 
 Array = NDArray[Any]
 Wide = np.dtype[np.generic]
@@ -267,8 +278,15 @@ def needs_arithmetic(source: str, target: str, rule: Rule) -> bool:
     return not Conversion(source, target, rule).is_identity
 
 
-def value_text(raw: bytes, dtype: str) -> str:
-    """One element as people read it, and its bits: `0.5 (bits 3f00)`."""
-    value = decode(np.frombuffer(raw, np.uint8), dtype)[0]
+def first_half(one: bytes, other: bytes) -> int:
+    """Of two bytes of two elements each, which differ: the first element that does, 0 or 1."""
+    return int(one[0] & 15 == other[0] & 15)
+
+
+def value_text(raw: bytes, dtype: str, half: str = "") -> str:
+    """One element as people read it, and its bits: `0.5 (bits 3f00)`. Of a byte of two, the `low` or the `high` one."""
+    value = decode(np.frombuffer(raw, np.uint8), dtype, half)[0]
+    if half:
+        return f"{value.item()!r} (bits {raw[0] & 15 if half == 'low' else raw[0] >> 4:x})"
     number = bool(value) if dtype == "bool" and value in (0, 1) else value.item()
     return f"{number!r} (bits {raw[::-1].hex()})"
