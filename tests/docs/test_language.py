@@ -111,7 +111,7 @@ def test_every_variant_has_an_example() -> None:
     )
     assert any(r.range for r in found if isinstance(r, nodes.Dimension))
     assert of(nodes.Tensor, "kind") == {"parameter", "buffer", "frozen"}
-    assert of(nodes.Blob, "fate") == {"keep", "first", "drop"}
+    assert of(nodes.Blob, "fate") == {"keep", "first", "remap", "drop"}
     assert set(ENTRY_CLASSES) - of(nodes.Entry, "of") == set()
     assert {"+", "-", "*", "/", "%", "==", "!=", "<=", ">", "and", "or"} - of(nodes.Binary, "operator") == set()
     groups = [r for r in found if isinstance(r, nodes.Group)]

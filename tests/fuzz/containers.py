@@ -213,13 +213,16 @@ class NamedFiles:
         return made
 
     def attempt(self, rng: Random) -> str:
-        from ucpl.stores.generic import open_files
+        from ucpl.stores.generic import below, open_files
 
         part, pickle, raw = rng.choice(self.inputs)
         tensors = tensors_of(part)
         value, self.damage = damage_value(rng, loads(pickle), tensors)
         write_torch_file(self.path, value, part, raw)
-        open_files(self.path.parent, [self.path.name], [("module", "a"), (rng.choice(("optimizer", "module")),)])
+        name = self.path.name
+        open_files(
+            self.path.parent, [name], below([(name, ("module", "a")), (name, (rng.choice(("optimizer", "module")),))])
+        )
         return self.damage
 
 

@@ -446,6 +446,81 @@ def live_rows_of_a_flat_buffer(folder: Path) -> list[str]:
     )
 
 
+BLOBS = """ucpl 1
+
+model m {
+  dim a = 4
+  dtype f32
+  w : a
+}
+
+layout x(dp) of m {
+  mesh dp
+  framework torch()
+  file weights = torch "w_{dp}.pt"
+  w = a@dp  as "w"
+  LINE
+}
+"""
+
+
+def with_blob(folder: Path, line: str, target: str, dp: int = 2) -> list[str]:
+    """A checkpoint with a random state for each of two ranks, and what a spec says of it on both sides."""
+    (folder / "ours.ucpl").write_text(BLOBS.replace("LINE", line))
+    (folder / "theirs.ucpl").write_text(BLOBS.replace("LINE", target))
+    (folder / "source").mkdir()
+    for rank in range(2):
+        torch.save({"w": torch.zeros(2), "rng": rank}, folder / "source" / f"w_{rank}.pt")
+    return ["convert", "source", "target", "--from", "ours.ucpl:x(dp=2)", "--to", f"theirs.ucpl:x(dp={dp})"]
+
+
+@case
+def blob_of_another_degree(folder: Path) -> list[str]:
+    return with_blob(folder, "blob rng @dp keep", "blob rng @dp keep", 4)
+
+
+@case
+def blob_that_the_source_lacks(folder: Path) -> list[str]:
+    return with_blob(folder, "blob rng @dp keep", 'blob rng @dp keep\n  blob seed first as "seed"')
+
+
+@case
+def blob_whose_copies_differ(folder: Path) -> list[str]:
+    return with_blob(folder, "blob rng keep", "blob rng keep")
+
+
+@case
+def blob_that_is_not_there(folder: Path) -> list[str]:
+    return with_blob(folder, 'blob rng @dp keep as "states/rng"', 'blob rng @dp keep as "states/rng"')
+
+
+@case
+def blob_without_its_axis(folder: Path) -> list[str]:
+    argv = with_blob(folder, "blob rng @dp keep", "blob rng @dp keep")
+    text = BLOBS.replace("LINE", "blob rng @dp keep").replace("w_{dp}.pt", "w.pt").replace('"w"', '"w.{dp}"')
+    (folder / "theirs.ucpl").write_text(text)
+    return argv
+
+
+@case
+def blob_of_another_framework(folder: Path) -> list[str]:
+    source(folder)
+    inferred(folder)
+    with open(folder / "spec.ucpl", "a") as file:
+        file.write("\nlayout more() of checkpoint extends stored() {\n  blob lr_scheduler keep in weights\n}\n")
+    return ["convert", "source", "target", "--to", "spec.ucpl:more()"]
+
+
+@case
+def blob_with_a_dtype(folder: Path) -> list[str]:
+    return with_blob(folder, "blob rng @dp keep", "blob rng @dp keep dtype f32")
+
+
+@case
+def blob_along_no_axis(folder: Path) -> list[str]:
+    return with_blob(folder, "blob rng @dp keep", "blob rng @tp keep")
+
+
 @case
 def lossy_dtype(folder: Path) -> list[str]:
     source(folder)

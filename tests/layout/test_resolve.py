@@ -115,14 +115,14 @@ def test_extends_replaces_in_place_keeps_the_rest_and_none_takes_back() -> None:
 
 def test_blobs_say_over_which_axes_and_where() -> None:
     rng, lr = layout("base(2)").blobs
-    assert (rng.name, rng.mesh_axes, rng.fate, rng.file, rng.key and rng.key.text) == (
+    assert (rng.name, rng.mesh_axes, rng.fate, rng.file, rng.key.text) == (
         "rng",
         ("dp",),
         "keep",
         "weights",
         "rng",
     )
-    assert (lr.fate, lr.file, lr.key) == ("first", "weights", None)
+    assert (lr.fate, lr.file, lr.key.text) == ("first", "weights", "{name}")
 
 
 def test_states_of_a_group_are_kept_for_that_group_alone() -> None:

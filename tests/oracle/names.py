@@ -319,6 +319,7 @@ class Meaning:
     entries: list[nodes.Entry] = field(factory=list)  # wildcards written out; `none` gone
     groups: dict[str, nodes.Group] = field(factory=dict)
     lines: list[nodes.States] = field(factory=list)
+    blobs: list[nodes.Blob] = field(factory=list)
     derived: set[str] = field(factory=set)
     origins: set[str] = field(factory=set)  # what those are derived from
     fills: list[Any] = field(factory=list)
@@ -383,6 +384,8 @@ def mean(
         if isinstance(item, nodes.State):
             out.states.append(item)
     out.files = {i.name: i for i in items if isinstance(i, nodes.Files) and numbers.holds(i.when)}
+    blobs = [i for i in items if isinstance(i, nodes.Blob)]
+    out.blobs = [b for b in blobs if all(numbers.holds(c.args[0]) for c in b.clauses if c.word == "when")]
     out.entries = entries_of(out, items)
     out.groups = groups_of(out, items, model_items)
     out.lines = [i for i in items if isinstance(i, nodes.States) and i.shape is not None and clauses_hold(out, i)]

@@ -203,7 +203,7 @@ layout_items = st.one_of(
     st.builds(nodes.Fill, paths, indices, exprs, when=maybe),
     st.builds(nodes.Fill, st.just("*"), indices, exprs, st.sampled_from([None, "parameter", "buffer"]), when=maybe),
     st.builds(nodes.FillStates, st.none() | some(names), st.none() | some(names) | st.just(("*",)), exprs, maybe),
-    st.builds(nodes.Blob, paths, some(names, 0), st.sampled_from(["keep", "first", "drop"]), clauses),
+    st.builds(nodes.Blob, paths, some(names, 0), st.sampled_from(["keep", "first", "remap", "drop"]), clauses),
 )
 
 parameters = st.dictionaries(names, maybe, max_size=3).map(

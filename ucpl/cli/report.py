@@ -20,6 +20,7 @@ def plan_lines(plan: Plan) -> list[str]:
     out += [f"  {o.name} = {o.value}: {o.origin}" for o in plan.origins]
     out += [f"derived       {text}" for text in plan.derived]
     out += [f"filled        {text}" for text in plan.filled]
+    out += [f"carried       {blob.said}" for blob in plan.target.blobs]
     return out + _dropped(plan)
 
 
@@ -46,6 +47,7 @@ def plan_object(plan: Plan) -> dict[str, object]:
         "derived": list(plan.derived),
         "dropped": list(plan.dropped),
         "filled": list(plan.filled),
+        "carried": {blob.name: blob.said for blob in plan.target.blobs},
         "spec": plan.spec_digest,
         "structure": plan.structure_digest,
         "reads": len(plan.source_shelves),

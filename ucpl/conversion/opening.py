@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ucpl.regions import Placement
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.stores.generic import Aside
 
 __all__ = ["infer", "load_plan", "open_alike", "open_checkpoint", "open_for", "own_layout", "read_named"]
 
@@ -30,7 +31,7 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
 
     Raises: UcplError, exit 3.
     """
-    from ucpl.stores.generic import NAME, open_files
+    from ucpl.stores.generic import NAME, below, open_files
     from ucpl.stores.huggingface import FILE, HuggingFace
     from ucpl.stores.registry import open_checkpoint as read
 
@@ -58,18 +59,30 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
             raise error from None
     if placement.layout.framework != NAME:
         return read(here)
-    aside = [tuple(b.key.text.split("/")) for b in placement.layout.blobs if b.key is not None]
-    return open_files(here, (home.file for part in placement.parts for home in part.homes), aside)
+    files = (home.file for part in placement.parts for home in part.homes)
+    return open_files(here, [*files, *_files_beside(placement, here)], below(_values_of(placement)))
+
+
+def _values_of(placement: Placement) -> list[tuple[str, Key]]:
+    """Where a layout has values that are no tensors of the model."""
+    return [(place.file, place.key) for blob in placement.blobs for place in blob.places]
+
+
+def _files_beside(placement: Placement, here: Path) -> list[str]:
+    """The files of those values. Of a value that is dropped there need be none."""
+    root = here if here.is_dir() else here.parent
+    return [p.file for b in placement.blobs for p in b.places if b.rule.fate != "drop" or (root / p.file).is_file()]
 
 
 def open_for(plan: Plan, path: str | Path) -> Checkpoint:
     """The checkpoint that a plan is to be run on: the plan says which files there are, where nothing else does."""
-    from ucpl.stores.generic import NAME, open_files
+    from ucpl.stores.generic import NAME, below, open_files
     from ucpl.stores.registry import open_checkpoint as read
 
     here = _demand_stored(Path(path))
     if plan.source.framework == NAME:
-        return open_files(here, (t.file for t in plan.sources))
+        values = [(w.source_file, w.source_key) for b in plan.target.blobs for w in (*b.ways, *b.alike)]
+        return open_files(here, [*(t.file for t in plan.sources), *(f for f, _ in values)], below(values))
     return read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or read(here)
 
 
@@ -78,7 +91,7 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
 
     Raises: UcplError, exit 3.
     """
-    from ucpl.stores.generic import NAME, open_files
+    from ucpl.stores.generic import NAME, below, open_files
     from ucpl.stores.registry import open_checkpoint as read
 
     here = _demand_stored(Path(path))
@@ -86,8 +99,9 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
     if placement.layout.framework != NAME or not here.exists():
         return read_named(here, placement.layout.framework, names) or read(here)
     root = here if here.is_dir() else here.parent
-    aside = [tuple(b.key.text.split("/")) for b in placement.layout.blobs if b.key is not None]
-    return open_files(here, [name for name in names if (root / name).is_file()], aside)
+    values = _values_of(placement)
+    names |= dict.fromkeys(file for file, _ in values)
+    return open_files(here, [name for name in names if (root / name).is_file()], below(values))
 
 
 def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
@@ -107,9 +121,9 @@ def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
     )
 
 
-def _files_like(layout: Called, here: Path) -> tuple[list[str], list[Key]] | None:
+def _files_like(layout: Called, here: Path) -> tuple[list[str], Aside] | None:
     """Files of a folder whose names are as a layout of framework torch() writes them, where a size of it is not known
-    yet; and the keys of what is no part of the model."""
+    yet; and what is no part of the model in them."""
     from ucpl.layout.statements import items_of
     from ucpl.stores.generic import NAME
     from ucpl.syntax import nodes
@@ -121,8 +135,15 @@ def _files_like(layout: Called, here: Path) -> tuple[list[str], list[Key]] | Non
     texts = [HOLE.split(i.template)[:: HOLE.groups + 1] for i in items if isinstance(i, nodes.Files) and i.form]
     named = re.compile("|".join("[^/]+".join(map(re.escape, parts)) for parts in texts))
     files = [p.relative_to(here).as_posix() for p in sorted(here.rglob("*")) if p.is_file()]
-    aside = [c.args[0] for i in items if isinstance(i, nodes.Blob) for c in i.clauses if c.word == "as"]
-    return [f for f in files if named.fullmatch(f)], [tuple(text.split("/")) for text in aside]
+    wraps = {i.name: i.key or "{key}" for i in items if isinstance(i, nodes.Files)}
+    keys = []
+    for blob in (i for i in items if isinstance(i, nodes.Blob)):
+        said = {c.word: c.args[0] for c in blob.clauses if c.word in ("in", "as")}
+        wrap = wraps.get(said.get("in", "meta" if "meta" in wraps else "weights"), "{key}")
+        text = wrap.replace("{key}", said.get("as", blob.name))
+        keys.append("[^/]+".join(map(re.escape, HOLE.split(text)[:: HOLE.groups + 1])))
+    aside = re.compile("|".join(f"{key}(?:/.*)?" for key in keys) or "(?!)")
+    return [f for f in files if named.fullmatch(f)], lambda file, key: aside.fullmatch("/".join(key)) is not None
 
 
 def read_named(here: Path, framework: str, files: Iterable[str]) -> Checkpoint | None:

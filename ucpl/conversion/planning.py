@@ -74,19 +74,23 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
     twice: prove the finished moves once more, by code that made none of them (about twice the time of planning).
     """
     from ucpl.graph import build
+    from ucpl.graph.blobs import carried_blobs
     from ucpl.schedule import order
 
     demand_same_training(source, target)
     known = source.checkpoint.envelope if source.checkpoint is not None else None
     drop = target.given.drop
     beside = tuple(d for d in drop if known is not None and (d in known.carried or d in known.scalars))
-    inside = tuple(d for d in drop if d not in beside)
+    named = {b.name for side in (source, target) for b in side.placement.blobs}
+    inside = tuple(d for d in drop if d not in beside and d not in named)
+    blobs, without = carried_blobs(source.placement, target.placement, drop)
     graph = build(source.placement, target.placement, drop=inside, dtype_of=dtype_of(source.checkpoint))
     if twice:
         from ucpl.proofs.coverage import prove
 
         prove(graph)
     made = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=closed_text(target))
+    made = evolve(made, target=evolve(made.target, blobs=blobs), dropped=made.dropped + without)
     if not beside:
         return made
     said = tuple(

@@ -39,9 +39,12 @@ def refuse_existing(target: Path, how: How) -> None:
 def run(plan: Plan, source: Checkpoint, target: Path, how: How) -> Report:
     """Run exactly that plan. Raises: UcplError E600-E605 where the source is not what the plan was made for."""
     from ucpl.conversion.keywords import options_from
+    from ucpl.proofs.blobs import demand_alike
     from ucpl.runtime.execute import execute
     from ucpl.stores.registry import framework
 
+    for blob in plan.target.blobs:
+        demand_alike(blob.alike, blob.name, source.root)
     kept = _without(source, {name for name, fate in plan.carry.items() if fate == "drop"})
     try:
         report = execute(plan, kept, framework(plan.target.framework), target, options_from(how))

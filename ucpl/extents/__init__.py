@@ -29,15 +29,17 @@ from ucpl.extents.records import (
 )
 from ucpl.extents.sharding import Section, Sharding
 from ucpl.extents.shelves import Shelf, Shelves
-from ucpl.extents.structure import Flat, NamedTensor, Plain, StoredTensor, Structure
+from ucpl.extents.structure import BlobWay, CarriedBlob, Flat, NamedTensor, Plain, StoredTensor, Structure
 
 __all__ = [
     "AS_U8",
     "BY_SAFETENSORS",
     "BY_STORAGE",
     "BY_TORCH",
+    "BlobWay",
     "DTYPES",
     "Call",
+    "CarriedBlob",
     "Counted",
     "DType",
     "Envelope",

@@ -74,6 +74,30 @@ class Flat:
 
 
 @frozen
+class BlobWay:
+    """From one place of a value to another."""
+
+    source_file: str
+    source_key: Key
+    file: str
+    key: Key
+
+
+@frozen
+class CarriedBlob:
+    """A value that is no tensor of the model, and goes over as its layout says. `ways` go to the target's places.
+
+    alike: places of the source that must hold one value.
+    """
+
+    name: str
+    fate: str  # keep, first, remap
+    said: str  # which value goes where, in words
+    ways: tuple[BlobWay, ...]
+    alike: tuple[BlobWay, ...] = ()
+
+
+@frozen
 class Structure:
     """A whole target (or source) in a framework's terms."""
 
@@ -87,3 +111,4 @@ class Structure:
     shardings: dict[str, Sharding] = field(
         factory=dict
     )  # by tensor, where it is cut over tp in sections; empty at tp 1
+    blobs: tuple[CarriedBlob, ...] = ()  # of a target: what a layout of torch files carries beside its tensors

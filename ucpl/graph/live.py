@@ -156,7 +156,7 @@ def _widened(placement: Placement, kept: dict[Dim, int]) -> Placement:
         values = {t.path: part.values[d[0]] for d, t in made.items() if d[0] in part.values}
         homes = _less_padding(part.homes, rows, part.live)
         parts.append(evolve(part, folded=folded, homes=homes, values={**part.values, **values}))
-    return Placement(evolve(layout, tensors=tensors), names, tuple(parts), placement.flats, placement)
+    return Placement(evolve(layout, tensors=tensors), names, tuple(parts), placement.flats, placement.blobs, placement)
 
 
 def _tensor(whole: LogicalTensor, dim: int, n: int, sizes: dict[str, int]) -> LogicalTensor:

@@ -171,9 +171,11 @@ class Filling:
 class BlobRule:
     name: str
     mesh_axes: tuple[str, ...]
-    fate: Literal["keep", "first", "drop"]
+    fate: Literal["keep", "first", "remap", "drop"]
     file: str
-    key: Template | None
+    key: Template
+    at: tuple[tuple[str, int], ...] = ()
+    span: Span = field(default=NOWHERE, eq=False, repr=False)
 
 
 @frozen

@@ -48,6 +48,8 @@ class _Renaming:
                 return self.clause(node)
             case nodes.Entry():
                 return self.entry(inside(node, self.change))
+            case nodes.Blob():
+                return self.blob(inside(node, self.change))
         made = inside(node, self.change)
         match made:
             case nodes.Binding(by=str(index)):
@@ -114,6 +116,15 @@ class _Renaming:
         glob = (f"{self.prefix}.{node.glob[0]}", *node.glob[1:]) if node.glob else ()
         path = f"{self.prefix}.{node.path}" if glob else self.name(node.path)
         return evolve(node, path=path, clauses=tuple(map(self.wrapped, clauses)), glob=glob)
+
+    def blob(self, node: nodes.Blob) -> nodes.Blob:
+        clauses = node.clauses
+        own = next((name for name in ("meta", "weights") if name in self.files), None)
+        if own is not None and not any(c.word == "in" for c in clauses):
+            clauses = (*clauses, nodes.Clause("in", (self.file(own),), span=node.span))
+        if self.key is not None and not any(c.word == "as" for c in clauses):
+            clauses = (*clauses, nodes.Clause("as", (node.name,), span=node.span))
+        return evolve(node, name=self.name(node.name), clauses=tuple(map(self.wrapped, clauses)))
 
     def of_states(self, node: nodes.States) -> tuple[nodes.Clause, ...]:
         """In the inner layout's own file, and under its keys: `{key}` of an entry is so already."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from attrs import evolve
 
 from ucpl.errors import Label, fail
+from ucpl.layout.blobs import blobs_of, demand_carried
 from ucpl.layout.entries import entries_of
 from ucpl.layout.fills import fillings_of
 from ucpl.layout.idle import demand_acting, demand_founded, demand_known
@@ -23,7 +24,6 @@ from ucpl.layout.scales import demand_block_edges
 from ucpl.layout.scope import Config, Scope, Value, at, nearest
 from ucpl.layout.statements import Given, Note, Opened, open_layout
 from ucpl.layout.storing import (
-    blobs_of,
     demand_names,
     derived_of,
     framework_of,
@@ -113,6 +113,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         ),
         extended=opened.extended,
     )
+    demand_carried(layout.blobs, framework, ground.files)
     demand_known(opened.definitions, scope)
     demand_known(_unread(items, layout), scope, with_dims=opened.layout.of != "any")
     demand_names(items, ground, layout)

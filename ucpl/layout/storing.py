@@ -13,7 +13,7 @@ from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.copies import copies_of
 from ucpl.layout.frameworks import demand_settings
-from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, States, Storing
+from ucpl.layout.layout import Derivation, FileRule, Group, Layout, LogicalTensor, States, Storing
 from ucpl.layout.live import refuse_live
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.naming import Naming, naming_of
@@ -25,7 +25,6 @@ from ucpl.syntax import nodes, print_expr
 
 __all__ = [
     "Ground",
-    "blobs_of",
     "demand_names",
     "derived_of",
     "framework_of",
@@ -310,13 +309,3 @@ def derived_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Derivat
                 remedy="one of them is stored, by an entry or a state line: take its `derive` out",
             )
     return tuple(Derivation(i.state, i.source) for i in said)
-
-
-def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRule, ...]:
-    out = []
-    for item in items:
-        if isinstance(item, nodes.Blob):
-            clauses = tuple(c for c in item.clauses if c.word in ("in", "as"))
-            storing = ground.storing(clauses, item.span, "meta" if "meta" in ground.files else "weights")
-            out.append(BlobRule(item.name, item.mesh_axes, item.fate, storing.file, storing.key))
-    return tuple(out)

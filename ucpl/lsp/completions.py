@@ -24,7 +24,7 @@ _WORDS_OF = {  # words that the grammar leaves open, by the word before them
     "framework": ("deepspeed()", "universal()", "huggingface()", "plain()", "torch()"),
 }
 _FORMS = ("torch", "safetensors")
-_FATES = ("keep", "first", "drop")
+_FATES = ("keep", "first", "remap", "drop")
 _CLASSES = ("parameter", "trainable", "frozen", "buffer", "alias")
 _PADS = ("zero", "live", "undefined")
 

@@ -34,7 +34,7 @@ WORDS = {
     "framework": "who writes the files of a target and regenerates what is not a tensor",
     "derive": "a state that is not stored: rounded from another",
     "fill": "what the target has where the source has nothing: `fill w = 0`, `fill state exp_avg = 0`",
-    "blob": "what is no tensor: keep, first or drop",
+    "blob": "what is no tensor: keep, first, remap or drop",
     "all": "every trained parameter that no group before has: `all - decay`",
     "order": "the order of a group's members: `order reversed`, `order dealt n`",
     "reversed": "the last member first",

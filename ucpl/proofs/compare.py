@@ -15,6 +15,7 @@ from ucpl.graph import build
 from ucpl.graph.side import DtypeOf
 from ucpl.layout import LogicalTensor
 from ucpl.proofs.against import hold_against
+from ucpl.proofs.blobs import held_blobs
 from ucpl.proofs.envelopes import NO_GROUPS, Difference, Unsaid, beside, counted_names
 from ucpl.proofs.where import Pair, counted, element_at, only, pairs_of
 from ucpl.regions import Placement
@@ -90,9 +91,10 @@ def likeness(
         live = max(live, compared.report.bytes_live_max)
         found += [_named(u, target, y, turned) for u in compared]
     aside = beside(a, b)
-    found += aside.differences
+    blobs, values = held_blobs(a, here, b, there)
+    found += [*aside.differences, *blobs]
     unsaid = (*silent, *aside.unsaid)
-    return Likeness(tuple(found), len(same), elements, read, live, tuple(derived), aside.count, unsaid)
+    return Likeness(tuple(found), len(same), elements, read, live, tuple(derived), aside.count + values, unsaid)
 
 
 def _dtype_of(known: dict[tuple[str, tuple[str, ...]], str]) -> DtypeOf:

@@ -79,7 +79,7 @@ class Found:
 
 def beside(a: Checkpoint, b: Checkpoint) -> Found:
     """Hold all that is not a tensor of the model against its counterpart."""
-    pair = _Pair(a.envelope, b.envelope, Beside(a), Beside(b), Found())
+    pair = _Pair(a.envelope, b.envelope, Beside.of(a), Beside.of(b), Found())
     pair.groups()
     pair.counters()
     pair.schedules()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.extents import PAIRED, Flat, in_file, key_text
 from ucpl.layout.scope import at
+from ucpl.proofs.blobs import missing
 from ucpl.regions import Part, Placement
 from ucpl.stores.checkpoint import Checkpoint
 
@@ -15,7 +16,7 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     """All disagreements between a located layout and an opened checkpoint.
 
     E320: a stored tensor with elements that no entry covers. E321: an entry whose place is not in the checkpoint.
-    E322: another shape. E323: a flat buffer in another order than the checkpoint states.
+    E322: another shape. E323: a flat buffer in another order than the checkpoint states. E391: a blob that is not there.
     """
     out: list[Diagnostic] = []
     stored = {(f, tuple(map(str, k))): e for (f, k), e in checkpoint.extents.items()}
@@ -62,7 +63,7 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                     remedy="add an entry for it to the layout",
                 )
             )
-    return out + orders(placement, checkpoint)
+    return missing(placement, checkpoint) + out + orders(placement, checkpoint)
 
 
 def _stated(part: Part, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:

@@ -132,7 +132,7 @@ class _Holding:
         size = DTYPES[a.dtype].itemsize
         first, count, start = -1, 0, 0
         raw = (b"", b"")
-        for x, y in zip(Beside(self.mine).chunks(a), Beside(self.genuine).chunks(b), strict=True):
+        for x, y in zip(Beside.of(self.mine).chunks(a), Beside.of(self.genuine).chunks(b), strict=True):
             if x != y:
                 apart = np.flatnonzero((_words(x, size) != _words(y, size)).any(axis=1))
                 apart = apart[self.inside(counted, number, apart + start)]
@@ -216,7 +216,7 @@ class _Holding:
 
     def files(self) -> None:
         """Files of the genuine checkpoint that a spec alone would have to name."""
-        named = {e.file for e in (*self.genuine.extents.values(), *self.genuine.carried_extents.values())}
+        named = {*self.genuine.files, *(e.file for e in self.genuine.extents.values())}
         kinds = {Path(e.file).suffix for e in self.here.values()}
         if self.genuine.framework != "torch" or not self.genuine.top.is_dir():
             return

@@ -40,7 +40,7 @@ class Stored:
         if place not in self.kept:
             if sum(a.nbytes for a in self.kept.values()) > BYTES_MAX:
                 self.kept.clear()
-            raw = b"".join(Beside(self.checkpoint).chunks(extent))
+            raw = b"".join(Beside.of(self.checkpoint).chunks(extent))
             size = DTYPES[extent.dtype].itemsize
             self.kept[place] = np.frombuffer(raw, f"<u{size}" if size < 16 else "<c16").reshape(extent.shape)
         return self.kept[place]

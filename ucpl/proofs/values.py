@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import field, frozen
 
 from ucpl.extents import DTYPES, Call, Extent, Global, Scalar, TensorRef, TorchDType
-from ucpl.stores.carrying import by_place, origin_of
+from ucpl.stores.carrying import Place, by_place, origin_of
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.scalars import number_of
 
@@ -33,11 +34,16 @@ class Apart:
 
 
 class Beside:
-    """The tensors inside carried values of one checkpoint."""
+    """The tensors inside values of one checkpoint: where its files lie, and its tensors by place."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.root = checkpoint.root
-        self._known = by_place(checkpoint.carried_extents.values())
+    def __init__(self, root: Path, known: dict[Place, Extent]) -> None:
+        self.root = root
+        self._known = known
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Beside:
+        """Of what it carries."""
+        return cls(checkpoint.root, by_place(checkpoint.carried_extents.values()))
 
     def extent(self, t: TensorRef) -> Extent | None:
         file, name = origin_of(t.storage.name)

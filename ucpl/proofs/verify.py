@@ -11,6 +11,7 @@ from ucpl.graph import build
 from ucpl.graph.side import DtypeOf
 from ucpl.layout import Derivation
 from ucpl.proofs.against import hold_against
+from ucpl.proofs.blobs import unlike_copies
 from ucpl.proofs.genuine import Against
 from ucpl.proofs.member_copies import copies_of_members
 from ucpl.proofs.side_by_side import side_by_side, twins_text
@@ -93,6 +94,7 @@ def verdict(
         )
     except UcplError as error:
         findings += error.diagnostics
+    findings += unlike_copies(placement, checkpoint)
     notes += _steps(checkpoint)
     heard = [stated_orders(placement, checkpoint), _masters_seen(placement, rounded, findings)]
     if asked is not None and not findings:

@@ -43,7 +43,7 @@ def only(placement: Placement, pairs: set[Pair], tensors: set[str] | None = None
             parts.append(evolve(part, folded=part.folded.take(keep)))
     known = {path for path, _ in pairs} if tensors is None else tensors
     layout = evolve(placement.layout, tensors={p: t for p, t in placement.layout.tensors.items() if p in known})
-    return Placement(layout, placement.tensors, tuple(parts), placement.flats)
+    return Placement(layout, placement.tensors, tuple(parts), placement.flats, placement.blobs)
 
 
 def counted(placement: Placement) -> Placement:
@@ -60,7 +60,7 @@ def counted(placement: Placement) -> Placement:
         for n in numbers:
             if np.isin(parts[n].folded.policy, LOOSE).any():
                 parts[n] = evolve(parts[n], folded=held.first(parts[n].folded))
-    return Placement(placement.layout, placement.tensors, tuple(parts), placement.flats)
+    return Placement(placement.layout, placement.tensors, tuple(parts), placement.flats, placement.blobs)
 
 
 @define

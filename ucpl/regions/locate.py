@@ -9,6 +9,7 @@ from __future__ import annotations
 from ucpl.errors import fail
 from ucpl.layout import Layout
 from ucpl.regions import flats as fl
+from ucpl.regions.blobs import blobs_of
 from ucpl.regions.bytes_of_two import demand_whole_bytes
 from ucpl.regions.entry_parts import EntryParts
 from ucpl.regions.flat_parts import FlatParts
@@ -40,6 +41,6 @@ def locate(layout: Layout, *, rank: int | None = None, stated: fl.Stated | None 
         if rule.form is None:
             continue
         parts += singles.like(line, rule) if line.shape == "like" else flats.parts(line, rule)
-    placement = Placement(layout, tuple(layout.tensors), tuple(parts), tuple(flats.records.values()))
+    placement = Placement(layout, tuple(layout.tensors), tuple(parts), tuple(flats.records.values()), blobs_of(site))
     demand_whole_bytes(placement)
     return placement

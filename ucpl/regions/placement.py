@@ -9,13 +9,15 @@ from attrs import field, frozen
 
 from ucpl.columns import I64, Table, block, column, split_rows
 from ucpl.columns.operations import Digits
-from ucpl.extents import Flat
-from ucpl.layout import Layout
+from ucpl.extents import Flat, Key, key_text
+from ucpl.layout import BlobRule, Layout
 from ucpl.layout.by_index import whole_dim, whole_name
 from ucpl.regions.homes import Home, Homes
 from ucpl.syntax.nodes import NOWHERE, Span
 
-__all__ = ["LOOSE", "POLICIES", "Home", "Homes", "Part", "Pieces", "Placement", "digits_of", "element_name"]
+__all__ = [
+    "LOOSE", "POLICIES", "Blob", "BlobPlace", "Home", "Homes", "Part", "Pieces", "Placement", "digits_of", "element_name",
+]  # fmt: skip
 
 # Pieces.policy holds indices into this. Under `any @dp`, copies at the first coordinate of dp are `lead`: equal to each other,
 # and read where the tensor has no other home. Those at other coordinates are `any`.
@@ -100,6 +102,36 @@ class Part:
         return tuple(np.unique(self.folded.tensor).tolist())
 
 
+@frozen
+class BlobPlace:
+    """A value: the coordinates that it is of, and where it lies."""
+
+    at: tuple[int, ...]
+    file: str
+    key: Key
+
+    def __str__(self) -> str:
+        return f"{key_text(self.key)} of {self.file}"
+
+
+@frozen
+class Blob:
+    """A blob of a located layout. Places of one coordinate hold one value; without places, none is stored."""
+
+    rule: BlobRule
+    degrees: tuple[int, ...]  # of its axes
+    places: tuple[BlobPlace, ...]
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+    @property
+    def axes_text(self) -> str:
+        """`dp = 4 and tp = 2`."""
+        return " and ".join(f"{a} = {n}" for a, n in zip(self.rule.mesh_axes, self.degrees, strict=True))
+
+
 @frozen(eq=False)
 class Placement:
     """A located layout."""
@@ -108,6 +140,7 @@ class Placement:
     tensors: tuple[str, ...]
     parts: tuple[Part, ...]
     flats: tuple[Flat, ...] = ()
+    blobs: tuple[Blob, ...] = ()
     bare: Placement | None = None  # this placement as it was located, where live rows are tensors in it
 
     @property

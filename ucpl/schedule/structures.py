@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from ucpl.extents import Flat, NamedTensor, Section, Sharding, Structure
+from ucpl.extents import BlobWay, CarriedBlob, Flat, Key, NamedTensor, Section, Sharding, Structure
 from ucpl.schedule.parsed import Json, items, plain, table, text, texts, whole, wholes
 
 __all__ = ["structure_from", "structure_json"]
@@ -60,7 +60,22 @@ def structure_from(raw: Json) -> Structure:
         ),
         derived=_named(raw["derived"]),
         shardings={name: _sharding(s) for name, s in table(raw["shardings"]).items()},
+        blobs=tuple(_blob(b) for b in items(raw["blobs"])),
     )
+
+
+def _blob(raw: Json) -> CarriedBlob:
+    ways, alike = (tuple(_way(w) for w in items(raw[name])) for name in ("ways", "alike"))
+    return CarriedBlob(text(raw["name"]), text(raw["fate"]), text(raw["said"]), ways, alike)
+
+
+def _way(raw: Json) -> BlobWay:
+    source, target = (_key(raw[name]) for name in ("source_key", "key"))
+    return BlobWay(text(raw["source_file"]), source, text(raw["file"]), target)
+
+
+def _key(raw: Json) -> Key:
+    return tuple(whole(step) if isinstance(step, int) else text(step) for step in items(raw))
 
 
 def _named(raw: Json) -> dict[str, str]:

@@ -28,6 +28,7 @@ def summary(plan: Plan) -> str:
     lines += [f"origin     {o.name} = {o.value!r}: {o.origin}" for o in plan.origins]
     lines += [f"derived    {text}" for text in plan.derived]
     lines += [f"filled     {text}" for text in plan.filled]
+    lines += [f"carried    {blob.said}" for blob in plan.target.blobs]
     lines += _limited([f"dropped    {text}" for text in plan.dropped])
     lines += [_line(t) for t in plan.tallies]
     return "\n".join(lines) + "\n"

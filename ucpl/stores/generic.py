@@ -8,24 +8,24 @@ writes a small text beside them. config.json and its like go along, so that size
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Envelope, Extent, Key, StoredTensor, Structure, TensorRef, key_text
-from ucpl.stores.carrying import Storages
+from ucpl.stores.carrying import Place, Storages, by_place, lifted
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.huggingface import TEXTS, carried_texts, read_texts
-from ucpl.stores.pickles import walk
+from ucpl.stores.pickles import unsafe_globals, walk
 from ucpl.stores.safetensors_files import read_safetensors_file
 from ucpl.stores.texts import demand_inside
-from ucpl.stores.torch_files import read_torch_file
+from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.zips import open_file, read_exactly
 
-__all__ = ["Generic", "open_files"]
+__all__ = ["Aside", "Generic", "Values", "below", "open_files"]
 
 NAME = "torch"
 
@@ -49,26 +49,42 @@ class Generic:
         by_file: dict[str, list[int]] = {}
         for t, target in enumerate(targets):
             by_file.setdefault(target.file, []).append(t)
-        files = tuple(_written(path, members, targets) for path, members in by_file.items())
+        beside: dict[str, list[tuple[Key, object]]] = {}
+        values = Values(source.root)
+        for way in (w for blob in structure.blobs for w in blob.ways):
+            value = values.at(way.source_file, way.source_key)
+            beside.setdefault(way.file, []).append((way.key, value))
+        names = dict.fromkeys([*by_file, *beside])
+        files = tuple(
+            _written(path, (by_file.get(path, []), targets), (beside.get(path, []), values.extents)) for path in names
+        )
         texts = carried_texts(source)
         tracker = structure.settings.get("tracker")
         if tracker:
             texts[str(tracker)] = f"{structure.settings.get('step', '')}\n"
-        return Skeleton(folder="", files=files, texts=texts)
+        held = [value for found in beside.values() for _, value in found]
+        unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)}))
+        return Skeleton(folder="", files=files, texts=texts, unsafe_globals=unsafe)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def open_files(top: Path, files: Iterable[str], aside: Iterable[Key] = ()) -> Checkpoint:
+Aside = Callable[[str, tuple[str, ...]], bool]
+
+
+def _nothing(file: str, key: tuple[str, ...]) -> bool:
+    return False
+
+
+def open_files(top: Path, files: Iterable[str], aside: Aside = _nothing) -> Checkpoint:
     """The files that a spec names, relative to a folder (or to that of a single file). Headers only.
 
-    aside: keys of values that are no part of the model (random states, say); tensors below them are not payload.
+    aside: whether what lies at a key of a file is no part of the model (random states, say): no payload.
 
     Raises: UcplError E391, E393, and what the files raise.
     """
     root = top if top.is_dir() else top.parent
-    kept = [tuple(map(str, key)) for key in aside]
     extents: dict[tuple[str, Key], Extent] = {}
     others: dict[tuple[str, Key], Extent] = {}
     names = sorted(set(files))
@@ -77,8 +93,7 @@ def open_files(top: Path, files: Iterable[str], aside: Iterable[Key] = ()) -> Ch
         if not (root / name).is_file():
             fail("E391", f"{name} is missing: the spec has tensors in it", Label(str(root / name), "not there"))
         for extent in _extents(root, name):
-            text = tuple(map(str, extent.key))
-            is_aside = any(text[: len(key)] == key for key in kept)
+            is_aside = aside(name, tuple(map(str, extent.key)))
             (others if is_aside else extents)[name, extent.key] = extent
     texts, remarks = read_texts(root) if top.is_dir() else ({}, [])
     texts = {name: text for name, text in texts.items() if not name.startswith("latest")}  # trackers are of one folder
@@ -111,7 +126,75 @@ def _extents(root: Path, name: str) -> list[Extent]:
     return [part.extent(key, value) for key, value in walk(part.value, name) if type(value) is TensorRef]
 
 
+# ---- values beside tensors ---------------------------------------------------------------------------------------------
+
+
+def below(places: Iterable[tuple[str, Key]]) -> Aside:
+    """What lies at some places, and below them."""
+    known = {(file, tuple(map(str, key))) for file, key in places}
+    return lambda file, key: any((file, key[:n]) in known for n in range(len(key) + 1))
+
+
+@define
+class Values:
+    """Inert values of a checkpoint's torch files, by file and key: ready to be carried, with the tensors in them."""
+
+    root: Path
+    parts: dict[str, TorchFile] = field(factory=dict)
+    extents: dict[Place, Extent] = field(factory=dict)
+    found: dict[tuple[str, Key], object] = field(factory=dict)
+
+    def at(self, file: str, key: Key) -> object:
+        """Raises: UcplError E391 where there is none, and what reading the file raises."""
+        if (file, key) not in self.found:
+            if file not in self.parts:
+                if not (self.root / file).is_file():
+                    fail(
+                        "E391",
+                        f"{file} is missing: the spec has values in it",
+                        Label(str(self.root / file), "not there"),
+                    )
+                self.parts[file] = read_torch_file(self.root, file)
+            part = self.parts[file]
+            value = _stepped(part, file, key)
+            inside = [(step, t) for step, t in walk(value, file) if type(t) is TensorRef]
+            self.extents |= by_place(part.extent((*key, *step), t) for step, t in inside)
+            self.found[file, key] = lifted(value, file)
+        return self.found[file, key]
+
+
+def _stepped(part: TorchFile, file: str, key: Key) -> object:
+    value: object = part.value
+    for step in key:
+        inner = None
+        if isinstance(value, dict):
+            inner = value.get(step, value.get(str(step), _NONE))
+        elif isinstance(value, (list, tuple)) and isinstance(step, int) and step < len(value):
+            inner = value[step]
+        else:
+            inner = _NONE
+        if inner is _NONE:
+            fail(
+                "E391",
+                f"{file} has no {key_text(key)}, which the spec names",
+                Label(str(part.path), "not in this file", where=key_text(key)),
+                remedy="correct the blob's key, or take the line out",
+            )
+        value = inner
+    return value
+
+
+_NONE = object()
+
+
 # ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+@frozen(eq=False)
+class _Held:
+    """A value that goes over as it is: its dicts are no steps of keys."""
+
+    value: object
 
 
 @define
@@ -121,7 +204,7 @@ class _Tree:
     file: str
     top: dict[str | int, object] = field(factory=dict)
 
-    def put(self, key: Key, value: TensorRef) -> None:
+    def put(self, key: Key, value: TensorRef | _Held) -> None:
         node = self.top
         for step in key[:-1]:
             inner = node.setdefault(step, {})
@@ -134,11 +217,15 @@ class _Tree:
 
     def clash(self, key: Key) -> NoReturn:
         fail(
-            "E392", f"{key_text(key)} of {self.file} is a tensor and a dict, too", Label(self.file, where=key_text(key))
+            "E392",
+            f"{key_text(key)} of {self.file} is a tensor or a blob, and something else, too",
+            Label(self.file, where=key_text(key)),
         )
 
 
 def _settled(value: object) -> object:
+    if isinstance(value, _Held):
+        return value.value
     if not isinstance(value, dict):
         return value
     if value and set(value) == set(range(len(value))):
@@ -146,9 +233,15 @@ def _settled(value: object) -> object:
     return {key: _settled(item) for key, item in value.items()}
 
 
-def _written(path: str, members: list[int], targets: tuple[StoredTensor, ...]) -> SkeletonFile:
+def _written(
+    path: str,
+    tensors: tuple[list[int], tuple[StoredTensor, ...]],
+    beside: tuple[list[tuple[Key, object]], dict[Place, Extent]],
+) -> SkeletonFile:
+    """`tensors`: which of the targets are in this file; `beside`: values at keys, and the tensors in them."""
+    members, targets = tensors
     is_safetensors = PurePosixPath(path).suffix == ".safetensors"
-    storages = Storages({})
+    storages = Storages(beside[1])
     storage_of: dict[int, str] = {}
     made: dict[int, TensorRef] = {}
     tree = _Tree(path)
@@ -167,4 +260,6 @@ def _written(path: str, members: list[int], targets: tuple[StoredTensor, ...]) -
             flat[name] = ref
     if is_safetensors:
         return SkeletonFile(path, flat, "safetensors", {"format": "pt"}, storage_of)
-    return SkeletonFile(path, _settled(tree.top), storage_of=storage_of)
+    for key, value in beside[0]:
+        tree.put(key, _Held(storages.value(value)))
+    return SkeletonFile(path, _settled(tree.top), storage_of=storage_of, carried=tuple(storages.carried))

@@ -375,11 +375,11 @@ class FillStates:
 
 @frozen
 class Blob:
-    """`blob rng @dp keep in meta as "rng"`. fate: keep, first, drop."""
+    """`blob rng @dp keep in meta as "rng"`. fate: keep, first, remap, drop."""
 
     name: str
     mesh_axes: tuple[str, ...]
-    fate: Literal["keep", "first", "drop"]
+    fate: Literal["keep", "first", "remap", "drop"]
     clauses: tuple[Clause, ...] = ()
     span: Span = no_span()
 

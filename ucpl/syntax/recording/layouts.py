@@ -128,7 +128,7 @@ class Layouts(Models):
         return value
 
     def fate(self, children: Children) -> Part:
-        word = self.word(children[0], ("keep", "first", "drop"), "a fate of a blob")
+        word = self.word(children[0], ("keep", "first", "remap", "drop"), "a fate of a blob")
         return Part("fate", word, self.span(children))
 
     def blob(self, children: Children) -> nodes.Blob:
