@@ -194,7 +194,8 @@ layout low(dp) of m {
   mesh dp
   file weights = torch "f.{dp}"
   w = (a[..3]@dp[2, 1] + a[3..])@spread(dp) b at dp[0] as "w"
-  state s = like as "opt/{key}"
+  group own = w
+  state s of own = like as "opt/{key}"
 }
 model outer {
   use m() as inner

@@ -158,6 +158,14 @@ class _Rank:
                     return [c for t in terms for c in self.choices(t.axes[0], chosen)]
         return [(name, i, c) for i, c in enumerate(cells_of(axis, numbers, self.rank, self.meaning.indices))]
 
+    def values(self, axis: nodes.Axis, chosen: tuple[Any, ...]) -> Any:
+        """What an index in brackets ranges over: equal for two that are the same values of one dim."""
+        numbers = self.numbers_of({k: v for _, _, cell in chosen for k, v in cell.index})
+        match axis:
+            case nodes.Dim(name=name, range=brackets):
+                return name, frozenset(numbers.among(brackets, numbers.name(name)))
+        return axis
+
     def names_of(self, choice: tuple[tuple[str, int, Any], ...]) -> dict[str, Any]:
         env: dict[str, Any] = {}
         for name, local, cell in choice:
@@ -180,8 +188,9 @@ class _Rank:
 
         def walk(run: list[nodes.Entry], depth: int, chosen: tuple[Any, ...]) -> list[tuple[nodes.Entry, Any]]:
             out: list[tuple[nodes.Entry, Any]] = []
-            for lead, same in groupby(run, key=lambda e: e.indices[depth : depth + 1]):
+            for _, same in groupby(run, key=lambda e: [self.values(i, chosen) for i in e.indices[depth : depth + 1]]):
                 body = list(same)
+                lead = body[0].indices[depth : depth + 1]
                 if not lead:
                     out += [(e, chosen) for e in body]
                     continue
@@ -324,15 +333,15 @@ class _Rank:
                 if word in unsaid:
                     raise Refused(f"{entry.path} has no index {word}")
 
+    def whole(self, path: str) -> str:
+        """The tensor of the text that layers of one size are of."""
+        return re.sub(r"\[(\w+=\d+(, )?)+\]$", "", path) if self.meaning.by else path
+
     def entry_of(self, local: Local, path: str) -> nodes.Entry:
         """The entry that says how a tensor is cut: its own; of a flat's member, the first that is here."""
         if local.entry.path:
             return local.entry
         return next(e for e in self.meaning.entries if self.whole(path) in self.targets(e).values() and self.is_here(e))
-
-    def whole(self, path: str) -> str:
-        """The model's name of a tensor of layers of one size."""
-        return re.sub(r"\[(\w+=\d+(, )?)+\]$", "", path) if self.meaning.by else path
 
     def said(self, speaker: Any) -> dict[str, str]:
         """What is said of the copies along each axis; of an axis that no clause names, they are the same."""
@@ -443,9 +452,9 @@ class _Rank:
         once: set[Any] = set()
         tensors = []
         for local in self.locals(entries):  # a second home on this rank is the same parameter
-            first = next((c for c in local.cells if not isinstance(c, Padding)), None)
-            if local.cells and (first is None or first not in once):
-                once.update(local.cells)
+            mine = {c for c in local.cells if not isinstance(c, Padding)}
+            if local.cells and not mine & once:
+                once |= mine
                 tensors.append(local)
         if group is not None and group.stated is not None:
             by_name = {self.numbers.render(self.clause(t.entry, "as")[0], {**self.rank, **t.names}): t for t in tensors}

@@ -84,6 +84,29 @@ def test_a_flat_holds_its_members_end_to_end(body: str, ways: int, wanted: dict[
     assert lies(located(body, f"x(dp = {ways})"), "s") == wanted
 
 
+def test_a_tensor_stands_in_a_flat_once_where_its_homes_share_a_part() -> None:
+    """The first home has half of v on each rank, the second all of it: the second is no member, on either rank."""
+    body = (
+        'layout x(dp) of m {\n  mesh dp\n  file weights = torch "w{dp}"\n  file optim = torch "{dp}"\n'
+        '  v = a@dp as "v"\n  v = a as "all"\n  w = none\n  u = none\n'
+        '  group all = v\n  state s of all = flat(each) in optim as "s"\n}\n'
+    )
+    assert lies(located(body, "x(dp = 2)"), "s") == {"0 s": "v0 v1", "1 s": "v2 v3"}
+
+
+@pytest.mark.parametrize("other", ["a[..4]", "a[0..]", "a[0, 1, 2, 3]", "a[not 0..0]"])
+def test_entries_of_the_same_values_are_one_loop_body_however_they_are_written(other: str) -> None:
+    """Layer by layer, as `a` and `a` would be; other values are a loop of their own."""
+    body = (
+        'layout x() of m {{\n  file weights = torch "w"\n  file optim = torch "o"\n'
+        '  w[a] = b as "w{{a}}"\n  v[{}] = () as "v{{a}}"\n  u = none\n'
+        '  group all = w, v\n  state s of all = flat(each) in optim as "s"\n}}\n'
+    )
+    each = [f"w{i}0 w{i}1 w{i}2" for i in range(4)]
+    assert lies(located(body.format(other), "x()"), "s") == {"o s": " ".join(f"{w} v{i}" for i, w in enumerate(each))}
+    assert lies(located(body.format("a[..3]"), "x()"), "s") == {"o s": f"{' '.join(each)} v0 v1 v2"}
+
+
 def test_members_that_are_cut_over_an_axis_are_cut_over_it_once_more() -> None:
     """Each rank has a flat of its own, of one length with the other's, and keeps another window of it."""
     body = (

@@ -93,10 +93,13 @@ def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Axis:
             high = size if stop is None else scope.integer(stop)
             if not 0 <= low <= high <= size:
                 fail("E161", f"{low}..{high} is no range of `{node.name}`, which is {size}", at(span))
-            return ax.Dim(node.name, low, high)
+            return ax.Dim(node.name) if (low, high) == (0, size) else ax.Dim(node.name, low, high)
     said = chosen(node.range, node.name, size, scope)
-    runs = [ax.Dim(node.name, *run) for run in runs_in(said)] or [ax.Dim(node.name, 0, 0)]
-    return runs[0] if len(runs) == 1 else ax.Stack(tuple(ax.Term(None, (run,)) for run in runs))
+    runs = list(runs_in(said)) or [(0, 0)]
+    if runs == [(0, size)]:
+        return ax.Dim(node.name)  # entries with the same values in brackets are one loop body, however they say them
+    found = [ax.Dim(node.name, *run) for run in runs]
+    return found[0] if len(found) == 1 else ax.Stack(tuple(ax.Term(None, (run,)) for run in found))
 
 
 def _demand_order(inner: nodes.Axis, split: nodes.Split, scope: Scope, span: nodes.Span) -> None:

@@ -159,9 +159,9 @@ def ordered(placers: Sequence[EntryPlacer], which: list[int], sequence: I64, bod
 def _is_new(
     placer: EntryPlacer, local: Local, choices: Choices, choice: int, held: dict[str, list[tuple[I64, I64]]]
 ) -> bool:
-    """Whether no member so far holds these elements: a second home on this rank is the same parameter."""
+    """Whether no member so far holds one of these elements: a second home on this rank is the same parameter."""
     boxes = [placer.box(local, row, choices, choice) for row in range(len(local.offset))]
-    if boxes and any((a <= boxes[0][1]).all() and (boxes[0][1] < b).all() for a, b in held.get(boxes[0][0], ())):
+    if any((a < high).all() and (low < b).all() for path, low, high in boxes for a, b in held.get(path, ())):
         return False
     for path, low, high in boxes:
         held.setdefault(path, []).append((low, high))
