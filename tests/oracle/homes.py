@@ -452,9 +452,9 @@ class _Rank:
         once: set[Any] = set()
         tensors = []
         for local in self.locals(entries):  # a second home on this rank is the same parameter
-            mine = {c for c in local.cells if not isinstance(c, Padding)}
-            if local.cells and not mine & once:
-                once |= mine
+            held = {c for c in local.cells if not isinstance(c, Padding)}
+            if local.cells and not held & once:
+                once |= held
                 tensors.append(local)
         if group is not None and group.stated is not None:
             by_name = {self.numbers.render(self.clause(t.entry, "as")[0], {**self.rank, **t.names}): t for t in tensors}
