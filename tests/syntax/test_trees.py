@@ -80,6 +80,23 @@ def test_expressions_in_braces_are_kept_with_their_file(
     assert parse_expr("name") == nodes.Name("name")
 
 
+def test_what_was_read_is_given_again_under_its_own_name_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a process, kept or not: the same text of another file, or further down, is another one."""
+    places = [("f.ucpl", 1, 1), ("f.ucpl", 1, 7), ("f.ucpl", 12, 5), ("g.ucpl", 12, 5)]
+
+    def files() -> list[nodes.File]:
+        return [parse(TEMPLATE, name) for name in ("f.ucpl", "g.ucpl")]
+
+    def exprs() -> list[nodes.Expr]:
+        return [parse_expr("dp + 1", file=file, line=line, column=column) for file, line, column in places]
+
+    once = files(), exprs()
+    assert [{one.span.file for one in f.statements} for f in once[0]] == [{"f.ucpl"}, {"g.ucpl"}]
+    assert [(e.span.file, e.span.line, e.span.column) for e in once[1]] == places
+    monkeypatch.setattr(parser, "_read", lambda source, start: pytest.fail(f"{source.text!r} is read again"))
+    assert all(a is b for a, b in zip([*once[0], *once[1]], [*files(), *exprs()], strict=True))
+
+
 def test_a_template_that_cannot_be_read_is_left_to_who_needs_it() -> None:
     broken = TEMPLATE.replace("dp + 1", "dp +")
     assert parse(broken, keep=True) == parse(broken)
