@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 # Tests run in several processes: torch and BLAS must not each take all cores. Set before anything imports them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -47,6 +48,24 @@ def pytest_collection_finish() -> None:
     """What was imported stays: whoever collects garbage before it counts something looks at what came since, and no more."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_disk() -> Iterator[None]:
+    """What a test writes need not survive a power cut: no test waits for the disk, each of them for all that others wrote.
+
+    That syncs happen, and when, is for the recorder of tests/runtime, which stands above these calls and replays crashes;
+    processes that tests start sync truly. A descriptor that is none is refused as ever.
+    """
+
+    def seen(fd: int) -> None:
+        os.fstat(fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            if hasattr(os, name):
+                patch.setattr(os, name, seen)
+        yield
 
 
 @pytest.fixture(autouse=True)
