@@ -15,12 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import frozen
+from numpy.typing import NDArray
 
 from tests.cli.command import FIXTURES, good
+from tests.hf.folders import llama_config, llama_shapes, save, tensors_of
+from ucpl.resources import spec_text
 
 Recipe = Callable[[Path], list[str]]
+Logits = NDArray[np.float64]
 
 
 @frozen
@@ -30,6 +35,7 @@ class Case:
     name: str
     make: Recipe
     leaves_target: bool = False  # the target was there before, and stays as it was
+    forward: Callable[[Path], Logits] | None = None  # what the class of a config computes, where it is asked
 
 
 CASES: dict[str, Case] = {}
@@ -204,6 +210,28 @@ def fill_of_nothing(folder: Path) -> list[str]:
 def fill_of_a_master(folder: Path) -> list[str]:
     source(folder)
     return [*CONVERT, "--fill", "state fp32=0"]
+
+
+def gate_less_up(folder: Path) -> Logits:
+    """In place of a class: whole numbers that tell a gate from an up, and nothing that a processor could round."""
+    held = tensors_of(folder)
+    less = held["model.layers.0.mlp.gate_proj.weight"] - held["model.layers.0.mlp.up_proj.weight"]
+    return less.double().numpy()
+
+
+def contradicted_by_a_class(folder: Path) -> list[str]:
+    config = llama_config(num_hidden_layers=1)
+    tensors = {name: torch.full(shape, float(n)) for n, (name, shape) in enumerate(llama_shapes(config).items())}
+    save(folder / "source", tensors, config)
+    text = spec_text("llama.ucpl")
+    head, mark, body = text.partition("layout hf(")
+    turned = {"mlp.gate_proj": "mlp.up_proj", "mlp.up_proj": "mlp.gate_proj"}
+    body = re.sub("|".join(turned), lambda found: turned[found.group()], body)
+    (folder / "mine.ucpl").write_text(head + mark + body)
+    return ["verify", "source", "--from", "mine.ucpl:hf()"]
+
+
+CASES["contradicted_by_a_class"] = Case("contradicted_by_a_class", contradicted_by_a_class, forward=gate_less_up)
 
 
 # ---- texts -----------------------------------------------------------------------------------------------------------

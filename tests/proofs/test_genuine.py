@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,15 @@ import pytest
 import torch
 
 import ucpl
+from ucpl.conversion.given import Given, called
+from ucpl.conversion.opening import open_alike
+from ucpl.conversion.opening import open_checkpoint as open_headers
+from ucpl.conversion.sides import source_side as describe
 from ucpl.errors import Diagnostic
-from ucpl.proofs.genuine import Against, Boxes, _Counted
+from ucpl.proofs.genuine import Against, Boxes, _Counted, hold_genuine
+from ucpl.proofs.guesses import Guesses
+from ucpl.proofs.tiles import TILE
+from ucpl.runtime.sources import SourceFiles
 
 Tensors = dict[str, torch.Tensor]
 
@@ -163,3 +171,60 @@ def test_a_file_that_no_line_names_and_one_that_is_missing(tmp_path: Path) -> No
     assert found is not None
     assert found.findings[0].message == "2.pt is there, and no line of the layout names it"
     assert {f.code for f in found.findings[1:]} == {"E703"} and found.differing == 6
+
+
+STRIDED = """ucpl 1
+
+model m {
+  dim r = 3000, c = 1500
+  w  : r c
+}
+
+layout x() of m {
+  framework torch()
+  file weights = torch "w.pt"
+  w = r c  as "w"
+}
+"""
+
+
+@pytest.fixture
+def most_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each read, as the files are asked for them."""
+    sizes: list[int] = []
+    read_into = SourceFiles.read_into
+
+    def counted(self: SourceFiles, index: int, position: int, views: list[memoryview], size: int) -> None:
+        sizes.append(size)
+        read_into(self, index, position, views, size)
+
+    monkeypatch.setattr(SourceFiles, "read_into", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("strided", [(True, False), (False, True), (True, True), (False, False)])
+def test_a_tensor_of_any_strides_is_held_against_another_in_little_memory(
+    tmp_path: Path, strided: tuple[bool, bool], most_read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """18 MB of elements, and a change of two: no read is larger than a tile, gaps are skipped, no buffer is a tensor."""
+    monkeypatch.setattr(Guesses, "of", lambda self, place: "")  # they have a bound of their own
+    (tmp_path / "x.ucpl").write_text(STRIDED)
+    numbers = torch.arange(3000 * 1500, dtype=torch.float32).view(3000, 1500)
+    for name, lies, last in (("mine", strided[0], 0), ("genuine", strided[1], 1)):
+        (tmp_path / name).mkdir()
+        held = numbers.clone()
+        held[2999, 0] += last
+        held[2500, 1400] += last
+        torch.save({"w": held.t().contiguous().t() if lies else held}, tmp_path / name / "w.pt")
+    layout = called(f"{tmp_path / 'x.ucpl'}:x()")
+    mine = open_headers(tmp_path / "mine", layout, Given())
+    placement = describe(mine, layout, Given()).placement
+    genuine = open_alike(tmp_path / "genuine", placement)
+    most_read.clear()
+    tracemalloc.start()
+    finding = one(hold_genuine(mine, placement, genuine))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "w[r=2500, c=1400]" in finding.message and "2 of 4,500,000 elements" in finding.notes[0]
+    assert max(most_read) <= TILE and peak < 8 * TILE
+    assert 2 * numbers.nbytes <= sum(most_read) <= 1.5 * 2 * numbers.nbytes

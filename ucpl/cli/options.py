@@ -21,6 +21,7 @@ __all__ = [
     "add_changes",
     "add_data_plane",
     "add_json",
+    "add_model",
     "add_sizes",
     "config_of",
     "data_plane",
@@ -44,6 +45,16 @@ SHOWN = 60  # characters of an argument that a message repeats
 
 def add_json(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_model(parser: ArgumentParser, whose: str) -> None:
+    """`whose`: which layouts it is for."""
+    parser.add_argument(
+        "--model",
+        metavar="FILE.ucpl:NAME",
+        help=f"the model {whose}: one that a .ucpl file defines, with arguments where it has parameters,"
+        " as in gpt.ucpl:gpt(layers = 4)",
+    )
 
 
 def add_sizes(parser: ArgumentParser) -> None:

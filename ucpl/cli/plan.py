@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ucpl.cli.options import add_changes, add_json, add_sizes, given_of, write_text
+from ucpl.cli.options import add_changes, add_json, add_model, add_sizes, given_of, write_text
 from ucpl.cli.report import plan_object
 from ucpl.errors import Exit, Label, fail
 
@@ -31,7 +31,7 @@ def arguments(parser: ArgumentParser) -> None:
         "--from", dest="source", metavar="LAYOUT", help="a layout, or a checkpoint, whose headers are read"
     )
     parser.add_argument("--to", dest="target", metavar="LAYOUT")
-    parser.add_argument("--model", metavar="FILE:NAME", help="the model, where both layouts are of any")
+    add_model(parser, "where both layouts are of any")
     parser.add_argument(
         "--checkpoint", metavar="CKPT", help="the checkpoint that --from describes: its headers give model and dtypes"
     )

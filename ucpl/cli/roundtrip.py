@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ucpl.cli.options import add_json, add_sizes, given_of, whole_number
+from ucpl.cli.options import add_json, add_model, add_sizes, given_of, whole_number
 from ucpl.errors import Exit, Label, fail
 from ucpl.texts import read_text
 
@@ -27,7 +27,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--degrees", action="append", default=[], metavar="AXIS=N,N", help="degrees of an axis to try; may repeat"
     )
-    parser.add_argument("--model", metavar="FILE:NAME", help="the model of layouts that are of any")
+    add_model(parser, "of layouts that are of any")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed tries other degrees")
     add_sizes(parser)
     add_json(parser)

@@ -9,7 +9,7 @@ import os
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from ucpl.cli.options import add_json, add_sizes, given_of
+from ucpl.cli.options import add_json, add_model, add_sizes, given_of
 from ucpl.cli.plan import demand_rank, rank_lines
 from ucpl.errors import Exit
 
@@ -30,7 +30,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rank", type=int, metavar="R", help="what one rank holds")
     parser.add_argument("--each", action="store_true", help="every stored tensor by itself (what is alike is one row)")
     parser.add_argument("--to", metavar="LAYOUT", help="the other side, for build and order")
-    parser.add_argument("--model", metavar="FILE:NAME", help="the model of a layout that is of any")
+    add_model(parser, "of a layout that is of any")
     add_sizes(parser)
     add_json(parser)
 

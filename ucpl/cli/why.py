@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, TypedDict
 
 from ucpl.cli.options import add_json
 from ucpl.errors import Exit, Label, fail
+from ucpl.layout.by_index import whole_dim, whole_name
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.columns.operations import Kind
+    from ucpl.layout import LogicalTensor
     from ucpl.schedule.plan import Plan
     from ucpl.schedule.runs import Runs
 
@@ -42,10 +44,11 @@ def run(options: Namespace, console: Console) -> int:
     whole = options.element.strip()
     name = whole if whole in plan.tensors else found["name"].strip()
     name = plan.target.aliases.get(name, name)
-    if name not in plan.tensors:
+    said = [t for t in plan.tensors if whole_name(t) == name] if name not in plan.tensors else [name]
+    if not said:
         from ucpl.cli.verbs import nearest
 
-        close = nearest(name, list(plan.tensors))
+        close = nearest(name, [*plan.tensors, *map(whole_name, plan.tensors)])
         fail(
             "E182",
             f"the plan has no tensor `{name}`",
@@ -55,9 +58,9 @@ def run(options: Namespace, console: Console) -> int:
             else f"it has {', '.join(plan.tensors[:10])}" + (", ..." if len(plan.tensors) > 10 else ""),
         )
     if found["index"] is None or name == whole:
-        answers = runs(plan, name, options.state)
+        answers = [a for one in said for a in runs(plan, one, options.state)]
     else:
-        answers = element(plan, options, name, found["index"])
+        answers = element(plan, options, said, found["index"])
     for a in answers[:_RUNS_SHOWN]:
         console.say(sentence(a))
     if len(answers) > _RUNS_SHOWN:
@@ -112,14 +115,18 @@ def runs(plan: Plan, name: str, state: str | None) -> list[Told]:
     return out
 
 
-def element(plan: Plan, options: Namespace, name: str, text: str) -> list[Told]:
-    """The moves that put one element where the target stores it. Raises: UcplError E181, E182."""
+def element(plan: Plan, options: Namespace, said: list[str], text: str) -> list[Told]:
+    """The moves that put one element where the target stores it. Raises: UcplError E181, E182.
+
+    said: the tensor; or, where a dim has a size for each layer, those of each size, of which one has the element.
+    """
     from ucpl.layout import load, resolve
     from ucpl.proofs.where import spots_of
     from ucpl.regions import locate
     from ucpl.regions.placement import element_name
     from ucpl.syntax import nodes
 
+    name = whole_name(said[0])
     if not plan.layout_text:
         fail(
             "E181",
@@ -129,10 +136,10 @@ def element(plan: Plan, options: Namespace, name: str, text: str) -> list[Told]:
         )
     layout = resolve(load(("layout.ucpl", plan.layout_text)), nodes.Call("stored"))
     placement = locate(layout)
-    tensor = layout.tensors.get(name)
-    if tensor is None:
-        fail("E351", f"{options.plan} is damaged: its layout has no tensor `{name}`", Label(options.plan, where=name))
-    index = _index(text, tensor.dims, tensor.counts, name)
+    lost = next((one for one in said if one not in layout.tensors), None)
+    if lost is not None:
+        fail("E351", f"{options.plan} is damaged: its layout has no tensor `{lost}`", Label(options.plan, where=lost))
+    name, index = _chosen(text, [layout.tensors[one] for one in said])
     element_text = element_name(layout, name, index)
     homes = [(p.state, h) for p in placement.parts for h in p.homes]
     first = [0, *accumulate(len(p.homes) for p in placement.parts)]
@@ -206,19 +213,48 @@ def _within(position: int, offset: int, stride: list[int], shape: list[int]) -> 
     return at if left == 0 else None
 
 
-def _index(text: str, dims: tuple[str, ...], counts: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """`3, 17` or `h=3, d=17`, in indices of the tensor as it is. Raises: UcplError E181, E182."""
+def _chosen(text: str, tensors: list[LogicalTensor]) -> tuple[str, tuple[int, ...]]:
+    """The tensor that has an element, and where: `3, 17` or `h=3, d=17`, in indices of whole dims. Raises: E181, E182."""
+    name = whole_name(tensors[0].path)
+    where = Label("<command line>", where=f"{name}[{text}]")
+    values = _numbers(text, tensors[0], where)
+    for tensor in tensors:
+        at = [
+            indices.index(value) if value in indices else -1
+            for indices, value in zip(tensor.indices, values, strict=False)
+        ]
+        if len(values) == len(tensor.indices) and -1 not in at:
+            return tensor.path, tuple(at)
+    dims = [whole_dim(d) if "#" not in d else "" for d in tensors[0].dims]
+    there = max((_there(values, tensor) for tensor in tensors), key=lambda one: one[0])[1]
+    form = ", ".join(f"{d}={n}" if d else str(n) for d, n in zip(dims, there, strict=True))
+    sizes = " or ".join(f"{list(t.counts)}" for t in tensors)
+    fail(
+        "E182",
+        f"`{name}` is {sizes}: it has no element {values}",
+        where,
+        remedy=f"give an index of each dim, as in '{name}[{form}]'; or '{name}' for all its runs",
+    )
+
+
+def _there(values: list[int], tensor: LogicalTensor) -> tuple[int, list[int]]:
+    """An element that a tensor has, with as many of the numbers as it has from the first on, and how many those are."""
+    count = 0
+    while count < min(len(values), len(tensor.indices)) and values[count] in tensor.indices[count]:
+        count += 1
+    return count, [*values[:count], *(next(iter(indices), 0) for indices in tensor.indices[count:])]
+
+
+def _numbers(text: str, tensor: LogicalTensor, where: Label) -> list[int]:
+    """The numbers of an index, by the dims' order."""
     parts = [p.strip() for p in text.split(",")] if text.strip() else []
-    values: list[int] = []
+    dims = [whole_dim(d) for d in tensor.dims]
+    out: list[int] = []
     for n, part in enumerate(parts):
         dim, equals, number = part.rpartition("=")
         if not _NUMBER.fullmatch(number.strip()) or (equals and (n >= len(dims) or dim.strip() != dims[n])):
-            fail("E181", f"`{part}` is no index of `{name}`", Label("<command line>", where=f"{name}[{text}]"))
-        values.append(int(number))
-    if len(values) != len(counts) or any(v >= n for v, n in zip(values, counts, strict=True)):
-        fail(
-            "E182",
-            f"`{name}` is {list(counts)}: it has no element {values}",
-            Label("<command line>", where=f"{name}[{text}]"),
-        )
-    return tuple(values)
+            known = ", ".join(f"{d}=0" if "#" not in d else "0" for d in dims)
+            remedy = f"write its dims in their order, as in '{whole_name(tensor.path)}[{known}]'"
+            fail("E181", f"`{part}` is no index of `{whole_name(tensor.path)}`", where, remedy=remedy)
+        out.append(int(number))
+    return out

@@ -36,17 +36,20 @@ def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope) -> dict[str, Logi
                 at(item.span, "again here"),
                 at(found[item.path].span, "first here"),
             )
-        found[item.path] = _tensor(item, default, scope)
+        found[item.path] = _tensor(item, default, scope, items)
         if len(found) > TENSOR_LIMIT:
             fail("E131", f"a model of more than {TENSOR_LIMIT} tensors", at(item.span))
     return with_scalings(items, found, scope)
 
 
-def _tensor(item: nodes.Tensor, default: str | None, scope: Scope) -> LogicalTensor:
+def _tensor(
+    item: nodes.Tensor, default: str | None, scope: Scope, items: Sequence[nodes.ModelItem] = ()
+) -> LogicalTensor:
+    """`items`: of the whole model, so that all sizes that are open are told at once."""
     names: list[str] = []
     indices: list[Indices] = []  # those that the tensor has, of each dim
     for position, dim in enumerate(item.dims):
-        name, size = _dimension(item, position, scope)
+        name, size = _dimension(item, position, scope, items)
         if size < 0:
             fail("E132", f"dim `{name}` of `{item.path}` is {size}", at(dim.span))
         if name in names:
@@ -72,12 +75,12 @@ def _tensor(item: nodes.Tensor, default: str | None, scope: Scope) -> LogicalTen
     )
 
 
-def _dimension(item: nodes.Tensor, position: int, scope: Scope) -> tuple[str, int]:
+def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[nodes.ModelItem]) -> tuple[str, int]:
     """Name and size of one dim. One without a name has one that no text can write."""
     dim = item.dims[position]
     if dim.name is not None:
         if not scope.knows(dim.name):
-            remedy = for_extent(item, position, scope.names())
+            remedy = for_extent(item, position, scope.names(), _open_dims(items, scope))
             fail(
                 "E101",
                 f"`{item.path}` has a dim `{dim.name}` that has no size",
@@ -88,6 +91,12 @@ def _dimension(item: nodes.Tensor, position: int, scope: Scope) -> tuple[str, in
     name = f"{item.path}#{position}"
     scope.given[name] = size = dim.size or 0
     return name, size
+
+
+def _open_dims(items: Iterable[nodes.ModelItem], scope: Scope) -> list[str]:
+    """Dims of a model's tensors that nothing gives a size."""
+    named = (d.name for i in items if isinstance(i, nodes.Tensor) for d in i.dims if d.name is not None)
+    return [name for name in dict.fromkeys(named) if not scope.knows(name)]
 
 
 def aliases_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTensor], scope: Scope) -> dict[str, str]:

@@ -52,8 +52,8 @@ def _renamed(node: nodes.Record, name: str, close: str) -> nodes.Record | None:
     return evolve(node, name=close) if isinstance(node, nodes.Dim) and node.name == name else None
 
 
-def for_extent(item: nodes.Tensor, position: int, names: Iterable[str]) -> str:
-    """Of a name among the dims of a model's tensor that has no size."""
+def for_extent(item: nodes.Tensor, position: int, names: Iterable[str], left: Sequence[str] = ()) -> str:
+    """Of a name among the dims of a model's tensor that has no size. `left`: all of the model that have none."""
     from ucpl.syntax.habits import foreign, words
 
     name = item.dims[position].name or ""
@@ -69,7 +69,15 @@ def for_extent(item: nodes.Tensor, position: int, names: Iterable[str]) -> str:
         return _with_line("write `is buffer`", evolve(bare, kind="buffer"))
     if name in ("x", "by", "times") and bare.dims:
         return _with_line("dims stand side by side, with a space between them", bare)
-    return for_name(name, names, f"give it a size: `dim {name} = ...`")
+    given = " ".join(f"-D {one}=..." for one in left or (name,))
+    others = [f"`{one}`" for one in left if one != name]
+    too = f"; {', '.join(others)} {'has' if len(others) == 1 else 'have'} none either" if others else ""
+    return for_name(
+        name,
+        names,
+        f"give it a size: `dim {name} = ...` in the model, or {given} on the command line{too}. Without them nothing is"
+        " checked; when a checkpoint is converted, its shapes give them",
+    )
 
 
 def _with_line(why: str, item: nodes.Record) -> str:

@@ -19,7 +19,7 @@ from ucpl.errors import Diagnostic, Label, catalogue
 from ucpl.extents import DTYPES, Extent, key_text
 from ucpl.layout.scope import at
 from ucpl.proofs.guesses import Guesses, Stored
-from ucpl.proofs.values import Beside
+from ucpl.proofs.tiles import Tiles, tiles_of
 from ucpl.proofs.where import element_in
 from ucpl.regions import POLICIES, Part, Placement
 from ucpl.regions.bytes_of_two import is_paired
@@ -130,17 +130,22 @@ class _Holding:
 
     def bits(self, counted: _Counted, number: int, place: Place, a: Extent, b: Extent) -> Iterator[Finding]:
         size = DTYPES[a.dtype].itemsize
-        first, count, start = -1, 0, 0
+        first, count = -1, 0
         raw = (b"", b"")
-        for x, y in zip(Beside.of(self.mine).chunks(a), Beside.of(self.genuine).chunks(b), strict=True):
-            if x != y:
-                apart = np.flatnonzero((_words(x, size) != _words(y, size)).any(axis=1))
-                apart = apart[self.inside(counted, number, apart + start)]
-                if len(apart) and first < 0:
-                    first = int(apart[0]) + start
-                    raw = tuple(c[apart[0] * size : (apart[0] + 1) * size] for c in (x, y))  # type: ignore[assignment]
-                count += len(apart)
-            start += len(x) // size
+        runs = a.is_contiguous and b.is_contiguous
+        with Tiles.of(self.mine.root, a) as here, Tiles.of(self.genuine.root, b) as there:
+            for tile in tiles_of(a.shape, size, is_row_major=runs):
+                x, y = here.read(tile), there.read(tile)
+                if np.array_equal(x, y):
+                    continue
+                apart = np.flatnonzero((x.reshape(-1, size) != y.reshape(-1, size)).any(axis=1))
+                places = tile.positions(apart, a.shape)
+                counts = self.inside(counted, number, places)
+                apart, places = apart[counts], places[counts]
+                count += len(places)
+                if len(places) and (first < 0 or places[0] < first):  # a tile is in row-major order, tiles need not be
+                    first, begin = int(places[0]), int(apart[0]) * size
+                    raw = x[begin : begin + size].tobytes(), y[begin : begin + size].tobytes()
         self.elements += a.numel
         if first >= 0:
             yield partial(self.unequal, counted.part, number, place, _Apart(first, count, raw))
@@ -244,10 +249,6 @@ def _line(part: Part) -> tuple[Label, ...]:
 
 def _with_notes(d: Diagnostic, more: tuple[str, ...]) -> Diagnostic:
     return evolve(d, notes=(*d.notes, *more))
-
-
-def _words(raw: bytes, size: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    return np.frombuffer(raw, np.uint8).reshape(-1, size)
 
 
 # ---- which positions of a stored tensor count --------------------------------------------------------------------------

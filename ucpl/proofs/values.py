@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import field, frozen
@@ -14,12 +13,8 @@ from ucpl.stores.carrying import Place, by_place, origin_of
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.scalars import number_of
 
-if TYPE_CHECKING:
-    from ucpl.runtime.sources import SourceFiles
-
 __all__ = ["Apart", "Beside", "apart", "value_text"]
 
-_CHUNK = 1 << 20
 _CONTAINERS = (dict, list, tuple, Call)
 _NUMBERS = (bool, int, float)
 
@@ -51,31 +46,11 @@ class Beside:
 
     def chunks(self, extent: Extent) -> Iterator[bytes]:
         """The tensor's bytes, row-major, about a MiB at a time. Raises: UcplError E610, E611."""
-        size = DTYPES[extent.dtype].itemsize
-        from ucpl.runtime.sources import SourceFiles  # who only prints values reads none
+        from ucpl.proofs.tiles import Tiles, tiles_of  # who only prints values reads none
 
-        files = SourceFiles(self.root, [extent.file])
-        try:
-            if extent.is_contiguous:
-                begin, end = extent.storage_start + extent.offset * size, extent.numel * size
-                for at in range(0, end, _CHUNK):
-                    yield bytes(_read(files, begin + at, min(_CHUNK, end - at)))
-                return
-            raw = np.frombuffer(_read(files, extent.storage_start, extent.storage_bytes), np.uint8)
-            view = np.lib.stride_tricks.as_strided(
-                raw[extent.offset * size :], (*extent.shape, size), (*(s * size for s in extent.stride), 1)
-            )
-            whole = np.ascontiguousarray(view).tobytes()
-            for at in range(0, len(whole), _CHUNK):
-                yield whole[at : at + _CHUNK]
-        finally:
-            files.close()
-
-
-def _read(files: SourceFiles, position: int, size: int) -> bytearray:
-    out = bytearray(size)
-    files.read_into(0, position, [memoryview(out)], size)
-    return out
+        with Tiles.of(self.root, extent) as tiles:
+            for tile in tiles_of(extent.shape, DTYPES[extent.dtype].itemsize, is_row_major=True):
+                yield tiles.read(tile).tobytes()
 
 
 def apart(path: str, a: object, b: object, ours: Beside, theirs: Beside) -> Iterator[Apart]:

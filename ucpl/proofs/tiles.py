@@ -1,0 +1,99 @@
+"""Stored tensors of any strides, read a box at a time: what is held in memory does not grow with a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from ucpl.extents import DTYPES, Extent
+from ucpl.runtime.reading import RUN_MIN, Reader
+from ucpl.runtime.sources import SourceFiles
+
+__all__ = ["TILE", "Tile", "Tiles", "tiles_of"]
+
+TILE = 1 << 20  # bytes of one box
+Ints = tuple[int, ...]
+
+
+@frozen
+class Tile:
+    """A box of a tensor: its first element and how many along each dim. A tensor without dims is one of a single element."""
+
+    low: Ints
+    shape: Ints
+
+    def positions(self, inside: NDArray[np.int64], of: Ints) -> NDArray[np.int64]:
+        """Row-major positions in a tensor of shape `of`, of positions in this box."""
+        index = np.unravel_index(inside, self.shape)
+        full = tuple(i + low for i, low in zip(index, self.low, strict=True))
+        return np.ravel_multi_index(full, of).astype(np.int64) if of else inside
+
+
+def tiles_of(shape: Ints, itemsize: int, *, is_row_major: bool) -> Iterator[Tile]:
+    """Boxes that make up a tensor, of at most TILE bytes (4 TILE of the narrowest types).
+
+    Row-major ones are runs of it, in order. The others have runs along two dims, so that a tensor that lies column by column is
+    read in runs that are worth a call, and gaps are skipped.
+    """
+    side = 1 if is_row_major else RUN_MIN // itemsize
+    yield from _cut(Tile((0,) * len(shape), shape), max(TILE // itemsize, side * side), side)
+
+
+def _cut(tile: Tile, most: int, side: int) -> Iterator[Tile]:
+    """`side`: elements of a dim that are not cut apart while a wider dim is left; 1: the first dims are cut first."""
+    count = prod(tile.shape)
+    if count <= most:
+        if count:
+            yield tile
+        return
+    wide = [i for i, n in enumerate(tile.shape) if n > 1]
+    axis = wide[0] if side == 1 else max(wide, key=lambda i: tile.shape[i])
+    n = tile.shape[axis]
+    each = max(side if n > side else 1, most * n // count)
+    for start in range(0, n, each):
+        low = (*tile.low[:axis], tile.low[axis] + start, *tile.low[axis + 1 :])
+        shape = (*tile.shape[:axis], min(each, n - start), *tile.shape[axis + 1 :])
+        yield from _cut(Tile(low, shape), most, side)
+
+
+@frozen(eq=False)
+class Tiles:
+    """The boxes of one stored tensor of a folder. A context manager: leaving it closes the file."""
+
+    extent: Extent
+    files: SourceFiles
+    reader: Reader
+    staging: NDArray[np.uint8] = field(factory=lambda: np.empty(TILE, np.uint8))
+
+    @classmethod
+    def of(cls, root: Path, extent: Extent) -> Tiles:
+        files = SourceFiles(root, [extent.file])
+        return cls(extent, files, Reader(files))
+
+    def __enter__(self) -> Tiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.files.close()
+
+    def read(self, tile: Tile) -> NDArray[np.uint8]:
+        """The bytes of a box, row-major. Raises: UcplError E610, E611."""
+        one, size = self.extent, DTYPES[self.extent.dtype].itemsize
+        start = one.offset + sum(i * s for i, s in zip(tile.low, one.stride, strict=True))
+        # As it lies in the file, and turned in memory: what lies together is read together.
+        order = sorted(range(len(tile.shape)), key=lambda i: -one.stride[i])
+        shape, step = (tuple(of[i] for i in order) for of in (tile.shape, one.stride))
+        out = np.empty((*shape, size), np.uint8)
+        self.reader.gather(
+            0, one.storage_start + start * size, shape, tuple(s * size for s in step), out.reshape(-1), 0,
+            out.strides[:-1], size, self.staging,
+        )  # fmt: skip
+        self.reader.fragments.clear()
+        turned = [order.index(i) for i in range(len(order))]
+        return np.ascontiguousarray(out.transpose(*turned, len(order))).reshape(-1)
