@@ -68,7 +68,7 @@ def test_a_name_of_the_text_alone_is_all_of_them(plan: Path) -> None:
         ("up[l=2]", "E182", "'up[l=2, f=0]'"),
         ("up[f=1, l=2]", "E181", "'up[l=0, f=0]'"),
         ("down[l=0]", "E182", "'down[l=1]'"),
-        ("uo", "E182", "did you mean `up`?"),
+        ("dwn", "E182", "did you mean `down`?"),
     ],
 )
 def test_what_is_no_element_is_told_with_what_to_write(element: str, code: str, write: str, plan: Path) -> None:
