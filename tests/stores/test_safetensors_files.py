@@ -20,9 +20,14 @@ from ucpl.stores import safetensors_files
 from ucpl.stores.safetensors_files import layout_safetensors_file, read_safetensors_file
 
 
+def typed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values of a type; torch casts nothing to two elements in a byte."""
+    return values.to(torch.uint8).view(dtype) if dtype == torch.float4_e2m1fn_x2 else values.to(dtype)
+
+
 def tensors() -> dict[str, torch.Tensor]:
     found = {
-        f"{n % 3}.{dtype.name}": torch.arange(3 * (n % 4)).reshape(3, n % 4).to(getattr(torch, dtype.torch))
+        f"{n % 3}.{dtype.name}": typed(torch.arange(3 * (n % 4)).reshape(3, n % 4), getattr(torch, dtype.torch))
         for n, dtype in enumerate(DTYPES.values())
         if dtype.safetensors
     }
@@ -63,7 +68,8 @@ def test_real_files(path: Path, tmp_path: Path) -> None:
 
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
-dtypes = st.sampled_from([d.name for d in DTYPES.values() if d.safetensors])
+# The library writes the two types of scaled blocks, and does not read them.
+dtypes = st.sampled_from([d.name for d in DTYPES.values() if d.safetensors and d.safetensors not in ("F4", "F8_E8M0")])
 
 
 @given(
@@ -123,7 +129,9 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
         (with_header({"__metadata__": []}), "E431"),
         (with_header(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":1}'), "E432"),
         (with_header(b'{"a":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}}'), "E432"),
-        (with_header({"a": entry("F4")}, b"12345678"), "E434"),
+        (with_header({"a": entry("F6_E2M3")}, b"12345678"), "E434"),
+        (with_header({"a": entry("F4", shape=[15])}, b"12345678"), "E433"),
+        (with_header({"a": entry("F4", shape=[])}, b"12345678"), "E433"),
         (with_header({"a": entry(["F32"])}, b"12345678"), "E434"),
         (with_header({"a": entry(shape=[3])}, b"12345678"), "E433"),
         (with_header({"a": entry(offsets=[8, 0])}, b"12345678"), "E433"),

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ucpl.errors import UcplError
-from ucpl.extents.dtypes import AS_U8, DTYPES
+from ucpl.extents.dtypes import DTYPES
 from ucpl.syntax import parse, parse_call
 from ucpl.syntax.forms import FORMS
 from ucpl.syntax.habits import Habit, habits, words
@@ -98,5 +98,5 @@ def test_words_of_other_tools_are_not_words_of_the_language() -> None:
 
 
 def test_element_types_are_those_that_files_have() -> None:
-    assert set(DTYPES) - set(AS_U8.values()) == ELEMENT_TYPES
+    assert set(DTYPES) == ELEMENT_TYPES
     assert set(words().dtypes.values()) <= ELEMENT_TYPES and not set(words().dtypes) & ELEMENT_TYPES

@@ -7,6 +7,7 @@ from ucpl.extents.dtypes import (
     BY_TORCH,
     DTYPES,
     PAIRED,
+    STORED,
     DType,
     bits_of,
     holds,
@@ -32,6 +33,7 @@ from ucpl.extents.shelves import Shelf, Shelves
 from ucpl.extents.structure import BlobWay, CarriedBlob, Flat, NamedTensor, Plain, StoredTensor, Structure
 
 __all__ = [
+    "STORED",
     "AS_U8",
     "BY_SAFETENSORS",
     "BY_STORAGE",

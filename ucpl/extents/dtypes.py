@@ -47,7 +47,7 @@ BY_SAFETENSORS: dict[str, DType] = {d.safetensors: d for d in DTYPES.values() if
 
 # Types whose bits many files keep as u8. What is stored so has a name of its own, which is in no file.
 AS_U8: dict[str, str] = {name: f"{name} in u8" for name in ("f4_e2m1fn", "f8_e8m0fnu")}
-DTYPES |= {name: DType(name, 1, "uint8", "ByteStorage", "U8") for name in AS_U8.values()}
+STORED: dict[str, DType] = DTYPES | {name: DType(name, 1, "uint8", "ByteStorage", "U8") for name in AS_U8.values()}
 
 PAIRED = frozenset({"f4_e2m1fn", AS_U8["f4_e2m1fn"]})  # two elements to a byte, the first in its low half
 
@@ -72,7 +72,7 @@ def in_elements(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def size_of(dtype: str, numel: int) -> int:
     """Bytes of so many elements."""
-    return (numel + 1) // 2 if dtype in PAIRED else numel * DTYPES[dtype].itemsize
+    return (numel + 1) // 2 if dtype in PAIRED else numel * STORED[dtype].itemsize
 
 
 # Of floating types: bits of a significand, the least exponent of a normal number, the greatest number.

@@ -18,7 +18,7 @@ from ucpl.columns import widened
 from ucpl.columns.operations import Derive, Merge, Node, Reduce, Scale
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
-from ucpl.extents import DTYPES, Extent, Key, StoredTensor, bits_of, in_file, key_text
+from ucpl.extents import DTYPES, STORED, Extent, Key, StoredTensor, bits_of, in_file, key_text
 from ucpl.runtime.boxes import Box, compose
 from ucpl.schedule import Bound, Runs
 
@@ -53,7 +53,7 @@ class Place:
 
     @property
     def itemsize(self) -> int:
-        return DTYPES[self.dtype].itemsize
+        return STORED[self.dtype].itemsize
 
     @property
     def numel(self) -> int:
@@ -258,7 +258,7 @@ def bind_rows(bound: Bound, sources: Sequence[Place], targets: Sequence[Place]) 
     size = itemsize[source]
     run = (shape[:, 1:] == 1).all(axis=1)
     run &= ((source_step[:, 0] == size) & (target_step[:, 0] == 1)) | (shape[:, 0] == 1)
-    names = {name: list(DTYPES).index(bits_of(name)) for name in DTYPES}
+    names = {name: list(DTYPES).index(bits_of(name)) for name in STORED}
     of_source = np.array([names[p.dtype] for p in sources] or [0])
     of_target = np.array([names[p.dtype] for p in targets] or [0])
     same = of_source[source] == of_target[target] if len(rule) else np.zeros(0, np.bool_)

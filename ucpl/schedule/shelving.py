@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ucpl.columns import I64, Block, Name, Slot
-from ucpl.extents import DTYPES, Shelf, Shelves
+from ucpl.extents import STORED, Shelf, Shelves
 from ucpl.schedule.parsed import NUMBER_MAX, Json, items, text, texts, whole
 
 __all__ = ["shelves_from", "shelves_json"]
@@ -127,7 +127,7 @@ def _check(shelf: Shelf) -> None:
         raise ValueError("a slot of another length than its shelf")
     if b.choices > 1 and not any(s.axis for s in slots):
         raise ValueError("choices that no name tells apart")
-    if not {*shelf.dtypes} <= {*DTYPES, ""}:
+    if not {*shelf.dtypes} <= {*STORED, ""}:
         raise ValueError("a dtype of no name")
     if len(shelf.dtypes) not in (1, len(shelf)) or (shelf.shares is not None and len(shelf.shares) != len(shelf)):
         raise ValueError("a shelf of another length than its dtypes")

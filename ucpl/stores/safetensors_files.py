@@ -209,6 +209,10 @@ def layout_safetensors_file(
             fail("E442", f"the name {name} is taken", Label("the file laid out", where=name))
         if dtype is None or dtype.safetensors is None:
             fail("E442", f"tensor {name} of {dtype_name}: safetensors has no such dtype", Label("the file laid out"))
+        if dtype_name in PAIRED and not shape:
+            fail(
+                "E442", f"tensor {name} is one element of {dtype_name}, and a byte has two", Label("the file laid out")
+            )
         seen.add(name)
         nbytes = dtype.itemsize
         for n in shape:
