@@ -14,6 +14,10 @@ from ucpl.errors import Exit, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.proofs.compare import Likeness
+    from ucpl.proofs.verify import Verdict
+    from ucpl.runtime.counters import Report
+    from ucpl.schedule.plan import Plan
 
 EXAMPLE = "ucpl demo\nucpl demo --to 'zero1(dp=8)' --keep converted"
 
@@ -25,7 +29,6 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl import api
     from ucpl.resources import example_folder
 
     source = example_folder() / "checkpoint"
@@ -36,33 +39,12 @@ def run(options: Namespace, console: Console) -> int:
         folder = Path(name)
         target = Path(options.keep) if options.keep else folder / "converted"
         plan_file = folder / "demo.plan"
-        console.say(f"1. plan: {source} to {options.to}, every element proved to have one source")
-        made = api.plan(str(source), options.to, name="demo", prove=True)
-        api.save_plan(made, plan_file)
-        _say(console, plan_lines(made))
-        console.say(f"   {plan_file.name}: {bytes_text(plan_file.stat().st_size)}")
-        console.say(f"\n2. apply demo.plan: {target.name if not options.keep else target}")
-        plan = api.load_plan(plan_file)
-        report = api.apply(plan, source, target)
-        _say(console, run_lines(report))
-        console.say("\n3. verify: everything is read back, and held against all that vouches for it")
-        verdict = api.verify(target)
-        whole = verdict.files.bytes_protected + verdict.files.bytes_unprotected
-        kept = f"{verdict.files.bytes_protected:,} of {whole:,} bytes are protected by a CRC or the manifest"
-        _say(console, [kept, *verdict.notes])
-        console.say("\n4. compare: the same logical state as the source?")
-        likeness = api.compare(source, target)
-        held = f"{likeness.elements:,} elements of {likeness.tensors} tensors, {likeness.values} values beside them"
-        _say(console, [f"{held}: {_word(bool(likeness))}", *map(str, likeness.differences)])
-        console.say("\n5. there and back: as one plain file, from the source and from the target")
-        files = [folder / "source.pt", folder / "target.pt"]
-        for one, file in zip((source, target), files, strict=True):
-            api.convert(one, file, "plain()")
-        back = api.compare(*files)
-        _say(console, [_word(bool(back)), *map(str, back.differences)])
+        plan, report = _converted(console, source, target, options.to, plan_file)
+        verdict = _verified(console, target)
+        likeness, back = _compared(console, source, target, folder)
         unchanged = _digest(source) == before
         good = bool(verdict) and bool(likeness) and bool(back) and unchanged
-        what = f"{_short(made.source_call)} and {_short(made.target_call)} hold the same state"
+        what = f"{_short(plan.source_call)} and {_short(plan.target_call)} hold the same state"
         console.say(
             f"\n{'proved' if good else 'NOT proved'}: {what}; the source is {'unchanged' if unchanged else 'CHANGED'}"
         )
@@ -80,6 +62,51 @@ def run(options: Namespace, console: Console) -> int:
             }
         )
     return Exit.DONE if good else Exit.ANSWER_IS_NO
+
+
+def _converted(console: Console, source: Path, target: Path, to: str, plan_file: Path) -> tuple[Plan, Report]:
+    """Steps 1 and 2: a plan in a file, and that plan run."""
+    from ucpl import api
+
+    console.say(f"1. plan: {source} to {to}, every element proved to have one source")
+    made = api.plan(str(source), to, name="demo", prove=True)
+    api.save_plan(made, plan_file)
+    _say(console, plan_lines(made))
+    console.say(f"   {plan_file.name}: {bytes_text(plan_file.stat().st_size)}")
+    console.say(f"\n2. apply demo.plan: {target.name if target.parent == plan_file.parent else target}")
+    plan = api.load_plan(plan_file)
+    report = api.apply(plan, source, target)
+    _say(console, run_lines(report))
+    return plan, report
+
+
+def _verified(console: Console, target: Path) -> Verdict:
+    """Step 3."""
+    from ucpl import api
+
+    console.say("\n3. verify: everything is read back, and held against all that vouches for it")
+    verdict = api.verify(target)
+    whole = verdict.files.bytes_protected + verdict.files.bytes_unprotected
+    kept = f"{verdict.files.bytes_protected:,} of {whole:,} bytes are protected by a CRC or the manifest"
+    _say(console, [kept, *verdict.notes])
+    return verdict
+
+
+def _compared(console: Console, source: Path, target: Path, folder: Path) -> tuple[Likeness, Likeness]:
+    """Steps 4 and 5: source and target, and what is made of both as one plain file."""
+    from ucpl import api
+
+    console.say("\n4. compare: the same logical state as the source?")
+    likeness = api.compare(source, target)
+    held = f"{likeness.elements:,} elements of {likeness.tensors} tensors, {likeness.values} values beside them"
+    _say(console, [f"{held}: {_word(bool(likeness))}", *map(str, likeness.differences)])
+    console.say("\n5. there and back: as one plain file, from the source and from the target")
+    files = [folder / "source.pt", folder / "target.pt"]
+    for one, file in zip((source, target), files, strict=True):
+        api.convert(one, file, "plain()")
+    back = api.compare(*files)
+    _say(console, [_word(bool(back)), *map(str, back.differences)])
+    return likeness, back
 
 
 def _word(equal: bool) -> str:

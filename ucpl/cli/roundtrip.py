@@ -13,6 +13,7 @@ from ucpl.texts import read_text
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.testing import Report
 
 _EXAMPLES_MAX = 1_000_000
 _DEGREE_MAX = 262_144
@@ -61,22 +62,18 @@ def run(options: Namespace, console: Console) -> int:
     good = all(report.tried for report in reports)
     if not good:
         console.say("no pair of degrees suits the sizes: give others with -D, or degrees with --degrees")
-    console.answer(
-        {
-            "good": good,
-            "layouts": [
-                {
-                    "layout": r.layout,
-                    "tried": list(r.tried),
-                    "refused": list(r.refused),
-                    "sizes": r.sizes,
-                    "elements": r.elements,
-                }
-                for r in reports
-            ],
-        }
-    )
+    console.answer({"good": good, "layouts": list(map(report_object, reports))})
     return Exit.DONE if good else Exit.ANSWER_IS_NO
+
+
+def report_object(r: Report) -> dict[str, object]:
+    return {
+        "layout": r.layout,
+        "tried": list(r.tried),
+        "refused": list(r.refused),
+        "sizes": r.sizes,
+        "elements": r.elements,
+    }
 
 
 def degrees_of(texts: Sequence[str]) -> dict[str, list[int]]:

@@ -16,6 +16,7 @@ from ucpl.errors import Exit
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.proofs.genuine import Against
+    from ucpl.proofs.verify import Verdict
 
 EXAMPLE = "ucpl verify runs/on-8\nucpl verify mine --from 'model.ucpl:megatron(tp = 2)' --against theirs"
 
@@ -47,6 +48,15 @@ def run(options: Namespace, console: Console) -> int:
         reference=options.reference,
         **data_plane(options),
     )
+    tell(found, console)
+    if found.against is not None:
+        tell_against(found.against, options.against, console)
+    console.answer({**verdict_object(found), **against_object(found.against)})
+    return Exit.DONE if found else Exit.ANSWER_IS_NO
+
+
+def tell(found: Verdict, console: Console) -> None:
+    """What was read, what vouches for it, and what is wrong."""
     files = found.files
     total = files.bytes_protected + files.bytes_unprotected
     console.say(f"read          {bytes_text(files.bytes_read)} in {files.files} files, each against its CRC")
@@ -62,25 +72,23 @@ def run(options: Namespace, console: Console) -> int:
     console.say("sound" if not found.findings else f"damaged       {len(found.findings)} findings")
     if found.findings:
         console.diagnostics(found.findings)
-    if found.against is not None:
-        tell_against(found.against, options.against, console)
-    console.answer(
-        {
-            "sound": bool(found),
-            "findings": [diagnostic_object(d) for d in found.findings],
-            "files": files.files,
-            "bytes_read": files.bytes_read,
-            "bytes_protected": files.bytes_protected,
-            "bytes_unprotected": files.bytes_unprotected,
-            "bytes_live_max": files.bytes_live_max,
-            "manifest": files.manifest,
-            "elements_of_copies": found.copied,
-            "weights_against_masters": found.rounded,
-            "notes": list(found.notes),
-            **against_object(found.against),
-        }
-    )
-    return Exit.DONE if found else Exit.ANSWER_IS_NO
+
+
+def verdict_object(found: Verdict) -> dict[str, object]:
+    files = found.files
+    return {
+        "sound": bool(found),
+        "findings": [diagnostic_object(d) for d in found.findings],
+        "files": files.files,
+        "bytes_read": files.bytes_read,
+        "bytes_protected": files.bytes_protected,
+        "bytes_unprotected": files.bytes_unprotected,
+        "bytes_live_max": files.bytes_live_max,
+        "manifest": files.manifest,
+        "elements_of_copies": found.copied,
+        "weights_against_masters": found.rounded,
+        "notes": list(found.notes),
+    }
 
 
 def tell_against(found: Against, genuine: str, console: Console) -> None:

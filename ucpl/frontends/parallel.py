@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve, field, frozen
 
@@ -21,6 +21,7 @@ from ucpl.layout.expand import wildcards_of
 from ucpl.layout.scope import Scope, Value
 from ucpl.regions.sharding import TP
 from ucpl.syntax import nodes, parse, print_file
+from ucpl.syntax.walk import walk
 
 if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint
@@ -131,15 +132,8 @@ def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> C
 
 
 def _is_cut(axis: nodes.Axis) -> bool:
-    match axis:
-        case nodes.Cut(axis=inner, splits=splits):
-            return any(s.mesh_axis == TP for s in splits) or _is_cut(inner)
-        case nodes.Stack(terms=terms):
-            return any(_is_cut(a) for t in terms for a in t.axes)
-        case nodes.Pad(axis=inner) | nodes.Trim(axis=inner) | nodes.Flat(axis=inner):
-            return _is_cut(inner)
-        case _:
-            return False
+    """Whether tensor parallelism cuts an axis, or something in it."""
+    return any(s.mesh_axis == TP for node in walk(axis) if isinstance(node, nodes.Cut) for s in node.splits)
 
 
 # ---- a source ------------------------------------------------------------------------------------------------------------
@@ -238,65 +232,76 @@ def recut(
         return {name: evolve(s, dim=None, sections=()) for name, s in shardings.items()}, ()
     _demand_positions(shardings, degree)
     sections = [
-        (name, name.rpartition(".")[0], x.size, x.widths)
-        for name, s in shardings.items()
-        for x in s.sections
-        if x.widths is not None
+        _Cut(name, x.size, x.widths) for name, s in shardings.items() for x in s.sections if x.widths is not None
     ]
-    divisors = {n for size in {size for _, _, size, _ in sections} for n in range(1, size + 1) if size % n == 0}
-    fitting = [
-        n
-        for n in (0, *sorted(divisors))
-        if all(rule(size, len(widths), n, grain, module) == widths for _, module, size, widths in sections)
-    ]
-    if heads is None:
-        found: dict[tuple[tuple[int, ...], ...], int] = {}
-        for n in fitting:
-            found.setdefault(tuple(rule(size, degree, n, grain, module) for _, module, size, _ in sections), n)
-        if not found:
-            _unruly(sections, grain)
-        if len(found) > 1 and 0 not in fitting:
-            (one, a), (other, b) = list(found.items())[:2]
-            i = next(i for i, (x, y) in enumerate(zip(one, other, strict=True)) if x != y)
-            name, _, size, _ = sections[i]
-            fail(
-                "E472",
-                f"{size} positions of `{name}` over tp = {degree} are {list(one[i])} with kv_heads = {a}"
-                f" and {list(other[i])} with {b}, and the source does not say which",
-                Label("<call>", where=f"tp = {degree}"),
-            )
-        heads = fitting[0], "the only cut that the source's widths allow"
-        if len(found) > 1:  # another number would be a contradiction of shapes when DeepSpeed loads, never a silent one
-            heads = (
-                0,
-                "default, as where the model's config names no heads; kv_heads=N where it names N, which cuts otherwise",
-            )
-    kv_heads, origin = heads
-    for name, module, size, widths in sections:
-        expected = rule(size, len(widths), kv_heads, grain, module)
-        if expected != widths:
+    divisors = {n for size in {c.size for c in sections} for n in range(1, size + 1) if size % n == 0}
+    fitting = [n for n in (0, *sorted(divisors)) if all(c.over(len(c.widths), n, grain) == c.widths for c in sections)]
+    kv_heads, origin = heads if heads is not None else _only_heads(sections, fitting, degree, grain)
+    for c in sections:
+        expected = c.over(len(c.widths), kv_heads, grain)
+        if expected != c.widths:
             fail(
                 "E473",
-                f"with kv_heads = {kv_heads} DeepSpeed cuts {size} positions of `{name}` into {list(expected)},"
-                f" the source holds {list(widths)}",
+                f"with kv_heads = {kv_heads} DeepSpeed cuts {c.size} positions of `{c.name}` into {list(expected)},"
+                f" the source holds {list(c.widths)}",
                 Label("<call>" if origin == "given" else origin, where=f"kv_heads = {kv_heads}"),
                 remedy=f"numbers that the source's widths allow: {', '.join(map(str, fitting)) or 'none'}",
             )
-    out = {}
-    for name, s in shardings.items():
-        module = name.rpartition(".")[0]
-        new = tuple(
-            x if x.widths is None else Section(x.size, rule(x.size, degree, kv_heads, grain, module))
-            for x in s.sections
-        )
-        out[name] = evolve(s, sections=new, origin="DeepSpeed's rule")
-        if new and (empty := [r for r in range(degree) if not out[name].width(r)]):
-            fail(
-                "E473",
-                f"tp rank {empty[0]} of {degree} would hold nothing of `{name}`, whose dim {s.dim} is {s.shape[s.dim or 0]}",
-                Label("<call>", where=f"tp = {degree}, kv_heads = {kv_heads}"),
-            )
+    out = {name: _over(name, s, degree, kv_heads, grain) for name, s in shardings.items()}
     return out, ((KV_HEADS, kv_heads, origin), (GRAIN, grain, grain_origin), *_origins(out))
+
+
+@frozen
+class _Cut:
+    """A section of a tensor, and its widths on the source's ranks."""
+
+    name: str
+    size: int
+    widths: tuple[int, ...]
+
+    def over(self, degree: int, kv_heads: int, grain: int) -> tuple[int, ...]:
+        """Its widths by DeepSpeed's rule."""
+        return rule(self.size, degree, kv_heads, grain, self.name.rpartition(".")[0])
+
+
+def _only_heads(sections: Sequence[_Cut], fitting: Sequence[int], degree: int, grain: int) -> tuple[int, str]:
+    """(key-value heads, why) where the source's widths leave one cut. Raises: UcplError E472 where they leave several."""
+    found: dict[tuple[tuple[int, ...], ...], int] = {}
+    for n in fitting:
+        found.setdefault(tuple(c.over(degree, n, grain) for c in sections), n)
+    if not found:
+        _unruly(sections, grain)
+    if len(found) > 1 and 0 not in fitting:
+        (one, a), (other, b) = list(found.items())[:2]
+        i = next(i for i, (x, y) in enumerate(zip(one, other, strict=True)) if x != y)
+        fail(
+            "E472",
+            f"{sections[i].size} positions of `{sections[i].name}` over tp = {degree} are {list(one[i])} with kv_heads = {a}"
+            f" and {list(other[i])} with {b}, and the source does not say which",
+            Label("<call>", where=f"tp = {degree}"),
+        )
+    if len(found) > 1:  # another number would be a contradiction of shapes when DeepSpeed loads, never a silent one
+        said = "default, as where the model's config names no heads; kv_heads=N where it names N, which cuts otherwise"
+        return 0, said
+    return fitting[0], "the only cut that the source's widths allow"
+
+
+def _over(name: str, sharding: Sharding, degree: int, kv_heads: int, grain: int) -> Sharding:
+    """A tensor's sections over another number of ranks. Raises: UcplError E473 where a rank would have none of it."""
+    module = name.rpartition(".")[0]
+    new = tuple(
+        x if x.widths is None else Section(x.size, rule(x.size, degree, kv_heads, grain, module))
+        for x in sharding.sections
+    )
+    made = evolve(sharding, sections=new, origin="DeepSpeed's rule")
+    if new and (empty := [r for r in range(degree) if not made.width(r)]):
+        fail(
+            "E473",
+            f"tp rank {empty[0]} of {degree} would hold nothing of `{name}`,"
+            f" whose dim {sharding.dim} is {sharding.shape[sharding.dim or 0]}",
+            Label("<call>", where=f"tp = {degree}, kv_heads = {kv_heads}"),
+        )
+    return made
 
 
 def _demand_positions(shardings: Mapping[str, Sharding], degree: int) -> None:
@@ -310,13 +315,13 @@ def _demand_positions(shardings: Mapping[str, Sharding], degree: int) -> None:
             )
 
 
-def _unruly(sections: list[tuple[str, str, int, tuple[int, ...]]], grain: int) -> None:
-    alone = (s for s in sections if all(rule(s[2], len(s[3]), n, grain, s[1]) != s[3] for n in range(s[2] + 1)))
-    name, _, size, widths = next(alone, sections[0])  # else each alone has a number, and all together have none
+def _unruly(sections: Sequence[_Cut], grain: int) -> NoReturn:
+    alone = (c for c in sections if all(c.over(len(c.widths), n, grain) != c.widths for n in range(c.size + 1)))
+    c = next(alone, sections[0])  # else each alone has a number, and all together have none
     fail(
         "E473",
-        f"the source holds {list(widths)} of {size} positions of `{name}`, which DeepSpeed's rule makes for no kv_heads",
-        Label("<source>", where=name),
+        f"the source holds {list(c.widths)} of {c.size} positions of `{c.name}`, which DeepSpeed's rule makes for no kv_heads",
+        Label("<source>", where=c.name),
         remedy="write a layout of your own that extends zero1 for the target, and say the widths there",
     )
 

@@ -6,22 +6,26 @@ deals them, where its stages tell which one it is; `partition` and `stages` besi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from attrs import evolve
+from attrs import AttrsInstance, evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import METHODS, Layer, Pipeline, deal
 from ucpl.frontends.parallel import STORED, TARGET, Base, Extended, Note, extended
 from ucpl.layout.expand import items_of
-from ucpl.layout.scope import Scope
+from ucpl.layout.scope import Scope, Value
 from ucpl.syntax import nodes
+from ucpl.syntax.walk import inside, rewritten
 
 if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint
+
+Record = TypeVar("Record", bound=AttrsInstance)
 
 STAGES, PARTITION, LAYERS, EP = "stages", "partition", "layers", "ep"
 _NOWHERE = "nowhere"
@@ -83,19 +87,9 @@ def target_pipeline(base: Base, pipeline: Pipeline) -> Extended:
         count = scope.integer(given[LAYERS])
         pipeline = _longer(pipeline, count, asked)
     count = len(pipeline.layers)
-    sizes: list[int] | None = None
-    if STAGES in given:
-        listed = scope.evaluate(given[STAGES])
-        sizes = [n for n in listed if isinstance(n, int)] if isinstance(listed, list) else []
-        if not sizes or min(sizes) < 0 or sum(sizes) != count:
-            fail(
-                "E477",
-                f"stages = {listed} are {sum(sizes)} layers, and there are {count}",
-                Label("<call>", where=f"stages = {listed}"),
-                Label("<source>", f"{count} layers, functions among them", where=str(pipeline.sizes)),
-            )
-        if not any(a.name == "pp" for a in plain.call.arguments):
-            plain = _with_argument(plain, "pp", len(sizes))
+    sizes = _listed(pipeline, scope.evaluate(given[STAGES])) if STAGES in given else None
+    if sizes is not None and not any(a.name == "pp" for a in plain.call.arguments):
+        plain = _with_argument(plain, "pp", len(sizes))
     degree = plain.asked("pp")
     if degree < 1:
         fail("E477", f"pp = {degree}: layers lie on a stage at least", asked)
@@ -106,15 +100,7 @@ def target_pipeline(base: Base, pipeline: Pipeline) -> Extended:
     elif degree > count:  # before so many stages are made
         fail("E477", f"{count} layers on {degree} stages leave one without any", asked)
     elif PARTITION in given:
-        method = scope.evaluate(given[PARTITION])
-        if method not in METHODS:
-            fail(
-                "E477",
-                f"partition = {method!r}",
-                asked,
-                remedy=f"one of {', '.join(METHODS)}; or list the stages: stages = [3, 2]",
-            )
-        made = pipeline.dealt(deal(str(method), pipeline.elements, degree), f"partition_method {method}, given")
+        made = _dealt_by(pipeline, scope.evaluate(given[PARTITION]), degree, asked)
     elif degree == pipeline.stages:
         made = pipeline.dealt(pipeline.bounds, "as the source's")
     else:
@@ -123,6 +109,32 @@ def target_pipeline(base: Base, pipeline: Pipeline) -> Extended:
         fail("E477", f"{count} layers on {degree} stages leave one without any: {made.sizes}", asked)
     trusted = tuple(note for note in notes_of(pipeline) if note[0].startswith("copy of"))
     return evolve(_pipelined(plain, made, TARGET), notes=(("layers of stages", made.sizes, made.origin), *trusted))
+
+
+def _listed(pipeline: Pipeline, listed: Value) -> list[int]:
+    """`stages = [3, 2]`: layers of each stage, all of them together. Raises: UcplError E477."""
+    sizes = [n for n in listed if isinstance(n, int)] if isinstance(listed, list) else []
+    count = len(pipeline.layers)
+    if not sizes or min(sizes) < 0 or sum(sizes) != count:
+        fail(
+            "E477",
+            f"stages = {listed} are {sum(sizes)} layers, and there are {count}",
+            Label("<call>", where=f"stages = {listed}"),
+            Label("<source>", f"{count} layers, functions among them", where=str(pipeline.sizes)),
+        )
+    return sizes
+
+
+def _dealt_by(pipeline: Pipeline, method: Value, degree: int, asked: Label) -> Pipeline:
+    """`partition = "uniform"`. Raises: UcplError E477."""
+    if method not in METHODS:
+        fail(
+            "E477",
+            f"partition = {method!r}",
+            asked,
+            remedy=f"one of {', '.join(METHODS)}; or list the stages: stages = [3, 2]",
+        )
+    return pipeline.dealt(deal(str(method), pipeline.elements, degree), f"partition_method {method}, given")
 
 
 def _with_argument(base: Base, name: str, value: int) -> Base:
@@ -266,7 +278,7 @@ def _demand_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: L
 
 def _with_experts(base: Base, experts: Experts, ep: int, name: str) -> Extended:
     """Experts on a mesh of their own, in groups and flat buffers that dp / ep ranks share."""
-    own, model = items_of(base.library, base.call), base.model
+    own = items_of(base.library, base.call)
     items: list[nodes.LayoutItem] = [
         nodes.Let((nodes.Binding("edp", nodes.Binary("/", nodes.Name("dp"), nodes.Name(EP))),)),
         *(
@@ -277,12 +289,22 @@ def _with_experts(base: Base, experts: Experts, ep: int, name: str) -> Extended:
             if binding.name == "ways"
         ),
         nodes.Mesh("expert", ("pp", "ep", "edp", "tp") if experts.is_data_first else ("pp", "edp", "ep", "tp")),
+        *_expert_entries(base.model, experts, ep),
     ]
+    groups = [item for item in base.model.items if isinstance(item, nodes.Group)]
+    for number, group in enumerate(groups):
+        if group.members and group.members[0] in experts.of:
+            items += _expert_states(own, group, number)
+    return extended(_with_argument(base, EP, ep), name, (nodes.Parameter(EP),), items)
+
+
+def _expert_entries(model: nodes.Model, experts: Experts, ep: int) -> list[nodes.LayoutItem]:
+    """Experts' own files, and an entry in one of them for each of their tensors."""
     tensors = {item.path for item in model.items if isinstance(item, nodes.Tensor)}
     of_file: dict[str, str] = {}
     for one in experts.of.values():
         of_file.setdefault(one.file, one.file.removesuffix("_mp_rank_00_model_states.pt"))
-    items += [nodes.Files(short, "torch", file) for file, short in of_file.items()]
+    items: list[nodes.LayoutItem] = [nodes.Files(short, "torch", file) for file, short in of_file.items()]
     for tensor, one in experts.of.items():
         if tensor not in tensors:
             continue
@@ -290,51 +312,44 @@ def _with_experts(base: Base, experts: Experts, ep: int, name: str) -> Extended:
         if ep > 1:
             clauses.insert(0, nodes.Clause("at", ("ep", nodes.Number(experts.rank(tensor, ep)))))
         items.append(nodes.Entry(tensor, (), (nodes.Rest(),), tuple(clauses)))
-    # Their groups, and the lines of the base with edp for dp.
-    groups = [item for item in model.items if isinstance(item, nodes.Group)]
-    for number, group in enumerate(groups):
-        if not group.members or group.members[0] not in experts.of:
-            continue
-        for item in own:
-            if isinstance(item, nodes.Group) and item.of_model:
-                items.append(
-                    evolve(item, name=group.name, of_model=False, members=group.members, order=_edp(item.order))
-                )
-        for item in own:
-            if isinstance(item, nodes.States) and item.groups == ("*",) and not isinstance(item.shape, str):
-                clauses = [
-                    evolve(c, args=tuple(_numbered(a, number) for a in c.args)) if c.word == "as" else c
-                    for c in item.clauses
-                ]
-                shape = None if item.shape is None else tuple(_edp(axis) for axis in item.shape)
-                items.append(
-                    evolve(item, groups=(group.name,), shape=shape, clauses=(nodes.Clause("on", ("expert",)), *clauses))
-                )
-    return extended(_with_argument(base, EP, ep), name, (nodes.Parameter(EP),), items)
+    return items
+
+
+def _expert_states(own: Sequence[nodes.LayoutItem], group: nodes.Group, number: int) -> list[nodes.LayoutItem]:
+    """A group of experts, and the base's lines of states for it, with edp for dp."""
+    items: list[nodes.LayoutItem] = []
+    for item in own:
+        if isinstance(item, nodes.Group) and item.of_model:
+            order = item.order if item.order is None or isinstance(item.order, str) else _edp(item.order)
+            items.append(evolve(item, name=group.name, of_model=False, members=group.members, order=order))
+    for item in own:
+        if isinstance(item, nodes.States) and item.groups == ("*",) and not isinstance(item.shape, str):
+            clauses = [
+                evolve(c, args=tuple(_numbered(a, number) for a in c.args)) if c.word == "as" else c
+                for c in item.clauses
+            ]
+            shape = None if item.shape is None else tuple(map(_edp, item.shape))
+            seen = nodes.Clause("on", ("expert",))
+            items.append(evolve(item, groups=(group.name,), shape=shape, clauses=(seen, *clauses)))
+    return items
 
 
 def _numbered(text: object, number: int) -> object:
     return text.replace("{bucket}", str(number)) if isinstance(text, str) else text
 
 
-def _edp(node: object):  # type: ignore[no-untyped-def]
+def _edp(node: Record) -> Record:
     """The same with edp where dp stands, as an axis or in an expression, and with the ways of dealing among edp."""
+    return rewritten(node, _change)
+
+
+def _change(node: AttrsInstance) -> AttrsInstance | None:
     match node:
         case nodes.Name(path="dp"):
             return evolve(node, path="edp")
         case nodes.Name(path="ways"):
             return evolve(node, path="expert_ways")
         case nodes.Split(mesh_axis="dp"):
-            return evolve(node, mesh_axis="edp", sizes=tuple(map(_edp, node.sizes)), grain=_edp(node.grain))
-        case nodes.Binary():
-            return evolve(node, left=_edp(node.left), right=_edp(node.right))
-        case nodes.Function():
-            return evolve(node, args=tuple(map(_edp, node.args)))
-        case nodes.Cut():
-            return evolve(node, axis=_edp(node.axis), splits=tuple(map(_edp, node.splits)))
-        case nodes.Pad():
-            return evolve(node, axis=_edp(node.axis), multiple=_edp(node.multiple))
-        case nodes.Trim() | nodes.Flat():
-            return evolve(node, axis=_edp(node.axis))
+            return evolve(inside(node, _change), mesh_axis="edp")
         case _:
-            return node
+            return None

@@ -202,6 +202,34 @@ class _Folder:
 
     def checkpoint(self, top: Path) -> Checkpoint:
         parts = [self.read(name) for name in self.names]
+        self.gather(parts)
+        texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
+        self.remarks += more
+        empty = {name: extent for name, extent in self.found.items() if extent.numel == 0}
+        blobs: dict[str, object] = {TEXTS: texts} if texts else {}
+        if empty:
+            blobs[EMPTY] = {n: {"dtype": e.dtype, "shape": list(e.shape), "buffer": True} for n, e in empty.items()}
+        full = {name: extent for name, extent in self.found.items() if name not in empty}
+        shards = Setting(len(parts), f"files of {self.root.name}")
+        return Checkpoint(
+            top=top,
+            root=self.root,
+            tag=None,
+            framework="huggingface",
+            version=version_of(texts),
+            extents={(self.planned, (name,)): extent for name, extent in full.items()},
+            carried_extents={},
+            envelope=Envelope("huggingface", version_of(texts), {"shards": shards}, blobs=blobs),
+            tensors=tuple(
+                NamedTensor(name, in_elements(e.dtype, e.shape), e.dtype, "parameter") for name, e in full.items()
+            ),
+            aliases=self.aliases,
+            files=(*self.names, *((self.index,) if self.index else ()), *texts),
+            remarks=tuple(self.remarks),
+        )
+
+    def gather(self, parts: Sequence[SafetensorsFile]) -> None:
+        """Tensors and second names of all files, held against what the index says. Raises: UcplError E381, E382."""
         total = 0
         for part in parts:
             for name, extent in part.tensors.items():
@@ -222,34 +250,6 @@ class _Folder:
                 is_name = alias != "format" and is_text(alias)  # `format` says whose file it is: "pt"
                 if owner in self.found and alias not in self.found and is_name:
                     self.aliases[alias] = owner
-        texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
-        self.remarks += more
-        empty = {name: extent for name, extent in self.found.items() if extent.numel == 0}
-        blobs: dict[str, object] = {TEXTS: texts} if texts else {}
-        if empty:
-            blobs[EMPTY] = {n: {"dtype": e.dtype, "shape": list(e.shape), "buffer": True} for n, e in empty.items()}
-        full = {name: extent for name, extent in self.found.items() if name not in empty}
-        return Checkpoint(
-            top=top,
-            root=self.root,
-            tag=None,
-            framework="huggingface",
-            version=version_of(texts),
-            extents={(self.planned, (name,)): extent for name, extent in full.items()},
-            carried_extents={},
-            envelope=Envelope(
-                "huggingface",
-                version_of(texts),
-                {"shards": Setting(len(parts), f"files of {self.root.name}")},
-                blobs=blobs,
-            ),
-            tensors=tuple(
-                NamedTensor(name, in_elements(e.dtype, e.shape), e.dtype, "parameter") for name, e in full.items()
-            ),
-            aliases=self.aliases,
-            files=(*self.names, *((self.index,) if self.index else ()), *texts),
-            remarks=tuple(self.remarks),
-        )
 
     def read(self, name: str) -> SafetensorsFile:
         part = read_safetensors_file(self.root, name)

@@ -62,6 +62,8 @@ __all__ = [
     "Expr",
     "File",
     "Files",
+    "Fill",
+    "FillStates",
     "Flat",
     "Framework",
     "Function",
