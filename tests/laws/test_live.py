@@ -183,6 +183,17 @@ def test_a_live_row_at_another_s_place_is_named() -> None:
     assert code in ("E340", "E344") and "w[v=" in message
 
 
+@pytest.mark.parametrize("flat", ["trim(flat(each))", "trim((flat(each)))"])
+def test_trim_leaves_live_rows_and_takes_zeros(flat: str) -> None:
+    text = SOURCE.example.text.replace("state n = " + FLATS[0], f"state n = {flat}")
+    for word, rows in ((", live", 6), ("", 5)):
+        of_kind = text.replace("pad(v, 2 * tp, live)@tp h", f"trim(pad(v, 3{word})) h")
+        shapes = {
+            p.state: [h.shape for h in p.homes] for p in locate(Example(of_kind, "x(dp = 1, tp = 1)").layout()).parts
+        }
+        assert shapes["weight"][-1] == (rows, 2) and shapes["n"] == [(2 + rows * 2,)]
+
+
 def test_live_rows_of_another_dim_are_not_kept() -> None:
     other = SOURCE.example.text.replace("pad(v, 2 * tp, live)@tp h", "pad(v, 2 * tp)@tp pad(h, 3, live)")
     plan = order(build(SOURCE.placement, locate(Example(other, "x(dp = 1, tp = 2)").layout())))

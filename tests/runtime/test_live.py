@@ -114,6 +114,20 @@ def test_rows_go_over_while_there_is_room_and_come_back(tmp_path: Path, spec: st
     assert not ucpl.compare(source, written(tmp_path / "other", files), a_layout=ours, b_layout=theirs)
 
 
+def test_a_live_row_that_differs_is_named(tmp_path: Path, spec: str) -> None:
+    files = stored(2, 128, 50432 - V)
+    source = written(tmp_path / "tp2", files)
+    for rank in range(2):
+        files[f"optim_{rank}_01.pt"]["head.exp_avg"] = files[f"optim_{rank}_01.pt"]["head.exp_avg"].clone()
+        files[f"optim_{rank}_01.pt"]["head.exp_avg"][1, -2] += 1
+    other, layout = written(tmp_path / "other", files), f"{spec}megatron(tp=2)"
+    found = ucpl.compare(source, other, a_layout=layout, b_layout=layout).differences
+    assert {(d.state, d.element) for d in found} == {("exp_avg", "head[v=50430, h=1]")}
+    against = ucpl.verify(source, layout=layout, against=other).against
+    assert against is not None and [d.code for d in against.findings] == ["E702"]
+    assert "head[v=50430, h=1]" in against.findings[0].message
+
+
 def test_a_target_with_less_room_says_how_many_rows_stay_behind(tmp_path: Path, spec: str) -> None:
     source = written(tmp_path / "tp2", stored(2, 128, 50432 - V))
     there = tmp_path / "tp1"

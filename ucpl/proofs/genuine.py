@@ -265,13 +265,13 @@ class _Counted:
     @cached_property
     def rows(self) -> tuple[I64, I64]:
         """Pieces in the order of their homes, and where each home's begin."""
-        home = self.part.pieces.home
+        home = self.part.every_piece.home
         order = np.argsort(home, kind="stable")
         return order, np.searchsorted(home[order], np.arange(len(self.part.homes) + 1))
 
     def boxes(self, number: int) -> Boxes:
         order, begin = self.rows
-        rows = self.part.pieces.take(order[begin[number] : begin[number + 1]])
+        rows = self.part.every_piece.take(order[begin[number] : begin[number + 1]])
         is_free = np.isin(rows.policy, _FREE)
         if not self.part.homes[number].padding and not is_free.any():
             return None

@@ -130,7 +130,7 @@ def element_in(placement: Placement, part: Part, home: int, position: int) -> st
 
 
 def _in_home(part: Part, home: int, position: int) -> tuple[int, tuple[int, ...]] | None:
-    pieces = part.pieces
+    pieces = part.every_piece
     size = pieces.high - pieces.low
     last = pieces.offset + ((size - 1) * pieces.stride).sum(axis=1)
     rows = np.flatnonzero((pieces.home == home) & (pieces.offset <= position) & (position <= last))

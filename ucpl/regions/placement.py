@@ -97,6 +97,11 @@ class Part:
         return self.folded.singly()
 
     @cached_property
+    def every_piece(self) -> Pieces:
+        """`pieces`, and those of live rows."""
+        return self.pieces if self.live is None else Pieces.concat([self.pieces, self.live.singly()], self.pieces.width)
+
+    @cached_property
     def tensors(self) -> tuple[int, ...]:
         """Which tensors have elements here, by their numbers."""
         return tuple(np.unique(self.folded.tensor).tolist())
@@ -164,10 +169,11 @@ def digits_of(layout: Layout) -> dict[str, tuple[int, int]]:
 
 
 def element_name(layout: Layout, path: str, index: tuple[int, ...]) -> str:
-    """An element as people name it: `attn.q[l=3, h=7]`, in indices of whole dims."""
+    """An element as people name it: `attn.q[l=3, h=7]`, in indices of whole dims. Live rows go on behind a dim's end."""
     tensor = layout.tensors[path]
     named = []
     for dim, indices, position in zip(tensor.dims, tensor.indices, index, strict=False):
-        whole = indices[int(position)]
+        at = int(position)
+        whole = indices[at] if at < len(indices) else layout.sizes.get(dim, len(indices)) + at - len(indices)
         named.append(str(whole) if "#" in dim else f"{whole_dim(dim)}={whole}")
     return f"{whole_name(path)}[{', '.join(named)}]"
