@@ -1,4 +1,4 @@
-"""Cuts so uneven that a rank has nothing of a tensor: what is written is read back, in both forms of files."""
+"""Ranks with nothing of a tensor are read back, in both forms of files; files of ranks that the layout lacks are refused."""
 
 from __future__ import annotations
 
@@ -77,3 +77,55 @@ def test_what_is_empty_has_its_name_and_shape_all_the_same(tmp_path: Path) -> No
     with pytest.raises(UcplError) as caught:
         ucpl.convert(tmp_path, tmp_path / "x", f"{file}:whole()", layout=f"{file}:cut(4)")
     assert caught.value.diagnostics[0].code == "E321"
+
+
+SUMS = """ucpl 1
+model m {
+  dim r = config.rows
+  w : r
+  n : r
+}
+layout parts(tp, pp = 1) of m {
+  framework torch()
+  mesh pp tp
+  file weights = torch "{pp}/rank_{tp}.pt"
+  w = r  sum @tp at pp[0] as "w"
+  n = r@tp       at pp[0] as "n"
+}
+layout whole() of m {
+  framework torch()
+  file weights = torch "w.pt"
+  w = r as "w"
+  n = r as "n"
+}
+"""
+
+
+def test_a_degree_too_small_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+    """Neither two addends of four, nor half of a dim that the shapes say."""
+    (tmp_path / "s.ucpl").write_text(SUMS)
+    (tmp_path / "in" / "0").mkdir(parents=True)
+    for rank in range(4):
+        torch.save(
+            {"w": torch.full((4,), 10.0**rank), "n": torch.tensor([float(rank)])},
+            tmp_path / "in" / "0" / f"rank_{rank}.pt",
+        )
+    (tmp_path / "in" / "notes_2.pt").write_text("named otherwise")
+    file, config = tmp_path / "s.ucpl", {"rows": 4}
+    ucpl.convert(tmp_path / "in", tmp_path / "out", f"{file}:whole()", layout=f"{file}:parts(4)", config=config)
+    assert torch.load(tmp_path / "out" / "w.pt")["w"].tolist() == [1111.0] * 4
+    torch.save({"w": torch.ones(4), "n": torch.ones(1)}, tmp_path / "in" / "0" / "rank_4.pt")
+    with pytest.raises(UcplError) as caught:
+        ucpl.convert(tmp_path / "in", tmp_path / "x", f"{file}:whole()", layout=f"{file}:parts(4)", config=config)
+    found = next(d for d in caught.value.diagnostics if d.code == "E398")
+    assert found.message == "0/rank_4.pt would be of a rank that parts(tp = 4, pp = 1) does not have"
+    assert found.labels[0].file.endswith("in/0/rank_4.pt")
+
+
+def test_a_file_that_is_neither_form_is_what_its_name_says(tmp_path: Path) -> None:
+    file = spec(tmp_path, "safetensors")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "whole.safetensors").write_text("{}")
+    with pytest.raises(UcplError) as caught:
+        ucpl.convert(tmp_path / "in", tmp_path / "x", f"{file}:cut(4)", layout=f"{file}:whole()")
+    assert caught.value.diagnostics[0].code == "E430"

@@ -6,6 +6,7 @@ from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.extents import PAIRED, Flat, in_file, key_text
 from ucpl.layout.scope import at
 from ucpl.proofs.blobs import missing
+from ucpl.proofs.left_over import left_over
 from ucpl.regions import Part, Placement
 from ucpl.stores.checkpoint import Checkpoint
 
@@ -17,6 +18,7 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
 
     E320: a stored tensor with elements that no entry covers. E321: an entry whose place is not in the checkpoint.
     E322: another shape. E323: a flat buffer in another order than the checkpoint states. E391: a blob that is not there.
+    E398: files of more ranks.
     """
     out: list[Diagnostic] = []
     stored = {(f, tuple(map(str, k))): e for (f, k), e in checkpoint.extents.items()}
@@ -63,7 +65,8 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                     remedy="add an entry for it to the layout",
                 )
             )
-    return missing(placement, checkpoint) + out + orders(placement, checkpoint)
+    found = missing(placement, checkpoint) + out
+    return found + left_over(placement.layout, checkpoint) + orders(placement, checkpoint)
 
 
 def _stated(part: Part, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:

@@ -114,13 +114,14 @@ def open_files(top: Path, files: Iterable[str], aside: Aside = _nothing) -> Chec
 
 
 def _extents(root: Path, name: str) -> list[Extent]:
-    """Tensors of a torch or a safetensors file: the first bytes tell which it is."""
+    """Tensors of a torch or a safetensors file: the first bytes tell which it is, and its name, where they are of neither."""
     fd = open_file(root / name, name)
     try:
         head = read_exactly(fd, 0, min(9, os.fstat(fd).st_size), name)
     finally:
         os.close(fd)
-    if head[8:9] == b"{" and not head.startswith(b"PK"):
+    is_zip = head.startswith(b"PK")
+    if not is_zip and (head[8:9] == b"{" or name.endswith(".safetensors")):
         return list(read_safetensors_file(root, name).extents())
     part = read_torch_file(root, name)
     return [part.extent(key, value) for key, value in walk(part.value, name) if type(value) is TensorRef]
