@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.laws.agreement import check
 from ucpl.layout import Layout, load, resolve
 from ucpl.regions import locate
 from ucpl.syntax import parse_call
@@ -51,3 +52,38 @@ def test_a_value_is_of_the_element_and_its_scale() -> None:
         ("left.w", "right.w"), (1.0, -1.0)
     )
     assert [s.scaled for path, s in sorted(storings.items()) if path.endswith("q")] == [True, True]
+
+
+LABELS = """ucpl 1
+model tower {
+  dim n = 2, h = 3
+  q.bias : n
+  k.bias : n
+}
+model two {
+  use tower() as left
+  use tower() as right
+  q.bias : 9
+}
+layout inner() of tower {
+  file weights = torch "a.pt"
+  qk.bias = (q.bias: n + k.bias: n)  as "qk"
+}
+layout both() of two {
+  file weights = torch "a.pt"
+  use inner() as left  key "left.{key}"
+  use inner() as right key "right.{key}"
+  q.bias = _ as "q"
+}
+"""
+
+
+def test_a_label_is_of_the_model_that_is_used() -> None:
+    """Not of the one around it, which has a tensor of that very name."""
+    found = resolve(load(("labels.ucpl", LABELS)), parse_call("both()"))
+    assert {e.path: tuple(e.targets.values()) for e in found.entries} == {
+        "left.qk.bias": ("left.q.bias", "left.k.bias"),
+        "right.qk.bias": ("right.q.bias", "right.k.bias"),
+        "q.bias": ("q.bias",),
+    }
+    assert check(LABELS, "both()")

@@ -176,8 +176,9 @@ class _Rank:
         path = self.meaning.aliases.get(entry.path, entry.path)
         out: dict[str | None, str] = {}
         for label in _labels(entry.shape or ()) or [None]:
-            before = path.rpartition(".")[0]
-            among = [path] if label is None else [f"{before}.{label}" if before else label, f"{path}.{label}", label]
+            names = [f"{path[: m.start()]}.{label}" for m in reversed(list(re.finditer(r"\.", path)))]
+            names.append(label or "")
+            among = [path] if label is None else [names[0], f"{path}.{label}", *names[1:]]
             out[label] = next((t for t in among if t in self.meaning.tensors), among[0])
         return out
 

@@ -168,9 +168,13 @@ def labels_of(axes: tuple[Axis, ...]) -> tuple[str | None, ...]:
 
 
 def stands_for(path: str, label: str, names: Container[str]) -> str:
-    """The tensor that a label means in the entry of `path`: beside the entry's, below it, or of that very name."""
-    beside = f"{path.rpartition('.')[0]}.{label}" if "." in path else label
-    return next((c for c in (beside, f"{path}.{label}", label) if c in names), beside)
+    """The tensor that a label means in the entry of `path`: beside the entry's, below it, or farther and farther out.
+
+    The last is that very name; what is used under a prefix so finds its own before one of those around it.
+    """
+    steps = path.split(".")[:-1]
+    around = [".".join([*steps[:n], label]) for n in range(len(steps), -1, -1)]
+    return next((c for c in (around[0], f"{path}.{label}", *around[1:]) if c in names), around[0])
 
 
 def _labels(axes: tuple[Axis, ...]) -> Iterator[str]:
