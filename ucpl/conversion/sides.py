@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.filling import with_fills
 from ucpl.conversion.given import Called, Config, Given
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.side import Side, located
@@ -80,7 +79,9 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         one = Called(with_sizes(one.library, one.layout.of, source.found), one.call)
         notes = _notes_of(source.found)
     own = given.model if one.is_of_any else one.model(given)
-    if own is not None:
+    if own is not None and given.fill:
+        from ucpl.conversion.filling import with_fills
+
         one = with_fills(one, given.fill, own)
     one, notes = _cut_as_deepspeed(one, source, given, notes)
     return located(one, given, notes=notes)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.extents import BlobWay, Key, key_text
-from ucpl.layout.scope import at
 from ucpl.proofs.envelopes import Difference
 from ucpl.proofs.values import Beside, apart
-from ucpl.regions import Placement
-from ucpl.regions.placement import Blob, BlobPlace
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.generic import Values
+
+if TYPE_CHECKING:  # who applies a plan asks whether copies are alike, and needs no compiler
+    from ucpl.regions import Placement
+    from ucpl.regions.placement import Blob, BlobPlace
 
 __all__ = ["demand_alike", "held_blobs", "missing", "unlike_copies"]
 
@@ -22,6 +24,8 @@ Place = tuple[str, Key]
 
 def missing(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     """Blobs that are not where the layout says. E391."""
+    from ucpl.layout.scope import at
+
     values, out = Values(checkpoint.root), []
     for blob in placement.blobs:
         for place in blob.places if blob.rule.fate != "drop" else ():
