@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -141,3 +142,20 @@ def test_numbers_are_taken_from_the_right_half_of_the_right_byte(case: tuple[str
     graph = build(here[1], there[1])
     prove(graph)
     assert carried_out(order(graph), told(here[0])) == told(there[0])
+
+
+@pytest.mark.parametrize(
+    ("c", "line"),
+    [
+        (3, "w = e r pad(c, 4)"),  # the last byte has one element, and padding
+        (3, "w = e r c"),
+        (4, "w = e r c@tp[1, 3]"),
+        (6, "w = e r c@tp"),
+        (4, "w = e c r"),  # r is 3
+        (4, "w = e r c@dp@tp"),  # one element a row: those that lie side by side are of two rows
+    ],
+)
+def test_what_has_a_byte_of_one_element_is_refused(c: int, line: str) -> None:
+    text = f"ucpl 1\nmodel m {{\n  dim e = 2, r = 3, c = {c}\n  w : e r c dtype f4_e2m1fn\n}}\n"
+    text += 'layout a(tp, dp) of m {\n  mesh dp tp\n  file weights = torch "{dp}.{tp}"\n' + f'  {line} as "w"\n}}\n'
+    assert placed(text, "a(tp = 2, dp = 2)") is None
