@@ -30,6 +30,7 @@ __all__ = ["Filler", "Gap", "itself_of", "line_to_write"]
 
 Box = tuple[I64, I64]  # low <= index < high, K columns each
 NAMES_SHOWN = 3
+DIGITS_SHOWN = 10**15  # whole numbers from here on are shown with an exponent
 
 
 @frozen
@@ -48,6 +49,7 @@ class Filler:
     source: Placement
     target: Placement
     found: dict[tuple[str, int], dict[str, int]] = field(factory=dict)  # (state, line) -> elements of each tensor
+    elsewhere: dict[str, tuple[set[str], dict[str, list[Box]]]] = field(factory=dict)  # by state: see `lacking_of`
 
     @property
     def lines(self) -> tuple[Filling, ...]:
@@ -108,7 +110,7 @@ class Filler:
         open_: dict[str, list[Box]] = {}
         for path, boxes in gap.boxes.items():
             left = boxes
-            allowed = self.nowhere(gap.state, path, sides) if gap.state in self.itself else boxes
+            allowed = self.nowhere(gap.state, path, boxes, sides[1]) if gap.state in self.itself else boxes
             for ranked in self.ranked(gap.state, path):
                 left = self.dealt(ranked, (path, left, allowed), by_line)
             if left:
@@ -159,20 +161,29 @@ class Filler:
             left = _without(left, mine)
         return left
 
-    def nowhere(self, state: str, path: str, sides: tuple[Side, Side]) -> list[Box]:
-        """Elements of a tensor that the source has under no name of the parameter: a weight it has is no matter of filling."""
-        k = max(1, sides[0].width, sides[1].width)
-        left = [_whole(self.target.layout.tensors[path], k)]
-        number = {name: i for i, name in enumerate(self.source.tensors)}.get(path, -1)
+    def nowhere(self, state: str, path: str, boxes: list[Box], there: Side) -> list[Box]:
+        """Those that the source has under no name of the parameter: the master of a weight that it has is no number."""
+        left = boxes
         for other in sorted(self.itself - {state}):
-            parts = tuple(n for n, p in enumerate(self.source.parts) if p.state == other and number in p.tensors)
-            if parts:
-                apart = Side(self.source, self.target.tensors, self.target.layout)  # these are looked at, not read
-                for n in parts:
-                    apart.place(n)
-                spaced(apart)
-                left = _common(left, self.lacking(parts, [path], (apart, sides[1])).get(path, []))
+            if other not in self.elsewhere:
+                self.elsewhere[other] = self.lacking_of(other, there)
+            held, gaps = self.elsewhere[other]
+            if path in held:
+                left = _common(left, gaps.get(path, []))
         return left
+
+    def lacking_of(self, state: str, there: Side) -> tuple[set[str], dict[str, list[Box]]]:
+        """Tensors of which the source has some of a state, and what it lacks of them."""
+        parts = tuple(n for n, p in enumerate(self.source.parts) if p.state == state and len(p.homes))
+        held = {self.source.tensors[t] for n in parts for t in self.source.parts[n].tensors}
+        held &= set(self.target.tensors)
+        if not held:
+            return held, {}
+        apart = Side(self.source, self.target.tensors, self.target.layout)  # these are looked at, not read
+        for n in parts:
+            apart.place(n)
+        spaced(apart)
+        return held, self.lacking(parts, held, (apart, there))
 
     def nodes(self, gap: Gap, line: Filling, of: list[tuple[str, Box]], there: Side) -> list[tuple[Fill, int]]:
         """A Fill for each part and stored value."""
@@ -185,22 +196,20 @@ class Filler:
         low, high = (np.array([box[side] for _, box in of], dtype=np.int64) for side in (0, 1))
         j, i = overlaps(rows.tensor, rows.low, rows.high, number, low, high)
         boxes = _boxes(rows.take(j), np.maximum(rows.low[j], low[i]), np.minimum(rows.high[j], high[i]))
+        pairs, which = np.unique(np.stack([rows.part[j], rows.tensor[j]]), axis=1, return_inverse=True)
+        places = [(n, self.stored(n, t, line)) for n, t in pairs.T.tolist()]
+        groups = {place: g for g, place in enumerate(dict.fromkeys(places))}
+        group = np.array([groups[place] for place in places], dtype=np.int64)[which.reshape(-1)]
+        order = np.argsort(group, kind="stable")
+        ends = np.searchsorted(group[order], np.arange(len(groups) + 1)).tolist()
         out = []
-        for n, value in self.values(rows.part[j], rows.tensor[j], gap.state, line):
-            part = self.target.parts[n]
-            mine = np.array([self.stored(n, t, gap.state, line) for t in rows.tensor[j].tolist()]) == value
-            some = boxes.take(mine & (rows.part[j] == n))
-            moves = join_runs(straighten(Moves.between(some, some)))
-            side = moves.target_side
-            out.append((Fill(part.label, gap.state, side.elements, side, value, lacking=True), n))
+        for (n, value), g in groups.items():
+            some = boxes.take(order[ends[g] : ends[g + 1]])
+            side = join_runs(straighten(Moves.between(some, some))).target_side
+            out.append((Fill(self.target.parts[n].label, gap.state, side.elements, side, value, lacking=True), n))
         return out
 
-    def values(self, part: I64, tensor: I64, state: str, line: Filling) -> list[tuple[int, float]]:
-        """Parts, each with the numbers that are stored there."""
-        pairs = {*zip(part.tolist(), tensor.tolist(), strict=True)}
-        return sorted({(n, self.stored(n, t, state, line)) for n, t in pairs})
-
-    def stored(self, part: int, tensor: int, state: str, line: Filling) -> float:
+    def stored(self, part: int, tensor: int, line: Filling) -> float:
         """The number as the target's entry stores it: `value x - 1` holds here, too."""
         a, b = self.target.parts[part].value_of(self.target.tensors[tensor])
         return a * (line.value or 0.0) + b
@@ -242,7 +251,9 @@ def _speaks(line: Filling, path: str) -> bool:
 
 
 def _number(value: float | None) -> str:
-    return f"{value:g}" if value is not None else "its weight"
+    if value is None:
+        return "its weight"
+    return str(int(value)) if value.is_integer() and abs(value) < DIGITS_SHOWN else repr(value)
 
 
 def _whole(tensor: LogicalTensor, k: int) -> Box:
