@@ -95,3 +95,25 @@ def test_a_fill_that_is_no_line_is_refused(text: str, weights: Path, tmp_path: P
         ucpl.convert(weights, tmp_path / "zero", "zero1(dp = 2)", fill=[text])
     assert caught.value.diagnostics[0].code in ("E197", "E326"), caught.value
     assert not (tmp_path / "zero").exists()
+
+
+def test_numbers_of_parameters_are_begun_where_there_are_none(tmp_path: Path) -> None:
+    """`step` of what is new; in a flat buffer the step of what was trained holds."""
+    fixture = Path(__file__).parents[1] / "fixtures" / "deepspeed" / "z1_dp4"
+    source = ucpl.infer(fixture)
+    text, _, _ = source.text().partition("layout ")
+    text = text.replace('group "0" = ', 'group "0" = fresh, ').replace(" {", " {\n  fresh : 2  dtype f32", 1)
+    fills = "fill fresh = 1\n  fill state exp_avg, exp_avg_sq = 0\n  fill state step = 0"
+    spec = tmp_path / "spec.ucpl"
+    spec.write_text(f"{text}layout one() of {source.model.name} extends plain() {{\n  {fills}\n}}\n")
+    plan = ucpl.plan(str(fixture), f"{spec}:one()")
+    assert plan.begun == {"step": {"fresh": 0.0}}
+    assert plan.filled[-1] == "step with 0: 1 parameter (the source has none of them)"
+    ucpl.save_plan(plan, tmp_path / "a.plan")
+    assert ucpl.load_plan(tmp_path / "a.plan").begun == plan.begun
+    ucpl.apply(tmp_path / "a.plan", fixture, tmp_path / "one.pt")
+    params = torch.load(tmp_path / "one.pt", weights_only=True)["params"]
+    assert params["fresh"]["step"] == 0 and {
+        float(p["step"]) for n, p in params.items() if "step" in p and n != "fresh"
+    } == {3.0}
+    assert torch.equal(params["fresh"]["weight"], torch.ones(2))

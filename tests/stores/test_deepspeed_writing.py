@@ -285,3 +285,12 @@ def test_settings_that_shape_the_files_are_numbers(call: str, name: str, value: 
     (found,) = caught.value.diagnostics
     assert found.code == "E471" and f"`{name}`" in found.message and name in found.remedy
     assert value is None or repr(value) in found.labels[0].where
+
+
+def test_tensors_that_are_new_stand_where_the_model_has_them() -> None:
+    """A module registers a new parameter among the others; ZeRO-0 numbers them in that order."""
+    from ucpl.stores.deepspeed.target import _with_new
+
+    kinds: Any = dict.fromkeys(("new", "a", "more", "b", "c", "last"))
+    assert _with_new(["a", "tied", "c", "b"], kinds) == ["new", "a", "more", "tied", "c", "last", "b"]
+    assert _with_new([], kinds) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
@@ -14,7 +14,11 @@ from ucpl.layout.library import Known
 from ucpl.layout.scope import nearest
 from ucpl.syntax import nodes, parse
 
-__all__ = ["with_fills"]
+if TYPE_CHECKING:
+    from ucpl.conversion.side import Side
+    from ucpl.schedule.plan import Plan
+
+__all__ = ["begun", "with_fills"]
 
 SHOWN = 60  # characters of an argument that a message repeats
 _NUMBER = re.compile(r"[+-]?[0-9]+")
@@ -30,6 +34,26 @@ def with_fills(one: Called, texts: Sequence[str], model: nodes.Model) -> Called:
     lines = tuple(line for text in texts for line in _lines(text, model))
     made = Known(evolve(known.node, items=(*known.node.items, *lines)), known.file)
     return Called(evolve(one.library, known={**one.library.known, one.call.name: made}), one.call)
+
+
+def begun(plan: Plan, source: Side, target: Side) -> Plan:
+    """The plan with the numbers (`step`) that `fill` lines give to parameters of which the source has none."""
+    known = source.checkpoint.envelope.scalars if source.checkpoint is not None else None
+    kept = {s.name for s in source.layout.states if s.scalar}
+    ours = {path for path, t in source.layout.tensors.items() if t.kind == "parameter"}
+    found: dict[str, dict[str, float]] = {}
+    for line in sorted(target.layout.fillings, key=lambda line: line.rank):
+        for state in (s.name for s in target.layout.states if s.scalar and s.name in (line.states or ())):
+            had = known.get(state, {}).keys() if known is not None else ours if state in kept else set()
+            for path in target.layout.tensors:
+                if path in line.names and path not in had and line.value is not None:
+                    found.setdefault(state, {})[path] = line.value
+    said = []
+    for state, numbers in found.items():
+        for value in sorted({*numbers.values()}):
+            n = sum(v == value for v in numbers.values())
+            said.append(f"{state} with {value:g}: {n:,} parameter{'s' * (n != 1)} (the source has none of them)")
+    return evolve(plan, begun=found, filled=(*plan.filled, *said))
 
 
 def _lines(text: str, model: nodes.Model) -> list[nodes.LayoutItem]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ucpl.conversion.filling import begun
 from ucpl.conversion.given import Called, Given, called, is_checkpoint, library_of
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.side import Side
@@ -91,6 +92,7 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
         prove(graph)
     made = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=closed_text(target))
     made = evolve(made, target=evolve(made.target, blobs=blobs), dropped=made.dropped + without)
+    made = begun(made, source, target)
     if not beside:
         return made
     said = tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,6 +13,7 @@ from ucpl.errors import Label, UcplError, fail
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
+    from ucpl.extents import Counted
     from ucpl.runtime.counters import Report
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
@@ -46,6 +48,7 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How) -> Report:
     for blob in plan.target.blobs:
         demand_alike(blob.alike, blob.name, source.root)
     kept = _without(source, {name for name, fate in plan.carry.items() if fate == "drop"})
+    kept = _with_begun(kept, plan.begun)
     try:
         report = execute(plan, kept, framework(plan.target.framework), target, options_from(how))
     except UcplError as error:
@@ -103,3 +106,16 @@ def _without(checkpoint: Checkpoint, names: set[str]) -> Checkpoint:
     known = checkpoint.envelope
     less = evolve(known, carried=rest(known.carried), scalars=rest(known.scalars))
     return evolve(checkpoint, envelope=less, caller_states=callers)
+
+
+def _with_begun(checkpoint: Checkpoint, numbers: Mapping[str, Mapping[str, float]]) -> Checkpoint:
+    """The checkpoint as if it had these numbers, too."""
+    if not numbers:
+        return checkpoint
+    known = checkpoint.envelope
+    scalars = {**known.scalars}
+    for state, mine in numbers.items():
+        whole: dict[str, Counted] = {path: int(v) if v.is_integer() else v for path, v in mine.items()}
+        scalars[state] = {**whole, **known.scalars.get(state, {})}
+    made = evolve(known, scalars=scalars, begun={state: frozenset(mine) for state, mine in numbers.items()})
+    return evolve(checkpoint, envelope=made)

@@ -50,6 +50,8 @@ class Envelope:
     groups: tuple[ParameterGroup, ...] = ()
     # state name -> parameter name -> value as it was kept; a tensor without dims is a `Scalar`
     scalars: dict[str, dict[str, Counted]] = field(factory=dict)
+    # parameters whose number of a state a conversion made: where one number is of several, that of the others holds
+    begun: dict[str, frozenset[str]] = field(factory=dict)
     # framework fields that continue a run: lr_scheduler, loss scaler, global_steps, ds_config, ...
     blobs: dict[str, object] = field(factory=dict)
     # the caller's own: client_state, merged by the framework into its files

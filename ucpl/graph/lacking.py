@@ -228,7 +228,11 @@ class Filler:
                     f"{state} with {_number(self.lines[line].value)}: {count:,} element{'s' * (count != 1)} of"
                     f" {', '.join(first)}{more} (the source lacks them)"
                 )
+        counted = {
+            s.name for s in self.target.layout.states if s.scalar
+        }  # of these the checkpoint tells, not the graph
         used = {line for _, line in self.found}
+        used |= {i for i, f in enumerate(self.lines) if f.states and f.states <= counted}
         out += [f"nothing by `{f.text}`: the source has all of it" for i, f in enumerate(self.lines) if i not in used]
         return tuple(out)
 

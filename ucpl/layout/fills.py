@@ -27,6 +27,7 @@ PARAMETER = (
     "master",
     "param",
 )  # the parameter itself: its weight, and its master by the names it has
+COUNTED = frozenset({"step"})  # one number a parameter, in every optimizer
 BOXES_MAX = 1 << 12  # separate parts of one tensor that a line may speak of
 _CLASSES = {"parameter": ("trainable", "parameter"), "frozen": ("frozen", "parameter"), "buffer": ("buffer",)}
 
@@ -62,7 +63,7 @@ def with_filled_states(
     held = {name for i in model_items if isinstance(i, nodes.State) for name in i.names}
     lines = [i for i in items if isinstance(i, nodes.FillStates) and i.names and scope.holds(i.when)]
     new = [n for i in lines if not _is_weight(i.value) for n in i.names or () if n not in held and n not in PARAMETER]
-    made = [nodes.State((name,), "f32", False, None) for name in dict.fromkeys(new)]
+    made = [nodes.State((name,), "f32", name in COUNTED, None) for name in dict.fromkeys(new)]
     return [*model_items, *made]
 
 
@@ -166,17 +167,14 @@ def _demand_state(item: nodes.FillStates, name: str, known: _Model, kept: set[st
         if name != "weight":
             remedy = f"where the source has the weight: fill state {name} = weight; {remedy}"
         _refuse(item, f"`{name}` is the parameter itself, no state beside it", remedy)
+    if any(s.name == name and s.scalar for s in known.states) and not from_weight:
+        return
     if name not in kept:
-        scalar = any(s.name == name and s.scalar for s in known.states)
         close = nearest(name, kept)
         _refuse(
             item,
-            f"`{name}` is one number a parameter, which is no tensor" if scalar else f"the model has no state `{name}`",
-            "take the line out: what is no tensor is the job's"
-            if scalar
-            else f"did you mean `{close}`?"
-            if close
-            else f"write `state {name} : f32` in the model",
+            f"the model has no state `{name}`",
+            f"did you mean `{close}`?" if close else f"write `state {name} : f32` in the model",
         )
     if from_weight:
         _refuse(item, f"`{name}` is no copy of the weight", f"write a number: fill state {name} = 0")

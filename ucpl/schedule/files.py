@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -92,6 +93,7 @@ def _header(plan: Plan, graph: Json) -> Json:
         "derived": list(plan.derived),
         "dropped": list(plan.dropped),
         "filled": list(plan.filled),
+        "begun": plan.begun,
         "carry": plan.carry,
         "spec_digest": plan.spec_digest,
         "structure_digest": plan.structure_digest,
@@ -123,11 +125,19 @@ def _plan(raw: Json, columns: bytes) -> Plan:
         derived=texts(raw["derived"]),
         dropped=texts(raw["dropped"]),
         filled=texts(raw["filled"]),
+        begun={state: _numbers(numbers) for state, numbers in table(raw["begun"]).items()},
         carry={name: text(fate) for name, fate in table(raw["carry"]).items()},
         spec_digest=text(raw["spec_digest"]),
         structure_digest=text(raw["structure_digest"]),
         layout_text=text(raw["layout_text"]),
     )
+
+
+def _numbers(raw: Json) -> dict[str, float]:
+    found = table(raw)
+    if not all(type(v) in (int, float) and isfinite(v) for v in found.values()):
+        raise ValueError("a number of a parameter is none")
+    return {name: float(v) for name, v in found.items()}
 
 
 def _value(raw: Json) -> Plain | list[object]:

@@ -66,6 +66,9 @@ class Plan:
     derived: tuple[str, ...] = ()  # sentences: "weight is derived from fp32 by rounding to nearest even"
     dropped: tuple[str, ...] = ()  # names of tensors and states of the source that are left out on purpose
     filled: tuple[str, ...] = ()  # "exp_avg with 0: 4 elements of `b` (the source lacks them)"
+    begun: dict[str, dict[str, float]] = field(
+        factory=dict
+    )  # numbers of parameters that have none: state -> name -> it
     carry: dict[str, str] = field(factory=dict)  # fate of blobs by name: keep, first, drop
     spec_digest: str = ""
     structure_digest: str = ""

@@ -116,7 +116,7 @@ class Writer:
             below=below,
             carried=by_place(source.carried_extents.values()),
             config=regenerated(blobs.find("ds_config"), settings),
-            names=list(dict.fromkeys((*stated, *known))),
+            names=list(dict.fromkeys((*_with_new(stated, kinds), *known))),
             kinds=kinds,
             empty=empty,
             hypers=_hypers(structure, source),
@@ -188,13 +188,13 @@ class Writer:
 
     def scalar(self, file: TargetFile, name: str, members: tuple[str, ...]) -> object:
         """One number for all members, in the form that it had. Raises: UcplError E470."""
-        kept = self.source.envelope.scalars[name]
-        found = [(member, kept[member]) for member in members if member in kept]
+        kept, begun = self.source.envelope.scalars[name], self.source.envelope.begun.get(name, frozenset())
+        found = [(m, kept[m]) for m in sorted(members, key=lambda m: m in begun) if m in kept]
         if not found:
             return None
         first, value = found[0]
         for member, other in found[1:]:
-            if other != value:
+            if other != value and member not in begun:
                 fail(
                     "E470",
                     f"{name} is {number_of(value)} for {first} and {number_of(other)} for {member}, of one flat buffer",
@@ -213,6 +213,18 @@ class Writer:
             return name
         one = experts.of[name]
         return f"{one.module}{one.number % (one.count // int(self.settings.get('ep') or 1))}.{one.inner}"
+
+
+def _with_new(stated: list[str], kinds: Mapping[str, NamedTensor]) -> list[str]:
+    """The module's names, tensors that are new in it behind those that the model has before them."""
+    out, known, at = list(stated), set(stated), 0
+    for name in kinds if stated else ():
+        if name in known:
+            at = out.index(name) + 1
+        else:
+            out.insert(at, name)
+            at += 1
+    return out
 
 
 def skeleton_of(folder: str, latest: str, files: Made) -> Skeleton:
