@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.laws.agreement import check
+from ucpl.errors import UcplError
 from ucpl.layout import Layout, load, resolve
 from ucpl.regions import locate
 from ucpl.syntax import parse_call
@@ -87,3 +90,14 @@ def test_a_label_is_of_the_model_that_is_used() -> None:
         "q.bias": ("q.bias",),
     }
     assert check(LABELS, "both()")
+
+
+def test_a_number_of_a_used_model_is_no_let_to_write() -> None:
+    """`let left.n = 2` is no statement: the remedy names what is one."""
+    text = LABELS.replace("layout inner()", "layout inner(size = 2)").replace(
+        "use inner() as left", "use inner(size = left.n) as left"
+    )
+    with pytest.raises(UcplError) as caught:
+        resolve(load(("labels.ucpl", text)), parse_call("both()"))
+    found = caught.value.diagnostics[0]
+    assert found.code == "E101" and "let left.n" not in found.remedy and "-D left.n=" in found.remedy

@@ -64,7 +64,7 @@ class Scope:
             "E101",
             f"no number is called `{name}`",
             at(span, "used here"),
-            remedy=for_name(name, self.names(), f"define it with `let {name} = ...` or give it with -D {name}=..."),
+            remedy=for_name(name, self.names(), _define(name)),
         )
 
     def _bound(self, name: str, span: nodes.Span) -> Value:
@@ -220,3 +220,13 @@ def literal(value: Value) -> nodes.Expr:
     if isinstance(value, list):
         return nodes.List(tuple(map(literal, value)))
     return nodes.Number(int(value or 0))
+
+
+def _define(name: str) -> str:
+    """How a number that nothing gives is given. A name with a dot is of a model that is used, and no `let` has one."""
+    if "." not in name:
+        return f"define it with `let {name} = ...` or give it with -D {name}=..."
+    return (
+        f"numbers of what is used as `{name.partition('.')[0]}` are not known in arguments of `use`:"
+        f" write the number, a `let` or a parameter of this layout, or give it with -D {name}=..."
+    )
