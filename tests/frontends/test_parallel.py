@@ -8,10 +8,20 @@ from attrs import evolve
 from tests.frontends.facts import BASES, base_of, checkpoint, model_of, read_again, text_of
 from ucpl.errors import UcplError
 from ucpl.extents import NamedTensor, Section, Sharding
-from ucpl.frontends.parallel import GRAIN, demand, heads_of, is_open, pattern, recut, rule, stored, target, with_shapes
+from ucpl.frontends import ranks
+from ucpl.frontends.parallel import GRAIN, Base, Extended, demand, heads_of, is_open, pattern, recut, rule
+from ucpl.frontends.whole_shapes import with_shapes
 from ucpl.layout import load
 from ucpl.syntax import nodes, parse_call
 from ucpl.syntax.printer import print_axis
+
+
+def stored(base: Base, shardings: dict[str, Sharding]) -> Extended:
+    return ranks.stored(base, evolve(checkpoint(tp=2), shardings=shardings))
+
+
+def target(base: Base, shardings: dict[str, Sharding]) -> Extended:
+    return ranks.target(base, None, shardings)
 
 
 def cut(*widths: int, dim: int = 0, rest: tuple[int, ...] = (4,), origin: str = "the map") -> Sharding:
@@ -270,7 +280,7 @@ def test_a_source_that_is_not_cut_says_nothing_of_cuts() -> None:
 
 
 def test_a_whole_shape_is_the_sum_along_the_dim_that_the_layout_cuts() -> None:
-    found = checkpoint(*(NamedTensor(n, (3, 4), "f32", "parameter") for n in "abc"))
+    found = checkpoint(*(NamedTensor(n, (3, 4), "f32", "parameter") for n in "abc"), dp=2, tp=3)
     local: dict[str, tuple[tuple[int, ...], ...]] = dict.fromkeys("abc", ((3, 4), (2, 4), (1, 4)))
     found = evolve(found, local_shapes=local, shardings={"c": cut(3, 3)})
 

@@ -7,18 +7,36 @@ from attrs import evolve
 
 from tests.frontends.facts import base_of, checkpoint, model_of, read_again, text_of
 from ucpl.errors import UcplError
+from ucpl.extents import Section, Sharding
 from ucpl.extents.experts import Expert, Experts
 from ucpl.extents.pipeline import Layer, Pipeline
-from ucpl.frontends import stages
-from ucpl.frontends.stages import stored_experts, stored_pipeline, target, target_experts, target_pipeline
+from ucpl.frontends import experts as of_experts
+from ucpl.frontends import ranks
+from ucpl.frontends.parallel import Base, Extended
 from ucpl.syntax import nodes
 
 MODEL = model_of(a=(6, 4), b=(3,), c=(2, 2), d=(4,))
 ZERO = "zero1(dp = 2)"
 
 
+def stored_pipeline(base: Base, found: Pipeline) -> Extended:
+    return ranks.stored(base, evolve(checkpoint(), pipeline=found))
+
+
+def target_pipeline(base: Base, found: Pipeline) -> Extended:
+    return ranks.target(base, evolve(checkpoint(), pipeline=found), {})
+
+
+def stored_experts(base: Base, found: Experts) -> Extended:
+    return ranks.stored(base, evolve(checkpoint(), experts=found))
+
+
+def target_experts(base: Base, found: Experts) -> Extended:
+    return ranks.target(base, evolve(checkpoint(), experts=found), {})
+
+
 def layer(number: int, *tensors: str, tied: str | None = None) -> Layer:
-    return Layer(number, f"layer_{number:02d}.pt" if tensors else None, tuple((f"in.{t}", t) for t in tensors), tied)
+    return Layer(number, f"layer_{number:02d}" if tensors else None, tuple((f"in.{t}", t) for t in tensors), tied)
 
 
 def pipeline(*bounds: int, methods: tuple[str, ...] = ("uniform",), trusted: dict[str, int] | None = None) -> Pipeline:
@@ -41,8 +59,8 @@ def test_each_place_of_each_tensor_is_an_entry_in_its_layer_s_file() -> None:
     made = stored_pipeline(base_of(ZERO, MODEL), pipeline(0, 2, 5))
     text = text_of(made)
     for line in (
-        'file layer_00 = torch "layer_00.pt"',
-        'file layer_03 = torch "layer_03.pt"',
+        'file layer_00 = torch "layer_00-model_states.pt"',
+        'file layer_03 = torch "layer_03-model_states.pt"',
         "file nowhere = none",
         'a = ... at pp[0] in layer_00 as "in.a"',
         'a = ... at pp[1] in nowhere as "a"',
@@ -111,8 +129,8 @@ def test_one_stage_may_become_several_where_both_methods_agree() -> None:
 @pytest.mark.parametrize(
     ("call", "code", "message"),
     [
-        ("zero2(dp = 2)", "E477", "`zero2` for a PipelineModule, which DeepSpeed trains with ZeRO stage 1"),
-        ("zero3(dp = 2)", "E477", "`zero3` for a PipelineModule, which DeepSpeed trains with ZeRO stage 1"),
+        ("zero2(dp = 2, pp = 2)", "E477", "`zero2` for a PipelineModule, which DeepSpeed trains with ZeRO stage 1"),
+        ("zero3(dp = 2, stages = [2, 3])", "E477", "`zero3` for a PipelineModule, which DeepSpeed trains with ZeRO stage 1"),
         ("zero1(dp = 2, stages = [2, 2])", "E477", "stages = [2, 2] are 4 layers, and there are 5"),
         ("zero1(dp = 2, stages = [6, -1])", "E477", "stages = [6, -1] are 5 layers, and there are 5"),
         ("zero1(dp = 2, stages = [])", "E477", "stages = [] are 0 layers, and there are 5"),
@@ -143,9 +161,33 @@ def test_two_methods_that_deal_otherwise_are_not_chosen_from() -> None:
 
 def test_stages_without_a_pipeline_are_refused_where_they_are_asked_for() -> None:
     with pytest.raises(UcplError, match="E475"):
-        target(base_of("zero1(dp = 2, pp = 2)", MODEL), checkpoint())
-    assert target(base_of("zero1(dp = 2)", MODEL, pp=2), checkpoint()) is None
-    assert target(base_of("zero1(dp = 2)", MODEL), None) is None
+        ranks.target(base_of("zero1(dp = 2, pp = 2)", MODEL), checkpoint(), {})
+    for base, source in (
+        (base_of("zero1(dp = 2)", MODEL, pp=2), checkpoint()),
+        (base_of("zero1(dp = 2)", MODEL), None),
+    ):
+        made = ranks.target(base, source, {})
+        assert made.call == base.call and made.library is base.library
+
+
+def test_a_pipeline_s_tensors_at_stages_2_and_3_are_a_module_that_is_no_pipeline() -> None:
+    made = target_pipeline(base_of("zero3(dp = 2)", MODEL, pp=2), pipeline(0, 2, 5))
+    assert made.call.name == "zero3" and nodes.Argument("pp", nodes.Number(1)) in made.call.arguments and not made.notes
+
+
+@pytest.mark.parametrize("is_by_tp", [False, True])
+def test_layers_that_are_cut_have_a_file_for_each_tensor_parallel_rank(is_by_tp: bool) -> None:
+    cuts = {"a": Sharding((6, 4), 1, (Section(4, (2, 2)),), "lists")}
+    source = evolve(checkpoint(), pipeline=evolve(pipeline(0, 2, 5), is_by_tp=is_by_tp))
+    text = text_of(ranks.target(base_of("zero1(dp = 2, tp = 2, pp = 2)", MODEL, tp=2), source, cuts))
+    for line in (
+        'file layer_00 = torch "layer_00-model_{tp:02}-model_states.pt"',
+        'a = _ _@tp at pp[0] in layer_00 as "in.a"',
+        'b = ... at pp[0] in layer_01 as "in.b"',
+    ):
+        assert line in text, line
+    one = text_of(ranks.target(base_of("zero1(dp = 2, tp = 1)", MODEL, tp=2), source, cuts))
+    assert ('"layer_00-model_{tp:02}-model_states.pt"' in one) is is_by_tp and "@tp" not in one
 
 
 # ---- experts ---------------------------------------------------------------------------------------------------------
@@ -153,10 +195,7 @@ def test_stages_without_a_pipeline_are_refused_where_they_are_asked_for() -> Non
 
 def experts(ep: int, count: int = 4, *, data_first: bool = False) -> Experts:
     """One tensor of each expert: e0, e1, ..."""
-    of = {
-        f"e{i}": Expert(f"expert_{i}_mp_rank_00_model_states.pt", f"m.experts.{i}.w", "m.experts.", i, count, "w")
-        for i in range(count)
-    }
+    of = {f"e{i}": Expert(f"m.experts.{i}.w", "m.experts.", i, count, "w") for i in range(count)}
     return Experts(ep, data_first, of)
 
 
@@ -170,8 +209,8 @@ def test_experts_lie_in_runs_on_the_ranks_of_ep() -> None:
     made = stored_experts(base_of("zero1(dp = 4)", expert_model()), experts(2))
     text = text_of(made)
     for number, rank in enumerate((0, 0, 1, 1)):
-        assert f'e{number} = ... at ep[{rank}] in expert_{number} as "m.experts.{number}.w"' in text
-        assert f'file expert_{number} = torch "expert_{number}_mp_rank_00_model_states.pt"' in text
+        assert f'e{number} = ... at ep[{rank}] in layer_0_expert_{number} as "m.experts.{number}.w"' in text
+        assert f'"layer_0_expert_{number}_mp_rank_{{pp * size(tp) + tp:02}}_model_states.pt"' in text
     assert "mesh expert: pp edp ep tp" in text and "edp = dp / ep" in text
     assert nodes.Argument("ep", nodes.Number(2)) in made.call.arguments
     assert "mesh expert: pp ep edp tp" in text_of(
@@ -219,9 +258,9 @@ def test_degrees_of_experts_that_cannot_be(call: str, message: str) -> None:
 def test_a_group_as_full_as_it_may_be_and_one_element_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """At ep = 1 a rank has four experts of six elements; at ep = 2, two."""
     base = base_of("zero2(dp = 4, ep = 1)", expert_model())
-    monkeypatch.setattr(stages, "GROUP_ELEMENTS_MAX", 24)
+    monkeypatch.setattr(of_experts, "GROUP_ELEMENTS_MAX", 24)
     assert target_experts(base, experts(2))
-    monkeypatch.setattr(stages, "GROUP_ELEMENTS_MAX", 23)
+    monkeypatch.setattr(of_experts, "GROUP_ELEMENTS_MAX", 23)
     with pytest.raises(UcplError, match="E478: at ep = 1 "):
         target_experts(base, experts(2))
     assert target_experts(evolve(base, call=nodes.Call("zero2", base.call.arguments[:1])), experts(2))

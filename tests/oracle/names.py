@@ -658,6 +658,17 @@ def spoken_of(name: str, classes: tuple[str | None, ...], wild: list[nodes.Entry
     return [evolve(w, path=name, glob=()) for w in said if w.shape is not None]
 
 
+def of_its_size(node: Any, dim: str) -> Any:
+    """`size(_)` among the indices of `_` is that of the dim that `_` is."""
+    if isinstance(node, tuple):
+        return tuple(of_its_size(one, dim) for one in node)
+    if not attrs.has(type(node)):
+        return node
+    if isinstance(node, nodes.Function) and node.name == "size" and getattr(node.args[0], "path", "") == "_":
+        return nodes.Name(dim)
+    return evolve(node, **{a.name: of_its_size(getattr(node, a.name), dim) for a in attrs.fields(type(node))})
+
+
 def with_dims(meaning: Meaning, entry: nodes.Entry) -> nodes.Entry:
     """`_` and `...` written out."""
     path = meaning.aliases.get(entry.path, entry.path)
@@ -682,7 +693,7 @@ def with_dims(meaning: Meaning, entry: nodes.Entry) -> nodes.Entry:
         for axis in axes:
             match axis:
                 case nodes.Any_():
-                    out.append(nodes.Dim(left.pop(0), axis.range))
+                    out.append(nodes.Dim(left[0], of_its_size(axis.range, left.pop(0))))
                 case nodes.Rest():
                     out += [nodes.Dim(n) for n in left]
                     left.clear()

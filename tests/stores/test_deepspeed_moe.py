@@ -182,15 +182,15 @@ def test_impossible_degrees(path: Path, call: str) -> None:
 
 def test_groups_that_deepspeed_would_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank's matrices of experts: 60 elements of each of four experts, 36 of each of eight."""
-    from ucpl.frontends import stages
+    from ucpl.frontends import experts
 
-    monkeypatch.setattr(stages, "GROUP_ELEMENTS_MAX", 527)
+    monkeypatch.setattr(experts, "GROUP_ELEMENTS_MAX", 527)
     refusal(lambda: plan(str(TWO), "zero1(dp=4, ep=1)"), "E478")
     assert plan(str(TWO), "zero1(dp=4, ep=4)")
     assert plan(str(TWO), "zero1(dp=2, ep=2)")
-    monkeypatch.setattr(stages, "GROUP_ELEMENTS_MAX", 528)
+    monkeypatch.setattr(experts, "GROUP_ELEMENTS_MAX", 528)
     assert plan(str(TWO), "zero1(dp=4, ep=1)")
-    monkeypatch.setattr(stages, "GROUP_ELEMENTS_MAX", 265)  # the source's own may be the halves of one
+    monkeypatch.setattr(experts, "GROUP_ELEMENTS_MAX", 265)  # the source's own may be the halves of one
     refusal(lambda: plan(str(TWO), "zero1(dp=4, ep=4)"), "E478")
 
 

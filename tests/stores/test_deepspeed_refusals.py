@@ -171,7 +171,7 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
     ),
     "pipeline stages without layers": (
         *(TP, meta(), lambda v: v.update(checkpoint_parallel_dimensions={"pp_degree": 2, "tp_degree": 1}), "E457"),
-        "both pipeline and tensor parallel",
+        "2 stages of a pipeline and no files of layers",
     ),
     "a parameter stated twice": (
         *(Z1, meta(), lambda v: v["param_shapes"][1].update([next(iter(v["param_shapes"][0].items()))]), "E456"),
@@ -247,7 +247,7 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
     ),
     "experts of which ranks hold fewer than files have": (
         *(MOE, meta(), lambda v: _without_last_local(v["param_shapes"]), "E456"),
-        "experts have files, and each of 2 ranks holds",
+        "experts have files, and each rank holds",
     ),
     "a frozen parameter without a fragment": (
         *(Z3, "*model*", lambda v: _frozen(v), "E459"),

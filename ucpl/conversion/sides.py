@@ -38,18 +38,23 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
 
 def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:
     """A source as a spec says it, with sizes that the checkpoint gives."""
-    from ucpl.frontends import parallel
+    from ucpl.frontends import parallel, ranks
     from ucpl.frontends.infer import inherited_settings, model_of, stated_of
     from ucpl.frontends.sizes import sizes_from, with_sizes
+    from ucpl.frontends.whole_shapes import with_shapes
     from ucpl.proofs import fit
 
     sizes = sizes_from(checkpoint, one.library, one.call, given.config, given.sizes)
     one = Called(with_sizes(one.library, one.layout.of, sizes), one.call)
-    shaped = parallel.with_shapes(checkpoint, one.library, one.call)
+    shaped = with_shapes(checkpoint, one.library, one.call)
     given = evolve(
         given, model=model_of(shaped, {}) if one.is_of_any else None, inherited=inherited_settings(checkpoint)
     )
-    made = located(one, given, stated=stated_of(checkpoint), notes=_notes_of(sizes))
+    notes = _notes_of(sizes)
+    if one.is_of_any and given.model is not None and ranks.is_apart(checkpoint) and parallel.says_cuts_alone(*one):
+        found = ranks.described(parallel.Base(*one, given.model, given.inherited, given.config), checkpoint)
+        one, notes = Called(found.library, found.call), (*notes, *found.notes)
+    made = located(one, given, stated=stated_of(checkpoint), notes=notes)
     fit.demand(made.placement, checkpoint)
     return evolve(made, checkpoint=checkpoint, found=sizes)
 
@@ -93,13 +98,14 @@ def _cut_as_deepspeed(
     """A layout of any model that leaves the cuts open, with those that DeepSpeed would make."""
     if given.model is None:
         return one, notes
-    from ucpl.frontends import parallel, stages
+    from ucpl.frontends import parallel, ranks
     from ucpl.regions.sharding import shardings_of
 
-    if not parallel.is_open(*one):
+    is_apart = source.checkpoint is not None and ranks.is_apart(source.checkpoint)
+    if not (parallel.is_open(*one) or (is_apart and parallel.says_cuts_alone(*one))):
         return one, notes
     base = parallel.Base(*one, given.model, given.inherited, given.config)
-    made = stages.target(base, source.checkpoint) or parallel.target(base, shardings_of(source.layout))
+    made = ranks.target(base, source.checkpoint, shardings_of(source.layout))
     return Called(made.library, made.call), made.notes
 
 

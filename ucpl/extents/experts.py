@@ -1,4 +1,4 @@
-"""Which tensors are experts' own, and which ranks hold them: facts that a checkpoint states, before any layout says them."""
+"""Which tensors are experts', and which ranks hold them: facts that a checkpoint states, before any layout says them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,40 @@ from attrs import field, frozen
 class Expert:
     """One tensor of one expert. `count` experts are in its layer; each rank holds a run of them."""
 
-    file: str
-    name: str  # in the file: the number is global there
+    name: str  # in its file: the number is global there
     module: str  # prefix of the layer's experts: "blocks.1.mlp.deepspeed_moe.experts.deepspeed_experts."
     number: int  # of all experts of the layer
     count: int
     inner: str  # the name inside the expert: "h4.weight"
+    layer: int = 0  # its layer's number among those with experts of its stage, which its file is called by
+    tps: tuple[int, ...] = ()  # tensor-parallel ranks whose files hold it; none: whose ranks hold the expert
 
 
 @frozen
 class Experts:
-    """All tensors of experts. The ranks of a stage are edp x ep (the last fastest), or ep x edp if `is_data_first`."""
+    """All tensors of experts. The ranks of a stage are edp x ep (the last fastest), or ep x edp if `is_data_first`.
+
+    `is_within_tp`: the ranks of each tensor-parallel coordinate are dealt so for themselves, and hold parts of the experts'
+    tensors, or there is one. Else all dp x tp ranks of a stage are, and hold their experts whole.
+    """
 
     ep: int
     is_data_first: bool
     of: dict[str, Expert] = field(factory=dict)  # by tensor
+    is_within_tp: bool = True
 
     def rank(self, tensor: str, ep: int) -> int:
         """Which of `ep` ranks holds a tensor."""
         one = self.of[tensor]
         return one.number // (one.count // ep)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The layers with experts, by the prefixes of their names, in order."""
+        return tuple(dict.fromkeys(one.module for one in self.of.values()))
+
+
+def expert_file(layer: int, number: int, mp: int | str) -> str:
+    """The name of an expert's file. mp: the model-parallel rank, or what stands for it in a template."""
+    said = f"{mp:02}" if isinstance(mp, int) else mp
+    return f"layer_{layer}_expert_{number}_mp_rank_{said}_model_states.pt"

@@ -14,7 +14,7 @@ class Layer:
     """
 
     number: int
-    file: str | None = None
+    file: str | None = None  # what the names of its files begin with: "layer_03"
     names: tuple[tuple[str, str], ...] = ()  # (name in the file, tensor)
     tied: str | None = None  # key of the tied module
 
@@ -31,10 +31,22 @@ class Pipeline:
     # tensor -> the stage whose copy counts, where copies of a tied module's tensor may differ
     trusted: dict[str, int] = field(factory=dict)
     buffers: tuple[str, ...] = ()  # tensors in layers that are no parameters
+    experts: tuple[int, ...] = ()  # trained elements of all experts of each layer, beside `elements`
+    is_by_tp: bool = False  # every tensor-parallel rank has files of its own, even where there is one
 
     @property
     def stages(self) -> int:
         return len(self.bounds) - 1
+
+    @property
+    def is_by_layer(self) -> bool:
+        """Whether each layer has files of its own. Else a stage's tensors are in its ranks' own, by their whole names."""
+        return any(layer.file is not None for layer in self.layers)
+
+    def weights(self, ep: int = 1) -> tuple[int, ...]:
+        """What partition_method 'parameters' weighs, where experts are dealt over `ep` ranks."""
+        experts = self.experts or (0,) * len(self.elements)
+        return tuple(own + more // ep for own, more in zip(self.elements, experts, strict=True))
 
     @property
     def sizes(self) -> list[int]:
@@ -66,6 +78,13 @@ class Pipeline:
     def dealt(self, bounds: tuple[int, ...], origin: str) -> Pipeline:
         """The same layers on other stages, all copies of a tensor alike."""
         return evolve(self, bounds=bounds, methods=(), origin=origin, trusted={})
+
+
+def layer_file(stem: str, tp: int | str | None) -> str:
+    """The name of a layer's file. tp: the rank, or what stands for it in a template; None where files are not by rank."""
+    if tp is None:
+        return f"{stem}-model_states.pt"
+    return f"{stem}-model_{tp:02}-model_states.pt" if isinstance(tp, int) else f"{stem}-model_{tp}-model_states.pt"
 
 
 METHODS = ("uniform", "parameters")

@@ -18,7 +18,7 @@ from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes, print_file
 
 if TYPE_CHECKING:
-    from ucpl.frontends.parallel import Inherited, Note
+    from ucpl.frontends.parallel import Note
 
 MODEL_NAME = "checkpoint"
 LAYOUT_NAME = "stored"
@@ -50,7 +50,10 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     model = model_of(checkpoint, {})
     notes: tuple[Note, ...] = ()
     if is_model_parallel(checkpoint):
-        library, call, notes = _extended(checkpoint, library, call, model, settings)
+        from ucpl.frontends import parallel, ranks  # most checkpoints have nothing of these
+
+        made = ranks.stored(parallel.Base(library, call, model, settings), checkpoint)
+        library, call, notes = made.library, made.call, made.notes
     placement = locate(
         resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint)
     )
@@ -65,29 +68,8 @@ def infer(checkpoint: Checkpoint) -> Inferred:
 def is_model_parallel(checkpoint: Checkpoint) -> bool:
     """Whether more than the shards of data parallelism must be told of it."""
     tp = checkpoint.envelope.settings.get(TP)
-    cut = checkpoint.shardings or checkpoint.pipeline is not None or checkpoint.experts is not None
-    return bool(cut) or (tp is not None and tp.value != 1)
-
-
-def _extended(
-    checkpoint: Checkpoint, library: Library, call: nodes.Call, model: nodes.Model, settings: Inherited
-) -> tuple[Library, nodes.Call, tuple[Note, ...]]:
-    """The layout with a checkpoint's cuts, a pipeline's layers, or a model's experts."""
-    from ucpl.frontends import parallel, stages  # most checkpoints have none of these
-
-    notes: tuple[Note, ...] = ()
-    parallel.demand(checkpoint.shardings, checkpoint)
-    if checkpoint.shardings:
-        made = parallel.stored(parallel.Base(library, call, model, settings), checkpoint.shardings)
-        library, call, notes = made.library, made.call, made.notes
-    base = parallel.Base(library, call, model, settings)
-    if checkpoint.pipeline is not None:
-        made = stages.stored_pipeline(base, checkpoint.pipeline)
-    elif checkpoint.experts is not None:
-        made = stages.stored_experts(base, checkpoint.experts)
-    else:
-        return library, call, notes
-    return made.library, made.call, (*notes, *made.notes)
+    apart = checkpoint.pipeline is not None or checkpoint.experts is not None
+    return apart or (tp is not None and tp.value != 1)
 
 
 def layout_name(checkpoint: Checkpoint) -> str:

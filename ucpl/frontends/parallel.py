@@ -18,19 +18,21 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
 from ucpl.layout import Library
 from ucpl.layout.expand import wildcards_of
-from ucpl.layout.scope import Scope, Value
+from ucpl.layout.scope import Config, Scope, Value
 from ucpl.regions.sharding import TP
 from ucpl.syntax import nodes, parse, print_file
-from ucpl.syntax.walk import walk
 
 if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint
 
 Inherited = dict[str, tuple[Value, str]]
+Cuts = Mapping[str, Sharding]  # of tensors over tensor-parallel ranks: those that are known
 Note = tuple[str, object, str]  # (name, value, origin), as a plan prints them
 KV_HEADS = "kv_heads"
 GRAIN = "tp_grain_size"
+RULE, CHUNK = "tp_rule", "chunk"  # what cuts a source's tensors, where that is not AutoTP
 STORED, TARGET = "stored", "target"  # names of the layouts that are made
+LAYERED = "layered"  # of one that another is made from: stages and cuts, before experts
 
 # Configs name the number of key-value heads so; the later ones say "as many as query heads".
 _CONFIG_KEYS: tuple[str, ...] = (
@@ -51,7 +53,7 @@ class Base:
     call: nodes.Call
     model: nodes.Model
     inherited: Inherited = field(factory=dict)  # values for what the call leaves open
-    config: Mapping[str, object] | None = None
+    config: Config | None = None
 
     @property
     def layout(self) -> nodes.Layout:
@@ -96,10 +98,30 @@ def is_open(library: Library, call: nodes.Call) -> bool:
     return not any(isinstance(i, nodes.Entry) and i.path != "*" for i in lines)
 
 
+def says_cuts_alone(library: Library, call: nodes.Call) -> bool:
+    """Whether a layout of any model says how tensors are cut over tp, and nothing of where on ranks and in files they lie."""
+    known = _layout(library, call.name)
+    lines = [
+        i for link in library.chain(call.name) for i in link.node.items if isinstance(i, nodes.Entry) and i.path != "*"
+    ]
+    placed = {"at", "in"}
+    return (
+        known.of == "any"
+        and TP in {p.name for p in known.parameters}
+        and bool(lines)
+        and not any(c.word in placed for line in lines for c in line.clauses)
+    )
+
+
+def is_cut(checkpoint: Checkpoint) -> bool:
+    """Whether tensor-parallel ranks hold parts."""
+    setting = checkpoint.envelope.settings.get(TP)
+    return setting is not None and setting.value != 1
+
+
 def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
     """Where ranks hold parts, each tensor's must be known. Raises: UcplError E464."""
-    setting = checkpoint.envelope.settings.get(TP)
-    if setting is None or setting.value == 1:
+    if not is_cut(checkpoint):
         return
     for tensor in checkpoint.tensors:
         if tensor.name not in shardings:
@@ -112,39 +134,10 @@ def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
             )
 
 
-def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> Checkpoint:
-    """The checkpoint with whole shapes of tensors whose cut only a layout says: the dim it cuts is as long as all parts."""
-    local = checkpoint.local_shapes
-    unknown = {name: shapes for name, shapes in local.items() if name not in checkpoint.shardings}
-    if not unknown:
-        return checkpoint
-    lines: dict[str, nodes.Entry] = {}
-    for link in library.chain(call.name):
-        lines = {**{i.path: i for i in link.node.items if isinstance(i, nodes.Entry) and i.shape is not None}, **lines}
-    whole: dict[str, tuple[int, ...]] = {}
-    for name, shapes in unknown.items():
-        entry = lines.get(name)
-        dims = [d for d, axis in enumerate(entry.shape or ()) if _is_cut(axis)] if entry is not None else []
-        if len(dims) == 1 and dims[0] < len(shapes[0]):
-            d = dims[0]
-            whole[name] = (*shapes[0][:d], sum(s[d] for s in shapes), *shapes[0][d + 1 :])
-    return evolve(checkpoint, tensors=tuple(evolve(t, shape=whole.get(t.name, t.shape)) for t in checkpoint.tensors))
-
-
-def _is_cut(axis: nodes.Axis) -> bool:
-    """Whether tensor parallelism cuts an axis, or something in it."""
-    return any(s.mesh_axis == TP for node in walk(axis) if isinstance(node, nodes.Cut) for s in node.splits)
-
-
 # ---- a source ------------------------------------------------------------------------------------------------------------
 
 
-def stored(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
-    """The layout of a checkpoint whose tensors are sharded so."""
-    return evolve(_extended(base, shardings, STORED), notes=_origins(shardings))
-
-
-def _origins(shardings: Mapping[str, Sharding]) -> tuple[Note, ...]:
+def origins(shardings: Mapping[str, Sharding]) -> tuple[Note, ...]:
     counts: dict[str, int] = {}
     for s in shardings.values():
         if s.dim is not None:
@@ -155,8 +148,8 @@ def _origins(shardings: Mapping[str, Sharding]) -> tuple[Note, ...]:
 # ---- a target ------------------------------------------------------------------------------------------------------------
 
 
-def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
-    """The layout of a target that is called by the name of a shipped one, at its tensor-parallel degree.
+def dealt(base: Base, shardings: Cuts) -> tuple[Base, Cuts, tuple[Note, ...]]:
+    """How tensors are cut at the tensor-parallel degree of the call, and the base without what was said of it.
 
     Raises: UcplError E472 where the cuts at that degree are not known, E473 where they contradict the source's.
     """
@@ -165,19 +158,18 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
     plain = evolve(base, call=evolve(call, arguments=tuple(a for a in call.arguments if a.name != KV_HEADS)))
     degree = plain.asked(TP)
     here = next((len(x.widths) for s in shardings.values() for x in s.sections if x.widths is not None), 1)
-    if degree < 1:
-        return Extended(base.library, plain.call)  # no mesh has such an axis, and says so
-    if degree == 1 and not any(s.stages is not None or s.expert is not None for s in shardings.values()):
-        return Extended(base.library, plain.call if shardings else call)
-    if degree > 1 and not shardings:
+    if degree <= 1:  # less is no mesh's degree, and the mesh says so
+        return (plain if shardings or degree < 1 else base), {}, ()
+    if not shardings:
         fail(
             "E472",
             f"`{call.name}` at tp = {degree}: the source is not tensor parallel, and nothing says how its tensors are cut",
             Label("<call>", where=f"tp = {degree}"),
         )
     if degree == here:
-        notes = (("cuts over tp", f"{_cut(shardings)} tensors", "as the source's"),)
-        return evolve(_extended(plain, shardings, TARGET), notes=notes)
+        return plain, shardings, (("cuts over tp", f"{_cut(shardings)} tensors", "as the source's"),)
+    if base.inherited.get(RULE, ("", ""))[0] == CHUNK:
+        return plain, *_chunked(shardings, degree, base.inherited[RULE][1])
     heads: tuple[int, str] | None = None
     if given:
         heads = Scope().integer(given[0].value), "given"
@@ -185,8 +177,39 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
         heads = heads_of(base.config)
     grain, origin = base.inherited.get(GRAIN, (0, ""))
     said = (grain, origin) if isinstance(grain, int) and grain > 0 else (1, "DeepSpeed's default")
-    cut, note = recut(shardings, degree, heads, said)
-    return evolve(_extended(plain, cut, TARGET), notes=note)
+    return plain, *recut(shardings, degree, heads, said)
+
+
+def _chunked(shardings: Cuts, degree: int, origin: str) -> tuple[Cuts, tuple[Note, ...]]:
+    """Each section as torch.chunk cuts it: parts of one size, the last short where it does not divide.
+
+    So do models that are written for tensor parallelism, and DeepSpeed's own loader of universal checkpoints (0.19.8,
+    checkpoint/universal_checkpoint.py). Raises: UcplError E473 where a rank would hold nothing.
+    """
+    out: dict[str, Sharding] = {}
+    uneven: list[str] = []
+    for name, s in shardings.items():
+        sections = tuple(x if x.widths is None else Section(x.size, _chunk(x.size, degree)) for x in s.sections)
+        for x in sections:
+            if x.widths is not None and 0 in x.widths:
+                fail(
+                    "E473",
+                    f"{x.size} positions of dim {s.dim} of `{name}` leave a rank of tp = {degree} without any",
+                    Label("<call>", where=f"tp = {degree}"),
+                    Label("<source>", where=origin),
+                )
+            if x.widths is not None and len(set(x.widths)) > 1:
+                uneven.append(f"{name} {list(x.widths)}")
+        out[name] = evolve(s, sections=sections, origin=origin)
+    notes: list[Note] = [("cuts over tp", f"{_cut(shardings)} tensors", f"as torch.chunk cuts what {origin} names")]
+    if uneven:
+        notes.append(("unequal parts", ", ".join(uneven[:3]) + (", ..." if len(uneven) > 3 else ""), "torch.chunk"))
+    return out, tuple(notes)
+
+
+def _chunk(size: int, degree: int) -> tuple[int, ...]:
+    each = -(-size // degree)
+    return tuple(max(0, min(each, size - rank * each)) for rank in range(degree))
 
 
 def _cut(shardings: Mapping[str, Sharding]) -> int:
@@ -248,7 +271,7 @@ def recut(
                 remedy=f"numbers that the source's widths allow: {', '.join(map(str, fitting)) or 'none'}",
             )
     out = {name: _over(name, s, degree, kv_heads, grain) for name, s in shardings.items()}
-    return out, ((KV_HEADS, kv_heads, origin), (GRAIN, grain, grain_origin), *_origins(out))
+    return out, ((KV_HEADS, kv_heads, origin), (GRAIN, grain, grain_origin), *origins(out))
 
 
 @frozen
@@ -363,7 +386,7 @@ def split(widths: tuple[int, ...]) -> nodes.Split:
     return nodes.Split(TP, "sizes", tuple(nodes.Number(w) for w in widths))
 
 
-def _extended(base: Base, shardings: Mapping[str, Sharding], name: str) -> Extended:
+def cut(base: Base, shardings: Cuts, name: str) -> Extended:
     """A layout that extends the one called: an entry for each tensor that is not a plain copy on every rank."""
     entries: list[nodes.Entry] = []
     aliases: dict[str, list[str]] = {}

@@ -329,6 +329,19 @@ def _named(axes: Iterable[nodes.Axis]) -> set[str]:
     return out
 
 
+def _sized(among: nodes.Among | None, dim: str) -> nodes.Among | None:
+    """`_[..size(_) / 2]` is half of whichever dim `_` is."""
+
+    def named(node: nodes.Record) -> nodes.Record | None:
+        match node:
+            case nodes.Function(name="size", args=(nodes.Name(path="_"),)):
+                return evolve(node, args=(nodes.Name(dim, span=node.span),))
+            case _:
+                return None
+
+    return None if among is None else inside(among, named)
+
+
 @define
 class _Filling:
     """Names for `_` and `...`: the dims of one tensor that neither pattern nor brackets name, in order."""
@@ -348,7 +361,8 @@ class _Filling:
                         at(self.item.span),
                         at(self.tensor.span),
                     )
-                return (nodes.Dim(self.left.pop(0), node.range, span=node.span),)
+                name = self.left.pop(0)
+                return (nodes.Dim(name, _sized(node.range, name), span=node.span),)
             case nodes.Rest():
                 taken, self.left = self.left, []
                 return tuple(nodes.Dim(n, span=node.span) for n in taken)

@@ -19,7 +19,8 @@ __all__ = ["demand_acting", "demand_founded", "demand_known"]
 _DEFAULT_FILES = ("weights", "optim", "meta")  # where lines are that name no file
 _EVERYWHERE = ("weight", "fp32")  # names of states that need no line of the model
 _WITH_NUMBERS = (nodes.Parameter, nodes.Let, nodes.Dims, nodes.Assert, nodes.Entry, nodes.States)
-_OF_A_VALUE = frozenset({"x", "scale"})  # names that a `value` clause gives a meaning
+# Names that a `value` clause gives a meaning, and `_` in `_[..size(_) / 2]`: whichever dim it is.
+_OF_OTHERS = frozenset({"x", "scale", "_"})
 
 
 def demand_acting(items: Iterable[nodes.Record]) -> None:
@@ -183,7 +184,7 @@ def demand_known(items: Iterable[nodes.Record], scope: Scope, *, with_dims: bool
         if not isinstance(item, _WITH_NUMBERS):
             continue
         for node in walk(*_with_arguments(item)):
-            if isinstance(node, nodes.Name) and node.path not in _OF_A_VALUE and not _is_known(node.path, scope):
+            if isinstance(node, nodes.Name) and node.path not in _OF_OTHERS and not _is_known(node.path, scope):
                 scope.lookup(node.path, node.span)
             elif isinstance(node, nodes.Split) and not scope.knows(node.mesh_axis):
                 fail(

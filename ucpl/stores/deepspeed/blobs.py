@@ -36,20 +36,25 @@ def keep_fields(gathered: Gathered, value: Value, keys: tuple[str, ...]) -> None
             gathered.blobs[key] = lifted(found.held, value.file)
 
 
-def keep_module_facts(gathered: Gathered, module: Module) -> None:
-    """The module's own order, its attributes, and what in it is no tensor or has no elements."""
-    blobs, file = gathered.blobs, module.file.file
-    value = Value.of(module.file).at("module")
-    blobs["module_names"] = [*value.mapping()]  # aliases in their places
-    extra = {name: lifted(one.held, file) for name, one in value.named() if not isinstance(one.held, TensorRef)}
+def keep_module_facts(gathered: Gathered, whole: Module, *stages: Module) -> None:
+    """The module's own order, its attributes, and what in it is no tensor or has no elements.
+
+    whole: all of it. stages: the modules of its pipeline's stages, or the one that there is.
+    """
+    blobs, extra, names = gathered.blobs, dict[str, object](), dict[str, None]()
+    for module in stages:
+        value, file = Value.of(module.file).at("module"), module.file.file
+        names |= dict.fromkeys(name for name, _ in value.named())
+        extra |= {name: lifted(one.held, file) for name, one in value.named() if not isinstance(one.held, TensorRef)}
+        if isinstance(value.held, OrderedDict) and (attributes := attributes_of(value.held)):
+            blobs.setdefault("module_attributes", lifted(attributes, file))
+    blobs["module_names"] = [*names] if len(stages) == 1 else [*whole.tensors, *extra]  # aliases in their places
     if extra:
         blobs["module_extra"] = extra
-    if isinstance(value.held, OrderedDict) and (attributes := attributes_of(value.held)):
-        blobs["module_attributes"] = lifted(attributes, file)
-    if module.empty:
+    if whole.empty:
         blobs["empty_tensors"] = {
-            name: {"dtype": dtype, "shape": list(shape), "buffer": name in module.buffers}
-            for name, (dtype, shape) in module.empty.items()
+            name: {"dtype": dtype, "shape": list(shape), "buffer": name in whole.buffers}
+            for name, (dtype, shape) in whole.empty.items()
         }
 
 

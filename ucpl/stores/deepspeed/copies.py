@@ -18,11 +18,11 @@ from ucpl.stores.deepspeed.gathered import Gathered
 _BLOCK_BYTES = 1 << 20
 
 
-def trusted(root: Path, pipeline: Pipeline, gathered: Gathered) -> dict[str, int]:
+def trusted(root: Path, pipeline: Pipeline, gathered: Gathered, tp: int = 1) -> dict[str, int]:
     """Tensors of tied modules that get a gradient on some of their stages alone, and the first stage where they do.
 
     Where no stage moves it, the first counts. There is no such evidence before the first step, or where the optimizer keeps
-    no moments: then copies must be alike.
+    no moments: then copies must be alike. `tp`: how many ranks hold parts of it, all of which are looked at.
     """
     out: dict[str, int] = {}
     for tensor, places in pipeline.places().items():
@@ -32,7 +32,8 @@ def trusted(root: Path, pipeline: Pipeline, gathered: Gathered) -> dict[str, int
         moments = [name for name in gathered.states[tensor] if name != "fp32"]
         moving = []
         for s in stages:
-            extents = [x for name in moments for x in _parts(gathered, tensor, s, name)]
+            mine = [(mp, tp) for mp in range(s * tp, s * tp + tp)]
+            extents = [x for name in moments for at in mine for x in _parts(gathered, tensor, at, name)]
             if any(not is_zero(root, *part) for part in extents):
                 moving.append(s)
         if moments and len(moving) < len(stages):
@@ -40,10 +41,17 @@ def trusted(root: Path, pipeline: Pipeline, gathered: Gathered) -> dict[str, int
     return out
 
 
-def _parts(gathered: Gathered, tensor: str, stage: int, state: str) -> list[tuple[Extent, int, int]]:
-    """Where a state of a tensor lies in a stage's shards: (flat part, first element, end) a data-parallel rank."""
+def _parts(gathered: Gathered, tensor: str, at: tuple[int, int], state: str) -> list[tuple[Extent, int, int]]:
+    """Where a state of a tensor lies in the shards of one model-parallel rank (its number, tp): (flat part, first element,
+    end) a data-parallel rank."""
+    mp, tp = at
+    here = {"pp": mp // tp, "tp": mp % tp}
     flat = next(
-        (f for f in gathered.stated if f.coordinates.get("pp") == stage and any(n == tensor for n, _ in f.members)),
+        (
+            f
+            for f in gathered.stated
+            if all(here.get(a, v) == v for a, v in f.coordinates.items()) and any(n == tensor for n, _ in f.members)
+        ),
         None,
     )
     if flat is None:
@@ -54,7 +62,7 @@ def _parts(gathered: Gathered, tensor: str, stage: int, state: str) -> list[tupl
     wanted = [
         (file, extent)
         for (file, key), extent in gathered.payload.items()
-        if "base_optimizer_state" in key and key[-2:] == (flat.bucket, state) and f"mp_rank_{stage:02d}_" in file
+        if "base_optimizer_state" in key and key[-2:] == (flat.bucket, state) and f"mp_rank_{mp:02d}_" in file
     ]
     for _, extent in sorted(wanted, key=lambda x: _dp_rank(x[0])):
         low, high = max(start - position, 0), min(stop - position, extent.numel)

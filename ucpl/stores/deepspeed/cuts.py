@@ -55,6 +55,16 @@ def shardings_of(file: TorchFile, info: Value | None, shapes: Shapes) -> dict[st
     return out
 
 
+def is_by_lists(info: Value | None) -> bool:
+    """Whether the lists of patterns are the model's own, whose code cuts in equal parts, and not AutoTP's."""
+    if info is None or not isinstance(info.held, dict):
+        return False
+    of_autotp = ("affine_map", "sub_param_shard_widths", "autotp_unsupported_parameter_patterns")
+    return info.find("tp_replicated_parameter_patterns") is not None and all(
+        info.find(key) is None for key in of_autotp
+    )
+
+
 def _affine_maps(file: TorchFile, info: Value) -> Value | None:
     affine = info.find("affine_map")
     if affine is None:
@@ -148,9 +158,6 @@ class _Lists:
         is_row = self.rows.find(name) is not None
         dim = 1 if is_row and len(local[0]) > 1 else 0
         what = "parameter_with_row_parallelism_patterns" if is_row else "no list names it, so along dim 0:"
-        rows = sum(s[0] for s in local)
-        if self.vocabulary.find(name) is not None and self.rows_of_vocabulary not in (None, rows):
-            refuse(self.file, name, f"a vocabulary of {self.rows_of_vocabulary} padded to {rows} rows")
         return _sharding(local, dim, [tuple(s[dim] for s in local)], f"{what} of {origin}")
 
     def fused(self, name: str, sub: Value, local: Sequence[Shape], origin: str) -> Sharding:

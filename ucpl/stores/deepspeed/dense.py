@@ -1,70 +1,188 @@
 """Model states in files of model-parallel ranks: whole, or a part of each tensor on every tensor-parallel rank.
 
 How the parts make up whole tensors is in universal_checkpoint_info (cuts). Where that says nothing of a tensor, its shape
-here is rank 0's, and a layout of the user's has to say it: `infer` refuses.
+here is rank 0's, and a layout of the user's has to say it: `infer` refuses. A pipeline with experts is saved so, too, each
+stage's tensors by their whole names; the experts themselves are in files of their own (experts).
 """
 
 from __future__ import annotations
 
+from attrs import evolve, field, mutable
+
 from ucpl.errors import Label, fail
-from ucpl.extents import Sharding
-from ucpl.stores.deepspeed.affine import INFO
+from ucpl.extents import NamedTensor, Sharding
+from ucpl.extents.pipeline import Pipeline
+from ucpl.stores.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
 from ucpl.stores.deepspeed.blobs import keep_module_facts, keep_run, keep_scaling, keep_whole_scaling
-from ucpl.stores.deepspeed.cuts import shardings_of
+from ucpl.stores.deepspeed.copies import trusted
+from ucpl.stores.deepspeed.experts import (
+    HeldExperts,
+    experts_of,
+    named_experts,
+    read_dense_groups,
+    read_expert_groups,
+)
 from ucpl.stores.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.stores.deepspeed.gathered import Facts, Gathered, callers_of
 from ucpl.stores.deepspeed.module import Module, groups_of, keep_module, module_of, named_tensors
 from ucpl.stores.deepspeed.order import Shape
+from ucpl.stores.deepspeed.pipeline import common_groups
 from ucpl.stores.deepspeed.settings import set_alignment
 from ucpl.stores.deepspeed.sliced_shards import read_sliced_shards
+from ucpl.stores.deepspeed.stages import Beside, canonical, layers_of, pipeline_of
 from ucpl.stores.deepspeed.topology import Shard, Topology
 from ucpl.stores.deepspeed.whole_states import read_whole_states
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
-Shapes = dict[str, tuple[Shape, ...]]  # of each tensor, on each tensor-parallel rank
+
+@mutable(eq=False)
+class _Grid:
+    """The modules of all model-parallel ranks, by (pp, tp)."""
+
+    topology: Topology
+    held: HeldExperts | None = None
+    modules: dict[tuple[int, int], Module] = field(factory=dict)
+    ranks: list[Gathered] = field(factory=list)
+
+    def of_tp(self, tp: int) -> Module:
+        """All stages' modules of a tensor-parallel rank as one."""
+        return _joined([self.modules[pp, tp] for pp in range(self.topology.pp)])
 
 
 def read_dense(gathered: Gathered, topology: Topology) -> tuple[tuple[TorchFile, ...], Facts]:
-    """Modules and shards of all tensor-parallel ranks. Gives the files, and what they say together."""
-    modules: list[Module] = []
-    ranks: list[Gathered] = []
+    """Modules and shards of all model-parallel ranks. Gives the files, and what they say together."""
+    grid = _Grid(topology, experts_of(gathered, topology) if topology.listing.experts else None)
     for shard in topology.shards:
-        module = module_of(shard.first, groups_of(shard.first), topology.stage, _shared(topology, shard))
-        _same_names(modules[0] if modules else module, module)
-        mine = gathered.apart()
-        keep_module(mine, module, shard, topology.stage)
-        if not modules:
-            set_alignment(gathered, (module.tensors[name] for name in module.parameters()))
-        coordinates = {"tp": shard.tp} if topology.tp > 1 else {}
-        read_optimizer(mine, module, shard, coordinates)
-        modules.append(module)
-        ranks.append(mine)
-    _same_groups(ranks, modules)
-    gathered.groups += ranks[0].groups
-    for mine in ranks:
+        _read_rank(gathered, grid, shard)
+    by_tp = [grid.of_tp(tp) for tp in range(topology.tp)]
+    first = by_tp[0]
+    pipeline = _pipeline(grid) if topology.pp > 1 else None
+    if pipeline is None:
+        _same_groups(grid.ranks, [grid.modules[0, tp] for tp in range(topology.tp)])
+        gathered.groups += grid.ranks[0].groups
+    else:
+        first = _in_order(first, canonical(pipeline))
+        gathered.groups += common_groups(topology, [mine.groups for mine in grid.ranks], [*first.tensors])
+    for mine in grid.ranks:
         gathered.stated += mine.stated
         gathered.remark(*mine.remarks)
-    first = modules[0]
-    local = {name: tuple(module.shapes[name] for module in modules) for name in first.shapes}
-    shardings: dict[str, Sharding] = {}
-    if topology.tp > 1:
-        shardings = _shardings(gathered, topology.first, first, local)
-    whole = {name: shardings[name].shape if name in shardings else shapes[0] for name, shapes in local.items()}
+    if grid.held is not None:
+        read_expert_groups(gathered, grid.held, grid.modules, topology)
+    if pipeline is not None:
+        pipeline = evolve(pipeline, trusted=trusted(topology.listing.root, pipeline, gathered, topology.tp))
     keep_run(gathered, topology.first, "num_experts")
-    keep_module_facts(gathered, first)
+    keep_module_facts(gathered, first, *(grid.modules[pp, 0] for pp in range(topology.pp)))
     if topology.optim is not None:
         keep_scaling(gathered, topology.optim)
     else:
         keep_whole_scaling(gathered, first)
-    facts = Facts(
-        tensors=named_tensors(gathered, first, whole),
+    experts = grid.held.parts if grid.held is not None else ()
+    return (*topology.metas, *experts, *topology.optims), _facts(gathered, grid, by_tp, first, pipeline)
+
+
+def _facts(gathered: Gathered, grid: _Grid, by_tp: list[Module], first: Module, pipeline: Pipeline | None) -> Facts:
+    topology, held = grid.topology, grid.held
+    local = local_shapes(by_tp)
+    of_experts = held.shapes() if held is not None else {}
+    shardings = cuts_over_tp(gathered, topology.first, first, local)
+    if topology.tp > 1:
+        if held is not None and not held.experts.is_within_tp:
+            origin = f"partition_count of {topology.optims[0].file}: all dp x tp ranks share experts, so they are whole"
+            shardings |= {name: Sharding(shapes[0], origin=origin) for name, shapes in of_experts.items()}
+        elif held is not None:
+            whole = evolve(first, shapes={n: s[0] for n, s in of_experts.items()}, buffers=frozenset())
+            shardings |= cuts_over_tp(gathered, topology.first, whole, of_experts)
+    tensors = named_tensors(gathered, first, _whole({name: local[name] for name in first.shapes}, shardings))
+    more: tuple[NamedTensor, ...] = ()
+    if held is not None:
+        more = named_experts(gathered, held, _whole(of_experts, shardings))
+    return Facts(
+        tensors=(*tensors, *more),
         aliases=first.aliases,
-        callers=callers_of(topology.metas, tp=topology.tp),
+        callers=callers_of(topology.metas, pp=topology.pp, tp=topology.tp),
         shardings=shardings,
-        local_shapes=local if topology.tp > 1 else {},
+        local_shapes={**local, **of_experts} if topology.tp > 1 else {},
+        pipeline=pipeline,
+        experts=held.experts if held is not None else None,
     )
-    return (*topology.metas, *topology.optims), facts
+
+
+def _whole(local: dict[str, tuple[Shape, ...]], shardings: dict[str, Sharding]) -> dict[str, Shape]:
+    """Shapes over all ranks: the first rank's, where nothing says how a tensor is cut."""
+    return {name: shardings[name].shape if name in shardings else shapes[0] for name, shapes in local.items()}
+
+
+def _read_rank(gathered: Gathered, grid: _Grid, shard: Shard) -> None:
+    """One model-parallel rank's module and optimizer."""
+    topology, held = grid.topology, grid.held
+    groups = groups_of(shard.first)
+    if held is not None:
+        groups = tuple(group for g, group in enumerate(groups) if g not in held.groups)
+    module = module_of(shard.first, groups, topology.stage, _shared(topology, shard))
+    same_tensors(grid.modules.get((shard.pp, 0), module), module)
+    mine = gathered.apart()
+    keep_module(mine, module, shard, topology.stage)
+    if not grid.modules:
+        every = {**module.tensors, **(held.tensors(shard.tp) if held is not None else {})}
+        aligned = (*module.trained, *held.files.of) if held is not None else module.parameters()
+        set_alignment(gathered, (every[name] for name in aligned))
+    here = {"tp": shard.tp} if topology.tp > 1 else {}
+    here |= {"pp": shard.pp} if topology.pp > 1 else {}
+    if held is None:
+        read_optimizer(mine, module, shard, here)
+    else:
+        read_dense_groups(mine, held, module, shard, here)
+    grid.modules[shard.pp, shard.tp] = module
+    grid.ranks.append(mine)
+
+
+def _pipeline(grid: _Grid) -> Pipeline:
+    """The layers of stages, from the names of their tensors."""
+    layers, tied = layers_of([grid.modules[pp, 0] for pp in range(grid.topology.pp)])
+    held = grid.held
+    beside = Beside(tied=tied) if held is None else Beside(False, tied, held.files.of, held.experts.ep)
+    return pipeline_of(layers, grid.topology, beside)
+
+
+def _joined(modules: list[Module]) -> Module:
+    """Several stages' modules as one. What two stages hold is a tied module's, and alike. Raises: UcplError E458."""
+    if len(modules) == 1:
+        return modules[0]
+    out = evolve(modules[0])
+    for module in modules[1:]:
+        for name, shape in module.shapes.items():
+            if out.shapes.get(name, shape) != shape:
+                fail(
+                    "E458",
+                    f"{name} has the shape {list(out.shapes[name])} on one stage and {list(shape)} on another",
+                    Label(str(out.file.path), where=f"module/{name}"),
+                    Label(str(module.file.path), where=f"module/{name}"),
+                )
+        out = evolve(
+            out,
+            tensors={**module.tensors, **out.tensors},
+            buffers=out.buffers | module.buffers,
+            shapes={**out.shapes, **module.shapes},
+            frozen=tuple(dict.fromkeys((*out.frozen, *module.frozen))),
+            aliases={**out.aliases, **module.aliases},
+            empty={**out.empty, **module.empty},
+        )
+    return out
+
+
+def _in_order(module: Module, names: list[str]) -> Module:
+    """The same with its tensors in the order of `names`, which are all of them."""
+    place = {name: i for i, name in enumerate(names)}
+
+    def sorted_by(one: str) -> int:
+        return place.get(one, len(place))
+
+    return evolve(
+        module,
+        tensors={name: module.tensors[name] for name in sorted(module.tensors, key=sorted_by)},
+        shapes={name: module.shapes[name] for name in sorted(module.shapes, key=sorted_by)},
+    )
 
 
 def read_optimizer(gathered: Gathered, module: Module, shard: Shard, coordinates: dict[str, int]) -> None:
@@ -81,50 +199,6 @@ def _shared(topology: Topology, shard: Shard) -> Value | None:
     """`shared_params` stand in the first rank's file alone."""
     mine = Value.of(shard.first).find("shared_params")
     return mine if mine is not None and mine.held else Value.of(topology.first).find("shared_params")
-
-
-def _shardings(gathered: Gathered, first: TorchFile, module: Module, local: Shapes) -> dict[str, Sharding]:
-    """How each tensor is cut, where that is stated. A buffer of one shape is a copy."""
-    of_parameters = {name: local[name] for name in module.parameters()}
-    info = Value.of(first).find(INFO)
-    shardings = shardings_of(first, info, of_parameters)
-    origin = f"buffer_names of {first.file}: buffers of one shape are copies"
-    for name, shapes in local.items():
-        if name in module.buffers and len(set(shapes)) == 1:
-            shardings[name] = Sharding(shapes[0], origin=origin)
-    unknown = [name for name in local if name not in shardings]
-    if unknown:
-        more = f", nor {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        gathered.remark(f"nothing says how {unknown[0]} is cut over tp{more}: a layout has to")
-    return shardings
-
-
-def _same_names(one: Module, other: Module) -> None:
-    """All ranks have the same tensors, in one order, of the same kinds, and each has some of each."""
-    for what, mine, theirs in (
-        ("tensors", list(one.tensors), list(other.tensors)),
-        ("trained parameters", list(one.trained), list(other.trained)),
-        ("frozen parameters", list(one.frozen), list(other.frozen)),
-        ("buffers", sorted(one.buffers), sorted(other.buffers)),
-        ("aliases", sorted(one.aliases), sorted(other.aliases)),
-        ("tensors without elements", sorted(one.empty), sorted(other.empty)),
-    ):
-        if mine != theirs:
-            differ = sorted(set(mine) ^ set(theirs)) or [a for a, b in zip(mine, theirs, strict=False) if a != b]
-            fail(
-                "E463",
-                f"tensor-parallel ranks do not have the same {what}: {differ[0]}",
-                Label(str(one.file.path), where="module"),
-                Label(str(other.file.path), where="module"),
-            )
-    for name in one.shapes:
-        if len(one.shapes[name]) != len(other.shapes[name]):
-            fail(
-                "E463",
-                f"{name} is {list(one.shapes[name])} on one tensor-parallel rank and {list(other.shapes[name])} on another",
-                Label(str(one.file.path), where=f"module/{name}"),
-                Label(str(other.file.path), where=f"module/{name}"),
-            )
 
 
 def _same_groups(ranks: list[Gathered], modules: list[Module]) -> None:

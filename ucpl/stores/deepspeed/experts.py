@@ -1,112 +1,174 @@
-"""A step's folder of a model with deepspeed.moe layers: each expert in a file of its own, its optimizer state in flat buffers
-that fewer ranks share.
+"""Experts of deepspeed.moe layers: each in a file of its own, its optimizer state in flat buffers that fewer ranks share.
 
 Experts have global numbers in their files and local ones (0 to experts / ep - 1) in param_shapes and in the live module; a
-tensor's name here has the global number. Of the `dp` ranks of the dense parameters, `ep` hold different experts, and
-dp / ep hold the same ones and cut their optimizer state among them. Read in deepspeed 0.19.8: runtime/engine.py
-(`_save_moe_checkpoint`, `load_moe_state_dict`), utils/groups.py (`_create_expert_and_data_parallel`), moe/utils.py.
+tensor's name here has the global number. Of a stage's ranks `ep` hold different experts, and the others the same ones, whose
+optimizer state they cut among them. With tensor parallelism, experts are whole and all dp x tp ranks are dealt so, or they are
+cut, too (enable_expert_tensor_parallelism), and the dp ranks of each tp coordinate are. Read in deepspeed 0.19.8:
+runtime/engine.py (`_save_moe_checkpoint`, `load_moe_state_dict`), utils/groups.py (`_create_expert_and_data_parallel`,
+`_get_expert_parallel_ranks`), moe/utils.py.
 
-Not here: AutoEP's fused experts, experts without ZeRO (expp_rank files), beside tensor or pipeline parallelism (E457).
+Not here: AutoEP's fused experts, experts without ZeRO (expp_rank files) (E457).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from math import prod
 
 from attrs import evolve, field, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, TensorRef
-from ucpl.extents.experts import Expert, Experts
-from ucpl.stores.deepspeed.blobs import keep_module_facts, keep_run, keep_scaling
+from ucpl.extents.experts import Expert, Experts, expert_file
 from ucpl.stores.deepspeed.flat_shards import Sharers, read_flat_shards
-from ucpl.stores.deepspeed.gathered import Facts, Gathered, callers_of
-from ucpl.stores.deepspeed.module import Groups, Module, groups_of, keep_module, module_of, named_tensors
+from ucpl.stores.deepspeed.gathered import Gathered
+from ucpl.stores.deepspeed.module import Groups, Module, groups_of
 from ucpl.stores.deepspeed.names import Listing
-from ucpl.stores.deepspeed.settings import is_data_first, set_alignment
-from ucpl.stores.deepspeed.topology import Topology, not_yet
+from ucpl.stores.deepspeed.order import Shape
+from ucpl.stores.deepspeed.settings import is_data_first
+from ucpl.stores.deepspeed.topology import Shard, Topology, not_yet
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 
-_FILE = re.compile(r"layer_(?P<layer>\d+)_expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt\Z")
+_FILE = re.compile(r"layer_(?P<layer>\d{1,9})_expert_(?P<expert>\d{1,9})_mp_rank_(?P<mp>\d{1,9})_model_states\.pt\Z")
 _MARK = ".deepspeed_moe.experts.deepspeed_experts."
 _NAME = re.compile(rf"(?P<module>.*{re.escape(_MARK)})(?P<number>\d{{1,18}})\.(?P<inner>.+)\Z", re.DOTALL)
 
 
 @frozen(eq=False)
 class _Files:
-    """All tensors of experts by global name, layer by layer and expert by expert."""
+    """All tensors of experts by global name, stage by stage, layer by layer and expert by expert."""
 
-    tensors: dict[str, TensorRef] = field(factory=dict)
+    tensors: list[dict[str, TensorRef]]  # by tensor-parallel rank, where its files have them
     of: dict[str, Expert] = field(factory=dict)
     parts: dict[str, TorchFile] = field(factory=dict)  # by name of the file
+    stages: dict[str, int] = field(factory=dict)  # of each tensor
+    counts: dict[str, int] = field(factory=dict)  # experts of each layer, by the prefix of their names
 
 
-def read_experts(gathered: Gathered, topology: Topology) -> tuple[tuple[TorchFile, ...], Facts]:
-    """The dense part as without experts, and each expert's own. Gives the files, and what they say together."""
-    (shard,) = topology.shards
-    file, stage = topology.first, topology.stage
-    held = _expert_files(topology.listing)
+@frozen(eq=False)
+class HeldExperts:
+    """What a step has of experts, and which of the optimizer's groups are theirs."""
+
+    experts: Experts
+    groups: frozenset[int]
+    edp: int  # ranks that share each
+    files: _Files
+
+    @property
+    def parts(self) -> tuple[TorchFile, ...]:
+        return tuple(self.files.parts.values())
+
+    def tensors(self, tp: int) -> dict[str, TensorRef]:
+        """As a tensor-parallel rank holds them: its own parts, or whole ones, wherever they are."""
+        out = dict(self.files.tensors[tp])
+        for mine in self.files.tensors:
+            for name, ref in mine.items():
+                out.setdefault(name, ref)
+        return {name: out[name] for name in self.files.of}
+
+    def shapes(self) -> dict[str, tuple[Shape, ...]]:
+        """Of each tensor, on each tensor-parallel rank."""
+        ranks = [self.tensors(tp) for tp in range(len(self.files.tensors))]
+        return {name: tuple(rank[name].shape for rank in ranks) for name in self.files.of}
+
+
+def experts_of(gathered: Gathered, topology: Topology) -> HeldExperts:
+    """The experts' files, and the degrees that they, param_shapes and the shards tell. Raises: UcplError E452-E459."""
+    file = topology.first
+    files = _expert_files(topology)
     groups = groups_of(file)
     ours = _groups_of_experts(file, groups)
-    edp = _expert_degree(shard.optims[0], ours, topology.dp)
-    experts = Experts(topology.dp // edp, is_data_first(topology), held.of)
-    gathered.set("ep", experts.ep, f"partition_count of {shard.optims[0].file}")
+    for shard in topology.shards:
+        if _groups_of_experts(shard.first, groups_of(shard.first)) != ours:
+            not_yet(shard.first.path, "its groups of experts are not those of the first rank")
+    edp = _expert_degree(topology, ours)
+    ranks = topology.dp * topology.tp
+    ep = _expert_parallel_degree(topology, files, ours)
+    is_within_tp = topology.tp == 1 or edp * ep == topology.dp
+    if edp * ep != (topology.dp if is_within_tp else ranks):
+        fail(
+            "E454",
+            f"{edp} ranks share an expert and {ep} hold different ones, and a stage has {ranks} ranks",
+            Label(str(topology.shards[0].optims[0].path), where="optimizer_state_dict/partition_count"),
+            Label(str(file.path), where="param_shapes"),
+        )
+    experts = Experts(ep, is_data_first(topology), files.of, is_within_tp)
+    gathered.set("ep", ep, f"param_shapes of {file.file}, and the files of experts")
     origin = f"use_data_before_expert_parallelism in ds_config of {file.file}"
     gathered.set("data_first", int(experts.is_data_first), origin)
-    _check_counts(file, experts, [groups[g] for g in sorted(ours)])
+    for name, one in files.parts.items():
+        for key, value in Value.of(one).named():
+            gathered.keep(files.parts[name], (key,), value.tensor())
+    return HeldExperts(experts, ours, edp, files)
 
-    dense = tuple(group for g, group in enumerate(groups) if g not in ours)
-    module = module_of(file, dense, stage, Value.of(file).find("shared_params"))
-    keep_module(gathered, module, shard, stage)
-    for name, one in held.of.items():
-        gathered.keep(held.parts[one.file], (one.name,), held.tensors[name])
-    every = {**module.tensors, **held.tensors}
-    set_alignment(gathered, (every[name] for name in (*module.trained, *held.tensors)))
-    whole = Module(file, tensors=every)
-    rest = frozenset(range(len(groups))) - ours
-    mine = gathered.apart()
-    read_flat_shards(mine, _local(whole, groups, experts, 0), Sharers(shard.optims, {}, rest))
-    gathered.groups += mine.groups
-    gathered.stated += mine.stated
-    gathered.remark(*mine.remarks)
+
+def read_dense_groups(
+    gathered: Gathered, held: HeldExperts, module: Module, shard: Shard, here: dict[str, int]
+) -> None:
+    """The flat buffers of one rank's groups that have no experts."""
+    groups = groups_of(shard.first)
+    rest = frozenset(range(len(groups))) - held.groups
+    # Which experts a rank calls by which numbers is no matter here: their groups are passed over.
+    local = _local(_every(held, module, shard.tp), groups, held, (shard.pp, 0))
+    read_flat_shards(gathered, local, Sharers(shard.optims, here, rest))
+
+
+def read_expert_groups(
+    gathered: Gathered, held: HeldExperts, modules: dict[tuple[int, int], Module], topology: Topology
+) -> None:
+    """The flat buffers of all groups of experts. modules: of each (pp, tp)."""
     by_rank: list[list[ParameterGroup]] = []
-    for e in range(experts.ep):
+    for shard, e, sharers in _sharers(held, topology):
         mine = gathered.apart()
-        ranks = [r for r in range(topology.dp) if (r // edp if experts.is_data_first else r % experts.ep) == e]
-        sharers = Sharers(tuple(shard.optims[rank] for rank in ranks), {"ep": e}, ours, "edp")
-        read_flat_shards(mine, _local(whole, groups, experts, e), sharers)
+        whole = _every(held, modules[shard.pp, shard.tp], shard.tp)
+        read_flat_shards(mine, _local(whole, groups_of(shard.first), held, (shard.pp, e)), sharers)
         by_rank.append(mine.groups)
         gathered.stated += mine.stated
-    for i, g in enumerate(sorted(ours)):
-        members = _members(file, g, [by_rank[e][i].members for e in range(experts.ep)], held.of)
+    for i, g in enumerate(sorted(held.groups)):
+        members = _members(topology.first, g, [mine[i].members for mine in by_rank], held.files.of)
         # Its name is that of the ranks that share it, ep_size_2: the target's is made anew.
         hyper = {key: value for key, value in by_rank[0][i].hyper.items() if key != "name"}
         gathered.groups.append(ParameterGroup(str(g), members, hyper))
-    keep_run(gathered, file, "num_experts")
-    keep_module_facts(gathered, module)
-    keep_scaling(gathered, shard.optims[0])
-    facts = Facts(
-        tensors=(*named_tensors(gathered, module, module.shapes), *_named_experts(gathered, held)),
-        aliases=module.aliases,
-        callers=callers_of((file,)),
-        experts=experts,
-    )
-    return (file, *held.parts.values(), *shard.optims), facts
 
 
-def _named_experts(gathered: Gathered, held: _Files) -> tuple[NamedTensor, ...]:
+def _sharers(held: HeldExperts, topology: Topology) -> Iterator[tuple[Shard, int, Sharers]]:
+    """The ranks that share experts, stage by stage: the first one's shard, which experts, and the files of all in order."""
+    experts, tp, dp = held.experts, topology.tp, topology.dp
+    for pp in range(topology.pp):
+        shards = topology.shards[pp * tp : pp * tp + tp]
+        rows = [[shard] for shard in shards] if experts.is_within_tp else [list(shards)]
+        for row in rows:
+            ranks = [(row[r % len(row)], r // len(row)) for r in range(dp * len(row))]
+            for e in range(experts.ep):
+                mine = [
+                    (shard, d)
+                    for r, (shard, d) in enumerate(ranks)
+                    if (r // held.edp if experts.is_data_first else r % experts.ep) == e
+                ]
+                here = {"ep": e} | ({"pp": pp} if topology.pp > 1 else {})
+                here |= {"tp": row[0].tp} if tp > 1 and experts.is_within_tp else {}
+                optims = tuple(shard.optims[d] for shard, d in mine)
+                yield mine[0][0], e, Sharers(optims, here, held.groups, "edp")
+
+
+def _every(held: HeldExperts, module: Module, tp: int) -> Module:
+    return Module(module.file, tensors={**module.tensors, **held.tensors(tp)})
+
+
+def named_experts(gathered: Gathered, held: HeldExperts, shapes: dict[str, Shape]) -> tuple[NamedTensor, ...]:
+    """All tensors of experts. shapes: over all ranks."""
     trained = {name for group in gathered.groups for name in group.members}
     return tuple(
         NamedTensor(
             name,
-            tensor.shape,
+            shapes[name],
             tensor.storage.dtype,
             "parameter" if name in trained else "frozen",
             tuple(gathered.states.get(name, ())),
         )
-        for name, tensor in held.tensors.items()
+        for name, tensor in held.tensors(0).items()
     )
 
 
@@ -124,115 +186,149 @@ def _groups_of_experts(file: TorchFile, groups: Groups) -> frozenset[int]:
     return ours
 
 
-def _expert_files(listing: Listing) -> _Files:
-    numbers: dict[int, set[int]] = {}
-    ordered = []
+def _expert_files(topology: Topology) -> _Files:
+    places = _places(topology.listing)
+    tp, root = topology.tp, topology.listing.root
+    numbers: dict[tuple[int, int], set[int]] = {}
+    for (layer, number, mp), name in places.items():
+        if mp >= tp * topology.pp:
+            fail("E454", f"model-parallel rank {mp} has a file, of {tp * topology.pp}", Label(str(root / name)))
+        numbers.setdefault((mp // tp, layer), set()).add(number)
+    for (stage, layer), present in numbers.items():
+        lacking = next((n for n in range(max(present)) if n not in present), None)
+        if lacking is not None:
+            missing = expert_file(layer, lacking, stage * tp)
+            fail("E452", f"{missing} is missing", Label(str(root / missing), "not there"), Label(str(root)))
+    held = _Files([{} for _ in range(tp)])
+    for (layer, number, mp), name in sorted(places.items(), key=lambda x: (x[0][2] // tp, x[0])):
+        _read_expert(held, read_torch_file(root, name), (layer, number, mp), (tp, len(numbers[mp // tp, layer])))
+    return held
+
+
+def _places(listing: Listing) -> dict[tuple[int, int, int], str]:
+    """Files of experts by layer, expert and model-parallel rank."""
+    out: dict[tuple[int, int, int], str] = {}
     for name in listing.experts:
         found = _FILE.match(name)
         if found is None:
             not_yet(listing.root / name, "it has experts and no ZeRO, or was written before layers had numbers")
-        numbers.setdefault(int(found["layer"]), set()).add(int(found["expert"]))
-        ordered.append((int(found["layer"]), int(found["expert"]), name))
-    for layer, present in numbers.items():
-        lacking = next((n for n in range(max(present)) if n not in present), None)
-        if lacking is not None:
-            missing = f"layer_{layer}_expert_{lacking}_mp_rank_00_model_states.pt"
+        out[int(found["layer"]), int(found["expert"]), int(found["mp"])] = name
+    return out
+
+
+def _read_expert(held: _Files, part: TorchFile, place: tuple[int, int, int], counts: tuple[int, int]) -> None:
+    """One file. place: (layer, expert, mp rank). counts: (tp, experts of the layer)."""
+    (layer, number, mp), (tp, count) = place, counts
+    held.parts[part.file] = part
+    for key, value in Value.of(part).named():
+        match = _NAME.match(key)
+        if match is None or int(match["number"]) != number or not isinstance(value.held, TensorRef):
             fail(
-                "E452",
-                f"{missing} is missing",
-                Label(str(listing.root / missing), "not there"),
-                Label(str(listing.root)),
+                "E455",
+                f"{part.file}: {key[:200]} is no tensor of expert {number}, which DeepSpeed would have written",
+                Label(str(part.path), where=key[:200]),
             )
-    held = _Files()
-    for layer, number, name in sorted(ordered):
-        part = held.parts[name] = read_torch_file(listing.root, name)
-        for key, value in Value.of(part).named():
-            match = _NAME.match(key)
-            if match is None or int(match["number"]) != number or not isinstance(value.held, TensorRef):
-                fail(
-                    "E455",
-                    f"{name}: {key[:200]} is no tensor of expert {number}, which DeepSpeed would have written",
-                    Label(str(part.path), where=key[:200]),
-                )
-            if key in held.tensors or not prod(value.held.shape):
-                not_yet(part.path, f"{key} is there twice, or has no elements")
-            held.tensors[key] = value.held
-            held.of[key] = Expert(name, key, match["module"], number, len(numbers[layer]), match["inner"])
-    return held
+        if key in held.tensors[mp % tp] or not prod(value.held.shape):
+            not_yet(part.path, f"{key} is there twice, or has no elements")
+        held.tensors[mp % tp][key] = value.held
+        held.stages.setdefault(key, mp // tp)
+        held.counts.setdefault(match["module"], count)
+        known = held.of.get(key)
+        tps = (*known.tps, mp % tp) if known is not None else (mp % tp,)
+        held.of[key] = Expert(key, match["module"], number, count, match["inner"], layer, tps)
 
 
-def _expert_degree(part: TorchFile, ours: frozenset[int], dp: int) -> int:
-    """How many ranks share an expert's optimizer state: the same for all groups, and a divisor of dp."""
+def _expert_degree(topology: Topology, ours: frozenset[int]) -> int:
+    """How many ranks share an expert's optimizer state: the same for all groups."""
+    part = topology.shards[0].optims[0]
     stated = Value.of(part).at("optimizer_state_dict", "partition_count")
     counts = [count.whole() for count in stated.items()] if isinstance(stated.held, list | tuple) else []
     degrees = {counts[g] for g in ours} if len(counts) > max(ours) else set()
     if len(degrees) != 1:
         not_yet(part.path, f"its experts are parallel to several degrees: partition_count {counts}")
-    degree = degrees.pop()
-    if degree < 1 or dp % degree:
+    degree, ranks = degrees.pop(), topology.dp * topology.tp
+    if degree < 1 or ranks % degree:
         fail(
             "E454",
-            f"{degree} ranks share an expert, of {dp} data-parallel ranks",
+            f"{degree} ranks share an expert, of {ranks} ranks",
             Label(str(part.path), where="optimizer_state_dict/partition_count"),
         )
     return degree
 
 
-def _check_counts(file: TorchFile, experts: Experts, groups: list[dict[str, tuple[int, ...]]]) -> None:
-    """num_experts, the files and the local numbers of param_shapes (of `groups`) must agree."""
-    counts = {one.module: one.count for one in experts.of.values()}
-    stated = Value.of(file).find("num_experts")
-    if stated is not None and isinstance(stated.held, list):
-        numbers = [count.whole() for count in stated.items()]
-        if sorted(numbers) != sorted(counts.values()):
+def _expert_parallel_degree(topology: Topology, files: _Files, ours: frozenset[int]) -> int:
+    """Over how many ranks experts are dealt: num_experts, the files and the local numbers of param_shapes must agree."""
+    degrees: dict[int, str] = {}
+    for shard in topology.shards:
+        file = shard.first
+        counts = {one.module: one.count for name, one in files.of.items() if files.stages[name] == shard.pp}
+        stated = Value.of(file).find("num_experts")
+        numbers = [n.whole() for n in stated.items()] if stated is not None and isinstance(stated.held, list) else None
+        # A pipeline's stage has layers of its own, and states the numbers of each, or of them all.
+        if (
+            numbers is not None
+            and sorted(numbers) != sorted(counts.values())
+            and (topology.pp == 1 or set(numbers) != set(counts.values()))
+        ):
             fail(
                 "E456",
                 f"num_experts is {numbers}, and there are files of {list(counts.values())} experts",
                 Label(str(file.path), where="num_experts"),
                 Label(str(file.path.parent), "layer_L_expert_E_mp_rank_00_model_states.pt"),
             )
-    local: dict[str, int] = {}
-    for group in groups:
-        for name in group:
-            if (match := _NAME.match(name)) is not None:
-                local[match["module"]] = max(local.get(match["module"], 0), int(match["number"]))
-    for module, last in local.items():
-        if counts.get(module, 0) != experts.ep * (last + 1):
-            fail(
-                "E456",
-                f"{module}: {counts.get(module, 0)} experts have files, and each of {experts.ep} ranks holds {last + 1}",
-                Label(str(file.path), where="param_shapes"),
-                Label(str(file.path.parent), f"{counts.get(module, 0)} files a layer"),
-            )
+        local: dict[str, int] = {}
+        for g in sorted(ours):
+            for name in groups_of(file)[g]:
+                if (match := _NAME.match(name)) is not None:
+                    local[match["module"]] = max(local.get(match["module"], 0), int(match["number"]))
+        for module, last in local.items():
+            count = counts.get(module, 0)
+            if not count or count % (last + 1):
+                _disagree(file, module, count, last + 1)
+            degrees.setdefault(count // (last + 1), module)
+    if len(degrees) > 1:
+        (one, a), (other, b) = list(degrees.items())[:2]
+        not_yet(topology.first.path, f"its experts are parallel to several degrees: {one} of {a}, {other} of {b}")
+    return next(iter(degrees))
 
 
-def _renamed(name: str, experts: Experts, e: int) -> str:
-    """A name of param_shapes on expert-parallel rank `e`, with the global number."""
+def _disagree(file: TorchFile, module: str, count: int, local: int) -> None:
+    fail(
+        "E456",
+        f"{module}: {count} experts have files, and each rank holds {local}",
+        Label(str(file.path), where="param_shapes"),
+        Label(str(file.path.parent), f"{count} files a layer"),
+    )
+
+
+def _renamed(name: str, held: HeldExperts, at: tuple[int, int]) -> str:
+    """A name of param_shapes on a (stage, expert-parallel rank), with the global number."""
     match = _NAME.match(name)
     if match is None:
         return name
-    count = next(one.count for one in experts.of.values() if one.module == match["module"])
-    return f"{match['module']}{e * (count // experts.ep) + int(match['number'])}.{match['inner']}"
+    count = held.files.counts.get(match["module"], held.experts.ep)
+    return f"{match['module']}{at[1] * (count // held.experts.ep) + int(match['number'])}.{match['inner']}"
 
 
-def _local(whole: Module, groups: Groups, experts: Experts, e: int) -> Module:
-    """What a rank with the experts of `e` would state in its param_shapes, by global names."""
-    file = whole.file
-    named = tuple({_renamed(name, experts, e): shape for name, shape in group.items()} for group in groups)
+def _local(whole: Module, groups: Groups, held: HeldExperts, at: tuple[int, int]) -> Module:
+    """What a rank at a (stage, expert-parallel rank) would state in its param_shapes, by global names."""
+    file, of = whole.file, held.files.of
+    named = tuple({_renamed(name, held, at): shape for name, shape in group.items()} for group in groups)
     for group in named:
         for name, shape in group.items():
-            if name not in (whole.tensors if _NAME.match(name) is None else experts.of):
+            if name not in (whole.tensors if _NAME.match(name) is None else of):
                 fail(
                     "E459",
                     f"{name} is in param_shapes and in no expert's file",
                     Label(str(file.path), where="param_shapes"),
                     Label(str(file.path.parent)),
                 )
-            if name in experts.of and whole.tensors[name].shape != shape:
+            if name in of and whole.tensors[name].shape != shape:
+                one = of[name]
                 fail(
                     "E458",
                     f"{name} has the shape {list(whole.tensors[name].shape)} in its file and {list(shape)} in param_shapes",
-                    Label(str(file.path.parent / experts.of[name].file), where=name),
+                    Label(str(file.path.parent / expert_file(one.layer, one.number, at[0])), where=name),
                     Label(str(file.path), where="param_shapes"),
                 )
     return evolve(whole, groups=named)
@@ -241,9 +337,11 @@ def _local(whole: Module, groups: Groups, experts: Experts, e: int) -> Module:
 def _members(file: TorchFile, g: int, by_rank: list[tuple[str, ...]], of: dict[str, Expert]) -> tuple[str, ...]:
     """A group over all experts, in the order of the module: layer by layer, expert by expert."""
     held = {name for members in by_rank for name in members}
-    modules = list(dict.fromkeys(of[name].module for name in by_rank[0]))
+    modules: list[str] = []
     inners: dict[str, list[str]] = {}
-    for name in by_rank[0]:
+    for name in (name for members in by_rank for name in members):
+        if of[name].module not in inners:
+            modules.append(of[name].module)
         if of[name].inner not in inners.setdefault(of[name].module, []):
             inners[of[name].module].append(of[name].inner)
 

@@ -10,6 +10,7 @@ from ucpl.extents import NamedTensor, Size, TensorRef
 from ucpl.extents.pipeline import Pipeline
 from ucpl.stores.deepspeed.affine import INFO
 from ucpl.stores.deepspeed.cuts import info_of
+from ucpl.stores.deepspeed.names import is_apart, is_of_expert, layer_place
 from ucpl.stores.deepspeed.optimizer_states import whole
 from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, blobs_of
 from ucpl.stores.pickles import set_attributes
@@ -18,10 +19,10 @@ from ucpl.stores.values import Empty
 
 def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, object]:
     frozen = [t for t in writer.structure.tensors if t.kind == "frozen"]
-    pipeline = writer.source.pipeline
+    pipeline = writer.pipeline
     value: dict[object, object] = {"module": _module(writer, file) if pipeline is None else None}
-    on_stage = None if pipeline is None else _tensors_of_stage(writer, pipeline)
-    value["buffer_names"] = [n for n in writer.names if _is_buffer(writer, n) and (on_stage is None or n in on_stage)]
+    here = {n for n in writer.names if writer.is_on_stage(file, n)} if pipeline is None else _of_stage(writer, pipeline)
+    value["buffer_names"] = [n for n in writer.names if _is_buffer(writer, n) and n in here]
     value["optimizer"] = whole(writer, file) if writer.stage == 0 else None
     value["param_shapes"] = _param_shapes(writer) if writer.stage else None
     keeps_frozen = writer.stage >= 2
@@ -48,7 +49,7 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     value["ds_config"] = file.storages.value(writer.config)
     value["ds_version"] = FORMAT_VERSION
     if writer.source.experts is not None:
-        value |= {"num_experts": writer.blob("num_experts"), "ds_autoep_layers": None}
+        value |= {"num_experts": _num_experts(writer), "ds_autoep_layers": None}
     if (universal := _universal(writer)) is not None:
         value["universal_checkpoint_info"] = file.storages.value(universal)
     return value | file.storages.value(_client_state(writer, rank))
@@ -68,9 +69,11 @@ def _universal(writer: Writer) -> object:
     """universal_checkpoint_info: as the model's class gave it, and with tensor parallelism what AutoTP says of the cuts."""
     kept = writer.blob(INFO)
     autotp = kept if isinstance(kept, dict) and "tp_replicated_parameter_patterns" in kept else {}
-    if writer.degree == 1:
+    if writer.degree == 1 and writer.source.envelope.settings.get("tp_rule") is None:
         is_of_ranks = isinstance(kept, dict) and bool({"affine_map", "sub_param_shard_widths"} & kept.keys())
         return None if is_of_ranks or (autotp and writer.source.shardings) else kept
+    if writer.source.envelope.settings.get("tp_rule") is not None:
+        return kept  # the model's own lists of patterns, which hold at any degree
     known = writer.structure.shardings
     parameters = [t.name for t in writer.structure.tensors if t.kind != "buffer"]
     if any(name not in known for name in parameters):
@@ -98,6 +101,8 @@ def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, object]:
     for name in writer.names:
         if experts is not None and name in experts.of:
             continue  # in a file of its own
+        if not writer.is_on_stage(file, name):
+            continue
         if name in extra:
             module[name] = file.storages.value(extra[name])
             continue
@@ -126,7 +131,7 @@ def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, object]:
 def parts(writer: Writer, file: TargetFile, names: list[str]) -> dict[str, object]:
     """The file of one layer of a pipeline, or of one expert."""
     layers = blobs_of(writer.source).find("layer_files") if writer.source.pipeline is not None else None
-    known = layers.find(file.path) if layers is not None else None
+    known = layers.find(layer_place(file.path)[1]) if layers is not None and not is_of_expert(file.path) else None
     if known is None:
         return {name: _needed(file, name, writer.tensor(file, (name,))) for name in names}
     empty, extra, attributes = known.find("empty"), known.find("extra"), known.find("attributes")
@@ -151,15 +156,30 @@ def _needed(file: TargetFile, name: str, made: TensorRef | None) -> TensorRef:
     return made
 
 
-def _tensors_of_stage(writer: Writer, pipeline: Pipeline) -> set[str]:
+def _of_stage(writer: Writer, pipeline: Pipeline) -> set[str]:
     """Tensors in files of layers on the stage whose file is being made."""
     names = {(x.file, local): tensor for x in pipeline.layers for local, tensor in x.names}
     ranks = writer.dp * writer.degree  # of a stage
-    return {
-        names[t.file, str(t.key[0])]
+    held = [
+        (layer_place(t.file)[1], str(t.key[0]))
         for t in writer.targets
-        if t.rank // ranks == writer.here["pp"] and (t.file, str(t.key[0])) in names
+        if t.rank // ranks == writer.here["pp"] and is_apart(t.file)
+    ]
+    return {names[place] for place in held if place in names}
+
+
+def _num_experts(writer: Writer) -> object:
+    """How many experts each layer has, of those on this stage."""
+    kept, experts = writer.blob("num_experts"), writer.source.experts
+    if experts is None or (writer.stages == 1 and writer.source.pipeline is None):
+        return kept
+    held = {
+        experts.of[str(t.key[0])].module
+        for t in writer.targets
+        if is_of_expert(t.file) and t.rank // (writer.dp * writer.degree) == writer.here["pp"]
     }
+    counts = {one.module: one.count for one in experts.of.values()}
+    return [counts[module] for module in experts.modules if module in held]
 
 
 def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:

@@ -16,8 +16,8 @@ from ucpl.errors import Label, fail
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt\Z")
 # Optimizer shards. Before 0.3.17 there was no underscore before `optim_states`.
 _OPTIM = re.compile(r"(?P<prefix>bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_?optim_states\.pt\Z")
-_LAYER = re.compile(r"layer_\d+-model(?:_\d+)?(?:-model)?_states\.pt\Z")
-_LAYER_ALONE = re.compile(r"layer_\d+-model_states\.pt\Z")
+# A layer of a PipelineModule: one file, or one for each tensor-parallel rank.
+_LAYER = re.compile(r"(?P<stem>layer_(?P<number>\d+))(?:-model_(?P<tp>\d+))?-model_states\.pt\Z")
 _EXPERT = re.compile(
     r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt\Z|expp_rank_\d+_mp_rank_\d+_optim_states\.pt\Z"
 )
@@ -140,14 +140,23 @@ def _refuse_two_forms(root: Path, models: dict[tuple[int | None, int], str]) -> 
         )
 
 
-def is_layer_of_tp(name: str) -> bool:
-    """Whether a layer's file is of one of several tensor-parallel ranks: layer_03-model_01-model_states.pt."""
-    return _LAYER.match(name) is not None and _LAYER_ALONE.match(name) is None
+def layer_place(name: str) -> tuple[int, str, int | None]:
+    """(number, stem, tp rank) of a layer's file: (3, "layer_03", 1) of layer_03-model_01-model_states.pt.
+
+    The tp rank is None where the name has none: a topology without such an axis.
+    """
+    found = _LAYER.match(name)
+    assert found is not None, name
+    return int(found["number"]), found["stem"], None if found["tp"] is None else int(found["tp"])
 
 
-def layer_number(name: str) -> int:
-    """The number in the name of a layer's file."""
-    return int(name.removeprefix("layer_").partition("-")[0])
+def is_apart(name: str) -> bool:
+    """Whether a file holds a layer of a pipeline or an expert, and not a rank's states."""
+    return bool(_LAYER.match(name) or _EXPERT.match(name))
+
+
+def is_of_expert(name: str) -> bool:
+    return _EXPERT.match(name) is not None
 
 
 def _rank_text(dp: int | None, mp: int) -> str:

@@ -17,14 +17,16 @@ from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, TensorRef
 from ucpl.extents.pipeline import Pipeline
 from ucpl.stores.carrying import lifted
+from ucpl.stores.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
 from ucpl.stores.deepspeed.blobs import keep_run, keep_scaling
 from ucpl.stores.deepspeed.copies import trusted
 from ucpl.stores.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.stores.deepspeed.gathered import Facts, Gathered, callers_of
 from ucpl.stores.deepspeed.module import Module, groups_of
-from ucpl.stores.deepspeed.names import Listing, layer_number
+from ucpl.stores.deepspeed.names import Listing, layer_place
+from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.deepspeed.settings import set_alignment
-from ucpl.stores.deepspeed.stages import Layers, canonical, pipeline_of, refs_of
+from ucpl.stores.deepspeed.stages import Beside, LayerTensors, canonical, pipeline_of, refs_of
 from ucpl.stores.deepspeed.topology import Topology, not_yet
 from ucpl.stores.pickles import attributes_of
 from ucpl.stores.torch_files import TorchFile, read_torch_file
@@ -33,80 +35,120 @@ from ucpl.stores.values import Value
 
 def read_pipeline(gathered: Gathered, topology: Topology) -> tuple[tuple[TorchFile, ...], Facts]:
     """Files of layers, and shards of all stages. Gives the files, and what they say together."""
-    layers = _layer_files(topology.listing)
-    pipeline = pipeline_of(layers, topology)
-    tensors: dict[str, TensorRef] = {}
-    for layer in pipeline.layers:
-        if layer.file is not None:
-            refs = refs_of(layers[layer.number])
-            tensors |= {tensor: refs[name] for name, tensor in layer.names}
-    set_alignment(gathered, tensors.values())
-    for file in layers.values():
-        for name, ref in refs_of(file).items():
-            gathered.keep_where_full(file, (name,), ref)
-    by_stage: list[list[ParameterGroup]] = []
-    for shard in topology.shards:
-        mine = gathered.apart()
-        module = Module(shard.first, groups_of(shard.first), tensors)
-        read_flat_shards(mine, module, Sharers(shard.optims, {"pp": shard.pp}))
-        by_stage.append(mine.groups)
-        gathered.stated += mine.stated
-        gathered.remark(*mine.remarks)
+    by_tp = _layer_files(topology.listing)
+    first = by_tp[0]
+    pipeline = pipeline_of(
+        {n: LayerTensors(f, refs_of(f), layer_place(f.file)[1]) for n, f in first.items()},
+        topology,
+        Beside(is_by_tp=layer_place(topology.listing.layers[0])[2] is not None),
+    )
+    modules = [_module(topology, pipeline, files) for files in by_tp]
+    for module in modules[1:]:
+        same_tensors(modules[0], module)
+    set_alignment(gathered, modules[0].tensors.values())
+    for files in by_tp:
+        for file in files.values():
+            for name, ref in refs_of(file).items():
+                gathered.keep_where_full(file, (name,), ref)
     names = canonical(pipeline)
-    gathered.groups += _groups(topology.metas, by_stage, names)
-    pipeline = evolve(pipeline, trusted=trusted(topology.listing.root, pipeline, gathered))
+    gathered.groups += common_groups(topology, _read_shards(gathered, topology, modules), names)
+    pipeline = evolve(pipeline, trusted=trusted(topology.listing.root, pipeline, gathered, topology.tp))
     for tensor, stage in pipeline.trusted.items():
         gathered.set(f"copy of {tensor}", f"stage {stage}", "moments that are zero throughout on its other stages")
     keep_run(gathered, topology.first)
     keep_scaling(gathered, topology.optims[0])
-    gathered.blobs["layer_files"] = {file.file: _facts(file) for file in layers.values()}
+    gathered.blobs["layer_files"] = {layer_place(f.file)[1]: _facts(f) for f in first.values()}
+    local = local_shapes(modules)
+    shardings = cuts_over_tp(gathered, topology.first, modules[0], local)
+    shapes = {
+        name: shardings[name].shape if name in shardings else ref.shape for name, ref in modules[0].tensors.items()
+    }
     facts = Facts(
-        tensors=_named(gathered, pipeline, {name: tensors[name] for name in names}),
+        tensors=_named(gathered, pipeline, names, modules[0].tensors, shapes),
         aliases={},
-        callers=callers_of(topology.metas, pp=topology.pp),
+        callers=callers_of(topology.metas, pp=topology.pp, tp=topology.tp),
+        shardings=shardings,
+        local_shapes=local if topology.tp > 1 else {},
         pipeline=pipeline,
     )
-    return (*topology.metas, *layers.values(), *topology.optims), facts
+    return (*topology.metas, *(f for files in by_tp for f in files.values()), *topology.optims), facts
 
 
-def _layer_files(listing: Listing) -> Layers:
-    out: Layers = {}
+def _layer_files(listing: Listing) -> list[dict[int, TorchFile]]:
+    """By tensor-parallel rank, then by number of the layer: files of dicts of tensors by name."""
+    out: dict[int, dict[int, TorchFile]] = {}
     for name in listing.layers:
         file = read_torch_file(listing.root, name)
-        refs_of(file)  # a dict of tensors by name
-        number = layer_number(name)
-        if number in out:
+        refs_of(file)
+        number, _, tp = layer_place(name)
+        mine = out.setdefault(tp or 0, {})
+        if number in mine:
             fail(
                 "E453",
                 f"two files hold layer {number}",
-                Label(str(out[number].path)),
+                Label(str(mine[number].path)),
                 Label(str(file.path)),
             )
-        out[number] = file
-    return dict(sorted(out.items()))
+        mine[number] = file
+    return [dict(sorted(out[tp].items())) for tp in sorted(out)]
 
 
-def _named(gathered: Gathered, pipeline: Pipeline, tensors: dict[str, TensorRef]) -> tuple[NamedTensor, ...]:
+def _module(topology: Topology, pipeline: Pipeline, files: dict[int, TorchFile]) -> Module:
+    """All layers' tensors as one tensor-parallel rank holds them."""
+    tensors: dict[str, TensorRef] = {}
+    for layer in pipeline.layers:
+        if layer.number in files:
+            refs = refs_of(files[layer.number])
+            if list(refs) != [name for name, _ in layer.names]:
+                other = next(f for f in topology.listing.layers if layer_place(f)[0] == layer.number)
+                fail(
+                    "E463",
+                    f"tensor-parallel ranks do not have the same tensors in layer {layer.number}",
+                    Label(str(topology.listing.root / other)),
+                    Label(str(files[layer.number].path)),
+                )
+            tensors |= {tensor: refs[name] for name, tensor in layer.names}
+    shapes = {name: ref.shape for name, ref in tensors.items() if prod(ref.shape)}
+    empty = {name: (ref.storage.dtype, ref.shape) for name, ref in tensors.items() if not prod(ref.shape)}
+    return Module(topology.first, (), tensors, frozenset(pipeline.buffers), shapes, empty=empty)
+
+
+def _read_shards(gathered: Gathered, topology: Topology, modules: list[Module]) -> list[list[ParameterGroup]]:
+    """All shards' flat buffers. Gives the parameter groups of each shard."""
+    out = []
+    for shard in topology.shards:
+        mine = gathered.apart()
+        module = evolve(modules[shard.tp], file=shard.first, groups=groups_of(shard.first))
+        coordinates = {"pp": shard.pp} | ({"tp": shard.tp} if topology.tp > 1 else {})
+        read_flat_shards(mine, module, Sharers(shard.optims, coordinates))
+        out.append(mine.groups)
+        gathered.stated += mine.stated
+        gathered.remark(*mine.remarks)
+    return out
+
+
+def _named(
+    gathered: Gathered, pipeline: Pipeline, names: list[str], tensors: dict[str, TensorRef], shapes: dict[str, Shape]
+) -> tuple[NamedTensor, ...]:
     trained = {name for group in gathered.groups for name in group.members}
     buffers = set(pipeline.buffers)
     return tuple(
         NamedTensor(
             name,
-            tensor.shape,
-            tensor.storage.dtype,
+            shapes[name],
+            tensors[name].storage.dtype,
             "buffer" if name in buffers else "parameter" if name in trained else "frozen",
             tuple(gathered.states.get(name, ())),
         )
-        for name, tensor in tensors.items()
-        if prod(tensor.shape)
+        for name in names
+        if prod(tensors[name].shape)
     )
 
 
-def _groups(
-    metas: tuple[TorchFile, ...], by_stage: list[list[ParameterGroup]], names: list[str]
-) -> list[ParameterGroup]:
-    """Parameter groups over all stages. Their order on each stage is the module's own, or there is no common one."""
-    counts = {len(mine) for mine in by_stage}
+def common_groups(topology: Topology, by_shard: list[list[ParameterGroup]], names: list[str]) -> list[ParameterGroup]:
+    """Parameter groups over all ranks. Their order on each stage is the module's own, or there is no common one."""
+    metas = [shard.first for shard in topology.shards]
+    counts = {len(mine) for mine in by_shard}
     if len(counts) > 1:
         fail(
             "E456",
@@ -115,18 +157,26 @@ def _groups(
         )
     place = {name: i for i, name in enumerate(names)}
     out = []
-    for g, mine in enumerate(zip(*by_stage, strict=True)):
-        for s, group in enumerate(mine):
+    for g, mine in enumerate(zip(*by_shard, strict=True)):
+        for shard, meta, group in zip(topology.shards, metas, mine, strict=True):
+            s = shard.pp
             if list(group.members) != sorted(group.members, key=place.__getitem__):
-                not_yet(metas[s].path, f"the parameters of group {g} are not in the order of the module on stage {s}")
+                not_yet(meta.path, f"the parameters of group {g} are not in the order of the module on stage {s}")
             if not group.members:
-                not_yet(metas[s].path, f"stage {s} has no parameter in group {g}")
+                not_yet(meta.path, f"stage {s} has no parameter in group {g}")
+            if group.members != mine[s * topology.tp].members:
+                fail(
+                    "E463",
+                    f"tensor-parallel ranks of stage {s} do not have the same members in group {g}",
+                    Label(str(metas[s * topology.tp].path), where="param_shapes"),
+                    Label(str(meta.path), where="param_shapes"),
+                )
             if _told(group.hyper) != _told(mine[0].hyper):
                 fail(
                     "E456",
                     f"stages 0 and {s} do not agree on the hyper-parameters of group {g}",
                     Label(str(metas[0].path)),
-                    Label(str(metas[s].path)),
+                    Label(str(meta.path)),
                     remedy="They are of different steps: copy all files of one step again.",
                 )
         members = sorted({name for group in mine for name in group.members}, key=place.__getitem__)

@@ -92,7 +92,7 @@ def _set_degrees(gathered: Gathered, topology: Topology) -> None:
         gathered.set(axis, 1, f"names of the files of {folder}")
     if topology.tp > 1:
         gathered.set("tp", topology.tp, f"names of the files of {folder}, and mp_world_size of {first}")
-    if topology.listing.layers:
+    if topology.listing.layers or topology.pp > 1:
         gathered.set("pp", topology.pp, f"files mp_rank_NN of {folder}, each with param_shapes of its stage")
 
 

@@ -6,14 +6,15 @@ methods of PipelineModule, of which one deals them so. Read in deepspeed 0.19.8:
 
 from __future__ import annotations
 
+from collections.abc import Container
 from math import prod
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import TensorRef
-from ucpl.extents.pipeline import METHODS, Layer, Pipeline, deal
-from ucpl.stores.deepspeed.module import groups_of
+from ucpl.extents.pipeline import METHODS, Layer, Pipeline, deal, layer_file
+from ucpl.stores.deepspeed.module import Module, groups_of
 from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.deepspeed.topology import Topology, not_yet
 from ucpl.stores.torch_files import TorchFile
@@ -24,12 +25,23 @@ _DIGITS_MAX = 10  # of a layer's number
 _LAYERS_MAX = 1 << 16
 _SPARE_LAYERS_MAX = 3  # functions behind the last layer with a file that are thought of
 
-Layers = dict[int, TorchFile]  # by number: those with a file
+
+@frozen(eq=False)
+class LayerTensors:
+    """A layer's tensors by their names in it, as its first tensor-parallel rank holds them."""
+
+    where: TorchFile
+    refs: dict[str, TensorRef]
+    stem: str | None = None  # of its files; None: they are in the rank's own, by their whole names
+
+
+Layers = dict[int, LayerTensors]  # by number: those that hold tensors
+Names = dict[str, tuple[tuple[str, str], ...]]  # key of a tied module -> (name in it, tensor)
 
 
 @frozen(eq=False)
 class _Stated:
-    """What each stage's model states say."""
+    """What each stage's model states say: those of its first tensor-parallel rank."""
 
     metas: tuple[TorchFile, ...]
     shapes: list[dict[str, Shape]]  # trained tensors of all groups
@@ -37,20 +49,41 @@ class _Stated:
     tied: list[dict[str, dict[str, Shape]]]  # key of a tied module -> trained tensor, in it -> shape
     own: dict[int, int]  # layer -> stage
 
+    experts: dict[int, int] = field(factory=dict)  # layer -> trained elements of the experts that a rank holds
+
     @classmethod
-    def of(cls, metas: tuple[TorchFile, ...]) -> _Stated:
-        shapes = [{name: shape for group in groups_of(meta) for name, shape in group.items()} for meta in metas]
+    def of(cls, metas: tuple[TorchFile, ...], experts: Container[str]) -> _Stated:
+        every = [{name: shape for group in groups_of(meta) for name, shape in group.items()} for meta in metas]
+        shapes = [{name: shape for name, shape in mine.items() if name not in experts} for mine in every]
+        elements: dict[int, int] = {}
+        for mine in every:
+            for name, shape in mine.items():
+                if name in experts and (number := _number(name)) is not None:
+                    elements[number] = elements.get(number, 0) + prod(shape)
         stated = [Value.of(meta).find("buffer_names") for meta in metas]
         buffers = [names.texts() if names is not None else () for names in stated]
-        return cls(metas, shapes, buffers, [_tied_modules(mine) for mine in shapes], _own(metas, shapes, buffers))
+        tied = [_tied_modules(mine) for mine in shapes]
+        return cls(metas, shapes, buffers, tied, _own(metas, shapes, buffers), elements)
 
 
-def pipeline_of(files: Layers, topology: Topology) -> Pipeline:
+@frozen(eq=False)
+class Beside:
+    """Beside the layers: whether each tensor-parallel rank has files of its own; tensors of tied modules, where no file tells
+    which layers these are; tensors of experts, which are in files of their own, and over how many ranks they are dealt.
+    """
+
+    is_by_tp: bool = False
+    tied: Names = field(factory=dict)
+    experts: Container[str] = frozenset()
+    ep: int = 1
+
+
+def pipeline_of(files: Layers, topology: Topology, beside: Beside) -> Pipeline:
     """All layers and the bounds of the stages. Raises: UcplError E452, E456-E459."""
-    stated = _Stated.of(topology.metas)
+    stated = _Stated.of(tuple(shard.first for shard in topology.shards if shard.tp == 0), beside.experts)
     for number, s in stated.own.items():
         if number not in files:
-            missing = f"layer_{number:02d}-model_states.pt"
+            missing = layer_file(f"layer_{number:02d}", 0 if beside.is_by_tp else None)
             fail(
                 "E452",
                 f"{missing} is missing: stage {s} holds layer {number}",
@@ -59,6 +92,7 @@ def pipeline_of(files: Layers, topology: Topology) -> Pipeline:
             )
     layers = {number: _layer(number, file, stated) for number, file in files.items()}
     known = {tensor for layer in layers.values() for _, tensor in layer.names}
+    known |= {tensor for names in beside.tied.values() for _, tensor in names}
     for s, mine in enumerate(stated.shapes):
         for name in mine:
             if name not in known:
@@ -70,7 +104,32 @@ def pipeline_of(files: Layers, topology: Topology) -> Pipeline:
                 )
     held = [set(keys) for keys in stated.tied]
     buffers = dict.fromkeys(name for mine in stated.buffers for name in mine if name in known)
-    return evolve(_dealt(layers, stated, held), buffers=tuple(buffers))
+    made = _dealt(_Found(layers, beside.tied), stated, held)
+    experts = tuple(stated.experts.get(layer.number, 0) * beside.ep for layer in made.layers)
+    return evolve(made, buffers=tuple(buffers), is_by_tp=beside.is_by_tp, experts=experts)
+
+
+def layers_of(modules: list[Module]) -> tuple[Layers, Names]:
+    """The layers of stages that are saved whole: `3.weight` is of layer 3, `tied_modules.embed.weight` of a tied module."""
+    layers: Layers = {}
+    tied: dict[str, dict[str, str]] = {}
+    for module in modules:
+        for name, ref in module.tensors.items():
+            number = _number(name)
+            if number is not None:
+                layers.setdefault(number, LayerTensors(module.file, {})).refs[name.partition(".")[2]] = ref
+            elif name.startswith(_TIED) and name.count(".") > 1:
+                key, _, inner = name.removeprefix(_TIED).partition(".")
+                tied.setdefault(key, {})[inner] = name
+            else:
+                not_yet(module.file.path, f"{name} is of no layer of a pipeline")
+    return dict(sorted(layers.items())), {key: tuple(names.items()) for key, names in tied.items()}
+
+
+def _number(name: str) -> int | None:
+    """The layer that a tensor's name begins with."""
+    number = name.partition(".")[0]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < _DIGITS_MAX else None
 
 
 def refs_of(file: TorchFile) -> dict[str, TensorRef]:
@@ -94,11 +153,11 @@ def _own(
     own: dict[int, int] = {}
     for s, (mine, kept) in enumerate(zip(shapes, buffers, strict=True)):
         for name in (*mine, *kept):
-            number = name.partition(".")[0]
-            if not (number.isascii() and number.isdigit() and len(number) < _DIGITS_MAX):
+            number = _number(name)
+            if number is None:
                 continue
-            if own.setdefault(int(number), s) != s:
-                first = own[int(number)]
+            if own.setdefault(number, s) != s:
+                first = own[number]
                 fail(
                     "E456",
                     f"stages {first} and {s} both say that they hold layer {number}",
@@ -108,8 +167,8 @@ def _own(
     return own
 
 
-def _layer(number: int, file: TorchFile, stated: _Stated) -> Layer:
-    refs = refs_of(file)
+def _layer(number: int, held: LayerTensors, stated: _Stated) -> Layer:
+    file, refs = held.where, held.refs
     tied = None if number in stated.own else _tied_key(number, file, refs, stated.tied)
     prefix = f"{_TIED}{tied}." if tied is not None else f"{number}."
     for name, ref in refs.items():
@@ -121,7 +180,7 @@ def _layer(number: int, file: TorchFile, stated: _Stated) -> Layer:
                 Label(str(file.path), where=name),
                 Label(str(stated.metas[stated.own.get(number, 0)].path), where="param_shapes"),
             )
-    return Layer(number, file.file, tuple((name, prefix + name) for name in refs), tied)
+    return Layer(number, held.stem, tuple((name, prefix + name) for name in refs), tied)
 
 
 def _tied_key(
@@ -141,45 +200,54 @@ def _tied_key(
     return next(iter(keys), None)
 
 
-def _elements(layers: tuple[Layer, ...], flat: list[dict[str, Shape]]) -> tuple[int, ...]:
+def _elements(layers: tuple[Layer, ...], stated: _Stated) -> tuple[int, ...]:
     """Trained elements of all layers in turn, as DeepSpeed counts them: a tied module each time that it is a layer."""
-    trained = {name: prod(shape) for mine in flat for name, shape in mine.items()}
+    trained = {name: prod(shape) for mine in stated.shapes for name, shape in mine.items()}
     own = {x.number: sum(trained.get(tensor, 0) for _, tensor in x.names) for x in layers}
     of_key = {x.tied: own[x.number] for x in layers if x.tied is not None and x.names}
     return tuple(own[x.number] if x.names else of_key.get(x.tied or "", 0) for x in layers)
 
 
-def _dealt(files: dict[int, Layer], stated: _Stated, held: list[set[str]]) -> Pipeline:
+@frozen(eq=False)
+class _Found:
+    """Layers whose numbers are known, and tied modules of which only the stages are."""
+
+    layers: dict[int, Layer]
+    tied: Names
+
+
+def _dealt(found: _Found, stated: _Stated, held: list[set[str]]) -> Pipeline:
     """Bounds of the stages. Nothing states them: they follow from which stage holds which layer, and from what deals so."""
-    own, stages, last = stated.own, len(held), max(files, default=-1)
+    own, stages, last = stated.own, len(held), max(found.layers, default=-1)
     if last > _LAYERS_MAX:
         not_yet(stated.metas[0].path, f"a pipeline with a layer {last}")
     for is_last_behind in (True, False):
         for count in range(last + 1, last + 2 + _SPARE_LAYERS_MAX):
             direct = _direct(own, stages, count)
-            guess = _completed(files, count, held, direct, is_last_behind)
+            guess = _completed(found, count, held, direct, is_last_behind)
             fitting: dict[str, tuple[tuple[Layer, ...], tuple[int, ...]]] = {}
             for method in METHODS:
                 if method == "parameters" and guess is None:
                     continue
-                elements = _elements(guess, stated.shapes) if guess is not None else ()
-                bounds = deal(method, elements if guess is not None else (0,) * count, stages)
-                layers = _completed(files, count, held, bounds, is_last_behind)
+                elements = _elements(guess, stated) if guess is not None else (0,) * count
+                weights = tuple(n + stated.experts.get(number, 0) for number, n in enumerate(elements))
+                bounds = deal(method, weights, stages)
+                layers = _completed(found, count, held, bounds, is_last_behind)
                 if layers is None or not _agrees(layers, bounds, own, held):
                     continue
-                if method == "uniform" or _elements(layers, stated.shapes) == elements:
+                if method == "uniform" or _elements(layers, stated) == elements:
                     fitting[method] = (layers, bounds)
             if fitting:
                 layers, bounds = next(iter(fitting.values()))
                 how = f"param_shapes of each stage; partition_method {' and '.join(fitting)} deals so"
-                methods = tuple(m for m, found in fitting.items() if found == (layers, bounds))
+                methods = tuple(m for m, dealt in fitting.items() if dealt == (layers, bounds))
                 origin = how if stages > 1 else "there is one stage"
-                return Pipeline(layers, bounds, _elements(layers, stated.shapes), methods, origin)
+                return Pipeline(layers, bounds, _elements(layers, stated), methods, origin)
         for count in range(last + 1, last + 2 + _SPARE_LAYERS_MAX):
             bounds = _direct(own, stages, count)
-            made = _completed(files, count, held, bounds, is_last_behind)
+            made = _completed(found, count, held, bounds, is_last_behind)
             if made is not None and _agrees(made, bounds, own, held):
-                return Pipeline(made, bounds, _elements(made, stated.shapes), (), "param_shapes of each stage")
+                return Pipeline(made, bounds, _elements(made, stated), (), "param_shapes of each stage")
     not_yet(stated.metas[0].path, "its layers do not lie on stages one after another")
 
 
@@ -194,12 +262,14 @@ def _direct(own: dict[int, int], stages: int, count: int) -> tuple[int, ...]:
 
 
 def _completed(
-    files: dict[int, Layer], count: int, held: list[set[str]], bounds: tuple[int, ...], is_last_behind: bool
+    found: _Found, count: int, held: list[set[str]], bounds: tuple[int, ...], is_last_behind: bool
 ) -> tuple[Layer, ...] | None:
     """All layers, functions too. A tied module that a stage holds without a file of it is a function there.
 
-    A tied module is two layers at least. The last stage's function stands behind all files, if `is_last_behind`.
+    A tied module is two layers at least. The last stage's function stands behind all files, if `is_last_behind`. Where no
+    file tells of a tied module, its first layer is the one that holds its tensors.
     """
+    files, named = found.layers, set[str]()
     out = [files.get(n, Layer(n)) for n in range(count)]
     last = max(files, default=-1)
     for s, keys in enumerate(held):
@@ -214,7 +284,8 @@ def _completed(
             if not free:
                 return None
             number = free.pop()
-            out[number] = Layer(number, tied=key)
+            out[number] = Layer(number, names=found.tied.get(key, ()) if key not in named else (), tied=key)
+            named.add(key)
     return tuple(out)
 
 

@@ -1,14 +1,13 @@
 """A step's folder to a Checkpoint: every tensor's place, the orders that the files state, and what is not a tensor.
 
-Who reads what is decided here alone. All kinds share the topology, the settings and the closing Checkpoint; beside the dense
-part, layers and experts in files of their own add what is theirs.
+Who reads what is decided here alone: weights are in files of layers, or in those of ranks. All kinds share the topology, the
+settings and the closing Checkpoint, and every shard has a tp and a pp coordinate; experts add what is theirs.
 """
 
 from __future__ import annotations
 
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.deepspeed.dense import read_dense
-from ucpl.stores.deepspeed.experts import read_experts
 from ucpl.stores.deepspeed.gathered import Gathered, Place
 from ucpl.stores.deepspeed.names import list_files
 from ucpl.stores.deepspeed.pipeline import read_pipeline
@@ -23,8 +22,6 @@ def open_step(place: Place) -> Checkpoint:
     read_settings(gathered, topology)
     if topology.listing.layers:
         files, facts = read_pipeline(gathered, topology)
-    elif topology.listing.experts:
-        files, facts = read_experts(gathered, topology)
     else:
         files, facts = read_dense(gathered, topology)
     return gathered.checkpoint(place, "deepspeed", files, facts)

@@ -9,9 +9,11 @@ from attrs import field, mutable
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Flat, Key, NamedTensor, Plain, Scalar, StoredTensor, Structure, TensorRef
+from ucpl.extents.pipeline import Pipeline
 from ucpl.stores.carrying import Place, Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.deepspeed.config import regenerated
+from ucpl.stores.deepspeed.names import is_apart, is_of_expert
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.scalars import number_of
 from ucpl.stores.values import Empty, Value
@@ -140,14 +142,34 @@ class Writer:
     def tp(self) -> int:
         return self.here["tp"]
 
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The source's layers, where the target has files of layers."""
+        found = self.source.pipeline
+        is_here = found is not None and any(is_apart(t.file) and not is_of_expert(t.file) for t in self.targets)
+        return found if is_here else None
+
+    def is_on_stage(self, file: TargetFile, name: str) -> bool:
+        """Whether the rank whose file is being made holds a tensor of the module."""
+        if self.stages == 1 or (file.path, ("module", name)) in self.index:
+            return True
+        number = name.partition(".")[0]
+        layers = self.source.pipeline
+        if layers is None or not number.isdigit() or int(number) >= len(layers.layers) or name in self.kinds:
+            return False
+        return layers.stage(int(number)) == self.here["pp"]  # it has no elements, or is no tensor
+
     def stand(self, mp: int, rank: int) -> None:
         """Turn to the files of one rank."""
         experts, ep = self.source.experts, int(self.settings.get("ep") or 1)
-        edp = self.dp // ep
+        edp = int(self.settings.get("edp") or self.dp // ep)
+        place = rank  # among those that experts are dealt over: the dp ranks of a tp coordinate, or all of a stage
+        if edp * ep == self.dp * self.degree:
+            place = rank * self.degree + mp % self.degree
         if experts is not None and experts.is_data_first:
-            expert = {"ep": rank // edp, "edp": rank % edp}
+            expert = {"ep": place // edp, "edp": place % edp}
         else:
-            expert = {"edp": rank // ep, "ep": rank % ep}
+            expert = {"edp": place // ep, "ep": place % ep}
         self.here = {"pp": mp // self.degree, "tp": mp % self.degree, "dp": rank, **expert}
         found: dict[int, Flat] = {}
         for flat in self.structure.flats:

@@ -13,7 +13,8 @@ from attrs import frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Call
-from ucpl.stores.deepspeed.names import Listing, is_layer_of_tp, model_file
+from ucpl.extents.pipeline import layer_file
+from ucpl.stores.deepspeed.names import Listing, layer_place, model_file
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 
@@ -102,29 +103,22 @@ def _refuse_names(listing: Listing) -> None:
         not_yet(root / old[0], "its shards are named as before release 0.3.17")
     if (root / "offloaded_tensors").is_dir():
         not_yet(root / "offloaded_tensors", "its optimizer state is in swap files (NVMe offload)")
-    if listing.layers and listing.experts:
-        not_yet(root / listing.experts[0], "it has experts in a pipeline")
-    for name in listing.layers:
-        if is_layer_of_tp(name):
-            not_yet(root / name, "a pipeline that is tensor parallel, too")
-    if listing.experts and any(mp for _, mp in (*listing.models, *listing.optims)):
-        not_yet(root / listing.experts[0], "it has experts beside tensor or pipeline parallelism")
+    if listing.layers and listing.experts:  # DeepSpeed saves a pipeline with experts by rank, not by layer
+        not_yet(root / listing.experts[0], "it has experts beside files of layers")
 
 
 def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: tuple[int, int]) -> None:
     """What the files of model states tell beside their names."""
     first = rows[0][0]
-    tp, pp = degrees
+    _, pp = degrees
     for part in (part for row in rows for part in row):
         has_module = Value.of(part).at("module").held is not None
         if has_module and listing.layers:
             not_yet(part.path, "it has a module beside the files of layers")
         if not has_module and not listing.layers:
             not_yet(part.path, _LAYERS)
-    if listing.layers and tp > 1:
-        not_yet(first.path, f"a pipeline that is tensor parallel, too (tp {tp})")
-    if pp > 1 and not listing.layers:
-        not_yet(first.path, "it is both pipeline and tensor parallel")
+    if pp > 1 and not (listing.layers or listing.experts):
+        not_yet(first.path, f"it has {pp} stages of a pipeline and no files of layers")
     if listing.layers and not listing.optims:
         not_yet(first.path, "a PipelineModule without ZeRO: its files do not name what is tied")
     if listing.experts and not listing.optims:
@@ -169,11 +163,51 @@ def _degrees(listing: Listing, first: TorchFile, ranks: int) -> tuple[int, int]:
             Label(str(listing.root)),
         )
     dims = meta.find("checkpoint_parallel_dimensions")
-    key = "tp_degree" if listing.layers else "pp_degree"
-    stated = dims.find(key) if dims is not None else None
-    other = stated.whole(1) if stated is not None else 1
-    rest = max(1, ranks // other)
-    return (other, rest) if listing.layers else (rest, other)
+    if listing.layers:
+        tp = _tp_of_layers(listing)
+        if ranks % tp:
+            fail(
+                "E454",
+                f"there are files of {ranks} model-parallel ranks, and of {tp} tensor-parallel ranks of a layer",
+                Label(str(first.path)),
+                Label(str(listing.root / listing.layers[-1])),
+            )
+        return tp, ranks // tp
+    stated = dims.find("pp_degree") if dims is not None else None
+    pp = stated.whole(1) if stated is not None else 1
+    return max(1, ranks // pp), pp
+
+
+def _tp_of_layers(listing: Listing) -> int:
+    """The tensor-parallel degree that the names of layers' files tell: each layer has a file for each rank."""
+    held: dict[int, dict[int | None, str]] = {}
+    for name in listing.layers:
+        number, _, tp = layer_place(name)
+        held.setdefault(number, {})[tp] = name
+    ranks = {tp for mine in held.values() for tp in mine}
+    if None in ranks and len(ranks) > 1:
+        one, other = (
+            next(m[tp] for m in held.values() for tp in m if (tp is None) == alone) for alone in (True, False)
+        )
+        fail(
+            "E453",
+            "files of layers of two runs lie in one folder: some are of a tensor-parallel rank and some are not",
+            Label(str(listing.root / one)),
+            Label(str(listing.root / other)),
+        )
+    degree = 1 + max(tp or 0 for tp in ranks)
+    for number, mine in held.items():
+        lacking = next((tp for tp in range(degree) if tp not in mine), None)
+        if lacking is not None and None not in ranks:
+            stem = layer_place(next(iter(mine.values())))[1]
+            missing = layer_file(stem, lacking)
+            fail(
+                "E452",
+                f"{missing} is missing: layer {number} on tensor-parallel rank {lacking} of {degree}",
+                Label(str(listing.root / missing), "not there"),
+                Label(str(listing.root / next(iter(mine.values())))),
+            )
+    return degree
 
 
 def _of_rank(listing: Listing, mp: int) -> Listing:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, Structure, key_text
+from ucpl.extents.pipeline import layer_file
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed.model_states import model_states, parts
-from ucpl.stores.deepspeed.names import LATEST, model_file, optim_file
+from ucpl.stores.deepspeed.names import LATEST, is_apart, model_file, optim_file
 from ucpl.stores.deepspeed.optimizer_states import shard
 from ucpl.stores.deepspeed.target import Made, Writer, blobs_of, skeleton_of
 
@@ -24,7 +25,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
     """
     writer = Writer.of(structure, targets, source)
     files: Made = []
-    for path, names in apart(writer.targets, writer.source).items():
+    for path, names in apart(writer).items():
         file = writer.file(path)
         files.append((file, parts(writer, file, names)))
     for mp in range(writer.stages * writer.degree):
@@ -52,13 +53,17 @@ def _refuse_unused(writer: Writer) -> None:
             )
 
 
-def apart(targets: tuple[StoredTensor, ...], source: Checkpoint) -> dict[str, list[str]]:
-    """Files of layers and of experts, with the names in each, in order."""
-    layers = blobs_of(source).find("layer_files") if source.pipeline is not None else None
-    kept = [file for file, _ in layers.named()] if layers is not None else []
-    out: dict[str, list[str]] = {file: [] for file in kept}
-    files = set(kept) | ({one.file for one in source.experts.of.values()} if source.experts is not None else set())
-    for target in targets:
-        if target.file in files:
+def apart(writer: Writer) -> dict[str, list[str]]:
+    """Files of layers and of experts, with the names in each, in order. A layer without tensors has a file, too."""
+    out: dict[str, list[str]] = {}
+    pipeline = writer.pipeline
+    if pipeline is not None:
+        layers = blobs_of(writer.source).find("layer_files")
+        stems = [stem for stem, _ in layers.named()] if layers is not None else []
+        is_by_tp = pipeline.is_by_tp or writer.degree > 1
+        ranks = range(writer.degree) if is_by_tp else (None,)
+        out = {layer_file(stem, tp): [] for stem in stems for tp in ranks}
+    for target in writer.targets:
+        if is_apart(target.file):
             out.setdefault(target.file, []).append(str(target.key[0]))
     return dict(sorted(out.items()))

@@ -1,0 +1,196 @@
+"""Several kinds of parallelism at once: each shard has a tp and a pp coordinate, and experts lie on the ranks of a stage.
+
+Truth was gathered from the running engines, whole tensors under their names in one process.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from ucpl.api import convert, open_checkpoint, plan
+from ucpl.errors import UcplError
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
+LISTS, MUTE = (
+    FIXTURES / "tp2_pp2_dp2_z1_bf16",
+    FIXTURES / "tp2_pp2_dp1_z1",
+)  # lists of patterns say the cuts; nothing does
+STAGED, CUT = FIXTURES / "pp2_ep2_dp2_z1", FIXTURES / "tp2_ep2_dp2_z1"  # experts in a pipeline; beside cut layers
+LLAMA = "megatron_deepspeed.ucpl:llama()"
+CLIENT = ("args", "np_rng_state", "random_rng_state", "rng_tracker_states")  # whose classes no target may name
+STEP = "global_step3"
+
+
+def gathered(path: Path) -> dict[tuple[str, str], torch.Tensor]:
+    """(tensor, state) -> value of a folder of layout plain."""
+    found = torch.load(path / "plain.pt", weights_only=False)
+    out = {(name, state): t for name, mine in found["params"].items() for state, t in mine.items() if state != "step"}
+    return out | {(name, "weight"): t for name, t in found["buffers"].items()}
+
+
+def truth(path: Path) -> dict[tuple[str, str], torch.Tensor]:
+    found = torch.load(path / "truth_full.pt", weights_only=False)
+    out = {(name, state): t for name, mine in found["params"].items() for state, t in mine.items()}
+    return out | {(name, "weight"): t for name, t in found["buffers"].items()}
+
+
+def assert_is_truth(path: Path, source: Path) -> None:
+    found, wanted = gathered(path), truth(source)
+    assert found.keys() == wanted.keys()
+    for place, tensor in wanted.items():
+        assert found[place].dtype == tensor.dtype and torch.equal(found[place], tensor), place
+
+
+def described(path: Path) -> str | None:
+    return LLAMA if path in (MUTE, CUT) else None
+
+
+def dropped(path: Path) -> tuple[str, ...]:
+    return CLIENT if path == LISTS else ()
+
+
+def refusal(run: Callable[[], Any], code: str) -> str:
+    with pytest.raises(UcplError) as caught:
+        run()
+    assert caught.value.diagnostics[0].code == code
+    return caught.value.diagnostics[0].message
+
+
+@pytest.mark.parametrize("path", [LISTS, MUTE, STAGED, CUT], ids=lambda p: p.name)
+def test_whole_tensors_are_those_that_the_engines_held(path: Path, tmp_path: Path) -> None:
+    convert(path, tmp_path / "out", "plain()", layout=described(path), drop=dropped(path))
+    assert_is_truth(tmp_path / "out", path)
+
+
+@pytest.mark.parametrize(
+    ("path", "calls"),
+    [
+        (LISTS, ("zero1(dp=3, tp=1, pp=1)", "zero1(dp=1, tp=3, stages=[3, 2])")),
+        (LISTS, ("zero1(dp=1, tp=4, pp=1)", "zero1(dp=2, tp=1, stages=[1, 1, 1, 2])", "zero1(dp=2, tp=2, pp=3)")),
+        (LISTS, ("zero3(dp=3)", "zero2(dp=2)")),
+        (LISTS, ("zero1(dp=2, tp=2, stages=[1, 4])", "zero1(dp=4, tp=2, pp=1)")),
+        (MUTE, ("zero1(dp=2, tp=1)", "megatron_deepspeed.ucpl:llama(dp=2, tp=2, pp=3)")),
+        (MUTE, ("zero3(dp=2, tp=1)",)),
+        (STAGED, ("zero1(dp=4, pp=1, ep=4)", "zero1(dp=2, pp=1, ep=1)")),
+        (STAGED, ("zero1(dp=4, pp=2, ep=4)", "zero1(dp=1, pp=2, ep=1)", "zero1(dp=2, pp=2, ep=2)")),
+        (STAGED, ("megatron_deepspeed.ucpl:llama(dp=2, tp=2, pp=2)",)),
+        (CUT, ("zero1(dp=4, tp=1, ep=4)", "megatron_deepspeed.ucpl:llama(dp=1, tp=2, ep=2)")),
+        (CUT, ("zero1(dp=2, tp=2, ep=4)", "zero1(dp=3, tp=2, ep=1)", "zero2(dp=2, tp=1, ep=2)")),
+    ],
+    ids=lambda x: x.name if isinstance(x, Path) else " ".join(c.partition(":")[2] or c for c in x),
+)
+def test_a_walk_over_degrees_ends_in_the_same_tensors(path: Path, calls: tuple[str, ...], tmp_path: Path) -> None:
+    here, source = path, described(path)
+    for number, call in enumerate(calls):
+        convert(here, tmp_path / str(number), call, layout=source, drop=dropped(path) if here == path else ())
+        says_itself = ("llama" not in call and path == LISTS) or "tp=1" in call or ("tp" not in call and path == STAGED)
+        here, source = tmp_path / str(number), None if says_itself else LLAMA
+    convert(here, tmp_path / "out", "plain()", layout=source)
+    assert_is_truth(tmp_path / "out", path)
+
+
+def test_files_that_no_rank_reads_are_no_loss_where_every_rank_that_has_an_expert_has_its_file(tmp_path: Path) -> None:
+    """DeepSpeed writes an expert once, from the first rank that has it, and reads it by each rank's own number."""
+    convert(CUT, tmp_path / "out", "zero1(dp=2, tp=2, ep=1)", layout=LLAMA)
+    files = sorted(p.name for p in (tmp_path / "out" / STEP).glob("layer_0_expert_2_*"))
+    assert files == [f"layer_0_expert_2_mp_rank_0{tp}_model_states.pt" for tp in (0, 1)]
+    assert not (CUT / STEP / "layer_0_expert_2_mp_rank_00_model_states.pt").exists()
+
+
+def test_each_stage_counts_its_own_layers_with_experts(tmp_path: Path) -> None:
+    convert(STAGED, tmp_path / "out", "zero1(dp=2, pp=1, ep=2)")
+    found = torch.load(tmp_path / "out" / STEP / "mp_rank_00_model_states.pt", weights_only=False)
+    assert found["num_experts"] == [4, 4]
+    assert len(list((tmp_path / "out" / STEP).glob("layer_1_expert_*_mp_rank_00_model_states.pt"))) == 4
+    own = [torch.load(STAGED / STEP / f"mp_rank_0{pp}_model_states.pt", weights_only=False) for pp in (0, 1)]
+    assert [one["num_experts"] for one in own] == [[4], [4]]
+
+
+def test_a_stage_holds_its_own_tensors_alone(tmp_path: Path) -> None:
+    convert(STAGED, tmp_path / "out", "zero1(dp=1, pp=2, ep=1)")
+    for pp in (0, 1):
+        name = f"mp_rank_0{pp}_model_states.pt"
+        was = torch.load(STAGED / STEP / name, weights_only=False)
+        found = torch.load(tmp_path / "out" / STEP / name, weights_only=False)
+        assert sorted(found["module"]) == sorted(was["module"]) and found["buffer_names"] == was["buffer_names"]
+
+
+def test_what_cuts_is_told_with_its_origin() -> None:
+    def said(call: str) -> dict[str, tuple[Any, str]]:
+        return {o.name: (o.value, o.origin) for o in plan(str(LISTS), call, drop=CLIENT).origins}
+
+    assert said("zero1(dp=1, tp=2, pp=1)")["cuts over tp"] == ("11 tensors", "as the source's")
+    chunked = said("zero1(dp=1, tp=4, pp=1)")
+    assert "as torch.chunk cuts what universal_checkpoint_info of mp_rank_00" in chunked["cuts over tp"][1]
+    assert "1.mlp.dense_h_to_4h.weight [6, 6, 6, 4]" in chunked["unequal parts"][0]
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return shutil.copytree(LISTS, tmp_path / "save")
+
+
+def test_where_nothing_says_how_tensors_are_cut_a_layout_is_asked_for() -> None:
+    assert "is [17, 16], [17, 16] on tensor-parallel ranks" in refusal(lambda: plan(str(MUTE), "plain()"), "E464")
+
+
+def test_a_layer_that_one_tensor_parallel_rank_lacks(folder: Path) -> None:
+    (folder / STEP / "layer_01-model_01-model_states.pt").unlink()
+    assert "layer_01-model_01-model_states.pt is missing" in refusal(lambda: open_checkpoint(folder), "E452")
+
+
+def test_layers_of_two_topologies(folder: Path) -> None:
+    (folder / STEP / "layer_02-model_00-model_states.pt").rename(folder / STEP / "layer_02-model_states.pt")
+    assert "two runs" in refusal(lambda: open_checkpoint(folder), "E453")
+
+
+def test_layers_of_more_ranks_than_there_are(folder: Path) -> None:
+    for name in ("layer_00", "layer_01", "layer_02", "layer_03"):
+        shutil.copy(
+            folder / STEP / f"{name}-model_00-model_states.pt", folder / STEP / f"{name}-model_02-model_states.pt"
+        )
+    assert "4 model-parallel ranks, and of 3 tensor" in refusal(lambda: open_checkpoint(folder), "E454")
+
+
+def test_tensor_parallel_ranks_with_other_tensors(folder: Path) -> None:
+    path = folder / STEP / "layer_02-model_01-model_states.pt"
+    held = torch.load(path, weights_only=False)
+    del held["self_attention.dense.bias"]
+    torch.save(held, path)
+    assert "the same tensors in layer 2" in refusal(lambda: open_checkpoint(folder), "E463")
+
+
+@pytest.mark.parametrize(
+    ("path", "call", "code"),
+    [
+        (LISTS, "zero1(dp=1, tp=40, pp=1)", "E473"),
+        (LISTS, "zero2(dp=1, pp=2)", "E477"),
+        (LISTS, "zero3(dp=1, stages=[2, 3])", "E477"),
+        (LISTS, "zero1(dp=1, tp=1, pp=6)", "E477"),
+        (CUT, "zero1(dp=3, tp=2, ep=4)", "E478"),
+        (STAGED, "zero1(dp=2, pp=2, ep=3)", "E478"),
+        (STAGED, "zero3(dp=2)", "E478"),
+    ],
+)  # fmt: skip
+def test_degrees_that_cannot_be(path: Path, call: str, code: str, tmp_path: Path) -> None:
+    assert refusal(lambda: convert(path, tmp_path / "out", call, layout=described(path), drop=dropped(path)), code)
+
+
+def test_degrees_of_experts_that_contradict_each_other(tmp_path: Path) -> None:
+    folder = shutil.copytree(CUT, tmp_path / "save")
+    for path in (folder / STEP).glob("*optim*"):
+        held = torch.load(path, weights_only=False)
+        held["optimizer_state_dict"]["partition_count"][2] = 4
+        torch.save(held, path)
+    assert "4 ranks share an expert and 2 hold different ones" in refusal(lambda: open_checkpoint(folder), "E454")

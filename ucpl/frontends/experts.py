@@ -1,0 +1,193 @@
+"""Facts about a model's experts as a layout in the language that extends a shipped one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import TypeVar
+
+from attrs import AttrsInstance, evolve, frozen
+
+from ucpl.errors import Label, fail
+from ucpl.extents.experts import Expert, Experts, expert_file
+from ucpl.extents.pipeline import Pipeline
+from ucpl.frontends.parallel import Base, Cuts, Extended, Note, extended, pattern
+from ucpl.frontends.stages import arguments, stage_of, with_argument
+from ucpl.layout.expand import items_of
+from ucpl.layout.scope import Scope
+from ucpl.regions.sharding import TP
+from ucpl.syntax import nodes
+from ucpl.syntax.walk import inside, rewritten
+
+Record = TypeVar("Record", bound=AttrsInstance)
+
+EP = "ep"
+MP_HOLE = "{pp * size(tp) + tp:02}"  # in the name of an expert's file
+GROUP_ELEMENTS_MAX = 178_956_971  # max_group_size of moe/utils.py, split_params_into_different_moe_groups_for_optimizer
+
+
+@frozen(eq=False)
+class DealtExperts:
+    """Experts over `ep` ranks, the layers with experts on stages of a pipeline: by prefix, (stage, number among its own)."""
+
+    experts: Experts
+    ep: int
+    places: dict[str, tuple[int, int]]
+    stages: int = 1
+    is_stored: bool = False  # as files are, not as DeepSpeed looks for them
+
+    @classmethod
+    def of(cls, experts: Experts, ep: int, pipeline: Pipeline | None, is_stored: bool = False) -> DealtExperts:
+        counts: dict[int, int] = {}
+        places: dict[str, tuple[int, int]] = {}
+        for module in experts.modules:
+            stage = 0 if pipeline is None else pipeline.stage(int(module.partition(".")[0]))
+            places[module] = stage, counts.get(stage, 0)
+            counts[stage] = counts.get(stage, 0) + 1
+        if is_stored:
+            layers = {one.module: one.layer for one in experts.of.values()}
+            places = {module: (stage, layers[module]) for module, (stage, _) in places.items()}
+        return cls(experts, ep, places, 1 if pipeline is None else pipeline.stages, is_stored)
+
+    def tps(self, one: Expert) -> tuple[int | None, ...]:
+        """Tensor-parallel ranks whose files hold a tensor. None: those whose ranks hold the expert.
+
+        DeepSpeed writes an expert from the first rank that holds it and reads it by each rank's own number, so a target has
+        a file for each.
+        """
+        return one.tps if self.is_stored and not self.experts.is_within_tp and one.tps else (None,)
+
+
+def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[Note, ...]]:
+    """(base, experts, ep, notes): over how many ranks the call deals experts, and the base without what was said of them.
+
+    Raises: UcplError E478.
+    """
+    plain, given = arguments(base, (EP,))
+    asked = Label("<call>", where=base.call.name)
+    if stage_of(plain) not in (1, 2):
+        fail("E478", f"`{base.call.name}` for deepspeed.moe, which DeepSpeed saves with ZeRO stage 1 or 2", asked)
+    dp, tp = plain.asked("dp"), plain.asked(TP)
+    # Experts that were whole stay whole; where there was one tensor-parallel rank, DeepSpeed's default is that they are.
+    experts = evolve(source, is_within_tp=tp == 1 or (source.is_within_tp and base.inherited.get(TP, (1, ""))[0] != 1))
+    ranks, said = (dp, "dp") if experts.is_within_tp else (dp * tp, "dp * tp")
+    ep, origin = experts.ep, "as the source's"
+    if EP in given:
+        ep, origin = Scope().integer(given[EP]), "given"
+    if ep < 1 or ranks % ep:
+        fail(
+            "E478", f"ep = {ep} does not divide {said} = {ranks}: each expert would not be on equally many ranks", asked
+        )
+    for module, count in {one.module: one.count for one in experts.of.values()}.items():
+        if count % ep:
+            fail("E478", f"{count} experts of {module.rstrip('.')} do not divide by ep = {ep}", asked)
+    if ep != experts.ep:
+        _demand_whole_groups(base.model, experts, ep, asked)
+    notes: tuple[Note, ...] = (
+        ("experts of a rank", f"ep {ep}", origin),
+        ("edp", ranks // ep, f"{said} / ep: ranks that hold the same experts"),
+    )
+    return plain, experts, ep, notes
+
+
+def _demand_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
+    """DeepSpeed opens another group once a rank's experts would have too many elements in one: that is not made here."""
+    numels = {item.path: prod(d.size or 1 for d in item.dims) for item in model.items if isinstance(item, nodes.Tensor)}
+    groups = [g.members or () for g in model.items if isinstance(g, nodes.Group)]
+    for degree in (experts.ep, ep):
+        local = [[numels[m] for m in g if experts.rank(m, degree) == 0] for g in groups if g and g[0] in experts.of]
+        for held, following in zip(local, (*local[1:], []), strict=True):
+            more = following[0] if following and degree == experts.ep else 0  # what opened the next group
+            if sum(held) + more > GROUP_ELEMENTS_MAX:
+                fail(
+                    "E478",
+                    f"at ep = {degree} the experts of a rank are not in one parameter group of {GROUP_ELEMENTS_MAX} elements,"
+                    " and DeepSpeed would not make the same groups at another degree",
+                    asked,
+                )
+
+
+def with_experts(base: Base, dealt: DealtExperts, cuts: Cuts, name: str) -> Extended:
+    """Experts on a mesh of their own, in groups and flat buffers that few ranks share."""
+    own, experts = items_of(base.library, base.call), dealt.experts
+    ranks: nodes.Expr = nodes.Name("dp")
+    if not experts.is_within_tp:
+        ranks = nodes.Binary("*", ranks, nodes.Name(TP))
+    axes = ("ep", "edp") if experts.is_data_first else ("edp", "ep")
+    items: list[nodes.LayoutItem] = [
+        nodes.Let((nodes.Binding("edp", nodes.Binary("/", ranks, nodes.Name(EP))),)),
+        *(
+            nodes.Let((nodes.Binding("expert_ways", _edp(binding.value)),))
+            for item in own
+            if isinstance(item, nodes.Let)
+            for binding in item.bindings
+            if binding.name == "ways"
+        ),
+        nodes.Mesh("expert", ("pp", *axes, *((TP,) if experts.is_within_tp else ()))),
+    ]
+    items += _expert_entries(base, dealt, cuts)
+    items += _expert_groups(own, base.model, experts)
+    return extended(with_argument(base, EP, dealt.ep), name, (nodes.Parameter(EP),), items)
+
+
+def _expert_entries(base: Base, dealt: DealtExperts, cuts: Cuts) -> list[nodes.LayoutItem]:
+    """The files of experts, and a line for each tensor: on its stage, where its expert is."""
+    tensors = {item.path for item in base.model.items if isinstance(item, nodes.Tensor)}
+    files: dict[str, nodes.LayoutItem] = {}
+    entries: list[nodes.LayoutItem] = []
+    for tensor, one in dealt.experts.of.items():
+        if tensor not in tensors:
+            continue
+        stage, layer = dealt.places[one.module]
+        short = f"layer_{layer}_expert_{one.number}"
+        files.setdefault(short, nodes.Files(short, "torch", expert_file(layer, one.number, MP_HOLE)))
+        at = [nodes.Clause("at", (EP, nodes.Number(dealt.experts.rank(tensor, dealt.ep))))] if dealt.ep > 1 else []
+        at += [nodes.Clause("at", ("pp", nodes.Number(stage)))] if dealt.stages > 1 else []
+        axes = pattern(cuts[tensor]) if tensor in cuts else (nodes.Rest(),)
+        where = (nodes.Clause("in", (short,)), nodes.Clause("as", (one.name,)))
+        for only in dealt.tps(one):
+            more = [nodes.Clause("at", (TP, nodes.Number(only)))] if only is not None else []
+            entries.append(nodes.Entry(tensor, (), axes, (*at, *more, *where)))
+    return [*files.values(), *entries]
+
+
+def _expert_groups(own: Sequence[nodes.LayoutItem], model: nodes.Model, experts: Experts) -> Iterator[nodes.LayoutItem]:
+    """The groups of experts, and the lines of the base with edp for dp."""
+    groups = [item for item in model.items if isinstance(item, nodes.Group)]
+    for number, group in enumerate(groups):
+        if not group.members or group.members[0] not in experts.of:
+            continue
+        for item in own:
+            if isinstance(item, nodes.Group) and item.of_model:
+                yield evolve(item, name=group.name, of_model=False, members=group.members, order=_edp(item.order))
+        for item in own:
+            if isinstance(item, nodes.States) and item.groups == ("*",) and not isinstance(item.shape, str):
+                clauses = [
+                    evolve(c, args=tuple(_numbered(a, number) for a in c.args)) if c.word == "as" else c
+                    for c in item.clauses
+                ]
+                shape = None if item.shape is None else tuple(_edp(axis) for axis in item.shape)
+                yield evolve(
+                    item, groups=(group.name,), shape=shape, clauses=(nodes.Clause("on", ("expert",)), *clauses)
+                )
+
+
+def _numbered(text: object, number: int) -> object:
+    return text.replace("{bucket}", str(number)) if isinstance(text, str) else text
+
+
+def _edp(node: Record) -> Record:
+    """The same with edp where dp stands, as an axis or in an expression, and with the ways of dealing among edp."""
+    return rewritten(node, _change)
+
+
+def _change(node: AttrsInstance) -> AttrsInstance | None:
+    match node:
+        case nodes.Name(path="dp"):
+            return evolve(node, path="edp")
+        case nodes.Name(path="ways"):
+            return evolve(node, path="expert_ways")
+        case nodes.Split(mesh_axis="dp"):
+            return evolve(inside(node, _change), mesh_axis="edp")
+        case _:
+            return None

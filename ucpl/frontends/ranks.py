@@ -1,0 +1,108 @@
+"""How tensors lie on model-parallel ranks, as a layout in the language: cuts over tp, stages of a pipeline, and experts.
+
+Each is a fact of its own (parallel, stages, experts), and a layout is made of those that a checkpoint has: first the lines of
+all tensors, then what experts add.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.frontends import experts, parallel, stages
+from ucpl.frontends.parallel import LAYERED, STORED, TARGET, Base, Cuts, Extended, Note
+from ucpl.layout import resolve
+from ucpl.regions.sharding import TP, shardings_of
+
+if TYPE_CHECKING:
+    from ucpl.extents.pipeline import Pipeline
+    from ucpl.stores.checkpoint import Checkpoint
+
+
+def stored(base: Base, checkpoint: Checkpoint) -> Extended:
+    """The layout of a checkpoint whose files say how its tensors lie. Raises: UcplError E464 where they do not."""
+    cuts: Cuts = checkpoint.shardings if parallel.is_cut(checkpoint) else {}
+    return _stored(base, checkpoint, cuts)
+
+
+def described(base: Base, checkpoint: Checkpoint) -> Extended:
+    """The layout of a checkpoint of which the base says how tensors are cut, and the files on which stages and ranks they lie.
+
+    Raises: UcplError E464 where it does not say how a tensor is cut.
+    """
+    return _stored(base, checkpoint, _said(base))
+
+
+def _said(base: Base) -> Cuts:
+    """How the base itself says that tensors are cut."""
+    layout = resolve(base.library, base.call, model=base.model, config=base.config, inherited=base.inherited)
+    return {path: evolve(one, origin=f"layout {base.call.name}") for path, one in shardings_of(layout).items()}
+
+
+def is_apart(checkpoint: Checkpoint) -> bool:
+    """Whether its files tell of stages or experts, of which a layout that says how tensors are cut need not speak."""
+    return checkpoint.pipeline is not None or checkpoint.experts is not None
+
+
+def _stored(base: Base, checkpoint: Checkpoint, cuts: Cuts) -> Extended:
+    pipeline, held = checkpoint.pipeline, checkpoint.experts
+    parallel.demand(cuts, checkpoint)
+    notes: tuple[Note, ...] = parallel.origins(cuts)
+    if pipeline is not None:
+        notes += stages.notes_of(pipeline)
+    dealt = None if held is None else experts.DealtExperts.of(held, held.ep, pipeline, is_stored=True)
+    return evolve(_made(base, cuts, pipeline, dealt, STORED), notes=notes)
+
+
+def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
+    """The layout of a target that is called by the name of a shipped one, at its degrees. cuts: of the source's tensors.
+
+    Raises: UcplError E472, E473, E475-E478 where it is not known how tensors lie there, or they cannot.
+    """
+    held = source.experts if source is not None else None
+    pipeline = source.pipeline if source is not None else None
+    asked = Label("<call>", where=base.call.name)
+    if evolve(base, inherited={}).asked("pp") > 1 and pipeline is None:
+        fail(
+            "E475",
+            f"`{base.call.name}` with pipeline stages: the source is no pipeline, and nothing says which tensors are a layer",
+            Label("<call>", where="pp"),
+        )
+    if pipeline is not None and stages.stage_of(base) != 1:  # the same tensors in a module that is no pipeline
+        if evolve(base, inherited={}).asked("pp") > 1 or stages.is_dealt(base):
+            fail("E477", f"`{base.call.name}` for a PipelineModule, which DeepSpeed trains with ZeRO stage 1", asked)
+        base, pipeline = stages.with_argument(base, "pp", 1), None
+    notes: tuple[Note, ...] = ()
+    of_cuts: tuple[Note, ...] = ()
+    ep, of_experts = 1, None
+    if held is not None:
+        base, of_experts, ep, notes = experts.degree_of(base, held)
+    if pipeline is not None:
+        base, pipeline, of_layers = stages.dealt(base, pipeline, ep)
+        notes = (*of_layers, *notes)
+    if parallel.says_cuts_alone(base.library, base.call):
+        cuts, of_cuts = _said(base), ()
+    else:
+        if source is not None and not parallel.is_cut(source):
+            cuts = cuts or source.shardings  # how its tensors would be cut, if they were
+        base, cuts, of_cuts = parallel.dealt(base, cuts)
+    if pipeline is not None and base.asked(TP) > 1:
+        pipeline = evolve(pipeline, is_by_tp=True)
+    dealt = None if of_experts is None else experts.DealtExperts.of(of_experts, ep, pipeline)
+    return evolve(_made(base, cuts, pipeline, dealt, TARGET), notes=(*of_cuts, *notes))
+
+
+def _made(base: Base, cuts: Cuts, pipeline: Pipeline | None, dealt: experts.DealtExperts | None, name: str) -> Extended:
+    """A layout that extends the one called, with a line for each tensor that does not lie as any would."""
+    first = name if dealt is None else LAYERED
+    made = Extended(base.library, base.call)
+    if pipeline is not None:
+        made = stages.pipelined(base, pipeline, cuts, first)
+    elif cuts:
+        whole = {path: one for path, one in cuts.items() if dealt is None or path not in dealt.experts.of}
+        made = parallel.cut(base, whole, first)
+    if dealt is not None:
+        made = experts.with_experts(evolve(base, library=made.library, call=made.call), dealt, cuts, name)
+    return made
