@@ -145,6 +145,28 @@ def test_where_nothing_says_how_tensors_are_cut_a_layout_is_asked_for() -> None:
     assert "is [17, 16], [17, 16] on tensor-parallel ranks" in refusal(lambda: plan(str(MUTE), "plain()"), "E464")
 
 
+def test_the_refusal_is_a_layout_to_start_from_and_one_that_hands_on_some_axes_is_enough(tmp_path: Path) -> None:
+    with pytest.raises(UcplError) as caught:
+        plan(str(MUTE), "plain()")
+    (note,) = caught.value.diagnostics[0].notes
+    lines = note.partition("\n")[2].replace(", pp = 1", "").replace(", pp = pp", "")
+    assert '"*.self_attention.dense.weight" = ...  as "{name}"  # [16, 8] on a rank' in lines
+    for name, cut in (
+        ("tied_modules.embed.word_embeddings.weight", "_@tp _"),
+        ("*.query_key_value.weight", "_@tp _"),
+        ("*.query_key_value.bias", "_@tp"),
+        ("*.self_attention.dense.weight", "_ _@tp"),
+        ("*.mlp.dense_h_to_4h.weight", "(_[..22]@tp + _[22..]@tp) _"),
+        ("*.mlp.dense_4h_to_h.weight", "_ _@tp"),
+    ):
+        lines = "\n".join(
+            line.replace("= ...", f"= {cut}") if name.removeprefix("*") in line else line for line in lines.splitlines()
+        )
+    (tmp_path / "mine.ucpl").write_text("ucpl 1\n" + lines)
+    convert(MUTE, tmp_path / "out", "plain()", layout=f"{tmp_path / 'mine.ucpl'}:mine()")
+    assert_is_truth(tmp_path / "out", MUTE)
+
+
 def test_a_layer_that_one_tensor_parallel_rank_lacks(folder: Path) -> None:
     (folder / STEP / "layer_01-model_01-model_states.pt").unlink()
     assert "layer_01-model_01-model_states.pt is missing" in refusal(lambda: open_checkpoint(folder), "E452")

@@ -222,7 +222,7 @@ def test_stages_of_a_target() -> None:
         ("zero1(pp=2, layers=4)", "E477"),
         ('zero1(pp=2, partition="type:block")', "E477"),
         ("zero2(pp=2)", "E477"),
-        ("zero3(pp=1)", "E477"),
+        ("zero3(pp=2)", "E477"),
     ],
 )
 def test_impossible_stages(call: str, code: str) -> None:

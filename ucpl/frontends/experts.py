@@ -159,7 +159,8 @@ def _expert_groups(own: Sequence[nodes.LayoutItem], model: nodes.Model, experts:
             continue
         for item in own:
             if isinstance(item, nodes.Group) and item.of_model:
-                yield evolve(item, name=group.name, of_model=False, members=group.members, order=_edp(item.order))
+                order = item.order if item.order is None or isinstance(item.order, str) else _edp(item.order)
+                yield evolve(item, name=group.name, of_model=False, members=group.members, order=order)
         for item in own:
             if isinstance(item, nodes.States) and item.groups == ("*",) and not isinstance(item.shape, str):
                 clauses = [

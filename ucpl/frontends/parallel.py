@@ -8,6 +8,7 @@ asked for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
@@ -21,6 +22,7 @@ from ucpl.layout.expand import wildcards_of
 from ucpl.layout.scope import Config, Scope, Value
 from ucpl.regions.sharding import TP
 from ucpl.syntax import nodes, parse, print_file
+from ucpl.syntax.quoting import quote
 
 if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint
@@ -31,6 +33,9 @@ Note = tuple[str, object, str]  # (name, value, origin), as a plan prints them
 KV_HEADS = "kv_heads"
 GRAIN = "tp_grain_size"
 RULE, CHUNK = "tp_rule", "chunk"  # what cuts a source's tensors, where that is not AutoTP
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a step of a name that is a number
+_LINES_SHOWN = 16
+
 STORED, TARGET = "stored", "target"  # names of the layouts that are made
 LAYERED = "layered"  # of one that another is made from: stages and cuts, before experts
 
@@ -123,15 +128,40 @@ def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
     """Where ranks hold parts, each tensor's must be known. Raises: UcplError E464."""
     if not is_cut(checkpoint):
         return
-    for tensor in checkpoint.tensors:
-        if tensor.name not in shardings:
-            shapes = checkpoint.local_shapes.get(tensor.name, ())
-            shown = ", ".join(str(list(shape)) for shape in shapes[:4])
-            fail(
-                "E464",
-                f"`{tensor.name}` is {shown} on tensor-parallel ranks, and nothing says what of the whole these are",
-                Label(str(checkpoint.root), where=tensor.name),
-            )
+    unknown = [tensor.name for tensor in checkpoint.tensors if tensor.name not in shardings]
+    if unknown:
+        shown = ", ".join(str(list(shape)) for shape in checkpoint.local_shapes.get(unknown[0], ())[:4])
+        more = f"; so with {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        fail(
+            "E464",
+            f"`{unknown[0]}` is {shown} on tensor-parallel ranks, and nothing says what of the whole these are{more}",
+            Label(str(checkpoint.root), where=unknown[0]),
+            notes=(_to_start_from(unknown, checkpoint),),
+        )
+
+
+def _to_start_from(unknown: Sequence[str], checkpoint: Checkpoint) -> str:
+    """A layout with a line for each kind of tensor that is open, all of them as copies: its author knows which are not."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in unknown:
+        glob = _NUMBER.sub("*", name)
+        shapes.setdefault(glob, checkpoint.local_shapes.get(name, ((),))[0])
+    lines = [
+        f'  {quote(glob)} = ...  as "{{name}}"  # {list(shape)} on a rank'
+        for glob, shape in list(shapes.items())[:_LINES_SHOWN]
+    ]
+    if len(shapes) > _LINES_SHOWN:
+        lines.append(f"  # and {len(shapes) - _LINES_SHOWN} more")
+    stage = checkpoint.envelope.settings.get("stage")
+    base = f"zero{stage.value if stage is not None else 1}"
+    return "\n".join(
+        (
+            "to start from, where `_@tp ...` cuts rows, `_ _@tp ...` columns, and `...` is a copy on every rank:",
+            f"layout mine(dp, tp, pp = 1) of any extends {base}(dp = dp, tp = tp, pp = pp) {{",
+            *lines,
+            "}",
+        )
+    )
 
 
 # ---- a source ------------------------------------------------------------------------------------------------------------

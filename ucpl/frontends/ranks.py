@@ -15,6 +15,7 @@ from ucpl.frontends import experts, parallel, stages
 from ucpl.frontends.parallel import LAYERED, STORED, TARGET, Base, Cuts, Extended, Note
 from ucpl.layout import resolve
 from ucpl.regions.sharding import TP, shardings_of
+from ucpl.syntax import nodes
 
 if TYPE_CHECKING:
     from ucpl.extents.pipeline import Pipeline
@@ -32,7 +33,12 @@ def described(base: Base, checkpoint: Checkpoint) -> Extended:
 
     Raises: UcplError E464 where it does not say how a tensor is cut.
     """
-    return _stored(base, checkpoint, _said(base))
+    cuts = _said(base)
+    chain = base.library.chain(base.call.name)
+    if all(isinstance(item, nodes.Entry) for link in chain[:-1] for item in link.node.items):
+        # Its lines say cuts, which are known now: what it extends knows all axes, whichever of them it handed on.
+        base = evolve(base, call=nodes.Call(chain[-1].node.name))
+    return _stored(base, checkpoint, cuts)
 
 
 def _said(base: Base) -> Cuts:
