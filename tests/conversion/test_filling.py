@@ -117,3 +117,32 @@ def test_numbers_of_parameters_are_begun_where_there_are_none(tmp_path: Path) ->
         float(p["step"]) for n, p in params.items() if "step" in p and n != "fresh"
     } == {3.0}
     assert torch.equal(params["fresh"]["weight"], torch.ones(2))
+
+
+def test_what_one_side_lacks_is_not_filled_for_a_comparison(tmp_path: Path) -> None:
+    text = """ucpl 1
+model m {
+  dim l = 3, h = 2
+  w : l h  dtype f32
+}
+layout less() of m {
+  framework torch()
+  file weights = torch "a.pt"
+  w[l[..2]] = h  as "w{l}"
+}
+layout all() of m {
+  framework torch()
+  file weights = torch "a.pt"
+  w = l h  as "w"
+  fill w = 0
+}
+"""
+    spec = tmp_path / "spec.ucpl"
+    spec.write_text(text)
+    for name in ("less", "all"):
+        (tmp_path / name).mkdir()
+    torch.save({"w0": torch.ones(2), "w1": torch.ones(2)}, tmp_path / "less" / "a.pt")
+    torch.save({"w": torch.tensor([[1.0, 1], [1, 1], [7, 7]])}, tmp_path / "all" / "a.pt")
+    with pytest.raises(UcplError) as caught:
+        ucpl.compare(tmp_path / "less", tmp_path / "all", a_layout=f"{spec}:less()", b_layout=f"{spec}:all()")
+    assert caught.value.diagnostics[0].code == "E308"

@@ -81,7 +81,8 @@ def likeness(
         if not reach:
             continue
         source = only(left, {p for p in reach if p in pairs_of(left)} | origins, {p for p, _ in reach})
-        target = counted(only(right, reach))
+        whole = evolve(right, layout=evolve(right.layout, fillings=()))  # what one side lacks is lacking
+        target = counted(only(whole, reach))
         known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in x.extents.items()}
         plan = order(build(source, target, dtype_of=_dtype_of(known)), name="compare")
         derived += plan.derived
