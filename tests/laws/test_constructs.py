@@ -182,7 +182,7 @@ def test_no_construct_is_without_a_law() -> None:
     found: set[str] = set()
 
     @given(models().flatmap(layout_pairs))
-    @settings(max_examples=150, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=300, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     def drawn(pair: tuple[Example, Example]) -> None:
         for example in pair:
             found.update(used(parse(example.text, example.name)))
