@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ucpl.conversion.checking import check
 from ucpl.conversion.forms import FORMS
+from ucpl.conversion.given import Given
 from ucpl.errors import UcplError
 from ucpl.layout import close, expand, load, resolve
 from ucpl.layout.frameworks import SETTINGS
@@ -85,3 +87,55 @@ def test_a_second_rest_is_refused(pattern: str) -> None:
     with pytest.raises(UcplError) as caught:
         resolve(library, parse_call("x()"), model=model)
     assert caught.value.diagnostics[0].code == "E155"
+
+
+UNREAD = """ucpl 1
+model m {
+  dim r = 4
+  w : r
+}
+layout x(tp) of any {
+  mesh tp
+  file weights = torch "{tp}"
+  *          = ...  as "{name}"
+  "*.bias"   = LINE
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ('... in nowhere as "{name}"', "E151"),
+        ('... on nowhere as "{name}"', "E218"),
+        ('... at pq[0] as "{name}"', "E148"),
+        ('... as "{layer}"', "E122"),
+        ('... as "{name!r}"', "E001"),
+        ('... as "{name"', "E120"),
+        ('... as "{tp:x}"', "E120"),
+    ],
+)
+def test_names_of_places_are_known_in_lines_that_speak_of_no_tensor(line: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "x.ucpl").write_text(UNREAD.replace("LINE", line))
+    assert [d.code for d in check(str(tmp_path / "x.ucpl"), Given()).findings] == [code]
+    (tmp_path / "x.ucpl").write_text(UNREAD.replace("LINE", '... as "{name}.{tp}"'))
+    assert check(str(tmp_path / "x.ucpl"), Given()).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("dims", "said"),
+    [("r[2..2]", "Write `r[2..3]`"), ("r[3..1]", "Write `r[1..3]`"), ("r[1..9]", "Write `r[1..]`"), ("r[1..3]", "")],
+)
+def test_ranges_that_hold_nothing_or_go_on_behind_their_dim_are_remarked(dims: str, said: str, tmp_path: Path) -> None:
+    text = UNREAD.replace("  w : r\n", f"  w : {dims}\n").replace('  "*.bias"   = LINE\n', "")
+    (tmp_path / "x.ucpl").write_text(text)
+    found = check(str(tmp_path / "x.ucpl"), Given())
+    assert found.findings == () and (any(said in one for one in found.remarks) if said else not found.remarks)
+
+
+@pytest.mark.parametrize("sign", ["%d", "$tp", "<tp>", "*", "%02d", "${tp}"])
+def test_signs_of_other_tools_in_names_are_remarked(sign: str, tmp_path: Path) -> None:
+    text = UNREAD.replace('"{tp}"', f'"{sign}.{{tp}}"').replace('  "*.bias"   = LINE\n', "")
+    (tmp_path / "x.ucpl").write_text(text)
+    found = check(str(tmp_path / "x.ucpl"), Given())
+    assert any(f"`{sign}" in one and "{tp:02}" in one for one in found.remarks) or (sign == "${tp}" and found.remarks)

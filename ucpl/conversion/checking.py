@@ -25,7 +25,7 @@ from ucpl.layout.idle import demand_known
 from ucpl.layout.library import Known, Reader
 from ucpl.layout.scope import Scope, Value, at
 from ucpl.layout.statements import items_of
-from ucpl.proofs.idle import idle_lines, unknown_drops
+from ucpl.proofs.idle import foreign_texts, idle_lines, idle_ranges, misspelt_states, unknown_drops
 from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import stored_twice
 from ucpl.proofs.unstored import holes, tensors_without_entry, unkept_states
@@ -222,7 +222,9 @@ class _Checker:
         items = tuple(evolve(i, template="") if isinstance(i, nodes.Files) and i.template else i for i in node.items)
         text = print_file(nodes.File("", 1, (evolve(node, parameters=(), items=items),)))
         for p in node.parameters:
-            if _first(p) is not None and not re.search(rf"(?<![\w.]){re.escape(p.name)}(?![\w.])", text):
+            if not isinstance(p.default, nodes.Text) and not re.search(
+                rf"(?<![\w.]){re.escape(p.name)}(?![\w.])", text
+            ):
                 self.remark(
                     f"{p.name} of {node.name} is in no mesh, and nothing is cut by it: ranks need `mesh {p.name}`"
                 )
@@ -315,10 +317,22 @@ class _Checker:
             for taken in side.layout.taken:
                 if not taken.names:
                     self.remark(f"{side.layout.name}: {taken.glob} matches no tensor of {self.given.model.name}")
-        if side.layout.model_name != TRIAL:
-            for text in idle_lines(side.layout, one.layout.items, of_any=one.is_of_any):
-                self.remark(text)
+        self.idle(side.layout, one)
         return side
+
+    def idle(self, layout: Layout, one: Called) -> None:
+        """What of a layout's own lines, and of its model's, does nothing or looks like a slip."""
+        for text in foreign_texts(layout, one.layout.items):
+            self.remark(text)
+        if layout.model_name == TRIAL:
+            for text in misspelt_states(one.layout.items):
+                self.remark(text)
+            return
+        for text in idle_lines(layout, one.layout.items, of_any=one.is_of_any):
+            self.remark(text)
+        models = (s for s in self.file.statements if isinstance(s, nodes.Model))
+        for text in idle_ranges(layout, [item for model in models for item in model.items]):
+            self.remark(text)
 
 
 def _first(parameter: nodes.Parameter) -> int | None:

@@ -26,6 +26,8 @@ def for_dim(item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: st
 
     if item.path == "*" and name == "model":
         return _GROUPS
+    if name.lower() != name and name.lower() in CLAUSE_WORDS:
+        return f"words of the language are small: write `{name.lower()}`"
     said = words().tools.get(item.path.rpartition(".")[2]) or foreign(name)
     last = name.rpartition(".")[2]
     if last in ("None", "null", "nil", "NULL"):

@@ -20,6 +20,7 @@ from ucpl.layout.library import Library
 from ucpl.layout.models import aliases_of, groups_of, states_of, tensors_of
 from ucpl.layout.on_mesh import demand_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
+from ucpl.layout.places import demand_places
 from ucpl.layout.scales import demand_block_edges
 from ucpl.layout.scope import Config, Scope, Value, at, nearest
 from ucpl.layout.statements import Given, Note, Opened, open_layout
@@ -32,7 +33,7 @@ from ucpl.layout.storing import (
     not_kept,
     states_lines,
 )
-from ucpl.layout.templates import closed, render
+from ucpl.layout.templates import closed, render, template
 from ucpl.syntax import nodes, print_expr
 
 __all__ = ["resolve", "resolved"]
@@ -115,7 +116,9 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     )
     demand_carried(layout.blobs, framework, ground.files)
     demand_known(opened.definitions, scope)
-    demand_known(_unread(items, layout), scope, with_dims=opened.layout.of != "any")
+    unread = _unread(items, layout)
+    demand_known(unread, scope, with_dims=opened.layout.of != "any")
+    demand_places(unread, items, ground)
     demand_names(items, ground, layout)
     demand_meshes(layout)
     return layout
@@ -124,9 +127,10 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
 def _unread(items: Iterable[nodes.LayoutItem], layout: Layout) -> list[nodes.Record]:
     """Lines of which nothing was worked out: under a condition that does not hold, or of a class that no tensor is in."""
     read = {e.span for e in layout.entries} | {s.span for s in layout.state_lines}
-    return [
-        i for i in items if isinstance(i, nodes.Entry | nodes.States) and i.shape is not None and i.span not in read
-    ]
+    read |= {f.span for f in layout.files.values()}
+    out: list[nodes.Record] = [i for i in items if isinstance(i, nodes.Entry | nodes.States) and i.shape is not None]
+    out += [i for i in items if isinstance(i, nodes.Files) and i.form is not None]
+    return [i for i in out if getattr(i, "span", nodes.NOWHERE) not in read]
 
 
 def _origin(taken: Taken) -> Note:
@@ -162,6 +166,8 @@ def _refuse_unknown_sizes(sizes: Mapping[str, Value], scope: Scope, model_items:
 def _check_asserts(opened: Opened) -> None:
     for item in opened.definitions:
         if isinstance(item, nodes.Assert):
+            if item.message:
+                template(item.message, item.span)
             _check_assert(item, opened.scope)
 
 

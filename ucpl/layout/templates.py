@@ -19,7 +19,7 @@ from typing import NoReturn
 import numpy as np
 from attrs import evolve, field, frozen
 
-from ucpl.errors import fail
+from ucpl.errors import UcplError, fail
 from ucpl.layout.arithmetic import Operand, Value, at, evaluated
 from ucpl.layout.scope import Scope, literal, nearest
 from ucpl.syntax import nodes, parse_expr, print_expr
@@ -92,18 +92,45 @@ def template(text: str, span: nodes.Span) -> Template:
         if not _FORMAT.match(m[2] or ""):
             fail("E120", f"`{m[2]}` is no number format: write {{x:02}} for two digits", at(span))
         if not m[1].strip():
-            shown = text.replace("{}", "{l}")
+            shown = re.sub(r"\{\s*\}", "{l}", text)
             fail(
                 "E120", f'braces of "{text}" have nothing in them', at(span), remedy=f'name the index, as in "{shown}"'
             )
-        expr = parse_expr(m[1], file=span.file, line=span.line, column=span.column)
-        parts.append(_hole(expr, m[2] or ""))
+        parts.append(_hole(_read(m[1], text, span), m[2] or ""))
         end = m.end()
     parts.append(text[end:])
     for part in parts:
         if isinstance(part, str) and ("{" in part or "}" in part):
             fail("E120", f'braces of "{text}" do not pair up', at(span))
     return Template(text, tuple(p for p in parts if p != ""), span)
+
+
+# What other tools write between braces, and what is written here.
+_HABITS = (
+    (re.compile(r"(.*)//(.*)"), r"\1/\2", "`/` divides whole numbers, and leaves no remainder"),
+    (re.compile(r"(\w+)![rsa]"), r"\1", "a number has one text; `{x:02}` has two digits"),
+    (re.compile(r"(?:str|int|repr)\((\w+)\)"), r"\1", "a number has one text"),
+    (re.compile(r"(\w+)\.(?:lower|upper|strip)\(\)"), r"\1", "a name is as the model has it"),
+    (re.compile(r"(\w+)\[(?:0|rank)\]"), r"\1", "a name is the coordinate itself, or the index"),
+    (re.compile(r"(\w+) rank"), r"\1", "the name of a mesh axis is the coordinate of a rank on it"),
+    (re.compile(r"\$(\w+)"), r"\1", "a name stands as it is"),
+    (re.compile(r"\{(.*)\}?"), r"\1", "one pair of braces"),
+)
+
+
+def _read(said: str, text: str, span: nodes.Span) -> nodes.Expr:
+    """The expression between braces. Raises: UcplError E001 to E019, with the template as it would be read."""
+    try:
+        return parse_expr(said, file=span.file, line=span.line, column=span.column)
+    except UcplError as error:
+        first = error.diagnostics[0]
+        why = "braces hold a number or a name, and perhaps its digits: `{l}`, `{l + 1}`, `{tp:02}`, `{size(tp)}`"
+        for habit, instead, reason in _HABITS:
+            if (found := habit.fullmatch(said.strip())) is not None:
+                new = found.expand(instead)
+                why = f'{reason}\nwrite: "{text.replace(said, new)}"'
+                break
+        raise UcplError(evolve(first, remedy=why), *error.diagnostics[1:]) from None
 
 
 def _hole(expr: nodes.Expr, form: str) -> Hole:

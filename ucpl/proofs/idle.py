@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from ucpl.layout import Layout
@@ -9,9 +10,10 @@ from ucpl.layout.by_index import whole_name
 from ucpl.layout.near import nearest
 from ucpl.syntax import nodes
 
-__all__ = ["idle_lines", "unknown_drops"]
+__all__ = ["foreign_texts", "idle_lines", "idle_ranges", "misspelt_states", "unknown_drops"]
 
 _EVERYWHERE = ("weight", "fp32")
+_FOREIGN = re.compile(r"%[ds]|%0?[0-9]+d|\$\{?\w*|<\w+>|\*")  # what stands for a number, in other tools
 
 
 def idle_lines(layout: Layout, items: Iterable[nodes.LayoutItem], *, of_any: bool) -> Iterator[str]:
@@ -63,3 +65,59 @@ def unknown_drops(layout: Layout, drop: Iterable[str]) -> Iterator[tuple[str, st
             close = nearest(name, known)
             states = ", ".join(s.name for s in layout.states) or "none"
             yield name, f"did you mean `{close}`?" if close else f"write a tensor, or a state; the states are {states}"
+
+
+def foreign_texts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
+    """Signs of other tools in names of files and keys, where they are texts like any others."""
+    for item in items:
+        match item:
+            case nodes.Files(template=text) if item.form is not None:
+                said = [text, item.key or ""]
+            case nodes.Entry() | nodes.States():
+                said = [c.args[0] for c in item.clauses if c.word == "as"]
+            case _:
+                continue
+        for text in said:
+            bare = re.sub(r"\{[^{}]*\}", "", text)
+            if (found := _FOREIGN.search(bare)) is not None:
+                yield (
+                    f'{layout.name}: `{found.group()}` in "{text}" is a text here. A number or a name stands in braces,'
+                    " as in {tp}, {l}, {tp:02}"
+                )
+
+
+def idle_ranges(layout: Layout, items: Iterable[nodes.ModelItem]) -> Iterator[str]:
+    """Ranges of a model's tensors, written as numbers, that hold nothing or end behind their dim."""
+    for item in items:
+        if not isinstance(item, nodes.Tensor):
+            continue
+        for dim in item.dims:
+            if dim.range is None or dim.name is None or dim.range.others:
+                continue
+            for part in dim.range.items:
+                if isinstance(part, nodes.Range) and (said := _of_a_range(part, dim.name, layout.sizes.get(dim.name))):
+                    yield f"{item.path}: {said}"
+
+
+def _of_a_range(part: nodes.Range, dim: str, size: int | None) -> str:
+    """What is odd about one range, with the one that may be meant; else \"\"."""
+    match part:
+        case nodes.Range(start=nodes.Number(value=low), stop=nodes.Number(value=high)) if low >= high:
+            meant = f"{dim}[{min(low, high)}..{max(low, high) + (low == high)}]"
+            return f"`{dim}[{low}..{high}]` holds nothing: a range ends before its second number. Write `{meant}`"
+        case nodes.Range(start=start, stop=nodes.Number(value=high)) if size is not None and high > size:
+            low = start.value if isinstance(start, nodes.Number) else 0
+            return (
+                f"`..{high}` goes on behind `{dim}`, which is {size}. Write `{dim}[{low}..]`, or `{dim}[{low}..{size}]`"
+            )
+    return ""
+
+
+def misspelt_states(items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
+    """Of a layout of any model that is tried over one of ours: names that are nearly `weight` or `fp32`."""
+    for item in items:
+        if isinstance(item, nodes.Derive):
+            for name in (item.state, item.source):
+                close = nearest(name, _EVERYWHERE)
+                if close is not None and close != name:
+                    yield f"`derive {item.state} from {item.source}`: did you mean `{close}` for `{name}`?"

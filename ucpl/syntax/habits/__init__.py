@@ -29,6 +29,11 @@ _FILES = ("signs", "numbers", "models", "entries", "patterns", "statements", "fi
 _HERE = Path(__file__).parent
 
 
+# A common word is no habit where it is a name: of a tensor on the left, in a path, a class behind `of`, in quotes.
+_NAMED = re.compile(r'"[^"]*"?|^\s*[\w.-]+(?=\s*(?:\[[^]]*\])?\s*[=:])|\bof\s+\w+')
+_COMMON = re.compile(r"(?<![\w.-])[A-Za-z_][\w-]*(?![\w.-])")
+
+
 @frozen
 class Habit:
     """One row of the tables."""
@@ -65,7 +70,8 @@ class Words:
     def of(self, line: str, own: frozenset[str], tools: bool) -> str:
         """What is written here for the first word of a line that another tool has. `own`: words that the language has."""
         table = self.tools if tools else self.names
-        return next((table[w] for w in re.findall(r"[A-Za-z_][\w-]*", line) if w in table and w not in own), "")
+        found = re.findall(r"[A-Za-z_][\w-]*", line) if tools else _COMMON.findall(_NAMED.sub(" ", line))
+        return next((table[w] for w in found if w in table and w not in own), "")
 
 
 def _read(name: str) -> dict[str, object]:
