@@ -31,7 +31,7 @@ _HERE = Path(__file__).parent
 
 # A common word is no habit where it is a name: of a tensor on the left, in a path, a class behind `of`, in quotes.
 _NAMED = re.compile(r'"[^"]*"?|^\s*[\w.-]+(?=\s*(?:\[[^]]*\])?\s*[=:])|\bof\s+\w+')
-_COMMON = re.compile(r"(?<![\w.-])[A-Za-z_][\w-]*(?![\w.-])")
+_COMMON = re.compile(r"(?<![\w-])[A-Za-z_][\w-]*(?![\w.-])")
 
 
 @frozen
