@@ -95,9 +95,9 @@ def test_a_key_inside_a_tensor(here: Path) -> None:
     layout = (
         'layout two() of m {\n  framework torch()\n  file weights = torch "g.pt"\n  v = a as "x"\n  u = a as "x/y"\n}\n'
     )
-    said(to(layout, here), "E392", 4, "x/y of g.pt is a tensor and a dict, too", "g.pt", "help:")
+    said(to(layout, here), "E392", 4, "x/y of g.pt is a tensor or a blob, and something else, too", "g.pt", "help:")
     turned = layout.replace('"x/y"', '"z"').replace('"x"', '"x/y"').replace('"z"', '"x"')
-    said(to(turned, here), "E392", 4, "x of g.pt is a tensor and a dict, too", "help:")
+    said(to(turned, here), "E392", 4, "x of g.pt is a tensor or a blob, and something else, too", "help:")
     assert sorted(os.listdir(here)) == ["own.ucpl", "src"]
 
 

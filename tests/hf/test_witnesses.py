@@ -167,7 +167,7 @@ def test_why_a_class_cannot_witness_is_said(folder, tmp_path, monkeypatch):
     assert found.verdict == "absent" and "itself the shipped one" in found.detail
     strange = tmp_path / "strange.ucpl"
     strange.write_text(
-        "ucpl 1\nmodel m {\n  dtype f32\n  dim a = 2, b = 2\n  w : a b\n}\nlayout x() of m {\n  framework safetensors()\n"
+        "ucpl 1\nmodel m {\n  dtype f32\n  dim a = 2, b = 2\n  w : a b\n}\nlayout x() of m {\n  framework huggingface()\n"
         '  file weights = safetensors "model.safetensors"\n  w = a b as "w"\n}\n'
     )
     save(tmp_path / "s", {"w": torch.ones(2, 2)}, CONFIG)
