@@ -15,7 +15,7 @@ class Section:
 
 @frozen
 class Sharding:
-    """One tensor over tensor-parallel ranks (and, where there are some, pipeline stages and experts).
+    """One tensor over tensor-parallel ranks.
 
     A rank holds its part of each section, end to end along `dim`, and all of every other dim. Sections stand in the order
     of the whole tensor: fused [q; k; v] is three, a plain column or row parallel weight is one.
@@ -25,8 +25,6 @@ class Sharding:
     dim: int | None = None  # None: every tp rank holds all of it
     sections: tuple[Section, ...] = ()
     origin: str = ""  # where it is stated: "affine_map of mp_rank_00_model_states.pt"
-    stages: tuple[int, ...] | None = None  # pp coordinates that hold it; None: all of them
-    expert: int | None = None  # the global number of the expert that it belongs to
 
     def width(self, tp: int) -> int:
         """Positions of `dim` that tp rank `tp` holds."""

@@ -425,7 +425,7 @@ def cut(base: Base, shardings: Cuts, name: str) -> Extended:
             aliases.setdefault(item.owner, []).append(item.path)
     lines = wildcards_of(base.library, base.call, base.model, inherited=base.inherited)
     for path, sharding in shardings.items():
-        if sharding.dim is None and sharding.stages is None:
+        if sharding.dim is None:
             continue
         axes = pattern(sharding)
         for place in (path, *aliases.get(path, ())):

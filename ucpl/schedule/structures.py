@@ -93,7 +93,5 @@ def _sharding(raw: Json) -> Sharding:
         Section(whole(s["size"]), None if s["widths"] is None else wholes(s["widths"])) for s in items(raw["sections"])
     )
     shape, dim = wholes(raw["shape"]), raw["dim"]
-    stages = None if raw["stages"] is None else wholes(raw["stages"])
-    expert = None if raw["expert"] is None else whole(raw["expert"])
     dim = None if dim is None else whole(dim, high=len(shape))
-    return Sharding(shape, dim, sections, text(raw["origin"]), stages, expert)
+    return Sharding(shape, dim, sections, text(raw["origin"]))
