@@ -266,7 +266,10 @@ def test_config_keys_come_from_the_config() -> None:
 
 def test_layouts_models_files_and_arguments_are_proposed_where_they_stand() -> None:
     assert {"parallel", "zero1"} <= set(labels(WHOLE.replace("extends parallel", "extends |")))
-    assert "gpt" not in labels(WHOLE.replace("extends parallel", "extends |"))
+    of_mine = WHOLE.replace("model gpt", "model mine").replace(
+        " of gpt", " of mine"
+    )  # a layout that ships is called gpt
+    assert "mine" not in labels(of_mine.replace("extends parallel", "extends |"))
     assert labels(WHOLE.replace("wide(tp) of gpt", "wide(tp) of |"))[:2] == ["gpt", "any"]
     assert labels(WHOLE.replace("in weights", "in |"))[:2] == ["weights", "optim"]
     assert labels(WHOLE.replace("extends parallel(tp = tp)", "extends parallel(|)"))[:2] == ["tp = ", "pp = "]

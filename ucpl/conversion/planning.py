@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ucpl.conversion.filling import begun
 from ucpl.conversion.given import Called, Given, called, is_checkpoint, library_of
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.side import Side
@@ -74,6 +73,7 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
 
     twice: prove the finished moves once more, by code that made none of them (about twice the time of planning).
     """
+    from ucpl.conversion.filling import begun
     from ucpl.graph import build
     from ucpl.graph.blobs import carried_blobs
     from ucpl.schedule import order

@@ -10,7 +10,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Flat, StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed.model_states import model_states
-from ucpl.stores.deepspeed.names import model_file
+from ucpl.stores.deepspeed.names import is_apart, model_file
 from ucpl.stores.deepspeed.optimizer_states import clip_grad, scaling, stage_of
 from ucpl.stores.deepspeed.target import FORMAT_VERSION, Made, TargetFile, Writer, demand_numbers, skeleton_of
 
@@ -46,9 +46,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
 
 def _refuse_files_apart(source: Checkpoint) -> None:
-    layers = source.pipeline.layers if source.pipeline is not None else ()
-    experts = source.experts.of.values() if source.experts is not None else ()
-    apart = next((one.file for one in (*layers, *experts) if one.file is not None), None)
+    apart = next((file for file in source.files if is_apart(file)), None)
     if apart is not None:
         fail("E471", f"a universal folder has no place for files such as {apart}", Label(str(source.root / apart)))
 
