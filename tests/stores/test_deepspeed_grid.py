@@ -132,6 +132,17 @@ def test_what_cuts_is_told_with_its_origin() -> None:
     assert "1.mlp.dense_h_to_4h.weight [6, 6, 6, 4]" in chunked["unequal parts"][0]
 
 
+def test_ranks_of_a_sequence_are_ranks_that_share_the_optimizer(tmp_path: Path) -> None:
+    """Ulysses: DeepSpeed states the degree of the sequence as tp_degree, and cuts the optimizer over all dp x sp ranks."""
+    folder = shutil.copytree(FIXTURES / "z1_dp4", tmp_path / "save")
+    (path,) = (folder / STEP).glob("mp_rank_*")
+    held = torch.load(path, weights_only=False)
+    held["checkpoint_parallel_dimensions"] = {"pp_degree": 1, "tp_degree": 2}
+    torch.save(held, path)
+    found = open_checkpoint(folder).envelope.settings
+    assert {name: found[name].value for name in ("dp", "tp", "pp")} == {"dp": 4, "tp": 1, "pp": 1}
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
