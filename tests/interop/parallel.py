@@ -16,10 +16,20 @@ import pytest
 from attrs import field, frozen
 
 ROOT = Path(__file__).parents[2]
-JOB = Path(__file__).with_name("parallel_job.py")
 STEPS = 3
-SECONDS_MAX = 150  # of one process group
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at other degrees
+
+
+@frozen
+class Script:
+    """What runs under torchrun, and what of a run its processes keep for all: other runs have processes of their own."""
+
+    path: Path
+    kept: tuple[str, ...] = ()
+    seconds: int = 150  # of one process group
+
+
+PARALLEL = Script(Path(__file__).with_name("parallel_job.py"), ("pp", "ep", "dtype"))
 
 
 @frozen
@@ -44,7 +54,8 @@ class Target:
         return re.sub("[^a-z0-9-]+", "_", words).rstrip("_")
 
 
-def torchrun(name: str, world: int, jobs: list[dict[str, Any]], folder: Path) -> None:
+def torchrun(name: str, world: int, jobs: list[dict[str, Any]], script: Script) -> None:
+    folder = Path(jobs[0]["result"]).parent
     listed = folder / f"{name}.jobs.json"
     listed.write_text(json.dumps(jobs))
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
@@ -52,7 +63,7 @@ def torchrun(name: str, world: int, jobs: list[dict[str, Any]], folder: Path) ->
     log = folder / f"{name}.log"
     with log.open("w") as out:
         made = subprocess.Popen(
-            [*launch, str(JOB), str(listed)],
+            [*launch, str(script.path), str(listed)],
             env=environment,
             cwd=folder,
             stdout=out,
@@ -60,11 +71,11 @@ def torchrun(name: str, world: int, jobs: list[dict[str, Any]], folder: Path) ->
             start_new_session=True,
         )
         try:
-            made.wait(timeout=SECONDS_MAX)
+            made.wait(timeout=script.seconds)
         except subprocess.TimeoutExpired:  # a rank failed, and the others wait for it
             os.killpg(made.pid, signal.SIGKILL)
             made.wait()
-            out.write(f"no end after {SECONDS_MAX} seconds")
+            out.write(f"no end after {script.seconds} seconds")
 
 
 def convert(source: Path, target: Path, call: str) -> str:
@@ -97,14 +108,14 @@ def spoil(folder: Path) -> None:
     torch.save(value, file)
 
 
-def work(sources: dict[str, Source], targets: tuple[Target, ...], folder: Path) -> Path:
+def work(sources: dict[str, Source], targets: tuple[Target, ...], folder: Path, script: Script = PARALLEL) -> Path:
     """All jobs; results lie in NAME.json. Runs of one shape share their processes: one after another in them."""
     jobs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for name, source in sources.items():
         job = {"do": "train", "run": source.run, "steps": STEPS, "folder": str(folder / name)}
         job |= {"truth": str(folder / f"{name}.truth"), "result": str(folder / f"{name}.json")}
-        jobs.setdefault(_shape(source.world, source.run), []).append(job)
-    _launch("train", jobs, folder)
+        jobs.setdefault(_shape(source.world, source.run, script), []).append(job)
+    _launch("train", jobs, script)
     with ThreadPoolExecutor(2) as pool:
         errors = list(pool.map(lambda t: convert_all(t, folder), targets))
     jobs = {}
@@ -116,18 +127,18 @@ def work(sources: dict[str, Source], targets: tuple[Target, ...], folder: Path) 
         run = {**sources[target.source].run, **target.run}
         job = {"do": "load", "run": run, "steps": STEPS, "folder": str(folder / str(target))}
         job |= {"truth": str(folder / f"{target.source}.truth"), "result": str(result_file)}
-        jobs.setdefault(_shape(target.world, run), []).append(job)
-    _launch("load", jobs, folder)
+        jobs.setdefault(_shape(target.world, run, script), []).append(job)
+    _launch("load", jobs, script)
     return folder
 
 
-def _shape(world: int, run: dict[str, Any]) -> tuple[Any, ...]:
-    return (world, run.get("pp"), run.get("ep"), run["dtype"])
+def _shape(world: int, run: dict[str, Any], script: Script) -> tuple[Any, ...]:
+    return (world, *map(run.get, script.kept))
 
 
-def _launch(do: str, jobs: dict[tuple[Any, ...], list[dict[str, Any]]], folder: Path) -> None:
+def _launch(do: str, jobs: dict[tuple[Any, ...], list[dict[str, Any]]], script: Script) -> None:
     for shape, listed in jobs.items():
-        torchrun("_".join(map(str, (do, *shape))), shape[0], listed, folder)
+        torchrun("_".join(map(str, (do, *shape))), shape[0], listed, script)
 
 
 def result(folder: Path, name: str) -> dict[str, Any]:
