@@ -21,7 +21,7 @@ help:
 	@echo "make mutants   plant faults in a copy, each of which a test must find (SHARE=10 SEED=1 ROOM=runtime narrow it)"
 	@echo "make interop   tests in which DeepSpeed itself loads what ucpl wrote"
 	@echo "make bench     timings, as docs/PERFORMANCE.md reports them (make bench lsp: one of plan, start, lsp, convert)"
-	@echo "make docs      write what is generated anew (docs/ERRORS.md, the colours of editors), then the site, links checked"
+	@echo "make docs      write what is generated anew (docs/ERRORS.md, README's table, the colours of editors), then the site, links checked"
 	@echo "make fmt       format the code; fmt-check only says whether it is"
 	@echo "make pins      write constraints.txt anew from the newest releases in range"
 	@echo "make clean     remove environments and caches"
@@ -68,6 +68,7 @@ $(TIMED):
 
 docs: $(VENV)/ready
 	$(VENV)/bin/python -m ucpl.errors.document docs/ERRORS.md
+	$(VENV)/bin/python -m tests.docs.capabilities
 	$(VENV)/bin/python -m editors.textmate editors/vscode/syntaxes/ucpl.tmLanguage.json
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 	@echo "site/index.html; to search in it: $(VENV)/bin/python -m http.server --directory site"

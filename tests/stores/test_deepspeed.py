@@ -238,6 +238,20 @@ def test_names_before_0_3_17(folder: Path) -> None:
     assert refusal(folder).code == "E457"
 
 
+def test_swap_files_of_an_optimizer_are_not_read(folder: Path) -> None:
+    (step(folder) / "offloaded_tensors").mkdir()
+    found = refusal(folder)
+    assert found.code == "E457" and "NVMe" in found.message
+
+
+def test_a_pipeline_without_zero_is_not_read(tmp_path: Path) -> None:
+    save = shutil.copytree(SHARED / "pp2_dp2_z1", tmp_path / "save")
+    for shard in step(save).glob("*_optim_states.pt"):
+        shard.unlink()
+    found = refusal(save)
+    assert found.code == "E457" and "without ZeRO" in found.message
+
+
 def test_a_truncated_shard(folder: Path) -> None:
     raw = optim(folder, 0).read_bytes()
     optim(folder, 0).write_bytes(raw[: len(raw) // 2])

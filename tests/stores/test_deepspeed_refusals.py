@@ -173,6 +173,14 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
         *(TP, meta(), lambda v: v.update(checkpoint_parallel_dimensions={"pp_degree": 2, "tp_degree": 1}), "E457"),
         "2 stages of a pipeline and no files of layers",
     ),
+    "flat masters": (
+        *(Z0, meta(), lambda v: v["optimizer"].update(fp32_groups_flat=[]), "E457"),
+        "its masters are flat",
+    ),
+    "experts of AutoEP": (
+        *(Z1, meta(), lambda v: v.update(ds_autoep_layers={"0": 4}), "E457"),
+        "its experts are AutoEP's",
+    ),
     "a parameter stated twice": (
         *(Z1, meta(), lambda v: v["param_shapes"][1].update([next(iter(v["param_shapes"][0].items()))]), "E456"),
         "param_shapes names a parameter twice",

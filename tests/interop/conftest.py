@@ -1,0 +1,59 @@
+"""A whole run of `make interop` is held against docs/capabilities.toml: what is named there was collected, ran and passed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.capabilities import names, read_capabilities
+
+HERE = "tests/interop"
+
+
+class Ran:
+    """Which tests of this folder passed, and what is said of it at the end."""
+
+    def __init__(self) -> None:
+        self.passed: set[str] = set()
+        self.lines: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.passed.add(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not is_whole(session):
+            return
+        self.lines = unproved({item.nodeid for item in session.items}, self.passed)
+        if self.lines and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in self.lines:
+            terminalreporter.write_line(line, red=True)
+
+
+def is_whole(session: pytest.Session) -> bool:
+    """Whether all of this folder was asked for, and nothing of it narrowed."""
+    config = session.config
+    asked = [Path(arg) == Path(HERE) for arg in config.args]
+    return asked == [True] and not (config.option.keyword or config.option.markexpr or config.option.collectonly)
+
+
+def unproved(tests: set[str], passed: set[str]) -> list[str]:
+    """What the list of capabilities says and this run does not bear out, and the reverse: a line each."""
+    named = sorted(name for name in read_capabilities().named() if name.startswith(HERE))
+    lines = [
+        f"docs/capabilities.toml names {n}, and no test is it" for n in named if not any(names(n, t) for t in tests)
+    ]
+    for test in sorted(tests):
+        if not any(names(n, test) for n in named):
+            lines.append(f"docs/capabilities.toml does not name {test}")
+        elif test not in passed:
+            lines.append(f"docs/capabilities.toml rests on {test}, which did not pass")
+    return lines
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Ran(), "capabilities")
