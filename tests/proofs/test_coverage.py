@@ -339,3 +339,33 @@ def test_a_state_whose_storage_is_another_s_is_not_proved_by_one_that_has_its_ow
     made = Shelves(tuple(shelves))
     code, message = refused(evolve(graph, sources=made) if side == "sources" else evolve(graph, targets=made))
     assert code == "E344" and "where no element lies" in message
+
+
+LED = (
+    "ucpl 1\nmodel m {\n  dim a = 4, b = 3\n  dtype f32\n  w : a b\n}\n"
+    'layout led(dp, tp) of m {\n  mesh dp tp\n  file weights = torch "{dp}.{tp}"\n  w = a b  any @dp as "w"\n}\n'
+    'layout held(dp, tp) of m {\n  mesh dp tp\n  file weights = torch "{dp}.{tp}"\n'
+    '  w = a b  any @dp as "w"\n  w = a b  at tp[0] as "whole"\n}\n'
+)
+
+
+def unchecked(source: str) -> Graph:
+    graph = joined(source, "led(dp = 1, tp = 1)", LED)
+    prove(graph)
+    return planted(graph, [r for r in told(graph) if r.kind == "copy"])
+
+
+def test_what_leads_is_held_against_its_equals() -> None:
+    """Ranks of tp lead alike at the first dp: one is read, and the others are checked, or the proof names the element."""
+    assert refused(unchecked("led(dp = 2, tp = 3)")) == (
+        "E343",
+        "weight of w[a=0, b=0] is neither used nor checked as a copy",
+    )
+
+
+def test_what_leads_gives_way_to_a_home_that_counts() -> None:
+    """Of the tensor's other home there is one copy for each dp. What leads is not looked at, and nothing is said of it."""
+    graph = joined("held(dp = 2, tp = 3)", "led(dp = 1, tp = 1)", LED)
+    read = {str(graph.sources[n].key) for r in told(graph) for n in r.source.tolist()}
+    assert read and all("whole" in key for key in read)
+    prove(graph)

@@ -83,7 +83,7 @@ def test_elements_between_two_positions(digits: list[tuple[int, int]], data: st.
     zero = np.zeros(1, dtype=np.int64)
     shape = np.array([size], dtype=np.int64)
     table = Pieces(
-        zero, zero + span, zero, zero, zero, zero, zero, shape, np.array([stride], dtype=np.int64), shape * 0, shape * 0
+        zero, zero + span, zero, zero, zero, zero, zero, zero, shape, np.array([stride], dtype=np.int64), shape * 0, shape * 0
     )
     start = data.draw(st.integers(0, span - 1))
     stop = data.draw(st.integers(start + 1, span))

@@ -26,6 +26,7 @@ from ucpl.proofs.joins import (
     distinct_boxes,
     first_left,
     halved,
+    in_dims,
     joined_boxes,
     ordered,
     pairs_in,
@@ -39,6 +40,8 @@ from ucpl.proofs.together import brought, demand_parts, places, same_places, tou
 from ucpl.proofs.told import Told
 from ucpl.regions import element_name
 from ucpl.regions.placement import LOOSE
+
+ANY, LEAD = LOOSE
 
 
 def prove(graph: Graph) -> None:
@@ -157,7 +160,10 @@ class _Proof:
                 )
 
     def used(self, source: Boxes) -> None:
-        """Every element of every piece of the source moves or is checked, unless its state is left out or any copy will do."""
+        """Every element of every piece of the source moves or is checked, unless its state is left out or any copy will do.
+
+        Of what leads under `any`, elements that are read where the tensor has another home are spared: not those of its equals.
+        """
         pieces, graph = self.told.source, self.graph
         boxes = distinct_boxes(source)
         i, _ = pairs_in(boxes)
@@ -166,7 +172,7 @@ class _Proof:
         held = np.bincount(boxes.piece, weights=boxes.volume, minlength=len(pieces)).astype(np.int64)
         suspect = held != (high - low).prod(axis=1)
         suspect[crossed] = True
-        suspect &= ~np.isin(pieces.policy, LOOSE)
+        suspect &= pieces.policy != ANY
         suspect &= (pieces.tensor < 0) | ~scales_among(self.told)[pieces.tensor]  # factors: their proof is the last one
         left_out = {text.split(": ")[0] for text in graph.dropped}
         order = np.argsort(boxes.piece, kind="stable")
@@ -175,7 +181,9 @@ class _Proof:
             tensor = graph.target.tensors[int(pieces.tensor[piece])] if pieces.tensor[piece] >= 0 else None
             if tensor is None or f"{self.told.states[int(pieces.state[piece])]} of {tensor}" in left_out:
                 continue
-            mine = order[np.searchsorted(by_piece, piece) : np.searchsorted(by_piece, piece, side="right")]
+            instead = self.other_homes(piece) if pieces.policy[piece] == LEAD else ()
+            spans = [(np.searchsorted(by_piece, n), np.searchsorted(by_piece, n, "right")) for n in (piece, *instead)]
+            mine = np.concatenate([order[a:b] for a, b in spans])
             index = first_left(low[piece], high[piece], boxes.low[mine], boxes.high[mine])
             if index is not None:
                 self.blame("E343", "is neither used nor checked as a copy", 0, piece, index)
@@ -191,6 +199,19 @@ class _Proof:
                     f"{part.state} of {element} is neither used nor checked as a copy",
                     Label(absent.file, "source", where=key_text(absent.key)),
                 )
+
+    def other_homes(self, piece: int) -> I64:
+        """Pieces of the source that are read instead of one that leads: of the same state and tensor, but not its equals.
+
+        Equals are of one part and one box: they lie on ranks that differ along other axes, and are checked.
+        """
+        pieces = self.told.source
+        same = (pieces.tensor == pieces.tensor[piece]) & (pieces.state == pieces.state[piece])
+        found = np.flatnonzero(same & (pieces.policy != ANY))
+        low, high = in_dims(pieces.dim[found], pieces.low[found], pieces.low[found] + pieces.size[found])
+        own = np.flatnonzero(found == piece)[0]
+        equal = (low == low[own]).all(axis=1) & (high == high[own]).all(axis=1)
+        return found[~(equal & (pieces.part[found] == pieces.part[piece]))]
 
     # ---- what is wrong ---------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ class Pieces:
     policy: I64
     over: I64  # of a mean or sum: the mesh axes that it is over, a bit each
     rank: I64  # the first that holds it
+    part: I64  # of the placement
     size: I64  # (N, K)
     stride: I64  # (N, K); of dims of size 1, which stand last: 0
     dim: I64  # (N, K) the logical dim of each column

@@ -46,9 +46,9 @@ class Told:
     def _pieces(self, side: int, placement: Placement, led: set[str]) -> Pieces:
         k, one = self.k, 1 << self.bits[side]
         blank = {"low": 0, "high": 1, "stride": 0}
-        wide: dict[str, list[I64]] = {n: [] for n in ("offset", "tensor", "state", "policy", "over", "rank", *blank)}
+        wide: dict[str, list[I64]] = {n: [] for n in ("offset", "tensor", "state", "policy", "over", "rank", "part", *blank)}
         common = np.array([self.number.get(p, -1) for p in placement.tensors] or [-1], dtype=np.int64)
-        for part, stand in zip(placement.parts, self.stands[side], strict=True):
+        for number, (part, stand) in enumerate(zip(placement.parts, self.stands[side], strict=True)):
             if stand is None or part.state in led:
                 continue
             p = part.folded
@@ -61,6 +61,7 @@ class Told:
             wide["state"].append(np.full(len(p), self.states.index(part.state)))
             wide["policy"].append(p.policy)
             wide["over"].append(p.over)
+            wide["part"].append(np.full(len(p), number))
             wide["rank"].append(_ranks(part, p.home) if p.over.any() else np.zeros_like(p.home))
             for name, array in (("low", p.low), ("high", p.high), ("stride", p.stride + p.home_stride * one)):
                 wide[name].append(array)
@@ -82,6 +83,7 @@ class Told:
             flat["policy"],
             flat["over"],
             flat["rank"],
+            flat["part"],
             size,
             stride,
             dim,
