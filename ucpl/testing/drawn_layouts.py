@@ -54,14 +54,28 @@ class DrawnLayout:
         axis = self.state_axis
         ways = self.degrees[axis] if axis is not None else 1
         lines += States(self.draw, self.model, tuple(self.degrees), axis, ways).lines()
-        body = "\n".join(lines)
         models, of = _called(self.model) if self.draw(booleans()) else ((self.model,), self.model.name)
-        text = (
-            f"{print_file(nodes.File('', 1, models)).rstrip()}\n\n"
-            f"layout {name}({', '.join(self.degrees)}) of {of} {{\n{body}\n}}\n"
-        )
+        text = f"{print_file(nodes.File('', 1, models)).rstrip()}\n\n" + self.layout(name, of, lines)
         degrees = ", ".join(f"{k} = {v}" for k, v in self.degrees.items())
         return Example(text, f"{name}({degrees})", f"{name}.ucpl")
+
+    def layout(self, name: str, of: str, lines: list[str]) -> str:
+        """The statements; perhaps all of them but one in a base, which takes that one back where the layout says it."""
+        taken = ", ".join(self.degrees)
+        paths = [line.split()[0].partition("[")[0] for line in lines]
+        alone = [
+            n for n, line in enumerate(lines) if " as " in line and " state " not in line and paths.count(paths[n]) == 1
+        ]
+        if not alone or self.draw(integers(0, 3)):
+            body = "\n".join(lines)
+            return f"layout {name}({taken}) of {of} {{\n{body}\n}}\n"
+        n = self.draw(sampled(alone))
+        below = "\n".join([*lines[:n], f"  {paths[n]} = none", *lines[n + 1 :]])
+        handed = ", ".join(f"{a} = {a}" for a in self.degrees)
+        return (
+            f'layout "{name}.base"({taken}) of {of} {{\n{below}\n}}\n\n'
+            f'layout {name}({taken}) of {of} extends "{name}.base"({handed}) {{\n{lines[n]}\n}}\n'
+        )
 
     def second_mesh(self) -> list[str]:
         total = math.prod(self.degrees.values())
