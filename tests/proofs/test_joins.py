@@ -82,9 +82,8 @@ def test_elements_between_two_positions(digits: list[tuple[int, int]], data: st.
     stride = [s if n > 1 else 0 for n, s in zip(size, stride, strict=True)]
     zero = np.zeros(1, dtype=np.int64)
     shape = np.array([size], dtype=np.int64)
-    table = Pieces(
-        zero, zero + span, zero, zero, zero, zero, zero, zero, shape, np.array([stride], dtype=np.int64), shape * 0, shape * 0
-    )
+    steps = np.array([stride], dtype=np.int64)
+    table = Pieces(zero, zero + span, *[zero] * 6, shape, steps, shape * 0, shape * 0)
     start = data.draw(st.integers(0, span - 1))
     stop = data.draw(st.integers(start + 1, span))
     row, low, high = between(table, zero, zero + start, zero + stop)

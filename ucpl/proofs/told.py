@@ -46,7 +46,9 @@ class Told:
     def _pieces(self, side: int, placement: Placement, led: set[str]) -> Pieces:
         k, one = self.k, 1 << self.bits[side]
         blank = {"low": 0, "high": 1, "stride": 0}
-        wide: dict[str, list[I64]] = {n: [] for n in ("offset", "tensor", "state", "policy", "over", "rank", "part", *blank)}
+        wide: dict[str, list[I64]] = {
+            n: [] for n in ("offset", "tensor", "state", "policy", "over", "rank", "part", *blank)
+        }
         common = np.array([self.number.get(p, -1) for p in placement.tensors] or [-1], dtype=np.int64)
         for number, (part, stand) in enumerate(zip(placement.parts, self.stands[side], strict=True)):
             if stand is None or part.state in led:
