@@ -211,7 +211,8 @@ class _Proof:
         low, high = in_dims(pieces.dim[found], pieces.low[found], pieces.low[found] + pieces.size[found])
         own = np.flatnonzero(found == piece)[0]
         equal = (low == low[own]).all(axis=1) & (high == high[own]).all(axis=1)
-        return found[~(equal & (pieces.part[found] == pieces.part[piece]))]
+        others: I64 = found[~(equal & (pieces.part[found] == pieces.part[piece]))]
+        return others
 
     # ---- what is wrong ---------------------------------------------------------------------------------------------------
 
