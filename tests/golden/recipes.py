@@ -602,6 +602,14 @@ def empty_folder(folder: Path) -> list[str]:
 
 
 @case
+def sharded_by_fsdp(folder: Path) -> list[str]:
+    (folder / "source").mkdir()
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp", "meta.pt"):
+        (folder / "source" / name).write_bytes(b"")
+    return CONVERT
+
+
+@case
 def text_file(folder: Path) -> list[str]:
     (folder / "source").write_text("no checkpoint\n")
     return CONVERT

@@ -14,6 +14,7 @@ from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.generic import Generic
 from ucpl.stores.huggingface import HuggingFace
 from ucpl.stores.plain import Plain
+from ucpl.stores.strangers import refuse_stranger
 
 FRAMEWORKS: tuple[Framework, ...] = (Universal(), DeepSpeed(), Plain(), HuggingFace(), Generic())
 
@@ -41,7 +42,7 @@ def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Read the headers of a checkpoint of any known framework. Raises UcplError E435 (exit 3) where none knows it."""
+    """Read the headers of a checkpoint of any known framework. Raises UcplError E435, E438 (exit 3) where none reads it."""
     try:
         mode = path.stat().st_mode
     except PermissionError as error:
@@ -53,6 +54,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     for one in FRAMEWORKS:
         if one.recognises(path):
             return one.open(path)
+    refuse_stranger(path)
     fail(
         "E435",
         f"{path} is no checkpoint that is known here",

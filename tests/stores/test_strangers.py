@@ -1,0 +1,60 @@
+"""Checkpoints that are known and not read yet are refused by their names; what is none of them, as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ucpl.errors import UcplError
+from ucpl.stores.registry import open_checkpoint
+
+SHARDS = (".metadata", "__0_0.distcp", "__1_0.distcp")
+
+
+def folder_of(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+def refused(path: Path) -> tuple[str, str, str]:
+    with pytest.raises(UcplError) as found:
+        open_checkpoint(path)
+    said = found.value.diagnostics[0]
+    return said.code, said.message, said.remedy
+
+
+@pytest.mark.parametrize(
+    ("names", "message", "remedy"),
+    [
+        ((*SHARDS, "meta.pt"), "Lightning's FSDPStrategy", "lightning.pytorch.utilities.consolidate_checkpoint"),
+        (SHARDS, "PyTorch's distributed format (DCP)", "format_utils dcp_to_torch"),
+        (tuple(f"pytorch_model_fsdp_0/{n}" for n in SHARDS), "as FSDP saves it;", "accelerate merge-weights"),
+        (("pytorch_model_fsdp.bin", "optimizer.bin"), "in one file", "model.safetensors"),
+    ],
+    ids=["lightning", "dcp", "accelerate", "accelerate in one file"],
+)
+def test_a_sharded_folder_is_refused_by_name(tmp_path: Path, names: tuple[str, ...], message: str, remedy: str) -> None:
+    code, said, advice = refused(folder_of(tmp_path / "a folder", *names))
+    assert code == "E438" and message in said and remedy in advice
+    assert f"'{tmp_path}/a folder" in advice or "`" not in advice, "a path with a space can be pasted into a shell"
+
+
+def test_the_one_file_of_lightning_is_refused_by_name(tmp_path: Path) -> None:
+    torch.save({"pytorch-lightning_version": "2.6.6", "state_dict": {"w": torch.ones(2)}}, tmp_path / "last.ckpt")
+    code, said, advice = refused(tmp_path / "last.ckpt")
+    assert code == "E438" and "Lightning in one file" in said
+    assert 'torch "last.ckpt" key "state_dict/{key}"' in advice
+
+
+@pytest.mark.parametrize("names", [(".metadata",), ("__0_0.distcp",), ("meta.pt",), ("pytorch_model_fsdp_0/x",)])
+def test_a_name_alone_makes_no_such_checkpoint(tmp_path: Path, names: tuple[str, ...]) -> None:
+    assert refused(folder_of(tmp_path / "other", *names))[0] == "E435"
+
+
+def test_a_state_dict_alone_is_no_checkpoint_of_lightning(tmp_path: Path) -> None:
+    torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / "last.ckpt")
+    assert refused(tmp_path / "last.ckpt")[0] == "E435"

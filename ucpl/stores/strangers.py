@@ -1,0 +1,89 @@
+"""Checkpoints that are known by their files and not read yet: each by its name, with what to do until it is.
+
+Asked only where no framework has recognised a path, so that nothing is refused here that could be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import quote
+from typing import NoReturn
+
+from ucpl.errors import Label, UcplError, fail
+from ucpl.stores.torch_files import read_torch_file
+
+__all__ = ["refuse_stranger"]
+
+LIGHTNING = "pytorch-lightning_version"  # a key of every checkpoint of Lightning's Trainer
+METADATA = ".metadata"  # of PyTorch's distributed checkpoints (DCP), beside *.distcp
+BY_LAYOUT = "which a layout of framework torch() reads: file weights = torch"
+
+
+def refuse_stranger(path: Path) -> None:
+    """Nothing, where the path is none of these. Raises: UcplError E438."""
+    if path.is_file():
+        _refuse_one_file(path)
+        return
+    if _is_distributed(path):
+        _refuse_distributed(path)
+    for below in _distributed_below(path):
+        _refuse(
+            path,
+            f"{path} has its model in {below}, a folder of PyTorch's distributed format, as FSDP saves it",
+            f"weights alone: `accelerate merge-weights {quote(str(below))} OUT` writes model.safetensors, which is read",
+            below,
+        )
+    for below in sorted(path.glob("pytorch_model_fsdp*.bin")):
+        _refuse(
+            path,
+            f"{path} has its model in {below.name}, as FSDP saves it in one file",
+            "weights alone: save its state dict as model.safetensors, which is read",
+            below,
+        )
+
+
+def _is_distributed(path: Path) -> bool:
+    return (path / METADATA).is_file() and any(path.glob("*.distcp"))
+
+
+def _distributed_below(path: Path) -> Iterator[Path]:
+    """Such folders of models, as Accelerate and transformers' Trainer call them."""
+    yield from (below for below in sorted(path.glob("pytorch_model_fsdp_*")) if _is_distributed(below))
+
+
+def _refuse_distributed(path: Path) -> NoReturn:
+    if (path / "meta.pt").is_file():
+        _refuse(
+            path,
+            f"{path} is a sharded checkpoint of Lightning's FSDPStrategy or ModelParallelStrategy",
+            f"`python -m lightning.pytorch.utilities.consolidate_checkpoint {quote(str(path))}` makes one file of it, "
+            f'{BY_LAYOUT} "{path.name}.consolidated" key "state_dict/{{key}}"',
+            path / METADATA,
+        )
+    _refuse(
+        path,
+        f"{path} is a folder of PyTorch's distributed format (DCP)",
+        f"`python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quote(str(path))} FILE` makes one file of it, "
+        f'{BY_LAYOUT} "FILE"',
+        path / METADATA,
+    )
+
+
+def _refuse_one_file(path: Path) -> None:
+    try:
+        value = read_torch_file(path.parent, path.name).value
+    except UcplError:  # no file of torch.save
+        return
+    if isinstance(value, dict) and LIGHTNING in value and "state_dict" in value:
+        _refuse(
+            path,
+            f"{path} is a checkpoint of Lightning in one file",
+            "save its state_dict as safetensors for the weights alone; for its optimizer, too, it is one file, "
+            f'{BY_LAYOUT} "{path.name}" key "state_dict/{{key}}"',
+            path,
+        )
+
+
+def _refuse(path: Path, message: str, remedy: str, shown: Path) -> NoReturn:
+    fail("E438", f"{message}; that is not read yet", Label(str(shown)), remedy=remedy)
