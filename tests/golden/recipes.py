@@ -942,3 +942,34 @@ def is_root() -> bool:
 
 
 __all__ = ["CASES", "Case", "is_root"]
+
+
+# ---- files beside the shards ----------------------------------------------------------------------------------------
+
+
+def trainers(folder: Path) -> Path:
+    """A copy of a real folder of transformers' Trainer."""
+    shutil.copytree(FIXTURES.parent / "trainer" / "checkpoint-3", folder / "source")
+    return folder / "source"
+
+
+@case
+def arguments_that_would_run_code(folder: Path) -> list[str]:
+    torch.save(Runs(folder / "marker"), trainers(folder) / "training_args.bin")
+    return CONVERT
+
+
+@case
+def arguments_that_are_cut_short(folder: Path) -> list[str]:
+    file = trainers(folder) / "training_args.bin"
+    file.write_bytes(file.read_bytes()[:1000])
+    return CONVERT
+
+
+@case
+def data_set_beside_the_shards(folder: Path) -> list[str]:
+    here = trainers(folder) / "data"
+    here.mkdir()
+    for number in range(10_001):
+        (here / str(number)).touch()
+    return CONVERT

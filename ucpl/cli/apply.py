@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.cli.convert import add_run, write
 from ucpl.cli.options import add_json, run_options
-from ucpl.cli.report import plan_lines
+from ucpl.cli.report import container_lines, plan_lines
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -37,5 +37,5 @@ def run(options: Namespace, console: Console) -> int:
     refuse_existing(target, how)
     plan = load_plan(options.plan)
     opened = open_for(plan, options.source)
-    console.say("\n".join(plan_lines(plan)))
+    console.say("\n".join([*plan_lines(plan), *container_lines(opened, plan)]))
     return write(plan, opened, target, how, console)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.options import add_changes, add_data_plane, add_json, add_sizes, given_of, run_options
-from ucpl.cli.report import plan_lines, plan_object, run_lines, run_object
+from ucpl.cli.report import container_lines, container_object, plan_lines, plan_object, run_lines, run_object
 from ucpl.errors import Exit
 
 if TYPE_CHECKING:
@@ -60,14 +60,16 @@ def run(options: Namespace, console: Console) -> int:
     described = called(options.layout) if options.layout is not None else None
     made = prepare(Asked(described, options.to, options.source, twice=True), given)
     assert made.checkpoint is not None
-    console.say("\n".join(plan_lines(made.plan)))
+    console.say("\n".join([*plan_lines(made.plan), *container_lines(made.checkpoint, made.plan)]))
     for text in advice(made.checkpoint, made.plan.target):
         console.say(f"to load it    {text}")
     if options.dry_run:
         console.say(
             "proved        every element of the target has one source, and stands where it belongs; nothing was written"
         )
-        console.answer({"plan": plan_object(made.plan), "written": False})
+        console.answer(
+            {"plan": plan_object(made.plan), **container_object(made.checkpoint, made.plan), "written": False}
+        )
         return Exit.DONE
     return write(made.plan, made.checkpoint, target, how, console)
 
@@ -80,5 +82,6 @@ def write(plan: Plan, source: Checkpoint, target: Path, how: How, console: Conso
         report = carry_out(plan, source, target, {**how, "progress": progress})
     console.say("\n".join(run_lines(report)))
     console.say(f"done          {target}")
-    console.answer({"plan": plan_object(plan), "written": True, "report": run_object(report)})
+    beside = container_object(source, plan)
+    console.answer({"plan": plan_object(plan), **beside, "written": True, "report": run_object(report)})
     return Exit.DONE

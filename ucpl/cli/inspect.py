@@ -12,7 +12,7 @@ from ucpl.errors import Exit
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.conversion.facts import Facts
+    from ucpl.conversion.facts import ContainerFacts, Facts
 
 EXAMPLE = "ucpl inspect runs/step-1000\nucpl inspect runs/step-1000 --tensors"
 
@@ -67,7 +67,19 @@ def lines(f: Facts, *, tensors: bool = False) -> list[str]:
         f"unknown       {name}: kept inert, never imported; convert asks for --allow-global"
         for name in f["unknown_globals"]
     ]
+    if f["container"] is not None:
+        out += container_lines(f["container"])
     if tensors:
         out += [f"  {t['name']}  {t['shape']} {t['dtype']} {t['kind']}" for t in f["tensors"]]
     out += [f"looks wrong   {text}" for text in f["remarks"]] or ["looks wrong   nothing"]
     return out
+
+
+def container_lines(f: ContainerFacts) -> list[str]:
+    """What the folder around the shards is, and the files in it by what becomes of them."""
+    words = {"carry": "carried", "weights": "weights", "rank": "one a rank", "unknown": "not known"}
+    out = [f"container     {f['title']}, {len(f['files'])} files beside the shards"]
+    for fate, word in words.items():
+        names = [name for name, mine in f["files"].items() if mine == fate]
+        out += [f"  {word.ljust(12)}{', '.join(names)}"] if names else []
+    return out + [f"  left out    {name}: {why}" for name, why in f["skipped"].items()]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.options import add_changes, add_json, add_model, add_sizes, given_of, write_text
-from ucpl.cli.report import plan_object
+from ucpl.cli.report import container_lines, plan_object
 from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def run(options: Namespace, console: Console) -> int:
 
         write_text(Path(options.output), plan_bytes(plan))
     console.say(summary(plan).rstrip("\n"))
+    for text in container_lines(made.checkpoint, plan, width=11):
+        console.say(text)
     for text in made.remarks:
         console.say(f"remark     {text}")
     if options.rank is not None:

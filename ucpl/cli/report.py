@@ -9,8 +9,9 @@ from ucpl.cli.console import bytes_text
 if TYPE_CHECKING:
     from ucpl.runtime.counters import Report
     from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["plan_lines", "plan_object", "run_lines", "run_object"]
+__all__ = ["container_lines", "container_object", "plan_lines", "plan_object", "run_lines", "run_object"]
 
 _SHOWN = 12
 
@@ -36,6 +37,28 @@ def _dropped(plan: Plan) -> list[str]:
         names = ", ".join(tensors[:_SHOWN]) if len(tensors) <= 3 else f"{len(tensors):,} tensors"
         out.append(f"left out      {state} of {names}: {reason}")
     return out
+
+
+def container_lines(source: Checkpoint | None, plan: Plan, width: int = 14) -> list[str]:
+    """What the folder around the shards is, and what becomes of each file in it."""
+    if source is None or source.container is None:
+        return []
+    from ucpl.stores.containers import sorted_into
+
+    kept = source.container.without({name for name, fate in plan.carry.items() if fate == "drop"})
+    said = sorted_into(kept, plan.target).said
+    return ["container".ljust(width) + kept.kind.title, *("beside".ljust(width) + text for text in said)]
+
+
+def container_object(source: Checkpoint | None, plan: Plan) -> dict[str, object]:
+    """The same for scripts: each file of the target with the one that it is of, and what is left out."""
+    if source is None or source.container is None:
+        return {}
+    from ucpl.stores.containers import sorted_into
+
+    kept = source.container.without({name for name, fate in plan.carry.items() if fate == "drop"})
+    made = sorted_into(kept, plan.target)
+    return {"container": {"kind": kept.kind.name, "files": {p.name: p.of.name for p in made.placed}, "left": made.left}}
 
 
 def plan_object(plan: Plan) -> dict[str, object]:

@@ -41,6 +41,13 @@ class TensorFacts(TypedDict):
     states: list[str]
 
 
+class ContainerFacts(TypedDict):
+    kind: str
+    title: str
+    files: dict[str, str]  # name -> what becomes of it: carry, weights, rank, or unknown
+    skipped: dict[str, str]  # name -> why it is no file of it
+
+
 class Facts(TypedDict):
     """All that `inspect` says. Its keys are those of `--json`, in their order."""
 
@@ -64,6 +71,7 @@ class Facts(TypedDict):
     carried: list[str]
     client_state: dict[str, str]
     unknown_globals: list[str]
+    container: ContainerFacts | None
     remarks: list[str]
     tensors: list[TensorFacts]
 
@@ -100,12 +108,22 @@ def facts(c: Checkpoint) -> Facts:
         "carried": sorted(envelope.blobs),
         "client_state": {str(k): value_text(number_of(v)) for k, v in envelope.carried.items()},
         "unknown_globals": sorted(set(unsafe_globals(held)) - KNOWN_GLOBALS),
-        "remarks": list(c.remarks),
+        "container": _container(c),
+        "remarks": [*c.remarks, *(c.container.remarks if c.container is not None else ())],
         "tensors": [
             {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "kind": t.kind, "states": list(t.states)}
             for t in c.tensors
         ],
     }
+
+
+def _container(c: Checkpoint) -> ContainerFacts | None:
+    """The folder around the shards, where a training framework keeps files of its own there."""
+    if c.container is None:
+        return None
+    files = {f.name: f.rule.fate if f.rule is not None else "unknown" for f in c.container.files}
+    kind = c.container.kind
+    return {"kind": kind.name, "title": kind.title, "files": files, "skipped": dict(c.container.skipped)}
 
 
 def _kinds(tensors: Iterable[NamedTensor]) -> dict[str, Count]:

@@ -81,7 +81,8 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
     demand_same_training(source, target)
     known = source.checkpoint.envelope if source.checkpoint is not None else None
     drop = target.given.drop
-    beside = tuple(d for d in drop if known is not None and (d in known.carried or d in known.scalars))
+    files = _files_beside(source.checkpoint)
+    beside = tuple(d for d in drop if known is not None and (d in known.carried or d in known.scalars or d in files))
     named = {b.name for side in (source, target) for b in side.placement.blobs}
     inside = tuple(d for d in drop if d not in beside and d not in named)
     blobs, without = carried_blobs(source.placement, target.placement, drop)
@@ -96,10 +97,18 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
     if not beside:
         return made
     said = tuple(
-        f"{'client_state' if known is not None and d in known.carried else 'scalar'} of {d}: dropped by name"
+        f"{'file' if d in files else 'client_state' if known is not None and d in known.carried else 'scalar'} of {d}:"
+        " dropped by name"
         for d in beside
     )
     return evolve(made, dropped=made.dropped + said, carry={**made.carry, **dict.fromkeys(beside, "drop")})
+
+
+def _files_beside(checkpoint: Checkpoint | None) -> frozenset[str]:
+    """Names of the files that a training framework keeps beside the shards."""
+    if checkpoint is None or checkpoint.container is None:
+        return frozenset()
+    return frozenset(file.name for file in checkpoint.container.files)
 
 
 def statement(file: str, name: str, given: Given) -> tuple[Called, Called, nodes.Plan]:

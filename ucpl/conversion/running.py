@@ -79,10 +79,11 @@ def _look_again(target: Path, plan: Plan) -> None:
 
 
 def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
-    """Which keys of client_state hold what is refused: they can be left out by name."""
+    """Which keys of client_state, and which files beside the shards, hold what is refused: they can be left out by name."""
     from ucpl.stores.pickles import unsafe_globals
 
     holders = {key: unsafe_globals(value) for key, value in checkpoint.envelope.carried.items()}
+    files = {f.name: f.unsafe for f in checkpoint.container.files} if checkpoint.container is not None else {}
     found = []
     for d in error.diagnostics:
         name = d.message.rpartition(" ")[2]
@@ -90,12 +91,17 @@ def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
         remedy = f"--allow-global {name} carries it over, where you trust it"
         remedy += "".join(f"; --drop {key} leaves out what holds it" for key in keys[:3])
         labels = tuple(Label(str(checkpoint.top), f"holds {name}", where=f"client_state {key}") for key in keys[:3])
+        beside = [file for file, names in files.items() if name in names][:3]
+        remedy += "".join(f"; --drop {file} leaves out the file" for file in beside)
+        labels += tuple(Label(str(checkpoint.top / file), f"names {name}") for file in beside)
         found.append(evolve(d, labels=labels or d.labels, remedy=remedy))
     return UcplError(*found)
 
 
 def _without(checkpoint: Checkpoint, names: set[str]) -> Checkpoint:
-    """The checkpoint as if client_state had none of these keys, and no parameter these numbers."""
+    """The checkpoint as if client_state had none of these keys, no parameter these numbers, its folder none of these files."""
+    if checkpoint.container is not None:
+        checkpoint = evolve(checkpoint, container=checkpoint.container.without(names))
     if names.isdisjoint(checkpoint.envelope.carried) and names.isdisjoint(checkpoint.envelope.scalars):
         return checkpoint
 

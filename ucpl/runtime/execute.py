@@ -41,6 +41,7 @@ from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.tiles import cut_tiles
 from ucpl.schedule import Files, Plan, bound
 from ucpl.stores.checkpoint import Checkpoint, Framework, Skeleton
+from ucpl.stores.containers import with_beside
 
 __all__ = ["execute"]
 
@@ -68,6 +69,7 @@ def execute(
         share = share_of(options.memory, options.workers)
         sources = fit(plan.sources, source.extents)
         skeleton = framework.skeleton(plan.target, _as_filed(plan.targets), source, options.tag)
+        skeleton = with_beside(skeleton, source, plan.target)
         _refuse_globals(skeleton, options)
         layout = lay_out(skeleton, plan.targets)
         sources += tuple(where for where, _ in layout.carried)

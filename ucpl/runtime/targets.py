@@ -75,7 +75,7 @@ def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
     units: list[Unit] = []
     homes: set[int] = set()
     for i, entry in enumerate(skeleton.files):
-        path = _inside(f"{skeleton.folder}/{entry.path}" if skeleton.folder else entry.path)
+        path = _inside(f"{skeleton.folder}/{entry.path}" if skeleton.folder and not entry.beside else entry.path)
         plan = _file_plan(entry)
         files.append(TargetFile(path, plan))
         filled: dict[str, int] = {}
@@ -131,6 +131,8 @@ def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
 
 
 def _file_plan(entry: SkeletonFile) -> FilePlan:
+    if entry.form == "whole":
+        return _Whole(entry.value)
     if entry.form == "torch":
         name = PurePosixPath(entry.path).name
         return layout_torch_file(entry.value, name.rpartition(".")[0] or name)
@@ -139,6 +141,21 @@ def _file_plan(entry: SkeletonFile) -> FilePlan:
         [(name, ref.storage.dtype, ref.shape) for name, ref in value.items()], entry.metadata
     )
     return _ByStorage(plan, {name: ref.storage.name for name, ref in value.items()})
+
+
+@frozen(eq=False)
+class _Whole:
+    """A file that is carried as it is: one run of bytes, and nothing of ours in it."""
+
+    size: int
+    fixed: tuple[tuple[int, bytes], ...] = ()
+
+    @property
+    def storages(self) -> dict[str, tuple[int, int]]:
+        return {"0": (0, self.size)} if self.size else {}
+
+    def finish(self, crcs: Mapping[str, int]) -> tuple[tuple[int, bytes], ...]:
+        return ()
 
 
 @frozen(eq=False)

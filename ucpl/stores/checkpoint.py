@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from attrs import field, frozen
 
 from ucpl.extents import Envelope, Extent, Flat, Key, NamedTensor, Sharding, StoredTensor, Structure
+from ucpl.extents.containers import Container
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import Pipeline
 
@@ -68,6 +69,7 @@ class Checkpoint:
     )  # of every tensor, where ranks hold different parts; else empty
     pipeline: Pipeline | None = None  # its layers, where it is one
     experts: Experts | None = None  # its experts, where files of their own hold them
+    container: Container | None = None  # the folder around it, where a training framework keeps files of its own there
 
 
 @frozen(eq=False)
@@ -83,11 +85,12 @@ class SkeletonFile:
     """One target file before its payload: a value tree whose TensorRefs point to named storages ("0", "1", ...)."""
 
     path: str  # relative to the step's folder of the target
-    value: Any  # for torch files; for safetensors files a dict name -> TensorRef
-    form: str = "torch"  # or "safetensors"
+    value: Any  # for torch files; for safetensors files a dict name -> TensorRef; the size of a whole one
+    form: str = "torch"  # or "safetensors", or "whole": one run of bytes, carried
     metadata: dict[str, str] | None = None  # of a safetensors header
     storage_of: dict[int, str] = field(factory=dict)  # index into the plan's targets -> storage name
     carried: tuple[Carried, ...] = ()
+    beside: bool = False  # it stands beside the step's folder, not in it
 
 
 @frozen(eq=False)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+from attrs import evolve
+
 from ucpl.errors import Label, fail
 from ucpl.extents import Structure
 from ucpl.stores.checkpoint import Checkpoint, Framework
+from ucpl.stores.containers import container_of
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.advice import advice as deepspeed_advice
 from ucpl.stores.deepspeed.universal import Universal
@@ -53,7 +56,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         fail("E400", f"{path} is neither a folder nor a regular file", Label(str(path)))
     for one in FRAMEWORKS:
         if one.recognises(path):
-            return one.open(path)
+            opened = one.open(path)
+            return evolve(opened, container=container_of(opened.top, opened.root))
     refuse_stranger(path)
     fail(
         "E435",

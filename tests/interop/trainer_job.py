@@ -1,0 +1,201 @@
+"""What runs under torchrun: transformers' Trainer with DeepSpeed, that trains, saves and goes on. `python trainer_job.py JOBS`.
+
+One process group does all jobs of a world size in turn. A job `train` trains to the end and saves in the middle; a job `resume`
+goes on from a folder, in a model of other numbers, and tells what the engine held before its first step and every loss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("DS_BUILD_OPS", "0")
+
+import torch
+import torch.distributed as dist
+import transformers
+from accelerate.state import AcceleratorState, GradientState
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.interop import deepspeed_job
+
+BATCH, SAVED, STEPS = 12, 3, 6  # sequences of all ranks a step; the step that is saved; all steps
+WORDS, LENGTH = 61, 9
+
+
+def gpt2(dropout: float) -> transformers.PreTrainedModel:
+    """Tied embeddings, fused q, k and v."""
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=WORDS, n_positions=16, n_embd=20, n_layer=2, n_head=2, resid_pdrop=dropout, embd_pdrop=dropout,
+            attn_pdrop=dropout, bos_token_id=0, eos_token_id=0, use_cache=False,
+        )
+    )  # fmt: skip
+
+
+def llama(dropout: float) -> transformers.PreTrainedModel:
+    """Untied, grouped key-value heads."""
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=WORDS, hidden_size=24, intermediate_size=36, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=16, attention_dropout=dropout, use_cache=False,
+        )
+    )  # fmt: skip
+
+
+def smallest(dropout: float) -> transformers.PreTrainedModel:
+    """Of tests/fixtures/trainer: little more than the folder itself."""
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=WORDS, n_positions=10, n_embd=3, n_layer=1, n_head=1, resid_pdrop=dropout, embd_pdrop=dropout,
+            attn_pdrop=dropout, bos_token_id=0, eos_token_id=0, use_cache=False,
+        )
+    )  # fmt: skip
+
+
+MODELS = {"gpt2": gpt2, "llama": llama, "smallest": smallest}
+
+
+def config(run: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as people give it to the Trainer."""
+    out: dict[str, Any] = {
+        "zero_optimization": {
+            "stage": run["stage"],
+            "reduce_bucket_size": 500_000,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
+        "steps_per_print": 1_000_000,
+    }
+    if run.get("schedule"):  # DeepSpeed's own, which the engine keeps
+        out["scheduler"] = {
+            "type": "WarmupDecayLR",
+            "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"},
+        }  # fmt: skip
+    return out
+
+
+def arguments(run: dict[str, Any], folder: Path) -> transformers.TrainingArguments:
+    return transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=BATCH // dist.get_world_size(),
+        max_steps=STEPS,
+        save_steps=SAVED,
+        save_total_limit=None,
+        logging_steps=1,
+        learning_rate=5e-3,
+        weight_decay=0.1,
+        warmup_steps=2,
+        seed=run.get("seed", 7),
+        data_seed=5,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        bf16=run.get("dtype") == "bf16",
+        deepspeed=config(run),
+    )
+
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self) -> None:
+        made = torch.Generator().manual_seed(3)
+        self.tokens = torch.randint(WORDS, (4 * BATCH, LENGTH), generator=made)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+
+
+class Trainer(transformers.Trainer):
+    """Keeps the loss of each step, as all ranks have it together, and what the engine holds where it begins."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.told: list[float] = []
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        total = loss.detach().double()
+        dist.all_reduce(total)
+        self.told.append(float(total) / dist.get_world_size())
+        return loss
+
+
+class Held(transformers.TrainerCallback):
+    """The state of the engine at one moment, with the learning rate."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.state: Any = None
+        self.trainer: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.at:
+            self.state = deepspeed_job.whole_state(self.trainer.deepspeed)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.at and self.state is None:
+            self.state = deepspeed_job.whole_state(self.trainer.deepspeed)
+
+
+def trainer_of(run: dict[str, Any], folder: Path) -> tuple[Trainer, Held]:
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    chosen = arguments(run, folder)
+    transformers.set_seed(run.get("seed", 7))
+    model = MODELS[run["model"]](run.get("dropout", 0.0))
+    if run.get("lora"):
+        model = with_adapter(model)
+    held = Held(SAVED)
+    made = Trainer(model=model, args=chosen, train_dataset=Data(), callbacks=[held])
+    held.trainer = made
+    return made, held
+
+
+def with_adapter(model: Any) -> Any:
+    import peft
+
+    return peft.get_peft_model(
+        model, peft.LoraConfig(task_type="CAUSAL_LM", r=3, lora_alpha=6, lora_dropout=0.0, target_modules="all-linear")
+    )
+
+
+def do(job: dict[str, Any]) -> dict[str, Any]:
+    run, folder = job["run"], Path(job["folder"])
+    trainer, held = trainer_of(run, folder)
+    trainer.train(resume_from_checkpoint=job.get("resume"))
+    if dist.get_rank() == 0:
+        torch.save(held.state, job["state"])
+    return {"losses": trainer.told, "step": trainer.state.global_step}
+
+
+def main() -> None:
+    from accelerate import PartialState
+
+    PartialState(cpu=True)  # makes the process group, which all jobs share
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        try:
+            found = do(job)
+        except Exception:
+            found = {"error": traceback.format_exc()}
+        if dist.get_rank() == 0:
+            Path(job["result"]).write_text(json.dumps(found))
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""A folder in which shards are only a part, as transformers' Trainer writes it: each file has its fate."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.command import digest, good, ucpl
+from ucpl.extents.containers import Rule
+from ucpl.runtime.failpoints import set_failpoints
+from ucpl.stores.containers.reading import KINDS
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "trainer" / "checkpoint-3"
+ALIKE = ("config.json", "generation_config.json", "model.safetensors", "scheduler.pt", "trainer_state.json")
+DRAWN = "rng_state_{}.pth"
+
+
+class Runs:
+    """A value whose pickle runs a command when it is loaded by pickle."""
+
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy whose files of ranks differ, as those of real ranks do."""
+    made = tmp_path / "checkpoint-3"
+    shutil.copytree(FIXTURE, made)
+    torch.save({"rank": 1}, made / DRAWN.format(1))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def no_failpoints():
+    yield
+    set_failpoints("")
+
+
+def files_of(folder: Path) -> set[str]:
+    """Files beside the shards."""
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {
+        name
+        for name in (p.relative_to(folder).as_posix() for p in folder.rglob("*"))
+        if name.startswith(("global_step3/", "ucpl/")) or name == "latest"
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "ranks"), [("zero1(dp=2)", 2), ("zero2(dp=3)", 3), ("zero3(dp=1)", 1), ("zero1(dp=5)", 5)]
+)
+def test_a_target_is_a_folder_of_the_trainer_again(source: Path, tmp_path: Path, call: str, ranks: int) -> None:
+    before, target = digest(source), tmp_path / "target"
+    done = good("convert", source, target, "--to", call)
+    assert digest(source) == before
+    drawn = ["rng_state.pth"] if ranks == 1 else [DRAWN.format(r) for r in range(ranks)]
+    assert files_of(target) == {*ALIKE, "training_args.bin", *drawn}
+    for name in (*ALIKE, "training_args.bin"):
+        assert (target / name).read_bytes() == (source / name).read_bytes()
+    for rank, name in enumerate(drawn):
+        assert (target / name).read_bytes() == (source / DRAWN.format(rank % 2)).read_bytes()
+    assert "container     transformers' Trainer" in done.out
+    assert (target / "latest").read_text() == "global_step3"
+    assert "sound" in good("verify", target).out
+    assert good("compare", source, target).out.endswith("equal\n")
+
+
+def test_the_rule_for_new_ranks_is_told(source: Path, tmp_path: Path) -> None:
+    out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=4)", "--dry-run").out
+    assert (
+        "beside        random numbers of 2 ranks for 4: ranks that remain keep their own; rank 2 begins with that of rank 0,"
+        " rank 3 begins with that of rank 1\n"
+    ) in out
+    out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=1)", "--dry-run").out
+    assert "random numbers of 2 ranks for 1: each rank keeps its own" in out
+    assert "left out: rng_state_1.pth: rank 1 is not there any more" in out
+    assert not (tmp_path / "t").exists()
+
+
+def test_from_one_rank_to_two_and_back(source: Path, tmp_path: Path) -> None:
+    good("convert", source, tmp_path / "one", "--to", "zero3(dp=1)")
+    good("convert", tmp_path / "one", tmp_path / "two", "--to", "zero1(dp=2)")
+    first = (source / DRAWN.format(0)).read_bytes()
+    assert [(tmp_path / "two" / DRAWN.format(r)).read_bytes() for r in range(2)] == [first, first]
+
+
+def test_every_file_is_in_the_manifest_and_a_flipped_bit_is_found(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    good("convert", source, target, "--to", "zero1(dp=3)")
+    stated = json.loads((target / "ucpl" / "manifest.json").read_text())["files"]
+    assert files_of(target) <= set(stated)
+    file = target / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    done = ucpl("verify", target)
+    assert done.status == 1 and "E631" in done.err and "model.safetensors" in done.err
+
+
+def test_inspect_says_what_the_folder_is(source: Path) -> None:
+    (source / "notes.txt").write_text("mine")
+    out = good("inspect", source).out
+    assert "container     transformers' Trainer, 9 files beside the shards" in out
+    assert "  one a rank  rng_state_0.pth, rng_state_1.pth\n" in out
+    assert "  weights     model.safetensors\n" in out
+    assert "  not known   notes.txt\n" in out
+    assert json.loads(good("inspect", source, "--json").out)["container"]["kind"] == "trainer"
+    assert "container" not in good("inspect", source / "global_step3").out
+
+
+def test_odd_files_are_carried_or_named(source: Path, tmp_path: Path) -> None:
+    (source / "notes.txt").write_text("mine")
+    (source / "empty").write_bytes(b"")
+    (source / "runs").mkdir()
+    (source / "runs" / "events.1").write_bytes(b"x" * 100_000)
+    os.mkfifo(source / "pipe")
+    (tmp_path / "elsewhere").write_text("secret")
+    (source / "link").symlink_to(tmp_path / "elsewhere")
+    (source / "inner").symlink_to("notes.txt")
+    (source / "loop").symlink_to(source)
+    shutil.copytree(source / "global_step3", source / "global_step2")
+    target = tmp_path / "target"
+    out = good("convert", source, target, "--to", "zero2(dp=3)").out
+    assert "not known here, and carried as they are: empty, inner, notes.txt, runs/events.1" in out
+    for name in ("empty", "inner", "notes.txt", "runs/events.1"):
+        assert (target / name).read_bytes() == (source / name).read_bytes()
+    for name, why in (
+        ("pipe", "no regular file"),
+        ("link", "a link that leads out of the folder"),
+        ("loop/", "a link to a folder"),
+        ("global_step2/", "another step"),
+    ):
+        assert f"left out: {name}: {why}" in out
+        assert not os.path.lexists(target / name)
+
+
+def test_a_file_is_left_out_by_its_name(source: Path, tmp_path: Path) -> None:
+    out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)", "--drop", "training_args.bin").out
+    assert "left out      file of training_args.bin: dropped by name" in out
+    assert "training_args.bin" not in files_of(tmp_path / "t")
+
+
+def test_a_plan_writes_the_same_folder(source: Path, tmp_path: Path) -> None:
+    out = good("plan", "--from", source, "--to", "zero1(dp=3)", "--drop", "scheduler.pt", "-o", tmp_path / "p.plan").out
+    assert "container  transformers' Trainer\n" in out
+    good("apply", tmp_path / "p.plan", source, tmp_path / "applied")
+    good("convert", source, tmp_path / "converted", "--to", "zero1(dp=3)", "--drop", "scheduler.pt")
+    assert digest(tmp_path / "applied") == digest(tmp_path / "converted")
+    assert "scheduler.pt" not in files_of(tmp_path / "applied")
+
+
+@pytest.mark.parametrize("call", ["plain()", "safetensors()"])
+def test_what_is_no_folder_of_the_trainer_says_what_stays(source: Path, tmp_path: Path, call: str) -> None:
+    target = tmp_path / ("t.pt" if call == "plain()" else "t")
+    out = good("convert", source, target, "--to", call).out
+    assert "beside        8 files beside the shards: a target of " in out
+    assert target.is_file() or not (target / "trainer_state.json").exists()
+
+
+def test_a_step_named_by_itself_is_no_container(source: Path, tmp_path: Path) -> None:
+    out = good("convert", source / "global_step3", tmp_path / "t", "--to", "zero1(dp=3)").out
+    assert "container" not in out and not files_of(tmp_path / "t")
+
+
+# ---- pickles ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["training_args.bin", "rng_state_1.pth", "mine.pkl"])
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_pickle_that_would_run_code_is_refused(source: Path, tmp_path: Path, name: str, bare: bool) -> None:
+    if bare:
+        (source / name).write_bytes(pickle.dumps(Runs()))
+    else:
+        torch.save(Runs(), source / name)
+    command = ("convert", source, tmp_path / "t", "--to", "zero1(dp=3)")
+    done = ucpl(*command)
+    assert done.status == 4 and "error[E504]: the target's pickles would name posix.system" in done.err
+    assert f"--drop {name}" in done.err and not (tmp_path / "t").exists()
+    assert f"{name} names posix.system" in good("inspect", source).out
+    good(*command, "--drop", name)
+    assert name not in files_of(tmp_path / "t") or name == "rng_state_1.pth"
+    shutil.rmtree(tmp_path / "t")
+    good(*command, "--allow-global", "posix.system")
+    assert (tmp_path / "t" / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_no_rule_names_a_class_that_leads_further() -> None:
+    """A dotted name is looked up by getattr: a package that is trusted whole would be a way to all it imports."""
+    for rule in (rule for kind in KINDS for rule in kind.rules):
+        assert all(
+            name.rpartition(".")[2][:1].isupper() or name.rpartition(".")[2] in ("_reconstruct", "ndarray", "dtype")
+            for name in rule.named
+        )
+
+
+@pytest.mark.parametrize("name", ["training_args.bin", "rng_state_0.pth", "scheduler.pt"])
+def test_a_damaged_file_is_refused_until_it_is_left_out(source: Path, tmp_path: Path, name: str) -> None:
+    file = source / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    done = ucpl("convert", source, tmp_path / "t", "--to", "zero1(dp=2)")
+    assert done.status == 3 and f"error[E488]: {name} cannot be looked at" in done.err and f"--drop {name}" in done.err
+    assert f"{name} cannot be looked at" in good("inspect", source).out
+    good("convert", source, tmp_path / "t", "--to", "zero1(dp=2)", "--drop", name)
+
+
+# ---- what is missing ---------------------------------------------------------------------------------------------------
+
+
+def test_what_resuming_needs_is_missed(source: Path) -> None:
+    (source / "trainer_state.json").unlink()
+    assert (
+        "looks wrong   trainer_state.json is missing: Trainer.train(resume_from_checkpoint=...) needs it"
+        in good("inspect", source).out
+    )
+    (source / "trainer_state.json").write_text("{")
+    assert "looks wrong   trainer_state.json is no JSON" in good("inspect", source).out
+
+
+def test_a_rank_without_its_random_numbers(source: Path, tmp_path: Path) -> None:
+    (source / DRAWN.format(0)).unlink()
+    assert "looks wrong   rng_state_0.pth is missing: random numbers of ranks 1 alone" in good("inspect", source).out
+    good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)")
+    only = (source / DRAWN.format(1)).read_bytes()
+    assert all((tmp_path / "t" / DRAWN.format(r)).read_bytes() == only for r in range(3))
+
+
+def test_a_folder_with_a_data_set_in_it_is_refused(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ucpl.stores.containers.reading.FILES_MAX", 9)
+    good("inspect", source)
+    (source / "one_more").write_text("")
+    done = ucpl("inspect", source)
+    assert done.status == 3 and "E489" in done.err
+
+
+# ---- as all that is written --------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path) -> None:
+    command = ("convert", source, tmp_path / "t", "--to", "zero1(dp=3)")
+    set_failpoints("publish-before:1:enospc")
+    assert ucpl(*command).status == 4
+    assert not (tmp_path / "t").exists()
+    set_failpoints("")
+    assert "resumed" in good(*command, "--resume").out
+    good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)")
+    assert digest(tmp_path / "t") == digest(tmp_path / "u")
+
+
+def test_a_file_beside_the_shards_that_changes_in_between_is_another_source(source: Path, tmp_path: Path) -> None:
+    command = ("convert", source, tmp_path / "t", "--to", "zero1(dp=3)")
+    set_failpoints("publish-before:1:enospc")
+    ucpl(*command)
+    set_failpoints("")
+    (source / "trainer_state.json").write_text((source / "trainer_state.json").read_text().replace("0.75", "0.76"))
+    done = ucpl(*command, "--resume")
+    assert done.status == 5 and "E602" in done.err
+
+
+# ---- patterns ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "rank"),
+    [
+        ("rng_state_{rank}.pth", "rng_state_10.pth", 10),
+        ("rng_state_{rank}.pth", "rng_state_01.pth", None),
+        ("rng_state_{rank}.pth", "rng_state_.pth", None),
+        ("rng_state_{rank}.pth", "xrng_state_1.pth", None),
+        ("rng_state_{rank}.pth", "rng_state_1_pth", None),
+        ("*.model", "tokenizer.model", -1),
+        ("*.model", "a/tokenizer.model", None),
+        ("*/adapter_model.bin", "a/adapter_model.bin", -1),
+        ("*/adapter_model.bin", "a/b/adapter_model.bin", None),
+        ("global_step*/**", "global_step7/zero/a/b", -1),
+        ("global_step*/**", "global_step7", None),
+    ],
+)
+def test_a_pattern_and_a_name(pattern: str, name: str, rank: int | None) -> None:
+    assert Rule(pattern, "carry", "").rank_of(name) == rank

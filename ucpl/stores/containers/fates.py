@@ -1,0 +1,148 @@
+"""What becomes of each file beside the shards in a target: carried, dealt to its ranks, or left out, and said in words.
+
+Files go over as whole files among the shards' own: in tiles, with journal, digests and read-back, as all that is written.
+"""
+
+from __future__ import annotations
+
+import os
+
+from attrs import evolve, field, frozen
+
+from ucpl.errors import Diagnostic, Label, UcplError
+from ucpl.extents import Extent, Structure
+from ucpl.extents.containers import Beside, Container, Rule
+from ucpl.stores.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
+
+__all__ = ["Placed", "Sorted", "sorted_into", "with_beside"]
+
+WHOLE = "0"  # the storage of a file that is carried as it is
+
+
+@frozen
+class Placed:
+    """A file of the target, and the one of the source whose bytes it has."""
+
+    name: str
+    of: Beside
+
+
+@frozen
+class Sorted:
+    """A container's files in a target. `said`: a line for each fate."""
+
+    placed: tuple[Placed, ...] = ()
+    left: dict[str, str] = field(factory=dict)  # name -> why
+    said: tuple[str, ...] = ()
+
+
+def ranks_of(structure: Structure) -> int:
+    """Processes that load a target."""
+    made = 1
+    for axis in ("dp", "tp", "pp"):
+        degree = structure.settings.get(axis)
+        made *= degree if isinstance(degree, int) and degree > 0 else 1
+    return made
+
+
+def sorted_into(container: Container, structure: Structure) -> Sorted:
+    """Every file of the container, with its fate in a target. A target of a framework that it cannot hold is none of it."""
+    if structure.framework not in container.kind.holds:
+        why = f"a target of {structure.framework} is no folder of {container.kind.title}"
+        left = dict.fromkeys((file.name for file in container.files), why)
+        return Sorted((), left, (f"{len(left)} files beside the shards: {why}",) if left else ())
+    ranks = ranks_of(structure)
+    placed: list[Placed] = []
+    left = dict(container.skipped)
+    said: list[str] = []
+    for rule in container.kind.rules:
+        mine = sorted((f for f in container.files if f.rule is rule), key=lambda f: f.rank)
+        if mine and rule.fate == "rank":
+            made = _dealt(rule, mine, ranks)
+            placed += made
+            said.append(_dealt_text(rule, mine, made, ranks))
+            kept = {one.of.name for one in made}
+            left |= {f.name: f"rank {f.rank} is not there any more" for f in mine if f.name not in kept}
+        else:
+            placed += [Placed(file.name, file) for file in mine]
+    unknown = [file for file in container.files if file.rule is None]
+    placed += [Placed(file.name, file) for file in unknown]
+    return Sorted(tuple(placed), left, (*_carried_text(placed, unknown), *said, *_left_text(left)))
+
+
+def _dealt(rule: Rule, mine: list[Beside], ranks: int) -> list[Placed]:
+    """A rank that had a file keeps it; a new one begins with that of the rank that is as far in the source's round."""
+    of = {file.rank: file for file in mine}
+    there = sorted(of)
+    return [Placed(rule.name_of(r, ranks), of.get(r, of[there[r % len(there)]])) for r in range(ranks)]
+
+
+def _dealt_text(rule: Rule, mine: list[Beside], made: list[Placed], ranks: int) -> str:
+    had = {file.rank for file in mine}
+    new = [r for r in range(ranks) if r not in had]
+    text = f"{rule.why} of {len(mine)} ranks for {ranks}: "
+    text += "each rank keeps its own" if had >= set(range(ranks)) else "ranks that remain keep their own"
+    begun = ", ".join(f"rank {r} begins with that of rank {made[r].of.rank}" for r in new[:8])
+    return text + (f"; {begun}" if new else "") + (f", and so on to rank {new[-1]}" if len(new) > 8 else "")
+
+
+def _carried_text(placed: list[Placed], unknown: list[Beside]) -> list[str]:
+    known = [one.name for one in placed if one.of.rule is not None and one.of.rule.fate == "carry"]
+    weights = [one.name for one in placed if one.of.rule is not None and one.of.rule.fate == "weights"]
+    out = [f"as they are: {_listed(known)}"] if known else []
+    out += [f"weights beside the shards, bit for bit: {_listed(weights)}"] if weights else []
+    out += [f"not known here, and carried as they are: {_listed([f.name for f in unknown])}"] if unknown else []
+    return out
+
+
+def _left_text(left: dict[str, str]) -> list[str]:
+    by_reason: dict[str, list[str]] = {}
+    for name, why in left.items():
+        by_reason.setdefault(why, []).append(name)
+    return [f"left out: {_listed(names)}: {why}" for why, names in by_reason.items()]
+
+
+def _listed(names: list[str], most: int = 12) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) -> Skeleton:
+    """A target's files, and those that stood beside the source's shards. Raises: UcplError E488."""
+    container = source.container
+    if container is None:
+        return skeleton
+    made = sorted_into(container, structure).placed
+    bad = [one.of for one in made if one.of.holds == "unreadable"]
+    if bad:
+        raise UcplError(*(_unseen(container, file) for file in dict.fromkeys(bad)))
+    where = os.path.relpath(container.top.resolve(), source.root.resolve())
+    files = tuple(_whole(one, where, skeleton.folder) for one in made)
+    unsafe = {name for one in made for name in one.of.unsafe}
+    return evolve(
+        skeleton, files=(*skeleton.files, *files), unsafe_globals=tuple(sorted({*skeleton.unsafe_globals, *unsafe}))
+    )
+
+
+def _whole(one: Placed, where: str, folder: str) -> SkeletonFile:
+    """A file that is one run of bytes, from beside the source's step to beside the target's."""
+    extent = Extent(
+        file=f"{where}/{one.of.name}",
+        key=(one.of.name,),
+        dtype="u8",
+        shape=(one.of.size,),
+        stride=(1,),
+        offset=0,
+        storage=WHOLE,
+        storage_start=0,
+        storage_bytes=one.of.size,
+    )
+    return SkeletonFile(one.name, one.of.size, form="whole", carried=(Carried(extent, WHOLE),), beside=bool(folder))
+
+
+def _unseen(container: Container, file: Beside) -> Diagnostic:
+    return Diagnostic(
+        "E488",
+        f"{file.name} cannot be looked at: {file.reason}",
+        (Label(str(container.top / file.name)),),
+        remedy=f"--drop {file.name} leaves it out; or copy it again from where the run wrote it",
+    )

@@ -1,0 +1,81 @@
+"""`checkpoint-N`, as transformers' Trainer writes it with DeepSpeed. Read in transformers 5.x, trainer.py.
+
+`train(resume_from_checkpoint=...)` reads `global_step*` and `latest` (through the engine), trainer_state.json, scheduler.pt
+where the schedule is not DeepSpeed's own, and rng_state.pth (one rank) or rng_state_{rank}.pth (several). It does not read the
+weights beside the shards, nor training_args.bin: those are for who takes the folder for a model.
+"""
+
+from __future__ import annotations
+
+from ucpl.extents.containers import Kind, Rule
+
+__all__ = ["TRAINER"]
+
+# What transformers itself allows in files of random numbers (trainer_pt_utils.safe_globals).
+_NUMPY = frozenset(
+    f"{module}.{name}"
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy", "numpy.dtypes")
+    for name in ("_reconstruct", "ndarray", "dtype", "UInt32DType")
+)
+# What TrainingArguments are made of. A class of another library that extends them (trl's, say) is the caller's to allow.
+_ARGUMENTS = frozenset(
+    (
+        "accelerate.state.PartialState",
+        "accelerate.utils.dataclasses.DeepSpeedPlugin",
+        "accelerate.utils.dataclasses.DistributedType",
+        "accelerate.utils.dataclasses.ParallelismConfig",
+        "transformers.integrations.deepspeed.HfDeepSpeedConfig",
+        "transformers.integrations.deepspeed.HfTrainerDeepSpeedConfig",
+        "transformers.debug_utils.DebugOption",
+        "transformers.trainer_pt_utils.AcceleratorConfig",
+        "transformers.trainer_utils.EvaluationStrategy",
+        "transformers.trainer_utils.FSDPOption",
+        "transformers.trainer_utils.HubStrategy",
+        "transformers.trainer_utils.IntervalStrategy",
+        "transformers.trainer_utils.SaveStrategy",
+        "transformers.trainer_utils.SchedulerType",
+        "transformers.training_args.OptimizerNames",
+        "transformers.training_args.ParallelMode",
+        "transformers.training_args.TrainingArguments",
+        "transformers.training_args_seq2seq.Seq2SeqTrainingArguments",
+    )
+)
+_MODEL = "the model's own"
+
+TRAINER = Kind(
+    name="trainer",
+    title="transformers' Trainer",
+    resumes_by="Trainer.train(resume_from_checkpoint=...)",
+    marks=("trainer_state.json", "training_args.bin"),
+    needs=("trainer_state.json",),
+    rules=(
+        Rule("global_step*/**", "leave", "another step: name its folder to convert it"),
+        Rule("rng_state_{rank}.pth", "rank", "random numbers", alone="rng_state.pth", named=_NUMPY),
+        Rule("trainer_state.json", "carry", "steps, logs and callbacks: nothing in it depends on the number of ranks"),
+        Rule("scheduler.pt", "carry", "the learning rate's schedule"),
+        Rule("scaler.pt", "carry", "the gradient scaler"),
+        Rule("training_args.bin", "carry", "arguments of the run that wrote it", named=_ARGUMENTS),
+        Rule("zero_to_*.py", "carry", "DeepSpeed's scripts"),
+        Rule("model.safetensors", "weights", "the model"),
+        Rule("model-*-of-*.safetensors", "weights", "the model"),
+        Rule("model.safetensors.index.json", "weights", "the model"),
+        Rule("pytorch_model.bin", "weights", "the model"),
+        Rule("pytorch_model-*-of-*.bin", "weights", "the model"),
+        Rule("pytorch_model.bin.index.json", "weights", "the model"),
+        Rule("adapter_model.safetensors", "weights", "an adapter"),
+        Rule("adapter_model.bin", "weights", "an adapter"),
+        Rule("*/adapter_model.safetensors", "weights", "an adapter"),
+        Rule("*/adapter_model.bin", "weights", "an adapter"),
+        Rule("adapter_config.json", "carry", _MODEL),
+        Rule("*/adapter_config.json", "carry", _MODEL),
+        Rule("config.json", "carry", _MODEL),
+        Rule("generation_config.json", "carry", _MODEL),
+        Rule("README.md", "carry", "the model's card"),
+        Rule("*token*.json", "carry", "the tokenizer's"),
+        Rule("vocab.*", "carry", "the tokenizer's"),
+        Rule("merges.txt", "carry", "the tokenizer's"),
+        Rule("*.model", "carry", "the tokenizer's"),
+        Rule("chat_template*", "carry", "the tokenizer's"),
+        Rule("*processor_config.json", "carry", "the processor's"),
+    ),
+)
