@@ -201,6 +201,36 @@ def drop_of_nothing(folder: Path) -> list[str]:
 
 
 @case
+def glob_of_parameters_that_there_are_not(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--freeze", "encoder.*"]
+
+
+@case
+def half_of_a_tie_dropped(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--drop", "wte.weight"]
+
+
+@case
+def freezing_a_buffer(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--freeze", "calls"]
+
+
+@case
+def training_in_a_group_that_there_is_not(folder: Path) -> list[str]:
+    source(folder, "z2_dp3_frozen")
+    return [*CONVERT, "--train", "wpe.weight=2"]
+
+
+@case
+def freezing_all_that_is_trained(folder: Path) -> list[str]:
+    source(folder)
+    return [*CONVERT, "--freeze", "*"]
+
+
+@case
 def fill_of_nothing(folder: Path) -> list[str]:
     source(folder)
     return [*CONVERT, "--fill", "exp_awg=0"]

@@ -67,7 +67,21 @@ def add_sizes(parser: ArgumentParser) -> None:
 def add_changes(parser: ArgumentParser) -> None:
     """What the target leaves out of the source, and what it has beside it."""
     parser.add_argument(
-        "--drop", action="append", default=[], metavar="NAME", help="leave out a tensor or a state; may repeat"
+        "--drop",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out a tensor or a state, or 'head.*', all tensors that are called so; may repeat",
+    )
+    parser.add_argument(
+        "--freeze", action="append", default=[], metavar="NAME", help="a parameter is trained no longer; may repeat"
+    )
+    parser.add_argument(
+        "--train",
+        action="append",
+        default=[],
+        metavar="NAME[=GROUP]",
+        help="a frozen parameter is trained from here on, in a group of the optimizer; may repeat",
     )
     parser.add_argument(
         "--fill",
@@ -130,7 +144,7 @@ def memory_of(text: str) -> int:
 
 
 def given_of(options: Namespace) -> Given:
-    """What -D, --config, --model, --drop and --fill say, of a verb that has them. Raises: UcplError E110, E170-E178."""
+    """What -D, --config, --model, --drop and the like say, of a verb that has them. Raises: UcplError E110, E170-E178."""
     from ucpl.conversion.given import Given, model_named
 
     model, config, sizes = getattr(options, "model", None), options.config, sizes_of(options.sizes)
@@ -140,6 +154,8 @@ def given_of(options: Namespace) -> Given:
         sizes=sizes,
         drop=tuple(getattr(options, "drop", ())),
         fill=tuple(getattr(options, "fill", ())),
+        freeze=tuple(getattr(options, "freeze", ())),
+        train=tuple(getattr(options, "train", ())),
     )
 
 

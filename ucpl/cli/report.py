@@ -19,6 +19,7 @@ _SHOWN = 12
 def plan_lines(plan: Plan) -> list[str]:
     out = [f"from          {plan.source_call}", f"to            {plan.target_call}"]
     out += [f"  {o.name} = {o.value}: {o.origin}" for o in plan.origins]
+    out += [f"changed       {text}" for text in plan.changed]
     out += [f"derived       {text}" for text in plan.derived]
     out += [f"filled        {text}" for text in plan.filled]
     out += [f"carried       {blob.said}" for blob in plan.target.blobs]
@@ -67,6 +68,7 @@ def plan_object(plan: Plan) -> dict[str, object]:
         "source": plan.source_call,
         "target": plan.target_call,
         "origins": [{"name": o.name, "value": o.value, "origin": o.origin} for o in plan.origins],
+        "changed": list(plan.changed),
         "derived": list(plan.derived),
         "dropped": list(plan.dropped),
         "filled": list(plan.filled),

@@ -61,7 +61,9 @@ class Given:
     sizes: dict[str, Value] = field(factory=dict)  # -D
     inherited: Inherited = field(factory=dict)
     fill: tuple[str, ...] = ()  # `fill` lines of the target, as NAME=VALUE
-    drop: tuple[str, ...] = ()  # tensors, states and keys of client_state that are left out
+    drop: tuple[str, ...] = ()  # tensors, states and keys of client_state that are left out; globs over tensors
+    freeze: tuple[str, ...] = ()  # parameters that are not trained from here on; globs, too
+    train: tuple[str, ...] = ()  # frozen ones that are, as NAME or NAME=GROUP
 
 
 def library_of(path: str | Path) -> Library:

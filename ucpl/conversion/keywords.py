@@ -46,6 +46,8 @@ class Beside(TypedDict, total=False):
     )  # of model or layout, by name: of the target, and of a source that `layout` describes
     fill: Sequence[str]  # "exp_avg=0": what the target has where the source has nothing
     drop: Sequence[str]  # tensors, states and keys of client_state that are left out
+    freeze: Sequence[str]  # parameters that are not trained from here on
+    train: Sequence[str]  # frozen ones that are: "NAME", "NAME=GROUP"
 
 
 class ToPlan(Beside, total=False):
@@ -89,6 +91,8 @@ def given_from(beside: Beside | ToPlan | ToConvert | ToVerify, model: nodes.Mode
         sizes=dict(beside.get("sizes") or {}),
         drop=tuple(beside.get("drop", ())),
         fill=tuple(beside.get("fill", ())),
+        freeze=tuple(beside.get("freeze", ())),
+        train=tuple(beside.get("train", ())),
     )
 
 

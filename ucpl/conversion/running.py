@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import evolve
 
+from ucpl.conversion.lessening import lessened
 from ucpl.errors import Label, UcplError, fail
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["refuse_existing", "run"]
 
 _NAME_MAX = 255 - len("..ucpl-work")  # bytes of a target's name: a folder beside it has this one, marked
+_NUMBERED = "E461"  # of ZeRO-0's form, which numbers parameters and names none: the job knows them, its files do not
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -48,19 +50,19 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How) -> Report:
     for blob in plan.target.blobs:
         demand_alike(blob.alike, blob.name, source.root)
     kept = _without(source, {name for name, fate in plan.carry.items() if fate == "drop"})
-    kept = _with_begun(kept, plan.begun)
+    kept = _with_begun(lessened(kept, plan.gone), plan.begun)
     try:
         report = execute(plan, kept, framework(plan.target.framework), target, options_from(how))
     except UcplError as error:
         if error.diagnostics[0].code != "E504":
             raise
         raise _with_holders(error, kept) from None
-    _look_again(target, plan)
-    return report
+    unread = _look_again(target, plan)
+    return evolve(report, remarks=(*report.remarks, *unread))
 
 
-def _look_again(target: Path, plan: Plan) -> None:
-    """Open what was written and find every tensor of the plan where it should be. Raises: UcplError."""
+def _look_again(target: Path, plan: Plan) -> tuple[str, ...]:
+    """Open what was written and find every tensor of the plan where it should be; remarks on it. Raises: UcplError."""
     from ucpl.conversion.opening import read_named
     from ucpl.runtime.rows import fit
     from ucpl.stores.generic import NAME, open_files
@@ -74,8 +76,16 @@ def _look_again(target: Path, plan: Plan) -> None:
     if described:
         opened = open_files(target, files)
     else:
-        opened = read_named(target, plan.target.framework, files) or open_checkpoint(target)
+        try:
+            opened = read_named(target, plan.target.framework, files) or open_checkpoint(target)
+        except UcplError as error:
+            if error.diagnostics[0].code != _NUMBERED:
+                raise
+            step = next(iter(p.parent for p in target.rglob(Path(written[0].file).name)), target)
+            fit(written, open_files(step, files).extents, "target")
+            return (f"it can be loaded, and not be read by ucpl again: {error.diagnostics[0].message}",)
     fit(written, opened.extents, "target")
+    return ()
 
 
 def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:

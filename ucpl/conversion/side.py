@@ -9,6 +9,7 @@ from attrs import field, frozen
 from ucpl.conversion.given import Called, Given
 
 if TYPE_CHECKING:
+    from ucpl.conversion.changing import Changes
     from ucpl.frontends.parallel import Note
     from ucpl.frontends.sizes import Found
     from ucpl.layout import Layout, Library
@@ -29,6 +30,7 @@ class Side:
     placement: Placement
     checkpoint: Checkpoint | None = None  # of a source: what its layers and experts are
     found: Found = field(factory=dict)  # sizes that the spec leaves open, from a checkpoint's shapes
+    changes: Changes | None = None  # of a target: what it leaves out, freezes, or trains from here on
 
     @property
     def library(self) -> Library:

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from ucpl.conversion.changing import Changes, changed_model, changes_of, demand_acting
 from ucpl.conversion.given import Called, Config, Given
+from ucpl.conversion.grouping import begins
+from ucpl.conversion.lessening import lessened
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.training import training_of
@@ -15,7 +18,6 @@ if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
     from ucpl.frontends.sizes import Found
     from ucpl.stores.checkpoint import Checkpoint
-    from ucpl.syntax import nodes
 
 __all__ = ["sides", "source_side", "target_side"]
 
@@ -68,9 +70,10 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     `pp`, `stages` and `partition` deal its layers; from a model with experts, `ep` deals those (frontends/stages).
     """
     model = given.model or source.model
+    changes = changes_of(source, given)
     given = evolve(
         given,
-        model=_lessened(model, set(given.drop)) if model is not None and given.drop else model,
+        model=changed_model(model, changes) if model is not None and changes is not None else model,
         config=given.config if given.config is not None else source.given.config,
         inherited={
             **training_of(source),
@@ -88,8 +91,24 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         from ucpl.conversion.filling import with_fills
 
         one = with_fills(one, given.fill, own)
-    one, notes = _cut_as_deepspeed(one, source, given, notes)
-    return located(one, given, notes=notes)
+    one, notes = _cut_as_deepspeed(one, _without(source, changes), given, notes)
+    made = located(one, given, notes=notes)
+    return made if changes is None else _changed(made, source, changes)
+
+
+def _without(source: Side, changes: Changes | None) -> Side:
+    """The source as a target's layout is made of it."""
+    if changes is None or source.checkpoint is None:
+        return source
+    return evolve(source, checkpoint=lessened(source.checkpoint, changes.gone))
+
+
+def _changed(made: Side, source: Side, changes: Changes) -> Side:
+    """The target, with what parameters begin with that are trained from here on."""
+    demand_acting(changes, made.layout)
+    begun = begins(source, made.layout, changes.trained)
+    layout = evolve(made.layout, fillings=(*made.layout.fillings, *begun))
+    return evolve(made, placement=evolve(made.placement, layout=layout), changes=changes)
 
 
 def _cut_as_deepspeed(
@@ -136,25 +155,3 @@ def _config_of(checkpoint: Checkpoint, config: Config | None) -> Config | None:
 
 def _notes_of(found: Found) -> tuple[Note, ...]:
     return tuple((name, size, origin) for name, (size, origin) in found.items())
-
-
-def _lessened(model: nodes.Model, drop: set[str]) -> nodes.Model:
-    """The model without these tensors and states: what a target of any model then has no place for."""
-    from ucpl.syntax import nodes
-
-    items: list[nodes.ModelItem] = []
-    for item in model.items:
-        match item:
-            case nodes.Tensor(path=path) | nodes.Alias(path=path) if path in drop:
-                pass
-            case nodes.Alias(owner=owner) if owner in drop:
-                pass
-            case nodes.Group(members=tuple(members)):
-                kept = tuple(m for m in members if m not in drop)
-                items += [evolve(item, members=kept)] if kept else []
-            case nodes.State(names=names):
-                left = tuple(n for n in names if n not in drop)
-                items += [evolve(item, names=left)] if left else []
-            case _:
-                items.append(item)
-    return evolve(model, items=tuple(items))

@@ -40,27 +40,38 @@ DtypeOf = Callable[[str, Key], str | None]
 
 
 def build(
-    source: Placement, target: Placement, *, drop: tuple[str, ...] = (), dtype_of: DtypeOf | None = None
+    source: Placement,
+    target: Placement,
+    *,
+    drop: tuple[str, ...] = (),
+    freeze: frozenset[str] = frozenset(),
+    dtype_of: DtypeOf | None = None,
 ) -> Graph:
     """Join source and target, and apply all passes.
 
     drop:     names of tensors and states that the target may leave out.
+    freeze:   tensors of whose states it may leave out all but the weight.
     dtype_of: the dtype that a checkpoint states for a stored tensor of the source, where the spec says none.
 
     Raises UcplError E30x: a hole, an overlap, a tensor without a place, a cast that loses.
     """
-    return optimise(drawn(source, target, drop=drop, dtype_of=dtype_of))
+    return optimise(drawn(source, target, drop=drop, freeze=freeze, dtype_of=dtype_of))
 
 
 def drawn(
-    source: Placement, target: Placement, *, drop: tuple[str, ...] = (), dtype_of: DtypeOf | None = None
+    source: Placement,
+    target: Placement,
+    *,
+    drop: tuple[str, ...] = (),
+    freeze: frozenset[str] = frozenset(),
+    dtype_of: DtypeOf | None = None,
 ) -> Graph:
     """The graph before any pass: what is read, extracted, merged, split and written, in logical elements."""
     check_drops(source, drop)
     left_out = of_sizes(drop, [*source.tensors, *target.tensors])
     check_models(source, target, left_out)
     here, there, said = with_live_rows(source, target)
-    return _Drawing(here, there, of_sizes(left_out, here.tensors), dtype_of, dropped=[*said]).run()
+    return _Drawing(here, there, of_sizes(left_out, here.tensors), freeze, dtype_of, dropped=[*said]).run()
 
 
 @frozen
@@ -81,6 +92,7 @@ class _Drawing:
     source: Placement
     target: Placement
     drop: set[str]
+    freeze: frozenset[str]
     dtype_of: DtypeOf | None
     net: nx.DiGraph[Drawn] = field(factory=nx.DiGraph)
     used: set[tuple[str, str]] = field(factory=set)  # (tensor, state) that went somewhere
@@ -369,6 +381,8 @@ class _Drawing:
                 text = f"{part.state} of {path}"
                 if part.state in self.drop or path in self.drop:
                     self.dropped.append(f"{text}: dropped by name")
+                elif path in self.freeze and part.state != "weight":
+                    self.dropped.append(f"{text}: frozen by name")
                 elif part.state in derived and any(
                     (path, d.source) in self.used for d in self.target.layout.derived if d.state == part.state
                 ):
@@ -381,8 +395,14 @@ class _Drawing:
                         f"{text} has no place in the target",
                         Label(self.source.layout.call, "source", where=f"{path}/{part.state}"),
                         Label(self.target.layout.call, "target"),
-                        remedy=f"--drop {part.state} leaves it out, --drop {path} the tensor",
+                        remedy=self.how_to_leave_out(path, part.state),
                     )
+
+    def how_to_leave_out(self, path: str, state: str) -> str:
+        tensor = self.target.layout.tensors.get(path)
+        if tensor is not None and tensor.kind == "frozen" and state != "weight":
+            return f"the target's model has {path} frozen: --freeze {path} leaves out what the optimizer has of it"
+        return f"--drop {state} leaves it out, --drop {path} the tensor"
 
     def target_says_none(self) -> set[str]:
         out = self.target.layout.not_kept

@@ -233,7 +233,11 @@ class Filler:
         }  # of these the checkpoint tells, not the graph
         used = {line for _, line in self.found}
         used |= {i for i, f in enumerate(self.lines) if f.states and f.states <= counted}
-        out += [f"nothing by `{f.text}`: the source has all of it" for i, f in enumerate(self.lines) if i not in used]
+        out += [
+            f"nothing by `{f.text}`: the source has all of it"
+            for i, f in enumerate(self.lines)
+            if i not in used and f.span.line
+        ]
         return tuple(out)
 
 

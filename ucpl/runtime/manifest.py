@@ -71,6 +71,7 @@ def manifest_of(plan: Plan, digests: Mapping[str, str], written: Written) -> str
         "product": f"ucpl {getattr(ucpl, '__version__', '')}".strip(),
         "plan": {"name": plan.name, "source": plan.source_call, "target": plan.target_call, **digests},
         "origins": [{"name": o.name, "value": o.value, "origin": o.origin} for o in plan.origins],
+        "changed": list(plan.changed),
         "derived": list(plan.derived),
         "dropped": list(plan.dropped),
         "files": files,

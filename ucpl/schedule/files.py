@@ -30,7 +30,7 @@ from ucpl.schedule.text import summary
 
 __all__ = ["load_plan", "plan_bytes", "plan_digest", "save_plan"]
 
-MAGIC = b"ucpl-plan 5\n"
+MAGIC = b"ucpl-plan 6\n"
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -92,6 +92,8 @@ def _header(plan: Plan, graph: Json) -> Json:
         "origins": [[o.name, o.value, o.origin] for o in plan.origins],
         "derived": list(plan.derived),
         "dropped": list(plan.dropped),
+        "changed": list(plan.changed),
+        "gone": {kind: list(names) for kind, names in plan.gone.items()},
         "filled": list(plan.filled),
         "begun": plan.begun,
         "carry": plan.carry,
@@ -124,6 +126,8 @@ def _plan(raw: Json, columns: bytes) -> Plan:
         origins=tuple(Origin(text(n), _value(v), text(o)) for n, v, o in items(raw["origins"])),
         derived=texts(raw["derived"]),
         dropped=texts(raw["dropped"]),
+        changed=texts(raw["changed"]),
+        gone=_gone(raw["gone"]),
         filled=texts(raw["filled"]),
         begun={state: _numbers(numbers) for state, numbers in table(raw["begun"]).items()},
         carry={name: text(fate) for name, fate in table(raw["carry"]).items()},
@@ -131,6 +135,13 @@ def _plan(raw: Json, columns: bytes) -> Plan:
         structure_digest=text(raw["structure_digest"]),
         layout_text=text(raw["layout_text"]),
     )
+
+
+def _gone(raw: Json) -> dict[str, tuple[str, ...]]:
+    found = {kind: texts(names) for kind, names in table(raw).items()}
+    if found and set(found) != {"names", "numbers", "trained", "groups"}:
+        raise ValueError("what it leaves out is of kinds that there are not")
+    return found
 
 
 def _numbers(raw: Json) -> dict[str, float]:

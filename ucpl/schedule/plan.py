@@ -65,6 +65,8 @@ class Plan:
     origins: tuple[Origin, ...] = ()
     derived: tuple[str, ...] = ()  # sentences: "weight is derived from fp32 by rounding to nearest even"
     dropped: tuple[str, ...] = ()  # names of tensors and states of the source that are left out on purpose
+    changed: tuple[str, ...] = ()  # "left out by --drop head.*: 2 tensors, 24 elements"
+    gone: dict[str, tuple[str, ...]] = field(factory=dict)  # what the target's files do not tell of, by kind of name
     filled: tuple[str, ...] = ()  # "exp_avg with 0: 4 elements of `b` (the source lacks them)"
     begun: dict[str, dict[str, float]] = field(
         factory=dict

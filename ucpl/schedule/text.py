@@ -26,6 +26,7 @@ def summary(plan: Plan) -> str:
         f"writes     {len(targets):,} stored tensors in {files_of(targets):,} files, {bytes_of(targets):,} bytes",
     ]
     lines += [f"origin     {o.name} = {o.value!r}: {o.origin}" for o in plan.origins]
+    lines += [f"changed    {text}" for text in plan.changed]
     lines += [f"derived    {text}" for text in plan.derived]
     lines += [f"filled     {text}" for text in plan.filled]
     lines += [f"carried    {blob.said}" for blob in plan.target.blobs]

@@ -1,0 +1,39 @@
+"""What a target changes of its source's parameters, as records: names, and the optimizer's groups made anew."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+__all__ = ["Changes", "Dealt"]
+
+
+@frozen(eq=False)
+class Dealt:
+    """Groups whose members are others than in the source."""
+
+    members: dict[str, tuple[str, ...]] = field(factory=dict)
+    emptied: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+
+
+@frozen(eq=False)
+class Changes:
+    """What a target changes of its source's parameters, with globs told as the names that they have."""
+
+    drop: tuple[str, ...] = ()  # tensors, second names, states, and what is no tensor
+    tensors: frozenset[str] = frozenset()  # those of them that are tensors
+    frozen: frozenset[str] = frozenset()
+    trained: frozenset[str] = frozenset()
+    dealt: Dealt = field(factory=Dealt)  # the optimizer's groups, made anew
+    said: tuple[str, ...] = ()
+
+    @property
+    def gone(self) -> dict[str, tuple[str, ...]]:
+        """What a target's files no longer tell of, beside tensors' bytes: see ucpl/conversion/lessening.py."""
+        found = {
+            "names": tuple(sorted(self.drop)),
+            "numbers": tuple(sorted(self.tensors | self.frozen)),
+            "trained": tuple(sorted(self.trained)),
+            "groups": self.dealt.emptied,
+        }
+        return found if self.tensors or self.frozen or self.trained or self.drop else {}

@@ -1,0 +1,314 @@
+"""--drop, --freeze and --train: a target's model as the source's, with parameters left out, frozen, or trained from here on.
+
+All of it is by name, and all that a name stands for is counted and told. What is new has no number in the source: that is a
+`fill` line's (ucpl/conversion/filling.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from attrs import evolve, field, frozen
+
+from ucpl.conversion.grouping import Dealt, dealt
+from ucpl.errors import Label, fail
+from ucpl.layout.by_index import whole_name
+from ucpl.layout.globs import matches
+from ucpl.layout.scope import nearest
+from ucpl.syntax import nodes
+
+if TYPE_CHECKING:
+    from ucpl.conversion.given import Given
+    from ucpl.conversion.side import Side
+    from ucpl.layout import Layout
+    from ucpl.layout.layout import LogicalTensor
+
+__all__ = ["Changes", "changed_model", "changes_of", "counted", "demand_acting"]
+
+NAMES_SHOWN = 3
+EXTRA, EMPTY = "module_extra", "empty_tensors"  # what stands in a module and is no tensor with elements
+
+
+@frozen(eq=False)
+class Changes:
+    """What a target changes of its source's parameters, with globs told as the names that they have."""
+
+    drop: tuple[str, ...] = ()  # tensors, second names, states, and what is no tensor
+    tensors: frozenset[str] = frozenset()  # those of them that are tensors
+    frozen: frozenset[str] = frozenset()
+    trained: frozenset[str] = frozenset()
+    dealt: Dealt = field(factory=Dealt)  # the optimizer's groups, made anew
+    said: tuple[str, ...] = ()
+
+    @property
+    def gone(self) -> dict[str, tuple[str, ...]]:
+        """What a target's files no longer tell of, beside tensors' bytes: see ucpl/conversion/lessening.py."""
+        found = {
+            "names": tuple(sorted(self.drop)),
+            "numbers": tuple(sorted(self.tensors | self.frozen)),
+            "trained": tuple(sorted(self.trained)),
+            "groups": self.dealt.emptied,
+        }
+        return found if self.tensors or self.frozen or self.trained or self.drop else {}
+
+
+@frozen(eq=False)
+class _Known:
+    """What names can mean in a source."""
+
+    tensors: Mapping[str, LogicalTensor]
+    aliases: Mapping[str, str]
+    states: frozenset[str]
+    beside: frozenset[str]  # values of the module that are no tensors, and tensors without elements
+    others: frozenset[str]  # keys of client_state, numbers, blobs: left out elsewhere
+
+    def named(self, text: str) -> tuple[list[str], list[str], list[str]]:
+        """Tensors, second names and values that a name or a glob stands for, in the model's order."""
+        if "*" in text:
+            glob = tuple(text.split("*"))
+            tensors = [p for p in self.tensors if matches(glob, whole_name(p))]
+            aliases = [p for p in self.aliases if matches(glob, p)]
+            return tensors, aliases, sorted(p for p in self.beside if matches(glob, p))
+        tensors = [p for p in self.tensors if text in (p, whole_name(p))]
+        return tensors, [text] * (text in self.aliases), [text] * (text in self.beside)
+
+    def owners(self, text: str) -> list[str]:
+        """Tensors that a name or a glob stands for, by second names, too."""
+        tensors, aliases, _ = self.named(text)
+        return list(dict.fromkeys([*tensors, *(self.aliases[alias] for alias in aliases)]))
+
+
+def changes_of(source: Side, given: Given) -> Changes | None:
+    """What is asked of the source's parameters; None where nothing is. Raises: UcplError E300, E327, E328, E329."""
+    if not (given.drop or given.freeze or given.train):
+        return None
+    known = _known(source)
+    drop, tensors, said = _dropped(known, given.drop)
+    _demand_whole_ties(known, tensors, drop)
+    frozen_, of_frozen = _frozen(known, given.freeze, tensors)
+    asked = _trained(known, given.train, (tensors, frozen_))
+    left = {path for path, t in known.tensors.items() if t.kind == "parameter"} - tensors - frozen_
+    groups = dealt(source, left, asked)
+    if not left and not asked and any(t.kind == "parameter" for t in known.tensors.values()):
+        _demand_some(known, tensors, given)
+    trained = frozenset(asked)
+    return Changes(
+        drop=drop,
+        tensors=tensors,
+        frozen=frozen_,
+        trained=trained,
+        dealt=groups,
+        said=(*said, *of_frozen, *groups.said),
+    )
+
+
+def _known(source: Side) -> _Known:
+    layout, opened = source.layout, source.checkpoint
+    beside: set[str] = set()
+    others = {blob.name for blob in source.placement.blobs}
+    if opened is not None:
+        for name in (EXTRA, EMPTY):
+            held = opened.envelope.blobs.get(name)
+            beside |= {key for key in held if isinstance(key, str)} if isinstance(held, dict) else set()
+        others |= {key for key in opened.envelope.carried if isinstance(key, str)} | opened.envelope.scalars.keys()
+    states = {p.state for p in source.placement.parts} | {s.name for s in layout.states}
+    return _Known(
+        layout.tensors, layout.aliases, frozenset(states), frozenset(beside - layout.tensors.keys()), frozenset(others)
+    )
+
+
+# ---- what is left out --------------------------------------------------------------------------------------------------
+
+
+def _dropped(known: _Known, texts: Sequence[str]) -> tuple[tuple[str, ...], frozenset[str], list[str]]:
+    """(names, those that are tensors, what is said): globs told, other names as they stand."""
+    names: dict[str, None] = {}
+    tensors: dict[str, None] = {}
+    said = []
+    for text in texts:
+        mine, aliases, values = known.named(text)
+        if not (mine or aliases or values) and ("*" in text or text not in known.states | known.others):
+            _refuse_unknown(
+                "drop", text, [*sorted(known.states), *known.tensors, *known.aliases, *sorted(known.beside)]
+            )
+        said += [f"left out by --drop {text}: {what}" for what in _told(known, mine, aliases, values)]
+        tensors |= dict.fromkeys(mine)
+        names |= dict.fromkeys([*mine, *aliases, *values] or [text])
+    return tuple(names), frozenset(tensors), said
+
+
+def _told(known: _Known, tensors: list[str], aliases: list[str], values: list[str]) -> list[str]:
+    out = []
+    if tensors:
+        out.append(f"{counted(known.tensors, tensors)} ({_listed(tensors)})")
+    left = [alias for alias in aliases if known.aliases[alias] not in tensors]
+    gone = [alias for alias in aliases if known.aliases[alias] in tensors]
+    out += [f"the second name {alias}; its numbers stay, as {known.aliases[alias]}" for alias in left]
+    out += [f"{alias}, a second name of {known.aliases[alias]}" for alias in gone]
+    if values:
+        out.append(f"{_listed(values)}, without elements of a tensor")
+    return out
+
+
+def counted(tensors: Mapping[str, LogicalTensor], names: Sequence[str]) -> str:
+    """`3 tensors, 1,234 elements`."""
+    n, elements = len(names), sum(tensors[name].numel for name in names)
+    return f"{n:,} tensor{'s' * (n != 1)}, {elements:,} element{'s' * (elements != 1)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
+
+
+def _demand_whole_ties(known: _Known, tensors: frozenset[str], drop: Iterable[str]) -> None:
+    """A tensor goes with all of its names, or it stays. Raises: UcplError E328."""
+    gone = set(drop)
+    for alias, owner in known.aliases.items():
+        if owner in tensors and alias not in gone:
+            fail(
+                "E328",
+                f"{owner} is dropped, and {alias} is a second name of it that is not",
+                Label("<command line>", where=f"--drop {owner}"),
+                Label("<source>", f"one tensor with {owner}", where=alias),
+                remedy=f"--drop {alias} beside it leaves out both; --drop {alias} alone leaves the numbers where they"
+                f" are, as {owner}",
+            )
+
+
+def _demand_some(known: _Known, tensors: frozenset[str], given: Given) -> None:
+    """Raises: UcplError E328 where no tensor is left at all."""
+    if len(tensors) == len(known.tensors):
+        fail(
+            "E328",
+            "every tensor is dropped",
+            Label("<command line>", where=" ".join(f"--drop {text}" for text in given.drop)),
+        )
+
+
+# ---- what is frozen, and what is trained -------------------------------------------------------------------------------
+
+
+def _frozen(known: _Known, texts: Sequence[str], dropped: frozenset[str]) -> tuple[frozenset[str], list[str]]:
+    found: set[str] = set()
+    said = []
+    for text in texts:
+        mine = _of_kind(known, ("freeze", text), "parameter", dropped)
+        found |= set(mine)
+        kept = sorted(s for s in known.states if s != "weight")
+        states = f"; what the optimizer has of {'it' if len(mine) == 1 else 'them'} is left out ({', '.join(kept)})"
+        said.append(f"frozen by --freeze {text}: {counted(known.tensors, mine)} ({_listed(mine)}){states * bool(kept)}")
+    return frozenset(found), said
+
+
+def _trained(
+    known: _Known, texts: Sequence[str], others: tuple[frozenset[str], frozenset[str]]
+) -> dict[str, tuple[str, str | None]]:
+    """Tensors that are trained from here on, each with the text that says so and the group that it names."""
+    dropped, frozen_ = others
+    out: dict[str, tuple[str, str | None]] = {}
+    for text in texts:
+        name, equals, group = text.rpartition("=")
+        if not equals or (text in known.tensors or text in known.aliases):
+            name, group = text, ""
+        for path in _of_kind(known, ("train", name.strip()), "frozen", dropped):
+            if path in frozen_:
+                _refuse(("train", name), f"{path} is to be frozen and to be trained")
+            if path in out and out[path][1] != (group.strip() or None):
+                _refuse(("train", name), f"{path} is to be in two groups")
+            out[path] = (text, group.strip() or None)
+    return out
+
+
+def _of_kind(known: _Known, said: tuple[str, str], kind: str, dropped: frozenset[str]) -> list[str]:
+    """Tensors that a text stands for; of a glob those of the kind, and there must be one. Raises: UcplError E300, E327."""
+    word, text = said
+    named = known.owners(text)
+    if not named:
+        _refuse_unknown(word, text, [*known.tensors, *known.aliases])
+    mine = [path for path in named if known.tensors[path].kind == kind]
+    for path in named:
+        if path in dropped and ("*" not in text or not set(mine) - dropped):
+            _refuse(said, f"{path} is dropped")
+    mine = [path for path in mine if path not in dropped]
+    if not mine or ("*" not in text and len(mine) < len(named)):
+        other = next(path for path in named if path not in mine)
+        _refuse(said, f"{other} is {_KINDS[known.tensors[other].kind]}")
+    return mine
+
+
+_KINDS = {"parameter": "trained already", "frozen": "frozen already", "buffer": "a buffer, which nothing trains"}
+
+
+def _refuse(said: tuple[str, str], what: str) -> NoReturn:
+    option = f"--{said[0]} {said[1]}"
+    fail("E327", f"{option}: {what}", Label("<command line>", where=option))
+
+
+def _refuse_unknown(word: str, text: str, known: Sequence[str]) -> NoReturn:
+    close = nearest(text, known)
+    states = ", ".join(s for s in known if "." not in s and word == "drop")
+    kinds = "tensor or state" if word == "drop" else "parameter"
+    fail(
+        "E300",
+        f"--{word} {text}: no {kinds} of that name" if "*" not in text else f"--{word} {text}: it matches no tensor",
+        Label("<command line>", where=f"--{word} {text}"),
+        remedy=f"did you mean `{close}`?" if close else f"its states: {states}" if states else "",
+    )
+
+
+# ---- the model that the target is over ---------------------------------------------------------------------------------
+
+
+def changed_model(model: nodes.Model, changes: Changes) -> nodes.Model:
+    """The model of a target of any model: what is dropped has no place in it, and groups are those that are left."""
+    gone = set(changes.drop)
+    frozen_, trained = ({whole_name(p) for p in some} for some in (changes.frozen, changes.trained))
+    items: list[nodes.ModelItem] = []
+    for item in model.items:
+        match item:
+            case nodes.Tensor(path=path) | nodes.Alias(path=path) if path in gone:
+                pass
+            case nodes.Alias(owner=owner) if owner in gone:
+                pass
+            case nodes.Tensor(path=path) if path in frozen_:
+                items.append(evolve(item, kind="frozen"))
+            case nodes.Tensor(path=path) if path in trained:
+                items.append(evolve(item, kind="parameter"))
+            case nodes.Group(name=name, members=tuple(members)):
+                kept = changes.dealt.members.get(name, tuple(m for m in members if m not in gone))
+                items += [evolve(item, members=tuple(dict.fromkeys(map(whole_name, kept))))] if kept else []
+            case nodes.State(names=names):
+                items += _state(item, tuple(n for n in names if n not in gone), changes.dealt)
+            case _:
+                items.append(item)
+    return evolve(model, items=tuple(items))
+
+
+def _state(item: nodes.State, names: tuple[str, ...], dealt_: Dealt) -> list[nodes.ModelItem]:
+    """A state line without names that are dropped, and without groups that are gone."""
+    of = item.groups and tuple(g for g in item.groups if g not in dealt_.emptied)
+    return [evolve(item, names=names, groups=of)] if names and of != () else []
+
+
+def demand_acting(changes: Changes, layout: Layout) -> None:
+    """What is asked is what the target has: where its model is of its own, that one must say the same. Raises: E327, E328."""
+    for word, names, kind in (("freeze", changes.frozen, "frozen"), ("train", changes.trained, "parameter")):
+        for path in sorted(names):
+            tensor = layout.tensors.get(path)
+            if tensor is not None and tensor.kind != kind:
+                said = f"`{whole_name(path)} : ... is frozen`" if kind == "frozen" else "it without `is frozen`"
+                _refuse(
+                    (word, path),
+                    f"in {layout.model_name}, which the target is of, it is {_KINDS[tensor.kind]}: write {said}",
+                )
+    stage = layout.settings.get("stage")
+    is_trained = any(t.kind == "parameter" for t in layout.tensors.values())
+    if layout.framework == "deepspeed" and stage and not is_trained and (changes.frozen or changes.tensors):
+        fail(
+            "E328",
+            f"no parameter is left that is trained, and ZeRO stage {stage} divides what an optimizer keeps",
+            Label("<call>", where=layout.call),
+            remedy="train one of them, or write the weights: --to 'plain()'",
+        )

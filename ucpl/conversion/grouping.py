@@ -1,0 +1,166 @@
+"""The optimizer's groups of a target whose parameters are others than the source's: who is in which, and where in it.
+
+A flat buffer is read by position, so a parameter that is trained from here on must stand where the job's own optimizer has
+it. Where that is not plain, it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from attrs import field, frozen
+
+from ucpl.errors import Label, fail
+from ucpl.layout.fills import PARAMETER
+from ucpl.layout.layout import Filling
+from ucpl.stores.scalars import number_of
+
+if TYPE_CHECKING:
+    from ucpl.conversion.side import Side
+    from ucpl.layout import Layout
+
+__all__ = ["Dealt", "begins", "dealt"]
+
+Asked = Mapping[str, tuple[str, str | None]]  # tensor -> (the text that says it, the group that it names)
+
+# States that torch.optim's optimizers begin at 0. What is in no list is asked for.
+ZERO = frozenset(
+    {
+        "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta",
+    }
+)  # fmt: skip
+
+
+@frozen(eq=False)
+class Dealt:
+    """Groups whose members are others than in the source."""
+
+    members: dict[str, tuple[str, ...]] = field(factory=dict)
+    emptied: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+
+
+@frozen(eq=False)
+class _Groups:
+    """The source's groups, without what is dropped or frozen."""
+
+    source: Side
+    left: dict[str, list[str]]
+    order: dict[str, int]  # of the model's tensors
+
+    @property
+    def layout(self) -> Layout:
+        return self.source.layout
+
+    def candidates(self, path: str) -> list[str]:
+        """Groups that a parameter can be in: those of experts hold experts alone."""
+        opened = self.source.checkpoint
+        experts = opened.experts.of if opened is not None and opened.experts is not None else {}
+        known = dict(self.layout.model_groups)
+        return [g for g in self.left if known[g] and (known[g][0] in experts) == (path in experts)]
+
+    def group_of(self, path: str, text: str, named: str | None) -> tuple[str, str]:
+        """(group, why it is that one). Raises: UcplError E329 where nothing tells."""
+        among = self.candidates(path)
+        if named is not None:
+            if named not in among:
+                self.refuse(text, path, f"there is no group {named} that it can be in")
+            return named, "given"
+        if len(among) == 1:
+            return among[0], "the only one" if len(self.left) == 1 else "the only one that it can be in"
+        dims = len(self.layout.tensors[path].counts)
+        alike = [g for g in among if any(len(self.layout.tensors[m].counts) == dims for m in self.left[g])]
+        if len(alike) == 1:
+            return alike[0], f"where all trained parameters of {dims} dim{'s' * (dims != 1)} are"
+        self.refuse(text, path, "it could be in several groups, and nothing tells in which")
+
+    def refuse(self, text: str, path: str, what: str) -> NoReturn:
+        shown = [f"{g} ({len(ms)} parameters, the first {ms[0]})" if ms else g for g, ms in self.left.items()]
+        name = text.rpartition("=")[0] or text
+        fail(
+            "E329",
+            f"--train {text}: {path}: {what}",
+            Label("<command line>", where=f"--train {text}"),
+            Label("<source>", f"groups {', '.join(shown)}" if shown else "no groups"),
+            remedy=f"write --train {name}={next(iter(self.left), 0)}, with the group's name",
+        )
+
+    def place(self, group: str, new: Sequence[str]) -> str:
+        """Put parameters into a group, and tell where."""
+        members = self.left[group]
+        if members == sorted(members, key=self.order.__getitem__):
+            members[:] = sorted([*members, *new], key=self.order.__getitem__)
+            return "in the model's order"
+        members += new
+        return "behind its others, which are in an order of their own"
+
+
+def dealt(source: Side, left: set[str], asked: Asked) -> Dealt:
+    """Groups with those parameters of the source that are left, and those that are asked for. Raises: UcplError E329."""
+    known = source.layout.model_groups
+    order = {path: i for i, path in enumerate(source.layout.tensors)}
+    groups = _Groups(source, {name: [m for m in members if m in left] for name, members in known}, order)
+    placed: dict[tuple[str, str, str], list[str]] = {}
+    for path, (text, named) in asked.items():
+        if known:
+            placed.setdefault((text, *groups.group_of(path, text, named)), []).append(path)
+    said = []
+    for (text, group, why), paths in placed.items():
+        where = groups.place(group, paths)
+        said.append(f"trained by --train {text}: {_counted(source, paths)}, in group {group} ({why}), {where}")
+    emptied = tuple(name for name, members in known if members and not groups.left[name])
+    said += [f"left out: group {name}, of which no parameter is left, with its hyper-parameters" for name in emptied]
+    changed = {name: tuple(groups.left[name]) for name, members in known if tuple(groups.left[name]) != members}
+    return Dealt(changed, emptied, tuple(said))
+
+
+def _counted(source: Side, paths: Sequence[str]) -> str:
+    n, elements = len(paths), sum(source.layout.tensors[p].numel for p in paths)
+    more = f" and {n - 1:,} more" if n > 1 else ""
+    return f"{paths[0]}{more}, {elements:,} element{'s' * (elements != 1)}"
+
+
+# ---- what a parameter that is trained from here on begins with ---------------------------------------------------------
+
+
+def begins(source: Side, target: Layout, trained: frozenset[str]) -> tuple[Filling, ...]:
+    """`fill` lines, for these parameters alone: masters of the weights, moments of 0, numbers as the others' are.
+
+    Their rank is below that of any line that is written. Raises: UcplError E329 where the others have several numbers.
+    """
+    names = trained & target.tensors.keys()
+    if not names:
+        return ()
+    out = []
+    for state in target.states:
+        value: float | None = 0.0
+        if state.name in PARAMETER:
+            value = None
+        elif state.scalar:
+            value = _number(source, target, state.name, names)
+            if value is None:
+                continue
+        elif state.name not in ZERO:
+            continue  # what it begins with is not known: what lacks it is refused, with the line to write
+        out.append(Filling(f"--train: {state.name}", (-1, 0, 0), names, {}, frozenset({state.name}), value))
+    return tuple(out)
+
+
+def _number(source: Side, target: Layout, state: str, names: frozenset[str]) -> float | None:
+    """The number that the others of their groups have, else all others. None: there are none."""
+    held = source.checkpoint.envelope.scalars.get(state, {}) if source.checkpoint is not None else {}
+    near = {m for _, members in target.model_groups if names & set(members) for m in members}
+    for some in (near, set(held)):
+        found = {number_of(held[m]) for m in some if m in held}
+        numbers = {float(n) for n in found if isinstance(n, (int, float))}
+        if len(numbers) == 1:
+            return numbers.pop()
+        if numbers:
+            fail(
+                "E329",
+                f"{state} of {min(names)}: the others of its group have several, {min(numbers):g} and {max(numbers):g}",
+                Label("<source>", where=state),
+                remedy=f"say the number: --fill 'state {state}=0'",
+            )
+    return None

@@ -1,0 +1,150 @@
+"""A source as if it had never had what a target leaves out: what its files tell of parameters beside their bytes.
+
+Stores write a target's metadata from the plan's structure and from what the source carries. In what it carries parameters
+have names and groups have places: values of the module, layers of a pipeline, experts, numbers, schedules of learning rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, TypeVar
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+
+if TYPE_CHECKING:
+    from ucpl.extents import Envelope
+    from ucpl.extents.experts import Experts
+    from ucpl.extents.pipeline import Layer, Pipeline
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["lessened", "shortened"]
+
+Gone = Mapping[str, Sequence[str]]  # names, numbers, trained, groups: see changing.Changes.gone
+V = TypeVar("V")
+
+# What torch.optim.lr_scheduler and DeepSpeed's schedules keep in a list with one place for each parameter group.
+_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
+
+
+def lessened(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
+    """The checkpoint for a target's metadata. Raises: UcplError E328 where a layer or an expert would be left in part."""
+    if not gone:
+        return checkpoint
+    names = frozenset(gone["names"])
+    return evolve(
+        checkpoint,
+        envelope=_envelope(checkpoint, gone, names),
+        scalar_extents={state: _rest(mine, gone["numbers"]) for state, mine in checkpoint.scalar_extents.items()},
+        pipeline=None if checkpoint.pipeline is None else _pipeline(checkpoint, checkpoint.pipeline, gone),
+        experts=None if checkpoint.experts is None else _experts(checkpoint.experts, names),
+    )
+
+
+def _rest(values: Mapping[str, V], gone: Sequence[str] | frozenset[str]) -> dict[str, V]:
+    return {name: value for name, value in values.items() if name not in gone}
+
+
+def _envelope(checkpoint: Checkpoint, gone: Gone, names: frozenset[str]) -> Envelope:
+    known = checkpoint.envelope
+    blobs = dict(known.blobs)
+    for name in ("module_extra", "empty_tensors"):
+        if isinstance(held := blobs.get(name), dict):
+            blobs[name] = _rest(held, names)
+    groups = tuple(group for group in known.groups if group.name not in gone["groups"])
+    if len(groups) < len(known.groups):
+        blobs["lr_scheduler"] = _by_group(checkpoint, gone)[0]
+    if isinstance(layers := blobs.get("layer_files"), dict) and checkpoint.pipeline is not None:
+        blobs["layer_files"] = _layer_files(layers, checkpoint.pipeline, names)
+    scalars = {state: _rest(mine, gone["numbers"]) for state, mine in known.scalars.items()}
+    return evolve(known, blobs=blobs, groups=groups, scalars=scalars)
+
+
+# ---- schedules ---------------------------------------------------------------------------------------------------------
+
+
+def shortened(checkpoint: Checkpoint | None, gone: Gone) -> tuple[str, ...]:
+    """What is said of a schedule that loses the places of groups."""
+    if checkpoint is None or not gone or not gone["groups"]:
+        return ()
+    keys = _by_group(checkpoint, gone)[1]
+    return (f"left out: the places of these groups in lr_scheduler ({', '.join(keys)})",) if keys else ()
+
+
+def _by_group(checkpoint: Checkpoint, gone: Gone) -> tuple[object, list[str]]:
+    """A schedule without the places of groups that are left out, and the lists that had them."""
+    held = checkpoint.envelope.blobs.get("lr_scheduler")
+    if not isinstance(held, dict):
+        return held, []
+    kept = [i for i, group in enumerate(checkpoint.envelope.groups) if group.name not in gone["groups"]]
+    count = len(checkpoint.envelope.groups)
+    lists = {k: v for k, v in held.items() if k in _BY_GROUP and isinstance(v, list) and len(v) == count}
+    return {**held, **{k: [v[i] for i in kept] for k, v in lists.items()}}, [*lists]
+
+
+# ---- pipelines and experts ---------------------------------------------------------------------------------------------
+
+
+def _pipeline(checkpoint: Checkpoint, pipeline: Pipeline, gone: Gone) -> Pipeline:
+    """Layers without what is dropped, weighed by what is trained in them."""
+    names = frozenset(gone["names"])
+    sizes = {t.name: prod(t.shape) for t in checkpoint.tensors}
+    more, less = frozenset(gone["trained"]), frozenset(gone["numbers"])
+    trained = {t.name for t in checkpoint.tensors if t.kind == "parameter"}
+
+    def weight(layer: Layer, was: int) -> int:
+        mine = {tensor for _, tensor in layer.names}
+        return was - sum(sizes[t] for t in mine & less & trained) + sum(sizes[t] for t in mine & more)
+
+    for layer in pipeline.layers:
+        if layer.names and all(tensor in names for _, tensor in layer.names):
+            fail(
+                "E328",
+                f"all tensors of layer {layer.number} of the pipeline are dropped, and its layers are called by their numbers",
+                Label("<source>", where=layer.file or f"layer {layer.number}"),
+                remedy="write a target without a pipeline first: --to 'zero3(dp=...)', or 'plain()'",
+            )
+    return evolve(
+        pipeline,
+        layers=tuple(evolve(x, names=tuple(n for n in x.names if n[1] not in names)) for x in pipeline.layers),
+        elements=tuple(map(weight, pipeline.layers, pipeline.elements)),
+        methods=() if more or less & trained else pipeline.methods,
+        trusted=_rest(pipeline.trusted, names),
+        buffers=tuple(name for name in pipeline.buffers if name not in names),
+    )
+
+
+def _layer_files(layers: dict[object, object], pipeline: Pipeline, names: frozenset[str]) -> dict[object, object]:
+    """What files of layers hold beside tensors, by the names in them."""
+    local = {
+        x.file: {name for name, tensor in x.names if tensor in names} for x in pipeline.layers if x.file is not None
+    }
+
+    def without(held: object, mine: set[str]) -> object:
+        if isinstance(held, dict):
+            return {name: value for name, value in held.items() if name not in mine}
+        return [name for name in held if name not in mine] if isinstance(held, list) else held
+
+    out: dict[object, object] = {}
+    for stem, facts in layers.items():
+        mine = local.get(stem, set()) if isinstance(stem, str) else set()
+        parts = facts.items() if isinstance(facts, dict) else ()
+        out[stem] = {key: without(held, mine) if key in ("names", "extra", "empty") else held for key, held in parts}
+    return out
+
+
+def _experts(experts: Experts, names: frozenset[str]) -> Experts:
+    """Experts without tensors that all experts of a layer lose. Raises: UcplError E328 where some keep theirs."""
+    kept = {name: one for name, one in experts.of.items() if name not in names}
+    left = {(one.module, one.inner): name for name, one in kept.items()}
+    for name, one in experts.of.items():
+        if name in names and (one.module, one.inner) in left:
+            fail(
+                "E328",
+                f"{name} is dropped, and {left[one.module, one.inner]} of another expert of the layer is not",
+                Label("<source>", where=one.module.rstrip(".")),
+                remedy=f"experts of a layer are alike: --drop '{one.module}*.{one.inner}'",
+            )
+    return evolve(experts, of=kept)
