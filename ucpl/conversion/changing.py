@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
-from ucpl.conversion.grouping import Dealt, dealt
+from ucpl.conversion.changes import Changes, Dealt
+from ucpl.conversion.grouping import dealt
 from ucpl.errors import Label, fail
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import matches
@@ -24,33 +25,10 @@ if TYPE_CHECKING:
     from ucpl.layout import Layout
     from ucpl.layout.layout import LogicalTensor
 
-__all__ = ["Changes", "changed_model", "changes_of", "counted", "demand_acting"]
+__all__ = ["changed_model", "changes_of", "counted", "demand_acting"]
 
 NAMES_SHOWN = 3
 EXTRA, EMPTY = "module_extra", "empty_tensors"  # what stands in a module and is no tensor with elements
-
-
-@frozen(eq=False)
-class Changes:
-    """What a target changes of its source's parameters, with globs told as the names that they have."""
-
-    drop: tuple[str, ...] = ()  # tensors, second names, states, and what is no tensor
-    tensors: frozenset[str] = frozenset()  # those of them that are tensors
-    frozen: frozenset[str] = frozenset()
-    trained: frozenset[str] = frozenset()
-    dealt: Dealt = field(factory=Dealt)  # the optimizer's groups, made anew
-    said: tuple[str, ...] = ()
-
-    @property
-    def gone(self) -> dict[str, tuple[str, ...]]:
-        """What a target's files no longer tell of, beside tensors' bytes: see ucpl/conversion/lessening.py."""
-        found = {
-            "names": tuple(sorted(self.drop)),
-            "numbers": tuple(sorted(self.tensors | self.frozen)),
-            "trained": tuple(sorted(self.trained)),
-            "groups": self.dealt.emptied,
-        }
-        return found if self.tensors or self.frozen or self.trained or self.drop else {}
 
 
 @frozen(eq=False)

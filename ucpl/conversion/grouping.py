@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from attrs import field, frozen
+from attrs import frozen
 
+from ucpl.conversion.changes import Dealt
 from ucpl.errors import Label, fail
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Filling
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ucpl.conversion.side import Side
     from ucpl.layout import Layout
 
-__all__ = ["Dealt", "begins", "dealt"]
+__all__ = ["begins", "dealt"]
 
 Asked = Mapping[str, tuple[str, str | None]]  # tensor -> (the text that says it, the group that it names)
 
@@ -30,15 +31,6 @@ ZERO = frozenset(
         "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta",
     }
 )  # fmt: skip
-
-
-@frozen(eq=False)
-class Dealt:
-    """Groups whose members are others than in the source."""
-
-    members: dict[str, tuple[str, ...]] = field(factory=dict)
-    emptied: tuple[str, ...] = ()
-    said: tuple[str, ...] = ()
 
 
 @frozen(eq=False)

@@ -9,7 +9,7 @@ from attrs import field, frozen
 from ucpl.conversion.given import Called, Given
 
 if TYPE_CHECKING:
-    from ucpl.conversion.changing import Changes
+    from ucpl.conversion.changes import Changes
     from ucpl.frontends.parallel import Note
     from ucpl.frontends.sizes import Found
     from ucpl.layout import Layout, Library

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.changing import Changes, changed_model, changes_of, demand_acting
+from ucpl.conversion.changes import Changes
+from ucpl.conversion.changing import changed_model, changes_of, demand_acting
 from ucpl.conversion.given import Called, Config, Given
 from ucpl.conversion.grouping import begins
 from ucpl.conversion.lessening import lessened
