@@ -22,6 +22,7 @@ class Changes:
 
     drop: tuple[str, ...] = ()  # tensors, second names, states, and what is no tensor
     tensors: frozenset[str] = frozenset()  # those of them that are tensors
+    values: frozenset[str] = frozenset()  # those that stand in the module and have no elements of a tensor
     frozen: frozenset[str] = frozenset()
     trained: frozenset[str] = frozenset()
     dealt: Dealt = field(factory=Dealt)  # the optimizer's groups, made anew

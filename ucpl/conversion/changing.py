@@ -74,6 +74,7 @@ def changes_of(source: Side, given: Given) -> Changes | None:
     return Changes(
         drop=drop,
         tensors=tensors,
+        values=known.beside & set(drop),
         frozen=frozen_,
         trained=trained,
         dealt=groups,
@@ -89,6 +90,7 @@ def _known(source: Side) -> _Known:
         for name in (EXTRA, EMPTY):
             held = opened.envelope.blobs.get(name)
             beside |= {key for key in held if isinstance(key, str)} if isinstance(held, dict) else set()
+        others |= {file.name for file in opened.container.files} if opened.container is not None else set()
         others |= {key for key in opened.envelope.carried if isinstance(key, str)} | opened.envelope.scalars.keys()
     states = {p.state for p in source.placement.parts} | {s.name for s in layout.states}
     return _Known(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ucpl.conversion.changes import Changes
 from ucpl.conversion.given import Called, Given, called, is_checkpoint, library_of
 from ucpl.conversion.lessening import shortened
 from ucpl.conversion.opening import open_checkpoint
@@ -81,16 +82,15 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
 
     demand_same_training(source, target)
     known = source.checkpoint.envelope if source.checkpoint is not None else None
-    changes = target.changes
-    drop = changes.drop if changes is not None else ()
+    changes = target.changes or Changes()
+    drop = changes.drop
     files = _files_beside(source.checkpoint)
     beside = tuple(d for d in drop if known is not None and (d in known.carried or d in known.scalars or d in files))
     named = {b.name for side in (source, target) for b in side.placement.blobs}
-    of_module = known.blobs.get("module_extra") if known is not None else None  # values that are no tensors
-    inside = tuple(d for d in drop if d not in beside and d not in named and not _is_in(of_module, d))
+    inside = tuple(d for d in drop if d not in beside and d not in named and d not in changes.values)
     blobs, without = carried_blobs(source.placement, target.placement, drop)
-    freeze = changes.frozen if changes is not None else frozenset[str]()
-    graph = build(source.placement, target.placement, drop=inside, freeze=freeze, dtype_of=dtype_of(source.checkpoint))
+    dtypes = dtype_of(source.checkpoint)
+    graph = build(source.placement, target.placement, drop=inside, freeze=changes.frozen, dtype_of=dtypes)
     if twice:
         from ucpl.proofs.coverage import prove
 
@@ -98,8 +98,7 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
     made = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=closed_text(target))
     made = evolve(made, target=evolve(made.target, blobs=blobs), dropped=made.dropped + without)
     made = begun(made, source, target)
-    if changes is not None:
-        made = evolve(made, changed=(*changes.said, *shortened(source.checkpoint, changes.gone)), gone=changes.gone)
+    made = evolve(made, changed=(*changes.said, *shortened(source.checkpoint, changes.gone)), gone=changes.gone)
     if not beside:
         return made
     said = tuple(
@@ -115,10 +114,6 @@ def _files_beside(checkpoint: Checkpoint | None) -> frozenset[str]:
     if checkpoint is None or checkpoint.container is None:
         return frozenset()
     return frozenset(file.name for file in checkpoint.container.files)
-
-
-def _is_in(held: object, name: str) -> bool:
-    return isinstance(held, dict) and name in held
 
 
 def statement(file: str, name: str, given: Given) -> tuple[Called, Called, nodes.Plan]:
