@@ -184,6 +184,8 @@ def test_a_value_as_it_is_written() -> None:
 def test_the_nearest_name_is_near() -> None:
     assert nearest("hiden", ["hidden", "heads"]) == "hidden"
     assert nearest("xyz", ["hidden", "heads"]) is None
+    assert nearest("TP", ["dp", "tp"]) == "tp"  # other capitals before other letters
+    assert nearest("W", ["w", "W_q"]) == "w"
 
 
 def test_lcm_is_that_of_python() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ucpl.errors import UcplError
 from ucpl.syntax import nodes, parse, print_file
 from ucpl.syntax.tables import tables
 
@@ -136,7 +137,16 @@ def test_every_word_can_be_a_name(place):
             "file",
         ):
             continue  # the name of an axis is plain; so is the form of a file
+        if place == "model" and word == "any":
+            continue  # `of any` means every model
         survives(statement)
+
+
+def test_no_model_is_called_any() -> None:
+    with pytest.raises(UcplError) as caught:
+        parse("ucpl 1\nmodel any {}\n", "x.ucpl")
+    assert caught.value.diagnostics[0].code == "E008"
+    assert caught.value.diagnostics[0].message == "a model is called `any`, and `of any` means a layout of every model"
 
 
 @pytest.mark.parametrize("place", NUMBERS)

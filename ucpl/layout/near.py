@@ -35,8 +35,14 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 def _nearest(name: str, names: tuple[str, ...]) -> str | None:
     import difflib
 
-    found = difflib.get_close_matches(name, names, 1, 0.75) or _one_off(name, names)
+    found = _of_other_case(name, names) or difflib.get_close_matches(name, names, 1, 0.75) or _one_off(name, names)
     return found[0] if found else None
+
+
+def _of_other_case(name: str, names: tuple[str, ...]) -> list[str]:
+    """The one name that is written with other capitals."""
+    found = [n for n in dict.fromkeys(names) if n != name and n.casefold() == name.casefold()]
+    return found if len(found) == 1 else []
 
 
 def _one_off(name: str, names: tuple[str, ...]) -> list[str]:

@@ -34,6 +34,13 @@ def check_definitions(file: nodes.File, source: Source) -> None:
     for statement in file.statements:
         match statement:
             case nodes.Model():
+                if statement.name == "any":
+                    fail(
+                        "E008",
+                        "a model is called `any`, and `of any` means a layout of every model",
+                        source.label(statement.span, "defined here"),
+                        remedy="give the model another name",
+                    )
                 parameters = [_Definition("number", p.name, p.span) for p in statement.parameters]
                 _check([*parameters, *(d for item in statement.items for d in _of_model(item))], source)
             case nodes.Layout():

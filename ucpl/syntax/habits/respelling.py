@@ -59,6 +59,11 @@ def digits(found: Match[str]) -> str:
     return found[1].replace("_", "")
 
 
+def grouped(found: Match[str]) -> str:
+    """`= 4,096` as `= 4096`."""
+    return found[1] + found[2].replace(",", "")
+
+
 def number(found: Match[str]) -> str | None:
     """`500_000`, `0x10`, `5e8` and `1<<20` in digits."""
     text = found[0].replace("_", "")
@@ -171,6 +176,7 @@ def mesh(found: Match[str]) -> str | None:
     quoted = re.findall(r'"([A-Za-z_]\w*)"', text)
     names = quoted[1:] if "(" in text and len(quoted) > 2 else quoted
     names = names or re.findall(r"(?<![\w.])[A-Za-z_]\w*(?!\s*\()", re.sub(r"=\s*\w+", "", text.lstrip(" :=([")))
+    names = [] if names in (["none"], ["None"], ["null"]) else names  # no mesh is no line
     return f"mesh {' '.join(names)}" if names and len(set(names)) == len(names) else None
 
 
