@@ -1,21 +1,86 @@
-"""A target that states another training dtype than the source's is refused, for every kind of source; nothing is written."""
+"""A target that trains in another dtype: weights rounded from masters, masters and moments bit for bit, all of it told.
+
+What is expected is computed by torch alone, of the state that the source holds.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import ucpl
 from tests.cli.command import FIXTURES, ROOT
 from tests.cli.command import ucpl as command
+from ucpl.api import open_checkpoint
+from ucpl.extents import Call, Global
 
 UNIVERSAL = next((ROOT / "tests" / "fixtures" / "universal" / "z1_dp4").glob("*_universal"))
-F32 = ["z1_dp4", "z2_dp3_frozen", "z3_dp2_subgroup", "pp2_dp2_z1", "tp2_dp2_z1_uneven", "moe_ep2_dp2_z1"]
-BF16 = ["z0_dp2_bf16", "z1_dp2_bf16", "z1_dp2_bf16opt"]
+TYPES = {"bf16=1": torch.bfloat16, "fp16=1": torch.float16, "bf16=0": torch.float32}
+CASES = [
+    ("z1_dp4", "zero0(dp=2, bf16=1)"),
+    ("z1_dp4", "zero1(dp=2, bf16=1, bf16_optimizer=1)"),
+    ("z1_dp4", "zero2(dp=3, fp16=1)"),
+    ("z1_dp4", "universal(bf16=1)"),
+    ("z1_dp2_elastic", "zero1(dp=3, fp16=1)"),
+    ("z1_dp2_sgdm", "zero3(dp=3, bf16=1)"),
+    ("z2_dp2_roundrobin", "zero2(dp=3, bf16=1)"),
+    ("z2_dp3_frozen", "zero3(dp=2, fp16=1)"),
+    ("z3_dp2_subgroup", "zero1(dp=3, bf16=1)"),
+    ("pp2_dp2_z1", "zero1(dp=1, bf16=1)"),
+    ("pp2_dp2_z1", "zero3(dp=2, fp16=1)"),
+    ("pp2_dp2_z1_functions", "zero1(pp=1, bf16=1)"),
+    ("tp2_dp2_z1_uneven", "zero1(dp=1, bf16=1)"),
+    ("tp2_dp2_z1_uneven", "zero0(tp=1, dp=2, fp16=1)"),
+    ("moe_ep2_dp2_z1", "zero2(ep=1, bf16=1)"),
+    ("moe_ep2_dp2_z1", "zero1(ep=4, dp=4, fp16=1)"),
+    ("pp2_ep2_dp2_z1", "zero1(bf16=1)"),
+    ("z0_dp2_bf16", "zero0(dp=2, bf16=0)"),
+    ("z0_dp2_bf16", "zero2(dp=3, fp16=1)"),
+    ("z1_dp2_bf16", "zero1(dp=3, bf16=0)"),
+    ("z1_dp2_bf16", "zero3(dp=1, fp16=1)"),
+    ("z1_dp2_bf16", "universal(bf16=0)"),
+    ("z1_dp2_bf16opt", "zero1(dp=3, bf16=0)"),
+    ("z1_dp2_bf16opt", "zero0(dp=1, fp16=1)"),
+    ("tp2_pp2_dp2_z1_bf16", "zero1(tp=1, pp=1, bf16=0)"),
+    ("tp2_pp2_dp2_z1_bf16", "zero3(dp=2, tp=1, pp=1, fp16=1)"),
+]
 MODEL = 'ucpl 1\nmodel m {\n  w : 6 4 dtype bf16\n  group "0" = w\n  state fp32, exp_avg : f32\n}\n'
+LEFT_OUT = {"tp2_pp2_dp2_z1_bf16": ["args", "np_rng_state"]}  # classes that no target may name
+
+
+def plain(source: Path, target: Path, **how: Any) -> dict[str, Any]:
+    ucpl.convert(source, target, to="plain()", **how)
+    value: dict[str, Any] = torch.load(target, weights_only=True)
+    return value
+
+
+def folder(path: Path) -> Path:
+    """Of weights alone."""
+    (path / "w").mkdir()
+    return path / "w"
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def model_states(target: Path) -> dict[str, Any]:
+    step = target / (target / "latest").read_text()
+    value: dict[str, Any] = torch.load(min(step.glob("*mp_rank_00_model_states.pt")), weights_only=False)
+    return value
+
+
+def scaler_of(target: Path) -> tuple[str, dict[object, object], dict[str, object]]:
+    blobs = open_checkpoint(target).envelope.blobs
+    found = blobs["loss_scaler"]
+    assert isinstance(found, Call) and isinstance(found.function, Global)
+    assert isinstance(found.state, dict)
+    return found.function.name, found.state, blobs
 
 
 def refused(source: Path | str, to: str, **how: str) -> str:
@@ -25,87 +90,192 @@ def refused(source: Path | str, to: str, **how: str) -> str:
     return found.code
 
 
-def targets(name: str, flag: str) -> list[str]:
-    """Layouts that such a source can become, each stating a dtype."""
-    if name.startswith("pp"):
-        return [f"zero1({flag})"]
-    if name.startswith("moe"):
-        return [f"zero1({flag})", f"zero2({flag})"]
-    if name.startswith("tp"):
-        return [f"zero1(dp=1, {flag})", f"zero0(dp=2, {flag})", f"zero1(dp=2, tp=1, {flag})"]
-    stages = (0, 3) if name.endswith("bf16opt") else range(4)  # 1 and 2 assert that it is for bf16
-    return [f"zero{stage}(dp=3, {flag})" for stage in stages] + [f"universal({flag})"]
+@pytest.mark.parametrize(("name", "to"), CASES)
+def test_weights_are_masters_rounded_once(name: str, to: str, tmp_path: Path) -> None:
+    flag = next(flag for flag in TYPES if flag in to)
+    drop = LEFT_OUT.get(name, [])
+    before = plain(FIXTURES / name, tmp_path / "a.pt", drop=drop)
+    ucpl.convert(FIXTURES / name, tmp_path / "x", to=to, drop=drop)
+    after = plain(tmp_path / "x", tmp_path / "b.pt")
+    assert after["params"].keys() == before["params"].keys() and before["params"]
+    for path, states in before["params"].items():
+        wanted = {**states, "weight": states.get("fp32", states["weight"]).to(TYPES[flag])}
+        found = after["params"][path]
+        if "zero0" in to and TYPES[flag] == torch.float32:  # its weights are its masters
+            found.setdefault("fp32", found["weight"])
+        assert found.keys() == wanted.keys(), path
+        for state, value in wanted.items():
+            assert same(found[state], value) if torch.is_tensor(value) else found[state] == value, (path, state)
+    for path, value in before["buffers"].items():
+        assert same(after["buffers"][path], value), path
 
 
-@pytest.mark.parametrize("name", F32)
-@pytest.mark.parametrize("flag", ["bf16=1", "fp16=1"])
-def test_a_16_bit_target_of_an_f32_source(name: str, flag: str) -> None:
-    assert {refused(FIXTURES / name, to) for to in targets(name, flag)} == {"E187"}
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_the_file_that_deepspeed_reads(stage: int, tmp_path: Path) -> None:
+    """Not through our own reader: the module's tensors, and how the engine is told what it is."""
+    truth = torch.load(FIXTURES / "z1_dp4" / "truth.pt", weights_only=True)["params"]
+    ucpl.convert(FIXTURES / "z1_dp4", tmp_path / "x", to=f"zero{stage}(dp=2, bf16=1)")
+    stored = model_states(tmp_path / "x")
+    for path, states in truth.items():
+        assert same(stored["module"][path], states["fp32"].to(torch.bfloat16)), path
+    assert stored["module"]["calls"].dtype == torch.int64 or stored["module"]["calls"].dtype == torch.float32
+    assert stored["ds_config"]["bf16"] == {"enabled": True}
+    assert len(list((tmp_path / "x").glob("*/bf16_zero_pp_rank_*_optim_states.pt"))) == (2 if stage else 0)
+    if stage == 0:
+        masters = [m for group in stored["optimizer"]["fp32_groups"] for m in group]
+        assert {m.dtype for m in masters} == {torch.float32} and len(masters) == len(truth)
 
 
-@pytest.mark.parametrize("name", BF16)
-@pytest.mark.parametrize("flag", ["bf16=0", "bf16=0, fp16=1"])
-def test_another_target_of_a_bf16_source(name: str, flag: str) -> None:
-    assert {refused(FIXTURES / name, to) for to in targets(name, flag)} == {"E187"}
+@pytest.mark.parametrize("other", ["bf16=1", "fp16=1"])
+@pytest.mark.parametrize("name", ["z1_dp4", "z3_dp2_subgroup", "tp2_dp2_z1_uneven"])
+def test_there_and_back_gives_masters_and_moments_bit_for_bit(name: str, other: str, tmp_path: Path) -> None:
+    """And the weights with them, since an f32 run's weights are its masters. Degrees change on the way."""
+    before = plain(FIXTURES / name, tmp_path / "a.pt")
+    away = "zero2" if "tp" not in name else "zero1"
+    ucpl.convert(FIXTURES / name, tmp_path / "x", to=f"{away}(dp=3, {other})")
+    ucpl.convert(tmp_path / "x", tmp_path / "y", to=f"zero1(dp=2, {other[:4]}=0)")
+    after = plain(tmp_path / "y", tmp_path / "b.pt")
+    for path, states in before["params"].items():
+        for state, value in states.items():
+            found = after["params"][path][state]
+            assert same(found, value) if torch.is_tensor(value) else found == value, (path, state)
 
 
-@pytest.mark.parametrize("name", [*F32, *BF16])
-def test_the_source_s_own_dtype_may_be_stated(name: str) -> None:
-    flag = "bf16=1" if name in BF16 else "bf16=0, fp16=0"
-    for to in targets(name, flag):
-        assert ucpl.plan(str(FIXTURES / name), to)
+def test_what_has_no_master_is_rounded_itself_and_named(tmp_path: Path) -> None:
+    """A frozen parameter; its buffer stays as it is, as DeepSpeed leaves it."""
+    made = ucpl.plan(str(FIXTURES / "z2_dp3_frozen"), "zero2(dp=2, bf16=1)")
+    assert "training in bf16: the source trains in f32" in made.derived
+    alone = [text for text in made.derived if "no master" in text]
+    assert alone == ["weight of `wpe.weight` is rounded to nearest even, f32 to bf16: the source keeps no master of it"]
+    assert any(text.startswith("weight of 25 tensors is derived from fp32") for text in made.derived)
 
 
-def test_a_universal_source() -> None:
-    found = {bool(s.value) for n, s in _settings(UNIVERSAL).items() if n == "bf16"}
-    assert len(found) == 1
-    assert refused(UNIVERSAL, f"zero1(dp=2, bf16={int(not found.pop())})") == "E187"
+def test_of_the_source_s_own_dtype_nothing_is_told() -> None:
+    for name, to in (("z1_dp4", "zero1(dp=2, bf16=0, fp16=0)"), ("z1_dp2_bf16", "zero1(dp=3, bf16=1)")):
+        made = ucpl.plan(str(FIXTURES / name), to)
+        assert not any("training" in text or "derived" in text for text in made.derived)
 
 
-def _settings(path: Path):
-    from ucpl.api import open_checkpoint
+def test_an_option_of_bf16_is_not_taken_over() -> None:
+    """BF16_Optimizer is bf16 training's; grad_accum_dtype, of which it came, makes it anew on the way back."""
+    name = str(FIXTURES / "z1_dp2_bf16opt")
+    made = ucpl.plan(name, "zero1(dp=3, bf16=0)")
+    assert "bf16_optimizer = 0" in made.target_call
+    assert "fp16 = 1" in ucpl.plan(name, "zero1(dp=3, fp16=1)").target_call
 
-    return open_checkpoint(path).envelope.settings
+
+def test_grad_accum_dtype_makes_bf16_optimizer_on_the_way_back(tmp_path: Path) -> None:
+    ucpl.convert(FIXTURES / "z1_dp2_bf16opt", tmp_path / "x", to="zero1(dp=3, bf16=0)")
+    made = ucpl.plan(str(tmp_path / "x"), "zero1(dp=2, bf16=1)")
+    assert "bf16_optimizer = 1" in made.target_call
+    said = {o.name: o.origin for o in made.origins}
+    assert "grad_accum_dtype" in said["bf16_optimizer"]
+
+
+# ---- loss scaling ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_losses_are_scaled_in_fp16_and_nowhere_else(stage: int, tmp_path: Path) -> None:
+    """As DeepSpeed begins: dynamic, 2 ** 16, hysteresis 2. A fixed scale of another dtype would never move."""
+    made = ucpl.plan(str(FIXTURES / "z1_dp2_bf16"), f"zero{stage}(dp=2, fp16=1)")
+    assert "loss_scaler is new, for fp16 training: dynamic, from 65536 (DeepSpeed's defaults)" in made.derived
+    ucpl.convert(FIXTURES / "z1_dp2_bf16", tmp_path / "x", to=f"zero{stage}(dp=2, fp16=1)")
+    name, state, blobs = scaler_of(tmp_path / "x")
+    assert name == "DynamicLossScaler"
+    wanted = {"cur_scale": 65536.0, "cur_iter": 0, "last_overflow_iter": -1, "scale_factor": 2.0, "scale_window": 1000}
+    wanted |= {"min_scale": 1, "delayed_shift": 2, "cur_hysteresis": 2, "dynamic": True}
+    assert {key: state[key] for key in wanted} == wanted
+    assert blobs["dynamic_loss_scale"] is True and blobs["overflow"] is False
+    back = ucpl.plan(str(tmp_path / "x"), f"zero{stage}(dp=2, bf16=1)")
+    assert "loss_scaler of fp16 training is left out: losses are not scaled" in back.derived
+    ucpl.convert(tmp_path / "x", tmp_path / "y", to=f"zero{stage}(dp=2, bf16=1)")
+    name, state, blobs = scaler_of(tmp_path / "y")
+    assert name == "LossScaler" and state == {"cur_scale": 1.0, "dynamic": False}
+    assert blobs["dynamic_loss_scale"] is False
+
+
+def test_zero0_keeps_numbers_instead_of_an_object(tmp_path: Path) -> None:
+    ucpl.convert(FIXTURES / "z1_dp2_bf16", tmp_path / "x", to="zero0(dp=2, fp16=1)")
+    held = model_states(tmp_path / "x")["optimizer"]
+    assert held["dynamic_loss_scale"] is True and held["cur_scale"] == 65536 and held["cur_iter"] == 0
+    assert held["last_overflow_iter"] == -1 and held["scale_factor"] == 2.0 and held["scale_window"] == 1000
+    ucpl.convert(tmp_path / "x", tmp_path / "y", to="zero0(dp=2, bf16=1)")
+    held = model_states(tmp_path / "y")["optimizer"]
+    assert held["dynamic_loss_scale"] is False and held["cur_scale"] == 1.0 and "scale_window" not in held
+
+
+# ---- wishes that are none, or two -------------------------------------------------------------------------------------------
 
 
 def test_both_at_once() -> None:
-    assert refused(FIXTURES / "z1_dp4", "zero1(dp=2, bf16=1, fp16=1)") == "E188"
+    for name in ("z1_dp4", "z1_dp2_bf16"):
+        assert refused(FIXTURES / name, "zero1(dp=2, bf16=1, fp16=1)") == "E188"
+
+
+def test_a_universal_source(tmp_path: Path) -> None:
+    before = plain(UNIVERSAL, tmp_path / "a.pt")
+    ucpl.convert(UNIVERSAL, tmp_path / "x", to="zero1(dp=2, bf16=1)")
+    after = plain(tmp_path / "x", tmp_path / "b.pt")
+    for path, states in before["params"].items():
+        assert same(after["params"][path]["weight"], states["fp32"].to(torch.bfloat16)), path
+        assert same(after["params"][path]["exp_avg"], states["exp_avg"]), path
 
 
 def test_a_plain_file_keeps_how_its_source_trained(tmp_path: Path) -> None:
-    ucpl.convert(FIXTURES / "z1_dp4", tmp_path / "a.pt", to="plain()")
-    assert refused(tmp_path / "a.pt", "zero1(dp=2, bf16=1)") == "E187"
-    assert ucpl.plan(str(tmp_path / "a.pt"), "zero1(dp=2, bf16=0)")
+    truth = plain(FIXTURES / "z1_dp4", tmp_path / "a.pt")["params"]
+    ucpl.convert(tmp_path / "a.pt", tmp_path / "x", to="zero1(dp=2, bf16=1)")
+    weights = {path: states["fp32"].to(torch.bfloat16) for path, states in truth.items()}
+    assert all(same(model_states(tmp_path / "x")["module"][path], w) for path, w in weights.items())
+    assert not ucpl.plan(str(tmp_path / "a.pt"), "zero1(dp=2, bf16=0)").derived
 
 
 @pytest.mark.parametrize(
-    ("dtype", "to", "good"),
+    ("dtype", "to", "now"),
     [
-        (torch.float32, "zero1(dp=2, bf16=1)", False),
-        (torch.float32, "zero1(dp=2, fp16=1)", False),
-        (torch.float32, "zero1(dp=2, bf16=0)", True),
-        (torch.float32, "zero1(dp=2)", True),
-        (torch.bfloat16, "zero1(dp=2, bf16=1)", True),
-        (torch.bfloat16, "zero1(dp=2, bf16=0)", False),
-        (torch.bfloat16, "zero1(dp=2, fp16=1)", False),
-        (torch.float16, "zero1(dp=2, fp16=1)", True),
-        (torch.float16, "zero1(dp=2, bf16=1)", False),
+        (torch.float32, "zero1(dp=2, bf16=1)", torch.bfloat16),
+        (torch.float32, "zero1(dp=2, fp16=1)", torch.float16),
+        (torch.float32, "zero1(dp=2, bf16=0)", torch.float32),
+        (torch.float32, "zero1(dp=2)", torch.float32),
+        (torch.bfloat16, "zero1(dp=2, bf16=1)", torch.bfloat16),
+        (torch.bfloat16, "zero1(dp=2, bf16=0)", torch.float32),
+        (torch.bfloat16, "zero1(dp=2, fp16=1)", torch.float16),
+        (torch.float16, "zero1(dp=2, fp16=1)", torch.float16),
+        (torch.float16, "zero1(dp=2, bf16=1)", torch.bfloat16),
     ],
 )
-def test_weights_alone_say_their_dtype(dtype: torch.dtype, to: str, good: bool, tmp_path: Path) -> None:
-    """A folder of weights has no settings: what it holds must be what the target trains."""
-    save_file({"a": torch.ones(4, dtype=dtype), "b": torch.ones(3, 5, dtype=dtype)}, tmp_path / "model.safetensors")
-    if good:
-        assert ucpl.plan(str(tmp_path), to)
-    else:
-        assert refused(tmp_path, to) == "E187"
+def test_weights_alone(dtype: torch.dtype, to: str, now: torch.dtype, tmp_path: Path) -> None:
+    """A folder of weights has no settings: each weight that is not of the dtype asked for is cast, and the plan says which."""
+    weights = {"a": torch.randn(40, dtype=torch.float64).to(dtype), "b": torch.arange(15.0).reshape(3, 5).to(dtype) / 7}
+    save_file(weights, folder(tmp_path) / "model.safetensors")
+    made = ucpl.plan(str(tmp_path / "w"), to)
+    assert bool([text for text in made.derived if "`a`, `b`" in text]) == (dtype != now)
+    ucpl.convert(tmp_path / "w", tmp_path / "x", to=to)
+    stored = model_states(tmp_path / "x")["module"]
+    assert all(same(stored[name], value.to(now)) for name, value in weights.items())
 
 
-def test_one_weight_of_another_dtype_is_named(tmp_path: Path) -> None:
-    save_file({"a": torch.ones(4, dtype=torch.bfloat16), "b": torch.ones(3)}, tmp_path / "model.safetensors")
-    done = command("convert", tmp_path, tmp_path / "x", "--to", "zero1(dp=2, bf16=1)")
-    assert done.status == 2 and "weight of b: holds f32" in done.err and "bf16 = 1" in done.err
-    assert not (tmp_path / "x").exists()
+def test_masters_of_weights_alone_are_made_of_what_is_stored(tmp_path: Path) -> None:
+    """`fill state fp32 = weight`: in full, though the target's weights are rounded."""
+    weights = {"a": torch.randn(40), "b": torch.randn(3, 5)}
+    save_file(weights, folder(tmp_path) / "model.safetensors")
+    ucpl.convert(tmp_path / "w", tmp_path / "x", to="zero2(dp=2, bf16=1)", fill=["fp32=weight", "exp_avg=0"])
+    after = plain(tmp_path / "x", tmp_path / "b.pt")["params"]
+    for name, value in weights.items():
+        assert same(after[name]["fp32"], value) and same(after[name]["weight"], value.to(torch.bfloat16))
+
+
+def test_of_weights_alone_one_of_another_dtype_is_named(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(4, dtype=torch.bfloat16), "b": torch.ones(3)}, folder(tmp_path) / "model.safetensors")
+    done = command("plan", "--from", tmp_path / "w", "--to", "zero1(dp=2, bf16=1)")
+    assert done.status == 0 and "weight of `b` is rounded" in done.out + done.err and "`a`" not in done.out + done.err
+
+
+def test_safetensors_of_another_dtype_s_run(tmp_path: Path) -> None:
+    """A format that knows no training changes none: the weights are the source's."""
+    ucpl.convert(FIXTURES / "z1_dp2_bf16", tmp_path / "x", to="safetensors()")
+    (file,) = (tmp_path / "x").glob("*.safetensors")
+    assert {t.dtype for n, t in load_file(file).items() if n != "calls"} == {torch.bfloat16}
 
 
 def test_specs_alone(tmp_path: Path) -> None:
@@ -116,11 +286,57 @@ def test_specs_alone(tmp_path: Path) -> None:
     assert "bf16 = 1" in made.target_call and ("bf16", "the source's layout") in {
         (o.name, o.origin) for o in made.origins
     }
-    assert refused("zero1(dp=4, bf16=1)", "zero1(dp=2, bf16=0)", model=model) == "E187"
-    assert refused("zero1(dp=4)", "zero3(dp=2, bf16=1)", model=model) == "E187"
+    made = ucpl.plan("zero1(dp=4, bf16=1)", "zero1(dp=2, bf16=0)", model=model)
+    assert "training in f32: the source trains in bf16" in made.derived
+    assert {t.dtype for t in made.targets} == {"f32"}
+    assert ucpl.plan("zero1(dp=4, fp16=1)", "zero3(dp=2, bf16=1)", model=model).derived
 
 
-def test_a_layout_that_extends_a_shipped_one_states_it_too(tmp_path: Path) -> None:
+def test_a_layout_that_extends_a_shipped_one_wishes_it_too(tmp_path: Path) -> None:
     (tmp_path / "own.ucpl").write_text("ucpl 1\nlayout own(dp) of any extends zero1(dp = dp, bf16 = 1) {\n}\n")
-    assert refused(FIXTURES / "z1_dp4", f"{tmp_path}/own.ucpl:own(dp=2)") == "E187"
-    assert ucpl.plan(str(FIXTURES / "z1_dp2_bf16"), f"{tmp_path}/own.ucpl:own(dp=2)")
+    made = ucpl.plan(str(FIXTURES / "z1_dp4"), f"{tmp_path}/own.ucpl:own(dp=2)")
+    assert "training in bf16: the source trains in f32" in made.derived
+    assert {t.dtype for t in made.targets if "model_states" in t.file and t.key[-1] != "calls"} == {"bf16"}
+    assert not ucpl.plan(str(FIXTURES / "z1_dp2_bf16"), f"{tmp_path}/own.ucpl:own(dp=2)").derived
+
+
+OWN = """ucpl 1
+model m {{
+  w : 6 4{}
+  group "0" = w
+  state fp32, exp_avg : f32
+}}
+layout a(dp) of m extends zero1(dp = dp{}) {{
+}}
+"""
+
+
+@pytest.mark.parametrize(("dtype", "good"), [(" dtype bf16", True), (" dtype f32", False), ("", False)])
+def test_a_target_of_a_named_model_says_its_dtypes_itself(dtype: str, good: bool, tmp_path: Path) -> None:
+    (tmp_path / "a.ucpl").write_text(OWN.format(" dtype f32", ""))
+    (tmp_path / "b.ucpl").write_text(OWN.format(dtype, ", bf16 = 1"))
+    sides = f"{tmp_path}/a.ucpl:a(dp=4)", f"{tmp_path}/b.ucpl:a(dp=2)"
+    if good:
+        assert ucpl.plan(*sides).derived
+    else:
+        assert refused(*sides) == "E187"
+
+
+def test_the_target_describes_itself_in_its_new_dtype(tmp_path: Path) -> None:
+    """Its own layout file: the next conversion reads it, and goes on."""
+    ucpl.convert(FIXTURES / "z2_dp3_frozen", tmp_path / "x", to="zero2(dp=2, bf16=1)")
+    text = (tmp_path / "x" / "ucpl" / "layout.ucpl").read_text()
+    assert "dtype bf16" in text and "state fp32" in text.replace("state exp_avg, exp_avg_sq, fp32", "state fp32")
+    said = json.loads((tmp_path / "x" / "ucpl" / "manifest.json").read_text())["derived"]
+    assert any("training in bf16" in line for line in said)
+    assert ucpl.verify(tmp_path / "x")
+
+
+def test_frozen_ones_that_are_trained_from_here_on_begin_with_all_that_was_stored(tmp_path: Path) -> None:
+    """Their masters are the f32 weights, of which the new weights are rounded; and those frozen from here on, of masters."""
+    name = FIXTURES / "z2_dp3_frozen"
+    frozen = torch.load(name / "truth.pt", weights_only=True)["params"]["wpe.weight"]["frozen"]
+    ucpl.convert(name, tmp_path / "x", to="zero2(dp=2, bf16=1)", train=["wpe.weight"], freeze=["ln_f.weight"])
+    after = plain(tmp_path / "x", tmp_path / "b.pt")["params"]
+    assert same(after["wpe.weight"]["fp32"], frozen) and same(after["wpe.weight"]["weight"], frozen.bfloat16())
+    assert list(after["ln_f.weight"]) == ["weight"] and after["ln_f.weight"]["weight"].dtype == torch.bfloat16

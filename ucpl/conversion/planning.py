@@ -15,7 +15,7 @@ from ucpl.conversion.lessening import shortened
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import sides
-from ucpl.conversion.training import demand_same_training
+from ucpl.conversion.training import rounded
 
 if TYPE_CHECKING:
     from ucpl.extents import Key
@@ -80,7 +80,7 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
     from ucpl.graph.blobs import carried_blobs
     from ucpl.schedule import order
 
-    demand_same_training(source, target)
+    here, there, said_of_dtype = rounded(source, target)
     known = source.checkpoint.envelope if source.checkpoint is not None else None
     changes = target.changes or Changes()
     drop = changes.drop
@@ -90,13 +90,18 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
     inside = tuple(d for d in drop if d not in beside and d not in named and d not in changes.values)
     blobs, without = carried_blobs(source.placement, target.placement, drop)
     dtypes = dtype_of(source.checkpoint)
-    graph = build(source.placement, target.placement, drop=inside, freeze=changes.frozen, dtype_of=dtypes)
+    graph = build(here, there, drop=inside, freeze=changes.frozen, dtype_of=dtypes)
     if twice:
         from ucpl.proofs.coverage import prove
 
         prove(graph)
     made = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=closed_text(target))
-    made = evolve(made, target=evolve(made.target, blobs=blobs), dropped=made.dropped + without)
+    made = evolve(
+        made,
+        target=evolve(made.target, blobs=blobs),
+        derived=said_of_dtype + made.derived,
+        dropped=made.dropped + without,
+    )
     made = begun(made, source, target)
     made = evolve(made, changed=(*changes.said, *shortened(source.checkpoint, changes.gone)), gone=changes.gone)
     if not beside:

@@ -13,7 +13,7 @@ from ucpl.conversion.grouping import begins
 from ucpl.conversion.lessening import lessened
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.side import Side, located
-from ucpl.conversion.training import training_of
+from ucpl.conversion.training import change_of, in_other_dtype, training_of, wished
 
 if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
@@ -81,6 +81,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
             **{name: value for name, value in source.given.inherited.items() if name not in _OWN_NAMES},
         },
     )
+    given = wished(one, source, given)
     notes: tuple[Note, ...] = ()
     if source.found:
         from ucpl.frontends.sizes import with_sizes
@@ -92,8 +93,14 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         from ucpl.conversion.filling import with_fills
 
         one = with_fills(one, given.fill, own)
-    one, notes = _cut_as_deepspeed(one, _without(source, changes), given, notes)
-    made = located(one, given, notes=notes)
+    base = _without(source, changes)
+    cut, said = _cut_as_deepspeed(one, base, given, notes)
+    made = located(cut, given, notes=said)
+    change = change_of(source, made.layout)
+    if change is not None and one.is_of_any:
+        given = in_other_dtype(given, source, change)
+        cut, said = _cut_as_deepspeed(one, base, given, notes)
+        made = located(cut, given, notes=said)
     return made if changes is None else _changed(made, source, changes)
 
 

@@ -1,47 +1,51 @@
-"""The dtype that a side trains in: a target that states another than the source's is refused.
+"""The dtype that a side trains in, and what becomes of a checkpoint whose target trains in another.
 
-Going from f32 to bf16 is more than another name in a settings file: weights are rounded from masters, masters are made from
-weights, files have other names. Until a plan says each of these as derived, none is made in silence.
+A call that names another dtype (`zero1(dp=8, bf16=1)` of an fp32 run) is the wish for it. In the language that is a target
+over a model of other dtypes, and a source seen as one that stores no weights where it has masters: `derive weight from
+fp32`, as ZeRO-3 does. So weights are masters rounded once, from whatever they were rounded to before, and masters and moments
+go over bit for bit. What has no master (frozen parameters, weights alone) is cast itself. All of it is told as derived.
+
+Buffers keep their types: DeepSpeed casts parameters, and leaves buffers as the model has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ucpl.errors import Label, fail
+from attrs import evolve, frozen
+
+from ucpl.errors import Label, UcplError, fail
+from ucpl.extents import DTYPES
 
 if TYPE_CHECKING:
-    from ucpl.conversion.given import Inherited
+    from ucpl.conversion.given import Called, Given, Inherited
     from ucpl.conversion.side import Side
-    from ucpl.layout import Layout
+    from ucpl.layout import Layout, LogicalTensor
+    from ucpl.regions import Placement
+    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.syntax import nodes
 
-__all__ = ["demand_same_training", "training_of"]
+__all__ = ["Change", "change_of", "in_other_dtype", "rounded", "training_of", "wished"]
 
 _FLAGS = {"bf16": "bf16", "fp16": "f16"}  # a setting -> the dtype that weights have where it is 1
 _WHOLE = "f32"
+_TRAINED_IN = ("f32", "bf16", "f16")
+_MASTER = "fp32"
+_ALIGNED = 16  # bytes of the trained dtype that parameter_alignment grows each parameter to
+_NAMES_SHOWN = 3
 
 
-def demand_same_training(source: Side, target: Side) -> None:
-    """Raises: UcplError E187 where the target states a training dtype that is not the source's, E188 where it states two."""
-    stated = _flags(target.layout.settings)
-    if stated is None:  # the target's format knows no training
-        return
-    if sum(stated.values()) > 1:
-        fail("E188", f"`{target.layout.call}` is for bf16 and for fp16 training", _place(target.layout, "bf16"))
-    wanted = _dtype(stated)
-    name = next((flag for flag in stated if stated[flag]), None) or _given_as_zero(target.layout)
-    known = _flags(source.layout.settings) or _flags({n: v for n, (v, _) in source.given.inherited.items()})
-    if known is not None:
-        if _dtype(known) != wanted:
-            was = next((flag for flag in known if known[flag]), name or "bf16")
-            _refuse(target, wanted, Label("<source>", f"trains in {_dtype(known)}", where=_said(source, was)))
-        return
-    if name is None:  # f32 by default, from weights that say nothing of training
-        return
-    for tensor, dtype in _weights(source):
-        if dtype != wanted:
-            _refuse(target, wanted, Label("<source>", f"holds {dtype}", where=f"weight of {tensor}"))
+@frozen
+class Change:
+    """Another training dtype than the source's. `was`: None where the source says nothing of training (weights alone)."""
+
+    was: str | None
+    now: str
+
+    def concerns(self, dtype: str | None) -> bool:
+        """Whether a parameter of this type is the trained dtype's. What a model keeps in another type stays in that."""
+        return dtype is not None and dtype != self.now and (dtype == self.was or not self.was) and dtype in _TRAINED_IN
 
 
 def training_of(source: Side) -> Inherited:
@@ -50,10 +54,185 @@ def training_of(source: Side) -> Inherited:
     return {flag: (1, "the source's layout") for flag, value in said.items() if value}
 
 
-def _refuse(target: Side, wanted: str, other: Label) -> None:
-    flag = next((flag for flag, dtype in _FLAGS.items() if dtype == wanted), None) or _given_as_zero(target.layout)
-    asked = f"`{target.called.call.name}` is for training in {wanted}"
-    fail("E187", f"{asked}, and the source {other.text}", _place(target.layout, flag or "bf16"), other)
+# ---- the wish ---------------------------------------------------------------------------------------------------------------
+
+
+def change_of(source: Side, layout: Layout) -> Change | None:
+    """The change that a target's layout is, if it is one. Raises: UcplError E188 where it states two dtypes."""
+    stated = _flags(layout.settings)
+    if stated is None:  # the target's format knows no training
+        return None
+    if sum(stated.values()) > 1:
+        fail("E188", f"`{layout.call}` is for bf16 and for fp16 training", _place(layout, "bf16"))
+    now, was = _dtype(stated), _trains_in(source)
+    if was is None and now == _WHOLE and _given_as_zero(layout) is None:
+        return None  # f32 by default, from weights that say nothing of training
+    return Change(was, now) if was != now else None
+
+
+def wished(one: Called, source: Side, given: Given) -> Given:
+    """What a target takes over, where its call names another dtype than the source's: nothing that hangs on the old one."""
+    flags = _called_flags(one, given)
+    was = _trains_in(source)
+    if not flags or sum(flags.values()) > 1:
+        return given
+    now = next((_FLAGS[flag] for flag, on in flags.items() if on), None)
+    if now is None:  # `bf16=0`: what it was, if it was something else
+        now = was if was is not None and was not in {_FLAGS[flag] for flag in flags} else _WHOLE
+    if now == was:
+        return given
+    why = f"{', '.join(f'{flag} = {int(on)}' for flag, on in flags.items())} is asked for"
+    inherited = {name: v for name, v in given.inherited.items() if name not in ("bf16_optimizer", "masters")}
+    inherited |= {flag: (int(dtype == now), why) for flag, dtype in _FLAGS.items()}
+    if given.inherited.get("parameter_alignment", (0, ""))[0]:
+        inherited["alignment"] = (_ALIGNED // DTYPES[now].itemsize, f"parameter_alignment, and {why}")
+    if now == "bf16" and source.checkpoint is not None and _accumulates_wide(source.checkpoint):
+        inherited["bf16_optimizer"] = (1, f"grad_accum_dtype of ds_config, and {why}")
+    return evolve(given, inherited=inherited)
+
+
+def _accumulates_wide(checkpoint: Checkpoint) -> bool:
+    """Whether DeepSpeed, told bf16 in this configuration, takes BF16_Optimizer at stage 1."""
+    from ucpl.stores.deepspeed.config import accumulates_wide
+
+    return accumulates_wide(checkpoint)
+
+
+def in_other_dtype(given: Given, source: Side, change: Change) -> Given:
+    """The target's model where that is the source's: parameters in the new dtype, masters and states in f32."""
+    if given.model is None:
+        return given
+    stored = _stored(source)
+    items = tuple(_retyped(item, change, stored) for item in given.model.items)
+    return evolve(given, model=evolve(given.model, items=items))
+
+
+def _retyped(item: nodes.ModelItem, change: Change, stored: Mapping[str, str]) -> nodes.ModelItem:
+    from ucpl.syntax import nodes
+
+    match item:
+        case nodes.Tensor(kind="parameter" | "frozen", scaling=None):
+            if change.concerns(item.dtype or stored.get(item.path)):
+                return evolve(item, dtype=change.now)
+        case nodes.State(scalar=False) if item.dtype in _FLAGS.values():  # 16-bit masters are an option of one dtype
+            return evolve(item, dtype=_WHOLE)
+        case _:
+            pass
+    return item
+
+
+def _called_flags(one: Called, given: Given) -> dict[str, bool]:
+    """bf16 and fp16 as the call itself names them."""
+    from ucpl.layout.scope import Scope
+
+    scope = Scope(given=dict(given.sizes), config=given.config or {})
+    names = [p.name for p in one.layout.parameters]
+    out: dict[str, bool] = {}
+    for position, argument in enumerate(one.call.arguments):
+        name = argument.name or (names[position] if position < len(names) else "")
+        if name in _FLAGS:
+            try:
+                out[name] = bool(scope.evaluate(argument.value))
+            except UcplError:  # said with its place where the layout is resolved
+                return {}
+    return out
+
+
+# ---- the source and the target of such a plan --------------------------------------------------------------------------------
+
+
+def rounded(source: Side, target: Side) -> tuple[Placement, Placement, tuple[str, ...]]:
+    """Both placements as they are joined, and what is told. Raises: UcplError E187, E188."""
+    change = change_of(source, target.layout)
+    if change is None:
+        return source.placement, target.placement, ()
+    stored = _stored(source)
+    trained = (path for path, tensor in target.layout.tensors.items() if tensor.kind != "buffer")
+    changed = {path: stored[path] for path in trained if change.concerns(stored.get(path))}
+    for path in changed:
+        _demand_dtype(target, target.layout.tensors[path], change)
+    masters = _with_masters(source.placement) & changed.keys()
+    here = _without_weights(source.placement, masters)
+    there = _cast(target.placement, changed.keys() - masters)
+    return here, there, _told(source, target, change, {p: d for p, d in changed.items() if p not in masters})
+
+
+def _demand_dtype(target: Side, tensor: LogicalTensor, change: Change) -> None:
+    """A model of the target's own says the dtype. Raises: UcplError E187."""
+    if tensor.dtype == change.now:
+        return
+    what = f"says nothing of its dtype, and the source has {change.was}" if tensor.dtype is None else "is another"
+    fail(
+        "E187",
+        f"`{target.called.call.name}` is for training in {change.now}, and `{tensor.path}` of its model {what}",
+        _place(target.layout, next((flag for flag, dtype in _FLAGS.items() if dtype == change.now), "bf16")),
+        Label(target.layout.model_name or "<model>", tensor.dtype or "", where=tensor.path),
+        remedy=f"write `dtype {change.now}` in the model, for all its tensors or this one",
+    )
+
+
+def _with_masters(placement: Placement) -> set[str]:
+    """Tensors that have a master of which the weight can be made."""
+    return {placement.tensors[t] for part in placement.parts if part.state == _MASTER for t in part.tensors}
+
+
+def _without_weights(source: Placement, masters: set[str]) -> Placement:
+    """The source as one that stores no weights of these, and derives them from masters."""
+    from ucpl.layout.layout import Derivation
+    from ucpl.proofs.where import only, pairs_of
+
+    if not masters:
+        return source
+    kept = {(path, state) for path, state in pairs_of(source) if state != "weight" or path not in masters}
+    made = only(source, kept, set(source.layout.tensors))
+    derived = dict.fromkeys((*made.layout.derived, Derivation("weight", _MASTER)))
+    return evolve(made, layout=evolve(made.layout, derived=tuple(derived)))
+
+
+def _cast(target: Placement, paths: set[str]) -> Placement:
+    """The target with casts that were asked for, of what has no master. An entry that says `exact` holds."""
+    wanted = {i for i, path in enumerate(target.tensors) if path in paths}
+    parts = tuple(
+        evolve(p, lossy=True) if p.state == "weight" and not p.exact and wanted & {*p.tensors} else p
+        for p in target.parts
+    )
+    return evolve(target, parts=parts)
+
+
+# ---- what is told -----------------------------------------------------------------------------------------------------------
+
+
+def _told(source: Side, target: Side, change: Change, alone: dict[str, str]) -> tuple[str, ...]:
+    out = [
+        f"training in {change.now}: the source trains in {change.was}" if change.was else f"training in {change.now}"
+    ]
+    by_dtype: dict[str, list[str]] = {}
+    for path, dtype in alone.items():
+        by_dtype.setdefault(dtype, []).append(path)
+    for dtype, paths in by_dtype.items():
+        first = ", ".join(f"`{p}`" for p in paths[:_NAMES_SHOWN])
+        more = f" and {len(paths) - _NAMES_SHOWN} more" if len(paths) > _NAMES_SHOWN else ""
+        how = "is widened" if change.now == _WHOLE else "is rounded to nearest even"
+        out.append(f"weight of {first}{more} {how}, {dtype} to {change.now}: the source keeps no master of it")
+    if source.checkpoint is not None and target.layout.framework in ("deepspeed", "universal"):
+        out += _scaling(source.checkpoint, change)
+    return tuple(out)
+
+
+def _scaling(checkpoint: Checkpoint, change: Change) -> list[str]:
+    from ucpl.stores.deepspeed.config import scaling_told
+
+    if "f16" not in (change.was, change.now):
+        return []
+    return [scaling_told(checkpoint, change.now == "f16")]
+
+
+# ---- what a side says ----------------------------------------------------------------------------------------------
+
+
+def _trains_in(source: Side) -> str | None:
+    known = _flags(source.layout.settings) or _flags({n: v for n, (v, _) in source.given.inherited.items()})
+    return _dtype(known) if known is not None else None
 
 
 def _flags(settings: Mapping[str, object]) -> dict[str, bool] | None:
@@ -71,26 +250,12 @@ def _given_as_zero(layout: Layout) -> str | None:
     return next((n for n, value, origin in layout.origins if n in _FLAGS and origin == "given" and not value), None)
 
 
-def _said(side: Side, flag: str) -> str:
-    """`bf16 = 1: ds_config of ...`"""
-    found = next((f"{n} = {v}: {o}" for n, v, o in side.layout.origins if n == flag), None)
-    if found is None and flag in side.given.inherited:
-        value, origin = side.given.inherited[flag]
-        found = f"{flag} = {value}: {origin}"
-    return found or flag
-
-
 def _place(layout: Layout, flag: str) -> Label:
     value = next((f"{n} = {v}" for n, v, _ in layout.origins if n == flag), flag)
     return Label("<call>", where=value)
 
 
-def _weights(side: Side) -> Iterator[tuple[str, str]]:
-    """Trained tensors with the dtype of their weights, as the spec or the files say it."""
-    stored: dict[str, str] = {}
-    if side.checkpoint is not None:
-        stored = {t.name: t.dtype for t in side.checkpoint.tensors}
-    for path, tensor in side.layout.tensors.items():
-        dtype = tensor.dtype or stored.get(path)
-        if tensor.kind == "parameter" and dtype is not None:
-            yield path, dtype
+def _stored(side: Side) -> dict[str, str]:
+    """The dtype of each tensor's weight, as the spec or the files say it."""
+    stored = {t.name: t.dtype for t in side.checkpoint.tensors} if side.checkpoint is not None else {}
+    return stored | {path: t.dtype for path, t in side.layout.tensors.items() if t.dtype is not None}

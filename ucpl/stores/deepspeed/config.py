@@ -11,10 +11,18 @@ from attrs import frozen
 
 from ucpl.extents import Call, Global, Plain, TorchDType
 from ucpl.stores.carrying import mapped
+from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.values import Value
 
 _LOSS_SCALER = "deepspeed.runtime.fp16.loss_scaler"
+_OF_MASTERS = ("bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads")
+_SCALING = ("loss_scaler", "loss_scale_config", "dynamic_loss_scale", "overflow")
 _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+
+
+def blobs_of(source: Checkpoint) -> Value:
+    """What the source carries, for those who need it in one form: it came from a file, and may be anything."""
+    return Value(source.top, source.top.name, (), source.envelope.blobs)
 
 
 def regenerated(config: Value | None, settings: Mapping[str, Plain]) -> dict[object, object]:
@@ -33,13 +41,40 @@ def regenerated(config: Value | None, settings: Mapping[str, Plain]) -> dict[obj
     for section, setting in ((name, "bf16"), ("fp16", "fp16")):
         if settings.get(setting) or section in out:
             out[section] = {**_section(config, section), "enabled": bool(settings.get(setting))}
-    if settings.get("bf16_optimizer"):
-        out["data_types"] = {**_section(config, "data_types"), "grad_accum_dtype": "fp32"}
+    _say_types(config, out, settings)
     tp = int(settings.get("tp") or 1)
     if tp > 1 or "tensor_parallel" in out:  # 0 is off; DeepSpeed takes no 1
         out["tensor_parallel"] = {**_section(config, "tensor_parallel"), "autotp_size": tp if tp > 1 else 0}
     out |= _batches(config, int(settings["dp"] or 1))
     return out
+
+
+def _say_types(config: Value | None, out: dict[object, object], settings: Mapping[str, Plain]) -> None:
+    """Options of one training dtype, in another: DeepSpeed refuses a configuration that still has them."""
+    for section, flag in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
+        if not settings.get(flag) and section in out:
+            known = _section(config, section)
+            out[section] = {k: v for k, v in known.items() if k not in _OF_MASTERS} | {"enabled": False}
+    types = _section(config, "data_types")
+    if settings.get("bf16_optimizer"):
+        types["grad_accum_dtype"] = "fp32"
+    if "param_dtype" in types:
+        types["param_dtype"] = "bf16" if settings.get("bf16") else "fp16" if settings.get("fp16") else "fp32"
+    if types:
+        out["data_types"] = types
+
+
+def accumulates_wide(source: Checkpoint) -> bool:
+    """Whether DeepSpeed, told bf16 beside the rest of a configuration, takes BF16_Optimizer at stage 1."""
+    config = blobs_of(source).find("ds_config")
+    zero, types = _section(config, "zero_optimization"), _section(config, "data_types")
+    offload = zero.get("offload_optimizer")
+    device = offload.get("device") if isinstance(offload, dict) else None
+    return (
+        types.get("grad_accum_dtype") in ("fp32", "float32")
+        and device in (None, "none")
+        and not zero.get("cpu_offload")
+    )
 
 
 def _section(config: Value | None, name: str) -> dict[object, object]:
@@ -85,6 +120,19 @@ def _batches(config: Value | None, dp: int) -> dict[object, object]:
 # ---- loss scaling ----------------------------------------------------------------------------------------------------
 
 
+def scaling_of(source: Checkpoint, is_fp16: bool) -> Value:
+    """What the source carries, its loss scaling made anew where it is not the target's: fp16 scales losses, no other does."""
+    blobs, known = blobs_of(source), source.envelope.settings.get("fp16")
+    if known is None or bool(known.value) == is_fp16:
+        return blobs
+    rest = {key: value for key, value in source.envelope.blobs.items() if key not in _SCALING}
+    less = Value(blobs.path, blobs.file, (), rest)
+    made = loss_scaler(less, less.find("ds_config"), is_fp16)
+    assert isinstance(made.state, dict)
+    anew = {"loss_scaler": made, "dynamic_loss_scale": made.state["dynamic"], "overflow": False}
+    return Value(blobs.path, blobs.file, (), rest | anew)
+
+
 def loss_scaler(blobs: Value, config: Value | None, is_fp16: bool) -> Call:
     """The object of a ZeRO shard: the source's, or one that goes on where ZeRO-0's numbers stand, or a fresh one."""
     given = blobs.find("loss_scaler")
@@ -115,6 +163,19 @@ def loss_scaler(blobs: Value, config: Value | None, is_fp16: bool) -> Call:
     )
 
 
+def scaling_told(source: Checkpoint, is_fp16: bool) -> str:
+    """What a plan says of a target whose losses are scaled otherwise than the source's."""
+    blobs = scaling_of(source, is_fp16)
+    config = blobs.find("ds_config")
+    state = loss_scaler(blobs, config, is_fp16).state
+    assert isinstance(state, dict)
+    if not is_fp16:
+        return "loss_scaler of fp16 training is left out: losses are not scaled"
+    origin = "fp16 of ds_config" if config is not None and config.find("fp16") is not None else "DeepSpeed's defaults"
+    how = f"dynamic, from {state['cur_scale']:g}" if state["dynamic"] else f"fixed at {state['cur_scale']:g}"
+    return f"loss_scaler is new, for fp16 training: {how} ({origin})"
+
+
 @frozen(eq=False)
 class _Numbers:
     """A dict of numbers and flags, where there is one."""
@@ -131,7 +192,7 @@ class _Numbers:
         found.wrong("a number")
 
 
-def loss_scale_numbers(blobs: dict[str, object]) -> dict[str, object]:
+def loss_scale_numbers(blobs: Mapping[str, object]) -> dict[str, object]:
     """What ZeRO-0's optimizer wrapper keeps instead of an object."""
     kept = blobs.get("loss_scale_config")
     if isinstance(kept, dict) and "cur_scale" in kept:

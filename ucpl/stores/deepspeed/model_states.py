@@ -9,10 +9,11 @@ from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, Size, TensorRef
 from ucpl.extents.pipeline import Pipeline
 from ucpl.stores.deepspeed.affine import INFO
+from ucpl.stores.deepspeed.config import blobs_of
 from ucpl.stores.deepspeed.cuts import info_of
 from ucpl.stores.deepspeed.names import is_apart, is_of_expert, layer_place
 from ucpl.stores.deepspeed.optimizer_states import whole
-from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, blobs_of
+from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer
 from ucpl.stores.pickles import set_attributes
 from ucpl.stores.values import Empty
 

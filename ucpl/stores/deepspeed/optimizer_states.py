@@ -7,10 +7,11 @@ from math import prod
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Call, Flat, Global, Key, TensorRef
-from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler
+from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler, scaling_of
 from ucpl.stores.deepspeed.order import Run
-from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, blobs_of, text_of
+from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, text_of
 from ucpl.stores.scalars import number_of
+from ucpl.stores.values import Value
 
 
 def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]) -> dict[str, object]:
@@ -49,7 +50,8 @@ def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
     base: dict[str, object] = {"state": state, "param_groups": groups}
     if not masters:
         return base
-    numbers = file.storages.value(loss_scale_numbers(writer.source.envelope.blobs))
+    held = {str(key): value for key, value in _scaling(writer).mapping().items()}
+    numbers = file.storages.value(loss_scale_numbers(held))
     return {**numbers, "optimizer_state_dict": base, "fp32_groups": flats}
 
 
@@ -63,14 +65,19 @@ def shard(writer: Writer, file: TargetFile) -> dict[str, object]:
 
 
 def scaling(writer: Writer, file: TargetFile) -> dict[str, object]:
-    blobs = blobs_of(writer.source)
+    blobs = _scaling(writer)
     scaler = loss_scaler(blobs, blobs.find("ds_config"), bool(writer.settings.get("fp16")))
     dynamic = scaler.state.get("dynamic", False) is True if isinstance(scaler.state, dict) else False
+    known = blobs.mapping()
     return {
         "loss_scaler": file.storages.value(scaler),
-        "dynamic_loss_scale": writer.blob("dynamic_loss_scale", dynamic),
-        "overflow": writer.blob("overflow", False),
+        "dynamic_loss_scale": known.get("dynamic_loss_scale", dynamic),
+        "overflow": known.get("overflow", False),
     }
+
+
+def _scaling(writer: Writer) -> Value:
+    return scaling_of(writer.source, bool(writer.settings.get("fp16")))
 
 
 def clip_grad(writer: Writer) -> dict[str, object]:

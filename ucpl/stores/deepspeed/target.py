@@ -12,7 +12,7 @@ from ucpl.extents import Extent, Flat, Key, NamedTensor, Plain, Scalar, StoredTe
 from ucpl.extents.pipeline import Pipeline
 from ucpl.stores.carrying import Place, Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.deepspeed.config import regenerated
+from ucpl.stores.deepspeed.config import blobs_of, regenerated
 from ucpl.stores.deepspeed.names import is_apart, is_of_expert
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.scalars import number_of
@@ -261,11 +261,6 @@ def skeleton_of(folder: str, latest: str, files: Made) -> Skeleton:
         texts={latest: folder},
         unsafe_globals=tuple(sorted(unsafe)),
     )
-
-
-def blobs_of(source: Checkpoint) -> Value:
-    """What the source carries, for those who need it in one form: it came from a file, and may be anything."""
-    return Value(source.top, source.top.name, (), source.envelope.blobs)
 
 
 def _empty(noted: Value | None) -> dict[str, Empty]:

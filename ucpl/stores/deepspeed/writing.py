@@ -12,10 +12,11 @@ from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, Structure, key_text
 from ucpl.extents.pipeline import layer_file
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.deepspeed.config import blobs_of
 from ucpl.stores.deepspeed.model_states import model_states, parts
 from ucpl.stores.deepspeed.names import LATEST, is_apart, model_file, optim_file
 from ucpl.stores.deepspeed.optimizer_states import shard
-from ucpl.stores.deepspeed.target import Made, Writer, blobs_of, skeleton_of
+from ucpl.stores.deepspeed.target import Made, Writer, skeleton_of
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
