@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from attrs import evolve, frozen
 
+from ucpl.conversion.beside import checked, findings_of, held_weights, side_by_side
 from ucpl.conversion.given import Given, called, library_of, model_named
 from ucpl.conversion.keywords import DataPlane, How, ToConvert, ToPlan, ToVerify, bounds_of, given_from
 from ucpl.conversion.opening import load_plan, open_alike, open_for
@@ -92,8 +93,9 @@ def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Co
     refuse_existing(Path(target), how)
     layout = how.get("layout")
     made = prepare(Asked(called(layout) if layout is not None else None, to, source, twice=True), given_from(how))
-    assert made.checkpoint is not None
-    return Converted(made.plan, run(made.plan, made.checkpoint, Path(target), how))
+    opened, held = checked(made, bounds_of(how))
+    report = run(made.plan, opened, Path(target), how)
+    return Converted(made.plan, evolve(report, remarks=(*report.remarks, *map(str, held))))
 
 
 def compare(
@@ -104,7 +106,8 @@ def compare(
 
     ours, theirs = open_checkpoint(a, a_layout), open_checkpoint(b, b_layout)
     here, there = source_side(ours, a_layout)[0], source_side(theirs, b_layout)[0]
-    return likeness(ours, here.placement, theirs, there.placement, **bounds)
+    found = likeness(ours, here.placement, theirs, there.placement, **bounds)
+    return evolve(found, around=side_by_side(ours, theirs))
 
 
 def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVerify]) -> Verdict:
@@ -123,11 +126,14 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     reference = how.get("reference")
     asked = Asked(side, Path(reference) if reference is not None else None) if how.get("witness", True) else None
     found = verdict(opened, side.placement, asked=asked, **bounds_of(how))
+    held = held_weights(opened, side.placement, bounds_of(how))
+    notes = (*found.notes, *(str(one) for one in held if not one.differs))
+    found = evolve(found, findings=(*found.findings, *findings_of(opened, held)), notes=notes)
     if against is None:
         return found
-    held = hold_genuine(opened, side.placement, open_alike(against, side.placement))
-    notes = (n for n in found.notes if not (held and n.startswith("not witnessed:")))
-    return evolve(found, against=held, notes=tuple(notes))
+    same = hold_genuine(opened, side.placement, open_alike(against, side.placement))
+    notes = tuple(n for n in found.notes if not (same and n.startswith("not witnessed:")))
+    return evolve(found, against=same, notes=notes)
 
 
 def infer(checkpoint: Here) -> Inferred:

@@ -1003,3 +1003,12 @@ def data_set_beside_the_shards(folder: Path) -> list[str]:
     for number in range(10_001):
         (here / str(number)).touch()
     return CONVERT
+
+
+@case
+def weights_of_another_step(folder: Path) -> list[str]:
+    file = trainers(folder) / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-2] ^= 1
+    file.write_bytes(raw)
+    return ["verify", "source", "--no-witness"]

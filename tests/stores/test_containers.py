@@ -6,15 +6,21 @@ import json
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
+from safetensors.torch import load_file, save_file
 
 from tests.cli.command import digest, good, ucpl
+from ucpl.conversion.beside import own_names
+from ucpl.extents import NamedTensor
 from ucpl.extents.containers import Rule
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.stores.containers.reading import KINDS
+from ucpl.stores.registry import open_checkpoint
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "trainer" / "checkpoint-3"
 ALIKE = ("config.json", "generation_config.json", "model.safetensors", "scheduler.pt", "trainer_state.json")
@@ -35,6 +41,13 @@ def source(tmp_path: Path) -> Path:
     shutil.copytree(FIXTURE, made)
     torch.save({"rank": 1}, made / DRAWN.format(1))
     return made
+
+
+def changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """The weights beside the shards, with some of them changed."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 @pytest.fixture(autouse=True)
@@ -166,6 +179,74 @@ def test_what_is_no_folder_of_the_trainer_says_what_stays(source: Path, tmp_path
 def test_a_step_named_by_itself_is_no_container(source: Path, tmp_path: Path) -> None:
     out = good("convert", source / "global_step3", tmp_path / "t", "--to", "zero1(dp=3)").out
     assert "container" not in out and not files_of(tmp_path / "t")
+
+
+# ---- weights beside the shards ----------------------------------------------------------------------------------------
+
+
+def test_weights_are_held_against_the_shards(source: Path, tmp_path: Path) -> None:
+    out = good("convert", source, tmp_path / "t", "--to", "zero3(dp=3)").out
+    assert "beside        model.safetensors is what the shards say: " in out
+    for folder in (source, tmp_path / "t"):
+        assert "model.safetensors is what the shards say: " in good("verify", folder).out
+
+
+@pytest.mark.parametrize("name", ["transformer.h.0.mlp.c_fc.weight", "lm_head.weight"])
+def test_one_bit_of_them_is_found_and_they_stay_behind(source: Path, tmp_path: Path, name: str) -> None:
+    """A second name, too: the file has it as a tensor of its own."""
+    changed(source, lambda tensors: tensors[name].view(torch.int32).view(-1)[-1].bitwise_xor_(1))
+    done = ucpl("verify", source)
+    assert done.status == 1 and "error[E708]: model.safetensors is not what the shards say" in done.err
+    out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
+    assert "beside        left out: model.safetensors: model.safetensors is not what the shards say" in out
+    assert "model.safetensors" not in files_of(tmp_path / "t")
+    assert "sound" in good("verify", tmp_path / "t").out
+
+
+def test_what_cannot_be_held_against_the_shards_is_said(source: Path, tmp_path: Path) -> None:
+    changed(source, lambda tensors: tensors.update(odd=torch.zeros(2)))
+    out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
+    assert "1 tensors are not held against them: odd is no tensor of the shards" in out
+    changed(source, lambda tensors: tensors.pop("odd"))
+    changed(source, lambda tensors: tensors.update({n: t.bfloat16() for n, t in tensors.items()}))
+    out = good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)").out
+    assert "is f32 in the shards, bf16 beside them" in out
+    (source / "model.safetensors").write_bytes(b"no file of tensors")
+    out = good("convert", source, tmp_path / "v", "--to", "zero1(dp=3)").out
+    assert "model.safetensors is not held against the shards: " in out
+
+
+def test_a_target_of_another_model_has_no_weights_beside_it(source: Path, tmp_path: Path) -> None:
+    gone = "transformer.h.0.mlp.c_fc.bias"
+    out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)", "--drop", gone).out
+    assert f"left out: model.safetensors: the target is another model ({gone})" in out
+    assert "model.safetensors" not in files_of(tmp_path / "t")
+
+
+def test_an_adapter_is_called_without_its_name() -> None:
+    named = NamedTensor("base.q.lora_A.default.weight", (1,), "f32", "parameter")
+    saved = NamedTensor("base.head.modules_to_save.default.weight", (1,), "f32", "parameter")
+    other = NamedTensor("base.q.lora_A.two.weight", (1,), "f32", "parameter")
+    bare = open_checkpoint(FIXTURE)
+    known = evolve(bare, tensors=(named, saved, other))
+    assert own_names(known, "adapter_model.safetensors") == {
+        "base.q.lora_A.weight": named.name, "base.head.weight": saved.name, other.name: other.name,
+    }  # fmt: skip
+    assert own_names(known, "two/adapter_model.safetensors")["base.q.lora_A.weight"] == other.name
+    assert own_names(known, "model.safetensors") == {}
+
+
+def test_two_folders_side_by_side(source: Path, tmp_path: Path) -> None:
+    good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)")
+    (tmp_path / "t" / "trainer_state.json").write_text("{}")
+    out = good("compare", source, tmp_path / "t").out
+    assert "beside        both in folders of transformers' Trainer\n" in out
+    assert "beside        another in B: trainer_state.json\n" in out
+    assert "beside        in B alone: rng_state_2.pth\n" in out
+    assert "rng_state_1.pth, scheduler.pt" in out and out.endswith("equal\n")
+    good("convert", source / "global_step3", tmp_path / "u", "--to", "zero1(dp=1)")
+    out = good("compare", source, tmp_path / "u").out
+    assert "beside        A lies in a folder of transformers' Trainer, the other by itself\n" in out
 
 
 # ---- pickles ---------------------------------------------------------------------------------------------------------

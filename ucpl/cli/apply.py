@@ -38,4 +38,8 @@ def run(options: Namespace, console: Console) -> int:
     plan = load_plan(options.plan)
     opened = open_for(plan, options.source)
     console.say("\n".join([*plan_lines(plan), *container_lines(opened, plan)]))
+    if any(
+        f.rule is not None and f.rule.fate == "weights" for f in (opened.container.files if opened.container else ())
+    ):
+        console.say("beside        weights are not held against the shards here: `ucpl verify` of the target does")
     return write(plan, opened, target, how, console)

@@ -40,6 +40,8 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"unsaid        {one}")
     for text in found.derived:
         console.say(f"derived       {text}")
+    for text in found.around:
+        console.say(f"beside        {text}")
     if found:
         console.say("equal")
     else:

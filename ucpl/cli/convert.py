@@ -50,7 +50,9 @@ def add_run(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
+    from ucpl.conversion.beside import checked
     from ucpl.conversion.given import called
+    from ucpl.conversion.keywords import bounds_of
     from ucpl.conversion.planning import Asked, prepare
     from ucpl.conversion.running import refuse_existing
     from ucpl.stores.registry import advice
@@ -60,18 +62,19 @@ def run(options: Namespace, console: Console) -> int:
     described = called(options.layout) if options.layout is not None else None
     made = prepare(Asked(described, options.to, options.source, twice=True), given)
     assert made.checkpoint is not None
-    console.say("\n".join([*plan_lines(made.plan), *container_lines(made.checkpoint, made.plan)]))
+    console.say("\n".join(plan_lines(made.plan)))
     for text in advice(made.checkpoint, made.plan.target):
         console.say(f"to load it    {text}")
+    source, held = (made.checkpoint, ()) if options.dry_run else checked(made, bounds_of(how))
+    for text in (*container_lines(source, made.plan), *(f"beside        {one}" for one in held if not one.differs)):
+        console.say(text)
     if options.dry_run:
         console.say(
             "proved        every element of the target has one source, and stands where it belongs; nothing was written"
         )
-        console.answer(
-            {"plan": plan_object(made.plan), **container_object(made.checkpoint, made.plan), "written": False}
-        )
+        console.answer({"plan": plan_object(made.plan), **container_object(source, made.plan), "written": False})
         return Exit.DONE
-    return write(made.plan, made.checkpoint, target, how, console)
+    return write(made.plan, source, target, how, console)
 
 
 def write(plan: Plan, source: Checkpoint, target: Path, how: How, console: Console) -> int:

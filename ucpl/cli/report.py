@@ -47,7 +47,7 @@ def container_lines(source: Checkpoint | None, plan: Plan, width: int = 14) -> l
     from ucpl.stores.containers import sorted_into
 
     kept = source.container.without({name for name, fate in plan.carry.items() if fate == "drop"})
-    said = sorted_into(kept, plan.target).said
+    said = sorted_into(kept, plan.target, source).said
     return ["container".ljust(width) + kept.kind.title, *("beside".ljust(width) + text for text in said)]
 
 
@@ -58,7 +58,7 @@ def container_object(source: Checkpoint | None, plan: Plan) -> dict[str, object]
     from ucpl.stores.containers import sorted_into
 
     kept = source.container.without({name for name, fate in plan.carry.items() if fate == "drop"})
-    made = sorted_into(kept, plan.target)
+    made = sorted_into(kept, plan.target, source)
     return {"container": {"kind": kept.kind.name, "files": {p.name: p.of.name for p in made.placed}, "left": made.left}}
 
 

@@ -23,7 +23,7 @@ from ucpl.runtime.compare import Unequal
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["Difference", "Likeness", "Unsaid", "likeness"]
+__all__ = ["Difference", "Likeness", "Unsaid", "likeness", "reachable", "stored_dtypes"]
 
 MEMORY = 512 << 20
 
@@ -40,6 +40,7 @@ class Likeness:
     derived: tuple[str, ...] = ()  # states that one side does not store: compared with what it derives
     values: int = 0  # beside tensors: hyper-parameters, counters, client_state keys
     unsaid: tuple[Unsaid, ...] = ()  # what one side alone says, where silence is no difference
+    around: tuple[str, ...] = ()  # what the folders around them are: no part of the state
     seconds: dict[str, float] = field(factory=dict)
 
     def __bool__(self) -> bool:
@@ -73,7 +74,7 @@ def likeness(
     derived: list[str] = []
     for turned, wanted in ((False, forward), (True, backward)):
         x, left, y, right = (b, there, a, here) if turned else (a, here, b, there)
-        reach, origins, lost = _reachable(left, wanted)
+        reach, origins, lost = reachable(left, wanted)
         found += [
             Difference("tensor", path, state, a="stored" if turned else "nothing", b="nothing" if turned else "stored")
             for path, state in sorted(lost)
@@ -138,7 +139,7 @@ def _has(path: str, tensors: Mapping[str, LogicalTensor]) -> str:
 
 def _dtypes(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement, same: set[str]) -> list[Difference]:
     """Pairs that both sides store, in other dtypes."""
-    ours, theirs = _stored_dtypes(a, here), _stored_dtypes(b, there)
+    ours, theirs = stored_dtypes(a, here), stored_dtypes(b, there)
     return [
         Difference("dtype", path, state, a=ours[path, state], b=dtype)
         for (path, state), dtype in theirs.items()
@@ -146,7 +147,8 @@ def _dtypes(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement, sam
     ]
 
 
-def _stored_dtypes(checkpoint: Checkpoint, placement: Placement) -> dict[Pair, str]:
+def stored_dtypes(checkpoint: Checkpoint, placement: Placement) -> dict[Pair, str]:
+    """The dtype of each state of each tensor, as the files have it."""
     known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
     out: dict[Pair, str] = {}
     for part in placement.parts:
@@ -157,7 +159,7 @@ def _stored_dtypes(checkpoint: Checkpoint, placement: Placement) -> dict[Pair, s
     return out
 
 
-def _reachable(source: Placement, wanted: set[Pair]) -> tuple[set[Pair], set[Pair], set[Pair]]:
+def reachable(source: Placement, wanted: set[Pair]) -> tuple[set[Pair], set[Pair], set[Pair]]:
     """Of the pairs wanted: those that the source stores or derives, the pairs they derive from, and those it lacks."""
     stored = pairs_of(source)
     origins: set[Pair] = set()

@@ -45,13 +45,13 @@ def ranks_of(structure: Structure) -> int:
     return made
 
 
-def sorted_into(container: Container, structure: Structure) -> Sorted:
+def sorted_into(container: Container, structure: Structure, source: Checkpoint) -> Sorted:
     """Every file of the container, with its fate in a target. A target of a framework that it cannot hold is none of it."""
     if structure.framework not in container.kind.holds:
         why = f"a target of {structure.framework} is no folder of {container.kind.title}"
         left = dict.fromkeys((file.name for file in container.files), why)
         return Sorted((), left, (f"{len(left)} files beside the shards: {why}",) if left else ())
-    ranks = ranks_of(structure)
+    ranks, changed = ranks_of(structure), _other_model(structure, source)
     placed: list[Placed] = []
     left = dict(container.skipped)
     said: list[str] = []
@@ -63,11 +63,25 @@ def sorted_into(container: Container, structure: Structure) -> Sorted:
             said.append(_dealt_text(rule, mine, made, ranks))
             kept = {one.of.name for one in made}
             left |= {f.name: f"rank {f.rank} is not there any more" for f in mine if f.name not in kept}
+        elif rule.fate == "weights" and changed:
+            left |= dict.fromkeys((file.name for file in mine), changed)
         else:
             placed += [Placed(file.name, file) for file in mine]
     unknown = [file for file in container.files if file.rule is None]
     placed += [Placed(file.name, file) for file in unknown]
     return Sorted(tuple(placed), left, (*_carried_text(placed, unknown), *said, *_left_text(left)))
+
+
+def _other_model(structure: Structure, source: Checkpoint) -> str:
+    """Why weights beside the source's shards are not the target's, where it has other tensors."""
+    ours = {t.name: t.shape for t in source.tensors} | dict.fromkeys(source.aliases, ())
+    theirs = {t.name: t.shape for t in structure.tensors} | dict.fromkeys(structure.aliases, ())
+    apart = [name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)]
+    if not apart:
+        return ""
+    return (
+        f"the target is another model ({apart[0]}): `ucpl convert TARGET HERE --to 'safetensors()'` writes its weights"
+    )
 
 
 def _dealt(rule: Rule, mine: list[Beside], ranks: int) -> list[Placed]:
@@ -111,7 +125,7 @@ def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) ->
     container = source.container
     if container is None:
         return skeleton
-    made = sorted_into(container, structure).placed
+    made = sorted_into(container, structure, source).placed
     bad = [one.of for one in made if one.of.holds == "unreadable"]
     if bad:
         raise UcplError(*(_unseen(container, file) for file in dict.fromkeys(bad)))
