@@ -13,8 +13,7 @@ from tests.fuzz.containers import FIXTURES
 from tests.fuzz.damage import damage_bytes, damage_value
 from tests.fuzz.plans import json_of
 from tests.fuzz.small import stored
-from ucpl.cli.options import config_of
-from ucpl.conversion.given import Called, Given, called
+from ucpl.conversion.given import Called, Given, called, config_at
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.planning import make_plan
 from ucpl.conversion.side import Side, located
@@ -93,7 +92,7 @@ class Configs:
             raw, how = damage_bytes(rng, raw)
             self.damage += f"; {how}"
         self.path.write_bytes(raw)
-        config = config_of(self.path)
+        config = config_at(self.path)
         call = parse_call(rng.choice(("whole()", "cut(tp = 2)", "cut(tp = 3)")))
         side = located(Called(self.library, call), Given(config=config))
         if side.layout.ranks <= 64:

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
-from ucpl.texts import json_object, read_text
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Given
     from ucpl.conversion.keywords import DataPlane, How
     from ucpl.layout.scope import Value
-    from ucpl.texts import Json
 
 __all__ = [
     "add_changes",
@@ -23,7 +21,6 @@ __all__ = [
     "add_json",
     "add_model",
     "add_sizes",
-    "config_of",
     "data_plane",
     "given_of",
     "memory_of",
@@ -145,12 +142,12 @@ def memory_of(text: str) -> int:
 
 def given_of(options: Namespace) -> Given:
     """What -D, --config, --model, --drop and the like say, of a verb that has them. Raises: UcplError E110, E170-E178."""
-    from ucpl.conversion.given import Given, model_named
+    from ucpl.conversion.given import Given, config_at, model_named
 
     model, config, sizes = getattr(options, "model", None), options.config, sizes_of(options.sizes)
     return Given(
         model=model_named(model, sizes) if model else None,
-        config=config_of(Path(config)) if config is not None else None,
+        config=config_at(Path(config)) if config is not None else None,
         sizes=sizes,
         drop=tuple(getattr(options, "drop", ())),
         fill=tuple(getattr(options, "fill", ())),
@@ -176,14 +173,6 @@ def sizes_of(texts: Sequence[str]) -> dict[str, Value]:
         else:
             out[name] = int(value)
     return out
-
-
-def config_of(path: Path) -> dict[str, Json]:
-    """The object in --config. Raises: UcplError E170, E176, E184."""
-    found = json_object(read_text(path))
-    if isinstance(found, str):
-        fail("E176", f"{path} is no JSON object", Label(str(path), found))
-    return found
 
 
 def write_text(path: Path, text: str | bytes) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from attrs import field, frozen
 
 from ucpl.errors import Label, fail
-from ucpl.texts import read_text
+from ucpl.texts import json_object, read_text
 
 if TYPE_CHECKING:
     from ucpl.layout import Library
@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from ucpl.syntax import nodes
     from ucpl.texts import Json
 
-__all__ = ["Called", "Config", "Given", "Inherited", "called", "is_checkpoint", "library_of", "model_named"]
+__all__ = [
+    "Called",
+    "Config",
+    "Given",
+    "Inherited",
+    "called",
+    "config_at",
+    "is_checkpoint",
+    "library_of",
+    "model_named",
+]
 
 Config = dict[str, "Json"]  # a config.json
 Inherited = dict[str, tuple["Value", str]]  # values for what a call leaves open, each with its origin
@@ -64,6 +74,14 @@ class Given:
     drop: tuple[str, ...] = ()  # tensors, states and keys of client_state that are left out; globs over tensors
     freeze: tuple[str, ...] = ()  # parameters that are not trained from here on; globs, too
     train: tuple[str, ...] = ()  # frozen ones that are, as NAME or NAME=GROUP
+
+
+def config_at(path: Path) -> Config:
+    """The object of a config.json. Raises: UcplError E170, E176, E184."""
+    found = json_object(read_text(path))
+    if isinstance(found, str):
+        fail("E176", f"{path} is no JSON object", Label(str(path), found))
+    return found
 
 
 def library_of(path: str | Path) -> Library:

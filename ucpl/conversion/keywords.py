@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from attrs import fields
 
-from ucpl.conversion.given import Given
+from ucpl.conversion.given import Given, config_at
 
 if TYPE_CHECKING:
     from ucpl.layout.scope import Value
@@ -40,7 +40,7 @@ class How(DataPlane, total=False):
 class Beside(TypedDict, total=False):
     """What is said beside a layout's call."""
 
-    config: Mapping[str, Json] | None  # a config.json, as `config.x`
+    config: Mapping[str, Json] | str | Path | None  # a config.json, as `config.x`: what is in it, or where it is
     sizes: (
         Mapping[str, Value] | None
     )  # of model or layout, by name: of the target, and of a source that `layout` describes
@@ -87,7 +87,11 @@ def given_from(beside: Beside | ToPlan | ToConvert | ToVerify, model: nodes.Mode
     config = beside.get("config")
     return Given(
         model=model,
-        config=dict(config) if config is not None else None,
+        config=config_at(Path(config))
+        if isinstance(config, str | Path)
+        else dict(config)
+        if config is not None
+        else None,
         sizes=dict(beside.get("sizes") or {}),
         drop=tuple(beside.get("drop", ())),
         fill=tuple(beside.get("fill", ())),

@@ -1,0 +1,37 @@
+"""What a caller of the Python API says beside a layout's call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ucpl
+from ucpl.errors import UcplError
+
+TEXT = (
+    "ucpl 1\nmodel m {\n  dim h = config.hidden_size\n  dtype f32\n  w : h\n}\n"
+    'layout x(tp) of m {\n  mesh tp\n  file weights = torch "{tp}.pt"\n  w = h@tp as "w"\n}\n'
+)
+
+
+def test_a_config_is_an_object_or_where_it_is(tmp_path: Path) -> None:
+    spec, config = tmp_path / "m.ucpl", tmp_path / "config.json"
+    spec.write_text(TEXT)
+    config.write_text(json.dumps({"hidden_size": 12}))
+    calls = f"{spec}:x(tp=2)", f"{spec}:x(tp=3)"
+    plans = [ucpl.plan(*calls, config=one) for one in ({"hidden_size": 12}, config, str(config))]
+    assert [sum(s.numel for s in plan.targets) for plan in plans] == [12, 12, 12]
+
+
+@pytest.mark.parametrize(("text", "code"), [(None, "E170"), ("[1]", "E176"), ("{", "E176")])
+def test_a_config_that_is_none_is_said_with_its_file(tmp_path: Path, text: str | None, code: str) -> None:
+    spec, config = tmp_path / "m.ucpl", tmp_path / "config.json"
+    spec.write_text(TEXT)
+    if text is not None:
+        config.write_text(text)
+    with pytest.raises(UcplError) as caught:
+        ucpl.plan(f"{spec}:x(tp=2)", f"{spec}:x(tp=3)", config=config)
+    (found,) = caught.value.diagnostics
+    assert found.code == code and found.labels[0].file == str(config)
