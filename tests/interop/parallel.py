@@ -17,6 +17,7 @@ from attrs import field, frozen
 
 ROOT = Path(__file__).parents[2]
 STEPS = 3
+PEER = "ds_to_universal"  # DeepSpeed's own converter, on the way to a target
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at other degrees
 
 
@@ -46,11 +47,13 @@ class Target:
     world: int
     call: str
     run: dict[str, Any]  # what differs from the source's
-    via: tuple[str, ...] = field(default=())  # layouts on the way
+    via: tuple[str, ...] = field(default=())  # layouts on the way; or PEER
     spoiled: bool = False  # one moment is changed after the conversion: the check must fail
+    loaded: str = ""  # by what, where several load one folder
 
     def __str__(self) -> str:
-        words = "-".join((self.source, *self.via, self.call, *(["spoiled"] if self.spoiled else [])))
+        more = ("spoiled",) * self.spoiled + (self.loaded,) * bool(self.loaded)
+        words = "-".join((self.source, *self.via, self.call, *more))
         return re.sub("[^a-z0-9-]+", "_", words).rstrip("_")
 
 
@@ -85,11 +88,27 @@ def convert(source: Path, target: Path, call: str) -> str:
     return "" if done.returncode == 0 else f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
 
 
+def convert_by_peer(source: Path, target: Path) -> str:
+    """DeepSpeed's own converter. Empty, or what went wrong."""
+    step = source / (source / "latest").read_text()
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(step)]
+    command += ["--output_folder", str(target / f"{step.name}_universal"), "--num_extract_workers", "1"]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--num_merge_workers", "1", "--no_strict"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return "" if done.returncode == 0 else f"{PEER}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
 def convert_all(target: Target, folder: Path) -> str:
     here = folder / target.source
     for n, call in enumerate((*target.via, target.call)):
         there = folder / f"{target}.{n}"
-        if error := convert(here, there, call):
+        if error := convert_by_peer(here, there) if call == PEER else convert(here, there, call):
             return error
         here = there
     if target.spoiled:
@@ -102,6 +121,12 @@ def spoil(folder: Path) -> None:
     """One element of one moment, by hand and with torch: the rest stays as it is."""
     import torch
 
+    if (folder / "latest_universal").exists():
+        atom = folder / (folder / "latest_universal").read_text() / "zero" / "2.attention.out.weight" / "exp_avg.pt"
+        value = torch.load(atom, weights_only=False)
+        value["param"][0, 1] += 0.25
+        torch.save(value, atom)
+        return
     file = folder / (folder / "latest").read_text() / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     value = torch.load(file, weights_only=False)
     value["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["exp_avg"][1] += 0.25

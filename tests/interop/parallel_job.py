@@ -103,7 +103,7 @@ def held(engine: Any, run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
         states = {"fp32": flat.detach(), **inner.state.get(flat, {})}
         whole = {
             k: together(v, o.real_dp_process_group[g]) if torch.is_tensor(v) and v.ndim else float(v)
-            for k, v in states.items()
+            for k, v in deepspeed_job.in_one_order(states)
         }
         starts = getattr(o, "round_robin_bit16_offsets", None)  # alignment leaves gaps
         begin = starts[g] if starts else [sum(p.numel() for p in params[:i]) for i in range(len(params))]

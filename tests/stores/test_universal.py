@@ -89,3 +89,107 @@ def test_a_pointer_that_leads_out_is_refused(tmp_path: Path) -> None:
     (root.parent / "latest_universal").write_text("../elsewhere")
     with pytest.raises(UcplError, match="E450"):
         Universal().open(root.parent)
+
+
+# ---- of model-parallel checkpoints ---------------------------------------------------------------------------------------
+
+LISTS, MUTE, PIPELINE = (DENSE / name for name in ("tp2_pp2_dp2_z1_bf16", "tp2_pp2_dp1_z1", "pp2_dp2_z1"))
+CLIENT = ("args", "np_rng_state", "random_rng_state", "rng_tracker_states")  # whose classes no target may name
+LLAMA = "megatron_deepspeed.ucpl:llama()"
+INFO = "universal_checkpoint_info"
+
+
+def atoms(folder: Path) -> dict[str, dict[str, Any]]:
+    """What stands beside each master, as DeepSpeed's loader reads it."""
+    found = {path.parent.name: torch.load(path, weights_only=False) for path in folder.glob("*/zero/*/fp32.pt")}
+    return {name: {key: value for key, value in one.items() if key != "param"} for name, one in found.items()}
+
+
+def test_each_atom_says_how_a_loader_cuts_it(tmp_path: Path) -> None:
+    """Of a pipeline whose lists of patterns say the cuts: rows, columns, halves, copies, and words."""
+    ucpl.convert(LISTS, tmp_path / "out", to="universal()", drop=CLIENT)
+    found = atoms(tmp_path / "out")
+    assert found["1.self_attention.query_key_value.weight"] == {"cat_dim": 0}
+    assert found["2.self_attention.dense.weight"] == {"cat_dim": 1}
+    assert found["1.mlp.dense_h_to_4h.weight"] == {"cat_dim": 0, "param_n_sub_params": 2}
+    assert found["1.input_norm.weight"] == {}
+    assert found["tied_modules.embed.word_embeddings.weight"] == {"cat_dim": 0, "vocab_tensor": True}
+    model = torch.load(tmp_path / "out/global_step3_universal/mp_rank_00_model_states.pt", weights_only=False)
+    assert model[INFO]["parameter_with_2_sub_params_cat_dim_0"] == [r"\d+\.mlp\.dense_h_to_4h\.weight"]  # the source's
+
+
+def test_a_spec_says_cuts_where_the_source_does_not_and_the_folder_keeps_them(tmp_path: Path) -> None:
+    ucpl.convert(MUTE, tmp_path / "out", to="universal()", layout=LLAMA)
+    found = atoms(tmp_path / "out")
+    assert found["2.self_attention.dense.weight"] == {"cat_dim": 1}
+    assert found["1.mlp.dense_h_to_4h.weight"] == {"cat_dim": 0, "param_n_sub_params": 2}
+    assert found["3.weight"] == {}
+    model = torch.load(tmp_path / "out/global_step3_universal/mp_rank_00_model_states.pt", weights_only=False)
+    assert r"^1\.mlp\.dense_4h_to_h\.weight$" in model[INFO]["parameter_with_row_parallelism_patterns"]
+    assert r"^3\.weight$" in model[INFO]["tp_replicated_parameter_patterns"]
+
+
+def test_experts_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UcplError, match=r"E471: .*every rank would load the first ones"):
+        ucpl.convert(DENSE / "pp2_ep2_dp2_z1", tmp_path / "out", to="universal()")
+
+
+def as_deepspeed_leaves_it(source: Path, folder: Path, words: int | None = None) -> Path:
+    """A universal folder with each rank's own file of model states, as DeepSpeed's converter copies them.
+
+    words: how many rows of the vocabulary it keeps.
+    """
+    ucpl.convert(source, folder, to="universal()", drop=CLIENT if source == LISTS else ())
+    root = folder / "global_step3_universal"
+    for path in source.glob("global_step*/mp_rank_*"):
+        shutil.copyfile(path, root / path.name)
+    for path in (root / "zero").glob("*word_embeddings*/*.pt"):
+        value = torch.load(path, weights_only=False)
+        if words is not None and isinstance(value, dict):
+            torch.save({**value, "param": value["param"][:words].clone()}, path)
+    return root
+
+
+def states(path: Path) -> dict[tuple[str, str], torch.Tensor]:
+    found = torch.load(path / "truth_full.pt", weights_only=False)["params"]
+    return {(name, state): value for name, mine in found.items() for state, value in mine.items()}
+
+
+@pytest.mark.parametrize("source, words", [(LISTS, 34), (PIPELINE, None)], ids=["lists", "pipeline"])
+def test_a_pipeline_of_which_there_are_atoms_alone(source: Path, words: int | None, tmp_path: Path) -> None:
+    """Its stages' files name the parameters; rows of words that were padding are in no file."""
+    root = as_deepspeed_leaves_it(source, tmp_path / "atoms", words)
+    ucpl.convert(root, tmp_path / "plain", to="plain()", drop=CLIENT if source == LISTS else ())
+    found, known = held(tmp_path / "plain" / "plain.pt"), states(source)
+    assert set(found) == {name for name, _ in known}
+    for (name, state), value in known.items():
+        assert torch.equal(found[name][state], value[:words] if "word_embeddings" in name else value), (name, state)
+
+
+def test_what_a_folder_of_atoms_says_of_cuts_is_enough_for_other_degrees(tmp_path: Path) -> None:
+    root = as_deepspeed_leaves_it(LISTS, tmp_path / "atoms", 34)
+    ucpl.convert(root, tmp_path / "cut", to="zero1(tp=2, dp=3)", drop=CLIENT)
+    apart = ucpl.compare(root, tmp_path / "cut").differences
+    assert {one.name.partition(".")[2] for one in apart} == set(CLIENT)
+    model = next((tmp_path / "cut").glob("*/mp_rank_01_model_states.pt"))
+    cut = torch.load(model, weights_only=False)["module"]
+    whole = torch.load(root / "zero" / "1.mlp.dense_h_to_4h.weight" / "fp32.pt", weights_only=False)["param"]
+    gate, up = whole.bfloat16().chunk(2)
+    assert torch.equal(cut["1.mlp.dense_h_to_4h.weight"], torch.cat([gate.chunk(2)[1], up.chunk(2)[1]]))
+
+
+def test_words_without_padding_beside_weights_that_have_it(tmp_path: Path) -> None:
+    """DeepSpeed strips the masters alone: weights are rounded from those."""
+    ucpl.convert(LISTS, tmp_path / "atoms", to="universal()", drop=CLIENT)
+    for path in (tmp_path / "atoms").glob("*/zero/*word_embeddings*/*.pt"):
+        value = torch.load(path, weights_only=False)
+        if isinstance(value, dict):
+            torch.save({**value, "param": value["param"][:34].clone()}, path)
+    ucpl.convert(tmp_path / "atoms", tmp_path / "plain", to="plain()")
+    words = held(tmp_path / "plain" / "plain.pt")["tied_modules.embed.word_embeddings.weight"]
+    assert torch.equal(words["fp32"].bfloat16(), words["weight"]) and words["weight"].shape == (34, 16)
+
+
+def test_of_a_pipeline_as_atoms_what_is_lost_is_said(tmp_path: Path) -> None:
+    root = as_deepspeed_leaves_it(LISTS, tmp_path / "atoms")
+    assert any("1.self_attention.inv_freq" in remark for remark in Universal().open(root).remarks)

@@ -34,7 +34,7 @@ def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_
         source_call=graph.source.layout.call,
         target_call=graph.target.layout.call,
         source=structure_of(graph.source.located),
-        target=structure_of(graph.target.located),
+        target=_target(graph),
         source_shelves=graph.sources,
         target_shelves=graph.targets,
         tensors=graph.target.tensors,
@@ -49,6 +49,16 @@ def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_
         structure_digest=structure_digest(graph.sources),
         layout_text=layout_text,
     )
+
+
+def _target(graph: Graph) -> Structure:
+    """A target that is whole, and which any degree may load, says how its source was cut."""
+    made = structure_of(graph.target.located)
+    if made.framework != "universal":
+        return made
+    from ucpl.regions.sharding import shardings_of
+
+    return attrs.evolve(made, shardings=shardings_of(graph.source.located.layout))
 
 
 def structure_digest(sources: Shelves) -> str:

@@ -67,6 +67,7 @@ class Checkpoint:
     shardings: dict[str, Sharding] = field(
         factory=dict
     )  # of every tensor, where ranks hold different parts; else empty
+    vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words, where rows behind them may be padding
     pipeline: Pipeline | None = None  # its layers, where it is one
     experts: Experts | None = None  # its experts, where files of their own hold them
     container: Container | None = None  # the folder around it, where a training framework keeps files of its own there

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ucpl.errors import Label, fail
 from ucpl.extents import Sharding
 from ucpl.stores.deepspeed.affine import INFO
-from ucpl.stores.deepspeed.cuts import is_by_lists, shardings_of
+from ucpl.stores.deepspeed.cuts import is_by_lists, shardings_of, vocabulary_of
 from ucpl.stores.deepspeed.gathered import Gathered
 from ucpl.stores.deepspeed.module import Module
 from ucpl.stores.deepspeed.order import Shape
@@ -28,6 +28,7 @@ def cuts_over_tp(gathered: Gathered, first: TorchFile, module: Module, local: Sh
     With one rank nothing is, and lists of patterns say how tensors would be.
     """
     info = Value.of(first).find(INFO)
+    gathered.vocabulary |= vocabulary_of(first, info, local)
     if is_by_lists(info):
         gathered.set("tp_rule", "chunk", f"{INFO} of {first.file}")
     elif all(len(shapes) == 1 for shapes in local.values()):

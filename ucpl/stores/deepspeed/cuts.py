@@ -8,7 +8,7 @@ is sections of one dim, or a copy on every rank; everything else is refused, nev
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import field, frozen
 
@@ -63,6 +63,16 @@ def is_by_lists(info: Value | None) -> bool:
     return info.find("tp_replicated_parameter_patterns") is not None and all(
         info.find(key) is None for key in of_autotp
     )
+
+
+def vocabulary_of(file: TorchFile, info: Value | None, names: Iterable[str]) -> dict[str, int]:
+    """Tensors whose rows are words, and how many of them are no padding. Raises: UcplError E462."""
+    words = info.find("original_vocab_size") if info is not None and isinstance(info.held, dict) else None
+    listed = info.find("vocabulary_parameter_patterns") if info is not None and words is not None else None
+    if listed is None or words is None:
+        return {}
+    patterns = _Patterns.made(file, {one.text(): one for one in listed.items()})
+    return {name: words.whole() for name in names if patterns.find(name) is not None}
 
 
 def _affine_maps(file: TorchFile, info: Value) -> Value | None:
@@ -123,9 +133,6 @@ class _Lists:
         self.rows = self.listed(info, "parameter_with_row_parallelism_patterns")
         self.halves = self.listed(info, "parameter_with_2_sub_params_cat_dim_0")
         self.average = self.listed(info, "parameter_to_average_patterns")
-        self.vocabulary = self.listed(info, "vocabulary_parameter_patterns")
-        vocabulary = info.find("original_vocab_size")
-        self.rows_of_vocabulary = vocabulary.whole() if vocabulary is not None else None
         subs = info.find("parameter_with_sub_params")
         table: dict[str, Value] = {}
         for sub in subs.items() if subs is not None else []:

@@ -66,6 +66,7 @@ class Gathered:
     remarks: list[str] = field(factory=list)
     groups: list[ParameterGroup] = field(factory=list)
     stated: list[Flat] = field(factory=list)
+    vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words: rows behind them are padding
 
     def apart(self) -> Gathered:
         """One that gathers groups, flats and remarks of its own, and shares everything else."""
@@ -173,6 +174,7 @@ class Gathered:
             caller_states=facts.callers,
             local_shapes=facts.local_shapes,
             shardings=facts.shardings,
+            vocabulary=self.vocabulary,
             pipeline=facts.pipeline,
             experts=facts.experts,
         )

@@ -26,6 +26,7 @@ KNOWN_GLOBALS = frozenset(
         "deepspeed.runtime.fp16.loss_scaler.LossScaler",
         "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
         "deepspeed.runtime.zero.config.ZeroStageEnum",
+        "deepspeed.checkpoint.universal_checkpoint.SubparamShape",
         "deepspeed.utils.tensor_fragment.fragment_address",
     }
 )

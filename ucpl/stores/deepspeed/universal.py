@@ -17,13 +17,16 @@ from attrs import field, frozen
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.deepspeed.affine import INFO
 from ucpl.stores.deepspeed.blobs import SCALING, keep_fields, keep_module_facts, keep_run
+from ucpl.stores.deepspeed.cuts import vocabulary_of
 from ucpl.stores.deepspeed.flat_shards import hyper_of
 from ucpl.stores.deepspeed.gathered import Facts, Gathered, Place, callers_of
-from ucpl.stores.deepspeed.module import Module, groups_of, module_of
+from ucpl.stores.deepspeed.module import Module
 from ucpl.stores.deepspeed.names import Listing, list_files
 from ucpl.stores.deepspeed.order import Shape, undeal
 from ucpl.stores.deepspeed.target import KNOWN_GLOBALS
+from ucpl.stores.deepspeed.universal_module import cuts, lost_buffers, whole_module
 from ucpl.stores.deepspeed.universal_writing import ATOMS, GLOBAL_STATE, LATEST, skeleton
 from ucpl.stores.texts import read_name
 from ucpl.stores.torch_files import TorchFile, read_torch_file
@@ -83,6 +86,7 @@ class _Universal:
     module: Module
     gathered: Gathered
     atoms: list[TorchFile] = field(factory=list)
+    words: dict[str, Shape] = field(factory=dict)  # of tensors whose rows are words: what atoms hold
 
     @classmethod
     def of(cls, place: Place) -> _Universal:
@@ -94,15 +98,15 @@ class _Universal:
         metas = tuple(read_torch_file(root, name) for name in names)
         shared = read_torch_file(root, GLOBAL_STATE) if (root / GLOBAL_STATE).is_file() else None
         stage = 3 if any(dp is not None for dp, _ in listing.models) else 1
-        groups = groups_of(metas[0])
-        module = module_of(metas[0], groups, 3 if stage == 3 else 2, Value.of(metas[0]).find("shared_params"))
+        module = whole_module(metas, stage)
         ranks = 1 + max(mp for _, mp in listing.models)
         return cls(place, stage, ranks, metas, shared, module, Gathered())
 
     @property
     def is_whole(self) -> bool:
-        """Whether model states hold whole weights, beside the masters in atoms."""
-        return self.stage < 3 and self.ranks == 1
+        """Whether model states hold whole weights, beside the masters in atoms, which may lack the padding of words."""
+        stripped = any(self.module.shapes.get(name) != shape for name, shape in self.words.items())
+        return self.stage < 3 and self.ranks == 1 and bool(self.module.tensors) and not stripped
 
     def checkpoint(self) -> Checkpoint:
         gathered, module = self.gathered, self.module
@@ -115,26 +119,37 @@ class _Universal:
         keep_module_facts(gathered, module)
         if self.shared is not None and isinstance(self.shared.value, dict):
             keep_fields(gathered, Value.of(self.shared), SCALING)
-        if self.ranks > 1:
+        if self.ranks > 1 and module.tensors:
             gathered.remark(
                 "the source was model-parallel: its cut weights in `module` are not read, the masters are whole"
             )
+        if lost := lost_buffers(self.metas):
+            gathered.remark(f"buffers of a pipeline's layers have no file here: {shown(lost)}")
         whole = {name: shapes.get(name, shape) if self.stage < 3 else shape for name, shape in module.shapes.items()}
-        tensors = tuple(
-            NamedTensor(
-                name,
-                whole[name],
-                module.tensors[name].storage.dtype,
-                "buffer" if name in module.buffers else "parameter" if name in module.trained else "frozen",
-                tuple(gathered.states.get(name, ())),
-            )
-            for name in module.tensors
-            if name in whole
-        )
+        shardings = cuts(gathered, module, whole)
         more = (self.shared,) if self.shared is not None else ()
         files = (*self.metas, *more, *self.atoms)
         return gathered.checkpoint(
-            self.place, "universal", files, Facts(tensors, module.aliases, callers_of(self.metas[:1]))
+            self.place,
+            "universal",
+            files,
+            Facts(self.named(whole), module.aliases, callers_of(self.metas[:1]), shardings),
+        )
+
+    def named(self, whole: dict[str, Shape]) -> tuple[NamedTensor, ...]:
+        """The model's tensors in the module's order."""
+        module = self.module
+        held = "bf16" if self.config("bf16", "enabled") else "f16" if self.config("fp16", "enabled") else "f32"
+        return tuple(
+            NamedTensor(
+                name,
+                whole[name],
+                module.tensors[name].storage.dtype if name in module.tensors else held,
+                "buffer" if name in module.buffers else "parameter" if name in module.trained else "frozen",
+                tuple(self.gathered.states.get(name, ())),
+            )
+            for name in module.tensors or whole
+            if name in whole
         )
 
     # ---- tensors ---------------------------------------------------------------------------------------------------
@@ -156,9 +171,13 @@ class _Universal:
                 atom = read_torch_file(root, str(path.relative_to(root)))
                 self.atoms.append(atom)
                 self.atom(atom, name, path.stem, shapes)
+        info = Value.of(file).find(INFO) if self.stage < 3 else None
+        words = vocabulary_of(file, info, shapes)
+        self.words.update({name: shapes[name] for name in words})
         for name, shape in shapes.items():
             stated = self.module.shapes.get(name, shape)
-            if self.ranks == 1 and prod(shape) != prod(stated):
+            is_less = name in words and stated[1:] == shape[1:] and stated[0] > shape[0] == words[name]
+            if self.ranks == 1 and prod(shape) != prod(stated) and not is_less:
                 fail(
                     "E458",
                     f"the atom of {name} has {prod(shape)} elements, param_shapes says {list(stated)}",
@@ -167,8 +186,7 @@ class _Universal:
                 )
         extra = sorted(set(folders) - set(self.module.trained))
         if extra:
-            names = ", ".join(extra[:6]) + (", ..." if len(extra) > 6 else "")
-            self.gathered.remark(f"atoms of {names} are no trained parameters: not read")
+            self.gathered.remark(f"atoms of {shown(extra)} are no trained parameters: not read")
         return shapes
 
     def atom(self, part: TorchFile, name: str, state: str, shapes: dict[str, Shape]) -> None:
@@ -203,7 +221,8 @@ class _Universal:
         gathered, module = self.gathered, self.module
         for part in self.metas if self.stage == 3 else self.metas[:1]:
             meta = Value.of(part)
-            for name, value in meta.at("module").named():
+            held = meta.find("module")
+            for name, value in held.named() if held is not None else ():
                 if not isinstance(value.held, TensorRef) or name in module.empty:
                     continue
                 is_placeholder = name in module.trained or name in module.aliases
@@ -301,6 +320,11 @@ class _Universal:
                 kept.update(dict.fromkeys(members, held))
             else:
                 value.wrong("a number or a tensor")
+
+
+def shown(names: list[str]) -> str:
+    """The first of many names."""
+    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
 
 
 __all__ = ["Universal"]

@@ -9,10 +9,12 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.extents import Flat, StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.deepspeed.affine import INFO
 from ucpl.stores.deepspeed.model_states import model_states
-from ucpl.stores.deepspeed.names import is_apart, model_file
+from ucpl.stores.deepspeed.names import is_of_expert, model_file
 from ucpl.stores.deepspeed.optimizer_states import clip_grad, scaling, stage_of
 from ucpl.stores.deepspeed.target import FORMAT_VERSION, Made, TargetFile, Writer, demand_numbers, skeleton_of
+from ucpl.stores.deepspeed.universal_cuts import Cuts, beside, cuts_of, lists_of
 
 ATOMS = "zero"
 GLOBAL_STATE = "zero/optimizer_state.pt"
@@ -22,33 +24,40 @@ VERSION = 0.4
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
     """All files of a universal folder. Raises: UcplError E470, E471."""
-    _refuse_files_apart(source)
+    _refuse_experts(source)
     demand_numbers(structure.settings)
     stage = int(structure.settings.get("stage") or 1)
     # Stage 2 would ask for frozen parameters a second time, which no universal folder has.
     settings = {**structure.settings, "dp": 1, "tp": 1, "pp": 1, "stage": 3 if stage == 3 else 1}
-    writer = Writer.of(evolve(structure, flats=_whole_flats(structure), settings=settings), targets, source)
+    whole = evolve(structure, flats=_whole_flats(structure), settings=settings, shardings={})
+    writer = Writer.of(whole, targets, source)
+    cuts = cuts_of(writer, structure.shardings)
     files: Made = []
     for rank in range(int(structure.settings.get("files") or 1) if stage == 3 else 1):
         model = writer.file(model_file(stage, rank, 0))
         writer.stand(0, rank)
         value = model_states(writer, model, rank)
-        value.setdefault("universal_checkpoint_info", {"universal_checkpoint_version": VERSION})
+        value.setdefault(INFO, lists_of(cuts) if cuts else {"universal_checkpoint_version": VERSION})
         files.append((model, value))
     writer.stand(0, 0)
     shared = writer.file(GLOBAL_STATE)
     files.append((shared, _shared(writer, shared, stage)))
-    files += _atoms(writer)
+    files += _atoms(writer, cuts)
     if stage < 3:
         files += _numbers(writer)
     folder = tag or writer.folder
     return skeleton_of(folder if folder.endswith("_universal") else f"{folder}_universal", LATEST, files)
 
 
-def _refuse_files_apart(source: Checkpoint) -> None:
-    apart = next((file for file in source.files if is_apart(file)), None)
+def _refuse_experts(source: Checkpoint) -> None:
+    """Its loader asks for each rank's experts by their numbers on that rank, the same ones everywhere."""
+    apart = next((file for file in source.files if is_of_expert(file)), None)
     if apart is not None:
-        fail("E471", f"a universal folder has no place for files such as {apart}", Label(str(source.root / apart)))
+        fail(
+            "E471",
+            f"a universal folder has no place for experts such as those of {apart}: every rank would load the first ones",
+            Label(str(source.root / apart)),
+        )
 
 
 def _whole_flats(structure: Structure) -> tuple[Flat, ...]:
@@ -62,8 +71,9 @@ def _whole_flats(structure: Structure) -> tuple[Flat, ...]:
     return tuple(flats)
 
 
-def _atoms(writer: Writer) -> Made:
+def _atoms(writer: Writer, cuts: Cuts) -> Made:
     """A file for each state of each parameter: the targets that no other file took."""
+    vocabulary = writer.source.vocabulary
     by_file: dict[str, list[int]] = {}
     for i, target in enumerate(writer.targets):
         if i not in writer.used:
@@ -74,7 +84,9 @@ def _atoms(writer: Writer) -> Made:
         (i,) = indices
         key = writer.targets[i].key
         made = writer.tensor(file, key, path.endswith("/fp32.pt"))
-        files.append((file, {"param": made, "cat_dim": 0} if key else made))
+        name = path.split("/")[1]
+        more = beside(cuts.get(name), name in vocabulary) if key else {}
+        files.append((file, {"param": made, **more} if key else made))
     return files
 
 

@@ -1,0 +1,56 @@
+"""Universal folders made of tensor x pipeline parallel checkpoints, loaded by DeepSpeed's `load_universal` at other degrees.
+
+Takes about 60 seconds. What that loader does not restore, whoever wrote the folder: buffers, which a model makes anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.parallel import PEER, Source, Target, check, check_spoiled, work
+from tests.interop.test_deepspeed_grid import ALONE, GRID, NARROW, ONE, SCRIPT
+
+pytestmark = pytest.mark.interop
+
+SOURCES = {"grid": Source(4, GRID), "narrow": Source(4, NARROW)}
+
+
+def loaded(source: str, world: int, run: dict[str, Any], *via: str, spoiled: bool = False) -> Target:
+    """A folder made of a source, loaded by engines of such a run."""
+    ways = "".join(f" {key}{value}" for key, value in run.items())
+    return Target(source, world, "universal()", {**run, "universal": True}, via, spoiled, ways or "the same")
+
+
+TARGETS = (
+    loaded("grid", 2, {"tp": 1, "stages": ONE}),
+    loaded("grid", 4, {"tp": 1}),
+    loaded("grid", 4, {"stages": ONE}),
+    loaded("grid", 4, {}),
+    loaded("grid", 4, {"tp": 4, "stages": ONE}),
+    loaded("grid", 4, {"stage": 2, **ALONE}),
+    loaded("grid", 4, {}, "zero1(tp=1, pp=1, dp=2)"),
+    loaded("grid", 4, {}, spoiled=True),
+    loaded("grid", 4, {"tp": 1}, PEER),
+    Target("grid", 4, "zero1(tp=2, dp=2)", {"keeps_buffers": True, **ALONE}, (PEER,)),
+    loaded("narrow", 4, {"tp": 1, "stages": [2, 4]}),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return work(SOURCES, TARGETS, tmp_path_factory.mktemp("universal-grid"), SCRIPT)
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
+def test_deepspeed_loads_a_universal_folder_of_a_grid_at_other_degrees_and_trains_on(
+    target: Target, folder: Path
+) -> None:
+    check(target, SOURCES, folder)
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.spoiled], ids=str)
+def test_a_changed_moment_is_found(target: Target, folder: Path) -> None:
+    check_spoiled(target, SOURCES, folder)
