@@ -178,6 +178,15 @@ def test_what_a_folder_of_atoms_says_of_cuts_is_enough_for_other_degrees(tmp_pat
     assert torch.equal(cut["1.mlp.dense_h_to_4h.weight"], torch.cat([gate.chunk(2)[1], up.chunk(2)[1]]))
 
 
+def test_atoms_alone_become_a_folder_with_weights(tmp_path: Path) -> None:
+    root = as_deepspeed_leaves_it(LISTS, tmp_path / "atoms")
+    ucpl.convert(root, tmp_path / "out", to="universal()", drop=CLIENT)
+    model = torch.load(tmp_path / "out/global_step3_universal/mp_rank_00_model_states.pt", weights_only=False)
+    master = torch.load(root / "zero" / "3.weight" / "fp32.pt", weights_only=False)["param"]
+    assert torch.equal(model["module"]["3.weight"], master.bfloat16())
+    assert atoms(tmp_path / "out") == atoms(tmp_path / "atoms")
+
+
 def test_words_without_padding_beside_weights_that_have_it(tmp_path: Path) -> None:
     """DeepSpeed strips the masters alone: weights are rounded from those."""
     ucpl.convert(LISTS, tmp_path / "atoms", to="universal()", drop=CLIENT)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["sides", "source_side", "target_side"]
 
-_OWN_NAMES = frozenset({"file"})  # what a target is called is no matter of the source's
+_OWN_NAMES = frozenset(
+    {"file", "weights"}
+)  # what a target is called, and whether it has weights, is no matter of the source's
 
 
 def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) -> Side:
