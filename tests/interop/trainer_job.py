@@ -1,7 +1,7 @@
 """What runs under torchrun: transformers' Trainer with DeepSpeed, that trains, saves and goes on. `python trainer_job.py JOBS`.
 
-One process group does all jobs of a world size in turn. A job `train` trains to the end and saves in the middle; a job `resume`
-goes on from a folder, in a model of other numbers, and tells what the engine held before its first step and every loss.
+One process group does all jobs of a world size in turn. A job `train` trains to the end and saves on the way; a job `load`
+goes on from a folder, in a model of other numbers, and tells what of the engine is not as it was saved, and every loss.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ os.environ.setdefault("DS_BUILD_OPS", "0")
 import torch
 import torch.distributed as dist
 import transformers
-from accelerate.state import AcceleratorState, GradientState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.interop import deepspeed_job
@@ -98,7 +98,7 @@ def arguments(run: dict[str, Any], folder: Path) -> transformers.TrainingArgumen
         learning_rate=5e-3,
         weight_decay=0.1,
         warmup_steps=2,
-        seed=run.get("seed", 7),
+        seed=7,
         data_seed=5,
         report_to="none",
         disable_tqdm=True,
@@ -121,7 +121,7 @@ class Data(torch.utils.data.Dataset):
 
 
 class Trainer(transformers.Trainer):
-    """Keeps the loss of each step, as all ranks have it together, and what the engine holds where it begins."""
+    """Keeps the loss of each step, as all ranks have it together."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -136,60 +136,87 @@ class Trainer(transformers.Trainer):
 
 
 class Held(transformers.TrainerCallback):
-    """The state of the engine at one moment, with the learning rate."""
+    """What the engine holds after the step that is saved: where it was trained to, or where a load has brought it."""
 
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self.state: Any = None
+    def __init__(self) -> None:
+        self.facts: Any = None
         self.trainer: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.at:
-            self.state = deepspeed_job.whole_state(self.trainer.deepspeed)
+        if state.global_step == SAVED:
+            self.look(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.at and self.state is None:
-            self.state = deepspeed_job.whole_state(self.trainer.deepspeed)
+        if state.global_step == SAVED and self.facts is None:
+            self.look(state)
+
+    def look(self, state: Any) -> None:
+        trainer = self.trainer
+        self.facts = {
+            "params": deepspeed_job.whole_state(trainer.deepspeed),
+            "schedule": trainer.lr_scheduler.state_dict() if hasattr(trainer.lr_scheduler, "state_dict") else {},
+            "logs": [
+                {key: entry[key] for key in ("step", "learning_rate")} for entry in state.log_history[: SAVED - 1]
+            ],
+            "steps": trainer.deepspeed.global_steps,
+        }
 
 
-def trainer_of(run: dict[str, Any], folder: Path) -> tuple[Trainer, Held]:
+def trainer_of(run: dict[str, Any], folder: str, spoil: bool) -> Trainer:
     AcceleratorState._reset_state()
     GradientState._reset_state()
-    chosen = arguments(run, folder)
-    transformers.set_seed(run.get("seed", 7))
+    chosen = arguments(run, Path(folder))
+    transformers.set_seed(99 if spoil else 7)
     model = MODELS[run["model"]](run.get("dropout", 0.0))
     if run.get("lora"):
-        model = with_adapter(model)
-    held = Held(SAVED)
+        model = adapted(model, spoil)
+    held = Held()
     made = Trainer(model=model, args=chosen, train_dataset=Data(), callbacks=[held])
-    held.trainer = made
-    return made, held
+    made.held, held.trainer = held, made
+    return made
 
 
-def with_adapter(model: Any) -> Any:
+def adapted(model: Any, spoil: bool) -> Any:
+    """An adapter over a model that is frozen, and that no checkpoint has: its numbers are the same each time."""
     import peft
 
-    return peft.get_peft_model(
-        model, peft.LoraConfig(task_type="CAUSAL_LM", r=3, lora_alpha=6, lora_dropout=0.0, target_modules="all-linear")
+    made = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=made) * 0.05)
+    chosen = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=3, lora_alpha=6, target_modules="all-linear", init_lora_weights=False
     )
+    return peft.get_peft_model(model, chosen)
 
 
-def do(job: dict[str, Any]) -> dict[str, Any]:
-    run, folder = job["run"], Path(job["folder"])
-    trainer, held = trainer_of(run, folder)
-    trainer.train(resume_from_checkpoint=job.get("resume"))
+def train(job: dict[str, Any]) -> dict[str, Any]:
+    """Train to the end, and give the step that was saved on the way the name that is asked for."""
+    runs = f"{job['folder']}.runs"
+    trainer = trainer_of(job["run"], runs, spoil=False)
+    trainer.train()
     if dist.get_rank() == 0:
-        torch.save(held.state, job["state"])
-    return {"losses": trainer.told, "step": trainer.state.global_step}
+        torch.save(trainer.held.facts, job["truth"])
+        Path(runs, f"checkpoint-{SAVED}").rename(job["folder"])
+    return {"before": trainer.told[:SAVED], "after": trainer.told[SAVED:]}
+
+
+def load(job: dict[str, Any]) -> dict[str, Any]:
+    """Go on from a folder, in a model of other numbers."""
+    trainer = trainer_of(job["run"], f"{job['folder']}.runs", spoil=True)
+    trainer.train(resume_from_checkpoint=job["folder"])
+    truth = torch.load(job["truth"], weights_only=False)
+    found = deepspeed_job.differences(trainer.held.facts, truth)
+    if trainer.state.global_step != STEPS:
+        found.append(f"{trainer.state.global_step} steps")
+    return {"differences": found, "after": trainer.told}
 
 
 def main() -> None:
-    from accelerate import PartialState
-
     PartialState(cpu=True)  # makes the process group, which all jobs share
     for job in json.loads(Path(sys.argv[1]).read_text()):
         try:
-            found = do(job)
+            found = {"train": train, "load": load}[job["do"]](job)
         except Exception:
             found = {"error": traceback.format_exc()}
         if dist.get_rank() == 0:

@@ -1,0 +1,51 @@
+"""transformers' Trainer writes checkpoint-3, ucpl converts the folder, and `train(resume_from_checkpoint=...)` goes on from it.
+
+One torchrun a world size trains all sources, one a world size goes on from all targets: about two minutes on two quiet cores.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.parallel import Script, Source, Target, check, check_spoiled, result, work
+
+pytestmark = pytest.mark.interop
+
+SCRIPT = Script(Path(__file__).with_name("trainer_job.py"), seconds=400)
+GPT2: dict[str, Any] = {"model": "gpt2", "stage": 1, "dtype": "fp32"}  # tied embeddings, the Trainer's own schedule
+LLAMA: dict[str, Any] = {"model": "llama", "stage": 3, "dtype": "fp32", "schedule": True}  # DeepSpeed's schedule
+DROPS = {**GPT2, "stage": 2, "dropout": 0.2}  # random numbers have a say in the losses: degrees must be the same
+
+SOURCES = {"gpt2": Source(2, GPT2), "llama": Source(2, LLAMA), "drops": Source(2, DROPS)}
+TARGETS = (
+    Target("gpt2", 3, "zero2(dp=3)", {"stage": 2}),
+    Target("gpt2", 1, "zero3(dp=1)", {"stage": 3}),
+    Target("gpt2", 3, "zero1(dp=3)", {}, spoiled=True),
+    Target("llama", 3, "zero3(dp=3)", {}),
+    Target("llama", 1, "zero1(dp=1)", {"stage": 1}),
+    Target("drops", 2, "zero2(dp=2)", {}, via=("zero3(dp=3)",)),
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return work(SOURCES, TARGETS, tmp_path_factory.mktemp("trainer"), SCRIPT)
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
+def test_the_trainer_goes_on_from_a_folder_that_was_converted(target: Target, folder: Path) -> None:
+    check(target, SOURCES, folder)
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.spoiled], ids=str)
+def test_a_changed_moment_is_found(target: Target, folder: Path) -> None:
+    check_spoiled(target, SOURCES, folder)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_train(name: str, folder: Path) -> None:
+    found = result(folder, name)
+    assert len({*found["before"], *found["after"]}) == 6
