@@ -91,8 +91,9 @@ def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unp
 def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Converted:
     """Infer the source (or take it as `layout` says), plan, prove, write the target, look at it."""
     refuse_existing(Path(target), how)
-    layout = how.get("layout")
-    made = prepare(Asked(called(layout) if layout is not None else None, to, source, twice=True), given_from(how))
+    layout, model = how.get("layout"), how.get("model")
+    given = given_from(how, model_named(model) if model else None)
+    made = prepare(Asked(called(layout) if layout is not None else None, to, source, twice=True), given)
     opened, held = checked(made, bounds_of(how))
     report = run(made.plan, opened, Path(target), how)
     return Converted(made.plan, evolve(report, remarks=(*report.remarks, *map(str, held))))

@@ -233,6 +233,41 @@ def test_a_model_of_ones_own_says_the_same(tmp_path: Path) -> None:
     assert caught.value.diagnostics[0].code == "E327"
 
 
+GROWN = """
+  adapter.down : 4 24  dtype f32
+  adapter.bias : 4     dtype f32
+"""
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_new_is_a_line_of_the_model(target: str, tmp_path: Path) -> None:
+    """The inferred model with lines more is all there is to write: layouts, settings and states are as they were."""
+    text, _, _ = ucpl.infer(FROZEN).text().partition("layout ")
+    text = text.replace("checkpoint {\n", "checkpoint {" + GROWN, 1).replace('"0" = mix', '"0" = adapter.down, mix')
+    text = text.replace('"1" = temp', '"1" = adapter.bias, temp').replace(" is frozen", "")
+    text = text.replace("mix, wte.weight, ", "mix, wte.weight, wpe.weight, ")
+    (tmp_path / "grown.ucpl").write_text(text)
+    model, fill = f"{tmp_path}/grown.ucpl:checkpoint", ["adapter.down=0.5", "adapter.bias=0"]
+    made = ucpl.convert(FROZEN, tmp_path / "new", target, model=model, fill=fill, train=["adapter.*", "wpe.weight"])
+    assert made.plan.changed == (
+        "trained by --train adapter.*: adapter.down, adapter.bias, as checkpoint has it",
+        "trained by --train wpe.weight: wpe.weight, as checkpoint has it",
+    )
+    found, truth = held(tmp_path / "new", tmp_path), truth_of(FROZEN)
+    assert members(found)[0][:4] == ["adapter.down", "mix", "wte.weight", "wpe.weight"]
+    assert torch.equal(found["params"]["adapter.down"]["weight"], torch.full((4, 24), 0.5))
+    for name in ("adapter.down", "adapter.bias", "wpe.weight"):
+        assert not any(found["params"][name][state].count_nonzero() for state in MOMENTS)
+        assert float(found["params"][name]["step"]) == 3.0
+    assert kept(found, truth, set(truth) - {"wpe.weight"}) == []
+    with pytest.raises(UcplError) as caught:  # what nobody says is not begun
+        ucpl.plan(str(FROZEN), target, model=model, fill=fill, train=["wpe.weight"])
+    assert caught.value.diagnostics[0].code == "E303"
+    with pytest.raises(UcplError) as caught:
+        ucpl.plan(str(FROZEN), target, model=model, fill=fill, train=["adapter.*=1", "wpe.weight"])
+    assert caught.value.diagnostics[0].code == "E327"
+
+
 def test_the_command_line_says_it(tmp_path: Path) -> None:
     options = ["--train", "wpe.weight", "--freeze", "ln_f.*", "--drop", "mix"]
     done = command("convert", str(FROZEN), str(tmp_path / "new"), "--to", "zero1(dp=2)", *options)

@@ -287,6 +287,52 @@ def grown(job: dict[str, Any]) -> dict[str, Any]:
     return {"differences": found, "after": losses(engine, 3, 3)}
 
 
+def as_changed(states: dict[str, Any], kept: dict[str, Any], job: dict[str, Any], name: str) -> list[str]:
+    """What of a parameter is not as it was, or not as one begins that is new or was frozen."""
+    weight = kept.get("weight")
+    if weight is None:
+        weight = torch.full_like(states["weight"], job["new"][name])
+    wanted = {"weight": weight}
+    if "exp_avg" in states:  # it is trained
+        zero = torch.zeros_like(states["fp32"])
+        wanted |= {"fp32": kept.get("fp32", weight.to(zero.dtype))}
+        wanted |= {state: kept.get(state, zero) for state in ("exp_avg", "exp_avg_sq")}
+    found = [f"{s} of {name} differs" for s, v in wanted.items() if not torch.equal(states[s], v)]
+    if "exp_avg" in states:
+        found += [f"step of {name} is {states['step']}"] * (states["step"] != job["steps"])
+        found += [f"lr of {name} is {states['lr']}"] * ("lr" in kept and states["lr"] != kept["lr"])
+    return found
+
+
+def plain_loss(job: dict[str, Any], weights: dict[str, Any], step: int) -> float:
+    """The loss of a step, by torch alone: the same weights in a module that no engine has seen."""
+    model = models.MODELS[job["run"]["model"]](job["run"].get("freeze", False))
+    model = model.to(torch.bfloat16) if job["run"]["dtype"] == "bf16" else model
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(weights[name])
+    rank, world = dist.get_rank(), dist.get_world_size()
+    share = models.BATCH // world
+    x, y = models.batch(step)
+    total = model(x[rank * share : (rank + 1) * share], y[rank * share : (rank + 1) * share]).detach().double()
+    dist.all_reduce(total)
+    return float(total) / world
+
+
+def changed(job: dict[str, Any]) -> dict[str, Any]:
+    """Load a checkpoint whose parameters were others, compare what stays to the bit, and train on."""
+    engine = engine_of(job["run"], seed=99, spoil=0.25)
+    path, _ = engine.load_checkpoint(job["folder"])
+    if path is None:
+        return {"error": "load_checkpoint found nothing"}
+    truth, mine = torch.load(job["truth"], weights_only=False)["params"], whole_state(engine)
+    found = [d for name, states in mine.items() for d in as_changed(states, truth.get(name, {}), job, name)]
+    kept = {name: truth[name]["weight"] if name in truth else mine[name]["weight"] for name in mine}
+    trained = sorted(name for name, states in mine.items() if "exp_avg" in states)
+    first = plain_loss(job, kept, job["steps"])
+    return {"differences": found, "first": first, "after": losses(engine, job["steps"], 3), "trained": trained}
+
+
 def main(do: dict[str, Any]) -> None:
     """Do the jobs listed, each by the function of its name."""
     torch.set_num_threads(1)
@@ -309,4 +355,5 @@ def main(do: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main({"train": train, "load": load, "weights": weights, "warm": warm, "started": started, "grown": grown})
+    every = (train, load, weights, warm, started, grown, changed)
+    main({do.__name__: do for do in every})

@@ -53,6 +53,67 @@ class Grown(Net):
         return super().forward(x, y) + self.shift.float().square().sum() + self.shift.float().sum()
 
 
+class Lean(Net):
+    """The same without a bias and the buffer."""
+
+    def __init__(self, freeze: bool) -> None:
+        super().__init__(freeze)
+        self.up = nn.Linear(5, 13, bias=False)
+        del self._buffers["calls"]
+        self.__dict__["calls"] = torch.zeros(3)
+
+
+class Bare(Net):
+    """The same without any parameter of one dim: the group of those is empty."""
+
+    def __init__(self, freeze: bool) -> None:
+        super().__init__(False)
+        self.conv = nn.Conv1d(6, 5, 3, padding=1, bias=False)
+        self.norm = nn.LayerNorm(5, elementwise_affine=False)
+        self.up = nn.Linear(5, 13, bias=False)
+        del self.gain
+        self.gain = torch.ones(1)  # type: ignore[assignment]  # no parameter any more
+
+
+class Tied(nn.Module):
+    """A head that has no parameter of its own name."""
+
+    def __init__(self, embed: nn.Embedding) -> None:
+        super().__init__()
+        self.of = [embed]  # in a list: no submodule
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return F.linear(h, self.of[0].weight)
+
+
+class Headless(Net):
+    """The same without the head's name for the embedding, and without a bias; the embedding is frozen now."""
+
+    def __init__(self, freeze: bool) -> None:
+        super().__init__(False)
+        self.norm.bias = None  # type: ignore[assignment]
+        self.embed.weight.requires_grad_(False)
+        self.head = Tied(self.embed)  # type: ignore[assignment]
+
+
+class Wider(Net):
+    """The same with an adapter beside the last layer: two new matrices and a new gain."""
+
+    def __init__(self, freeze: bool) -> None:
+        super().__init__(freeze)
+        self.lora_a = nn.Parameter(torch.full((2, 6), 0.5))
+        self.lora_b = nn.Parameter(torch.zeros(6, 2))
+        self.tone = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)  # type: ignore[operator]
+        h = self.embed(x)
+        h = h + self.down(F.silu(self.up(self.norm(self.conv(h.transpose(1, 2)).transpose(1, 2)))))
+        h = h + F.linear(F.linear(h, self.lora_a), self.lora_b) * self.tone
+        logits = self.head(h) * self.gain
+        return F.cross_entropy(logits.float().reshape(-1, self.rows), y.reshape(-1))
+
+
 class Few(nn.Module):
     """Fewer parameters than ranks in one group: whole ranks hold padding alone."""
 
@@ -86,7 +147,15 @@ class Lion(torch.optim.Optimizer):
                 state["slow"].lerp_(p.grad, 1 - group["beta"])
 
 
-MODELS = {"net": Net, "grown": Grown, "few": Few}
+MODELS = {
+    "net": Net,
+    "grown": Grown,
+    "lean": Lean,
+    "bare": Bare,
+    "headless": Headless,
+    "wider": Wider,
+    "few": Few,
+}
 
 
 def parameter_groups(model: nn.Module, how: int, spoil: float) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ucpl.cli.options import add_changes, add_data_plane, add_json, add_sizes, given_of, run_options
+from ucpl.cli.options import add_changes, add_data_plane, add_json, add_model, add_sizes, given_of, run_options
 from ucpl.cli.report import container_lines, container_object, plan_lines, plan_object, run_lines, run_object
 from ucpl.errors import Exit
 
@@ -30,6 +30,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--to", required=True, metavar="LAYOUT", help="zero1(dp=8), plain(), FILE.ucpl:NAME(tp=2)")
     parser.add_argument("--from", dest="layout", metavar="LAYOUT", help="the source's layout (default: inferred)")
     add_sizes(parser)
+    add_model(parser, "of a target whose parameters are others than the source's")
     add_changes(parser)
     parser.add_argument("--dry-run", action="store_true", help="plan and prove; write nothing")
     add_run(parser)

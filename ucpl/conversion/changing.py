@@ -57,17 +57,20 @@ class _Known:
         return list(dict.fromkeys([*tensors, *(self.aliases[alias] for alias in aliases)]))
 
 
-def changes_of(source: Side, given: Given) -> Changes | None:
-    """What is asked of the source's parameters; None where nothing is. Raises: UcplError E300, E327, E328, E329."""
+def changes_of(source: Side, given: Given, own: nodes.Model | None) -> Changes | None:
+    """What is asked of the source's parameters; None where nothing is. Raises: UcplError E300, E327, E328, E329.
+
+    own: the target's model, where it is another than the source's. It has what is new, and says itself who is in which group.
+    """
     if not (given.drop or given.freeze or given.train):
         return None
     known = _known(source)
     drop, tensors, said = _dropped(known, given.drop)
     _demand_whole_ties(known, tensors, drop)
     frozen_, of_frozen = _frozen(known, given.freeze, tensors)
-    asked = _trained(known, given.train, (tensors, frozen_))
+    asked = _trained(known, given.train, (tensors, frozen_), _fresh(known, own))
     left = {path for path, t in known.tensors.items() if t.kind == "parameter"} - tensors - frozen_
-    groups = dealt(source, left, asked)
+    groups = dealt(source, left, asked) if own is None else _said_by(own, asked)
     if not left and not asked and any(t.kind == "parameter" for t in known.tensors.values()):
         _demand_some(known, tensors, given)
     trained = frozenset(asked)
@@ -183,7 +186,7 @@ def _frozen(known: _Known, texts: Sequence[str], dropped: frozenset[str]) -> tup
 
 
 def _trained(
-    known: _Known, texts: Sequence[str], others: tuple[frozenset[str], frozenset[str]]
+    known: _Known, texts: Sequence[str], others: tuple[frozenset[str], frozenset[str]], fresh: Sequence[str]
 ) -> dict[str, tuple[str, str | None]]:
     """Tensors that are trained from here on, each with the text that says so and the group that it names."""
     dropped, frozen_ = others
@@ -192,13 +195,37 @@ def _trained(
         name, equals, group = text.rpartition("=")
         if not equals or (text in known.tensors or text in known.aliases):
             name, group = text, ""
-        for path in _of_kind(known, ("train", name.strip()), "frozen", dropped):
+        name = name.strip()
+        new = [path for path in fresh if _is_called(path, name)]
+        mine = [] if new and not known.owners(name) else _of_kind(known, ("train", name), "frozen", dropped)
+        for path in (*mine, *new):
             if path in frozen_:
                 _refuse(("train", name), f"{path} is to be frozen and to be trained")
             if path in out and out[path][1] != (group.strip() or None):
                 _refuse(("train", name), f"{path} is to be in two groups")
             out[path] = (text, group.strip() or None)
     return out
+
+
+def _is_called(path: str, text: str) -> bool:
+    return matches(tuple(text.split("*")), path) if "*" in text else path == text
+
+
+def _fresh(known: _Known, own: nodes.Model | None) -> list[str]:
+    """Parameters of the target's model that the source lacks."""
+    had = set(map(whole_name, known.tensors))
+    items = own.items if own is not None else ()
+    return [i.path for i in items if isinstance(i, nodes.Tensor) and i.kind == "parameter" and i.path not in had]
+
+
+def _said_by(own: nodes.Model, asked: Mapping[str, tuple[str, str | None]]) -> Dealt:
+    """Groups are as the target's model has them. Raises: UcplError E327 where a name asks for one."""
+    by_text: dict[str, list[str]] = {}
+    for path, (text, group) in asked.items():
+        if group is not None:
+            _refuse(("train", text), f"groups are those of {own.name}, which the target is of: leave ={group} out")
+        by_text.setdefault(text, []).append(path)
+    return Dealt(said=tuple(f"trained by --train {t}: {_listed(p)}, as {own.name} has it" for t, p in by_text.items()))
 
 
 def _of_kind(known: _Known, said: tuple[str, str], kind: str, dropped: frozenset[str]) -> list[str]:

@@ -63,6 +63,7 @@ class ToConvert(Beside, How, total=False):
     """What is said beside a conversion."""
 
     layout: str | None  # the source's; inferred without it
+    model: str | None  # FILE:NAME, of a target whose parameters are others than the source's
 
 
 class ToVerify(Beside, DataPlane, total=False):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
     from ucpl.frontends.sizes import Found
     from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.syntax import nodes
 
 __all__ = ["sides", "source_side", "target_side"]
 
@@ -73,10 +74,13 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     `pp`, `stages` and `partition` deal its layers; from a model with experts, `ep` deals those (frontends/stages).
     """
     model = given.model or source.model
-    changes = changes_of(source, given)
+    own = _own_model(one, source, given)
+    changes = changes_of(source, given, own)
+    if model is not None and changes is not None and own is None:
+        model = changed_model(model, changes)
     given = evolve(
         given,
-        model=changed_model(model, changes) if model is not None and changes is not None else model,
+        model=model,
         config=given.config if given.config is not None else source.given.config,
         inherited={
             **training_of(source),
@@ -104,6 +108,13 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         cut, said = _cut_as_deepspeed(one, base, given, notes)
         made = located(cut, given, notes=said)
     return made if changes is None else _changed(made, source, changes)
+
+
+def _own_model(one: Called, source: Side, given: Given) -> nodes.Model | None:
+    """The target's model, where it is not the source's with what is changed by name."""
+    if not one.is_of_any:
+        return one.model(evolve(given, config=given.config if given.config is not None else source.given.config))
+    return given.model if given.model is not None and given.model != source.model else None
 
 
 def _without(source: Side, changes: Changes | None) -> Side:
