@@ -43,6 +43,16 @@ def test_any_stage_goes_there_and_back_at_another_degree(name: str, target: str,
     assert ucpl.compare(DENSE / name, tmp_path / "back"), f"{name} came back as something else"
 
 
+@pytest.mark.parametrize("target", ["universal(stage=1)", "universal(stage=3)"])
+def test_masters_are_made_where_the_source_keeps_none(target: str, tmp_path: Path) -> None:
+    """DeepSpeed's loader leaves masters as they were where there is no fp32.pt, and says nothing."""
+    ucpl.convert(DENSE / "z1_dp4", tmp_path / "zero0", to="zero0(dp=2)")
+    ucpl.convert(tmp_path / "zero0", tmp_path / "atoms", to=target)
+    assert len(list((tmp_path / "atoms").glob("*/zero/*/fp32.pt"))) == 26
+    ucpl.convert(tmp_path / "atoms", tmp_path / "back", to="zero3(dp=3)")
+    assert ucpl.compare(DENSE / "z1_dp4", tmp_path / "back")
+
+
 def test_each_atom_has_the_form_that_its_loader_reads(tmp_path: Path) -> None:
     """Stages 1 and 2 read `param` in the tensor's shape, stage 3 a bare flat tensor; both find the global state."""
     for stage in (1, 3):

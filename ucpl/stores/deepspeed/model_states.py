@@ -7,7 +7,6 @@ from math import prod
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, Size, TensorRef
-from ucpl.extents.pipeline import Pipeline
 from ucpl.stores.deepspeed.affine import INFO
 from ucpl.stores.deepspeed.config import blobs_of
 from ucpl.stores.deepspeed.cuts import info_of
@@ -20,9 +19,9 @@ from ucpl.stores.values import Empty
 
 def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, object]:
     frozen = [t for t in writer.structure.tensors if t.kind == "frozen"]
-    pipeline = writer.pipeline
-    value: dict[object, object] = {"module": _module(writer, file) if pipeline is None else None}
-    here = {n for n in writer.names if writer.is_on_stage(file, n)} if pipeline is None else _of_stage(writer, pipeline)
+    has_layers = writer.has_layers
+    value: dict[object, object] = {"module": None if has_layers else _module(writer, file)}
+    here = _of_stage(writer) if has_layers else {n for n in writer.names if writer.is_on_stage(file, n)}
     value["buffer_names"] = [n for n in writer.names if _is_buffer(writer, n) and n in here]
     value["optimizer"] = whole(writer, file) if writer.stage == 0 else None
     value["param_shapes"] = _param_shapes(writer) if writer.stage else None
@@ -157,16 +156,10 @@ def _needed(file: TargetFile, name: str, made: TensorRef | None) -> TensorRef:
     return made
 
 
-def _of_stage(writer: Writer, pipeline: Pipeline) -> set[str]:
+def _of_stage(writer: Writer) -> set[str]:
     """Tensors in files of layers on the stage whose file is being made."""
-    names = {(x.file, local): tensor for x in pipeline.layers for local, tensor in x.names}
     ranks = writer.dp * writer.degree  # of a stage
-    held = [
-        (layer_place(t.file)[1], str(t.key[0]))
-        for t in writer.targets
-        if t.rank // ranks == writer.here["pp"] and is_apart(t.file)
-    ]
-    return {names[place] for place in held if place in names}
+    return {t.label for t in writer.targets if t.rank // ranks == writer.here["pp"] and is_apart(t.file)}
 
 
 def _num_experts(writer: Writer) -> object:

@@ -144,11 +144,14 @@ class Writer:
         return self.here["tp"]
 
     @property
+    def has_layers(self) -> bool:
+        """Whether weights are in files of layers, whatever the source is."""
+        return any(is_apart(t.file) and not is_of_expert(t.file) for t in self.targets)
+
+    @property
     def pipeline(self) -> Pipeline | None:
         """The source's layers, where the target has files of layers."""
-        found = self.source.pipeline
-        is_here = found is not None and any(is_apart(t.file) and not is_of_expert(t.file) for t in self.targets)
-        return found if is_here else None
+        return self.source.pipeline if self.has_layers else None
 
     def is_on_stage(self, file: TargetFile, name: str) -> bool:
         """Whether the rank whose file is being made holds a tensor of the module."""

@@ -9,13 +9,14 @@ Not here: recovery scripts (zero_to_fp32.py), which are DeepSpeed's own code.
 from __future__ import annotations
 
 from ucpl.errors import Label, fail
-from ucpl.extents import StoredTensor, Structure, key_text
+from ucpl.extents import DTYPES, StoredTensor, Structure, key_text
 from ucpl.extents.pipeline import layer_file
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed.config import blobs_of
 from ucpl.stores.deepspeed.model_states import model_states, parts
 from ucpl.stores.deepspeed.names import LATEST, is_apart, model_file, optim_file
 from ucpl.stores.deepspeed.optimizer_states import shard
+from ucpl.stores.deepspeed.order import alignment_elements
 from ucpl.stores.deepspeed.target import Made, Writer, skeleton_of
 
 
@@ -25,6 +26,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
     Raises: UcplError E470 where one number is needed and several are there, E471 where the form has no place for something.
     """
     writer = Writer.of(structure, targets, source)
+    _refuse_alignment(writer)
     files: Made = []
     for path, names in apart(writer).items():
         file = writer.file(path)
@@ -41,6 +43,24 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
             files.append((file, shard(writer, file)))
     _refuse_unused(writer)
     return skeleton_of(tag or writer.folder, LATEST, files)
+
+
+def _refuse_alignment(writer: Writer) -> None:
+    """ds_config says only whether parameters are aligned: to which multiple follows from their type."""
+    alignment = int(writer.settings.get("alignment") or 1)
+    if alignment == 1 or writer.stage not in (1, 2) or writer.settings.get("bf16_optimizer"):
+        return
+    trained = {name for _, members in writer.structure.groups for name in members}
+    dtypes = sorted({tensor.dtype for tensor in writer.structure.tensors if tensor.name in trained})
+    for dtype in dtypes:
+        multiple = alignment_elements(DTYPES[dtype].itemsize)
+        if alignment != multiple:
+            fail(
+                "E471",
+                f"alignment = {alignment}, and parameter_alignment makes multiples of {multiple} elements of {dtype} tensors",
+                Label("<target>", where=f"alignment = {alignment}"),
+                remedy=f"alignment = {multiple}, or 1 for none." if len(dtypes) == 1 else "alignment = 1",
+            )
 
 
 def _refuse_unused(writer: Writer) -> None:
