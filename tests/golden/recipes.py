@@ -1012,3 +1012,12 @@ def weights_of_another_step(folder: Path) -> list[str]:
     raw[-2] ^= 1
     file.write_bytes(raw)
     return ["verify", "source", "--no-witness"]
+
+
+@case
+def folder_of_several_checkpoints(folder: Path) -> list[str]:
+    trainers(folder).rename(folder / "checkpoint-9")
+    (folder / "source").mkdir()
+    shutil.copytree(folder / "checkpoint-9", folder / "source" / "checkpoint-10")
+    (folder / "checkpoint-9").rename(folder / "source" / "checkpoint-9")
+    return ["inspect", "source"]

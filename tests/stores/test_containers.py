@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -269,6 +270,23 @@ def test_a_pickle_that_would_run_code_is_refused(source: Path, tmp_path: Path, n
     shutil.rmtree(tmp_path / "t")
     good(*command, "--allow-global", "posix.system")
     assert (tmp_path / "t" / name).read_bytes() == (source / name).read_bytes()
+
+
+TWO = pickle.dumps(1) + pickle.dumps(Runs())  # torch before 1.6 wrote one behind the other, and a loader runs all
+
+
+@pytest.mark.parametrize("data", [pickle.dumps(Runs(), 0), TWO, b"any bytes"], ids=["0", "two", "none"])
+def test_what_is_called_a_pickle_is_one_and_alone(source: Path, tmp_path: Path, data: bytes) -> None:
+    (source / "training_args.bin").write_bytes(data)
+    done = ucpl("convert", source, tmp_path / "t", "--to", "zero1(dp=3)")
+    assert "training_args.bin cannot be looked at" in done.err or "training_args.bin: names posix.system" in done.err
+    assert not (tmp_path / "t").exists()
+
+
+def test_an_archive_that_is_no_file_of_torch_is_bytes(source: Path, tmp_path: Path) -> None:
+    np.savez(source / "numbers.npz", x=np.arange(3))
+    out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
+    assert "not known here, and carried as they are: numbers.npz" in out
 
 
 def test_no_rule_names_a_class_that_leads_further() -> None:

@@ -50,15 +50,15 @@ class Pickle:
     tensors: tuple[TensorRef, ...]
 
 
-def loads(data: bytes, file: str = "pickle") -> object:
+def loads(data: bytes, file: str = "pickle", *, alone: bool = False) -> object:
     """The value of a pickle (protocols 0 to 5), inert. `file` is the name that errors give.
 
-    Raises: UcplError E420-E427.
+    alone: nothing may stand behind it, since a loader may go on and run that, too. Raises: UcplError E420-E427.
     """
-    return load_pickle(data, file).value
+    return load_pickle(data, file, alone=alone).value
 
 
-def load_pickle(data: bytes, file: str = "pickle") -> Pickle:
+def load_pickle(data: bytes, file: str = "pickle", *, alone: bool = False) -> Pickle:
     """As `loads`, with the storages and tensors that were built."""
     if len(data) > PICKLE_BYTES_MAX:
         fail("E425", f"the pickle has {len(data)} bytes, more than {PICKLE_BYTES_MAX} are not read", Label(file))
@@ -67,7 +67,7 @@ def load_pickle(data: bytes, file: str = "pickle") -> Pickle:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        value = run(data, file, build)
+        value = run(data, file, build, alone=alone)
         check_nesting(value, file)
     finally:
         if collecting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from pathlib import Path
 
@@ -63,6 +64,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
         "E435",
         f"{path} is no checkpoint that is known here",
         Label(str(path)),
-        remedy="give the save folder (with `latest`), one step's folder, or a plain file; known: "
+        remedy=_below(path)
+        or "give the save folder (with `latest`), one step's folder, or a plain file; known: "
         + ", ".join(f.name for f in FRAMEWORKS),
     )
+
+
+def _below(path: Path) -> str:
+    """What to write where the checkpoints of a run are one folder below: `checkpoint-400`, `checkpoint-500`."""
+    if not path.is_dir():
+        return ""
+    found = [c for c in path.iterdir() if c.is_dir() and any(one.recognises(c) for one in FRAMEWORKS)]
+    if not found:
+        return ""
+    newest = max(found, key=lambda c: ([int(n) for n in re.findall("[0-9]+", c.name)[-1:]], c.name))
+    return f"name one checkpoint in it, such as {newest}"

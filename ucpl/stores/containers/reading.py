@@ -18,7 +18,7 @@ from ucpl.stores.containers.trainer import TRAINER
 from ucpl.stores.pickles import loads, unsafe_globals
 from ucpl.stores.texts import is_text, read_small
 from ucpl.stores.torch_files import read_torch_file
-from ucpl.stores.zips import open_file
+from ucpl.stores.zips import open_file, read_zip_directory
 
 __all__ = ["KINDS", "container_of"]
 
@@ -26,6 +26,7 @@ KINDS: tuple[Kind, ...] = (TRAINER,)
 
 OWN = ("ucpl",)  # folders that a conversion writes itself
 FILES_MAX = 10_000
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 PICKLE_MAX = 64 << 20  # bytes of a bare pickle
 JSON_MAX = 64 << 20
 
@@ -114,20 +115,26 @@ def _looked_at(top: Path, name: str, rule: Rule | None, rank: int) -> Beside:
 
 
 def _pickled(top: Path, name: str) -> tuple[object] | None:
-    """The inert value of a file of torch.save, or of a pickle. None: it is neither. Raises: UcplError."""
+    """The inert value of a file of torch.save, or of a pickle. None: it is neither. Raises: UcplError.
+
+    What is called as pickles are must be one, whatever its first bytes: loaders run those of protocol 0, of tar files and of
+    torch before 1.6, which stand one behind the other.
+    """
     fd = open_file(top / name, name)
     try:
         head = os.pread(fd, 4, 0)
+        if head == b"PK\x03\x04":
+            is_torch = any(member.endswith("/data.pkl") for member in read_zip_directory(fd, name).members)
+            return (read_torch_file(top, name).value,) if is_torch else None
     finally:
         os.close(fd)
-    if head == b"PK\x03\x04":
-        return (read_torch_file(top, name).value,)
-    if head[:1] != b"\x80" or not 2 <= head[1] <= 5:
+    is_bare = head[:1] == b"\x80" and len(head) > 1 and 2 <= head[1] <= 5
+    if not head or not (is_bare or name.endswith(PICKLES)):
         return None
     data = read_small(top / name, PICKLE_MAX)
     if data is None:
         fail("E425", f"{name} is a pickle of more than {PICKLE_MAX} bytes", Label(str(top / name)))
-    return (loads(data, name),)
+    return (loads(data, name, alone=True),)
 
 
 def _remarks(kind: Kind, top: Path, files: list[Beside]) -> Iterator[str]:
