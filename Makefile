@@ -9,7 +9,7 @@ VENV := .venv
 INTEROP := .venv-interop
 PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 
-TIMED := plan start lsp convert
+TIMED := plan start lsp convert peer
 
 .PHONY: help demo test check mutants walk interop bench $(TIMED) docs fmt fmt-check pins clean
 .DELETE_ON_ERROR:
@@ -21,7 +21,7 @@ help:
 	@echo "make mutants   plant faults in a copy, each of which a test must find (SHARE=10 SEED=1 ROOM=runtime narrow it)"
 	@echo "make walk      convert real checkpoints from topology to topology at random, 200 times (WALK=10 SEED=1), the state held each time"
 	@echo "make interop   tests in which DeepSpeed itself loads what ucpl wrote"
-	@echo "make bench     timings, as docs/PERFORMANCE.md reports them (make bench lsp: one of plan, start, lsp, convert)"
+	@echo "make bench     timings, as docs/PERFORMANCE.md reports them (make bench lsp: one of plan, start, lsp, convert, peer)"
 	@echo "make docs      write what is generated anew (docs/ERRORS.md, README's table, the colours of editors), then the site, links checked"
 	@echo "make fmt       format the code; fmt-check only says whether it is"
 	@echo "make pins      write constraints.txt anew from the newest releases in range"

@@ -1,9 +1,10 @@
 """make bench: planning, start-up, and conversion beside its peers, in one run on this machine. Prints one table in Markdown.
 
-    python -m benchmarks [plan] [start] [lsp] [convert] [--gib 1.5] [--pairs 5]
+    python -m benchmarks [plan] [start] [lsp] [convert] [peer] [--gib 1.5] [--pairs 5]
 
-`convert` needs an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python): it makes a checkpoint with real
-DeepSpeed and runs DeepSpeed's own converter beside ours. Timings are medians of interleaved pairs.
+`convert` and `peer` need an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python). `convert` makes a checkpoint
+with real DeepSpeed and runs DeepSpeed's own converter beside ours; timings are medians of interleaved pairs. `peer` runs both
+over every checkpoint of DeepSpeed in this repository, and tells what each makes of it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from pathlib import Path
 
 from benchmarks.lsp import bench_lsp
+from benchmarks.peer import bench_peer
 
 HERE = Path(__file__).resolve().parent
 PLAN = """
@@ -157,10 +159,15 @@ def bench_start(pairs: int) -> None:
             )
 
 
-def bench_convert(pairs: int, gib: float) -> None:
+def interop_python() -> str:
     python = os.environ.get("UCPL_INTEROP_PYTHON", str(HERE.parent / ".venv-interop" / "bin" / "python"))
     if not Path(python).exists():
-        raise SystemExit("convert needs DeepSpeed: `make interop` makes its environment, or set UCPL_INTEROP_PYTHON")
+        raise SystemExit("this needs DeepSpeed: `make interop` makes its environment, or set UCPL_INTEROP_PYTHON")
+    return python
+
+
+def bench_convert(pairs: int, gib: float) -> None:
+    python = interop_python()
     with tempfile.TemporaryDirectory(prefix="ucpl-bench-") as folder:
         top = Path(folder)
         layers = max(1, round((gib * 2**30 / 16 - 24.6e6) / 4.73e6))  # 12 bytes of state and 4 of weight a parameter
@@ -207,11 +214,22 @@ def bench_convert(pairs: int, gib: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="*", choices=["plan", "start", "lsp", "convert", []], default=[])
+    parser.add_argument("which", nargs="*", choices=["plan", "start", "lsp", "convert", "peer", []], default=[])
     parser.add_argument("--gib", type=float, default=1.5)
     parser.add_argument("--pairs", type=int, default=5)
     given = parser.parse_args()
-    which = given.which or ["plan", "start", "lsp", "convert"]
+    which = given.which or ["plan", "start", "lsp", "convert", "peer"]
+    if which != ["peer"]:
+        bench_times(which, given)
+    if "peer" in which:
+        print()
+        row("checkpoint", "ucpl", "ds_to_universal", "ucpl", "ds_to_universal")
+        row("---", "---", "---", "---", "---")
+        for cells in bench_peer(interop_python()):
+            row(*cells)
+
+
+def bench_times(which: list[str], given: argparse.Namespace) -> None:
     row("what", "figure", "beside", "note")
     row("---", "---", "---", "---")
     if "plan" in which:

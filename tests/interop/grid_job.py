@@ -23,6 +23,7 @@ from tests.interop import deepspeed_job, grid_models, models, parallel_job
 
 MICRO = 2  # sequences that go through a pipeline at a time
 CLIENT, INFO = deepspeed_job.CLIENT, "universal_checkpoint_info"
+VOCABULARY = "tied_modules.embed.word.weight"
 
 
 class Units:
@@ -77,7 +78,7 @@ def engine_of(run: dict[str, Any], spoil: float) -> Any:
     """`spoil` scrambles what a load must set right."""
     deepspeed.utils.groups._release_process_group_references()
     units = Units(run["tp"])
-    ways = grid_models.Ways(units.here, units.tp, units.cut)
+    ways = grid_models.Ways(units.here, units.tp, units.cut, run.get("rows", grid_models.WORDS))
     # DeepSpeed gathers into one flat buffer, which gloo does not take.
     deepspeed.moe.mappings._gather_tokens = lambda tokens, dim=0: torch.cat(ways.listed(tokens), dim)
     module = module_of(run, ways)
@@ -196,6 +197,8 @@ def facts(engine: Any, run: dict[str, Any], client: dict[str, Any]) -> tuple[dic
                 if rank % engine.ways.size:
                     continue
                 state = joined([other[name] for _, other in every[rank : rank + engine.ways.size]], cut[name])
+            if name == VOCABULARY:
+                state = {k: v[: grid_models.WORDS] if torch.is_tensor(v) else v for k, v in state.items()}
             if name in found:
                 apart += [f"rank {rank}: {d}" for d in deepspeed_job.differences(state, found[name], name)]
             else:

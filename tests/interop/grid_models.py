@@ -47,6 +47,7 @@ class Ways:
     rank: int = 0
     size: int = 1
     group: Any = field(default=None)
+    rows: int = WORDS  # of the vocabulary, with its padding
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:
         out = x.contiguous().clone()
@@ -150,7 +151,7 @@ class Words(nn.Module):
     def __init__(self, ways: Ways) -> None:
         super().__init__()
         self.ways = ways
-        self.weight = parameter(ways, WORDS, WIDTH, cut=0)
+        self.weight = parameter(ways, ways.rows, WIDTH, cut=0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         count = len(self.weight)
@@ -252,7 +253,7 @@ class Block(nn.Module):
 
 
 def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
+    return F.cross_entropy(logits[..., :WORDS].float().flatten(0, 1), y.flatten())  # no word is padding
 
 
 class Whole(nn.Module):

@@ -15,7 +15,9 @@ from tests.interop.test_deepspeed_grid import ALONE, GRID, NARROW, ONE, SCRIPT
 
 pytestmark = pytest.mark.interop
 
-SOURCES = {"grid": Source(4, GRID), "narrow": Source(4, NARROW)}
+# 28 words, to a multiple of 6 x tp as Megatron pads them: 30 rows at tp 1, 36 at tp 2, 48 at tp 4
+DIVISOR = "make_vocab_size_divisible_by=6"
+SOURCES = {"grid": Source(4, GRID), "narrow": Source(4, NARROW), "padded": Source(4, {**GRID, "rows": 36})}
 
 
 def loaded(source: str, world: int, run: dict[str, Any], *via: str, spoiled: bool = False) -> Target:
@@ -36,6 +38,10 @@ TARGETS = (
     loaded("grid", 4, {"tp": 1}, PEER),
     Target("grid", 4, "zero1(tp=2, dp=2)", {"keeps_buffers": True, **ALONE}, (PEER,)),
     loaded("narrow", 4, {"tp": 1, "stages": [2, 4]}),
+    loaded("padded", 4, {"tp": 4, "stages": ONE, "rows": 48}),
+    loaded("padded", 4, {"tp": 1, "rows": 30}),
+    Target("padded", 4, f"zero1(tp=4, pp=1, {DIVISOR})", {"tp": 4, "stages": ONE, "rows": 48}),
+    Target("padded", 4, f"zero1(tp=1, pp=2, {DIVISOR})", {"tp": 1, "rows": 30}),
 )
 
 

@@ -36,7 +36,7 @@ def _dropped(plan: Plan) -> list[str]:
     out = []
     for (state, reason), tensors in reasons.items():
         names = ", ".join(tensors[:_SHOWN]) if len(tensors) <= 3 else f"{len(tensors):,} tensors"
-        out.append(f"left out      {state} of {names}: {reason}")
+        out.append(f"left out      {state}{f' of {names}' if names else ''}: {reason}")
     return out
 
 

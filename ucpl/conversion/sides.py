@@ -157,7 +157,7 @@ def sides(
     source: None, where the checkpoint itself says what it is.
     """
     if checkpoint is not None:
-        here = source_side(checkpoint, source, evolve(given, model=None))
+        here = source_side(_of_words(checkpoint, target), source, evolve(given, model=None))
         return here, target_side(target, here, given)
     assert source is not None
     if given.model is None:  # a side of a named model says what the other is over
@@ -165,6 +165,19 @@ def sides(
         given = evolve(given, model=named.model(given) if named is not None else None)
     here = located(source, given)
     return here, target_side(target, here, given)
+
+
+def _of_words(checkpoint: Checkpoint, target: Called) -> Checkpoint:
+    """The source with the rows of its vocabulary that a target keeps, where that has another number."""
+    if not checkpoint.vocabulary or not target.is_of_any:
+        return checkpoint
+    from ucpl.frontends import parallel, vocabulary
+    from ucpl.frontends.infer import inherited_settings
+    from ucpl.syntax import nodes
+
+    base = parallel.Base(*target, nodes.Model("", ()), inherited_settings(checkpoint))
+    want = vocabulary.asked(base, checkpoint)
+    return checkpoint if want is None else vocabulary.lessened(checkpoint, want.rows)
 
 
 def _config_of(checkpoint: Checkpoint, config: Config | None) -> Config | None:

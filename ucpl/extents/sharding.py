@@ -26,6 +26,11 @@ class Sharding:
     sections: tuple[Section, ...] = ()
     origin: str = ""  # where it is stated: "affine_map of mp_rank_00_model_states.pt"
 
+    @property
+    def rows(self) -> int:
+        """Positions of all sections: more than the dim has where the further ones are padding that training changes."""
+        return sum(section.size for section in self.sections)
+
     def width(self, tp: int) -> int:
         """Positions of `dim` that tp rank `tp` holds."""
         return sum(s.size if s.widths is None else s.widths[tp] for s in self.sections)

@@ -69,7 +69,9 @@ def is_model_parallel(checkpoint: Checkpoint) -> bool:
     """Whether more than the shards of data parallelism must be told of it."""
     tp = checkpoint.envelope.settings.get(TP)
     apart = checkpoint.pipeline is not None or checkpoint.experts is not None
-    return apart or (tp is not None and tp.value != 1)
+    if apart or (tp is not None and tp.value != 1):
+        return True
+    return any(one.dim is not None and one.rows > one.shape[one.dim] for one in checkpoint.shardings.values())
 
 
 def layout_name(checkpoint: Checkpoint) -> str:

@@ -219,7 +219,7 @@ def _chunked(shardings: Cuts, degree: int, origin: str) -> tuple[Cuts, tuple[Not
     out: dict[str, Sharding] = {}
     uneven: list[str] = []
     for name, s in shardings.items():
-        sections = tuple(x if x.widths is None else Section(x.size, _chunk(x.size, degree)) for x in s.sections)
+        sections = tuple(x if x.widths is None else Section(x.size, chunked(x.size, degree)) for x in s.sections)
         for x in sections:
             if x.widths is not None and 0 in x.widths:
                 fail(
@@ -237,7 +237,8 @@ def _chunked(shardings: Cuts, degree: int, origin: str) -> tuple[Cuts, tuple[Not
     return out, tuple(notes)
 
 
-def _chunk(size: int, degree: int) -> tuple[int, ...]:
+def chunked(size: int, degree: int) -> tuple[int, ...]:
+    """Widths as torch.chunk makes them, of ranks without any too."""
     each = -(-size // degree)
     return tuple(max(0, min(each, size - rank * each)) for rank in range(degree))
 
@@ -394,6 +395,8 @@ def pattern(sharding: Sharding) -> tuple[nodes.Axis, ...]:
         first = None if low == 0 else nodes.Number(low)
         last = None if i + 1 == len(sharding.sections) else nodes.Number(high)
         axis: nodes.Axis = nodes.Any_(nodes.Among((nodes.Range(first, last),)) if several else None)
+        if not several and section.size > sharding.shape[sharding.dim]:
+            axis = nodes.Pad(axis, nodes.Number(section.size), "live")
         if section.widths is not None:
             axis = nodes.Cut(axis, (split(section.widths),))
         terms.append(axis)

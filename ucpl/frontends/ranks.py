@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.frontends import experts, parallel, stages
+from ucpl.frontends import experts, parallel, stages, vocabulary
 from ucpl.frontends.parallel import LAYERED, STORED, TARGET, Base, Cuts, Extended, Note
 from ucpl.layout import resolve
 from ucpl.regions.sharding import TP, shardings_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def stored(base: Base, checkpoint: Checkpoint) -> Extended:
     """The layout of a checkpoint whose files say how its tensors lie. Raises: UcplError E464 where they do not."""
-    cuts: Cuts = checkpoint.shardings if parallel.is_cut(checkpoint) else {}
+    cuts: Cuts = checkpoint.shardings if parallel.is_cut(checkpoint) else vocabulary.padded(checkpoint)
     return _stored(base, checkpoint, cuts)
 
 
@@ -33,7 +33,9 @@ def described(base: Base, checkpoint: Checkpoint) -> Extended:
 
     Raises: UcplError E464 where it does not say how a tensor is cut.
     """
-    cuts = _said(base)
+    more = vocabulary.padded(checkpoint)
+    seen = evolve(base, model=vocabulary.with_rows(base.model, {path: one.rows for path, one in more.items()}))
+    cuts = {**_said(seen), **more}
     chain = base.library.chain(base.call.name)
     if all(isinstance(item, nodes.Entry) for link in chain[:-1] for item in link.node.items):
         # Its lines say cuts, which are known now: what it extends knows all axes, whichever of them it handed on.
@@ -67,6 +69,8 @@ def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
 
     Raises: UcplError E472, E473, E475-E478 where it is not known how tensors lie there, or they cannot.
     """
+    want = vocabulary.asked(base, source) if source is not None else None
+    base = evolve(base, call=vocabulary.without(base.call))
     held = source.experts if source is not None else None
     pipeline = source.pipeline if source is not None else None
     asked = Label("<call>", where=base.call.name)
@@ -89,11 +93,15 @@ def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
         base, pipeline, of_layers = stages.dealt(base, pipeline, ep)
         notes = (*of_layers, *notes)
     if parallel.says_cuts_alone(base.library, base.call):
-        cuts, of_cuts = _said(base), ()
+        rows = dict.fromkeys(source.vocabulary, want.rows) if want is not None and source is not None else {}
+        cuts, of_cuts = _said(evolve(base, model=vocabulary.with_rows(base.model, rows))), ()
     else:
         if source is not None and not parallel.is_cut(source):
             cuts = cuts or source.shardings  # how its tensors would be cut, if they were
         base, cuts, of_cuts = parallel.dealt(base, cuts)
+    if want is not None and source is not None:
+        of_words, told = vocabulary.dealt(want, source, base.asked(TP))
+        cuts, of_cuts = {**cuts, **of_words}, (*of_cuts, *told)
     if pipeline is not None and base.asked(TP) > 1:
         pipeline = evolve(pipeline, is_by_tp=True)
     dealt = None if of_experts is None else experts.DealtExperts.of(of_experts, ep, pipeline)

@@ -1,0 +1,127 @@
+"""DeepSpeed's own converter beside ours: every checkpoint of DeepSpeed in this repository, made a universal folder by both.
+
+What each of them makes is held against `plain()` of the same checkpoint, which tests hold against the state that was gathered
+from the running engines. Read here with torch alone: a file for each state of each parameter, under the parameter's name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import frozen
+
+ROOT = Path(__file__).resolve().parents[1]
+FIXTURES, EXAMPLE = ROOT / "tests" / "fixtures" / "deepspeed", ROOT / "examples" / "checkpoint"
+LLAMA = "megatron_deepspeed.ucpl:llama()"
+SPECS = dict.fromkeys(("tp2_pp2_dp1_z1", "tp2_ep2_dp2_z1"), LLAMA)  # of what says nothing of its cuts
+CALLERS = ("argparse.Namespace", "numpy._core.multiarray._reconstruct", "numpy.dtype", "numpy.ndarray")
+SECONDS = 120  # of one conversion
+
+# Equal, other, lacking: states of trained parameters in a universal folder, against those of plain().
+HELD = """
+import json, sys
+from pathlib import Path
+import torch
+plain, folder = map(Path, sys.argv[1:])
+params = torch.load(plain, weights_only=False)["params"]
+found = {"equal": 0, "other": 0, "lacking": 0}
+for name, states in params.items():
+    if "fp32" not in states:
+        continue
+    for state, value in states.items():
+        file = folder / "zero" / name / f"{state}.pt"
+        if state == "weight" or not torch.is_tensor(value) or not value.ndim:
+            continue
+        if not file.exists():
+            found["lacking"] += 1
+            continue
+        made = torch.load(file, weights_only=False)
+        made = made["param"] if isinstance(made, dict) else made
+        same = made.numel() == value.numel() and torch.equal(made.flatten(), value.flatten())
+        same = same and (made.ndim < 2 or made.shape == value.shape)
+        found["equal" if same else "other"] += 1
+print(json.dumps(found))
+"""
+
+
+@frozen
+class Made:
+    """What a converter did: its exit, what is in the folder, and the cost of its process."""
+
+    failed: str  # the last line that it said; empty: it ended well
+    found: dict[str, int]
+    core: float  # seconds
+    mib: float  # at most resident
+
+    def __str__(self) -> str:
+        return self.failed or told(self.found)
+
+    @property
+    def cost(self) -> str:
+        return f"{self.core:.1f} s, {self.mib:.0f} MiB"
+
+
+def told(found: dict[str, int]) -> str:
+    other = [f"{n} {what}" for what, n in found.items() if n and what != "equal"]
+    return f"all {found['equal']} equal" if not other else f"{found['equal']} equal, {', '.join(other)}"
+
+
+def bench_peer(python: str) -> Iterator[tuple[str, ...]]:
+    """A row for each checkpoint: its name, what each converter makes, and what that costs. python: one with DeepSpeed."""
+    for source in sorted(path.parent for path in (*FIXTURES.glob("*/latest"), *EXAMPLE.glob("latest"))):
+        with tempfile.TemporaryDirectory(prefix="ucpl-bench-") as folder:
+            top = Path(folder)
+            plain, ours, theirs = (top / name for name in ("plain", "ours", "theirs"))
+            truth = _run(_ucpl(source, plain, "plain()"))
+            if truth.failed:
+                raise SystemExit(f"{source}: plain() {truth.failed}")
+            mine = _run(_ucpl(source, ours, "universal()"))
+            step = source / (source / "latest").read_text().strip()
+            peer = [python, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+            peer += ["--input_folder", str(step), "--output_folder", str(theirs / f"{step.name}_universal")]
+            done = _run([*peer, "--num_extract_workers", "1", "--num_merge_workers", "1"])
+            mine, done = (_held(python, made, plain, at) for made, at in ((mine, ours), (done, theirs)))
+            yield source.name, str(mine), str(done), mine.cost, done.cost
+
+
+def _ucpl(source: Path, target: Path, to: str) -> list[str]:
+    command = [sys.executable, "-m", "ucpl", "convert", str(source), str(target), "--to", to]
+    if source.name in SPECS:
+        command += ["--from", SPECS[source.name]]
+    return [*command, *(part for name in CALLERS for part in ("--allow-global", name))]
+
+
+def _run(command: list[str]) -> Made:
+    """A command in a process of its own, whose children count as it does."""
+    probe = (
+        "import json, resource, subprocess, sys\n"
+        f"done = subprocess.run({command!r}, capture_output=True, text=True, timeout={SECONDS})\n"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "print(json.dumps([done.returncode, done.stdout[-4000:], done.stderr[-4000:],"
+        " used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]))"
+    )
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
+    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=environment)
+    status, out, error, core, mib = json.loads(told.stdout)
+    lines = [line.strip() for line in (out + error).splitlines() if line.strip()]
+    said = next((f"refused, {line[6:10]}" for line in lines if line.startswith("error[")), "")
+    last = (lines[-1] if lines else f"exit status {status}")[:80].replace("|", "/")
+    return Made((said or f"fails: {last}") if status else "", {}, core, mib)
+
+
+def _held(python: str, made: Made, plain: Path, target: Path) -> Made:
+    if made.failed:
+        return made
+    folder = next(path for path in target.glob("*_universal") if path.is_dir())
+    file = plain / "plain.pt" if plain.is_dir() else plain
+    done = subprocess.run(
+        [python, "-c", HELD, str(file), str(folder)], capture_output=True, text=True, check=True,
+        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+    )  # fmt: skip
+    return Made("", json.loads(done.stdout.splitlines()[-1]), made.core, made.mib)
