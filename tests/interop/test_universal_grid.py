@@ -1,6 +1,6 @@
 """Universal folders made of tensor x pipeline parallel checkpoints, loaded by DeepSpeed's `load_universal` at other degrees.
 
-Takes about 60 seconds. What that loader does not restore, whoever wrote the folder: buffers, which a model makes anew.
+Takes about two minutes. What that loader does not restore, whoever wrote the folder: buffers, which a model makes anew.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TARGETS = (
     loaded("padded", 4, {"tp": 4, "stages": ONE, "rows": 48}),
     loaded("padded", 4, {"tp": 1, "rows": 30}),
     Target("padded", 4, f"zero1(tp=4, pp=1, {DIVISOR})", {"tp": 4, "stages": ONE, "rows": 48}),
-    Target("padded", 4, f"zero1(tp=1, pp=2, {DIVISOR})", {"tp": 1, "rows": 30}),
+    Target("padded", 4, f"zero1(tp=1, pp=2, dp=2, {DIVISOR})", {"tp": 1, "rows": 30}),
 )
 
 
