@@ -24,7 +24,6 @@ LISTS, MUTE = (
 )  # lists of patterns say the cuts; nothing does
 STAGED, CUT = FIXTURES / "pp2_ep2_dp2_z1", FIXTURES / "tp2_ep2_dp2_z1"  # experts in a pipeline; beside cut layers
 LLAMA = "megatron_deepspeed.ucpl:llama()"
-CLIENT = ("args", "np_rng_state", "random_rng_state", "rng_tracker_states")  # whose classes no target may name
 STEP = "global_step3"
 
 
@@ -52,10 +51,6 @@ def described(path: Path) -> str | None:
     return LLAMA if path in (MUTE, CUT) else None
 
 
-def dropped(path: Path) -> tuple[str, ...]:
-    return CLIENT if path == LISTS else ()
-
-
 def refusal(run: Callable[[], Any], code: str) -> str:
     with pytest.raises(UcplError) as caught:
         run()
@@ -65,7 +60,7 @@ def refusal(run: Callable[[], Any], code: str) -> str:
 
 @pytest.mark.parametrize("path", [LISTS, MUTE, STAGED, CUT], ids=lambda p: p.name)
 def test_whole_tensors_are_those_that_the_engines_held(path: Path, tmp_path: Path) -> None:
-    convert(path, tmp_path / "out", "plain()", layout=described(path), drop=dropped(path))
+    convert(path, tmp_path / "out", "plain()", layout=described(path))
     assert_is_truth(tmp_path / "out", path)
 
 
@@ -89,7 +84,7 @@ def test_whole_tensors_are_those_that_the_engines_held(path: Path, tmp_path: Pat
 def test_a_walk_over_degrees_ends_in_the_same_tensors(path: Path, calls: tuple[str, ...], tmp_path: Path) -> None:
     here, source = path, described(path)
     for number, call in enumerate(calls):
-        convert(here, tmp_path / str(number), call, layout=source, drop=dropped(path) if here == path else ())
+        convert(here, tmp_path / str(number), call, layout=source)
         says_itself = ("llama" not in call and path == LISTS) or "tp=1" in call or ("tp" not in call and path == STAGED)
         here, source = tmp_path / str(number), None if says_itself else LLAMA
     convert(here, tmp_path / "out", "plain()", layout=source)
@@ -124,7 +119,7 @@ def test_a_stage_holds_its_own_tensors_alone(tmp_path: Path) -> None:
 
 def test_what_cuts_is_told_with_its_origin() -> None:
     def said(call: str) -> dict[str, tuple[Any, str]]:
-        return {o.name: (o.value, o.origin) for o in plan(str(LISTS), call, drop=CLIENT).origins}
+        return {o.name: (o.value, o.origin) for o in plan(str(LISTS), call).origins}
 
     assert said("zero1(dp=1, tp=2, pp=1)")["cuts over tp"] == ("11 tensors", "as the source's")
     chunked = said("zero1(dp=1, tp=4, pp=1)")
@@ -217,7 +212,7 @@ def test_tensor_parallel_ranks_with_other_tensors(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_degrees_that_cannot_be(path: Path, call: str, code: str, tmp_path: Path) -> None:
-    assert refusal(lambda: convert(path, tmp_path / "out", call, layout=described(path), drop=dropped(path)), code)
+    assert refusal(lambda: convert(path, tmp_path / "out", call, layout=described(path)), code)
 
 
 def test_degrees_of_experts_that_contradict_each_other(tmp_path: Path) -> None:
@@ -227,3 +222,16 @@ def test_degrees_of_experts_that_contradict_each_other(tmp_path: Path) -> None:
         held["optimizer_state_dict"]["partition_count"][2] = 4
         torch.save(held, path)
     assert "4 ranks share an expert and 2 hold different ones" in refusal(lambda: open_checkpoint(folder), "E454")
+
+
+def test_arguments_and_random_states_go_over_with_their_classes(tmp_path: Path) -> None:
+    """Megatron keeps its arguments and numpy's random state beside the weights: they hold values, and need nobody's leave."""
+    convert(LISTS, tmp_path / "out", "zero1(dp=2, tp=1, pp=1)")
+    (before, after) = (
+        torch.load(sorted(path.glob("*/mp_rank_*"))[0], weights_only=False) for path in (LISTS, tmp_path / "out")
+    )
+    assert after["args"] == before["args"] and after["args"].hidden_size == 16
+    assert after["rng_tracker_states"].keys() == before["rng_tracker_states"].keys()
+    (name, numbers, *rest), (name_before, numbers_before, *rest_before) = after["np_rng_state"], before["np_rng_state"]
+    assert name == name_before == "MT19937" and rest == rest_before
+    assert (numbers == numbers_before).all() and len(numbers) == 624

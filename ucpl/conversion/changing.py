@@ -57,13 +57,11 @@ class _Known:
         return list(dict.fromkeys([*tensors, *(self.aliases[alias] for alias in aliases)]))
 
 
-def changes_of(source: Side, given: Given, own: nodes.Model | None) -> Changes | None:
-    """What is asked of the source's parameters; None where nothing is. Raises: UcplError E300, E327, E328, E329.
+def changes_of(source: Side, given: Given, own: nodes.Model | None) -> Changes:
+    """What is asked of the source's parameters. Raises: UcplError E300, E327, E328, E329.
 
     own: the target's model, where it is another than the source's. It has what is new, and says itself who is in which group.
     """
-    if not (given.drop or given.freeze or given.train):
-        return None
     known = _known(source)
     drop, tensors, said = _dropped(known, given.drop)
     _demand_whole_ties(known, tensors, drop)

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.conversion.changes import Changes
-from ucpl.conversion.changing import changed_model, changes_of, demand_acting
 from ucpl.conversion.given import Called, Config, Given
-from ucpl.conversion.grouping import begins
 from ucpl.conversion.lessening import lessened
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.side import Side, located
@@ -75,8 +73,10 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     """
     model = given.model or source.model
     own = _own_model(one, source, given)
-    changes = changes_of(source, given, own)
+    changes = _changes(source, given, own)
     if model is not None and changes is not None and own is None:
+        from ucpl.conversion.changing import changed_model
+
         model = changed_model(model, changes)
     given = evolve(
         given,
@@ -117,6 +117,15 @@ def _own_model(one: Called, source: Side, given: Given) -> nodes.Model | None:
     return given.model if given.model is not None and given.model != source.model else None
 
 
+def _changes(source: Side, given: Given, own: nodes.Model | None) -> Changes | None:
+    """What is asked of the source's parameters, if anything is. Raises: UcplError E300, E327, E328, E329."""
+    if not (given.drop or given.freeze or given.train):
+        return None
+    from ucpl.conversion.changing import changes_of  # who only looks at a checkpoint needs no compiler
+
+    return changes_of(source, given, own)
+
+
 def _without(source: Side, changes: Changes | None) -> Side:
     """The source as a target's layout is made of it."""
     if changes is None or source.checkpoint is None:
@@ -126,6 +135,9 @@ def _without(source: Side, changes: Changes | None) -> Side:
 
 def _changed(made: Side, source: Side, changes: Changes) -> Side:
     """The target, with what parameters begin with that are trained from here on."""
+    from ucpl.conversion.changing import demand_acting
+    from ucpl.conversion.grouping import begins
+
     demand_acting(changes, made.layout)
     begun = begins(source, made.layout, changes.trained)
     layout = evolve(made.layout, fillings=(*made.layout.fillings, *begun))

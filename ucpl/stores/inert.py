@@ -294,6 +294,30 @@ _SAFE = frozenset(
 )
 
 
+# What runs use to hold values in their own state: made of what is handed to them, each part of which is looked at by itself.
+# torch.load(weights_only=True) refuses them; a framework that unpickles whole files runs nothing by them.
+HOLDERS = frozenset(
+    {
+        "argparse.Namespace",  # Megatron's arguments
+        "types.SimpleNamespace",
+        "builtins.frozenset",
+        "builtins.range",
+        "builtins.slice",
+        "collections.deque",
+        "datetime.date",
+        "datetime.datetime",
+        "datetime.timedelta",
+        "pathlib.Path",
+        "pathlib.PosixPath",
+        *(
+            f"{module}.{name}"  # numpy 1 and 2: a random state is one of its arrays
+            for module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy")
+            for name in ("_reconstruct", "scalar", "ndarray", "dtype")
+        ),
+    }
+)
+
+
 def unsafe_globals(value: object) -> list[str]:
     """The names under `value` that torch.load(weights_only=True) refuses, sorted: "module.name".
 

@@ -14,14 +14,16 @@ from ucpl.stores.carrying import Place, Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.deepspeed.config import blobs_of, regenerated
 from ucpl.stores.deepspeed.names import is_apart, is_of_expert
+from ucpl.stores.inert import HOLDERS
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.scalars import number_of
 from ucpl.stores.values import Empty, Value
 
 FORMAT_VERSION = "0.19.8"  # the release whose form is written
 
-# Classes that DeepSpeed's own files name: torch.load(weights_only=True) refuses them, DeepSpeed does not use it.
-KNOWN_GLOBALS = frozenset(
+# Classes that DeepSpeed's own files name, and client_state: torch.load(weights_only=True) refuses them, DeepSpeed does not
+# use it.
+KNOWN_GLOBALS = HOLDERS | frozenset(
     {
         "deepspeed.runtime.fp16.loss_scaler.LossScaler",
         "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
