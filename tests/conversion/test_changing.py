@@ -268,6 +268,64 @@ def test_what_is_new_is_a_line_of_the_model(target: str, tmp_path: Path) -> None
     assert caught.value.diagnostics[0].code == "E327"
 
 
+PLAN = """ucpl 1
+
+plan tune = zero2(dp = 3) -> zero3(dp = 2)
+  drop "blocks.1.*", calls
+  freeze "ln_f.*"
+  train wpe.weight in "1"
+"""
+
+
+def test_a_plan_of_a_file_says_the_same(tmp_path: Path) -> None:
+    spec = tmp_path / "tune.ucpl"
+    spec.write_text(PLAN)
+    done = command("plan", str(spec), "tune", "--checkpoint", str(FROZEN), "-o", str(tmp_path / "a.plan"))
+    assert done.status == 0, done.err
+    plan = ucpl.load_plan(tmp_path / "a.plan")
+    options = {"drop": ["blocks.1.*", "calls"], "freeze": ["ln_f.*"], "train": ["wpe.weight=1"]}
+    assert plan.changed == ucpl.plan(str(FROZEN), "zero3(dp = 2)", **options).changed  # type: ignore[arg-type]
+    assert "changed    frozen by --freeze ln_f.*: 2 tensors, 48 elements (ln_f.weight, ln_f.bias)" in done.out
+    ucpl.apply(tmp_path / "a.plan", FROZEN, tmp_path / "new")
+    assert members(held(tmp_path / "new", tmp_path))[1][:2] == ["temp", "wpe.weight"]
+
+
+CHECKED = """ucpl 1
+
+model small {
+  w   : 6 2
+  pos : 6 is frozen
+  alias head = w
+}
+layout one() of small {
+  file weights = torch "one.pt"
+  w   = ...  as "w"
+  pos = ...  as "pos"
+}
+plan tune = one() -> one()
+  %s
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("freeze w", "freeze v"),
+        ("freeze head", "freeze heat"),
+        ('train "p*"', 'train "x*"'),
+        ('drop "p*", head', 'drop "x*", head'),
+        ("train pos in decay", "train poz in decay"),
+    ],
+)
+def test_names_of_a_plan_are_looked_up_by_check(line: str, wrong: str, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.ucpl"
+    spec.write_text(CHECKED % line)
+    assert command("check", str(spec)).status == 0
+    spec.write_text(CHECKED % wrong)
+    done = command("check", str(spec))
+    assert done.status != 0 and "E300" in done.err, done.err
+
+
 def test_the_command_line_says_it(tmp_path: Path) -> None:
     options = ["--train", "wpe.weight", "--freeze", "ln_f.*", "--drop", "mix"]
     done = command("convert", str(FROZEN), str(tmp_path / "new"), "--to", "zero1(dp=2)", *options)

@@ -213,7 +213,9 @@ statements = st.one_of(
     lets,
     asserts,
     st.builds(nodes.Import, texts, some(names)),
-    st.builds(nodes.Plan, names, calls, calls, some(paths, 0)),
+    st.builds(
+        nodes.Plan, names, calls, calls, some(paths, 0), some(paths, 0), some(st.tuples(paths, st.none() | names), 0)
+    ),
     st.builds(nodes.Model, names, some(model_items, 0, 5)),
     st.builds(nodes.Layout, names, parameters, names, st.none() | calls, some(layout_items, 0, 5)),
 )

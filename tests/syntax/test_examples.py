@@ -207,7 +207,14 @@ STATEMENTS = [
         Call("megatron_zero1", (Argument("tp", Number(4)), Argument("dp", Number(8)))),
         Call("megatron_zero1", (Argument("tp", Number(2)), Argument("dp", Number(16)))),
     ),
-    Plan("slim", Call("zero1", (Argument(None, Number(2)),)), Call("plain"), ("exp_avg", "blocks.0.w")),
+    Plan(
+        "slim",
+        Call("zero1", (Argument(None, Number(2)),)),
+        Call("plain"),
+        ("exp_avg", "blocks.0.w", "head.*"),
+        ("wte", "blocks.1.*"),
+        (("ln", "decay"), ("b", "decay"), ("c", None)),
+    ),
     Let((
         Binding("tp", Number(4)),
         Binding("twice", Binary("*", Unary("-", Name("tp")), Binary("+", Number(2), Number(1)))),
@@ -321,7 +328,9 @@ def test_a_line_that_starts_with_a_clause_continues_the_one_above():
     assert len(one[0].clauses) == 3
 
 
-@pytest.mark.parametrize("word", ["value", "at", "on", "key", "mean", "order", "is", "lossy", "drop", "extends"])
+@pytest.mark.parametrize(
+    "word", ["value", "at", "on", "key", "mean", "order", "is", "lossy", "drop", "freeze", "train", "extends"]
+)
 def test_a_word_before_a_sign_that_only_follows_names_is_a_name(word):
     assert only("a = h", f"{word} = h", f"{word}[l] = h", f"{word}.w = h") == (
         Entry("a", (), axes("h")), Entry(word, (), axes("h")), Entry(word, L, axes("h")), Entry(f"{word}.w", (), axes("h")),

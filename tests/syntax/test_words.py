@@ -94,7 +94,9 @@ PLACES = {
     "sizes": lambda w: model(nodes.Dims((nodes.Binding(w, TWO, w),)), nodes.Let((nodes.Binding(w, TWO),))),
     "model": lambda w: nodes.Model(w, ()),
     "import": lambda w: nodes.Import("a.ucpl", (w, f"{w}2")),
-    "plan": lambda w: nodes.Plan(w, nodes.Call(w), nodes.Call(w), (w, f"{w}.x")),
+    "plan": lambda w: nodes.Plan(
+        w, nodes.Call(w), nodes.Call(w), (w, f"{w}.x"), (f"{w}.y", w), ((w, w), (f"{w}.x", None))
+    ),
 }
 NUMBERS = {
     "number": lambda w: nodes.Let((nodes.Binding("a", nodes.Name(w)),)),

@@ -85,7 +85,10 @@ def asked_of(options: Namespace) -> tuple[Asked, Given]:
         fail("E178", "a plan is FILE NAME, or --from LAYOUT --to LAYOUT", Label("<command line>", where="ucpl plan"))
     source, target, said = statement(options.file, options.name, given)
     asked = Asked(source, target, options.checkpoint, said.name, options.prove)
-    return asked, evolve(given, drop=(*said.drop, *given.drop))
+    train = (name if group is None else f"{name}={group}" for name, group in said.train)
+    return asked, evolve(
+        given, drop=(*said.drop, *given.drop), freeze=(*said.freeze, *given.freeze), train=(*train, *given.train)
+    )
 
 
 def demand_rank(rank: int, layout: Layout) -> None:

@@ -15,7 +15,7 @@ from ucpl.conversion.changes import Changes, Dealt
 from ucpl.conversion.grouping import dealt
 from ucpl.errors import Label, fail
 from ucpl.layout.by_index import whole_name
-from ucpl.layout.globs import matches
+from ucpl.layout.globs import is_called
 from ucpl.layout.scope import nearest
 from ucpl.syntax import nodes
 
@@ -43,13 +43,9 @@ class _Known:
 
     def named(self, text: str) -> tuple[list[str], list[str], list[str]]:
         """Tensors, second names and values that a name or a glob stands for, in the model's order."""
-        if "*" in text:
-            glob = tuple(text.split("*"))
-            tensors = [p for p in self.tensors if matches(glob, whole_name(p))]
-            aliases = [p for p in self.aliases if matches(glob, p)]
-            return tensors, aliases, sorted(p for p in self.beside if matches(glob, p))
-        tensors = [p for p in self.tensors if text in (p, whole_name(p))]
-        return tensors, [text] * (text in self.aliases), [text] * (text in self.beside)
+        tensors = [p for p in self.tensors if text == p or is_called(text, whole_name(p))]
+        aliases = [p for p in self.aliases if is_called(text, p)]
+        return tensors, aliases, sorted(p for p in self.beside if is_called(text, p))
 
     def owners(self, text: str) -> list[str]:
         """Tensors that a name or a glob stands for, by second names, too."""
@@ -194,7 +190,7 @@ def _trained(
         if not equals or (text in known.tensors or text in known.aliases):
             name, group = text, ""
         name = name.strip()
-        new = [path for path in fresh if _is_called(path, name)]
+        new = [path for path in fresh if is_called(name, path)]
         mine = [] if new and not known.owners(name) else _of_kind(known, ("train", name), "frozen", dropped)
         for path in (*mine, *new):
             if path in frozen_:
@@ -203,10 +199,6 @@ def _trained(
                 _refuse(("train", name), f"{path} is to be in two groups")
             out[path] = (text, group.strip() or None)
     return out
-
-
-def _is_called(path: str, text: str) -> bool:
-    return matches(tuple(text.split("*")), path) if "*" in text else path == text
 
 
 def _fresh(known: _Known, own: nodes.Model | None) -> list[str]:

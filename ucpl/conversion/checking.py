@@ -25,7 +25,7 @@ from ucpl.layout.idle import demand_known
 from ucpl.layout.library import Known, Reader
 from ucpl.layout.scope import Scope, Value, at
 from ucpl.layout.statements import items_of
-from ucpl.proofs.idle import foreign_texts, idle_lines, idle_ranges, misspelt_states, unknown_drops
+from ucpl.proofs.idle import foreign_texts, idle_lines, idle_ranges, misspelt_states, unknown_drops, unknown_parameters
 from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import stored_twice
 from ucpl.proofs.unstored import holes, tensors_without_entry, unkept_states
@@ -289,9 +289,11 @@ class _Checker:
             fail("E313", f"{found}, the first {found.first}", at(entry.span, "stored here"))
 
     def plan(self, node: nodes.Plan) -> None:
-        source, _ = (self.located(closed_call(self.file, call, self.given)) for call in (node.source, node.target))
+        source, target = (self.located(closed_call(self.file, call, self.given)) for call in (node.source, node.target))
         if source.layout.model_name != TRIAL:
             self.drops(node, source.layout)
+            for said, remedy in unknown_parameters(node, (source.layout, target.layout)):
+                fail("E300", f"{said}: no parameter of that name", at(node.span), remedy=remedy)
 
     def drops(self, node: nodes.Plan, source: Layout) -> None:
         """A checkpoint may carry more than its model says: what a caller put beside it is known when there is one."""

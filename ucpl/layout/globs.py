@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import define, field
 
-__all__ = ["Globs", "literals", "matches"]
+__all__ = ["Globs", "is_called", "literals", "matches"]
 
 _INSIDE = (8, 4, 2, 1)  # characters of a text inside a name that are looked up: the most that the text has
 
@@ -38,6 +38,11 @@ def matches(glob: Glob, name: str) -> bool:
             return False
         at += len(text)
     return True
+
+
+def is_called(text: str, name: str) -> bool:
+    """Whether a name that may have stars is, or matches, a tensor's."""
+    return matches(tuple(text.split("*")), name) if "*" in text else text == name
 
 
 @define

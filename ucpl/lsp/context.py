@@ -151,7 +151,10 @@ def _by_word(context: Context, previous: str) -> tuple[str, ...]:
         case "from":
             return BLOCKS if "import" in texts else ()
         case "plan":
-            return ("layout",) if previous in ("=", "->") else ("tensor", "state") if "drop" in texts else NUMBERS
+            if previous in ("=", "->"):
+                return ("layout",)
+            said = [text for text in texts if text in ("drop", "freeze", "train")][-1:]
+            return ("tensor", "state") if said == ["drop"] else ("tensor",) if said else NUMBERS
         case "let" | "dim" | "assert" | "framework":
             return NUMBERS if len(texts) > 1 else ()
         case "use":

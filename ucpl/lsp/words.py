@@ -14,6 +14,8 @@ WORDS = {
     "layout": "how they lie on the ranks: one line for each stored tensor",
     "plan": "which layout becomes which: `plan grow = a(tp = 4) -> b(tp = 2)`",
     "drop": "tensors and states that the target may leave out",
+    "freeze": "parameters that are not trained from here on",
+    "train": "frozen parameters that are trained from here on, `in` a group of the optimizer",
     "dim": "the size of a dim: `dim h = config.hidden_size`",
     "dtype": "the element type; of an entry, the type that it is stored in",
     "is": "what a tensor is beside a parameter: `is buffer`, `is frozen`",

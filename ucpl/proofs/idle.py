@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 
 from ucpl.layout import Layout
 from ucpl.layout.by_index import whole_name
+from ucpl.layout.globs import is_called
 from ucpl.layout.near import nearest
 from ucpl.syntax import nodes
 
-__all__ = ["foreign_texts", "idle_lines", "idle_ranges", "misspelt_states", "unknown_drops"]
+__all__ = ["foreign_texts", "idle_lines", "idle_ranges", "misspelt_states", "unknown_drops", "unknown_parameters"]
 
 _EVERYWHERE = ("weight", "fp32")
 _FOREIGN = re.compile(r"%[ds]|%0?[0-9]+d|\$\{?\w*|<\w+>|\*")  # what stands for a number, in other tools
@@ -52,7 +53,7 @@ def _line(layout: Layout, of: str | None) -> str:
 
 
 def unknown_drops(layout: Layout, drop: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Names of a plan's `drop` that are no tensor and no state of its source, each with what to write instead."""
+    """Names of a plan's `drop` that are no tensor and no state of its source, each with what to write instead. Globs, too."""
     known = [
         *(s.name for s in layout.states),
         "weight",
@@ -61,10 +62,19 @@ def unknown_drops(layout: Layout, drop: Iterable[str]) -> Iterator[tuple[str, st
         *layout.aliases,
     ]
     for name in drop:
-        if name not in known:
+        if not any(is_called(name, one) for one in known):
             close = nearest(name, known)
             states = ", ".join(s.name for s in layout.states) or "none"
             yield name, f"did you mean `{close}`?" if close else f"write a tensor, or a state; the states are {states}"
+
+
+def unknown_parameters(plan: nodes.Plan, sides: Iterable[Layout]) -> Iterator[tuple[str, str]]:
+    """What of a plan's `freeze` and `train` is no tensor of either side, each with what to write instead."""
+    known = {whole_name(path) for one in sides for path in (*one.tensors, *one.aliases)}
+    for word, name in (*(("freeze", n) for n in plan.freeze), *(("train", n) for n, _ in plan.train)):
+        if not any(is_called(name, one) for one in known):
+            close = nearest(name, sorted(known))
+            yield f"{word} {name}", f"did you mean `{close}`?" if close else ""
 
 
 def foreign_texts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[str]:

@@ -441,12 +441,14 @@ class Layout:
 
 @frozen
 class Plan:
-    """`plan grow = a(tp = 4) -> b(tp = 2) [drop exp_avg, ...]`."""
+    """`plan grow = a(tp = 4) -> b(tp = 2) [drop exp_avg, ...] [freeze w, ...] [train v, ... [in decay]]`."""
 
     name: str
     source: Call
     target: Call
     drop: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
+    train: tuple[tuple[str, str | None], ...] = ()  # names, each with its group
     span: Span = no_span()
 
 

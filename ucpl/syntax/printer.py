@@ -8,6 +8,8 @@ Not here: records that the language cannot say (a number below zero, a stack wit
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
 from typing import assert_never
 
 from attrs import field, frozen
@@ -61,6 +63,16 @@ class Row:
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def _changes(item: nodes.Plan) -> Iterator[str]:
+    """What a plan leaves out, freezes and trains: names of one group together."""
+    for word, paths in (("drop", item.drop), ("freeze", item.freeze)):
+        if paths:
+            yield f"{word} {', '.join(map(_path, paths))}"
+    for group, some in groupby(item.train, key=lambda one: one[1]):
+        names = ", ".join(_path(path) for path, _ in some)
+        yield f"train {names}" if group is None else f"train {names} in {_name(group)}"
 
 
 def _path(path: str, words: frozenset[str] = _NO_WORDS) -> str:
@@ -338,8 +350,7 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> Row:
             return Row("assert", f"assert {_expr(item.condition, 0)}{message}")
         case nodes.Plan():
             body = f"{_call(item.source)} -> {_call(item.target)}"
-            drop = (f"drop {', '.join(_path(path) for path in item.drop)}",) if item.drop else ()
-            return Row("plan", f"plan {_name(item.name)}", "=", body, drop)
+            return Row("plan", f"plan {_name(item.name)}", "=", body, tuple(_changes(item)))
         case nodes.DefaultDtype():
             return Row("dtype", f"dtype {_name(item.name)}")
         case nodes.Tensor():

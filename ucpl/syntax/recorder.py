@@ -51,9 +51,21 @@ class Recorder(Layouts):
     def drop(self, children: Children) -> Part:
         return Part("drop", tuple(c.value for c in children[1::2]), self.span(children))
 
+    def freeze(self, children: Children) -> Part:
+        return Part("freeze", tuple(c.value for c in children[1::2]), self.span(children))
+
+    def train(self, children: Children) -> Part:
+        named = isinstance(children[-2], Token) and children[-2] == "in"
+        group = children[-1].value if named else None
+        names = children[1:-2:2] if named else children[1::2]
+        return Part("train", tuple((c.value, group) for c in names), self.span(children))
+
     def plan(self, children: Children) -> nodes.Plan:
-        drop = children[6].value if len(children) > 6 else ()
-        return nodes.Plan(children[1].value, children[3], children[5], drop, span=self.span(children))
+        drop, freeze, train = (
+            tuple(one for part in children[6:] if part.kind == kind for one in part.value)
+            for kind in ("drop", "freeze", "train")
+        )
+        return nodes.Plan(children[1].value, children[3], children[5], drop, freeze, train, span=self.span(children))
 
     def header(self, children: Children) -> Part:
         number = children[1]

@@ -25,9 +25,8 @@ _LINE_MAX = 400  # characters of a line that is looked at: no person wrote a lon
 _LINES_MAX = 20  # of a statement, above and below
 _ROUNDS_MAX = 6  # habits in one line
 _AXES_USUAL = ("tp", "pp", "dp", "ep", "cp", "edp", "sp", "fsdp")
-_CLAUSE = re.compile(
-    rf"[ \t]*(?:{'|'.join(sorted(CLAUSE_WORDS | {'of', 'is', 'key', 'order', 'drop', 'extends'}))})\b(?![ \t]*[=.:\[])"
-)
+_CLAUSES = CLAUSE_WORDS | {"of", "is", "key", "order", "drop", "freeze", "train", "extends"}
+_CLAUSE = re.compile(rf"[ \t]*(?:{'|'.join(sorted(_CLAUSES))})\b(?![ \t]*[=.:\[])")
 _OWN = CLAUSE_WORDS | ELEMENT_TYPES | LAYOUT_WORDS | MODEL_WORDS | {"from", "like", "buffer", "frozen", "x", "name"}
 _FRAMES = {"l": "ucpl 1\nlayout x() of y {\n", "m": "ucpl 1\nmodel y {\n", "t": "ucpl 1\n", "h": "", "c": ""}
 

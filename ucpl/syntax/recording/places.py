@@ -110,7 +110,8 @@ class Places:
         token = children[0]
         return Part("name", self._name_of(token) if token.type == "STRING" else str(token), self.span(children))
 
-    mesh_name = split_name = name
+    mesh_name = split_name = changed_in = name
+    changed = path
 
     def _name_of(self, token: Token) -> str:
         value = self.string(token)
