@@ -1021,3 +1021,10 @@ def folder_of_several_checkpoints(folder: Path) -> list[str]:
     shutil.copytree(folder / "checkpoint-9", folder / "source" / "checkpoint-10")
     (folder / "checkpoint-9").rename(folder / "source" / "checkpoint-9")
     return ["inspect", "source"]
+
+
+@case
+def two_engines_of_one_loop(folder: Path) -> list[str]:
+    shutil.copytree(FIXTURES.parent / "accelerate" / "state", folder / "source")
+    shutil.copytree(folder / "source" / "pytorch_model", folder / "source" / "pytorch_model_1")
+    return CONVERT

@@ -6,6 +6,7 @@ Not here: looking at a folder, and what becomes of its files (stores.containers)
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -29,7 +30,8 @@ class Rule:
 
     pattern: `*` is any text without `/`, `**` any text, `{rank}` a number. why: what a file of it is for, or why it is left.
     alone: of a file a rank, its name where there is one rank and no number. named: classes that its pickles name and that are
-    known to be harmless there, though torch would refuse them.
+    known to be harmless there, though torch would refuse them. by_ranks: what is to be known of it where ranks are more or
+    fewer.
     """
 
     pattern: str
@@ -37,6 +39,7 @@ class Rule:
     why: str
     alone: str = ""
     named: frozenset[str] = frozenset()
+    by_ranks: str = ""
 
     @cached_property
     def _names(self) -> re.Pattern[str]:
@@ -62,10 +65,12 @@ class Rule:
 
 @frozen
 class Kind:
-    """A kind of container. It is told by its marks: a file of such a name is there, and a folder of shards below it.
+    """A kind of container. It is told by its marks: a file of such a name is there, and a folder of shards below it; or by the
+    name that it gives that folder, `tag`, where client_state has the key `client`, if it has one.
 
-    needs: files that `resumes_by` does not go on without. The first rule that a name fits holds; a file that fits none is
-    carried and named. holds: frameworks whose shards it can have: a target of another one is no container.
+    engines: folders of more engines, each with shards of its own; then `resumes_by` asks for each by its name. needs: files
+    that `resumes_by` does not go on without. The first rule that a name fits holds; a file that fits none is carried and named.
+    holds: frameworks whose shards it can have: a target of another one is no container.
     """
 
     name: str  # "trainer": in --json
@@ -75,6 +80,9 @@ class Kind:
     needs: tuple[str, ...]
     rules: tuple[Rule, ...]
     holds: frozenset[str] = frozenset({"deepspeed"})
+    tag: str = ""
+    client: str = ""
+    engines: str = ""
 
     def rule_of(self, name: str) -> tuple[Rule | None, int]:
         """The rule for a file, and the rank whose it is (-1: nobody's)."""
@@ -86,6 +94,15 @@ class Kind:
 
     def is_told_by(self, name: str) -> bool:
         return any(Rule(mark, "carry", "").rank_of(name) is not None for mark in self.marks)
+
+    def is_told_by_step(self, folder: str, client: Collection[object]) -> bool:
+        return bool(self.tag) and folder == self.tag and (not self.client or self.client in client)
+
+    def is_engine(self, folder: str) -> bool:
+        """Whether a folder of this name has an engine's shards."""
+        return bool(self.engines) and (
+            folder == self.tag or Rule(self.engines, "carry", "").rank_of(folder) is not None
+        )
 
 
 @frozen

@@ -58,7 +58,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     for one in FRAMEWORKS:
         if one.recognises(path):
             opened = one.open(path)
-            return evolve(opened, container=container_of(opened.top, opened.root))
+            return evolve(opened, container=container_of(opened.top, opened.root, opened.envelope.carried.keys()))
     refuse_stranger(path)
     fail(
         "E435",

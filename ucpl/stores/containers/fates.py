@@ -9,7 +9,7 @@ import os
 
 from attrs import evolve, field, frozen
 
-from ucpl.errors import Diagnostic, Label, UcplError
+from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.extents import Extent, Structure
 from ucpl.extents.containers import Beside, Container, Rule
 from ucpl.stores.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
@@ -67,6 +67,7 @@ def sorted_into(container: Container, structure: Structure, source: Checkpoint) 
             left |= dict.fromkeys((file.name for file in mine), changed)
         else:
             placed += [Placed(file.name, file) for file in mine]
+        said += _by_ranks_text(rule, mine, _ranks_before(container), ranks)
     unknown = [file for file in container.files if file.rule is None]
     placed += [Placed(file.name, file) for file in unknown]
     return Sorted(tuple(placed), left, (*_carried_text(placed, unknown), *said, *_left_text(left)))
@@ -100,6 +101,18 @@ def _dealt_text(rule: Rule, mine: list[Beside], made: list[Placed], ranks: int) 
     return text + (f"; {begun}" if new else "") + (f", and so on to rank {new[-1]}" if len(new) > 8 else "")
 
 
+def _ranks_before(container: Container) -> int:
+    """Ranks that had a file of their own; 0 where none had."""
+    return len({file.rank for file in container.files if file.rank >= 0})
+
+
+def _by_ranks_text(rule: Rule, mine: list[Beside], before: int, ranks: int) -> list[str]:
+    """What is to be known of a file that is carried as it is, where ranks are more or fewer than they were."""
+    if not mine or not rule.by_ranks or before in (0, ranks):
+        return []
+    return [f"{_listed([file.name for file in mine])}, of {before} ranks for {ranks}: {rule.by_ranks}"]
+
+
 def _carried_text(placed: list[Placed], unknown: list[Beside]) -> list[str]:
     known = [one.name for one in placed if one.of.rule is not None and one.of.rule.fate == "carry"]
     weights = [one.name for one in placed if one.of.rule is not None and one.of.rule.fate == "weights"]
@@ -121,10 +134,11 @@ def _listed(names: list[str], most: int = 12) -> str:
 
 
 def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) -> Skeleton:
-    """A target's files, and those that stood beside the source's shards. Raises: UcplError E488."""
+    """A target's files, and those that stood beside the source's shards. Raises: UcplError E486, E488."""
     container = source.container
     if container is None:
         return skeleton
+    _demand_name(container, skeleton, structure)
     made = sorted_into(container, structure, source).placed
     bad = [one.of for one in made if one.of.holds == "unreadable"]
     if bad:
@@ -135,6 +149,18 @@ def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) ->
     return evolve(
         skeleton, files=(*skeleton.files, *files), unsafe_globals=tuple(sorted({*skeleton.unsafe_globals, *unsafe}))
     )
+
+
+def _demand_name(container: Container, skeleton: Skeleton, structure: Structure) -> None:
+    """Who loads the folder may ask for the shards by a name of its own, and find none under another. Raises: UcplError E486."""
+    kind = container.kind
+    if structure.framework in kind.holds and kind.engines and not kind.is_engine(skeleton.folder):
+        fail(
+            "E486",
+            f"{kind.resumes_by} looks for the shards in {kind.tag}, not in {skeleton.folder}",
+            Label(str(container.top)),
+            remedy=f"leave the tag out, or say {kind.tag}",
+        )
 
 
 def _whole(one: Placed, where: str, folder: str) -> SkeletonFile:

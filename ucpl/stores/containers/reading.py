@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from attrs import evolve
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.containers import Beside, Container, Kind, Rule
+from ucpl.stores.containers.accelerate import ACCELERATE
+from ucpl.stores.containers.lightning import LIGHTNING
 from ucpl.stores.containers.trainer import TRAINER
 from ucpl.stores.pickles import loads, unsafe_globals
 from ucpl.stores.texts import is_text, read_small
@@ -22,7 +24,7 @@ from ucpl.stores.zips import open_file, read_zip_directory
 
 __all__ = ["KINDS", "container_of"]
 
-KINDS: tuple[Kind, ...] = (TRAINER,)
+KINDS: tuple[Kind, ...] = (TRAINER, ACCELERATE, LIGHTNING)
 
 OWN = ("ucpl",)  # folders that a conversion writes itself
 FILES_MAX = 10_000
@@ -31,13 +33,17 @@ PICKLE_MAX = 64 << 20  # bytes of a bare pickle
 JSON_MAX = 64 << 20
 
 
-def container_of(top: Path, root: Path) -> Container | None:
-    """What a step's folder `root` lies in, where the folder above it was named. Raises: UcplError E489."""
+def container_of(top: Path, root: Path, client: Collection[object]) -> Container | None:
+    """What a step's folder `root` lies in, where the folder above it was named. client: keys of its client_state.
+
+    Raises: UcplError E487, E489.
+    """
     if not top.is_dir() or top.resolve() == root.resolve():
         return None
-    kind = next((kind for kind in KINDS if _is(kind, top)), None)
+    kind = next((kind for kind in KINDS if _is(kind, top) or kind.is_told_by_step(root.name, client)), None)
     if kind is None:
         return None
+    _demand_one_engine(kind, top)
     files: list[Beside] = []
     skipped: dict[str, str] = {}
     for name in _names(kind, top, root, skipped):
@@ -51,6 +57,18 @@ def container_of(top: Path, root: Path) -> Container | None:
 
 def _is(kind: Kind, top: Path) -> bool:
     return any(kind.is_told_by(entry.name) and entry.is_file() for entry in sorted(top.iterdir()))
+
+
+def _demand_one_engine(kind: Kind, top: Path) -> None:
+    """A target would have the shards of one engine, and the others would go on with numbers of their own, unsaid."""
+    there = sorted(entry.name for entry in top.iterdir() if kind.is_engine(entry.name) and entry.is_dir())
+    if len(there) > 1:
+        fail(
+            "E487",
+            f"{top} has the shards of {len(there)} engines: {', '.join(there[:5])}",
+            *(Label(str(top / name)) for name in there[:5]),
+            remedy=f"convert each engine by its own folder, {top / there[0]}, and put the results side by side",
+        )
 
 
 def _names(kind: Kind, top: Path, root: Path, skipped: dict[str, str]) -> Iterator[str]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from ucpl.extents.containers import Kind, Rule
 
-__all__ = ["TRAINER"]
+__all__ = ["NUMPY", "TRAINER"]
 
 # What transformers itself allows in files of random numbers (trainer_pt_utils.safe_globals).
-_NUMPY = frozenset(
+NUMPY = frozenset(
     f"{module}.{name}"
     for module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy", "numpy.dtypes")
     for name in ("_reconstruct", "ndarray", "dtype", "UInt32DType")
@@ -50,7 +50,7 @@ TRAINER = Kind(
     needs=("trainer_state.json",),
     rules=(
         Rule("global_step*/**", "leave", "another step: name its folder to convert it"),
-        Rule("rng_state_{rank}.pth", "rank", "random numbers", alone="rng_state.pth", named=_NUMPY),
+        Rule("rng_state_{rank}.pth", "rank", "random numbers", alone="rng_state.pth", named=NUMPY),
         Rule("trainer_state.json", "carry", "steps, logs and callbacks: nothing in it depends on the number of ranks"),
         Rule("scheduler.pt", "carry", "the learning rate's schedule"),
         Rule("scaler.pt", "carry", "the gradient scaler"),

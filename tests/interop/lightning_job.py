@@ -1,0 +1,149 @@
+"""What runs under torchrun: Lightning's Trainer with its DeepSpeedStrategy. `python lightning_job.py JOBS`.
+
+One process group does all jobs of a world size in turn. `train` saves by `ModelCheckpoint` in the middle and goes on; `load`
+goes on by `fit(ckpt_path=...)` in a module of other numbers, and says what is not as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("DS_BUILD_OPS", "0")
+
+import lightning
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DeepSpeedStrategy
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.interop import deepspeed_job, models
+
+SAVED, STEPS = 2, 4
+
+
+class OnCPU(DeepSpeedStrategy):
+    """Lightning asks for CUDA before it starts DeepSpeed; DeepSpeed itself does not. Nothing else is another."""
+
+    def setup_environment(self) -> None:
+        self.accelerator.setup_device(self.root_device)
+        self.set_world_ranks()
+        self._init_deepspeed_distributed()
+
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu", 0)
+
+
+class Module(lightning.LightningModule):
+    """A model of ours in Lightning's clothes. It keeps its losses, and what the engine held after SAVED steps."""
+
+    def __init__(self, run: dict[str, Any], spoil: float) -> None:
+        super().__init__()
+        self.save_hyperparameters({"width": 6, "note": ("kept", 1)})
+        self.net = models.MODELS[run["model"]](False)
+        self.spoil = spoil
+        self.losses: list[float] = []
+        self.counted = 0
+        self.state: Any = None
+        if spoil:
+            with torch.no_grad():
+                for tensor in (*self.net.parameters(), *self.net.buffers()):
+                    tensor.copy_(torch.randn_like(tensor))
+            for name, buffer in self.net.named_buffers():
+                if name == "scale":  # not persistent: no checkpoint has it
+                    buffer.fill_(0.5)
+
+    def configure_optimizers(self) -> Any:
+        chosen = models.optimizer("adamw", models.parameter_groups(self.net, 2, self.spoil))
+        schedule = torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: 1.0 / (1 + 0.1 * step))
+        return {"optimizer": chosen, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def train_dataloader(self) -> Any:
+        """As many as there are steps. Lightning begins a loader anew in the middle of an epoch, so data follow the step."""
+        data = torch.utils.data.TensorDataset(torch.arange(STEPS * dist.get_world_size()))
+        return torch.utils.data.DataLoader(data, batch_size=1)
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        share = models.BATCH // dist.get_world_size()
+        mine = slice(dist.get_rank() * share, (dist.get_rank() + 1) * share)
+        x, y = models.batch(self.trainer.global_step)
+        loss: torch.Tensor = self.net(x[mine], y[mine])
+        total = loss.detach().double()
+        dist.all_reduce(total)
+        self.losses.append(float(total) / dist.get_world_size())
+        return loss
+
+    def on_train_start(self) -> None:
+        if self.trainer.global_step == SAVED:
+            self.keep()
+
+    def on_train_batch_end(self, *given: Any) -> None:
+        if self.trainer.global_step == SAVED:
+            self.keep()
+
+    def keep(self) -> None:
+        if self.state is None:
+            self.state = {
+                "params": deepspeed_job.whole_state(self.trainer.strategy.deepspeed_engine),
+                "buffers": {name: buffer.clone() for name, buffer in self.net.named_buffers()},
+                "schedule": self.trainer.lr_scheduler_configs[0].scheduler.state_dict(),
+                "counted": self.counted,
+            }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["counted"] = self.trainer.global_step * 10
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.counted = checkpoint["counted"]
+
+
+def fitted(job: dict[str, Any], module: Module, callbacks: list[Any], path: str | None) -> None:
+    run, world = job["run"], dist.get_world_size()
+    strategy = OnCPU(
+        config={
+            "zero_optimization": {"stage": run["stage"], "stage3_param_persistence_threshold": 0},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "train_micro_batch_size_per_gpu": models.BATCH // world,
+            "gradient_clipping": 1.0,
+            "steps_per_print": 1_000_000,
+        }
+    )
+    trainer = lightning.Trainer(
+        strategy=strategy, accelerator="cpu", devices=world, max_epochs=1, callbacks=callbacks, logger=False,
+        enable_checkpointing=bool(callbacks), enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=str(Path(job["result"]).parent),
+    )  # fmt: skip
+    trainer.fit(module, ckpt_path=path, weights_only=False)
+
+
+def train(job: dict[str, Any]) -> dict[str, Any]:
+    """Train to the end, with a folder of the step SAVED."""
+    torch.manual_seed(7)
+    module = Module(job["run"], 0.0)
+    folder = Path(job["folder"])
+    saving = ModelCheckpoint(
+        dirpath=folder.parent, filename=folder.stem, every_n_train_steps=SAVED, save_top_k=1, monitor="step", mode="min"
+    )
+    fitted(job, module, [saving], None)
+    if dist.get_rank() == 0:
+        torch.save({**module.state, "counted": SAVED * 10}, job["truth"])
+    return {"before": module.losses[:SAVED], "after": module.losses[SAVED:]}
+
+
+def load(job: dict[str, Any]) -> dict[str, Any]:
+    """Go on from a folder in a module whose numbers are all others."""
+    torch.manual_seed(99)
+    module = Module(job["run"], 0.25)
+    fitted(job, module, [], job["folder"])
+    truth = torch.load(job["truth"], weights_only=False)
+    return {"differences": deepspeed_job.differences(module.state, truth), "after": module.losses}
+
+
+if __name__ == "__main__":
+    deepspeed_job.main({"train": train, "load": load})
