@@ -73,6 +73,9 @@ def test_there_and_back_at_rows_that_both_have_is_the_same_checkpoint(tmp_path: 
 def test_a_universal_folder_has_words_alone_and_takes_any_rows_again(truth: dict[str, Any], tmp_path: Path) -> None:
     made = ucpl.convert(SOURCE, tmp_path / "atoms", to="universal()", drop=CLIENT)
     assert f"live rows in {NAME}: 2 of 2 are not kept, the target has no live rows" in made.plan.dropped
+    ucpl.convert(SOURCE, tmp_path / "all", to="universal(padded_vocab=36)", drop=CLIENT)  # for engines with as many
+    for state, value in plain(tmp_path / "all", tmp_path / "whole").items():
+        assert torch.equal(value, truth[state]), state
     ucpl.convert(tmp_path / "atoms", tmp_path / "cut", to="zero1(tp=2, dp=1, padded_vocab=38)")
     found = plain(tmp_path / "cut", tmp_path / "plain")
     for state, value in truth.items():

@@ -169,7 +169,8 @@ def sides(
     source: None, where the checkpoint itself says what it is.
     """
     if checkpoint is not None:
-        here = source_side(_of_words(checkpoint, target), source, evolve(given, model=None))
+        checkpoint, target = _of_words(checkpoint, target)
+        here = source_side(checkpoint, source, evolve(given, model=None))
         return here, target_side(target, here, given)
     assert source is not None
     if given.model is None:  # a side of a named model says what the other is over
@@ -179,17 +180,21 @@ def sides(
     return here, target_side(target, here, given)
 
 
-def _of_words(checkpoint: Checkpoint, target: Called) -> Checkpoint:
-    """The source with the rows of its vocabulary that a target keeps, where that has another number."""
+def _of_words(checkpoint: Checkpoint, target: Called) -> tuple[Checkpoint, Called]:
+    """The source with the rows of its vocabulary that a target keeps, where that has another number; and the target."""
     if not checkpoint.vocabulary or not target.is_of_any:
-        return checkpoint
+        return checkpoint, target
     from ucpl.frontends import parallel, vocabulary
     from ucpl.frontends.infer import inherited_settings
     from ucpl.syntax import nodes
 
     base = parallel.Base(*target, nodes.Model("", ()), inherited_settings(checkpoint))
     want = vocabulary.asked(base, checkpoint)
-    return checkpoint if want is None else vocabulary.lessened(checkpoint, want.rows)
+    if want is None:
+        return checkpoint, target
+    if vocabulary.is_universal(base):  # whole tensors, which need no lines
+        target = Called(target.library, vocabulary.without(target.call))
+    return vocabulary.lessened(checkpoint, want.rows), target
 
 
 def _config_of(checkpoint: Checkpoint, config: Config | None) -> Config | None:

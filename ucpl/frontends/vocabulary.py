@@ -42,11 +42,7 @@ def asked(base: Base, source: Checkpoint) -> Asked | None:
     if not said:
         words = max(source.vocabulary.values(), default=0)
         padded = any(t.shape[:1] > (source.vocabulary.get(t.name, t.shape[0]),) for t in source.tensors if t.shape)
-        is_universal = any(
-            isinstance(item, nodes.Framework) and item.call.name == "universal"
-            for item in items_of(base.library, base.call)
-        )
-        return Asked(words, "a loader of universal folders pads anew") if is_universal and padded else None
+        return Asked(words, "a loader of universal folders pads anew") if padded and is_universal(base) else None
     name = next(iter(said))
     number = Scope().integer(said[name])
     where = Label("<call>", where=f"{name} = {number}")
@@ -62,6 +58,12 @@ def asked(base: Base, source: Checkpoint) -> Asked | None:
     if rows < words:
         fail("E479", f"{words} words do not fit into {rows} rows", where, Label(str(source.root), f"{words} words"))
     return Asked(rows, "given" if name == ROWS else f"{DIVISOR} = {number}, times tp")
+
+
+def is_universal(base: Base) -> bool:
+    """Whether whole tensors are stored, to which a loader gives the rows that its engine has."""
+    items = items_of(base.library, base.call)
+    return any(isinstance(item, nodes.Framework) and item.call.name == "universal" for item in items)
 
 
 def _padded(words: int, multiple: int) -> int:
