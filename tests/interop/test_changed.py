@@ -16,7 +16,8 @@ import pytest
 from attrs import field, frozen
 
 import ucpl
-from tests.interop.test_deepspeed import ROOT, result, torchrun
+from tests.interop.parallel import result
+from tests.interop.test_deepspeed import ROOT, torchrun
 
 pytestmark = pytest.mark.interop
 

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from attrs import field, frozen
 
+from tests.interop.parallel import result
+
 pytestmark = pytest.mark.interop
 
 ROOT = Path(__file__).parents[2]
@@ -204,17 +206,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for target in TARGETS:  # not needed any more, and not small all together
         shutil.rmtree(folder / str(target), ignore_errors=True)
     return folder
-
-
-def result(folder: Path, name: str) -> dict[str, Any]:
-    file = folder / f"{name}.json"
-    if not file.exists():
-        logs = "\n".join(log.read_text()[-3000:] for log in folder.glob("*.log"))
-        pytest.fail(f"{name} was not reached:\n{logs}")
-    found: dict[str, Any] = json.loads(file.read_text())
-    if "error" in found:
-        pytest.fail(found["error"])
-    return found
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)

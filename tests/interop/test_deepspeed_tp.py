@@ -19,6 +19,7 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.interop.parallel import result
 from ucpl.extents import Section, Sharding
 from ucpl.frontends.parallel import rule
 from ucpl.stores.deepspeed.cuts import info_of
@@ -177,17 +178,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for (world, _), mine in groupby(sorted(jobs, key=lambda x: x[0]), key=lambda x: x[0]):
         torchrun(world, [one for _, one in mine], folder)
     return folder
-
-
-def result(folder: Path, name: str) -> dict[str, Any]:
-    file = folder / f"{name}.json"
-    if not file.exists():
-        logs = "\n".join(log.read_text()[-3000:] for log in folder.glob("*.log"))
-        pytest.fail(f"{name} was not reached:\n{logs}")
-    found: dict[str, Any] = json.loads(file.read_text())
-    if "error" in found:
-        pytest.fail(found["error"])
-    return found
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import ucpl
-from tests.interop.test_deepspeed import ROOT, result, torchrun
+from tests.interop.parallel import result
+from tests.interop.test_deepspeed import ROOT, torchrun
 
 pytestmark = pytest.mark.interop
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.interop.test_deepspeed import BF16, FP32, STEPS, convert, result, torchrun
+from tests.interop.parallel import result
+from tests.interop.test_deepspeed import BF16, FP32, STEPS, convert, torchrun
 
 pytestmark = pytest.mark.interop
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.interop.test_deepspeed import ROOT, result, torchrun
+from tests.interop.parallel import result
+from tests.interop.test_deepspeed import ROOT, torchrun
 
 pytestmark = pytest.mark.interop
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
-from tests.stores.test_deepspeed_writing import own_call, plain, unlike, written
+from tests.stores.test_deepspeed_writing import (
+    assert_described_by,
+    assert_written_as_by_deepspeed,
+)
 from ucpl.api import compare, convert, infer, open_checkpoint, plan
 from ucpl.errors import UcplError, catalogue
 from ucpl.extents.pipeline import balanced, uniform
-from ucpl.stores.deepspeed import DeepSpeed
-from ucpl.stores.torch_files import read_torch_file
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 TIED = FIXTURES / "pp2_dp2_z1"  # embedding, two blocks | norm, head
@@ -78,20 +79,12 @@ def test_the_inferred_text_converts_identically(path: Path, tmp_path: Path) -> N
     spec.write_text(infer(path).text())
     loose = [line for line in spec.read_text().splitlines() if "any @pp" in line]
     assert len(loose) == 1  # the copy that does not count says so
-    convert(path, tmp_path / "a", "plain()")
-    convert(path, tmp_path / "b", "plain()", layout=f"{spec}:stored()")
-    assert (tmp_path / "a" / "plain.pt").read_bytes() == (tmp_path / "b" / "plain.pt").read_bytes()
+    assert_described_by(spec, path)
 
 
 @BOTH
 def test_at_its_own_degrees_a_target_is_what_deepspeed_wrote(path: Path) -> None:
-    checkpoint = DeepSpeed().open(path)
-    _, _, skeleton = written(path, own_call(checkpoint))
-    assert sorted(file.path for file in skeleton.files) == sorted(checkpoint.files)
-    assert skeleton.unsafe_globals == ()
-    for file in skeleton.files:
-        theirs = plain(read_torch_file(checkpoint.root, file.path).value)
-        assert unlike(plain(file.value), theirs) == []
+    assert_written_as_by_deepspeed(path)
 
 
 @BOTH

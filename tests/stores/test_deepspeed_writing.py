@@ -75,6 +75,24 @@ def unlike(mine: Any, theirs: Any, where: str = "") -> list[str]:
     return [] if mine == theirs else [f"{where}: {mine!r} is not {theirs!r}"]
 
 
+def assert_written_as_by_deepspeed(path: Path) -> None:
+    """At its own degrees a target has DeepSpeed's files, and in each what DeepSpeed wrote there."""
+    checkpoint = DeepSpeed().open(path)
+    _, _, skeleton = written(path, own_call(checkpoint))
+    assert sorted(file.path for file in skeleton.files) == sorted(checkpoint.files)
+    assert skeleton.unsafe_globals == ()
+    for file in skeleton.files:
+        theirs = plain(read_torch_file(checkpoint.root, file.path).value)
+        assert unlike(plain(file.value), theirs) == []
+
+
+def assert_described_by(spec: Path, path: Path) -> None:
+    """The layout `stored()` of a spec says of a checkpoint what it says itself."""
+    api.convert(path, spec.parent / "a", "plain()")
+    api.convert(path, spec.parent / "b", "plain()", layout=f"{spec}:stored()")
+    assert (spec.parent / "a" / "plain.pt").read_bytes() == (spec.parent / "b" / "plain.pt").read_bytes()
+
+
 @pytest.mark.parametrize("path", DENSE, ids=lambda p: p.name)
 def test_at_its_own_stage_and_degree_a_target_is_what_deepspeed_wrote(path: Path) -> None:
     checkpoint = DeepSpeed().open(path)
