@@ -64,6 +64,8 @@ def run(options: Namespace, console: Console) -> int:
     made = prepare(Asked(described, options.to, options.source, twice=True), given)
     assert made.checkpoint is not None
     console.say("\n".join(plan_lines(made.plan)))
+    for text in made.checkpoint.unstored:
+        console.say(f"not stored    {text}")
     for text in advice(made.checkpoint, made.plan.target):
         console.say(f"to load it    {text}")
     source, held = (made.checkpoint, ()) if options.dry_run else checked(made, bounds_of(how))

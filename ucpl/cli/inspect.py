@@ -59,6 +59,7 @@ def lines(f: Facts, *, tensors: bool = False) -> list[str]:
         if names:
             shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
             out.append(f"{(word + ':').ljust(13)} {shown}")
+    out += [f"not stored    {text}" for text in f["not_stored"]]
     out += [f"{name.ljust(16)} {s['value']}: {s['origin']}" for name, s in f["settings"].items()]
     if f["carried"]:
         out.append("goes along    " + ", ".join(f["carried"]))

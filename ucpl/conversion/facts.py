@@ -72,6 +72,7 @@ class Facts(TypedDict):
     client_state: dict[str, str]
     unknown_globals: list[str]
     container: ContainerFacts | None
+    not_stored: list[str]
     remarks: list[str]
     tensors: list[TensorFacts]
 
@@ -109,6 +110,7 @@ def facts(c: Checkpoint) -> Facts:
         "client_state": {str(k): value_text(number_of(v)) for k, v in envelope.carried.items()},
         "unknown_globals": sorted(set(unsafe_globals(held)) - KNOWN_GLOBALS),
         "container": _container(c),
+        "not_stored": list(c.unstored),
         "remarks": [*c.remarks, *(c.container.remarks if c.container is not None else ())],
         "tensors": [
             {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "kind": t.kind, "states": list(t.states)}

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint
     from ucpl.syntax import nodes
 
+UNSPELLED = "*"  # the one name that the language has no way to write: it means all
+
 __all__ = ["Asked", "Prepared", "closed_call", "dtype_of", "make_plan", "prepare", "statement"]
 
 
@@ -54,9 +56,9 @@ class Prepared:
         """What looks odd in either spec, and is no fault."""
         from ucpl.proofs.twice import stored_twice
 
-        return tuple(
-            dict.fromkeys(text for side in (self.source, self.target) for text in stored_twice(side.placement))
-        )
+        lacking = () if self.checkpoint is None else (f"not stored: {text}" for text in self.checkpoint.unstored)
+        twice = (text for side in (self.source, self.target) for text in stored_twice(side.placement))
+        return tuple(dict.fromkeys((*lacking, *twice)))
 
 
 def prepare(asked: Asked, given: Given) -> Prepared:
@@ -152,11 +154,13 @@ def dtype_of(checkpoint: Checkpoint | None) -> Callable[[str, Key], str | None] 
 
 
 def closed_text(target: Side) -> str:
-    """The target's model and layout as one .ucpl text that needs no other file."""
+    """The target's model and layout as one .ucpl text that needs no other file. Empty where a name cannot be spelled."""
     from ucpl.layout import close, expand
     from ucpl.syntax import nodes, print_file
 
     (library, call), given = target.called, target.given
+    if UNSPELLED in target.layout.tensors:
+        return ""
     if given.model is None or not target.called.is_of_any:
         return print_file(close(library, call, config=given.config, sizes=given.sizes, inherited=given.inherited))
     layout = expand(library, call, given.model, inherited=given.inherited, config=given.config)

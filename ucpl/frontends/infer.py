@@ -37,7 +37,14 @@ class Inferred:
     placement: Placement
 
     def text(self) -> str:
-        """The closed .ucpl text: needs no other file and converts identically."""
+        """The closed .ucpl text: needs no other file and converts identically. Raises: UcplError E017."""
+        if any(tensor.name == "*" for tensor in self.checkpoint.tensors):
+            fail(
+                "E017",
+                "a tensor is called `*`, which means all in the language: no text can name it",
+                Label(str(self.checkpoint.top), "has it"),
+                remedy="convert without a text: what is inferred needs none",
+            )
         layout = expand(self.library, self.call, self.model, name=LAYOUT_NAME, inherited=self.inherited)
         return print_file(nodes.File("inferred.ucpl", 1, (self.model, layout)))
 

@@ -31,6 +31,7 @@ _BEGINS = "a run begins there"
 NO_GROUPS = "the other says nothing of training"
 _OF_THE_JOB = "an elastic checkpoint leaves the optimizer's arguments to the job"
 _OF_THE_FORM = "an elastic checkpoint keeps a step for any optimizer"
+_LEFT_OUT = "frozen parameters were left out when the checkpoint was saved"
 _DEFAULT = "what an optimizer does that is told nothing"
 
 
@@ -83,6 +84,7 @@ def beside(a: Checkpoint, b: Checkpoint) -> Found:
     pair.groups()
     pair.counters()
     pair.schedules()
+    pair.second_names()
     pair.loss_scale()
     pair.client_state()
     return pair.found
@@ -188,6 +190,16 @@ class _Pair:
             elif key in LOST and key in self.b.blobs:
                 self.alone("carried", key, self.b.blobs[key], "B")
 
+    def second_names(self) -> None:
+        """Values of frozen parameters that were left out but for a second name: stage 3 has no place for them."""
+        ours, theirs = _second_names(self.a.blobs), _second_names(self.b.blobs)
+        for name in dict.fromkeys([*ours, *theirs]):
+            if name in ours and name in theirs:
+                self.hold("carried", name, ours[name], theirs[name])
+            else:
+                side: Side = "A" if name in ours else "B"
+                self.alone("carried", name, {**ours, **theirs}[name], side, _LEFT_OUT)
+
     def loss_scale(self) -> None:
         """An object in some forms, numbers in others; nothing where nothing is scaled."""
         if "loss_scaler" in self.a.blobs and "loss_scaler" in self.b.blobs:
@@ -233,6 +245,12 @@ def _silence_of_hyper(key: str, group: ParameterGroup, own: Envelope, silent: En
     if _is_elastic(own) and key == "step" and "step" not in silent.scalars:
         return _OF_THE_FORM
     return _DEFAULT if value is None or value is False or isinstance(value, str) else ""
+
+
+def _second_names(blobs: Mapping[str, object]) -> dict[str, object]:
+    noted = blobs.get("left_out")
+    found = noted.items() if isinstance(noted, dict) else ()
+    return {str(name): one["value"] for name, one in found if isinstance(one, dict) and one.get("value") is not None}
 
 
 def _is_elastic(envelope: Envelope) -> bool:

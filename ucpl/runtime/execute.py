@@ -165,7 +165,8 @@ class _Run:
         self.target = target
         self.work = Workplace(target)
         self.single = target.suffix in SINGLE and len(self.layout.files) == 1
-        self.texts = {} if self.single else {**texts, LAYOUT: self.plan.layout_text}
+        own = {LAYOUT: self.plan.layout_text} if self.plan.layout_text else {}
+        self.texts = {} if self.single else {**texts, **own}
         self.sources = SourceFiles(bound.root, (p.file for p in self.places))
         self.files = TargetFiles(self.work.tree, self.layout.files)
         self.digests = {

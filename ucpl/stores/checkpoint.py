@@ -59,6 +59,7 @@ class Checkpoint:
     stated: tuple[Flat, ...] = ()  # flat buffers as the checkpoint itself states them (authoritative order)
     files: tuple[str, ...] = ()  # every file that belongs to it, relative to root
     remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
+    unstored: tuple[str, ...] = ()  # what the model has and the checkpoint does not, for `inspect` and plans
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)  # state -> parameter -> where its number lies
     caller_states: CallerStates = field(factory=CallerStates)
     local_shapes: dict[str, tuple[Shape, ...]] = field(

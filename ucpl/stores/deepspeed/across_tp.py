@@ -54,6 +54,7 @@ def same_tensors(one: Module, other: Module) -> None:
         ("frozen parameters", list(one.frozen), list(other.frozen)),
         ("buffers", sorted(one.buffers), sorted(other.buffers)),
         ("aliases", sorted(one.aliases), sorted(other.aliases)),
+        ("parameters that are left out", [*one.left_out.names], [*other.left_out.names]),
         ("tensors without elements", sorted(one.empty), sorted(other.empty)),
     ):
         if mine != theirs:

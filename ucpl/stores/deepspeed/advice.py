@@ -17,8 +17,19 @@ MOMENTS = (
 )
 
 
+LENIENT = (
+    "parameters are not stored: engine.load_checkpoint(..., load_module_strict=False), as Trainer loads PEFT's; the base"
+    " model has its own weights before"
+)
+
+
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Of a target made of weights alone: its groups have no hyper-parameters that an engine could take."""
+    """Where parameters are left out, and of a target made of weights alone."""
+    return (*((LENIENT,) if source.unstored else ()), *_warm(source, structure))
+
+
+def _warm(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Groups made of weights alone have no hyper-parameters that an engine could take."""
     if any(group.hyper for group in source.envelope.groups):
         return ()
     if any(set(tensor.states) - {"weight", "fp32"} for tensor in structure.tensors):

@@ -7,8 +7,10 @@ from collections import OrderedDict
 from ucpl.extents import TensorRef
 from ucpl.stores.carrying import lifted
 from ucpl.stores.deepspeed.gathered import Gathered
+from ucpl.stores.deepspeed.left_out import BLOB
 from ucpl.stores.deepspeed.module import Module
 from ucpl.stores.deepspeed.names import RUN_KEYS
+from ucpl.stores.deepspeed.topology import not_yet
 from ucpl.stores.pickles import attributes_of
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
@@ -56,6 +58,17 @@ def keep_module_facts(gathered: Gathered, whole: Module, *stages: Module) -> Non
             name: {"dtype": dtype, "shape": list(shape), "buffer": name in whole.buffers}
             for name, (dtype, shape) in whole.empty.items()
         }
+
+
+def keep_left_out(gathered: Gathered, module: Module, tp: int = 1) -> None:
+    """Names of the module that no parameter of the model is behind. Raises: UcplError E457 where ranks have parts of one."""
+    names = module.left_out.names
+    cut = next((name for name, one in names.items() if one.value is not None and tp > 1), None)
+    if cut is not None:
+        not_yet(module.file.path, f"{cut} is a second name of what was left out, on {tp} tensor-parallel ranks")
+    if names:
+        gathered.blobs[BLOB] = {name: one.noted(module.file.file) for name, one in names.items()}
+    gathered.unstored += module.left_out.lines(module.file)
 
 
 def keep_whole_scaling(gathered: Gathered, module: Module) -> None:

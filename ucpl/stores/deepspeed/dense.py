@@ -13,7 +13,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, Sharding
 from ucpl.extents.pipeline import Pipeline
 from ucpl.stores.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
-from ucpl.stores.deepspeed.blobs import keep_module_facts, keep_run, keep_scaling, keep_whole_scaling
+from ucpl.stores.deepspeed.blobs import keep_left_out, keep_module_facts, keep_run, keep_scaling, keep_whole_scaling
 from ucpl.stores.deepspeed.copies import trusted
 from ucpl.stores.deepspeed.experts import (
     HeldExperts,
@@ -72,6 +72,7 @@ def read_dense(gathered: Gathered, topology: Topology) -> tuple[tuple[TorchFile,
     if pipeline is not None:
         pipeline = evolve(pipeline, trusted=trusted(topology.listing.root, pipeline, gathered, topology.tp))
     keep_run(gathered, topology.first, "num_experts")
+    keep_left_out(gathered, first, topology.tp)
     keep_module_facts(gathered, first, *(grid.modules[pp, 0] for pp in range(topology.pp)))
     if topology.optim is not None:
         keep_scaling(gathered, topology.optim)
@@ -167,6 +168,7 @@ def _joined(modules: list[Module]) -> Module:
             frozen=tuple(dict.fromkeys((*out.frozen, *module.frozen))),
             aliases={**out.aliases, **module.aliases},
             empty={**out.empty, **module.empty},
+            left_out=out.left_out.and_of(module.left_out),
         )
     return out
 

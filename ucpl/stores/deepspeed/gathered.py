@@ -64,6 +64,7 @@ class Gathered:
     settings: dict[str, Setting] = field(factory=dict)
     blobs: dict[str, object] = field(factory=dict)
     remarks: list[str] = field(factory=list)
+    unstored: list[str] = field(factory=list)  # what the module has and no file holds, as it is told
     groups: list[ParameterGroup] = field(factory=list)
     stated: list[Flat] = field(factory=list)
     vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words: rows behind them are padding
@@ -170,6 +171,7 @@ class Gathered:
             stated=tuple(self.stated),
             files=tuple(part.file for part in files),
             remarks=tuple(self.remarks),
+            unstored=tuple(self.unstored),
             scalar_extents=self.scalar_extents,
             caller_states=facts.callers,
             local_shapes=facts.local_shapes,

@@ -25,14 +25,17 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     value["buffer_names"] = [n for n in writer.names if _is_buffer(writer, n) and n in here]
     value["optimizer"] = whole(writer, file) if writer.stage == 0 else None
     value["param_shapes"] = _param_shapes(writer) if writer.stage else None
-    keeps_frozen = writer.stage >= 2
     empties = {name: Size(e.shape) for name, e in writer.empty.items() if not e.buffer}
     shapes = {t.name: Size(_local(writer, t)) for t in frozen} | empties
     in_order = [name for name in writer.names if name in shapes]
+    # An engine asks a dict for everything that is frozen in it: there is none where nothing says that all of it is stored.
+    stated = writer.source.envelope.settings.get("frozen_fragments")
+    keeps_frozen = writer.stage >= 2 and (bool(in_order) or (stated is not None and stated.value == 1))
     value["frozen_param_shapes"] = OrderedDict((n, shapes[n]) for n in in_order) if keeps_frozen else None
     if writer.stage:
         is_first = rank == 0 and writer.tp == 0 and writer.here["pp"] == 0
-        value["shared_params"] = dict(writer.structure.aliases) if is_first else {}
+        left_out = {name: one.owner for name, one in writer.left_out.items() if one.owner is not None}
+        value["shared_params"] = {**writer.structure.aliases, **left_out} if is_first else {}
     else:
         value["shared_params"] = None
     fragments: OrderedDict[str, object] | None = None
@@ -106,6 +109,10 @@ def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, object]:
         if name in extra:
             module[name] = file.storages.value(extra[name])
             continue
+        if name in writer.left_out:
+            if (stays := _left_behind(writer, file, name)) is not None:
+                module[name] = stays
+            continue
         owner = writer.kinds.get(writer.structure.aliases.get(name, name))
         made = writer.tensor(file, ("module", name))
         if made is None and owner is not None and (writer.stage == 3 and owner.kind != "buffer"):
@@ -126,6 +133,14 @@ def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, object]:
     attributes = blobs_of(writer.source).find("module_attributes")
     set_attributes(module, None if attributes is None else file.storages.value(attributes.mapping()))
     return module
+
+
+def _left_behind(writer: Writer, file: TargetFile, name: str) -> object:
+    """What a parameter that is not stored leaves in the module: its value by a second name; at stage 3 a placeholder."""
+    one = writer.left_out[name]
+    if one.value is not None and (writer.stage < 3 or one.owner is None):
+        return file.storages.value(one.value)
+    return file.storages.empty(one.dtype) if writer.stage == 3 else None
 
 
 def parts(writer: Writer, file: TargetFile, names: list[str]) -> dict[str, object]:

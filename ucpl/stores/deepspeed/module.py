@@ -14,12 +14,21 @@ from attrs import field, frozen
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, TensorRef, key_text
 from ucpl.stores.deepspeed.gathered import Gathered
+from ucpl.stores.deepspeed.left_out import LeftOut, NotStored, is_by_choice
 from ucpl.stores.deepspeed.order import Shape, slice_numel
 from ucpl.stores.deepspeed.topology import Shard
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
 Groups = tuple[dict[str, Shape], ...]  # trained parameters by group, in the order of the flat buffers
+
+
+@frozen(eq=False)
+class Known:
+    """What fields beside the module say of its names."""
+
+    shapes: dict[str, Shape]  # of trained and frozen parameters
+    buffers: frozenset[str]
 
 
 @frozen(eq=False)
@@ -34,6 +43,7 @@ class Module:
     frozen: tuple[str, ...] = ()
     aliases: dict[str, str] = field(factory=dict)
     empty: dict[str, tuple[str, Shape]] = field(factory=dict)  # tensors without elements: dtype and shape
+    left_out: NotStored = field(factory=NotStored)
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -56,7 +66,7 @@ def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None)
     meta = Value.of(part)
     tensors = {name: value.held for name, value in meta.at("module").named() if isinstance(value.held, TensorRef)}
     stated = meta.find("buffer_names")
-    buffers = frozenset(stated.texts()) if stated is not None else frozenset()
+    named = frozenset(stated.texts()) if stated is not None else frozenset()
     trained = {name: shape for group in groups for name, shape in group.items()}
     if len(trained) < sum(len(group) for group in groups):
         fail("E456", "param_shapes names a parameter twice", Label(str(part.path), where="param_shapes"))
@@ -69,18 +79,22 @@ def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None)
             Label(str(part.path), where="module"),
         )
     known = _frozen_shapes(meta) | trained
-    aliases = _aliases(part, shared, tensors, buffers, stage)
+    buffers = _with_second_names(named, {name: tensor for name, tensor in tensors.items() if name not in known})
+    aliases = _aliases(part, shared, tensors, Known(known, buffers), stage)
+    left_out = {a: _left_out(tensors[a], o) for a, o in aliases.items() if o not in tensors and a in tensors}
+    aliases = {alias: owner for alias, owner in aliases.items() if owner in tensors}
     shapes: dict[str, Shape] = {}
     empty: dict[str, tuple[str, Shape]] = {}
     for name, tensor in tensors.items():
-        if name in aliases:
+        if name in aliases or name in left_out:
             continue
         shape = known.get(name, tensor.shape)
         if prod(shape) == 0 and (stage < 3 or name in buffers or name in known):
             empty[name] = (tensor.storage.dtype, shape)
             continue
         if stage == 3 and name not in known and name not in buffers:
-            _no_values(part, name)
+            left_out[name] = _left_out(tensor)
+            continue
         if name in known and stage < 3 and tensor.shape != shape:
             fail(
                 "E458",
@@ -90,9 +104,22 @@ def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None)
             )
         shapes[name] = shape
     rest = tuple(n for n in shapes if stage and n not in buffers and n not in trained)
-    if stage == 2 and len(known) > len(trained):
-        _all_frozen(part, rest, known)
-    return Module(part, groups, tensors, buffers, shapes, rest, aliases, empty)
+    unstored = NotStored(left_out, is_by_choice(part, stage))
+    return Module(part, groups, tensors, buffers, shapes, rest, aliases, empty, unstored)
+
+
+def _with_second_names(named: frozenset[str], tensors: dict[str, TensorRef]) -> frozenset[str]:
+    """Buffers, those that `buffer_names` leaves out too: it has one name of each, and the module has all."""
+    places = {_place(tensors[name]) for name in named if name in tensors and 0 not in tensors[name].shape}
+    return named | {name for name, tensor in tensors.items() if _place(tensor) in places}
+
+
+def _place(tensor: TensorRef) -> tuple[object, ...]:
+    return (tensor.storage.name, tensor.offset, tensor.shape, tensor.stride, tensor.storage.dtype)
+
+
+def _left_out(tensor: TensorRef, owner: str | None = None) -> LeftOut:
+    return LeftOut(tensor.storage.dtype, owner, None if 0 in tensor.shape else tensor)
 
 
 def _frozen_shapes(meta: Value) -> dict[str, Shape]:
@@ -100,52 +127,47 @@ def _frozen_shapes(meta: Value) -> dict[str, Shape]:
     return {} if stated is None else {name: shape.shape() for name, shape in stated.named()}
 
 
-def _no_values(part: TorchFile, name: str) -> NoReturn:
-    fail(
-        "E459",
-        f"{name} is in the module, but no file holds its values: it is in neither param_shapes nor frozen_param_shapes",
-        Label(str(part.path), where=f"module/{name}"),
-        remedy="Stage 3 saves no parameter that is neither in the optimizer nor frozen: freeze it and save again.",
-    )
-
-
-def _all_frozen(part: TorchFile, rest: tuple[str, ...], known: dict[str, Shape]) -> None:
-    """At stage 2 what no group trains is frozen, and is stated to be, where anything is."""
-    for name in rest:
-        if name not in known:
-            fail(
-                "E459",
-                f"{name} is trained by no group of the optimizer, and not frozen either",
-                Label(str(part.path), where=f"module/{name}"),
-                remedy="Freeze it (requires_grad False) or give it to the optimizer, and save again.",
-            )
-
-
 def _aliases(
-    part: TorchFile, shared: Value | None, tensors: dict[str, TensorRef], buffers: frozenset[str], stage: int
+    part: TorchFile, shared: Value | None, tensors: dict[str, TensorRef], known: Known, stage: int
 ) -> dict[str, str]:
-    """Second names. Where `shared_params` is not stated (ZeRO-0, old releases): names of one place in one storage."""
-    if shared is not None and stage:
-        stated = {alias: owner.text() for alias, owner in shared.named()}
-        for alias, owner in stated.items():
-            if alias not in tensors or owner not in tensors:
-                fail("E459", f"shared_params ties {alias} to {owner}, and the module lacks one", Label(str(part.path)))
-            if owner in stated:
-                shared.at(alias).wrong("a parameter that is no second name itself")
-        return stated
+    """Second names: those that `shared_params` states, and names of one place in one storage. It states none where there is
+    no ZeRO, in old releases, and of a module that its parent has twice.
+    """
+    stated = _stated_aliases(part, shared, tensors) if shared is not None and stage else {}
     if stage == 3:
-        return {}
+        return stated | _of_placeholders(tensors, known, stated)
     owners: dict[object, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in tensors.items():
-        if name in buffers or prod(tensor.shape) == 0:
+        if name in known.buffers or name in stated or prod(tensor.shape) == 0:
             continue
-        place = (tensor.storage.name, tensor.offset, tensor.shape, tensor.stride, tensor.storage.dtype)
-        if place in owners:
+        place = _place(tensor)
+        if place in owners and not (stage and name in known.shapes):
             aliases[name] = owners[place]
         else:
-            owners[place] = name
-    return aliases
+            owners.setdefault(place, name)
+    return stated | aliases
+
+
+def _stated_aliases(part: TorchFile, shared: Value, tensors: dict[str, TensorRef]) -> dict[str, str]:
+    stated = {alias: owner.text() for alias, owner in shared.named()}
+    for alias, owner in stated.items():
+        if alias not in tensors and owner in tensors:
+            fail("E459", f"shared_params ties {alias} to {owner}, and the module lacks one", Label(str(part.path)))
+        if owner in stated:
+            shared.at(alias).wrong("a parameter that is no second name itself")
+    return stated
+
+
+def _of_placeholders(tensors: dict[str, TensorRef], known: Known, stated: dict[str, str]) -> dict[str, str]:
+    """Stage 3: a placeholder has a storage of its own, which a second name shares."""
+    owners: dict[str, list[str]] = {}
+    for name in known.shapes:
+        if name in tensors:
+            owners.setdefault(tensors[name].storage.name, []).append(name)
+    rest = (name for name in tensors if not (name in known.shapes or name in known.buffers or name in stated))
+    found = {name: owners.get(tensors[name].storage.name, []) for name in rest}
+    return {name: mine[0] for name, mine in found.items() if len(mine) == 1 < len(known.shapes)}
 
 
 # ---- its tensors' places ---------------------------------------------------------------------------------------------
@@ -165,11 +187,15 @@ def keep_module(gathered: Gathered, module: Module, shard: Shard, stage: int) ->
             owner = module.aliases.get(name, name)
             if not isinstance(held.held, TensorRef):
                 continue
+            if name in module.left_out.names and 0 not in held.held.shape:
+                continue  # it goes along as it is
             if name in module.empty or (stage == 3 and owner not in module.buffers):
                 gathered.consumed.add((part.file, held.key))
             else:
                 gathered.keep_where_full(part, held.key, held.held)
         _keep_fragments(gathered, module, part, len(shard.metas) if stage == 3 else 0)
+        if stage == 2:
+            _point_to_weights(gathered, module, part)
     fragments = first.find("frozen_param_fragments")
     held_here = fragments.mapping() if fragments is not None else {}
     lacking = next((name for name in module.frozen if stage == 3 and name not in held_here), None)
@@ -179,7 +205,7 @@ def keep_module(gathered: Gathered, module: Module, shard: Shard, stage: int) ->
             f"the frozen {lacking} has no fragment",
             Label(str(module.file.path), where="frozen_param_fragments"),
         )
-    gathered.set("frozen_fragments", int(bool(held_here)), f"frozen_param_fragments of {module.file.file}")
+    gathered.set("frozen_fragments", int(fragments is not None), f"frozen_param_fragments of {module.file.file}")
 
 
 def _keep_fragments(gathered: Gathered, module: Module, part: TorchFile, dp: int) -> None:
@@ -187,7 +213,7 @@ def _keep_fragments(gathered: Gathered, module: Module, part: TorchFile, dp: int
     fragments = Value.of(part).find("frozen_param_fragments")
     for name, value in fragments.named() if fragments is not None else ():
         tensor = value.tensor()
-        if name in module.empty or name not in module.shapes:
+        if name in module.empty or name not in module.frozen:  # it was frozen later: the optimizer has it
             gathered.consumed.add((part.file, value.key))
             continue
         expected: Shape = (slice_numel(module.shapes[name], dp),) if dp else module.shapes[name]
@@ -198,6 +224,16 @@ def _keep_fragments(gathered: Gathered, module: Module, part: TorchFile, dp: int
                 Label(str(part.path), where=key_text(value.key)),
             )
         gathered.keep(part, value.key, tensor)
+
+
+def _point_to_weights(gathered: Gathered, module: Module, part: TorchFile) -> None:
+    """A parameter that is in no group of the optimizer and not frozen has no fragment: it is in the module alone."""
+    fragments = Value.of(part).find("frozen_param_fragments")
+    held = fragments.mapping() if fragments is not None else {}
+    for name in module.frozen:
+        if name not in held:
+            weight = part.extent(("module", name), module.tensors[name])
+            gathered.payload[part.file, ("frozen_param_fragments", name)] = weight
 
 
 def differ(one: TorchFile, other: TorchFile, key: str, what: str) -> NoReturn:

@@ -13,6 +13,8 @@ from ucpl.extents.pipeline import Pipeline
 from ucpl.stores.carrying import Place, Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.deepspeed.config import blobs_of, regenerated
+from ucpl.stores.deepspeed.left_out import BLOB as LEFT_OUT
+from ucpl.stores.deepspeed.left_out import LeftOut
 from ucpl.stores.deepspeed.names import is_apart, is_of_expert
 from ucpl.stores.inert import HOLDERS
 from ucpl.stores.pickles import unsafe_globals
@@ -87,6 +89,7 @@ class Writer:
     names: list[str]  # the module's, in its order
     kinds: dict[str, NamedTensor]
     empty: dict[str, Empty]
+    left_out: dict[str, LeftOut]
     hypers: list[dict[str, object]]  # by group of the structure
     here: dict[str, int] = field(factory=dict)  # coordinates of the rank whose file is being made
     flats: list[Flat] = field(factory=list)  # that rank's, by bucket
@@ -107,7 +110,14 @@ class Writer:
         kinds = {tensor.name: tensor for tensor in structure.tensors}
         empty = _empty(blobs.find("empty_tensors"))
         extra = blobs.find("module_extra")
-        known = {**kinds, **structure.aliases, **empty, **(dict(extra.named()) if extra is not None else {})}
+        left_out = _left_out(blobs.find(LEFT_OUT))
+        known = {
+            **kinds,
+            **structure.aliases,
+            **empty,
+            **left_out,
+            **(dict(extra.named()) if extra is not None else {}),
+        }
         names = blobs.find("module_names")
         stated = [name for name in names.texts() if name in known] if names is not None else []
         return cls(
@@ -124,6 +134,7 @@ class Writer:
             names=list(dict.fromkeys((*_with_new(stated, kinds), *known))),
             kinds=kinds,
             empty=empty,
+            left_out={name: one for name, one in left_out.items() if name not in kinds},
             hypers=_hypers(structure, source),
         )
 
@@ -271,6 +282,10 @@ def skeleton_of(folder: str, latest: str, files: Made) -> Skeleton:
 
 def _empty(noted: Value | None) -> dict[str, Empty]:
     return {name: Empty.of(one) for name, one in noted.named()} if noted is not None else {}
+
+
+def _left_out(noted: Value | None) -> dict[str, LeftOut]:
+    return {name: LeftOut.of(one) for name, one in noted.named()} if noted is not None else {}
 
 
 def _hypers(structure: Structure, source: Checkpoint) -> list[dict[str, object]]:

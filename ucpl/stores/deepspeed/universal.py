@@ -18,7 +18,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed.affine import INFO
-from ucpl.stores.deepspeed.blobs import SCALING, keep_fields, keep_module_facts, keep_run
+from ucpl.stores.deepspeed.blobs import SCALING, keep_fields, keep_left_out, keep_module_facts, keep_run
 from ucpl.stores.deepspeed.cuts import vocabulary_of
 from ucpl.stores.deepspeed.flat_shards import hyper_of
 from ucpl.stores.deepspeed.gathered import Facts, Gathered, Place, callers_of
@@ -116,6 +116,7 @@ class _Universal:
         self.groups()
         self.demand_states()
         keep_run(gathered, module.file, "num_experts")
+        keep_left_out(gathered, module)
         keep_module_facts(gathered, module)
         if self.shared is not None and isinstance(self.shared.value, dict):
             keep_fields(gathered, Value.of(self.shared), SCALING)
@@ -223,7 +224,7 @@ class _Universal:
             meta = Value.of(part)
             held = meta.find("module")
             for name, value in held.named() if held is not None else ():
-                if not isinstance(value.held, TensorRef) or name in module.empty:
+                if not isinstance(value.held, TensorRef) or name in module.empty or name in module.left_out.names:
                     continue
                 is_placeholder = name in module.trained or name in module.aliases
                 is_placeholder |= name in module.frozen and self.stage == 3

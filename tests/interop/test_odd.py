@@ -1,0 +1,62 @@
+"""Odd runs that are real: DeepSpeed writes them, ucpl converts, DeepSpeed loads them on another degree and stage and goes on.
+
+Some two minutes on two quiet cores: one process group for the sources, one for each degree of targets.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.parallel import Script, Source, Target, check, result, work
+
+pytestmark = pytest.mark.interop
+
+ODD_JOB = Script(Path(__file__).with_name("odd_job.py"), ("dtype",), 400)
+
+
+def of(odd: str, stage: int, dtype: str = "fp32") -> Source:
+    return Source(2, {"odd": odd, "stage": stage, "dtype": dtype})
+
+
+SOURCES = {
+    "gpt2_lora_z1": of("gpt2_lora", 1),
+    "gpt2_lora_z2": of("gpt2_lora", 2),
+    "gpt2_lora_z3": of("gpt2_lora", 3),
+    "llama_lora_z1_bf16": of("llama_lora", 1, "bf16"),
+    "llama_lora_z3": of("llama_lora", 3),
+}
+
+
+def to(source: str, stage: int, dp: int, *via: str) -> Target:
+    return Target(source, dp, f"zero{stage}(dp={dp})", {"stage": stage}, via)
+
+
+TARGETS = (
+    to("gpt2_lora_z1", 3, 3),
+    to("gpt2_lora_z2", 1, 1),
+    to("gpt2_lora_z2", 2, 3, "zero3(dp=4)", "plain()"),
+    to("gpt2_lora_z3", 2, 3),
+    to("llama_lora_z1_bf16", 3, 3),
+    to("llama_lora_z3", 1, 3),
+    to("llama_lora_z3", 3, 1),
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return work(SOURCES, TARGETS, tmp_path_factory.mktemp("odd"), ODD_JOB)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_deepspeed_loads_what_was_converted_and_trains_on(target: Target, folder: Path) -> None:
+    check(target, SOURCES, folder)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_train(name: str, folder: Path) -> None:
+    """What the losses are compared with must itself move."""
+    found: dict[str, Any] = result(folder, name)
+    assert len({*found["before"], *found["after"]}) == len(found["before"]) + 2

@@ -1,0 +1,144 @@
+"""Odd folders that DeepSpeed wrote, against what was gathered from the engines: everything that is stored, and nothing more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ucpl
+from tests.cli.command import good
+from ucpl.stores.registry import open_checkpoint
+
+ODD = Path(__file__).parents[1] / "fixtures" / "odd"
+NAMES = sorted(folder.name for folder in ODD.iterdir() if folder.is_dir())
+WAYS = ["zero1(dp=3)", "zero2(dp=1)", "zero3(dp=3)", "plain()"]
+
+
+def truth_of(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(ODD / name / "truth.pt", weights_only=False)
+    return found
+
+
+def plain_of(source: Path, folder: Path) -> dict[str, Any]:
+    ucpl.convert(source, folder / "plain.pt", to="plain()")
+    found: dict[str, Any] = torch.load(folder / "plain.pt", weights_only=True)
+    return found
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def module_of(folder: Path, name: str) -> dict[str, Any]:
+    root = folder / (folder / "latest").read_text()
+    value: dict[str, Any] = torch.load(root / name, weights_only=False)
+    return value
+
+
+Z3 = "zero_pp_rank_0_mp_rank_00_model_states.pt"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_is_the_truth_of_what_is_stored(name: str, tmp_path: Path) -> None:
+    truth, plain = truth_of(name), plain_of(ODD / name, tmp_path)
+    left = {t for t, states in truth["params"].items() if "master" not in states and "lora" in name}
+    if name == "toggled_z3":
+        left = {"middle.bias"}  # frozen when the engine was made, and not when it was saved
+    assert set(plain["params"]) == set(truth["params"]) - left
+    for tensor, found in plain["params"].items():
+        expected = truth["params"][tensor]
+        assert same(found["weight"], expected["weight"]), tensor
+        if "master" in expected:
+            assert same(found["fp32"], expected["master"]), tensor
+            for state in ("exp_avg", "exp_avg_sq"):
+                assert same(found[state], expected["state"][state]), (tensor, state)
+        else:
+            assert set(found) == {"weight"}, tensor
+    for buffer, value in truth["buffers"].items():
+        assert same(plain["buffers"][buffer], value), buffer
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NAMES)
+def test_there_and_back_is_the_same(name: str, way: str, tmp_path: Path) -> None:
+    there = tmp_path / ("there.pt" if way == "plain()" else "there")
+    good("convert", ODD / name, there, "--to", way)
+    good("compare", ODD / name, there)
+    good("verify", there)
+    good("convert", there, tmp_path / "back", "--to", f"zero{name[-1]}(dp=2)")
+    good("compare", ODD / name, tmp_path / "back")
+
+
+# ---- what is not stored -----------------------------------------------------------------------------------------------
+
+
+def test_inspect_and_plan_say_what_is_not_stored(tmp_path: Path) -> None:
+    owner, alias = "model.base_model.model.transformer.wte.weight", "model.base_model.model.lm_head.weight"
+    first, third = (
+        good("inspect", ODD / name, "--json").json["not_stored"] for name in ("gpt2_lora_z1", "gpt2_lora_z3")
+    )
+    assert first[0] == f"{owner}: frozen and left out; its second name {alias} was not, and goes along, but to stage 3"
+    assert third[0] == f"{owner}, and {alias}, which is the same: frozen and left out (exclude_frozen_parameters)"
+    for lines in (first, third):
+        assert lines[1].startswith(
+            "frozen parameters (exclude_frozen_parameters): nothing is there of model.base_model"
+        )
+    said = good("plan", "--from", ODD / "gpt2_lora_z3", "--to", "zero1(dp=3)").out
+    assert f"not stored: {third[0]}" in said
+    said = good("convert", ODD / "gpt2_lora_z3", tmp_path / "a", "--to", "zero1(dp=3)").out
+    assert "load_module_strict=False" in said and f"not stored    {third[0]}" in said
+    assert good("inspect", ODD / "names_z3", "--json").json["not_stored"] == []
+
+
+def test_a_target_has_placeholders_and_fields_as_deepspeed_leaves_them(tmp_path: Path) -> None:
+    alias = "model.base_model.model.lm_head.weight"
+    for source in ("gpt2_lora_z1", "gpt2_lora_z3"):
+        for stage, file in ((1, "mp_rank_00_model_states.pt"), (2, "mp_rank_00_model_states.pt"), (3, Z3)):
+            target = tmp_path / f"{source}{stage}"
+            ucpl.convert(ODD / source, target, to=f"zero{stage}(dp=3)")
+            meta = module_of(target, file)
+            # an engine asks a dict for all that is frozen in it; None says that there is nothing to ask
+            assert meta["frozen_param_shapes"] is None and meta["frozen_param_fragments"] is None
+            assert meta["shared_params"] == {alias: "model.base_model.model.transformer.wte.weight"}
+            shapes = {name: tuple(tensor.shape) for name, tensor in meta["module"].items()}
+            kept = (0,) if stage == 3 else (11, 4) if source == "gpt2_lora_z1" else None
+            assert shapes.get(alias) == kept, (source, stage)
+            assert len(shapes) == 2 + (kept is not None)
+
+
+def test_the_second_name_of_what_was_left_out_goes_along(tmp_path: Path) -> None:
+    alias = "model.base_model.model.lm_head.weight"
+    original = module_of(ODD / "gpt2_lora_z1", "mp_rank_00_model_states.pt")["module"][alias]
+    ucpl.convert(ODD / "gpt2_lora_z1", tmp_path / "plain.pt", to="plain()")
+    ucpl.convert(tmp_path / "plain.pt", tmp_path / "back", to="zero2(dp=3)")
+    assert same(module_of(tmp_path / "back", "mp_rank_00_model_states.pt")["module"][alias], original)
+    ucpl.convert(ODD / "gpt2_lora_z1", tmp_path / "three", to="zero3(dp=3)")
+    said = good("compare", ODD / "gpt2_lora_z1", tmp_path / "three").out
+    assert alias in said and "left out" in said
+
+
+# ---- what stands in two places, or in none ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["names_z1", "names_z3"])
+def test_a_module_and_a_buffer_under_two_names(name: str, tmp_path: Path) -> None:
+    opened = open_checkpoint(ODD / name)
+    assert opened.aliases == {"norms.1.weight": "norms.0.weight", "norms.1.bias": "norms.0.bias"}
+    assert [t.name for t in opened.tensors if t.kind == "buffer"] == ["calls", "counted"]
+    ucpl.convert(ODD / name, tmp_path / "three", to="zero3(dp=3)")
+    shapes = {n: tuple(t.shape) for n, t in module_of(tmp_path / "three", Z3)["module"].items() if torch.is_tensor(t)}
+    assert shapes["counted"] == shapes["calls"] == (3,) and shapes["norms.1.weight"] == (0,)
+
+
+def test_what_was_frozen_and_thawed_between_steps(tmp_path: Path) -> None:
+    kinds = {t.name: t.kind for t in open_checkpoint(ODD / "toggled_z2").tensors}
+    assert kinds["norms.0.weight"] == "parameter" and kinds["middle.bias"] == kinds["middle.weight"] == "frozen"
+    ucpl.convert(ODD / "toggled_z2", tmp_path / "two", to="zero2(dp=3)")
+    fragments = module_of(tmp_path / "two", "mp_rank_00_model_states.pt")["frozen_param_fragments"]
+    weights = truth_of("toggled_z2")["params"]
+    assert all(same(fragments[name], weights[name]["weight"]) for name in ("middle.bias", "middle.weight"))
+    said = good("inspect", ODD / "toggled_z3", "--json").json["not_stored"]
+    assert said == ["middle.bias: in no group of the optimizer and not frozen, and stage 3 saves no such parameter"]
