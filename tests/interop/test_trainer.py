@@ -23,6 +23,7 @@ SOURCES = {"gpt2": Source(2, GPT2), "llama": Source(2, LLAMA), "drops": Source(2
 TARGETS = (
     Target("gpt2", 3, "zero2(dp=3)", {"stage": 2}),
     Target("gpt2", 1, "zero3(dp=1)", {"stage": 3}),
+    Target("gpt2", 3, "universal()", {"universal": True}),
     Target("gpt2", 3, "zero1(dp=3)", {}, spoiled=True),
     Target("llama", 3, "zero3(dp=3)", {}),
     Target("llama", 1, "zero1(dp=1)", {"stage": 1}),

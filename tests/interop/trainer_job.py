@@ -79,6 +79,8 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
         "bf16": {"enabled": "auto"},
         "steps_per_print": 1_000_000,
     }
+    if run.get("universal"):
+        out["checkpoint"] = {"load_universal": True}
     if run.get("schedule"):  # DeepSpeed's own, which the engine keeps
         out["scheduler"] = {
             "type": "WarmupDecayLR",

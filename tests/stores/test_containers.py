@@ -15,6 +15,7 @@ import torch
 from attrs import evolve
 from safetensors.torch import load_file, save_file
 
+import ucpl as ucpl_api
 from tests.cli.command import digest, good, ucpl
 from ucpl.conversion.beside import own_names
 from ucpl.extents import NamedTensor
@@ -169,6 +170,18 @@ def test_a_plan_writes_the_same_folder(source: Path, tmp_path: Path) -> None:
     assert "scheduler.pt" not in files_of(tmp_path / "applied")
 
 
+def test_a_universal_folder_keeps_the_ranks_that_there_were(source: Path, tmp_path: Path) -> None:
+    (source / "latest_universal").write_text("global_step2_universal")
+    good("convert", source, tmp_path / "t", "--to", "universal()")
+    assert (tmp_path / "t" / "latest_universal").read_text() == "global_step3_universal"
+    for rank in range(2):
+        assert (tmp_path / "t" / DRAWN.format(rank)).read_bytes() == (source / DRAWN.format(rank)).read_bytes()
+    assert "container     transformers' Trainer, 8 files" in good("inspect", tmp_path / "t").out
+    good("convert", tmp_path / "t", tmp_path / "u", "--to", "zero1(dp=3)")
+    assert {*ALIKE, "training_args.bin", *map(DRAWN.format, range(3))} < files_of(tmp_path / "u")
+    assert not (tmp_path / "u" / "latest_universal").exists()
+
+
 @pytest.mark.parametrize("call", ["plain()", "safetensors()"])
 def test_what_is_no_folder_of_the_trainer_says_what_stays(source: Path, tmp_path: Path, call: str) -> None:
     target = tmp_path / ("t.pt" if call == "plain()" else "t")
@@ -217,6 +230,15 @@ def test_what_cannot_be_held_against_the_shards_is_said(source: Path, tmp_path: 
     assert "model.safetensors is not held against the shards: " in out
 
 
+def test_python_does_what_the_command_does(source: Path, tmp_path: Path) -> None:
+    changed(source, lambda tensors: tensors["lm_head.weight"].zero_())
+    made = ucpl_api.convert(source, tmp_path / "t", "zero1(dp=3)")
+    assert any("model.safetensors is not what the shards say" in text for text in made.report.remarks)
+    good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)")
+    assert digest(tmp_path / "t") == digest(tmp_path / "u")
+    assert [d.code for d in ucpl_api.verify(source, witness=False).findings] == ["E708"]
+
+
 def test_a_target_of_another_model_has_no_weights_beside_it(source: Path, tmp_path: Path) -> None:
     gone = "transformer.h.0.mlp.c_fc.bias"
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)", "--drop", gone).out
@@ -235,6 +257,21 @@ def test_an_adapter_is_called_without_its_name() -> None:
     }  # fmt: skip
     assert own_names(known, "two/adapter_model.safetensors")["base.q.lora_A.weight"] == other.name
     assert own_names(known, "model.safetensors") == {}
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "two/adapter_model.safetensors"])
+def test_weights_of_an_adapter_are_held_against_the_shards(source: Path, tmp_path: Path, name: str) -> None:
+    tensors = {n: t for n, t in load_file(source / "model.safetensors").items() if "c_fc" in n}
+    (source / name).parent.mkdir(exist_ok=True)
+    save_file(tensors, source / name)
+    out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
+    assert f"beside        {name} is what the shards say: 2 tensors, 48 elements, bit for bit\n" in out
+    assert (tmp_path / "t" / name).read_bytes() == (source / name).read_bytes()
+    tensors["transformer.h.0.mlp.c_fc.bias"][3] += 1
+    save_file(tensors, source / name)
+    out = good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)").out
+    assert f"{name} is not what the shards say: transformer.h.0.mlp.c_fc.bias[3] is " in out
+    assert not (tmp_path / "u" / name).exists() and (tmp_path / "u" / "model.safetensors").exists()
 
 
 def test_two_folders_side_by_side(source: Path, tmp_path: Path) -> None:

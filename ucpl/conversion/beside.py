@@ -120,12 +120,13 @@ def own_names(checkpoint: Checkpoint, name: str) -> dict[str, str]:
 
 
 def _called(model: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
-    """These tensors of a model's files alone, under other names, no two of which are one."""
-    extents: dict[tuple[str, Key], Extent] = {
-        (file, (names[str(key[0])],)): evolve(extent, key=(names[str(key[0])],))
-        for (file, key), extent in model.extents.items()
-        if key[0] in names
-    }
+    """These tensors of a model's files alone, under other names, no two of which are one, as `infer` looks for them."""
+    from ucpl.stores.huggingface import FILE
+
+    extents: dict[tuple[str, Key], Extent] = {}
+    for (_, key), extent in model.extents.items():
+        if (name := names.get(str(key[0]))) is not None:
+            extents[FILE, (name,)] = evolve(extent, key=(name,))
     tensors = tuple(evolve(t, name=names[t.name]) for t in model.tensors if t.name in names)
     return evolve(model, extents=extents, tensors=tensors, aliases={}, container=None)
 

@@ -36,8 +36,10 @@ class Sorted:
     said: tuple[str, ...] = ()
 
 
-def ranks_of(structure: Structure) -> int:
-    """Processes that load a target."""
+def ranks_of(structure: Structure, source: int) -> int:
+    """Processes that load a target; one that is for any number of them has files of the source's ranks."""
+    if structure.framework == "universal":
+        return source
     made = 1
     for axis in ("dp", "tp", "pp"):
         degree = structure.settings.get(axis)
@@ -51,7 +53,8 @@ def sorted_into(container: Container, structure: Structure, source: Checkpoint) 
         why = f"a target of {structure.framework} is no folder of {container.kind.title}"
         left = dict.fromkeys((file.name for file in container.files), why)
         return Sorted((), left, (f"{len(left)} files beside the shards: {why}",) if left else ())
-    ranks, changed = ranks_of(structure), _other_model(structure, source)
+    ranks = ranks_of(structure, 1 + max((file.rank for file in container.files), default=0))
+    changed = _other_model(structure, source)
     placed: list[Placed] = []
     left = dict(container.skipped)
     said: list[str] = []

@@ -27,6 +27,7 @@ __all__ = ["KINDS", "container_of"]
 KINDS: tuple[Kind, ...] = (TRAINER, ACCELERATE, LIGHTNING)
 
 OWN = ("ucpl",)  # folders that a conversion writes itself
+POINTERS = ("latest", "latest_universal")  # which a conversion writes itself, too
 FILES_MAX = 10_000
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 PICKLE_MAX = 64 << 20  # bytes of a bare pickle
@@ -92,7 +93,7 @@ def _names(kind: Kind, top: Path, root: Path, skipped: dict[str, str]) -> Iterat
                 fail("E489", f"{top} has more than {FILES_MAX:,} files beside the shards", Label(str(top)))
             below = here / name
             shown = below.relative_to(top).as_posix()
-            if shown == "latest":
+            if shown in POINTERS:
                 continue
             if why := _no_file(below, top):
                 skipped[shown] = why
