@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from attrs import evolve, frozen
 
-from ucpl.conversion.beside import checked, findings_of, held_weights, side_by_side
+from ucpl.conversion.beside import checked, findings_of, held_weights, side_by_side, told
 from ucpl.conversion.given import Given, called, library_of, model_named
 from ucpl.conversion.keywords import DataPlane, How, ToConvert, ToPlan, ToVerify, bounds_of, given_from
 from ucpl.conversion.opening import load_plan, open_alike, open_for
@@ -128,7 +128,7 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     asked = Asked(side, Path(reference) if reference is not None else None) if how.get("witness", True) else None
     found = verdict(opened, side.placement, asked=asked, **bounds_of(how))
     held = held_weights(opened, side.placement, bounds_of(how))
-    notes = (*found.notes, *(str(one) for one in held if not one.differs))
+    notes = (*found.notes, *told(opened), *(str(one) for one in held if not one.differs))
     found = evolve(found, findings=(*found.findings, *findings_of(opened, held)), notes=notes)
     if against is None:
         return found

@@ -221,13 +221,33 @@ def test_what_cannot_be_held_against_the_shards_is_said(source: Path, tmp_path: 
     changed(source, lambda tensors: tensors.update(odd=torch.zeros(2)))
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
     assert "1 tensors are not held against them: odd is no tensor of the shards" in out
-    changed(source, lambda tensors: tensors.pop("odd"))
-    changed(source, lambda tensors: tensors.update({n: t.bfloat16() for n, t in tensors.items()}))
-    out = good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)").out
-    assert "is f32 in the shards, bf16 beside them" in out
     (source / "model.safetensors").write_bytes(b"no file of tensors")
     out = good("convert", source, tmp_path / "v", "--to", "zero1(dp=3)").out
     assert "model.safetensors is not held against the shards: " in out
+
+
+def test_weights_of_another_dtype_are_held_against_masters(source: Path, tmp_path: Path) -> None:
+    good("convert", source, tmp_path / "narrow", "--to", "zero1(dp=3, bf16=1)")
+    assert "model.safetensors is what the shards say: " in good("verify", tmp_path / "narrow").out
+    changed(source, lambda tensors: tensors.update({n: t.bfloat16() for n, t in tensors.items()}))
+    out = good("verify", source).out
+    assert "in a folder of transformers' Trainer: 8 files beside the shards" in out
+    assert "model.safetensors is what the shards say: 17 tensors" in out
+    changed(source, lambda tensors: tensors["lm_head.weight"].view(torch.int16)[0].bitwise_xor_(1))
+    assert "E708" in ucpl("verify", source).err
+
+
+def test_verify_reads_what_stands_beside_the_shards(source: Path, tmp_path: Path) -> None:
+    file = source / "training_args.bin"
+    raw = bytearray(file.read_bytes())
+    raw[raw.index(b"TrainingArguments")] ^= 1
+    file.write_bytes(raw)
+    done = ucpl("verify", source)
+    assert done.status == 1 and "training_args.bin" in done.err
+    good("convert", FIXTURE, tmp_path / "t", "--to", "zero1(dp=3)")
+    (tmp_path / "t" / "trainer_state.json").unlink()
+    done = ucpl("verify", tmp_path / "t")
+    assert done.status == 1 and "E633" in done.err and "trainer_state.json is missing" in done.out
 
 
 def test_python_does_what_the_command_does(source: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ucpl.regions import Placement
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["HeldWeights", "checked", "findings_of", "held_weights", "own_names", "side_by_side"]
+__all__ = ["HeldWeights", "checked", "findings_of", "held_weights", "own_names", "side_by_side", "told"]
 
 _SAFETENSORS = re.compile(r"(?P<stem>.+?)(?:-[0-9]+-of-[0-9]+)?\.safetensors(?:\.index\.json)?")
 _ADAPTER = "adapter_model.safetensors"
@@ -51,6 +51,8 @@ class HeldWeights:
         if self.found.differs:
             more = f" (and {len(self.found.differs) - 1} tensors more)" if len(self.found.differs) > 1 else ""
             return f"{self.name} is not what the shards say: {self.found.differs[0]}{more}"
+        if not self.found.tensors:
+            return f"{self.name} is not held against the shards: {self.found.unheld[0] if self.found.unheld else 'it is empty'}"
         out = f"{self.name} is what the shards say: {self.found.tensors} tensors, {self.found.elements:,} elements, bit for bit"
         if self.found.unheld:
             out += f"; {len(self.found.unheld)} tensors are not held against them: {self.found.unheld[0]}"
@@ -157,6 +159,17 @@ def findings_of(checkpoint: Checkpoint, held: tuple[HeldWeights, ...]) -> tuple[
         Diagnostic("E708", str(one), (Label(str(checkpoint.top / one.name)),), remedy=catalogue()["E708"].remedy)
         for one in held
         if one.differs
+    )
+
+
+def told(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What the folder around the shards is, and what looks wrong in it."""
+    container = checkpoint.container
+    if container is None:
+        return ()
+    return (
+        f"in a folder of {container.kind.title}: {len(container.files)} files beside the shards",
+        *container.remarks,
     )
 
 

@@ -5,18 +5,48 @@ Not here: opening those files, and under which names they have the model's tenso
 
 from __future__ import annotations
 
-from attrs import frozen
+from collections.abc import Iterable, Iterator, Mapping
+
+from attrs import define, evolve, field, frozen
 
 from ucpl.graph import build
 from ucpl.graph.side import DtypeOf
+from ucpl.layout import Derivation
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.compare import reachable, stored_dtypes
-from ucpl.proofs.where import counted, element_at, only
+from ucpl.proofs.where import Pair, counted, element_at, only, pairs_of
 from ucpl.regions import Placement
+from ucpl.runtime.compare import Unequal
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["Agreement", "agreement"]
+
+
+@define
+class _Asked:
+    """The weights of a model's files, by what each is held against."""
+
+    here: Placement  # of the shards
+    ours: Mapping[Pair, str]  # dtypes that they store
+    stored: set[Pair] = field(factory=set)  # the shards' own
+    rounded: set[Pair] = field(factory=set)  # their masters, in the dtype of the file
+    differs: list[str] = field(factory=list)
+    unheld: list[str] = field(factory=list)
+
+    def add(self, pair: Pair, dtype: str, there: Placement) -> None:
+        path, here, ours = pair[0], self.here, self.ours
+        if path not in here.layout.tensors:
+            self.unheld.append(f"{path} is no tensor of the shards")
+        elif here.layout.tensors[path].counts != there.layout.tensors[path].counts:
+            mine, yours = (list(x.layout.tensors[path].counts) for x in (here, there))
+            self.differs.append(f"{path} is {mine} in the shards, {yours} beside them")
+        elif ours.get(pair, dtype) == dtype:
+            self.stored.add(pair)
+        elif (path, "fp32") in ours:
+            self.rounded.add(pair)
+        else:
+            self.unheld.append(f"{path} is {ours[pair]} in the shards, {dtype} beside them")
 
 
 @frozen
@@ -32,32 +62,34 @@ class Agreement:
 def agreement(
     shards: Checkpoint, here: Placement, model: Checkpoint, there: Placement, *, memory: int, workers: int
 ) -> Agreement:
-    """Hold each weight of `model` against that of the shards, stored or derived. Raises: UcplError E610, E611."""
-    ours, theirs = stored_dtypes(shards, here), stored_dtypes(model, there)
-    wanted, differs, unheld = set(), [], []
-    for path, state in theirs:
-        if path not in here.layout.tensors:
-            unheld.append(f"{path} is no tensor of the shards")
-        elif here.layout.tensors[path].counts != there.layout.tensors[path].counts:
-            shapes = (list(x.layout.tensors[path].counts) for x in (here, there))
-            differs.append("{} is {} in the shards, {} beside them".format(path, *shapes))
-        elif ours.get((path, state), theirs[path, state]) != theirs[path, state]:
-            unheld.append(f"{path} is {ours[path, state]} in the shards, {theirs[path, state]} beside them")
-        else:
-            wanted.add((path, state))
-    reach, origins, lost = reachable(here, wanted)
-    unheld += [f"the shards store no weight of {path}" for path, _ in sorted(lost)]
-    if not reach:
-        return Agreement(differs=tuple(differs), unheld=tuple(unheld))
-    source = only(here, {p for p in reach if p in ours} | origins, {path for path, _ in reach})
-    target = counted(only(there, reach))
-    plan = order(build(source, target, dtype_of=_dtype_of(shards)), name="beside")
-    compared = hold_against(plan, shards, model, memory=memory, workers=workers)
+    """Hold each weight of `model` against that of the shards: stored or derived, or, in another dtype, its master, rounded.
+
+    Raises: UcplError E610, E611.
+    """
+    asked = _Asked(here, stored_dtypes(shards, here))
+    for pair, dtype in stored_dtypes(model, there).items():
+        asked.add(pair, dtype, there)
+    reach, origins, lost = reachable(here, asked.stored)
+    asked.unheld += [f"the shards store no weight of {path}" for path, _ in sorted(lost)]
+    rounded = evolve(here, layout=evolve(here.layout, derived=(Derivation("weight", "fp32"),)))
+    masters = {(path, "fp32") for path, _ in asked.rounded}
+    elements = 0
+    for source, pairs, origin in ((here, reach, (reach & pairs_of(here)) | origins), (rounded, asked.rounded, masters)):
+        if not pairs:
+            continue
+        target = counted(only(there, pairs))
+        graph = build(only(source, origin, {path for path, _ in pairs}), target, dtype_of=_dtype_of(shards))
+        compared = hold_against(order(graph, name="beside"), shards, model, memory=memory, workers=workers)
+        elements += compared.elements
+        asked.differs += _told(compared, target)
+    return Agreement(len(reach) + len(asked.rounded), elements, tuple(asked.differs), tuple(asked.unheld))
+
+
+def _told(compared: Iterable[Unequal], target: Placement) -> Iterator[str]:
     homes = [h for p in target.parts for h in p.homes]
     for u in compared:
         _, element = element_at(target, u.target, u.position(homes[u.target].shape))
-        differs.append(f"{element} is {u.wanted} in the shards, {u.value} in {u.file}")
-    return Agreement(len(reach), compared.elements, tuple(differs), tuple(unheld))
+        yield f"{element} is {u.wanted} in the shards, {u.value} in {u.file}"
 
 
 def _dtype_of(checkpoint: Checkpoint) -> DtypeOf:

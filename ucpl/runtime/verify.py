@@ -66,6 +66,7 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
     manifest, base = _manifest(checkpoint, findings)
     listed = _Listed(base, manifest.files if manifest is not None else {}, _held(checkpoint, base), findings)
     names = {Path(os.path.relpath(checkpoint.root / file, base)).as_posix() for file in checkpoint.files}
+    names |= _beside(checkpoint, base)
     for name in sorted(names | set(listed.stated)):
         listed.add(name)
     # Spans of one file in a row are one piece of work: the bytes are read once for all digests of a span's range.
@@ -148,6 +149,15 @@ class _Listed:
                 message = f"{name} does not match the manifest: CRC {stated:08x} stated, {crc:08x} of the bytes"
                 found.append(_finding("E631", self.base / name, message))
         return found
+
+
+def _beside(checkpoint: Checkpoint, base: Path) -> set[str]:
+    """Files of the folder around the shards."""
+    container = checkpoint.container
+    if container is None:
+        return set()
+    way = Path(os.path.relpath(container.top.resolve(), base.resolve()))
+    return {(way / file.name).as_posix() for file in container.files}
 
 
 def _held(checkpoint: Checkpoint, base: Path) -> dict[tuple[str, str], list[str]]:

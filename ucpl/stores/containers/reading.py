@@ -17,6 +17,7 @@ from ucpl.extents.containers import Beside, Container, Kind, Rule
 from ucpl.stores.containers.accelerate import ACCELERATE
 from ucpl.stores.containers.lightning import LIGHTNING
 from ucpl.stores.containers.trainer import TRAINER
+from ucpl.stores.inert import HOLDERS
 from ucpl.stores.pickles import loads, unsafe_globals
 from ucpl.stores.texts import is_text, read_small
 from ucpl.stores.torch_files import read_torch_file
@@ -129,7 +130,7 @@ def _looked_at(top: Path, name: str, rule: Rule | None, rank: int) -> Beside:
         return evolve(found, holds="unreadable", reason=error.diagnostics[0].message)
     if value is None:
         return found
-    known = rule.named if rule is not None else frozenset()
+    known = HOLDERS | (rule.named if rule is not None else frozenset())
     return evolve(found, holds="pickle", unsafe=tuple(n for n in unsafe_globals(value) if n not in known))
 
 
