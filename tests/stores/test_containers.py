@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 import ucpl as ucpl_api
 from tests.cli.command import digest, good, ucpl
 from ucpl.conversion.beside import own_names
+from ucpl.errors import UcplError
 from ucpl.extents import NamedTensor
 from ucpl.extents.containers import Rule
 from ucpl.runtime.failpoints import set_failpoints
@@ -226,6 +227,22 @@ def test_what_cannot_be_held_against_the_shards_is_said(source: Path, tmp_path: 
     assert "model.safetensors is not held against the shards: " in out
 
 
+def test_weights_in_several_files_are_one(source: Path, tmp_path: Path) -> None:
+    tensors = sorted(load_file(source / "model.safetensors").items())
+    (source / "model.safetensors").unlink()
+    names = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
+    for name, part in zip(names, (dict(tensors[:5]), dict(tensors[5:])), strict=True):
+        save_file(part, source / name)
+    listed = {n: names[i >= 5] for i, (n, _) in enumerate(tensors)}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
+    assert "beside        model.safetensors is what the shards say: 17 tensors" in out
+    assert {*names, "model.safetensors.index.json"} < files_of(tmp_path / "t")
+    (source / names[1]).unlink()
+    out = good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)").out
+    assert f"model.safetensors is not held against the shards: {names[1]} is missing" in out
+
+
 def test_weights_of_another_dtype_are_held_against_masters(source: Path, tmp_path: Path) -> None:
     good("convert", source, tmp_path / "narrow", "--to", "zero1(dp=3, bf16=1)")
     assert "model.safetensors is what the shards say: " in good("verify", tmp_path / "narrow").out
@@ -416,6 +433,15 @@ def test_a_file_beside_the_shards_that_changes_in_between_is_another_source(sour
     (source / "trainer_state.json").write_text((source / "trainer_state.json").read_text().replace("0.75", "0.76"))
     done = ucpl(*command, "--resume")
     assert done.status == 5 and "E602" in done.err
+
+
+def test_a_file_beside_the_shards_that_grew_since_it_was_opened(source: Path, tmp_path: Path) -> None:
+    plan, opened = ucpl_api.plan(str(source), "zero1(dp=3)"), open_checkpoint(source)
+    with (source / "trainer_state.json").open("a") as file:
+        file.write("more")
+    with pytest.raises(UcplError, match=r"E611.*trainer_state.json changed"):
+        ucpl_api.apply(plan, opened, tmp_path / "t")
+    assert not (tmp_path / "t").exists()
 
 
 # ---- patterns ------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Files go over as whole files among the shards' own: in tiles, with journal, dige
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from attrs import evolve, field, frozen
 
@@ -146,6 +147,7 @@ def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) ->
     bad = [one.of for one in made if one.of.holds == "unreadable"]
     if bad:
         raise UcplError(*(_unseen(container, file) for file in dict.fromkeys(bad)))
+    _demand_unchanged(container, made)
     where = os.path.relpath(container.top.resolve(), source.root.resolve())
     files = tuple(_whole(one, where, skeleton.folder) for one in made)
     unsafe = {name for one in made for name in one.of.unsafe}
@@ -164,6 +166,15 @@ def _demand_name(container: Container, skeleton: Skeleton, structure: Structure)
             Label(str(container.top)),
             remedy=f"leave the tag out, or say {kind.tag}",
         )
+
+
+def _demand_unchanged(container: Container, made: Iterable[Placed]) -> None:
+    """A file that has grown since it was opened would be carried in part. Raises: UcplError E611."""
+    for one in made:
+        path = container.top / one.of.name
+        now = path.stat().st_size if path.is_file() else 0
+        if now != one.of.size:
+            fail("E611", f"{one.of.name} changed while it was read: size {one.of.size}, now {now}", Label(str(path)))
 
 
 def _whole(one: Placed, where: str, folder: str) -> SkeletonFile:
