@@ -138,7 +138,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     """Train, save, and train on: the losses that a restart must meet."""
     loop = Loop(job["run"], seed=11, spoil=0.0)
     before = loop.losses(0, SAVED)
-    loop.accelerator.save_state(job["folder"], **job.get("saving", {}))
+    adapter = {"exclude_frozen_parameters": True} if job["run"].get("lora") else {}
+    loop.accelerator.save_state(job["folder"], **adapter)
     truth = loop.facts()
     numbers = every_rank(drawn())
     if dist.get_rank() == 0:
@@ -149,7 +150,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 def load(job: dict[str, Any]) -> dict[str, Any]:
     """Load into a loop whose numbers are all others, compare, train on."""
     loop = Loop(job["run"], seed=99, spoil=0.25)
-    loop.accelerator.load_state(job["folder"], **job.get("loading", {}))
+    adapter = {"load_module_strict": False} if job["run"].get("lora") else {}
+    loop.accelerator.load_state(job["folder"], **adapter)
     numbers = every_rank(drawn())
     truth = torch.load(job["truth"], weights_only=False)
     found = deepspeed_job.differences(loop.facts(), truth)

@@ -18,7 +18,7 @@ from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.generic import Generic
 from ucpl.stores.huggingface import HuggingFace
 from ucpl.stores.plain import Plain
-from ucpl.stores.strangers import refuse_stranger
+from ucpl.stores.strangers import overlooked, refuse_stranger
 
 FRAMEWORKS: tuple[Framework, ...] = (Universal(), DeepSpeed(), Plain(), HuggingFace(), Generic())
 
@@ -58,6 +58,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     for one in FRAMEWORKS:
         if one.recognises(path):
             opened = one.open(path)
+            if opened.framework == HuggingFace.name:
+                return evolve(opened, remarks=(*opened.remarks, *overlooked(path)))
             return evolve(opened, container=container_of(opened.top, opened.root, opened.envelope.carried.keys()))
     refuse_stranger(path)
     fail(

@@ -13,11 +13,17 @@ from typing import NoReturn
 from ucpl.errors import Label, UcplError, fail
 from ucpl.stores.torch_files import read_torch_file
 
-__all__ = ["refuse_stranger"]
+__all__ = ["overlooked", "refuse_stranger"]
 
 LIGHTNING = "pytorch-lightning_version"  # a key of every checkpoint of Lightning's Trainer
 METADATA = ".metadata"  # of PyTorch's distributed checkpoints (DCP), beside *.distcp
 BY_LAYOUT = "which a layout of framework torch() reads: file weights = torch"
+
+
+def overlooked(path: Path) -> tuple[str, ...]:
+    """Remarks on what a folder of weights has of a training run, which goes nowhere: without DeepSpeed, it is not read yet."""
+    names = (name for name in ("optimizer.bin", "optimizer.pt") if path.is_dir() and (path / name).is_file())
+    return tuple(f"{name} beside the weights is not read: the weights alone are converted" for name in names)
 
 
 def refuse_stranger(path: Path) -> None:
