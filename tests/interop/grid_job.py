@@ -18,6 +18,8 @@ import deepspeed.moe.mappings
 import deepspeed.utils.groups
 import torch
 import torch.distributed as dist
+from attrs import evolve
+from deepspeed.runtime.sequence_parallel import parallel_state_sp as sequence_parallel
 
 from tests.interop import deepspeed_job, grid_models, models, parallel_job
 
@@ -77,8 +79,12 @@ def module_of(run: dict[str, Any], ways: grid_models.Ways) -> Any:
 def engine_of(run: dict[str, Any], spoil: float) -> Any:
     """`spoil` scrambles what a load must set right."""
     deepspeed.utils.groups._release_process_group_references()
-    units = Units(run["tp"])
-    ways = grid_models.Ways(units.here, units.tp, units.cut, run.get("rows", grid_models.WORDS))
+    units: Any = Units(run["tp"])
+    ways = grid_models.Ways(units.here, units.tp, units.cut, rows=run.get("rows", grid_models.WORDS))
+    if run.get("sp", 1) > 1:  # these ranks share sequences, and the optimizer with all others
+        units = sequence_parallel
+        units.initialize_sequence_parallel(run["sp"])
+        ways = evolve(ways, line=units.get_sequence_parallel_group())
     # DeepSpeed gathers into one flat buffer, which gloo does not take.
     deepspeed.moe.mappings._gather_tokens = lambda tokens, dim=0: torch.cat(ways.listed(tokens), dim)
     module = module_of(run, ways)
@@ -100,11 +106,18 @@ def engine_of(run: dict[str, Any], spoil: float) -> Any:
     return made
 
 
+def copies(run: dict[str, Any]) -> int:
+    """Ranks that have data of their own."""
+    return dist.get_world_size() // run["tp"] // run.get("sp", 1) // len(run.get("stages") or [0])
+
+
 def config(run: dict[str, Any]) -> dict[str, Any]:
     out = deepspeed_job.config(run)
-    dp = dist.get_world_size() // run["tp"] // len(run.get("stages") or [0])
+    dp = copies(run)
     micro = MICRO if run.get("stages") else grid_models.BATCH // dp
     out |= {"train_micro_batch_size_per_gpu": micro, "train_batch_size": grid_models.BATCH}
+    if run.get("sp", 1) > 1:  # DeepSpeed counts its ranks among those that have other data
+        del out["train_batch_size"]
     if "ep" in run:  # DeepSpeed's norm of experts' gradients is another at other degrees
         out["gradient_clipping"] = 0.0
     return out
@@ -125,8 +138,8 @@ def scramble(engine: Any, run: dict[str, Any]) -> None:
 
 
 def losses(engine: Any, run: dict[str, Any], first: int, steps: int) -> list[float]:
-    dp = dist.get_world_size() // run["tp"] // len(run.get("stages") or [0])
-    share, here = grid_models.BATCH // dp, dist.get_rank() // run["tp"] % dp
+    dp, sp = copies(run), run.get("sp", 1)
+    share, here = grid_models.BATCH // dp, dist.get_rank() // run["tp"] // sp % dp
     out = []
     for step in range(first, first + steps):
         x, y = (t[here * share : (here + 1) * share] for t in grid_models.batch(step))
@@ -135,8 +148,9 @@ def losses(engine: Any, run: dict[str, Any], first: int, steps: int) -> list[flo
                 float(engine.train_batch(data_iter=iter(list(zip(x.split(MICRO), y.split(MICRO), strict=True)))))
             )
             continue
+        x, y = (t.chunk(sp, 1)[dist.get_rank() % sp] for t in (x, y))
         loss = engine(x, y)
-        engine.backward(loss)
+        engine.backward(loss / sp)  # DeepSpeed adds up the gradients of the parts of a sequence
         engine.step()
         total = loss.detach().double()
         dist.all_reduce(total)

@@ -17,9 +17,10 @@ from attrs import field, frozen
 from torch import nn
 from torch.nn import functional as F
 
-WORDS, HEAD, QUERIES, GROUPS, INNER, EXPERTS = 28, 2, 2, 4, 20, 4
+# Groups divide by 2, 3 and 4; words and inner columns by 3 do not, so that three ranks have unequal parts of them.
+WORDS, HEAD, QUERIES, GROUPS, INNER, EXPERTS = 28, 1, 2, 12, 20, 4
 WIDTH = GROUPS * QUERIES * HEAD
-BATCH, PLACES = 8, 6
+BATCH, PLACES = 8, 8
 BLOCKS = (
     True,
     False,
@@ -42,12 +43,19 @@ LISTS = {
 
 @frozen(eq=False)
 class Ways:
-    """The tensor-parallel ranks that a layer is cut over."""
+    """The tensor-parallel ranks that a layer is cut over, and the ranks that share a sequence (Ulysses), if there are some."""
 
     rank: int = 0
     size: int = 1
     group: Any = field(default=None)
     rows: int = WORDS  # of the vocabulary, with its padding
+    line: Any = field(default=None)
+
+    def share(self, n: int, rank: int | None = None) -> int:
+        """Of n positions, those of a rank, as torch.chunk deals them."""
+        each = -(-n // self.size)
+        rank = self.rank if rank is None else rank
+        return max(0, min(n, each * (rank + 1)) - each * rank)
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:
         out = x.contiguous().clone()
@@ -92,7 +100,9 @@ class _Align(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, ways: Ways) -> torch.Tensor:
         ctx.ways = ways
-        return torch.cat(ways.listed(x), -1)
+        each = ways.share(ways.rows, 0)  # parts are unequal, and what goes over the wire is not
+        parts = ways.listed(F.pad(x, (0, each - x.shape[-1])))
+        return torch.cat([part[..., : ways.share(ways.rows, rank)] for rank, part in enumerate(parts)], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -101,10 +111,10 @@ class _Align(torch.autograd.Function):
 
 def parameter(ways: Ways, *shape: int, cut: int | None = None, sections: int = 1) -> nn.Parameter:
     """This rank's part of a tensor of `shape`; filled later."""
-    local = [n // ways.size if d == cut else n for d, n in enumerate(shape)]
+    local = [sections * ways.share(n // sections) if d == cut else n for d, n in enumerate(shape)]
     made = nn.Parameter(torch.zeros(local))
     if cut is not None:
-        made.cut = (cut, sections)  # type: ignore[attr-defined]
+        made.cut, made.whole = (cut, sections), shape  # type: ignore[attr-defined]
         made.tensor_model_parallel = True  # type: ignore[attr-defined]  # DeepSpeed's norm of gradients counts each part
     return made
 
@@ -155,7 +165,7 @@ class Words(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         count = len(self.weight)
-        here = x - self.ways.rank * count
+        here = x - self.ways.rank * self.ways.share(ways.rows, 0)
         mine = (here >= 0) & (here < count)
         out: torch.Tensor = _Leave.apply(self.weight[here.clamp(0, count - 1)] * mine.unsqueeze(-1), self.ways)
         return out
@@ -182,20 +192,30 @@ class Attention(nn.Module):
 
     def __init__(self, ways: Ways) -> None:
         super().__init__()
-        self.groups = GROUPS // ways.size
+        self.groups, self.line = ways.share(GROUPS), ways.line
         self.qkv = Wide(ways, GROUPS * (QUERIES + 2) * HEAD, bias=True)
         self.out = Narrow(ways, WIDTH, bias=True)
         self.register_buffer("decay", torch.tensor([0.25, 0.5]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         fused = self.qkv(x).unflatten(-1, (self.groups, QUERIES + 2, HEAD))
-        q, k, v = fused[..., :QUERIES, :], fused[..., QUERIES, :], fused[..., QUERIES + 1, :]
-        place = torch.arange(x.shape[1])
-        back = (place[:, None] - place).to(x.dtype)
-        scores = torch.einsum("btgqd,bsgd->bgqts", q, k) - back * self.decay.to(x.dtype).sum()  # type: ignore[operator]
-        weights = scores.masked_fill(back < 0, float("-inf")).float().softmax(-1).to(x.dtype)
-        out: torch.Tensor = self.out(torch.einsum("bgqts,bsgd->btgqd", weights, v).flatten(2))
+        q, k, v = fused[..., :QUERIES, :].flatten(2, 3), fused[..., QUERIES, :], fused[..., QUERIES + 1, :]
+        if self.line is None:
+            mixed = self.mixed(q, k, v)
+        else:  # some heads of the whole sequence, for all heads of a part of it
+            from deepspeed.sequence.layer import DistributedAttention
+
+            mixed = DistributedAttention(self.mixed, self.line, scatter_idx=2, gather_idx=1)(q, k, v, 0)
+        out: torch.Tensor = self.out(mixed.flatten(2))
         return out
+
+    def mixed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:
+        q = q.unflatten(2, (-1, QUERIES))
+        place = torch.arange(q.shape[1])
+        back = (place[:, None] - place).to(q.dtype)
+        scores = torch.einsum("btgqd,bsgd->bgqts", q, k) - back * self.decay.to(q.dtype).sum()  # type: ignore[operator]
+        weights = scores.masked_fill(back < 0, float("-inf")).float().softmax(-1).to(q.dtype)
+        return torch.einsum("bgqts,bsgd->btgqd", weights, v).flatten(2, 3)
 
 
 class Mlp(nn.Module):
@@ -307,7 +327,7 @@ def fill(module: nn.Module, ways: Ways, ep_rank: int) -> None:
     for local, p in module.named_parameters():
         name = whole_name(local, module, ep_rank)
         dim, sections = getattr(p, "cut", (None, 1))
-        shape = [n * ways.size if d == dim else n for d, n in enumerate(p.shape)]
+        shape = getattr(p, "whole", p.shape)
         whole = 0.2 * torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
         if dim is not None:
             whole = torch.cat([s.chunk(ways.size, dim)[ways.rank] for s in whole.chunk(sections, dim)], dim)

@@ -17,6 +17,7 @@ from attrs import field, frozen
 
 ROOT = Path(__file__).parents[2]
 STEPS = 3
+HOME = "HOME:"  # before the call of a layout that `ucpl infer` writes of the source
 PEER = "ds_to_universal"  # DeepSpeed's own converter, on the way to a target
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at other degrees
 
@@ -104,10 +105,20 @@ def convert_by_peer(source: Path, target: Path) -> str:
     return "" if done.returncode == 0 else f"{PEER}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 
+def home(source: str, folder: Path) -> str:
+    """The text that `ucpl infer` writes of a source, with its stages and cuts by name: what a call follows."""
+    text = folder / f"{source}.ucpl"
+    command = [sys.executable, "-m", "ucpl", "infer", str(folder / source), "-o", str(text)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=300)
+    return f"{text}:"
+
+
 def convert_all(target: Target, folder: Path) -> str:
     here = folder / target.source
     for n, call in enumerate((*target.via, target.call)):
         there = folder / f"{target}.{n}"
+        if call.startswith(HOME):
+            call = home(target.source, folder) + call.removeprefix(HOME)
         if error := convert_by_peer(here, there) if call == PEER else convert(here, there, call):
             return error
         here = there

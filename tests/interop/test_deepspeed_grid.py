@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.parallel import STEPS, Script, Source, Target, check, check_spoiled, result, work
+from tests.interop.parallel import HOME, STEPS, Script, Source, Target, check, check_spoiled, result, work
 
 pytestmark = pytest.mark.interop
 
@@ -15,10 +15,11 @@ SCRIPT = Script(Path(__file__).with_name("grid_job.py"), seconds=400)
 
 # A run with stages is a PipelineModule; one without them is one module with the same names, and an mpu.
 GRID: dict[str, Any] = {"tp": 2, "stages": [3, 3], "stage": 1, "dtype": "fp32"}
-NARROW = {**GRID, "dtype": "bf16"}  # BF16_Optimizer
+NARROW = {**GRID, "dtype": "bf16", "wide_gradients": True}  # BF16_Optimizer
 STAGED = {**GRID, "tp": 1, "ep": 2, "stages": [2, 4]}
 BESIDE: dict[str, Any] = {"tp": 2, "ep": 2, "stage": 1, "dtype": "fp32"}
 UNITS: dict[str, Any] = {"tp": 2, "stage": 3, "dtype": "fp32"}
+LINE: dict[str, Any] = {"tp": 1, "sp": 2, "stage": 1, "dtype": "fp32"}
 ONE, ALONE = [6], {"stages": None}
 
 SOURCES = {
@@ -27,6 +28,7 @@ SOURCES = {
     "staged": Source(4, STAGED),  # pp 2, ep 2, dp 2
     "beside": Source(4, BESIDE),  # tp 2, ep 2, dp 2
     "units": Source(4, UNITS),  # tp 2, dp 2
+    "line": Source(4, LINE),  # sp 2, dp 2
 }
 TARGETS = (
     Target("grid", 2, "zero1(tp=1, pp=1, dp=2)", {"tp": 1, "stages": ONE}),
@@ -37,7 +39,10 @@ TARGETS = (
     Target("grid", 4, "zero1(tp=2, pp=2, dp=1)", {}, via=("zero1(tp=4, stages=[2, 1, 3], dp=2)",)),
     Target("grid", 4, "zero3(tp=2, dp=2)", {"stage": 3, **ALONE}),
     Target("grid", 2, "zero3(tp=1, dp=2)", {"tp": 1, "stage": 3, **ALONE}),
+    Target("grid", 4, f"{HOME}stored(tp=2, pp=2, dp=1)", {}, via=("zero3(tp=1, dp=2)",)),  # and back to its stages
+    Target("grid", 6, "zero1(tp=3, pp=2, dp=1)", {"tp": 3}),  # unequal parts
     Target("grid", 4, "zero1(tp=2, pp=1, dp=2)", {"stages": ONE}, spoiled=True),
+    Target("narrow", 4, "zero1(tp=1, stages=[2, 1, 1, 2], dp=1)", {"tp": 1, "stages": [2, 1, 1, 2]}),
     Target("narrow", 4, "zero1(tp=1, stages=[2, 4], dp=2)", {"tp": 1, "stages": [2, 4]}),
     Target("narrow", 4, "zero1(tp=4, pp=1, dp=1)", {"tp": 4, "stages": ONE}),
     Target("staged", 2, "zero1(pp=1, dp=2, ep=1)", {"ep": 1, "stages": ONE}),
@@ -52,6 +57,8 @@ TARGETS = (
     Target("units", 4, "zero3(tp=4, dp=1)", {"tp": 4}),
     Target("units", 4, "zero1(tp=2, dp=2)", {"stage": 1}),
     Target("units", 2, "zero2(tp=1, dp=2)", {"tp": 1, "stage": 2}),
+    Target("line", 2, "zero1(dp=2)", {"sp": 1}),
+    Target("line", 4, "zero1(dp=4)", {"sp": 4}),
 )
 
 

@@ -58,7 +58,7 @@ def refusal(run: Callable[[], Any], code: str) -> str:
     return caught.value.diagnostics[0].message
 
 
-@pytest.mark.parametrize("path", [LISTS, MUTE, STAGED, CUT], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [LISTS, MUTE, STAGED, CUT, FIXTURES / "sp2_dp2_z1"], ids=lambda p: p.name)
 def test_whole_tensors_are_those_that_the_engines_held(path: Path, tmp_path: Path) -> None:
     convert(path, tmp_path / "out", "plain()", layout=described(path))
     assert_is_truth(tmp_path / "out", path)

@@ -154,6 +154,7 @@ STARTS = (
     Start("moe_ep2_dp4_z1", experts("", 4), "ep"),
     Start("pp2_dp2_z1", pipeline("1234", 5), "pp"),
     Start("pp2_dp2_z1_functions", pipeline("2345", 7), "pp"),
+    Start("sp2_dp2_z1", dense(False)),
     Start("z1_dp4", dense(False)),
     Start("z2_dp3_frozen", dense(False)),
     Start("z2_dp2_roundrobin", dense(False)),
