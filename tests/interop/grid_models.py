@@ -165,7 +165,7 @@ class Words(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         count = len(self.weight)
-        here = x - self.ways.rank * self.ways.share(ways.rows, 0)
+        here = x - self.ways.rank * self.ways.share(self.ways.rows, 0)
         mine = (here >= 0) & (here < count)
         out: torch.Tensor = _Leave.apply(self.weight[here.clamp(0, count - 1)] * mine.unsqueeze(-1), self.ways)
         return out
