@@ -23,6 +23,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.interop import models
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CLIENT = {"note": "kept", "numbers": [1, (2, 3.5)], "cursor": torch.arange(5)}
 
 
@@ -46,6 +47,10 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
     }
     if run["dtype"] == "bf16":
         out["bf16"] = {"enabled": True}
+    if run["dtype"] == "fp16":  # which the CPU's accelerator says it cannot, and torch can
+        deepspeed.get_accelerator().is_fp16_supported = lambda: True
+    if "fp16" in run or run["dtype"] == "fp16":
+        out["fp16"] = {**run.get("fp16", {}), "enabled": run["dtype"] == "fp16"}
     if run.get("universal"):
         out["checkpoint"] = {"load_universal": True}
     if run.get("wide_gradients"):
@@ -218,6 +223,27 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
     return {"differences": found, "after": losses(engine, job["steps"], 2)}
 
 
+def recast(job: dict[str, Any]) -> dict[str, Any]:
+    """Load into a spoiled engine of another dtype than the run's: the truth, with weights that torch rounds from masters."""
+    engine = engine_of(job["run"], seed=99, spoil=0.25)
+    path, client = engine.load_checkpoint(job["folder"])
+    if path is None:
+        return {"error": "load_checkpoint found nothing"}
+    truth = torch.load(job["truth"], weights_only=False)
+    for kept in truth["params"].values():
+        kept["weight"] = kept.get("fp32", kept["weight"]).to(DTYPES[job["run"]["dtype"]])
+    found = differences(facts(engine, client), truth)
+    return {"differences": found, "scale": scale_of(engine), "after": losses(engine, job["steps"], 2)}
+
+
+def scale_of(engine: Any) -> list[Any]:
+    """Whether the loss scale moves, and what it is."""
+    held = getattr(engine.optimizer, "loss_scaler", None) or getattr(engine.optimizer, "loss_scale_config", None)
+    if held is None:
+        return [False, 1.0]
+    return [getattr(held, "dynamic", None) or getattr(held, "dynamic_loss_scale", False), held.cur_scale]
+
+
 def weights(job: dict[str, Any]) -> dict[str, Any]:
     """Rank 0 saves a fresh model's weights as one safetensors file, which knows of no optimizer."""
     from safetensors.torch import save_file
@@ -355,5 +381,5 @@ def main(do: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    every = (train, load, weights, warm, started, grown, changed)
+    every = (train, load, recast, weights, warm, started, grown, changed)
     main({do.__name__: do for do in every})

@@ -1,0 +1,110 @@
+"""DeepSpeed trains in one dtype, ucpl converts, and an engine of another dtype loads plainly and trains on. About two minutes.
+
+What is expected is the state of the engine that wrote, its masters rounded by torch: where there are masters nothing else is
+lost, so that fp32 → bf16 → fp32 goes on with the very losses of a run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import field, frozen
+
+from tests.interop.test_deepspeed import FP32, STEPS, convert, result, torchrun
+
+pytestmark = pytest.mark.interop
+
+SCALE = {
+    "fp16": {"initial_scale_power": 8, "hysteresis": 1}
+}  # a section of ds_config that fp32 and bf16 runs have, too
+WHOLE = {**FP32, **SCALE}
+FROZEN = {**WHOLE, "dtype": "bf16", "freeze": True, "groups": 3, "zero": {"sub_group_size": 40}}
+DEALT = {**WHOLE, "dtype": "fp16", "zero": {"round_robin_gradients": True, "parameter_alignment": True}}
+WIDE = {**WHOLE, "dtype": "bf16", "wide_gradients": True}  # BF16_Optimizer
+
+# name: (stage, the run); on two ranks
+SOURCES: dict[str, tuple[int, dict[str, Any]]] = {
+    "z1_fp32": (1, WHOLE),
+    "z0_fp32": (0, WHOLE),
+    "z3_bf16": (3, FROZEN),
+    "bf16_optimizer": (1, WIDE),
+    "z2_fp16": (2, DEALT),
+}
+NEAR = 1e-2  # of losses in 16 bits
+FLAGS = {"fp32": "bf16=0, fp16=0", "bf16": "bf16=1", "fp16": "fp16=1"}
+
+
+@frozen
+class Target:
+    source: str
+    stage: int
+    dp: int
+    dtype: str
+    via: str = field(default="")  # a layout on the way
+
+    def __str__(self) -> str:
+        way = f"-{self.via.partition('(')[0]}" if self.via else ""
+        return f"{self.source}{way}-zero{self.stage}_dp{self.dp}_{self.dtype}"
+
+    @property
+    def run(self) -> dict[str, Any]:
+        return {**SOURCES[self.source][1], "stage": self.stage, "dtype": self.dtype}
+
+
+TARGETS = (
+    Target("z1_fp32", 3, 3, "bf16"),
+    Target("z1_fp32", 2, 2, "fp16"),
+    Target("z1_fp32", 0, 2, "bf16"),
+    Target("z1_fp32", 1, 2, "fp32", via="zero2(dp=3, bf16=1)"),
+    Target("z0_fp32", 1, 3, "bf16"),
+    Target("z0_fp32", 0, 2, "fp16"),
+    Target("z3_bf16", 1, 3, "fp32"),
+    Target("z3_bf16", 2, 2, "fp16"),
+    Target("bf16_optimizer", 0, 3, "fp32"),
+    Target("bf16_optimizer", 3, 2, "fp32"),
+    Target("bf16_optimizer", 1, 3, "bf16", via="zero3(dp=2, fp16=1)"),
+    Target("z2_fp16", 1, 3, "bf16"),
+    Target("z2_fp16", 3, 2, "fp32"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dtype")
+    jobs: list[dict[str, Any]] = []
+    for name, (stage, run) in SOURCES.items():
+        job = {"do": "train", "run": {**run, "stage": stage}, "steps": STEPS, "folder": str(folder / name)}
+        jobs.append({**job, "truth": str(folder / f"{name}.truth"), "result": str(folder / f"{name}.json")})
+    torchrun(2, "", jobs, folder)
+    by_world: dict[int, list[dict[str, Any]]] = {}
+    for target in TARGETS:
+        here, there, result_file = folder / target.source, folder / str(target), str(folder / f"{target}.json")
+        error = convert(here, folder / f"{target}.via", target.via) if target.via else ""
+        here = folder / f"{target}.via" if target.via else here
+        error = error or convert(here, there, f"zero{target.stage}(dp={target.dp}, {FLAGS[target.dtype]})")
+        if error:
+            Path(result_file).write_text(json.dumps({"error": error}))
+            continue
+        job = {"do": "recast", "run": target.run, "steps": STEPS, "folder": str(there), "result": result_file}
+        by_world.setdefault(target.dp, []).append({**job, "truth": str(folder / f"{target.source}.truth")})
+    for world, jobs in by_world.items():
+        torchrun(world, "", jobs, folder)
+    return folder
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_an_engine_of_another_dtype_loads_it_and_trains_on(target: Target, folder: Path) -> None:
+    """Weights are masters rounded once; masters, moments, learning rates, steps and buffers are bit for bit what they were."""
+    source, found = result(folder, target.source), result(folder, str(target))
+    assert found["differences"] == []
+    assert found["scale"] == ([True, 256.0] if target.dtype == "fp16" else [False, 1.0])
+    if target.via and target.dtype == "fp32":
+        assert found["after"] == source["after"], "as if it had never been another"
+        return
+    # Without ZeRO, DeepSpeed's 16-bit wrapper clips by another norm: the second loss is one of its own steps.
+    compared = 1 if target.stage == 0 and target.dtype != "fp32" else 2
+    assert found["after"][:compared] == pytest.approx(source["after"][:compared], rel=0, abs=NEAR)
+    assert len({*found["after"]}) == 2
