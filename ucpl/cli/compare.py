@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
@@ -11,7 +12,9 @@ from ucpl.errors import Exit
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.proofs.rounding import Rounded
 
+SHOWN = 8  # tensors that have a line each
 EXAMPLE = "ucpl compare runs/on-4 runs/on-8"
 
 
@@ -22,6 +25,22 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--with", dest="b_layout", metavar="LAYOUT", help="B's layout (default: inferred)")
     add_data_plane(parser)
     add_json(parser)
+
+
+def rounded_lines(found: Sequence[Rounded]) -> list[str]:
+    """A line each, where they are few; else one for all of two dtypes, and the one that is farthest apart."""
+    if len(found) <= SHOWN:
+        return [str(one) for one in found]
+    out = []
+    for a, b in dict.fromkeys((one.a, one.b) for one in found):
+        some = [one for one in found if (one.a, one.b) == (a, b)]
+        worst = max(some, key=lambda one: one.largest)
+        differ, elements = (sum(n) for n in zip(*((one.differ, one.elements) for one in some), strict=True))
+        out.append(
+            f"weights of {len(some):,} tensors: {a} in A, {b} in B; {differ:,} of {elements:,} elements differ, by"
+            f" {worst.largest:.3g} at most, in {worst.name} (--json names each)"
+        )
+    return out
 
 
 def run(options: Namespace, console: Console) -> int:
@@ -36,6 +55,8 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"differs       {difference}")
     compared = f"{found.tensors:,} tensors, {found.elements:,} elements, {found.values:,} values beside them"
     console.say(f"compared      {compared}; buffers {bytes_text(found.bytes_live_max)} at most")
+    for text in rounded_lines(found.rounded):
+        console.say(f"rounded       {text}")
     for one in found.unsaid:
         console.say(f"unsaid        {one}")
     for text in found.derived:
@@ -43,7 +64,9 @@ def run(options: Namespace, console: Console) -> int:
     for text in found.around:
         console.say(f"beside        {text}")
     if found:
-        console.say("equal")
+        console.say(
+            "equal" if not found.rounded else "equal         all but what is rounded, of which there are masters"
+        )
     else:
         more = "in 1 place" if len(found.differences) == 1 else f"in {len(found.differences):,} places"
         console.say(f"different     {more}; of each stored tensor, the first is named")

@@ -17,9 +17,9 @@ from ucpl.layout import LogicalTensor
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.blobs import held_blobs
 from ucpl.proofs.envelopes import NO_GROUPS, Difference, Unsaid, beside, counted_names
-from ucpl.proofs.where import Pair, counted, element_at, only, pairs_of
+from ucpl.proofs.rounding import Rounded, hold_rounded, in_two_dtypes, named
+from ucpl.proofs.where import Pair, counted, only, pairs_of
 from ucpl.regions import Placement
-from ucpl.runtime.compare import Unequal
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
 
@@ -40,6 +40,7 @@ class Likeness:
     derived: tuple[str, ...] = ()  # states that one side does not store: compared with what it derives
     values: int = 0  # beside tensors: hyper-parameters, counters, client_state keys
     unsaid: tuple[Unsaid, ...] = ()  # what one side alone says, where silence is no difference
+    rounded: tuple[Rounded, ...] = ()  # weights in two training dtypes, and how far they are apart
     around: tuple[str, ...] = ()  # what the folders around them are: no part of the state
     seconds: dict[str, float] = field(factory=dict)
 
@@ -66,11 +67,14 @@ def likeness(
     found += kinds
     ours, theirs = pairs_of(here), pairs_of(there)
     dtypes = list(_dtypes(a, here, b, there, same))
-    found += dtypes
+    cast = in_two_dtypes((a, here), (b, there), dtypes)
+    apart = hold_rounded((a, here), (b, there), cast, {"memory": memory, "workers": workers})
+    found += [d for d in dtypes if d.state != "weight" or d.name not in cast]
+    found += apart.differences
     wrong = {(d.name, d.state) for d in dtypes}
     forward = {p for p in theirs if p[0] in same and p not in wrong}
     backward = {p for p in ours - theirs if p[0] in same and p not in wrong}
-    elements = read = live = 0
+    elements, read, live = apart.elements, apart.bytes_read, 0
     derived: list[str] = []
     for turned, wanted in ((False, forward), (True, backward)):
         x, left, y, right = (b, there, a, here) if turned else (a, here, b, there)
@@ -91,12 +95,22 @@ def likeness(
         elements += compared.elements
         read += compared.report.bytes_read
         live = max(live, compared.report.bytes_live_max)
-        found += [_named(u, target, y, turned) for u in compared]
+        found += [named(u, target, turned) for u in compared]
     aside = beside(a, b)
     blobs, values = held_blobs(a, here, b, there)
     found += [*aside.differences, *blobs]
     unsaid = (*silent, *aside.unsaid)
-    return Likeness(tuple(found), len(same), elements, read, live, tuple(derived), aside.count + values, unsaid)
+    return Likeness(
+        tuple(found),
+        len(same),
+        elements,
+        read,
+        live,
+        tuple(derived),
+        aside.count + values,
+        unsaid,
+        rounded=apart.rounded,
+    )
 
 
 def _dtype_of(known: dict[tuple[str, tuple[str, ...]], str]) -> DtypeOf:
@@ -174,13 +188,3 @@ def reachable(source: Placement, wanted: set[Pair]) -> tuple[set[Pair], set[Pair
                 origins.add((path, rule.source))
                 break
     return reach, origins, wanted - reach
-
-
-def _named(u: Unequal, placement: Placement, target: Checkpoint, turned: bool) -> Difference:
-    home = [h for p in placement.parts for h in p.homes][u.target]
-    position = u.position(home.shape)
-    state, element = element_at(placement, u.target, position)
-    there = f"{u.file}: {u.key}{list(u.element)}"
-    here = f"{u.source_file}: {u.source_key}{list(u.source_element)}" if u.source_file else ""
-    found = Difference("value", element.partition("[")[0], state, element, u.wanted, u.value, here, there)
-    return evolve(found, a=u.value, b=u.wanted, a_place=there, b_place=here) if turned else found

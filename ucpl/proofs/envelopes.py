@@ -23,12 +23,14 @@ __all__ = ["NO_GROUPS", "Difference", "Found", "Unsaid", "beside", "counted_name
 # What continues a run in the engine; the rest of an envelope's blobs is made anew for each target.
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")  # a run begins at 0
 LOST = ("lr_scheduler", "module_extra")  # there is no value that silence could mean
+OF_LOSSES = ("dynamic_loss_scale", "overflow")  # nothing in two dtypes of which one is fp16
 WHERE_KEPT = ("dynamic_loss_scale", "overflow", "clip_grad")  # some forms make them anew: compared where both keep them
 
 Side = Literal["A", "B"]
 
 _BEGINS = "a run begins there"
 NO_GROUPS = "the other says nothing of training"
+_OTHER_DTYPE = "the other trains in another dtype, whose losses are not scaled"
 _OF_THE_JOB = "an elastic checkpoint leaves the optimizer's arguments to the job"
 _OF_THE_FORM = "an elastic checkpoint keeps a step for any optimizer"
 _LEFT_OUT = "frozen parameters were left out when the checkpoint was saved"
@@ -114,6 +116,12 @@ class _Pair:
             a, b = (text, "nothing") if side == "A" else ("nothing", text)
             self.found.differences.append(Difference(kind, name, a=a, b=b))
 
+    @property
+    def is_scaled_in_one(self) -> bool:
+        """Whether one side alone trains in fp16."""
+        ours, theirs = _flag(self.a, "fp16"), _flag(self.b, "fp16")
+        return ours is not None and theirs is not None and ours != theirs
+
     # ---- groups ------------------------------------------------------------------------------------------------------
 
     def groups(self) -> None:
@@ -183,6 +191,8 @@ class _Pair:
 
     def schedules(self) -> None:
         for key in (*LOST, *WHERE_KEPT):
+            if key in OF_LOSSES and self.is_scaled_in_one:
+                continue
             if key in self.a.blobs and key in self.b.blobs:
                 self.hold("carried", key, self.a.blobs[key], self.b.blobs[key])
             elif key in LOST and key in self.a.blobs:
@@ -201,7 +211,14 @@ class _Pair:
                 self.alone("carried", name, {**ours, **theirs}[name], side, _LEFT_OUT)
 
     def loss_scale(self) -> None:
-        """An object in some forms, numbers in others; nothing where nothing is scaled."""
+        """An object in some forms, numbers in others; nothing where nothing is scaled, as in another dtype than fp16."""
+        if self.is_scaled_in_one:
+            side: Side = "A" if _flag(self.a, "fp16") else "B"
+            held = _scaling((self.a if side == "A" else self.b).blobs)
+            text = f"{'dynamic' if held['dynamic'] else 'fixed'}, at {held['cur_scale']}"
+            self.found.count += 1
+            self.found.unsaid.append(Unsaid("loss_scaler", text, side, _OTHER_DTYPE))
+            return
         if "loss_scaler" in self.a.blobs and "loss_scaler" in self.b.blobs:
             self.hold("carried", "loss_scaler", self.a.blobs["loss_scaler"], self.b.blobs["loss_scaler"])
             return
@@ -251,6 +268,11 @@ def _second_names(blobs: Mapping[str, object]) -> dict[str, object]:
     noted = blobs.get("left_out")
     found = noted.items() if isinstance(noted, dict) else ()
     return {str(name): one["value"] for name, one in found if isinstance(one, dict) and one.get("value") is not None}
+
+
+def _flag(envelope: Envelope, name: str) -> bool | None:
+    known = envelope.settings.get(name)
+    return None if known is None else bool(known.value)
 
 
 def _is_elastic(envelope: Envelope) -> bool:

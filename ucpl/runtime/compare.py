@@ -7,7 +7,7 @@ Not here: what is not a tensor (proofs compares envelopes), and files that one s
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from attrs import evolve, frozen
@@ -19,16 +19,17 @@ from ucpl.runtime.assemble import Assembler, Difference
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report
 from ucpl.runtime.crew import Queue, run_crew
-from ucpl.runtime.fills import bind_fills
+from ucpl.runtime.fills import Fills, bind_fills
+from ucpl.runtime.measuring import WIDE, Measured, Measurer
 from ucpl.runtime.reading import Reader
-from ucpl.runtime.rows import Place, bind_rows, fit
+from ucpl.runtime.rows import Place, Rows, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.tiles import Unit, cut_tiles
 from ucpl.runtime.values import first_half, value_text
 from ucpl.schedule import Bound, Plan, Runs
 from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["Comparison", "Unequal", "compare"]
+__all__ = ["Comparison", "Unequal", "compare", "measure"]
 
 
 @frozen
@@ -84,57 +85,112 @@ def compare(
 
     Raises: UcplError E600, E601 (either side does not fit the plan), E603, E605, E610, E611, E613.
     """
-    share = share_of(memory, workers)
-    budget, counters = Budget(memory), Counters()
-    here = fit(plan.sources, source.extents)
-    there = fit(plan.targets, target.extents, "target")
-    # The target's files stand beside the source's: their absolute paths are their names.
-    roots = [str(source.root.resolve()), str(target.root.resolve())]
-    places = [*(_rooted(p, roots[0]) for p in here), *(_rooted(p, roots[1]) for p in there)]
-    made = Bound.of(plan)
-    mirrored = tuple(_mirror(m, len(here)) for m in made.moves if m.kind not in ("check", "scale"))
-    bound = _with(made, mirrored)
-    rows, fills = bind_rows(bound, places, there), bind_fills(bound, there)
-    files = SourceFiles(source.root, (p.extent.file for p in places if p.extent is not None))
-    file_of = [files.index[p.extent.file] for p in places if p.extent]
-    assembler = Assembler(rows, fills, places, there, file_of, plan.tensors)
-    units = [Unit(t, 0, 0, p.numel * p.itemsize, "") for t, p in enumerate(there)]
-    tiles = cut_tiles(units, share.tile)
-    queue = Queue(len(tiles))
-    first: dict[int, Difference] = {}
-    lock = threading.Lock()
-
-    def found(difference: Difference) -> None:
-        if difference.source < len(here):
-            assembler.unequal(difference)  # two copies within the source
-        with lock:
-            known = first.get(difference.target)
-            if known is None or difference.target_position < known.target_position:
-                first[difference.target] = difference
-
-    def work(stop: threading.Event) -> None:
-        with Workspace(share, budget) as space:
-            reader = Reader(files)
-            while not stop.is_set() and (i := queue.take()) is not None:
-                t = int(tiles.unit[i])
-                low, size, itemsize = int(tiles.low[i]), int(tiles.size[i]), there[t].itemsize
-                assembler.assemble(t, low // itemsize, (low + size) // itemsize, reader, space, found)
-                counters.add(read=reader.bytes_read, tiles=1)
-                reader.bytes_read = 0
-                reader.fragments.clear()
-
+    both = _Both.of(plan, source, target)
     try:
+        assembler = Assembler(*both.parts)
+        first: dict[int, Difference] = {}
+        lock = threading.Lock()
+
+        def found(difference: Difference) -> None:
+            if difference.source < both.base:
+                assembler.unequal(difference)  # two copies within the source
+            with lock:
+                known = first.get(difference.target)
+                if known is None or difference.target_position < known.target_position:
+                    first[difference.target] = difference
+
+        report = both.walk(assembler, found, memory, workers)
+    finally:
+        both.files.close()
+    unequal = tuple(_named(first[t], assembler, both.there) for t in sorted(first))
+    return Comparison(unequal, both.elements, report)
+
+
+def measure(
+    plan: Plan, source: Checkpoint, target: Checkpoint, *, memory: int = 512 << 20, workers: int = 2
+) -> tuple[dict[str, Measured], Report]:
+    """How far `target` is from what the plan makes of `source`, by tensor, in f32. Both sides are floats of at most 32 bits.
+
+    Raises: UcplError as `compare`.
+    """
+    both = _Both.of(plan, source, target, WIDE)
+    try:
+        measurer = Measurer(*both.parts, both.base)
+        report = both.walk(measurer, None, memory, workers)
+    finally:
+        both.files.close()
+    return measurer.measured, report
+
+
+@frozen(eq=False)
+class _Both:
+    """A plan bound to the files of both sides: the target's stand beside the source's, under their absolute paths."""
+
+    rows: Rows
+    fills: Fills
+    places: tuple[Place, ...]
+    there: tuple[Place, ...]
+    files: SourceFiles
+    base: int  # the number of the first place of the target's side
+    tensors: tuple[str, ...]
+    elements: int  # that moves reach
+    top: str
+
+    @classmethod
+    def of(cls, plan: Plan, source: Checkpoint, target: Checkpoint, wide: str | None = None) -> _Both:
+        """`wide`: the type in which tiles are held against each other; None: the target's own."""
+        here, there = fit(plan.sources, source.extents), fit(plan.targets, target.extents, "target")
+        roots = [str(source.root.resolve()), str(target.root.resolve())]
+        places = (*(_rooted(p, roots[0]) for p in here), *(_rooted(p, roots[1]) for p in there))
+        made = Bound.of(plan)
+        mirrored = tuple(_mirror(m, len(here)) for m in made.moves if m.kind not in ("check", "scale"))
+        bound = _with(made, mirrored)
+        goal = there if wide is None else [evolve(p, dtype=wide) for p in there]
+        files = SourceFiles(source.root, (p.extent.file for p in places if p.extent is not None))
+        return cls(
+            rows=bind_rows(bound, places, goal),
+            fills=bind_fills(bound, goal),
+            places=places,
+            there=tuple(goal),
+            files=files,
+            base=len(here),
+            tensors=tuple(plan.tensors),
+            elements=sum(m.elements for m in mirrored),
+            top=str(target.top),
+        )
+
+    @property
+    def parts(self) -> tuple[Rows, Fills, Sequence[Place], Sequence[Place], Sequence[int], Sequence[str]]:
+        """What an assembler is made of."""
+        file_of = [self.files.index[p.extent.file] for p in self.places if p.extent]
+        return self.rows, self.fills, self.places, self.there, file_of, self.tensors
+
+    def walk(
+        self, assembler: Assembler, found: Callable[[Difference], None] | None, memory: int, workers: int
+    ) -> Report:
+        """Every tile, in threads."""
+        share, budget, counters = share_of(memory, workers), Budget(memory), Counters()
+        tiles = cut_tiles([Unit(t, 0, 0, p.numel * p.itemsize, "") for t, p in enumerate(self.there)], share.tile)
+        queue = Queue(len(tiles))
+
+        def work(stop: threading.Event) -> None:
+            with Workspace(share, budget) as space:
+                reader = Reader(self.files)
+                while not stop.is_set() and (i := queue.take()) is not None:
+                    t = int(tiles.unit[i])
+                    low, size, itemsize = int(tiles.low[i]), int(tiles.size[i]), self.there[t].itemsize
+                    assembler.assemble(t, low // itemsize, (low + size) // itemsize, reader, space, found)
+                    counters.add(read=reader.bytes_read, tiles=1)
+                    reader.bytes_read = 0
+                    reader.fragments.clear()
+
         with counters.phase("compare"):
             run_crew(workers, work)
-        files.check_unchanged()
-    finally:
-        files.close()
-    report = Report(
-        str(target.top), bytes_needed=rows.bytes_needed, bytes_read=counters.bytes_read, bytes_live_max=budget.live_max,
-        tiles=counters.tiles, files=len(files.files), seconds=dict(counters.seconds),
-    )  # fmt: skip
-    unequal = tuple(_named(first[t], assembler, there) for t in sorted(first))
-    return Comparison(unequal, sum(m.elements for m in mirrored), report)
+        self.files.check_unchanged()
+        return Report(
+            self.top, bytes_needed=self.rows.bytes_needed, bytes_read=counters.bytes_read, bytes_live_max=budget.live_max,
+            tiles=counters.tiles, files=len(self.files.files), seconds=dict(counters.seconds),
+        )  # fmt: skip
 
 
 def _rooted(place: Place, root: str) -> Place:
