@@ -46,7 +46,7 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
         "steps_per_print": 1_000_000,
     }
     if run["dtype"] == "bf16":
-        out["bf16"] = {"enabled": True}
+        out["bf16"] = {**run.get("bf16", {}), "enabled": True}
     if run["dtype"] == "fp16":  # which the CPU's accelerator says it cannot, and torch can
         deepspeed.get_accelerator().is_fp16_supported = lambda: True
     if "fp16" in run or run["dtype"] == "fp16":
@@ -232,6 +232,8 @@ def recast(job: dict[str, Any]) -> dict[str, Any]:
     truth = torch.load(job["truth"], weights_only=False)
     for kept in truth["params"].values():
         kept["weight"] = kept.get("fp32", kept["weight"]).to(DTYPES[job["run"]["dtype"]])
+        if "bf16" not in job["run"]:  # masters and moments may be of 16 bits there, where options say so
+            kept |= {k: v.float() for k, v in kept.items() if torch.is_tensor(v) and k != "weight"}
     found = differences(facts(engine, client), truth)
     return {"differences": found, "scale": scale_of(engine), "after": losses(engine, job["steps"], 2)}
 

@@ -246,6 +246,9 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
     if path is None:
         return {"error": "load_checkpoint found nothing"}
     truth = torch.load(job["truth"], weights_only=False)
+    for kept in truth["params"].values():  # in another dtype than the source's: masters, rounded by torch
+        if "fp32" in kept:
+            kept["weight"] = kept["fp32"].to(deepspeed_job.DTYPES[run["dtype"]])
     mine, apart = facts(engine, run, client)
     found = deepspeed_job.differences(mine, truth) + apart
     return {"differences": found, "after": losses(engine, run, job["steps"], 2)}

@@ -45,6 +45,8 @@ TARGETS = (
     Target("narrow", 4, "zero1(tp=1, stages=[2, 1, 1, 2], dp=1)", {"tp": 1, "stages": [2, 1, 1, 2]}),
     Target("narrow", 4, "zero1(tp=1, stages=[2, 4], dp=2)", {"tp": 1, "stages": [2, 4]}),
     Target("narrow", 4, "zero1(tp=4, pp=1, dp=1)", {"tp": 4, "stages": ONE}),
+    Target("grid", 4, "zero1(tp=1, pp=2, dp=2, bf16=1, bf16_optimizer=1)", {"tp": 1, "dtype": "bf16"}),
+    Target("narrow", 4, "zero3(tp=2, dp=2, bf16=0)", {"stage": 3, "dtype": "fp32", **ALONE}),
     Target("staged", 2, "zero1(pp=1, dp=2, ep=1)", {"ep": 1, "stages": ONE}),
     Target("staged", 4, "zero1(pp=1, dp=4, ep=4)", {"ep": 4, "stages": ONE}),
     Target("staged", 4, "zero1(stages=[3, 3], dp=2, ep=1)", {"ep": 1, "stages": [3, 3]}),

@@ -24,6 +24,7 @@ WHOLE = {**FP32, **SCALE}
 FROZEN = {**WHOLE, "dtype": "bf16", "freeze": True, "groups": 3, "zero": {"sub_group_size": 40}}
 DEALT = {**WHOLE, "dtype": "fp16", "zero": {"round_robin_gradients": True, "parameter_alignment": True}}
 WIDE = {**WHOLE, "dtype": "bf16", "wide_gradients": True}  # BF16_Optimizer
+LOW = {**WHOLE, "dtype": "bf16", "bf16": {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
 
 # name: (stage, the run); on two ranks
 SOURCES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -32,6 +33,7 @@ SOURCES: dict[str, tuple[int, dict[str, Any]]] = {
     "z3_bf16": (3, FROZEN),
     "bf16_optimizer": (1, WIDE),
     "z2_fp16": (2, DEALT),
+    "z3_low": (3, LOW),  # masters and moments in bf16
 }
 NEAR = 1e-2  # of losses in 16 bits
 FLAGS = {"fp32": "bf16=0, fp16=0", "bf16": "bf16=1", "fp16": "fp16=1"}
@@ -51,7 +53,8 @@ class Target:
 
     @property
     def run(self) -> dict[str, Any]:
-        return {**SOURCES[self.source][1], "stage": self.stage, "dtype": self.dtype}
+        kept = {key: value for key, value in SOURCES[self.source][1].items() if key != "bf16" or self.dtype == "bf16"}
+        return {**kept, "stage": self.stage, "dtype": self.dtype}
 
 
 TARGETS = (
@@ -68,6 +71,9 @@ TARGETS = (
     Target("bf16_optimizer", 1, 3, "bf16", via="zero3(dp=2, fp16=1)"),
     Target("z2_fp16", 1, 3, "bf16"),
     Target("z2_fp16", 3, 2, "fp32"),
+    Target("z3_low", 1, 2, "fp16"),
+    Target("z3_low", 2, 3, "fp32"),
+    Target("z3_low", 2, 2, "bf16"),
 )
 
 
