@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from attrs import field, frozen
 
-from tests.interop.test_deepspeed import FP32, STEPS, convert, result, torchrun
+from tests.interop.parallel import result
+from tests.interop.test_deepspeed import FP32, STEPS, convert, torchrun
 
 pytestmark = pytest.mark.interop
 
