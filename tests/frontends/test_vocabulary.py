@@ -90,6 +90,18 @@ def test_a_layout_may_say_the_cuts_of_such_a_source(truth: dict[str, Any], tmp_p
     assert torch.equal(plain(tmp_path / "out", tmp_path / "plain")["exp_avg"], truth["exp_avg"][:35])
 
 
+def test_a_source_that_is_no_pipeline_and_is_described(truth: dict[str, Any], tmp_path: Path) -> None:
+    ucpl.convert(SOURCE, tmp_path / "atoms", to="universal()", drop=CLIENT)
+    ucpl.convert(tmp_path / "atoms", tmp_path / "cut", to="zero1(tp=2, dp=1, padded_vocab=38)")
+    ucpl.convert(tmp_path / "cut", tmp_path / "out", to="universal()", layout=LLAMA)
+    assert torch.equal(plain(tmp_path / "out", tmp_path / "plain")["fp32"], truth["fp32"][:WORDS])
+    for rows in (40, 36):  # more than the source has, and fewer
+        call = f"zero1(tp=2, dp=2, padded_vocab={rows})"
+        ucpl.convert(tmp_path / "cut", tmp_path / f"described {rows}", to=call, layout=LLAMA)
+        ucpl.convert(tmp_path / "cut", tmp_path / f"inferred {rows}", to=call)
+        assert ucpl.compare(tmp_path / f"described {rows}", tmp_path / f"inferred {rows}")
+
+
 def test_what_is_asked_for_is_told_with_its_reason() -> None:
     origins = ucpl.plan(str(SOURCE), "zero1(tp=4, make_vocab_size_divisible_by=5)").origins
     told = next(one for one in origins if one.name == "rows of the vocabulary")

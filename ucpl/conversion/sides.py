@@ -42,7 +42,7 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
 
 def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:
     """A source as a spec says it, with sizes that the checkpoint gives."""
-    from ucpl.frontends import parallel, ranks
+    from ucpl.frontends import parallel, ranks, vocabulary
     from ucpl.frontends.infer import inherited_settings, model_of, stated_of
     from ucpl.frontends.sizes import sizes_from, with_sizes
     from ucpl.frontends.whole_shapes import with_shapes
@@ -55,7 +55,8 @@ def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:
         given, model=model_of(shaped, {}) if one.is_of_any else None, inherited=inherited_settings(checkpoint)
     )
     notes = _notes_of(sizes)
-    if one.is_of_any and given.model is not None and ranks.is_apart(checkpoint) and parallel.says_cuts_alone(*one):
+    is_made = ranks.is_apart(checkpoint) or bool(vocabulary.padded(checkpoint))
+    if one.is_of_any and given.model is not None and is_made and parallel.says_cuts_alone(*one):
         found = ranks.described(parallel.Base(*one, given.model, given.inherited, given.config), checkpoint)
         one, notes = Called(found.library, found.call), (*notes, *found.notes)
     made = located(one, given, stated=stated_of(checkpoint), notes=notes)
@@ -169,7 +170,7 @@ def sides(
     source: None, where the checkpoint itself says what it is.
     """
     if checkpoint is not None:
-        checkpoint, target = _of_words(checkpoint, target)
+        checkpoint, target = _of_words(checkpoint, source, target)
         here = source_side(checkpoint, source, evolve(given, model=None))
         return here, target_side(target, here, given)
     assert source is not None
@@ -180,8 +181,11 @@ def sides(
     return here, target_side(target, here, given)
 
 
-def _of_words(checkpoint: Checkpoint, target: Called) -> tuple[Checkpoint, Called]:
-    """The source with the rows of its vocabulary that a target keeps, where that has another number; and the target."""
+def _of_words(checkpoint: Checkpoint, source: Called | None, target: Called) -> tuple[Checkpoint, Called]:
+    """The source with the rows of its vocabulary that a target keeps, where that has another number; and the target.
+
+    A layout that says more of the source than its cuts speaks of all rows.
+    """
     if not checkpoint.vocabulary or not target.is_of_any:
         return checkpoint, target
     from ucpl.frontends import parallel, vocabulary
@@ -191,6 +195,8 @@ def _of_words(checkpoint: Checkpoint, target: Called) -> tuple[Checkpoint, Calle
     base = parallel.Base(*target, nodes.Model("", ()), inherited_settings(checkpoint))
     want = vocabulary.asked(base, checkpoint)
     if want is None:
+        return checkpoint, target
+    if source is not None and not parallel.says_cuts_alone(*source):
         return checkpoint, target
     if vocabulary.is_universal(base):  # whole tensors, which need no lines
         target = Called(target.library, vocabulary.without(target.call))

@@ -112,6 +112,13 @@ def dealt(want: Asked, source: Checkpoint, degree: int) -> tuple[dict[str, Shard
     out = {}
     for tensor in source.tensors:
         if tensor.name in source.vocabulary and tensor.shape:
+            if tensor.shape[0] > want.rows:
+                fail(
+                    "E479",
+                    f"the layout that describes the source gives `{tensor.name}` {tensor.shape[0]} rows, more than {want.rows}",
+                    Label("<call>", where=f"{want.rows} rows"),
+                    Label(str(source.root), where=tensor.name),
+                )
             section = Section(want.rows, chunked(want.rows, degree))
             out[tensor.name] = Sharding(tensor.shape, 0, (section,), want.origin)
     words = max(source.vocabulary.values())
