@@ -132,9 +132,15 @@ def scramble(engine: Any) -> None:
     """Every parameter that is here whole, every buffer, every master and moment."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for tensor in (*engine.module.parameters(), *engine.module.buffers(), *masters(engine)):
+        for tensor in (*engine.module.parameters(), *kept_buffers(engine).values(), *masters(engine)):
             if tensor.numel():
                 tensor.copy_(torch.randn(tensor.shape, generator=generator))
+
+
+def kept_buffers(engine: Any) -> dict[str, torch.Tensor]:
+    """Those that a checkpoint has."""
+    kept = engine.module.state_dict()
+    return {name: buffer for name, buffer in engine.module.named_buffers() if name in kept}
 
 
 def losses(engine: Any, run: dict[str, Any], first: int, steps: int) -> list[float]:
@@ -228,7 +234,7 @@ def whole_state(engine: Any, tp: int) -> dict[str, dict[str, Any]]:
 def facts(engine: Any, run: dict[str, Any], client: dict[str, Any]) -> dict[str, Any]:
     return {
         "params": whole_state(engine, run["tp"]),
-        "buffers": {n: b.clone() for n, b in engine.module.named_buffers()},
+        "buffers": {n: b.clone() for n, b in kept_buffers(engine).items()},
         "global_steps": engine.global_steps,
         "client": {key: client.get(key) for key in CLIENT},
     }
@@ -258,12 +264,15 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
     return {"differences": found, "after": losses(engine, job["run"], job["steps"], 2)}
 
 
+JOBS = {"train": train, "load": load}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     for job in json.loads(Path(sys.argv[1]).read_text()):
         try:
-            result = {"train": train, "load": load}[job["do"]](job)
+            result = JOBS[job["do"]](job)
         except Exception:
             result = {"error": traceback.format_exc()[-3000:]}
         every: list[Any] = [None] * dist.get_world_size()

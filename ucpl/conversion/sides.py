@@ -69,8 +69,8 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
 
     A shipped layout that is called at another tensor-parallel degree, `zero1(dp=2, tp=4)`, gets the cuts that DeepSpeed would
     make at that degree, from the source's; `kv_heads` beside tp says what these may rest on (frontends/parallel). Where the
-    source is not tensor parallel, a layout of the user's own that extends zero1 says how tensors are cut. From a pipeline,
-    `pp`, `stages` and `partition` deal its layers; from a model with experts, `ep` deals those (frontends/stages).
+    source is not tensor parallel, they are of the class that a config names (frontends/autotp), or a layout of the user's own
+    that extends zero1 says them. From a pipeline, `pp`, `stages` and `partition` deal its layers; from a model with experts, `ep` deals those (frontends/stages).
     """
     model = given.model or source.model
     own = _own_model(one, source, given)
@@ -101,13 +101,11 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
 
         one = with_fills(one, given.fill, own)
     base = _without(source, changes)
-    cut, said = _cut_as_deepspeed(one, base, given, notes)
-    made = located(cut, given, notes=said)
+    made = _cut_as_deepspeed(one, base, given, notes)
     change = change_of(source, made.layout)
     if change is not None and one.is_of_any:
         given = in_other_dtype(given, source, change)
-        cut, said = _cut_as_deepspeed(one, base, given, notes)
-        made = located(cut, given, notes=said)
+        made = _cut_as_deepspeed(one, base, given, notes)
     return made if changes is None else _changed(made, source, changes)
 
 
@@ -145,21 +143,20 @@ def _changed(made: Side, source: Side, changes: Changes) -> Side:
     return evolve(made, placement=evolve(made.placement, layout=layout), changes=changes)
 
 
-def _cut_as_deepspeed(
-    one: Called, source: Side, given: Given, notes: tuple[Note, ...]
-) -> tuple[Called, tuple[Note, ...]]:
-    """A layout of any model that leaves the cuts open, with those that DeepSpeed would make."""
+def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note, ...]) -> Side:
+    """A side of its layout; where that is of any model and leaves cuts open, with those that DeepSpeed would make."""
     if given.model is None:
-        return one, notes
+        return located(one, given, notes=notes)
     from ucpl.frontends import parallel, ranks
     from ucpl.regions.sharding import shardings_of
 
     is_apart = source.checkpoint is not None and ranks.is_apart(source.checkpoint)
     if not (parallel.is_open(*one) or (is_apart and parallel.says_cuts_alone(*one))):
-        return one, notes
+        return located(one, given, notes=notes)
     base = parallel.Base(*one, given.model, given.inherited, given.config)
     made = ranks.target(base, source.checkpoint, shardings_of(source.layout))
-    return Called(made.library, made.call), made.notes
+    given = evolve(given, model=made.model or given.model)
+    return located(Called(made.library, made.call), given, notes=(*notes, *made.notes))
 
 
 def sides(

@@ -35,6 +35,10 @@ GRAIN = "tp_grain_size"
 RULE, CHUNK = "tp_rule", "chunk"  # what cuts a source's tensors, where that is not AutoTP
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a step of a name that is a number
 _LINES_SHOWN = 16
+_SAY_CUTS = (
+    "for a class of transformers, give its config, with transformers installed: --config config.json; it is cut as AutoTP of"
+    " DeepSpeed cuts it. For another model, write a layout of your own that extends zero1: --to 'FILE.ucpl:NAME(tp=2)'"
+)
 
 STORED, TARGET = "stored", "target"  # names of the layouts that are made
 LAYERED = "layered"  # of one that another is made from: stages and cuts, before experts
@@ -83,6 +87,7 @@ class Extended:
     library: Library
     call: nodes.Call
     notes: tuple[Note, ...] = ()
+    model: nodes.Model | None = None  # where it has more names than the one that was given
 
 
 # ---- whether there is anything to do -----------------------------------------------------------------------------------
@@ -178,6 +183,11 @@ def origins(shardings: Mapping[str, Sharding]) -> tuple[Note, ...]:
 # ---- a target ------------------------------------------------------------------------------------------------------------
 
 
+def names_a_class(base: Base) -> bool:
+    """Whether a target at a tensor-parallel degree comes with a config.json, which names the class of its model."""
+    return base.config is not None and "model_type" in base.config and base.asked(TP) > 1
+
+
 def dealt(base: Base, shardings: Cuts) -> tuple[Base, Cuts, tuple[Note, ...]]:
     """How tensors are cut at the tensor-parallel degree of the call, and the base without what was said of it.
 
@@ -195,6 +205,7 @@ def dealt(base: Base, shardings: Cuts) -> tuple[Base, Cuts, tuple[Note, ...]]:
             "E472",
             f"`{call.name}` at tp = {degree}: the source is not tensor parallel, and nothing says how its tensors are cut",
             Label("<call>", where=f"tp = {degree}"),
+            remedy=_SAY_CUTS,
         )
     if degree == here:
         return plain, shardings, (("cuts over tp", f"{_cut(shardings)} tensors", "as the source's"),)

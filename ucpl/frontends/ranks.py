@@ -98,14 +98,23 @@ def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
     else:
         if source is not None and not parallel.is_cut(source):
             cuts = cuts or source.shardings  # how its tensors would be cut, if they were
-        base, cuts, of_cuts = parallel.dealt(base, cuts)
+        base, cuts, of_cuts = _dealt(base, cuts)
     if want is not None and source is not None:
         of_words, told = vocabulary.dealt(want, source, base.asked(TP))
         cuts, of_cuts = {**cuts, **of_words}, (*of_cuts, *told)
     if pipeline is not None and base.asked(TP) > 1:
         pipeline = evolve(pipeline, is_by_tp=True)
     dealt = None if of_experts is None else experts.DealtExperts.of(of_experts, ep, pipeline)
-    return evolve(_made(base, cuts, pipeline, dealt, TARGET), notes=(*of_cuts, *notes))
+    return evolve(_made(base, cuts, pipeline, dealt, TARGET), notes=(*of_cuts, *notes), model=base.model)
+
+
+def _dealt(base: Base, cuts: Cuts) -> tuple[Base, Cuts, tuple[Note, ...]]:
+    """Cuts at the degree of the call: of those of the source, else of the class that a config names."""
+    if not cuts and parallel.names_a_class(base):
+        from ucpl.frontends import autotp  # a class of transformers is asked
+
+        return autotp.dealt(base)
+    return parallel.dealt(base, cuts)
 
 
 def _made(base: Base, cuts: Cuts, pipeline: Pipeline | None, dealt: experts.DealtExperts | None, name: str) -> Extended:

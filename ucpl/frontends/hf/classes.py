@@ -17,7 +17,7 @@ from ucpl.frontends.hf.offline import offline
 from ucpl.frontends.hf.records import Config, Found, Version
 from ucpl.frontends.hf.varying import COUNTED, Other, lists_of, numbers_of, varied
 
-__all__ = ["Class", "class_of"]
+__all__ = ["Class", "built_of", "class_of"]
 
 LAYERS_MAX = 10_000  # of a kind, and experts of a layer
 _VARIATIONS = 2
@@ -77,6 +77,30 @@ def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> C
             fail("E396", f"transformers cannot build {file.name}: {said}", Label(str(file)))
         notes.append(f"transformers could not build the class ({said[:200]}): only headers were read.")
         return None
+
+
+def built_of(config: Config) -> tuple[object, object]:
+    """(the model that a config names, the config as transformers reads it), on the meta device. Raises: UcplError E396."""
+    place = Path("config.json")
+    kind = config.get("model_type")
+    try:
+        library = _Library(import_module("torch"), import_module("transformers"))
+    except ImportError:
+        fail(
+            "E396",
+            "transformers is not installed: a config alone does not say which modules there are",
+            Label(place.name),
+        )
+    _demand_built(config, place)
+    known = library.transformers.CONFIG_MAPPING
+    if not isinstance(kind, str) or kind not in known:
+        fail("E396", f"model_type is {kind!r}, which transformers does not know", Label(place.name, where="model_type"))
+    try:
+        with offline(), library.silent():
+            made = known[kind].from_dict(dict(config))
+            return library.built(config, made), made
+    except Exception as error:  # as above
+        fail("E396", f"transformers cannot build it: {type(error).__name__}: {error}"[:600], Label(place.name))
 
 
 def _demand_built(config: Config, file: Path) -> None:

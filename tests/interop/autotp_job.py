@@ -1,0 +1,108 @@
+"""What runs under torchrun for classes of transformers: AutoTP engines that are told a degree. `python autotp_job.py JOBS`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.interop import deepspeed_tp_job as tp_job  # sets what DeepSpeed must find in the environment first
+
+import deepspeed  # isort: skip
+import torch
+import torch.distributed as dist
+
+from tests.interop.autotp_models import WORDS, model_of
+
+BATCH = 24
+
+
+def batch(step: int) -> torch.Tensor:
+    """Rows of tokens of which each tells the next: (BATCH, 7)."""
+    rows = [torch.randint(0, WORDS, (BATCH,), generator=torch.Generator().manual_seed(1000 + step))]
+    for _ in range(6):
+        rows.append((rows[-1] * 3 + 1) % WORDS)
+    return torch.stack(rows, -1)
+
+
+def config(run: dict[str, Any], spoil: float) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": BATCH * run["tp"] // dist.get_world_size(),
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,
+        "steps_per_print": 1_000_000,
+        "zero_optimization": {"stage": run["stage"], "stage3_param_persistence_threshold": 0},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": 1e-2 + spoil, "betas": [0.9, 0.95], "weight_decay": 0.1 + spoil, "torch_adam": True},
+        },
+    }
+    if run["tp"] > 1:
+        out["tensor_parallel"] = {"autotp_size": run["tp"], **run.get("tensor_parallel", {})}
+    if run["dtype"] == "bf16":
+        out["bf16"] = {"enabled": True}
+    return out
+
+
+def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
+    torch.manual_seed(seed)
+    made, *_ = deepspeed.initialize(model=model_of(run["class"]), config=config(run, spoil))
+    return made
+
+
+def losses(engine: Any, run: dict[str, Any], first: int, steps: int) -> list[float]:
+    if run.get("is_still"):  # a class whose forward does not run on parts
+        return []
+    out = []
+    tp, world = run["tp"], dist.get_world_size()
+    share, mine = BATCH * tp // world, dist.get_rank() // tp
+    for step in range(first, first + steps):
+        x = batch(step)[mine * share : (mine + 1) * share]
+        loss = engine(input_ids=x, labels=x, use_cache=False).loss
+        engine.backward(loss)
+        engine.step()
+        total = loss.detach().double()
+        dist.all_reduce(total)
+        out.append(float(total) / world)
+    return out
+
+
+def weights(job: dict[str, Any]) -> dict[str, Any]:
+    """A folder of weights alone, as transformers writes it, and what a run that begins there holds and loses."""
+    run = job["run"]
+    engine = engine_of(run, seed=7, spoil=0.0)
+    if dist.get_rank() == 0:
+        engine.module.save_pretrained(job["folder"])
+    truth = {name: {"weight": p.detach().clone()} for name, p in engine.module.named_parameters()}
+    if dist.get_rank() == 0:
+        torch.save(truth, job["truth"])
+    return {"after": losses(engine, run, 0, 3)}
+
+
+def warm(job: dict[str, Any]) -> dict[str, Any]:
+    """Weights and masters from a folder that has no moments."""
+    run = job["run"]
+    engine = engine_of(run, seed=99, spoil=0.0)
+    tp_job.scramble(engine)
+    path, _ = engine.load_checkpoint(job["folder"], load_optimizer_states=False, load_lr_scheduler_states=False)
+    if path is None:
+        return {"error": "load_checkpoint found nothing"}
+    truth = torch.load(job["truth"], weights_only=False)
+    found = tp_job.whole_state(engine, run["tp"])
+    wrong = [
+        f"{name}/{state} differs"
+        for name, states in truth.items()
+        for state in ("weight", "fp32")
+        if not torch.equal(found[name][state], states["weight"])
+    ]
+    return {"differences": wrong, "after": losses(engine, run, 0, 3)}
+
+
+tp_job.engine_of, tp_job.losses = engine_of, losses
+tp_job.JOBS |= {"weights": weights, "warm": warm}
+
+if __name__ == "__main__":
+    tp_job.main()
