@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.cli.command import ucpl
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from ucpl.api import convert, open_checkpoint, plan
+from ucpl.conversion.facts import facts
 from ucpl.errors import UcplError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
@@ -235,3 +237,80 @@ def test_arguments_and_random_states_go_over_with_their_classes(tmp_path: Path) 
     (name, numbers, *rest), (name_before, numbers_before, *rest_before) = after["np_rng_state"], before["np_rng_state"]
     assert name == name_before == "MT19937" and rest == rest_before
     assert (numbers == numbers_before).all() and len(numbers) == 624
+
+
+# ---- tensors that say themselves how they are cut ------------------------------------------------------------------------
+
+ROWS = ("word_embeddings", "query_key_value", "dense_h_to_4h")
+COLUMNS = ("self_attention.dense.weight", "dense_4h_to_h.weight")
+
+
+def with_attributes(source: Path, folder: Path, halves: bool = True) -> Path:
+    """The same checkpoint of an engine whose state_dict keeps parameters, as Megatron's modules make them."""
+    copy = shutil.copytree(source, folder / f"kept_{halves}")
+    for file in sorted((copy / STEP).glob("*model_states.pt")):
+        value = torch.load(file, weights_only=False)
+        module = value["module"] if isinstance(value.get("module"), dict) else value
+        for name, tensor in list(module.items()):
+            if not torch.is_tensor(tensor) or not tensor.is_floating_point() or "inv_freq" in name:
+                continue
+            made = torch.nn.Parameter(tensor)
+            if any(s in name for s in (*ROWS, *COLUMNS)):
+                made.tensor_model_parallel = True  # type: ignore[attr-defined]
+                made.partition_dim = int(any(s in name for s in COLUMNS))  # type: ignore[attr-defined]
+                made.partition_stride = 2 if "dense_h_to_4h" in name and halves else 1  # type: ignore[attr-defined]
+            elif "post_norm" in name:
+                made.tensor_model_parallel = False  # type: ignore[attr-defined]
+            module[name] = made
+        torch.save(value, file)
+    return copy
+
+
+@pytest.mark.parametrize("source", [MUTE, CUT], ids=lambda path: path.name)
+def test_tensors_say_themselves_how_they_are_cut(source: Path, tmp_path: Path) -> None:
+    copy = with_attributes(source, tmp_path)
+    convert(copy, tmp_path / "plain.pt", to="plain()")
+    assert_is_truth(tmp_path, source)
+    told = {o.name: (o.value, o.origin) for o in plan(str(copy), "zero1(dp=1, tp=4)").origins}
+    assert "as torch.chunk cuts what tensor_model_parallel of tensors of" in told["cuts over tp"][1]
+    other = with_attributes(source, tmp_path, halves=False)
+    (tmp_path / "other").mkdir()
+    convert(other, tmp_path / "other" / "plain.pt", to="plain()")
+    with pytest.raises(AssertionError, match="dense_h_to_4h"):
+        assert_is_truth(tmp_path / "other", source)
+
+
+def test_inspect_says_what_says_the_cuts(tmp_path: Path) -> None:
+    def cuts(path: Path) -> dict[str, int]:
+        return facts(open_checkpoint(path))["cuts"]
+
+    kept = cuts(with_attributes(MUTE, tmp_path))
+    assert {origin.partition(" of ")[0]: n for origin, n in kept.items()} == {
+        "partition_dim = 0": 5, "partition_dim = 1": 4, "partition_dim = 0 and partition_stride = 2": 2,
+    }  # fmt: skip
+    assert cuts(MUTE) == {}
+    said = cuts(LISTS)
+    assert any("parameter_with_row_parallelism_patterns of universal_checkpoint_info" in origin for origin in said)
+    assert [origin.partition(" of ")[0] for origin in cuts(FIXTURES / "tp2_dp2_z1_uneven")] == ["affine_map"]
+
+
+def test_infer_writes_what_is_to_be_completed(tmp_path: Path) -> None:
+    """A person fills in the lines that are open, and the checkpoint converts by it."""
+    file = tmp_path / "mine.ucpl"
+    done = ucpl("infer", MUTE, "-o", file)
+    assert done.status == 3 and "E464" in done.err and "layout mine, to be completed" in done.out
+    text = file.read_text()
+    assert text.count(": open") == 11 and "on a rank: open" in text
+    halves = "(_[..size(_) / 2]@tp + _[size(_) / 2..]@tp) ..."
+    for part, axes in {
+        **dict.fromkeys(ROWS[:2], "_@tp ..."),
+        **dict.fromkeys(COLUMNS, "_ _@tp"),
+        ROWS[2]: halves,
+    }.items():
+        lines = [line for line in text.splitlines() if part in line]
+        assert lines, part
+        for line in lines:
+            text = text.replace(line, line.replace("= ...", f"= {axes}"))
+    file.write_text(text)
+    convert(MUTE, tmp_path / "plain.pt", to="plain()", layout=f"{file}:mine(dp=1, tp=2, pp=2)")
+    assert_is_truth(tmp_path, MUTE)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.options import add_json, write_text
-from ucpl.errors import Exit
+from ucpl.errors import Exit, UcplError
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -24,7 +24,12 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, console: Console) -> int:
     from ucpl import api
 
-    found = api.infer(options.checkpoint)
+    try:
+        found = api.infer(options.checkpoint)
+    except UcplError as error:
+        if options.output and error.diagnostics[0].code == "E464":
+            _start(options, console)
+        raise
     text = found.text()
     if options.output:
         write_text(Path(options.output), text)
@@ -40,3 +45,12 @@ def run(options: Namespace, console: Console) -> int:
         }
     )
     return Exit.DONE
+
+
+def _start(options: Namespace, console: Console) -> None:
+    """What is to be completed by hand, where nothing says how tensors are cut."""
+    from ucpl import api
+    from ucpl.frontends.parallel import started
+
+    write_text(Path(options.output), started(api.open_checkpoint(Path(options.checkpoint))))
+    console.say(f"{options.output}: layout mine, to be completed where lines are marked as open")

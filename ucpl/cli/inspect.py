@@ -61,6 +61,7 @@ def lines(f: Facts, *, tensors: bool = False) -> list[str]:
             out.append(f"{(word + ':').ljust(13)} {shown}")
     out += [f"not stored    {text}" for text in f["not_stored"]]
     out += [f"{name.ljust(16)} {s['value']}: {s['origin']}" for name, s in f["settings"].items()]
+    out += [f"cut over tp   {n} tensor{'s' * (n > 1)}: {origin}" for origin, n in f["cuts"].items()]
     if f["carried"]:
         out.append("goes along    " + ", ".join(f["carried"]))
     out += [f"client_state  {key}: {text}" for key, text in f["client_state"].items()]

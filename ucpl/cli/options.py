@@ -58,7 +58,9 @@ def add_sizes(parser: ArgumentParser) -> None:
     parser.add_argument(
         "-D", dest="sizes", action="append", default=[], metavar="NAME=VALUE", help="a size of model or layout"
     )
-    parser.add_argument("--config", metavar="CONFIG.JSON", help="offers a Hugging Face config's sizes, as config.NAME, and its class")
+    parser.add_argument(
+        "--config", metavar="CONFIG.JSON", help="offers a Hugging Face config's sizes, as config.NAME, and its class"
+    )
 
 
 def add_changes(parser: ArgumentParser) -> None:

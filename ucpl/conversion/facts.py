@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, TypedDict
@@ -68,6 +69,7 @@ class Facts(TypedDict):
     aliases: dict[str, str]
     frozen: list[str]
     buffers: list[str]
+    cuts: dict[str, int]  # what says how tensors are cut over tp: of how many
     carried: list[str]
     client_state: dict[str, str]
     unknown_globals: list[str]
@@ -106,6 +108,7 @@ def facts(c: Checkpoint) -> Facts:
         "aliases": dict(c.aliases),
         "frozen": [t.name for t in c.tensors if t.kind == "frozen"],
         "buffers": [t.name for t in c.tensors if t.kind == "buffer"],
+        "cuts": dict(Counter(s.origin for s in c.shardings.values() if s.dim is not None)),
         "carried": sorted(envelope.blobs),
         "client_state": {str(k): value_text(number_of(v)) for k, v in envelope.carried.items()},
         "unknown_globals": sorted(set(unsafe_globals(held)) - KNOWN_GLOBALS),

@@ -22,6 +22,7 @@ from ucpl.layout.expand import wildcards_of
 from ucpl.layout.scope import Config, Scope, Value
 from ucpl.regions.sharding import TP
 from ucpl.syntax import nodes, parse, print_file
+from ucpl.syntax.printer import print_axis
 from ucpl.syntax.quoting import quote
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ GRAIN = "tp_grain_size"
 RULE, CHUNK = "tp_rule", "chunk"  # what cuts a source's tensors, where that is not AutoTP
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a step of a name that is a number
 _LINES_SHOWN = 16
+_WORDS = "where `_@tp ...` cuts rows, `_ _@tp ...` columns, and `...` is a copy on every rank"
 _SAY_CUTS = (
     "for a class of transformers, give its config, with transformers installed: --config config.json; it is cut as AutoTP of"
     " DeepSpeed cuts it. For another model, write a layout of your own that extends zero1: --to 'FILE.ucpl:NAME(tp=2)'"
@@ -147,26 +149,35 @@ def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
 
 def _to_start_from(unknown: Sequence[str], checkpoint: Checkpoint) -> str:
     """A layout with a line for each kind of tensor that is open, all of them as copies: its author knows which are not."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name in unknown:
-        glob = _NUMBER.sub("*", name)
-        shapes.setdefault(glob, checkpoint.local_shapes.get(name, ((),))[0])
-    lines = [
-        f'  {quote(glob)} = ...  as "{{name}}"  # {list(shape)} on a rank'
-        for glob, shape in list(shapes.items())[:_LINES_SHOWN]
+    lines = _open_lines(unknown, checkpoint)
+    more = [f"  # and {len(lines) - _LINES_SHOWN} more"] if len(lines) > _LINES_SHOWN else []
+    return "\n".join((f"to start from, {_WORDS}:", _opening(checkpoint), *lines[:_LINES_SHOWN], *more, "}"))
+
+
+def started(checkpoint: Checkpoint) -> str:
+    """A .ucpl to start from, where not all cuts are known: lines that are open are marked, those that are known are said."""
+    unknown = [tensor.name for tensor in checkpoint.tensors if tensor.name not in checkpoint.shardings]
+    known = [
+        f'  {quote(name)} = {" ".join(map(print_axis, pattern(s)))}  as "{{name}}"  # {s.origin}'
+        for name, s in checkpoint.shardings.items()
+        if s.dim is not None
     ]
-    if len(shapes) > _LINES_SHOWN:
-        lines.append(f"  # and {len(shapes) - _LINES_SHOWN} more")
+    said = f"# Nothing says how tensors are cut whose lines are marked as open: {_WORDS}."
+    lines = [f"{line}: open" for line in _open_lines(unknown, checkpoint)]
+    return "\n".join(("ucpl 1", "", said, _opening(checkpoint), *known, *lines, "}", ""))
+
+
+def _opening(checkpoint: Checkpoint) -> str:
     stage = checkpoint.envelope.settings.get("stage")
     base = f"zero{stage.value if stage is not None else 1}"
-    return "\n".join(
-        (
-            "to start from, where `_@tp ...` cuts rows, `_ _@tp ...` columns, and `...` is a copy on every rank:",
-            f"layout mine(dp, tp, pp = 1) of any extends {base}(dp = dp, tp = tp, pp = pp) {{",
-            *lines,
-            "}",
-        )
-    )
+    return f"layout mine(dp, tp, pp = 1) of any extends {base}(dp = dp, tp = tp, pp = pp) {{"
+
+
+def _open_lines(unknown: Sequence[str], checkpoint: Checkpoint) -> list[str]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in unknown:
+        shapes.setdefault(_NUMBER.sub("*", name), checkpoint.local_shapes.get(name, ((),))[0])
+    return [f'  {quote(glob)} = ...  as "{{name}}"  # {list(shape)} on a rank' for glob, shape in shapes.items()]
 
 
 # ---- a source ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ucpl.errors import Label, fail
 from ucpl.extents import Sharding
 from ucpl.stores.deepspeed.affine import INFO
+from ucpl.stores.deepspeed.attributes import carries_cuts, cut_by_attributes
 from ucpl.stores.deepspeed.cuts import is_by_lists, shardings_of, vocabulary_of
 from ucpl.stores.deepspeed.gathered import Gathered
 from ucpl.stores.deepspeed.module import Module
@@ -23,7 +24,7 @@ def local_shapes(modules: Sequence[Module]) -> Shapes:
 
 
 def cuts_over_tp(gathered: Gathered, first: TorchFile, module: Module, local: Shapes) -> dict[str, Sharding]:
-    """How each tensor is cut, where that is stated. A buffer of one shape is a copy.
+    """How each tensor is cut, where that is stated: beside the tensors, else by themselves. A buffer of one shape is a copy.
 
     With one rank nothing is, and lists of patterns say how tensors would be.
     """
@@ -31,6 +32,8 @@ def cuts_over_tp(gathered: Gathered, first: TorchFile, module: Module, local: Sh
     gathered.vocabulary |= vocabulary_of(first, info, local)
     if is_by_lists(info):
         gathered.set("tp_rule", "chunk", f"{INFO} of {first.file}")
+    elif info is None and carries_cuts(module.tensors):  # such a model's code cuts in equal parts
+        gathered.set("tp_rule", "chunk", f"tensor_model_parallel of tensors of {module.file.file}")
     elif all(len(shapes) == 1 for shapes in local.values()):
         return {}
     of_parameters = {name: local[name] for name in module.parameters()}
@@ -39,6 +42,7 @@ def cuts_over_tp(gathered: Gathered, first: TorchFile, module: Module, local: Sh
     for name, shapes in local.items():
         if name in module.buffers and len(set(shapes)) == 1:
             shardings[name] = Sharding(shapes[0], origin=origin)
+    shardings = {**cut_by_attributes(module.tensors, local, module.file.file), **shardings}
     unknown = [name for name in local if name not in shardings]
     if unknown:
         more = f", nor {len(unknown) - 1} more" if len(unknown) > 1 else ""
