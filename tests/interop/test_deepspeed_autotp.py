@@ -19,10 +19,11 @@ from attrs import frozen
 
 from tests.frontends.autotp_records import cuts_in, recorded
 from tests.interop.autotp_models import CONFIGS
-from tests.interop.test_deepspeed_tp import ROOT, result
+from tests.interop.parallel import result
 
 pytestmark = pytest.mark.interop
 
+ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("autotp_job.py")
 STEPS = 3
 TOLERANCE = 1e-5  # of the losses after a restart at another degree

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Protocol, cast
 
 from ucpl.frontends.hf.classes import built_of
@@ -60,8 +61,7 @@ def _shape(parameter: _Parameter) -> Shape:
 
 
 def _module(name: str, module: _Torch) -> Module:
-    from torch import nn
-
+    nn = import_module("torch.nn")
     roles = ((nn.Linear, LINEAR), (nn.Embedding, EMBEDDING), (nn.LayerNorm, NORM), (nn.ModuleList, LIST))
     kind = type(module)
     return Module(
@@ -76,13 +76,12 @@ def _module(name: str, module: _Torch) -> Module:
 
 def _is_plain(embedding: object) -> bool:
     """Whether it looks rows up, and does nothing that a part of the rows would change."""
-    from torch import nn
-
+    nn = import_module("torch.nn")
     if not isinstance(embedding, nn.Embedding):
         return True
     kind = type(embedding)
     is_rows = kind.forward is nn.Embedding.forward or f"{kind.__module__}.{kind.__qualname__}" == _SCALED
-    return is_rows and embedding.max_norm is None and not embedding.scale_grad_by_freq and not embedding.sparse
+    return bool(is_rows and embedding.max_norm is None and not embedding.scale_grad_by_freq and not embedding.sparse)
 
 
 def _plan_of(model: object, config: object) -> tuple[dict[str, str], dict[str, str]]:
