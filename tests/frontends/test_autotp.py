@@ -229,14 +229,31 @@ def test_a_config_says_the_class_and_a_call_what_deepspeeds_config_says(monkeypa
     assert made.notes[:2] == (("kv_heads", 4, "given"), ("tp_grain_size", 2, "given"))
 
 
+def own(**more: tuple[int, ...]) -> nodes.Model:
+    """The tensors of `small`, some of them otherwise."""
+    shapes = {"embed.weight": (6, 4), "up.weight": (8, 4), "up.bias": (8,), "lm_head.weight": (6, 4), **more}
+    items = [nodes.Tensor(name, tuple(nodes.Dimension(None, n) for n in shape)) for name, shape in shapes.items()]
+    return nodes.Model("m", tuple(items))
+
+
 def test_a_config_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     network = small({"up": "colwise"})
+    call = "plainly(dp = 2, tp = 2)"
+    assert 'up.bias = _@tp as "up.bias"' in text_of(asks(call, network, monkeypatch, own()))
     with pytest.raises(
         UcplError, match=r"E472.*the model has `a`, and SmallModel.*has no such tensor; it has `embed.weight`"
     ):
-        asks("plainly(dp = 2, tp = 2)", network, monkeypatch, model_of(a=(3, 3)))
+        asks(call, network, monkeypatch, own(a=(3, 3)))
     with pytest.raises(UcplError, match=r"E472.*`up.weight` is \[8, 5\], and \[8, 4\] in SmallModel"):
-        asks("plainly(dp = 2, tp = 2)", network, monkeypatch, model_of(up_weight=(8, 5)))
+        asks(call, network, monkeypatch, own(**{"up.weight": (8, 5)}))
+    with pytest.raises(
+        UcplError, match=r"E472.*SmallModel, which the config names, has `up.bias`, and the model has no such"
+    ):
+        asks(call, network, monkeypatch, model_of(embed_weight=(6, 4), up_weight=(8, 4)))
+    with pytest.raises(
+        UcplError, match=r"E472.*`lm_head.weight` and `embed.weight` are two tensors of the model, and one in"
+    ):
+        asks(call, small({"up": "colwise"}, tied=True), monkeypatch, own())
 
 
 # ---- a class -----------------------------------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ def _with_ties(base: Base, network: Network) -> tuple[Base, tuple[Note, ...]]:
 def _demand_this_model(base: Base, network: Network) -> None:
     """The config is of the model that is converted. Raises: UcplError E472."""
     sizes = _sizes_of(base.model)
+    _demand_these_names(base.model, network)
     for name, shape in sizes.items():
         stated = network.shapes.get(network.owner(name))
         kind = network.root.class_name
@@ -120,6 +121,30 @@ def _demand_this_model(base: Base, network: Network) -> None:
                 f"`{name}` is {list(shape)}, and {list(stated)} in {kind} as the config has it",
                 Label("config.json"),
                 remedy="give the config.json of this very model",
+            )
+
+
+def _demand_these_names(model: nodes.Model, network: Network) -> None:
+    """The model has what the class has, and two tensors where the class has two: DeepSpeed asks for all names of a module."""
+    tensors = {item.path for item in model.items if isinstance(item, nodes.Tensor)}
+    here = tensors | {item.path for item in model.items if isinstance(item, nodes.Alias)}
+    kind = network.root.class_name
+    for name in network.shapes:
+        others = (alias for alias, owner in network.owners.items() if owner == name)
+        if name not in here and not any(alias in here for alias in others):
+            fail(
+                "E472",
+                f"{kind}, which the config names, has `{name}`, and the model has no such tensor",
+                Label("config.json", where="architectures"),
+                remedy="give the config.json of this very model",
+            )
+    for alias, owner in network.owners.items():
+        if alias in tensors and owner in tensors:
+            fail(
+                "E472",
+                f"`{alias}` and `{owner}` are two tensors of the model, and one in {kind} as the config has it",
+                Label("config.json", where="tie_word_embeddings"),
+                remedy="give the config.json of this very model: with tie_word_embeddings false, where they are two",
             )
 
 
