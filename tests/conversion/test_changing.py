@@ -333,3 +333,50 @@ def test_the_command_line_says_it(tmp_path: Path) -> None:
     assert "changed       left out by --drop mix: 1 tensor, 15 elements (mix)" in done.out
     assert "changed       frozen by --freeze ln_f.*: 2 tensors, 48 elements (ln_f.weight, ln_f.bias)" in done.out
     assert "left out      exp_avg of ln_f.weight, ln_f.bias: frozen by name" in done.out
+
+
+PIPELINE, EXPERTS, TENSOR = (FIXTURES / name for name in ("pp2_dp2_z1", "moe_ep2_dp2_z1", "tp2_dp2_z1_uneven"))
+MOE = "blocks.1.mlp.moe.deepspeed_moe.experts.deepspeed_experts."
+PARALLEL: list[tuple[Path, str, dict[str, Any], int]] = [
+    (PIPELINE, "zero1(dp = 1, pp = 2)", {"freeze": ["1.mlp.*"], "drop": ["2.mlp.down.bias"]}, 3),
+    (PIPELINE, "zero3(dp = 2)", {"freeze": ["2.*"], "drop": ["3.*"]}, 10),
+    (EXPERTS, "zero1(dp = 4, ep = 4)", {"freeze": ["wpe.weight", f"{MOE}*.h.weight"], "drop": ["calls"]}, 5),
+    (EXPERTS, "zero2(dp = 2, ep = 1)", {"freeze": ["mix"], "drop": [f"{MOE}*.h4.weight"]}, 1),
+    (TENSOR, "zero1(dp = 3, tp = 1)", {"freeze": ["wte.weight"], "drop": ["calls"]}, 1),
+    (TENSOR, "zero3(dp = 2, tp = 2)", {"freeze": ["*.mlp.*"], "drop": ["lm_head.weight"]}, 6),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "how", "frozen"), PARALLEL)
+def test_parameters_on_model_parallel_ranks(
+    source: Path, target: str, how: dict[str, Any], frozen: int, tmp_path: Path
+) -> None:
+    """There, and back: what was frozen on the way is trained again."""
+    before = held(source, tmp_path)["params"]
+    ucpl.convert(source, tmp_path / "new", target, **how)
+    (tmp_path / "plain.pt").unlink()
+    after = held(tmp_path / "new", tmp_path)["params"]
+    assert set(after) <= set(before)
+    still = [name for name in after if "exp_avg" not in after[name] and "exp_avg" in before[name]]
+    assert len(still) == frozen
+    unlike = [
+        (name, state)
+        for name, states in after.items()
+        for state, value in states.items()
+        if torch.is_tensor(value) and not torch.equal(value, before[name][state])
+    ]
+    assert unlike == []
+
+
+@pytest.mark.parametrize(
+    ("source", "how", "text"),
+    [
+        (PIPELINE, {"drop": ["3.*"]}, "all tensors of layer 3 of the pipeline are dropped"),
+        (EXPERTS, {"drop": [f"{MOE}0.h.weight"]}, "of another expert of the layer is not"),
+        (EXPERTS, {"freeze": [f"{MOE}*"]}, "DeepSpeed tells experts by their groups"),
+    ],
+)
+def test_what_ranks_cannot_hold_is_refused(source: Path, how: dict[str, Any], text: str) -> None:
+    with pytest.raises(UcplError) as caught:
+        ucpl.plan(str(source), "zero1(dp = 2)", **how)
+    assert caught.value.diagnostics[0].code == "E328" and text in caught.value.diagnostics[0].message

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ucpl.conversion.side import Side
     from ucpl.layout import Layout
 
-__all__ = ["begins", "dealt"]
+__all__ = ["begins", "dealt", "demand_experts"]
 
 Asked = Mapping[str, tuple[str, str | None]]  # tensor -> (the text that says it, the group that it names)
 
@@ -105,6 +105,20 @@ def dealt(source: Side, left: set[str], asked: Asked) -> Dealt:
     said += [f"left out: group {name}, of which no parameter is left, with its hyper-parameters" for name in emptied]
     changed = {name: tuple(groups.left[name]) for name, members in known if tuple(groups.left[name]) != members}
     return Dealt(changed, emptied, tuple(said))
+
+
+def demand_experts(source: Side, emptied: Sequence[str]) -> None:
+    """DeepSpeed knows experts by their groups. Raises: UcplError E328 where a group of them would be left without."""
+    opened = source.checkpoint
+    for first in (members[0] for name, members in source.layout.model_groups if name in emptied):
+        if opened is not None and opened.experts is not None and first in opened.experts.of:
+            module = opened.experts.of[first].module
+            fail(
+                "E328",
+                f"no expert of {module.rstrip('.')} would be trained, and DeepSpeed tells experts by their groups",
+                Label("<source>", where=first),
+                remedy="leave a tensor of the experts as it is; or write one file: --to 'plain()'",
+            )
 
 
 def _counted(source: Side, paths: Sequence[str]) -> str:

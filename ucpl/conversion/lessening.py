@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ucpl.extents.pipeline import Layer, Pipeline
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["lessened", "shortened"]
+__all__ = ["demand_layers", "lessened", "shortened"]
 
 Gone = Mapping[str, Sequence[str]]  # names, numbers, trained, groups: see changing.Changes.gone
 V = TypeVar("V")
@@ -30,7 +30,7 @@ _BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_m
 
 
 def lessened(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
-    """The checkpoint for a target's metadata. Raises: UcplError E328 where a layer or an expert would be left in part."""
+    """The checkpoint for a target's metadata. Raises: UcplError E328 where experts of a layer would be unlike."""
     if not gone:
         return checkpoint
     names = frozenset(gone["names"])
@@ -98,14 +98,6 @@ def _pipeline(checkpoint: Checkpoint, pipeline: Pipeline, gone: Gone) -> Pipelin
         mine = {tensor for _, tensor in layer.names}
         return was - sum(sizes[t] for t in mine & less & trained) + sum(sizes[t] for t in mine & more)
 
-    for layer in pipeline.layers:
-        if layer.names and all(tensor in names for _, tensor in layer.names):
-            fail(
-                "E328",
-                f"all tensors of layer {layer.number} of the pipeline are dropped, and its layers are called by their numbers",
-                Label("<source>", where=layer.file or f"layer {layer.number}"),
-                remedy="write a target without a pipeline first: --to 'zero3(dp=...)', or 'plain()'",
-            )
     return evolve(
         pipeline,
         layers=tuple(evolve(x, names=tuple(n for n in x.names if n[1] not in names)) for x in pipeline.layers),
@@ -114,6 +106,19 @@ def _pipeline(checkpoint: Checkpoint, pipeline: Pipeline, gone: Gone) -> Pipelin
         trusted=_rest(pipeline.trusted, names),
         buffers=tuple(name for name in pipeline.buffers if name not in names),
     )
+
+
+def demand_layers(checkpoint: Checkpoint | None, gone: Gone, is_pipeline: bool) -> None:
+    """A pipeline keeps a tensor of each layer that has any: they are called by numbers. Raises: UcplError E328."""
+    pipeline = checkpoint.pipeline if checkpoint is not None else None
+    for layer in pipeline.layers if pipeline is not None and is_pipeline and gone else ():
+        if layer.names and all(tensor in gone["names"] for _, tensor in layer.names):
+            fail(
+                "E328",
+                f"all tensors of layer {layer.number} of the pipeline are dropped, and its layers are called by their numbers",
+                Label("<source>", where=layer.file or f"layer {layer.number}"),
+                remedy="write a target without a pipeline: --to 'zero3(dp=...)', or 'plain()'",
+            )
 
 
 def _layer_files(layers: dict[object, object], pipeline: Pipeline, names: frozenset[str]) -> dict[object, object]:

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from ucpl.conversion.changes import Changes
 from ucpl.conversion.given import Called, Config, Given
-from ucpl.conversion.lessening import lessened
+from ucpl.conversion.lessening import demand_layers, lessened
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.training import change_of, in_other_dtype, training_of, wished
@@ -136,9 +136,12 @@ def _without(source: Side, changes: Changes | None) -> Side:
 def _changed(made: Side, source: Side, changes: Changes) -> Side:
     """The target, with what parameters begin with that are trained from here on."""
     from ucpl.conversion.changing import demand_acting
-    from ucpl.conversion.grouping import begins
+    from ucpl.conversion.grouping import begins, demand_experts
 
     demand_acting(changes, made.layout)
+    if made.layout.framework == "deepspeed":
+        demand_experts(source, changes.dealt.emptied)
+        demand_layers(source.checkpoint, changes.gone, made.layout.settings.get("stage") == 1)
     begun = begins(source, made.layout, changes.trained)
     layout = evolve(made.layout, fillings=(*made.layout.fillings, *begun))
     return evolve(made, placement=evolve(made.placement, layout=layout), changes=changes)
