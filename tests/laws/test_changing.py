@@ -59,7 +59,7 @@ def test_what_stays_is_what_it_was(
     fates = {f"p{i}": fate for i, (_, fate) in enumerate(parameters)}
     by = {fate: [name for name, mine in fates.items() if mine == fate] for fate in set(fates.values())}
     ucpl.convert(folder / "a.pt", folder / "old", f"zero{stages[0]}(dp = {degrees[0]})")
-    how = {"drop": by.get("is dropped", []), "freeze": by.get("is frozen", [])}
+    how: dict[str, Any] = {"drop": by.get("is dropped", []), "freeze": by.get("is frozen", [])}
     train = [f"{name}=0" for name in by.get("is thawed", [])]
     ucpl.convert(folder / "old", folder / "new", f"zero{stages[1]}(dp = {degrees[1]})", train=train, **how)
     ucpl.convert(folder / "new", folder / "b.pt", "plain()")
