@@ -187,8 +187,18 @@ def test_a_universal_folder_keeps_the_ranks_that_there_were(source: Path, tmp_pa
 def test_what_is_no_folder_of_the_trainer_says_what_stays(source: Path, tmp_path: Path, call: str) -> None:
     target = tmp_path / ("t.pt" if call == "plain()" else "t")
     out = good("convert", source, target, "--to", call).out
-    assert "beside        8 files beside the shards: a target of " in out
+    count = 8 if call == "plain()" else 6
+    assert f"beside        {count} files beside the shards are left out: a target of " in out
     assert target.is_file() or not (target / "trainer_state.json").exists()
+
+
+def test_weights_alone_keep_what_describes_the_model(source: Path, tmp_path: Path) -> None:
+    (source / "tokenizer.json").write_text("{}")
+    said = good("convert", source, tmp_path / "t", "--to", "safetensors()").out
+    assert "beside        as they are: config.json, generation_config.json, tokenizer.json\n" in said
+    assert files_of(tmp_path / "t") == {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors"}
+    assert (tmp_path / "t" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+    good("verify", tmp_path / "t")
 
 
 def test_a_step_named_by_itself_is_no_container(source: Path, tmp_path: Path) -> None:

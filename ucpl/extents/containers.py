@@ -31,7 +31,7 @@ class Rule:
     pattern: `*` is any text without `/`, `**` any text, `{rank}` a number. why: what a file of it is for, or why it is left.
     alone: of a file a rank, its name where there is one rank and no number. named: classes that its pickles name and that are
     known to be harmless there, though torch would refuse them. by_ranks: what is to be known of it where ranks are more or
-    fewer.
+    fewer. of_model: it describes the model, and goes into a folder of weights alone, too.
     """
 
     pattern: str
@@ -40,6 +40,7 @@ class Rule:
     alone: str = ""
     named: frozenset[str] = frozenset()
     by_ranks: str = ""
+    of_model: bool = False
 
     @cached_property
     def _names(self) -> re.Pattern[str]:

@@ -51,9 +51,7 @@ def ranks_of(structure: Structure, source: int) -> int:
 def sorted_into(container: Container, structure: Structure, source: Checkpoint) -> Sorted:
     """Every file of the container, with its fate in a target. A target of a framework that it cannot hold is none of it."""
     if structure.framework not in container.kind.holds:
-        why = f"a target of {structure.framework} is no folder of {container.kind.title}"
-        left = dict.fromkeys((file.name for file in container.files), why)
-        return Sorted((), left, (f"{len(left)} files beside the shards: {why}",) if left else ())
+        return _of_model_alone(container, structure)
     ranks = ranks_of(structure, 1 + max((file.rank for file in container.files), default=0))
     changed = _other_model(structure, source)
     placed: list[Placed] = []
@@ -75,6 +73,17 @@ def sorted_into(container: Container, structure: Structure, source: Checkpoint) 
     unknown = [file for file in container.files if file.rule is None]
     placed += [Placed(file.name, file) for file in unknown]
     return Sorted(tuple(placed), left, (*_carried_text(placed, unknown), *said, *_left_text(left)))
+
+
+def _of_model_alone(container: Container, structure: Structure) -> Sorted:
+    """In a target that is no folder of this kind: what describes the model, where that is a model's own folder."""
+    of_model = [f for f in container.files if f.rule is not None and f.rule.of_model]
+    placed = [Placed(f.name, f) for f in of_model] if structure.framework == "huggingface" else []
+    kept = {one.name for one in placed}
+    why = f"a target of {structure.framework} is no folder of {container.kind.title}"
+    left = dict.fromkeys((f.name for f in container.files if f.name not in kept), why)
+    said = (f"{len(left)} files beside the shards are left out: {why}",) if left else ()
+    return Sorted(tuple(placed), left, (*_carried_text(placed, []), *said))
 
 
 def _other_model(structure: Structure, source: Checkpoint) -> str:
