@@ -94,7 +94,7 @@ def test_a_refusal_without_a_name_fails_and_many_of_those_with_one_do(tmp_path: 
     step = Step(0, "z1_dp4", "zero3(dp=2)")
     refused = evolve(step, refused="E472")
     assert verdict([step] * 19 + [refused], 3) == 0
-    assert verdict([step] * 8 + [refused] * 2, 3) == 1
+    assert verdict([step] * 5 + [refused] * 5, 3) == 1
     (start,) = (s for s in STARTS if s.name == "z1_dp4")
     odd = evolve(start, draw=lambda rng, here: "zero1(dp=2, alignment=2)")
     with pytest.MonkeyPatch.context() as patch:

@@ -96,7 +96,9 @@ def after(call: str, here: Here, start: Start) -> Here:
     name, axes = call.partition("(")[0], set(here.axes)
     if name.startswith(HOME):
         return start.here
-    if not name.startswith(("zero1", SPEC)):
+    if not name.startswith(("zero1", SPEC)) or (
+        "ep" in axes and "pp=1" in call
+    ):  # experts' stages are in no names of files
         axes.discard("pp")
     if start.draw is autotp and not re.search(r"\btp=[2-9]", call):
         axes.discard("tp")
