@@ -80,6 +80,22 @@ class Toggled(Odd):
         self.middle.bias.requires_grad_(False)
 
 
+class Keeper(torch.optim.Optimizer):
+    """Momentum, with states that are called as a checkpoint's own things are, and states that are no tensor of the weight."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            state = self.state[p]
+            if not state:
+                state |= {"weight": torch.zeros_like(p), "fp32": torch.full_like(p, 0.5), "none": None}
+                state |= {"history": [1, 2.5], "one": torch.tensor([2.5])}
+            p.sub_(state["weight"].mul_(0.9).add_(p.grad), alpha=1e-2)
+
+
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-2)
 
@@ -98,6 +114,7 @@ ODD: dict[str, Run] = {
     "gpt2_lora": Run(lambda: Adapted("gpt2"), excludes=True),
     "llama_lora": Run(lambda: Adapted("llama"), excludes=True),
     "names": Run(Odd),
+    "states": Run(Odd, lambda model: Keeper(model.parameters())),
     "toggled": Run(Toggled, toggles={"norms.0.weight": False, "middle.bias": True}),
 }
 

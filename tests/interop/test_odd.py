@@ -27,6 +27,8 @@ SOURCES = {
     "gpt2_lora_z3": of("gpt2_lora", 3),
     "llama_lora_z1_bf16": of("llama_lora", 1, "bf16"),
     "llama_lora_z3": of("llama_lora", 3),
+    "toggled_z2": of("toggled", 2),
+    "states_z1": of("states", 1),
 }
 
 
@@ -42,6 +44,9 @@ TARGETS = (
     to("llama_lora_z1_bf16", 3, 3),
     to("llama_lora_z3", 1, 3),
     to("llama_lora_z3", 3, 1),
+    to("toggled_z2", 1, 3),
+    to("states_z1", 3, 3),
+    to("states_z1", 2, 1, "plain()"),
 )
 
 

@@ -11,6 +11,8 @@ import torch
 import ucpl
 from tests.cli.command import good
 from ucpl.stores.registry import open_checkpoint
+from ucpl.stores.torch_files import read_torch_file
+from ucpl.stores.values import Value
 
 ODD = Path(__file__).parents[1] / "fixtures" / "odd"
 NAMES = sorted(folder.name for folder in ODD.iterdir() if folder.is_dir())
@@ -53,7 +55,7 @@ def test_plain_is_the_truth_of_what_is_stored(name: str, tmp_path: Path) -> None
         assert same(found["weight"], expected["weight"]), tensor
         if "master" in expected:
             assert same(found["fp32"], expected["master"]), tensor
-            for state in ("exp_avg", "exp_avg_sq"):
+            for state in ("exp_avg", "exp_avg_sq") if "states" not in name else ():
                 assert same(found[state], expected["state"][state]), (tensor, state)
         else:
             assert set(found) == {"weight"}, tensor
@@ -118,6 +120,25 @@ def test_the_second_name_of_what_was_left_out_goes_along(tmp_path: Path) -> None
     ucpl.convert(ODD / "gpt2_lora_z1", tmp_path / "three", to="zero3(dp=3)")
     said = good("compare", ODD / "gpt2_lora_z1", tmp_path / "three").out
     assert alias in said and "left out" in said
+
+
+# ---- states of an optimizer ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["states_z1"])
+def test_names_of_states_are_a_namespace_of_their_own(name: str, tmp_path: Path) -> None:
+    """States called `weight` and `fp32` are no weight and no master, in files they keep their names."""
+    truth, plain = truth_of(name)["params"], plain_of(ODD / name, tmp_path)["params"]
+    for tensor, found in plain.items():
+        kept = truth[tensor]["state"]
+        assert same(found["optimizer.weight"], kept["weight"]) and same(found["optimizer.fp32"], kept["fp32"])
+        assert found["none"] is None and found["history"] == [1, 2.5] and found["one"].tolist() == [2.5]
+    ucpl.convert(ODD / name, tmp_path / "two", to="zero2(dp=1)")
+    root = tmp_path / "two" / (tmp_path / "two" / "latest").read_text()
+    shard = Value.of(read_torch_file(root, "zero_pp_rank_0_mp_rank_00_optim_states.pt")).at("optimizer_state_dict")
+    state = shard.at("base_optimizer_state", "state").mapping()[0]
+    assert set(state) == {"none", "history", "one", "weight", "fp32"}
+    assert state["none"] is None and state["history"] == [1, 2.5] and state["one"].shape == (1,)
 
 
 # ---- what stands in two places, or in none ----------------------------------------------------------------------------

@@ -22,7 +22,8 @@ class Scalar:
     data: bytes
 
 
-Counted = Scalar | int | float | str | bool | None  # what an optimizer keeps once for a whole parameter
+# What an optimizer keeps once for a whole parameter: most often a number; a list or dict of them, too
+Counted = Scalar | int | float | str | bool | None | list["Counted"] | tuple["Counted", ...] | dict[str, "Counted"]
 
 
 @frozen

@@ -37,7 +37,7 @@ from ucpl.stores.carrying import Storages, by_place, lifted
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain_values import decode, encode
-from ucpl.stores.scalars import number_of
+from ucpl.stores.scalars import counted_states, is_counted, number_of
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 
@@ -89,6 +89,7 @@ class _Opened:
     scalars: dict[str, dict[str, Counted]] = field(factory=dict)
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     states: dict[str, tuple[str, ...]] = field(factory=dict)
+    counted: set[str] = field(factory=lambda: {"step"})
 
     @classmethod
     def of(cls, part: TorchFile) -> _Opened:
@@ -109,6 +110,12 @@ class _Opened:
 
     def checkpoint(self, top: Path) -> Checkpoint:
         part = self.part
+        rows = [states.mapping() for states in self.named("params").values()]
+        weights = [(states.get("weight"), states) for states in rows]
+        several = ((one.shape, states) for one, states in weights if isinstance(one, TensorRef))
+        self.counted.update(
+            counted_states((shape, {str(k): v for k, v in states.items()}) for shape, states in several)
+        )
         shapes = {name: self.parameter(name, states) for name, states in self.named("params").items()}
         groups = self.groups(shapes)
         trained = {name for group in groups for name in group.members} or set(shapes)
@@ -164,14 +171,14 @@ class _Opened:
         found = []
         for state, value in states.named():
             one = value.held
-            if isinstance(one, TensorRef) and one.shape == whole.shape and (one.shape or state != "step"):
+            if isinstance(one, TensorRef) and one.shape == whole.shape and state not in self.counted:
                 self.keep(value.key, one)
                 if state != "weight":
                     found.append(state)
-            elif isinstance(one, TensorRef) and one.shape == ():
+            elif isinstance(one, TensorRef) and prod(one.shape) == 1:
                 self.scalars.setdefault(state, {})[name] = self.part.read_scalar(one)
                 self.scalar_extents.setdefault(state, {})[name] = self.part.extent(value.key, one)
-            elif isinstance(one, (int, float, bool, str)) or one is None:
+            elif is_counted(one):
                 self.scalars.setdefault(state, {})[name] = one
             else:
                 value.wrong(f"a tensor of shape {list(whole.shape)}, or a number")

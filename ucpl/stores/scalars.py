@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import TypeGuard
 
-from ucpl.extents import Scalar
+from ucpl.extents import Counted, Scalar, TensorRef
 
 _FORMATS = {
     "f64": "<d",
@@ -32,3 +35,23 @@ def number_of(value: object) -> object:
     if form is None or struct.calcsize(form) != len(value.data):
         return value
     return struct.unpack(form, value.data)[0]
+
+
+def is_counted(value: object) -> TypeGuard[Counted]:
+    """A number, a text or None; a list or dict of such."""
+    if isinstance(value, list | tuple):
+        return all(map(is_counted, value))
+    if type(value) is dict:
+        return all(isinstance(key, str) and is_counted(one) for key, one in value.items())
+    return isinstance(value, (int, float, bool, str)) or value is None
+
+
+def counted_states(held: Iterable[tuple[tuple[int, ...], Mapping[str, object]]]) -> set[str]:
+    """States that are no tensor of a parameter's shape where it has several elements: so they are none where it has one.
+
+    held: the shape of each parameter, and its states.
+    """
+    several = ((shape, states) for shape, states in held if prod(shape) != 1)
+    return {
+        n for shape, states in several for n, v in states.items() if not isinstance(v, TensorRef) or v.shape != shape
+    }

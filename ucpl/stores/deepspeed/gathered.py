@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 from attrs import evolve, field, frozen, mutable
@@ -26,6 +27,8 @@ from ucpl.stores.carrying import lifted
 from ucpl.stores.checkpoint import CallerStates, Checkpoint
 from ucpl.stores.deepspeed.names import OWNED
 from ucpl.stores.deepspeed.order import Shape
+from ucpl.stores.deepspeed.states import named as state_named
+from ucpl.stores.scalars import is_counted
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value, kind_text
 
@@ -67,6 +70,7 @@ class Gathered:
     unstored: list[str] = field(factory=list)  # what the module has and no file holds, as it is told
     groups: list[ParameterGroup] = field(factory=list)
     stated: list[Flat] = field(factory=list)
+    counted: set[str] = field(factory=lambda: {"step"})  # states that are one number of a parameter, whatever its shape
     vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words: rows behind them are padding
 
     def apart(self) -> Gathered:
@@ -104,19 +108,19 @@ class Gathered:
 
     def state(self, part: TorchFile, states: Value, shapes: tuple[Shape, ...], members: tuple[str, ...]) -> None:
         """The states of one flat buffer (or, at stage 0, of one parameter): tensors of one of `shapes`, or numbers."""
-        for name, value in states.named():
-            held = value.held
-            if isinstance(held, TensorRef) and held.shape in shapes and (held.shape or name != "step"):
-                self.keep(part, value.key, held)
+        for said, value in states.named():
+            name, held = state_named(said), value.held
+            if isinstance(held, TensorRef) and held.shape in shapes and name not in self.counted:
+                self.keep_state(part, value.key, held, name)
                 self.has(members, name)
-            elif isinstance(held, TensorRef) and held.shape == ():
+            elif isinstance(held, TensorRef) and prod(held.shape) == 1:
                 self.consumed.add((part.file, value.key))
                 self.scalar(value, name, part.read_scalar(held), members)
                 extent = part.extent(value.key, held)
                 kept = self.scalar_extents.setdefault(name, {})
                 for member in members:
                     kept.setdefault(member, extent)
-            elif isinstance(held, (int, float, bool, str)) or held is None:
+            elif is_counted(held):
                 self.scalar(value, name, held, members)
             else:
                 what = f"of shape {list(held.shape)}" if isinstance(held, TensorRef) else kind_text(held)
@@ -125,6 +129,13 @@ class Gathered:
                     f"{part.file}: the state {name} is {what}: neither one value for each of {shapes[0]} elements nor a number",
                     Label(str(part.path), where=key_text(value.key)),
                 )
+
+    def keep_state(self, part: TorchFile, key: Key, tensor: TensorRef, name: str) -> None:
+        """Payload under the name that a state has here, which need not be the one in the file."""
+        here = (*key[:-1], name) if key[-1] != name else key
+        self.payload[part.file, here] = part.extent(key, tensor)
+        if here != key:
+            self.consumed.add((part.file, key))
 
     def scalar(self, where: Value, name: str, value: Counted, members: tuple[str, ...]) -> None:
         kept = self.scalars.setdefault(name, {})

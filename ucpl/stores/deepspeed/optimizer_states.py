@@ -9,6 +9,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Call, Flat, Global, Key, TensorRef
 from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler, scaling_of
 from ucpl.stores.deepspeed.order import Run
+from ucpl.stores.deepspeed.states import in_file
 from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, text_of
 from ucpl.stores.scalars import number_of
 from ucpl.stores.values import Value
@@ -17,14 +18,13 @@ from ucpl.stores.values import Value
 def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]) -> dict[str, object]:
     """The state_dict entry of one flat buffer or parameter: numbers first, as torch's optimizers make them."""
     out: dict[str, object] = {}
-    for name in writer.source.envelope.scalars:
-        value = writer.scalar(file, name, members)
-        if value is not None:
-            out[name] = value
+    for name, kept in writer.source.envelope.scalars.items():
+        if not kept.keys().isdisjoint(members):
+            out[in_file(name)] = writer.scalar(file, name, members)
     for name in writer.below.get((file.path, text_of(key)), {}):
         made = writer.tensor(file, (*key, name))
         if made is not None:
-            out[name] = made
+            out[in_file(name)] = made
     return out
 
 

@@ -6,6 +6,7 @@ Read in deepspeed 0.19.8: fp16/unfused_optimizer.py, fp16/fused_optimizer.py, bf
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from attrs import field, frozen
 
@@ -15,7 +16,9 @@ from ucpl.stores.deepspeed.flat_shards import hyper_of
 from ucpl.stores.deepspeed.gathered import Gathered
 from ucpl.stores.deepspeed.module import Module
 from ucpl.stores.deepspeed.order import Shape, match
+from ucpl.stores.deepspeed.states import named
 from ucpl.stores.deepspeed.topology import not_yet
+from ucpl.stores.scalars import counted_states
 from ucpl.stores.values import Value
 
 _COMPARED_BYTES_MAX = 1 << 20  # of a weight and its master, where the order has to be found by content
@@ -45,6 +48,13 @@ def read_whole_states(gathered: Gathered, module: Module) -> None:
     states = base.at("state")
     names = _names(gathered, module, states, groups)
     gathered.set("masters", int(has_masters), f"optimizer/fp32_groups of {module.file.file}")
+    held_by = (
+        (i, name)
+        for group, members in zip(groups, names, strict=True)
+        for i, name in zip(group.numbers, members, strict=True)
+    )
+    rows = ((module.shapes[name], states.find(i)) for i, name in held_by)
+    gathered.counted |= counted_states((shape, dict(_helds(held))) for shape, held in rows if held is not None)
     for g, (group, members) in enumerate(zip(groups, names, strict=True)):
         gathered.groups.append(ParameterGroup(str(g), tuple(members), hyper_of(group.value)))
         for i, (number, name) in enumerate(zip(group.numbers, members, strict=True)):
@@ -53,6 +63,10 @@ def read_whole_states(gathered: Gathered, module: Module) -> None:
                 gathered.has((name,), "fp32")
             if (held := states.find(number)) is not None:
                 gathered.state(module.file, held, (module.shapes[name],), (name,))
+
+
+def _helds(states: Value) -> Iterator[tuple[str, object]]:
+    return ((named(name), value.held) for name, value in states.named())
 
 
 def _groups(base: Value, masters: Value | None) -> list[_Group]:
