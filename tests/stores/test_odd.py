@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,23 @@ def test_what_was_frozen_and_thawed_between_steps(tmp_path: Path) -> None:
     assert all(same(fragments[name], weights[name]["weight"]) for name in ("middle.bias", "middle.weight"))
     said = good("inspect", ODD / "toggled_z3", "--json").json["not_stored"]
     assert said == ["middle.bias: in no group of the optimizer and not frozen, and stage 3 saves no such parameter"]
+
+
+# ---- tags -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tag", ["run 1", "exp/a b/step 3"])
+def test_a_tag_with_spaces_and_folders_among_others(tag: str, tmp_path: Path) -> None:
+    for other in (tag, "best"):
+        shutil.copytree(ODD / "names_z1" / "global_step3", tmp_path / "save" / other)
+    (tmp_path / "save" / "latest").write_text(f"{tag}\n")
+    good("convert", tmp_path / "save", tmp_path / "three", "--to", "zero3(dp=3)")
+    assert (tmp_path / "three" / "latest").read_text() == tag
+    assert (tmp_path / "three" / tag / Z3).is_file()
+    good("compare", ODD / "names_z1", tmp_path / "three")
+
+
+def test_extra_state_of_a_module_goes_along(tmp_path: Path) -> None:
+    ucpl.convert(ODD / "names_z1", tmp_path / "plain.pt", to="plain()")
+    ucpl.convert(tmp_path / "plain.pt", tmp_path / "three", to="zero3(dp=3)")
+    assert module_of(tmp_path / "three", Z3)["module"]["_extra_state"] == {"seen": [1, (2, 3.5)], "note": "kept"}
