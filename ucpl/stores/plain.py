@@ -89,7 +89,7 @@ class _Opened:
     scalars: dict[str, dict[str, Counted]] = field(factory=dict)
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     states: dict[str, tuple[str, ...]] = field(factory=dict)
-    counted: set[str] = field(factory=lambda: {"step"})
+    counted: set[str] = field(factory=set)
 
     @classmethod
     def of(cls, part: TorchFile) -> _Opened:
@@ -171,7 +171,8 @@ class _Opened:
         found = []
         for state, value in states.named():
             one = value.held
-            if isinstance(one, TensorRef) and one.shape == whole.shape and state not in self.counted:
+            is_number = state in self.counted or (state == "step" and isinstance(one, TensorRef) and one.shape == ())
+            if isinstance(one, TensorRef) and one.shape == whole.shape and not is_number:
                 self.keep(value.key, one)
                 if state != "weight":
                     found.append(state)

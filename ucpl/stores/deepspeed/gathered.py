@@ -70,7 +70,7 @@ class Gathered:
     unstored: list[str] = field(factory=list)  # what the module has and no file holds, as it is told
     groups: list[ParameterGroup] = field(factory=list)
     stated: list[Flat] = field(factory=list)
-    counted: set[str] = field(factory=lambda: {"step"})  # states that are one number of a parameter, whatever its shape
+    counted: set[str] = field(factory=set)  # states that are one number of a parameter, whatever its shape
     vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words: rows behind them are padding
 
     def apart(self) -> Gathered:
@@ -110,7 +110,7 @@ class Gathered:
         """The states of one flat buffer (or, at stage 0, of one parameter): tensors of one of `shapes`, or numbers."""
         for said, value in states.named():
             name, held = state_named(said), value.held
-            if isinstance(held, TensorRef) and held.shape in shapes and name not in self.counted:
+            if isinstance(held, TensorRef) and held.shape in shapes and not self.is_number(name, held):
                 self.keep_state(part, value.key, held, name)
                 self.has(members, name)
             elif isinstance(held, TensorRef) and prod(held.shape) == 1:
@@ -129,6 +129,10 @@ class Gathered:
                     f"{part.file}: the state {name} is {what}: neither one value for each of {shapes[0]} elements nor a number",
                     Label(str(part.path), where=key_text(value.key)),
                 )
+
+    def is_number(self, name: str, tensor: TensorRef) -> bool:
+        """Whether it is one number, though its shape is the parameter's."""
+        return name in self.counted or (name == "step" and tensor.shape == ())
 
     def keep_state(self, part: TorchFile, key: Key, tensor: TensorRef, name: str) -> None:
         """Payload under the name that a state has here, which need not be the one in the file."""
