@@ -124,7 +124,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     before = losses(engine, 0, job["steps"], odd.toggles)
     how: dict[str, Any] = {"exclude_frozen_parameters": True} if odd.excludes else {}
     engine.save_checkpoint(job["folder"], client_state=deepspeed_job.CLIENT, **how)
-    truth = facts(engine, deepspeed_job.CLIENT)
+    truth = facts(engine, deepspeed_job.CLIENT) | {"extra": engine.module.state_dict().get("_extra_state")}
     if dist.get_rank() == 0:
         torch.save(truth, job["truth"])
     return {"before": before, "after": losses(engine, job["steps"], 2, {})}
