@@ -154,7 +154,10 @@ def test_a_statement_is_what_its_layouts_are(spec: Path) -> None:
 def test_what_a_statement_drops_and_what_the_caller_drops_is_dropped(spec: Path) -> None:
     less = "layout less() of own extends whole() {\n  up = none\n  norm = none\n}\n"
     less += "plan fewer = whole() -> less() drop up\n"
-    (spec / "own.ucpl").write_text(SPEC + less)
+    more = SPEC.replace("  up   : l f h\n", "  up   : l f h\n  kept : h\n")
+    more = more.replace('  up   = l f h  as "up"\n', '  up   = l f h  as "up"\n  kept = h  as "kept"\n')
+    more = more.replace("  up[l] = ", '  kept = h  as "kept"\n  up[l] = ')
+    (spec / "own.ucpl").write_text(more + less)
     line = ("plan", "own.ucpl", "fewer", "--config", "config.json")
     done = ucpl(*line)
     assert done.status == 1 and "norm" in done.err and "`up`" not in done.err

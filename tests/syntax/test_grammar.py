@@ -14,7 +14,7 @@ from lark.exceptions import LarkError
 
 from tests.syntax.reading import read
 from ucpl import resources
-from ucpl.syntax import parse, parser, print_file
+from ucpl.syntax import nodes, parse, parser, print_file
 from ucpl.syntax import tables as reading
 from ucpl.syntax.joiner import LineJoiner
 from ucpl.syntax.recorder import Recorder
@@ -177,3 +177,17 @@ def test_a_wheel_carries_its_own_data(tmp_path, monkeypatch):
         assert resources.spec_text("deep/own.ucpl") == "# deep/own.ucpl\n"
     finally:
         resources.grammar_text.cache_clear()
+
+
+def test_words_behind_a_path_are_words_of_its_statement_alone() -> None:
+    """LALR merges states: names of what a plan changes have a rule of their own, or `drop` would be a word behind any path."""
+    text = (
+        'ucpl 1\nlayout x(dp) of m {\n  mesh dp\n  file meta = torch "m"\n'
+        "  blob data.loader drop in meta\n  blob a.train keep in meta\n}\n"
+        'plan p = x(dp=1) -> x(dp=2) drop a.b, "c.*" freeze d.e train f.g, h in "0" drop i.train\n'
+    )
+    file = parse(text, "x.ucpl")
+    layout, plan = file.statements
+    assert isinstance(layout, nodes.Layout) and isinstance(plan, nodes.Plan)
+    assert [i.fate for i in layout.items if isinstance(i, nodes.Blob)] == ["drop", "keep"]
+    assert plan.drop == ("a.b", "c.*", "i.train")
