@@ -12,7 +12,14 @@ import torch
 from tests.cli.command import CHECKPOINTS, FIXTURES, digest, good, ucpl
 
 WITH_TRUTH = [name for name in CHECKPOINTS if (FIXTURES / name / "truth.pt").exists()]
-STAGES = [f"zero{stage}(dp={dp})" for stage in (1, 2, 3) for dp in (1, 2, 3, 5)]
+# Of each checkpoint every stage and every degree, in half of the pairs that there are: the walk takes any of them.
+INTO = [
+    pytest.param(name, f"zero{stage}(dp={dp})", dp, id=f"{name}-zero{stage}-dp{dp}")
+    for i, name in enumerate(CHECKPOINTS)
+    for stage in (1, 2, 3)
+    for k, dp in enumerate((1, 2, 3, 5))
+    if (i + stage + k) % 2
+]
 
 
 def plain_of(source: Path, target: Path) -> dict[str, Any]:
@@ -105,9 +112,8 @@ def test_plain_of_one_file_is_that_file(tmp_path: Path) -> None:
     assert number == len(plain["params"]) == 26
 
 
-@pytest.mark.parametrize("layout", STAGES)
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_any_degree_and_stage_holds_the_same_state(name: str, layout: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "layout", "dp"), INTO)
+def test_any_degree_and_stage_holds_the_same_state(name: str, layout: str, dp: int, tmp_path: Path) -> None:
     target = tmp_path / "converted"
     report = good("convert", FIXTURES / name, target, "--to", layout, "--json").json["report"]
     assert report["bytes_read"] <= 1.02 * report["bytes_needed"]
@@ -116,7 +122,7 @@ def test_any_degree_and_stage_holds_the_same_state(name: str, layout: str, tmp_p
     assert found["equal"] and found["tensors"] == 27 and found["elements"] > 30_000
     step = target / (target / "latest").read_text()
     optim = len(list(step.glob("*_optim_states.pt")))
-    assert optim == int(layout[9:-1])
+    assert optim == dp
     assert (target / "ucpl" / "layout.ucpl").is_file() and (target / "ucpl" / "manifest.json").is_file()
 
 

@@ -14,7 +14,6 @@ from ucpl.errors import UcplError
 
 SOURCE = Path(__file__).parents[1] / "fixtures" / "deepspeed" / "tp2_pp2_dp2_z1_bf16"
 MUTE, STEP = SOURCE.with_name("tp2_pp2_dp1_z1"), "global_step3"
-CLIENT = ("args", "np_rng_state", "random_rng_state", "rng_tracker_states")  # whose classes no target may name
 NAME = "tied_modules.embed.word_embeddings.weight"
 WORDS, ROWS = 34, 36
 LLAMA = "megatron_deepspeed.ucpl:llama()"
@@ -22,7 +21,7 @@ LLAMA = "megatron_deepspeed.ucpl:llama()"
 
 def plain(folder: Path, out: Path) -> dict[str, Any]:
     """All states of the vocabulary."""
-    ucpl.convert(folder, out, to="plain()", drop=CLIENT if folder == SOURCE else ())
+    ucpl.convert(folder, out, to="plain()")
     states: dict[str, Any] = torch.load(out / "plain.pt", weights_only=True)["params"][NAME]
     return {state: value for state, value in states.items() if state != "step"}
 
@@ -47,7 +46,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_what_both_sides_have_goes_over_and_more_is_zeros(
     call: str, rows: int, truth: dict[str, Any], tmp_path: Path
 ) -> None:
-    ucpl.convert(SOURCE, tmp_path / "out", to=call, drop=CLIENT)
+    ucpl.convert(SOURCE, tmp_path / "out", to=call)
     found = plain(tmp_path / "out", tmp_path / "plain")
     for state, value in truth.items():
         kept = min(rows, ROWS)
@@ -56,7 +55,7 @@ def test_what_both_sides_have_goes_over_and_more_is_zeros(
 
 
 def test_each_rank_has_its_rows_and_says_so(tmp_path: Path) -> None:
-    ucpl.convert(SOURCE, tmp_path / "out", to="zero1(tp=4, pp=1, dp=1, padded_vocab=40)", drop=CLIENT)
+    ucpl.convert(SOURCE, tmp_path / "out", to="zero1(tp=4, pp=1, dp=1, padded_vocab=40)")
     layer = torch.load(tmp_path / "out" / STEP / "layer_00-model_03-model_states.pt", weights_only=False)
     assert layer["word_embeddings.weight"].shape == (10, 16)
     model = torch.load(tmp_path / "out" / STEP / "mp_rank_03_model_states.pt", weights_only=False)
@@ -64,16 +63,15 @@ def test_each_rank_has_its_rows_and_says_so(tmp_path: Path) -> None:
 
 
 def test_there_and_back_at_rows_that_both_have_is_the_same_checkpoint(tmp_path: Path) -> None:
-    ucpl.convert(SOURCE, tmp_path / "wide", to="zero1(tp=4, pp=1, dp=1, padded_vocab=40)", drop=CLIENT)
+    ucpl.convert(SOURCE, tmp_path / "wide", to="zero1(tp=4, pp=1, dp=1, padded_vocab=40)")
     ucpl.convert(tmp_path / "wide", tmp_path / "back", to="zero1(tp=2, pp=1, dp=2, padded_vocab=36)")
-    apart = ucpl.compare(SOURCE, tmp_path / "back").differences
-    assert {one.name.partition(".")[2] for one in apart} == set(CLIENT)
+    assert ucpl.compare(SOURCE, tmp_path / "back").differences == ()
 
 
 def test_a_universal_folder_has_words_alone_and_takes_any_rows_again(truth: dict[str, Any], tmp_path: Path) -> None:
-    made = ucpl.convert(SOURCE, tmp_path / "atoms", to="universal()", drop=CLIENT)
+    made = ucpl.convert(SOURCE, tmp_path / "atoms", to="universal()")
     assert f"live rows in {NAME}: 2 of 2 are not kept, the target has no live rows" in made.plan.dropped
-    ucpl.convert(SOURCE, tmp_path / "all", to="universal(padded_vocab=36)", drop=CLIENT)  # for engines with as many
+    ucpl.convert(SOURCE, tmp_path / "all", to="universal(padded_vocab=36)")  # for engines with as many
     for state, value in plain(tmp_path / "all", tmp_path / "whole").items():
         assert torch.equal(value, truth[state]), state
     ucpl.convert(tmp_path / "atoms", tmp_path / "cut", to="zero1(tp=2, dp=1, padded_vocab=38)")
@@ -84,14 +82,14 @@ def test_a_universal_folder_has_words_alone_and_takes_any_rows_again(truth: dict
 
 
 def test_a_layout_may_say_the_cuts_of_such_a_source(truth: dict[str, Any], tmp_path: Path) -> None:
-    ucpl.convert(SOURCE, tmp_path / "out", to="zero1(tp=1, pp=1, padded_vocab=35)", layout=LLAMA, drop=CLIENT)
-    ucpl.convert(SOURCE, tmp_path / "cut", to="megatron_deepspeed.ucpl:llama(tp=2, padded_vocab=38)", drop=CLIENT)
+    ucpl.convert(SOURCE, tmp_path / "out", to="zero1(tp=1, pp=1, padded_vocab=35)", layout=LLAMA)
+    ucpl.convert(SOURCE, tmp_path / "cut", to="megatron_deepspeed.ucpl:llama(tp=2, padded_vocab=38)")
     assert plain(tmp_path / "cut", tmp_path / "again")["fp32"].shape == (38, 16)
     assert torch.equal(plain(tmp_path / "out", tmp_path / "plain")["exp_avg"], truth["exp_avg"][:35])
 
 
 def test_a_source_that_is_no_pipeline_and_is_described(truth: dict[str, Any], tmp_path: Path) -> None:
-    ucpl.convert(SOURCE, tmp_path / "atoms", to="universal()", drop=CLIENT)
+    ucpl.convert(SOURCE, tmp_path / "atoms", to="universal()")
     ucpl.convert(tmp_path / "atoms", tmp_path / "cut", to="zero1(tp=2, dp=1, padded_vocab=38)")
     ucpl.convert(tmp_path / "cut", tmp_path / "out", to="universal()", layout=LLAMA)
     assert torch.equal(plain(tmp_path / "out", tmp_path / "plain")["fp32"], truth["fp32"][:WORDS])

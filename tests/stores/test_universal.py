@@ -104,7 +104,6 @@ def test_a_pointer_that_leads_out_is_refused(tmp_path: Path) -> None:
 # ---- of model-parallel checkpoints ---------------------------------------------------------------------------------------
 
 LISTS, MUTE, PIPELINE = (DENSE / name for name in ("tp2_pp2_dp2_z1_bf16", "tp2_pp2_dp1_z1", "pp2_dp2_z1"))
-CLIENT = ("args", "np_rng_state", "random_rng_state", "rng_tracker_states")  # whose classes no target may name
 LLAMA = "megatron_deepspeed.ucpl:llama()"
 INFO = "universal_checkpoint_info"
 
@@ -117,7 +116,7 @@ def atoms(folder: Path) -> dict[str, dict[str, Any]]:
 
 def test_each_atom_says_how_a_loader_cuts_it(tmp_path: Path) -> None:
     """Of a pipeline whose lists of patterns say the cuts: rows, columns, halves, copies, and words."""
-    ucpl.convert(LISTS, tmp_path / "out", to="universal()", drop=CLIENT)
+    ucpl.convert(LISTS, tmp_path / "out", to="universal()")
     found = atoms(tmp_path / "out")
     assert found["1.self_attention.query_key_value.weight"] == {"cat_dim": 0}
     assert found["2.self_attention.dense.weight"] == {"cat_dim": 1}
@@ -149,7 +148,7 @@ def as_deepspeed_leaves_it(source: Path, folder: Path, words: int | None = None)
 
     words: how many rows of the vocabulary it keeps.
     """
-    ucpl.convert(source, folder, to="universal()", drop=CLIENT if source == LISTS else ())
+    ucpl.convert(source, folder, to="universal()")
     root = folder / "global_step3_universal"
     for path in source.glob("global_step*/mp_rank_*"):
         shutil.copyfile(path, root / path.name)
@@ -169,7 +168,7 @@ def states(path: Path) -> dict[tuple[str, str], torch.Tensor]:
 def test_a_pipeline_of_which_there_are_atoms_alone(source: Path, words: int | None, tmp_path: Path) -> None:
     """Its stages' files name the parameters; rows of words that were padding are in no file."""
     root = as_deepspeed_leaves_it(source, tmp_path / "atoms", words)
-    ucpl.convert(root, tmp_path / "plain", to="plain()", drop=CLIENT if source == LISTS else ())
+    ucpl.convert(root, tmp_path / "plain", to="plain()")
     found, known = held(tmp_path / "plain" / "plain.pt"), states(source)
     assert set(found) == {name for name, _ in known}
     for (name, state), value in known.items():
@@ -178,9 +177,8 @@ def test_a_pipeline_of_which_there_are_atoms_alone(source: Path, words: int | No
 
 def test_what_a_folder_of_atoms_says_of_cuts_is_enough_for_other_degrees(tmp_path: Path) -> None:
     root = as_deepspeed_leaves_it(LISTS, tmp_path / "atoms", 34)
-    ucpl.convert(root, tmp_path / "cut", to="zero1(tp=2, dp=3)", drop=CLIENT)
-    apart = ucpl.compare(root, tmp_path / "cut").differences
-    assert {one.name.partition(".")[2] for one in apart} == set(CLIENT)
+    ucpl.convert(root, tmp_path / "cut", to="zero1(tp=2, dp=3)")
+    assert ucpl.compare(root, tmp_path / "cut").differences == ()
     model = next((tmp_path / "cut").glob("*/mp_rank_01_model_states.pt"))
     cut = torch.load(model, weights_only=False)["module"]
     whole = torch.load(root / "zero" / "1.mlp.dense_h_to_4h.weight" / "fp32.pt", weights_only=False)["param"]
@@ -190,7 +188,7 @@ def test_what_a_folder_of_atoms_says_of_cuts_is_enough_for_other_degrees(tmp_pat
 
 def test_atoms_alone_become_a_folder_with_weights(tmp_path: Path) -> None:
     root = as_deepspeed_leaves_it(LISTS, tmp_path / "atoms")
-    ucpl.convert(root, tmp_path / "out", to="universal()", drop=CLIENT)
+    ucpl.convert(root, tmp_path / "out", to="universal()")
     model = torch.load(tmp_path / "out/global_step3_universal/mp_rank_00_model_states.pt", weights_only=False)
     master = torch.load(root / "zero" / "3.weight" / "fp32.pt", weights_only=False)["param"]
     assert torch.equal(model["module"]["3.weight"], master.bfloat16())
@@ -199,7 +197,7 @@ def test_atoms_alone_become_a_folder_with_weights(tmp_path: Path) -> None:
 
 def test_words_without_padding_beside_weights_that_have_it(tmp_path: Path) -> None:
     """DeepSpeed strips the masters alone: weights are rounded from those."""
-    ucpl.convert(LISTS, tmp_path / "atoms", to="universal()", drop=CLIENT)
+    ucpl.convert(LISTS, tmp_path / "atoms", to="universal()")
     for path in (tmp_path / "atoms").glob("*/zero/*word_embeddings*/*.pt"):
         value = torch.load(path, weights_only=False)
         if isinstance(value, dict):

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from attrs import field, frozen
+from attrs import frozen
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 SPEC = "megatron_deepspeed.ucpl:llama"
 HOME = "HOME"  # stands for the text that `ucpl infer` writes of the folder where a walk began: its stages and cuts, by name
-CLIENT = ("args", "np_rng_state", "random_rng_state", "rng_tracker_states")  # whose classes no target may name
 BOLD = 25
 
 
@@ -38,7 +37,6 @@ class Start:
     draw: Draw
     axes: str = ""
     spec: str | None = None
-    drop: tuple[str, ...] = field(default=())
 
     @property
     def path(self) -> Path:
@@ -145,7 +143,7 @@ def pipeline(cuts: str, layers: int) -> Draw:
 
 
 STARTS = (
-    Start("tp2_pp2_dp2_z1_bf16", grid("123", True, 4), "tp pp", drop=CLIENT),
+    Start("tp2_pp2_dp2_z1_bf16", grid("123", True, 4), "tp pp"),
     Start("tp2_pp2_dp1_z1", grid("23", False, 2), "tp pp", f"{SPEC}()"),
     Start("pp2_ep2_dp2_z1", experts("2", 4, 2), "pp ep tp"),
     Start("tp2_ep2_dp2_z1", experts("", 4, 2), "tp ep", f"{SPEC}()"),

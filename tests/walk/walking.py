@@ -117,7 +117,7 @@ def one_walk(seed: int, number: int, scratch: Path, steps: int = STEPS, start: S
     """The walk of that number: the same steps for the same seed, whatever other walks there are."""
     rng = Random(f"{seed} {number}")
     start = start or STARTS[number % len(STARTS)] if number < len(STARTS) else rng.choice(STARTS)
-    here, path, drop = start.here, start.path, start.drop
+    here, path = start.here, start.path
     truth = held(path, start.spec, scratch)
     for i in range(steps):
         is_bold = rng.randrange(BOLD) == 0
@@ -125,7 +125,7 @@ def one_walk(seed: int, number: int, scratch: Path, steps: int = STEPS, start: S
         target = scratch / f"{number}.{i}"
         try:
             to = call.replace(HOME, home_of(start, scratch)) if HOME in call else call
-            api.convert(path, target, to, layout=here.spec, drop=drop)
+            api.convert(path, target, to, layout=here.spec)
         except UcplError as error:
             code = error.diagnostics[0].code
             wrong = [] if code in LIMITS else [f"refused: {code} {error.diagnostics[0].message}"]
@@ -137,4 +137,4 @@ def one_walk(seed: int, number: int, scratch: Path, steps: int = STEPS, start: S
         yield Step(number, start.name, call, wrong=tuple(differences(truth, found)))
         if path != start.path:
             (shutil.rmtree if path.is_dir() else Path.unlink)(path)
-        here, path, drop = next_, target, ()
+        here, path = next_, target
