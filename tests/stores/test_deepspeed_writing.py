@@ -281,6 +281,17 @@ def test_weights_alone_say_how_they_are_loaded() -> None:
         assert ['`group "0" = ...`' in text for text in advice(source, target)] == [True]
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tie_that_only_the_config_tells_is_told(tied: bool, tmp_path: Path) -> None:
+    """The module has two names for the tensor, and a strict load asks for both."""
+    weights = Path(__file__).parents[1] / "fixtures" / "containers" / "hf_llama.safetensors"
+    (tmp_path / "model.safetensors").write_bytes(weights.read_bytes())
+    (tmp_path / "config.json").write_text(f'{{"tie_word_embeddings": {str(tied).lower()}}}')
+    source = open_checkpoint(tmp_path)
+    said = advice(source, api.plan(str(tmp_path), "zero1(dp=2)").target)
+    assert any("tie_word_embeddings" in text and "load_module_strict=False" in text for text in said) == tied
+
+
 @pytest.mark.parametrize(
     "call, name, value",
     [

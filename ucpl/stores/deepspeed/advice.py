@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ucpl.extents import Structure
 from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.huggingface_texts import config_of
 
 WARM = (
     "the source has no optimizer state: engine.load_checkpoint(..., load_optimizer_states=False,"
@@ -23,9 +24,22 @@ LENIENT = (
 )
 
 
+TIED = (
+    "config.json says tie_word_embeddings, and a Hugging Face folder stores such a tensor once: a module has it under two"
+    " names, and engine.load_checkpoint(..., load_module_strict=False) is content with one"
+)
+
+
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Where parameters are left out, and of a target made of weights alone."""
-    return (*((LENIENT,) if source.unstored else ()), *_warm(source, structure))
+    """Where parameters are left out or known by one name of two, and of a target made of weights alone."""
+    lenient = (LENIENT,) if source.unstored else (TIED,) if _is_tied(source, structure) else ()
+    return (*lenient, *_warm(source, structure))
+
+
+def _is_tied(source: Checkpoint, structure: Structure) -> bool:
+    """Whether the class has a second name of a tensor, and nothing says which."""
+    config = config_of(source)
+    return config is not None and config.get("tie_word_embeddings") is True and not structure.aliases
 
 
 def _warm(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
