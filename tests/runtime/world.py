@@ -28,7 +28,7 @@ class Torch:
         return False
 
     def open(self, path):
-        raise NotImplementedError
+        raise NotImplementedError  # a world is made in memory: nothing of it is opened
 
     def skeleton(self, structure, targets, source, tag):
         files: dict[str, list[int]] = {}

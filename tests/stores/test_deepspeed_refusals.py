@@ -189,6 +189,10 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
         *(Z1, meta(), lambda v: v["module"].pop(first_of(v["param_shapes"][0])), "E459"),
         "is in param_shapes but not in the module",
     ),
+    "a frozen parameter that the module lacks": (
+        *(Z2, meta(), lambda v: v["module"].pop(first_of(v["frozen_param_shapes"])), "E459"),
+        "is in frozen_param_shapes but not in the module",
+    ),
     "a shape that is not the module's": (
         *(Z1, meta(), lambda v: v["param_shapes"][0].update({first_of(v["param_shapes"][0]): Size([1, 2])}), "E458"),
         "in the module and [1, 2] in param_shapes",

@@ -6,6 +6,7 @@ Read in deepspeed 0.19.8: engine.py (`_common_checkpoint_state`, `_get_zero_para
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import NoReturn
 
@@ -70,15 +71,10 @@ def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None)
     trained = {name: shape for group in groups for name, shape in group.items()}
     if len(trained) < sum(len(group) for group in groups):
         fail("E456", "param_shapes names a parameter twice", Label(str(part.path), where="param_shapes"))
-    lacking = next((name for name in trained if name not in tensors), None)
-    if lacking is not None:
-        fail(
-            "E459",
-            f"{lacking} is in param_shapes but not in the module",
-            Label(str(part.path), where="param_shapes"),
-            Label(str(part.path), where="module"),
-        )
-    known = _frozen_shapes(meta) | trained
+    frozen_ = _frozen_shapes(meta)
+    for field_, names in (("param_shapes", trained), ("frozen_param_shapes", frozen_)):
+        _demand_in_module(part, field_, names, tensors)
+    known = frozen_ | trained
     buffers = _with_second_names(named, {name: tensor for name, tensor in tensors.items() if name not in known})
     aliases = _aliases(part, shared, tensors, Known(known, buffers), stage)
     left_out = {a: _left_out(tensors[a], o) for a, o in aliases.items() if o not in tensors and a in tensors}
@@ -106,6 +102,20 @@ def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None)
     rest = tuple(n for n in shapes if stage and n not in buffers and n not in trained)
     unstored = NotStored(left_out, is_by_choice(part, stage))
     return Module(part, groups, tensors, buffers, shapes, rest, aliases, empty, unstored)
+
+
+def _demand_in_module(
+    part: TorchFile, field_: str, names: Mapping[str, Shape], tensors: Mapping[str, TensorRef]
+) -> None:
+    """What is left out is left out of both: frozen_param_shapes is empty where frozen parameters were excluded."""
+    lacking = next((name for name in names if name not in tensors), None)
+    if lacking is not None:
+        fail(
+            "E459",
+            f"{lacking} is in {field_} but not in the module",
+            Label(str(part.path), where=field_),
+            Label(str(part.path), where="module"),
+        )
 
 
 def _with_second_names(named: frozenset[str], tensors: dict[str, TensorRef]) -> frozenset[str]:
