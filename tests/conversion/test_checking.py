@@ -66,6 +66,11 @@ def test_a_degree_that_none_suits_is_said_with_what_does_not_divide(spec: Path) 
     assert checked(spec, "r = 6", "r = 11", call=":x(tp = 3)").findings[0].code == "E204"
 
 
+def test_a_degree_that_axes_are_made_of_is_tried(spec: Path) -> None:
+    found = checked(spec, "  mesh pp tp\n", "  let t = tp\n  mesh pp t\n", "r@tp c", "r@t c", "{tp}", "{t}")
+    assert found.tried == ("x holds at tp = 2; pp = 2; tp = 2, pp = 2",)
+
+
 def test_axes_that_suit_only_together_are_found(spec: Path) -> None:
     found = checked(spec, "  mesh pp tp\n", "  mesh pp tp\n  assert tp == 1 or pp == 3\n", "l = 2", "l = 3")
     assert found.tried == ("x holds at pp = 3; tp = 2, pp = 3",) and not found.remarks

@@ -54,6 +54,76 @@ def test_a_layout_that_loses_elements_is_caught() -> None:
     assert caught.value.diagnostics[0].code in ("E308", "E309")
 
 
+MIXED = """ucpl 1
+model m {
+  dim h = 4, l = 2
+  w   : h
+  ids : l h  dtype i64 is buffer
+}
+layout x(tp) of m {
+  mesh tp
+  file weights = torch "{tp}.pt"
+  w      = h@tp  as "w"
+  ids[l] = h     as "{l}"
+}
+"""
+
+
+def test_a_buffer_of_whole_numbers_among_tensors_without_a_dtype_comes_back() -> None:
+    (report,) = roundtrip(MIXED, examples=2)
+    assert "x(tp = 2) -> x(tp = 1)" in report.tried
+
+
+TOWERS = """ucpl 1
+model tower(width) {
+  dim r = width
+  w : r
+}
+model two {
+  use tower(width = 4) as eye
+  use tower(width = 6) as ear
+}
+layout part(tp) of tower {
+  mesh tp
+  file weights = torch "{tp}.pt"
+  w = r@tp  as "w"
+}
+layout both(tp) of two {
+  mesh tp
+  use part(tp = tp) as eye key "eye/{key}"
+  use part(tp = tp) as ear key "ear/{key}"
+}
+"""
+
+
+def test_a_part_that_leaves_its_model_open_is_tried_where_it_is_used() -> None:
+    (report,) = roundtrip(TOWERS, examples=2)
+    assert report.layout == "both" and "both(tp = 2) -> both(tp = 1)" in report.tried
+    with pytest.raises(UcplError) as caught:  # asked for by name, it says what it lacks
+        roundtrip(TOWERS, "part")
+    assert caught.value.diagnostics[0].code == "E124"
+    assert [r.layout for r in roundtrip(TOWERS.replace("(width)", "(width = 2)"), examples=2)] == ["part", "both"]
+
+
+def test_a_degree_that_axes_are_made_of_is_changed() -> None:
+    text = """ucpl 1
+model m {
+  dim n = 8, g = 2, r = 4, d = 2
+  index n = (g r)
+  q : n d
+  k : g d
+}
+layout x(tp = 1) of m {
+  let groups = gcd(tp, g), copies = tp / groups
+  mesh groups copies
+  file weights = torch "{groups * size(copies) + copies}.pt"
+  qkv = (q: g@groups r@copies d + k: g@groups d)  as "qkv"
+}
+"""
+    (report,) = roundtrip(text, examples=12)
+    assert "x(tp = 2) -> x(tp = 4)" in report.tried
+
+
 def test_an_unknown_layout_and_one_without_a_model_are_refused() -> None:
     with pytest.raises(UcplError) as caught:
         roundtrip(TWO, "rwos")

@@ -14,13 +14,22 @@ from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
-from ucpl.conversion.degrees import ALONE, Degrees, call_at, degrees_of, degrees_text, hangs_on_a_number, try_degrees
+from ucpl.conversion.degrees import (
+    ALONE,
+    Degrees,
+    call_at,
+    degrees_of,
+    degrees_text,
+    hangs_on_a_number,
+    open_parameters,
+    try_degrees,
+)
 from ucpl.conversion.given import Called, Given
 from ucpl.conversion.planning import closed_call
 from ucpl.conversion.side import Side, located
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.layout import Layout, Library, load
-from ucpl.layout.bases import called_model, placed
+from ucpl.layout.bases import called_model
 from ucpl.layout.idle import demand_known
 from ucpl.layout.library import Known, Reader
 from ucpl.layout.scope import Scope, Value, at
@@ -242,12 +251,7 @@ class _Checker:
 
     def open_numbers(self, node: nodes.Layout) -> dict[str, Value]:
         """What a layout leaves open of its model, tried at 1: a base for layouts of models that say it."""
-        if node.of == "any":
-            return {}
-        model = self.library.model(node.of, node.span).node
-        assert isinstance(model, nodes.Model)
-        said = placed(model.parameters, nodes.Call(node.of, node.arguments, span=node.span))
-        return {p.name: 1 for p in model.parameters if p.default is None and p.name not in said}
+        return dict.fromkeys(open_parameters(self.library, node), 1)
 
     @staticmethod
     def changed(base: Degrees, axes: tuple[str, ...], degrees: Degrees) -> Degrees:

@@ -12,8 +12,10 @@ from attrs import define, evolve, field, frozen
 
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.layout import Library
+from ucpl.layout.bases import placed
 from ucpl.layout.statements import items_of
 from ucpl.syntax import nodes
+from ucpl.syntax.walk import walk
 
 __all__ = [
     "OF_A_NUMBER",
@@ -23,6 +25,8 @@ __all__ = [
     "degrees_of",
     "degrees_text",
     "hangs_on_a_number",
+    "is_part",
+    "open_parameters",
     "try_degrees",
 ]
 
@@ -46,11 +50,41 @@ def hangs_on_a_number(error: UcplError) -> bool:
 
 
 def degrees_of(library: Library, node: nodes.Layout) -> tuple[str, ...]:
-    """Parameters of a layout that are axes of a mesh, its own or one of a layout that it extends or uses."""
-    axes = {
-        axis for item in items_of(library, nodes.Call(node.name)) if isinstance(item, nodes.Mesh) for axis in item.axes
-    }
-    return tuple(p.name for p in node.parameters if p.name in axes)
+    """Parameters of a layout that are axes of a mesh, its own or one of a layout that it extends or uses; and those of which
+    the size of an axis is made: tp, of `let groups = gcd(tp, g), copies = tp / groups` and `mesh groups copies`.
+    """
+    items = items_of(library, nodes.Call(node.name))
+    values = {b.name: b.value for i in items if isinstance(i, nodes.Let | nodes.Dims) for b in i.bindings}
+    found: set[str] = set()
+    open_names = [axis for item in items if isinstance(item, nodes.Mesh) for axis in item.axes]
+    while open_names:
+        name = open_names.pop()
+        if name not in found:
+            found.add(name)
+            open_names += [n.path for n in walk(values[name]) if isinstance(n, nodes.Name)] if name in values else []
+    return tuple(p.name for p in node.parameters if p.name in found)
+
+
+def is_part(library: Library, file: nodes.File, node: nodes.Layout) -> bool:
+    """A layout that others of its file extend or use, and that says too little to stand alone: it has no files, or leaves
+    numbers of its model open.
+    """
+    layouts = [s for s in file.statements if isinstance(s, nodes.Layout)]
+    called = [s.extends for s in layouts] + [i.call for s in layouts for i in s.items if isinstance(i, nodes.Use)]
+    if not any(c is not None and c.name == node.name for c in called):
+        return False
+    has_files = any(isinstance(i, nodes.Files) for i in items_of(library, nodes.Call(node.name)))
+    return not has_files or bool(open_parameters(library, node))
+
+
+def open_parameters(library: Library, node: nodes.Layout) -> tuple[str, ...]:
+    """Parameters of its model to which a layout gives no value, and which have none of their own."""
+    if node.of == "any":
+        return ()
+    model = library.model(node.of, node.span).node
+    assert isinstance(model, nodes.Model)
+    said = placed(model.parameters, nodes.Call(node.of, node.arguments, span=node.span))
+    return tuple(p.name for p in model.parameters if p.default is None and p.name not in said)
 
 
 def call_at(node: nodes.Layout, degrees: Degrees) -> nodes.Call:

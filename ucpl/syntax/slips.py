@@ -34,7 +34,9 @@ def _model(*lines: str) -> list[str]:
 
 # Slips for which no row of the habits knows a line to write; the others are in `habits`.
 HINTS: dict[str, list[str]] = {
-    "an axis is a name: write `dim x = 4` in the model, then `x` here": _layout("a = h 4", "a = (4 h)"),
+    "an axis is a name: write `dim x = 4` in the model, then `x` here; a bare size there, `w : h 4`, is `_` here": _layout(
+        "a = h 4", "a = (4 h)"
+    ),
     "texts stand in double quotes": _layout("file f = torch"),
     'a file has a form and a name, as in: file weights = torch "model.pt"': _layout('file "b"'),
     "a layout names its parameters in parentheses, none as `()`: layout x(tp, pp = 1) of y { … }": ["layout x {\n}"],

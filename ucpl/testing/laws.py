@@ -113,13 +113,15 @@ def _derived_from(*placements: Placement) -> dict[str, str]:
 
 
 def _plan(source: Placement, target: Placement, drop: tuple[str, ...]) -> Plan:
+    tensors = source.layout.tensors
     untyped = {
         (home.file, home.key)
         for part in source.parts
         if part.dtype is None and not any(s.name == part.state for s in source.layout.states)
+        if not all(tensors[source.tensors[t]].dtype for t in part.tensors)
         for home in part.homes
     }
-    typed = all(t.dtype for t in source.layout.tensors.values())
+    typed = all(t.dtype for t in tensors.values())
 
     def dtype_of(file: str, key: Key) -> str | None:
         return "f32" if (file, key) in untyped else None

@@ -8,7 +8,7 @@ from itertools import permutations, product
 
 from attrs import define, field, frozen
 
-from ucpl.conversion.degrees import Degrees, call_at, degrees_of, degrees_text, hangs_on_a_number
+from ucpl.conversion.degrees import Degrees, call_at, degrees_of, degrees_text, hangs_on_a_number, is_part
 from ucpl.errors import UcplError, fail
 from ucpl.layout import Library, load, resolve
 from ucpl.layout.bases import called_model
@@ -70,7 +70,8 @@ def roundtrip(
     """
     library = load((name, file_text), read=text_at)
     file = parse(file_text, name)
-    chosen = [s for s in file.statements if isinstance(s, nodes.Layout) and layout_name in (None, s.name)]
+    layouts = [s for s in file.statements if isinstance(s, nodes.Layout)]
+    chosen = [s for s in layouts if s.name == layout_name or (layout_name is None and not is_part(library, file, s))]
     if not chosen and layout_name is not None:
         library.layout(layout_name)
     if model is None:
