@@ -344,7 +344,16 @@ def test_what_is_wrong_in_an_imported_text_is_shown_at_the_import() -> None:
 
 
 def test_a_remark_has_no_code() -> None:
-    assert [f.code for f in wrong(WHOLE)] == [""] and "give --config" in wrong(WHOLE)[0].message
+    said = wrong(WHOLE)
+    assert {f.code for f in said} == {""} and "give --config" in said[0].message
+
+
+def test_a_remark_about_a_line_is_shown_there() -> None:
+    spec = "ucpl 1\nmodel m {\n  w : 4\n}\nlayout x() of m {\n"
+    spec += '  file weights = torch "a"\n  file more = torch "b"\n  w = _ as "w"\n}\n'
+    (found,) = wrong(spec)
+    assert "no line is in `file more`" in found.message
+    assert (found.start, found.stop) == ((6, 2), (6, 23))
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ from ucpl.layout.statements import items_of
 from ucpl.proofs.idle import foreign_texts, idle_lines, idle_ranges, misspelt_states, unknown_drops, unknown_parameters
 from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import stored_twice
-from ucpl.proofs.unstored import holes, tensors_without_entry, unkept_states
+from ucpl.proofs.unstored import holes, tensors_without_entry, tensors_without_key, unkept_states
+from ucpl.proofs.unused import unused
 from ucpl.syntax import nodes, parse, parse_call, print_file
 from ucpl.texts import read_text, text_at
 
@@ -152,6 +153,8 @@ class _Checker:
                 case nodes.Plan():
                     self.count("plan")
                     self.guarded(partial(self.plan, statement))
+        for text in unused(self.library, self.file):
+            self.remark(text)
 
     def guarded(self, work: Callable[[], object]) -> None:
         try:
@@ -200,7 +203,7 @@ class _Checker:
         if self.is_part(node):
             return  # and is looked at where it is used or extended
         base = {p.name: n for p in node.parameters if (n := _first(p)) is not None}
-        self.unused(node)
+        self.uncut(node)
         failed = self.base_fails(node, base)
         axes = tuple(axis for axis in degrees_of(self.library, node) if axis in base)
         if self.open_numbers(node):
@@ -226,7 +229,7 @@ class _Checker:
         called = [s.extends for s in layouts] + [i.call for s in layouts for i in s.items if isinstance(i, nodes.Use)]
         return any(c is not None and c.name == node.name for c in called)
 
-    def unused(self, node: nodes.Layout) -> None:
+    def uncut(self, node: nodes.Layout) -> None:
         """A number that nothing is made of, but names of files perhaps: a mesh that was forgotten, most likely."""
         items = tuple(evolve(i, template="") if isinstance(i, nodes.Files) and i.template else i for i in node.items)
         text = print_file(nodes.File("", 1, (evolve(node, parameters=(), items=items),)))
@@ -275,6 +278,12 @@ class _Checker:
             self.remark(
                 f"{node.name} stores nothing of {listed(absent)}: no entry speaks of {'it' if len(absent) == 1 else 'them'}."
                 f" Where that is meant, write `{absent[0]} = none`"
+            )
+        nowhere = tensors_without_key(side.placement)
+        if nowhere:
+            self.remark(
+                f"{node.name} stores nothing of {listed(nowhere)}: no `as` stands behind, and no flat buffer has"
+                f' {"it" if len(nowhere) == 1 else "them"}. Write `as "{nowhere[0]}"` behind the line, or `{nowhere[0]} = none`'
             )
         states = unkept_states(side.placement)
         if states and side.layout.state_lines:

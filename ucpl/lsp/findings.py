@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from attrs import frozen
 
@@ -12,6 +13,8 @@ from ucpl.lsp.mending import faults
 from ucpl.lsp.outline import Outline
 
 __all__ = ["Finding", "Related", "findings"]
+
+_LINE = re.compile(r"\(line ([0-9]{1,6})\)")  # of what a remark speaks of
 
 
 @frozen
@@ -90,8 +93,13 @@ def _import_of(outline: Outline, diagnostic: Diagnostic) -> tuple[tuple[int, int
 
 
 def _remark(outline: Outline, text: str) -> Finding:
-    """A remark at the name of the layout that it begins with, or at the start of the text."""
-    name = text.partition(" ")[0].strip("`")
+    """A remark at the line that it names, at the name of the layout that it begins with, or at the start of the text."""
+    said = _LINE.search(text)
+    if said is not None and 0 < int(said[1]) <= len(outline.lines.starts):
+        line = int(said[1]) - 1
+        written = outline.text[outline.lines.offset(line, 0) : outline.lines.offset(line, len(outline.text))]
+        return Finding((line, len(written) - len(written.lstrip())), (line, len(written.rstrip())), "", text)
+    name = text.partition(" ")[0].strip("`:")
     for block in outline.blocks:
         if block.name == name and block.header is not None and len(block.header.tokens) > 1:
             token = block.header.tokens[1]

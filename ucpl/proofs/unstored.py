@@ -13,7 +13,7 @@ from ucpl.layout.by_index import whole_name
 from ucpl.regions import Pieces, Placement, element_name
 from ucpl.regions.boxes import subtract
 
-__all__ = ["Hole", "holes", "tensors_without_entry", "unkept_states"]
+__all__ = ["Hole", "holes", "tensors_without_entry", "tensors_without_key", "unkept_states"]
 
 BOXES_MAX = 4_096  # of one tensor: more of them are counted, and not looked at one by one
 
@@ -39,6 +39,19 @@ def tensors_without_entry(layout: Layout, on_purpose: frozenset[str]) -> tuple[s
     return tuple(
         p for p in layout.tensors if p not in named and p not in on_purpose and whole_name(p) not in on_purpose
     )
+
+
+def tensors_without_key(placement: Placement) -> tuple[str, ...]:
+    """Tensors whose lines have no `as`, and whose weight no flat buffer has either: nothing is stored of it, nor derived."""
+    layout = placement.layout
+    if any(d.state == "weight" for d in layout.derived):
+        return ()
+    keys: dict[str, bool] = {}
+    for entry in layout.entries:
+        for path in entry.targets.values():
+            keys[path] = keys.get(path, False) or entry.storing.key is not None
+    held = {placement.tensors[n] for p in placement.parts if p.state == "weight" for n in np.unique(p.folded.tensor)}
+    return tuple(path for path in layout.tensors if keys.get(path) is False and path not in held)
 
 
 def unkept_states(placement: Placement) -> tuple[str, ...]:

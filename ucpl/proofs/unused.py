@@ -1,0 +1,283 @@
+"""What a text declares and nothing of it uses: files, indices, groups, meshes, numbers, imports. Remarks, no faults.
+
+The text alone is asked, not what it comes to under some degrees: a line under `when` uses what it names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from ucpl.errors import UcplError
+from ucpl.layout import Library
+from ucpl.layout.templates import PLACE_WORDS
+from ucpl.syntax import nodes, print_expr
+from ucpl.syntax.quoting import HOLE
+from ucpl.syntax.walk import walk
+
+__all__ = ["unused"]
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
+_MANY = PLACE_WORDS - {"rank"}  # what tells one stored tensor from another in a template, beside indices
+
+
+def unused(library: Library, file: nodes.File) -> Iterator[str]:
+    """Each names the layout or model, the statement and its line, and says what to write. Of a file without layouts none is
+    asked: who imports it uses what it declares.
+    """
+    layouts = [s for s in file.statements if isinstance(s, nodes.Layout)]
+    for layout in layouts:
+        yield from _of_layout(layout, _beside(library, layout))
+    if layouts:
+        yield from _numbers(library, file)
+    if len(file.statements) > sum(isinstance(s, nodes.Import) for s in file.statements):
+        yield from _imports(file)
+
+
+def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[str]:
+    """`beside`: the layout, with all that it stands on, and that stand on it."""
+    items = [item for one in beside for item in one.items]
+    dims = {*_dims(items)}
+    for item in layout.items:
+        match item:
+            case nodes.Files(name=name, form=str()):
+                yield from _of_file(layout, item, items, _in_file(name, items))
+            case nodes.Use(name=name, key=str() as key) if _is_one_key(key):
+                yield (
+                    f'{layout.name}: `key "{key}"` of `use ... as {name}` (line {item.span.line}) is one key for all that'
+                    f" is in it: what its lines say behind `as` is not used. {_with_key(key)}"
+                )
+            case nodes.Index(name=name, axis=axis):
+                if not {*_bracketed(items)} & {name} and not dims & {d for d in _dims([axis]) if d != name}:
+                    yield _of_index(layout, item)
+            case nodes.Group(name=name) if name != "*" and name not in {*_groups(items)}:
+                yield (
+                    f"{layout.name}: `group {name}` (line {item.span.line}) does nothing: no state line is of it. Write"
+                    f" `state * of {name} = flat(each) ...`, or take it out"
+                )
+            case nodes.Mesh(name=name, axes=axes) if name and not _is_seen(name, axes, items):
+                yield (
+                    f"{layout.name}: `mesh {name}` (line {item.span.line}) does nothing: no line is `on {name}`. Write"
+                    f" `on {name}` behind the lines that are cut by its axes, or take it out"
+                )
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def _of_file(
+    layout: nodes.Layout, item: nodes.Files, items: list[nodes.LayoutItem], there: list[nodes.LayoutItem]
+) -> Iterator[str]:
+    if not there:
+        yield (
+            f"{layout.name}: no line is in `file {item.name}` (line {item.span.line}). Write `in {item.name}` behind what"
+            " it has, or take it out"
+        )
+    elif item.key is not None and _is_one_key(item.key, item.template, {*_bracketed(items)}) and any(map(_key, there)):
+        yield (
+            f'{layout.name}: `key "{item.key}"` of `file {item.name}` (line {item.span.line}) is one key for all that is in'
+            f" it: what lines say behind `as` is not used. {_with_key(item.key)}"
+        )
+
+
+def _in_file(name: str, items: list[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
+    """The lines that are in a file, by their `in` or because they name none."""
+    has_optim = any(isinstance(i, nodes.Files) and i.name == "optim" for i in items)
+    out: list[nodes.LayoutItem] = []
+    for item in items:
+        match item:
+            case nodes.Entry(clauses=clauses):
+                default = "weights"
+            case nodes.States(clauses=clauses):
+                default = "optim" if has_optim else "weights"
+            case nodes.Blob(clauses=clauses):
+                default = "meta"
+            case nodes.Group(stated=(str() as of, _)) if of == name:
+                out.append(item)
+                continue
+            case _:
+                continue
+        if next((c.args[0] for c in clauses if c.word == "in"), default) == name:
+            out.append(item)
+    return out
+
+
+def _key(item: nodes.LayoutItem) -> str:
+    """What a line says behind `as`."""
+    said = item.clauses if isinstance(item, nodes.Entry | nodes.States | nodes.Blob) else ()
+    return next((str(c.args[0]) for c in said if c.word == "as"), "")
+
+
+def _is_one_key(key: str, template: str = "", indices: Iterable[str] = ()) -> bool:
+    """Whether a wrapping key, and the name of the file, say nothing of which stored tensor it is."""
+    return not {name.removesuffix(".local") for name in _holes(key + template)} & {*_MANY, *indices}
+
+
+def _with_key(key: str) -> str:
+    return f'Write `key "{key.rstrip("/.")}{"." if key.endswith(".") else "/"}{{key}}"`' if key else "Take it out"
+
+
+# ---- indices, groups, meshes -----------------------------------------------------------------------------------------
+
+
+def _of_index(layout: nodes.Layout, item: nodes.Index) -> str:
+    name, where = item.name, f"(line {item.span.line})"
+    if isinstance(item.axis, nodes.Stack):
+        digits = " or ".join(f"`{d}`" for d in _dims([item.axis]))
+        return (
+            f"{layout.name}: `index {name}` {where} does nothing: no line has {digits}, and none `{name}` in brackets"
+        )
+    return (
+        f"{layout.name}: `index {name}` {where} deals what stands in brackets, and no line has `{name}` there. Write"
+        f" `w[{name}] = ...`, cut the axis of {name} where it stands, or take it out"
+    )
+
+
+def _dims(items: Iterable[nodes.Record]) -> Iterator[str]:
+    """Dims in patterns, other than in index rules where these are statements of their own."""
+    for item in items:
+        if not isinstance(item, nodes.Index):
+            yield from (node.name for node in walk(item) if isinstance(node, nodes.Dim))
+
+
+def _bracketed(items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
+    for item in items:
+        if isinstance(item, nodes.Entry | nodes.Group):
+            yield from _dims(item.indices)
+
+
+def _groups(items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
+    """Groups that state lines, fills and other groups name."""
+    for item in items:
+        match item:
+            case nodes.States(groups=tuple(names)) | nodes.FillStates(groups=tuple(names)):
+                yield from names
+            case nodes.Group(without=tuple(names)):
+                yield from names
+
+
+def _is_seen(name: str, axes: tuple[str, ...], items: list[nodes.LayoutItem]) -> bool:
+    """Whether a line is on a mesh, or an axis that no other mesh has names a file or a blob."""
+    others = {a for i in items if isinstance(i, nodes.Mesh) and i.name != name for a in i.axes}
+    mine = {*axes} - others
+    for item in items:
+        match item:
+            case nodes.Entry(clauses=clauses) | nodes.States(clauses=clauses):
+                if any(c.word == "on" and c.args[0] == name for c in clauses):
+                    return True
+            case nodes.Files(template=template, key=key) if mine & {*_holes(template + (key or ""))}:
+                return True
+            case nodes.Blob(mesh_axes=along) if mine & {*along}:
+                return True
+    return False
+
+
+# ---- numbers and imports ---------------------------------------------------------------------------------------------
+
+
+def _numbers(library: Library, file: nodes.File) -> Iterator[str]:
+    """`let`, `dim` and parameters of models that no text which is loaded names, here or where it is imported from."""
+    known = {*_named(library.files.values())}
+    for statement in file.statements:
+        where = ""
+        inside: Iterable[nodes.Record] = (statement,)
+        if isinstance(statement, nodes.Model | nodes.Layout):
+            where, inside = f"{statement.name}: ", statement.items
+        if isinstance(statement, nodes.Model):
+            for p in statement.parameters:
+                if p.name not in known:
+                    yield f"{where}nothing of the model is made of `{p.name}`. Write a dim of it, or take it out"
+        for item in inside:
+            if isinstance(item, nodes.Let | nodes.Dims):
+                word = "let" if isinstance(item, nodes.Let) else "dim"
+                for binding in item.bindings:
+                    if binding.name not in known:
+                        yield (
+                            f"{where}nothing uses `{word} {binding.name} = {print_expr(binding.value)}`"
+                            f" (line {item.span.line}). Name it where it is meant, or take it out"
+                        )
+
+
+def _named(texts: Iterable[nodes.Record]) -> Iterator[str]:
+    """Every name that expressions, patterns and templates have, and of dotted ones each end: `eye.h.size` has `h`."""
+    for node in walk(*texts):
+        for name in _own_names(node):
+            steps = name.removesuffix(".size").removesuffix(".local").split(".")
+            yield from (".".join(steps[i:]) for i in range(len(steps)))
+
+
+def _own_names(node: nodes.Record) -> Iterator[str]:
+    match node:
+        case nodes.Name(path=name) | nodes.Dim(name=name) | nodes.Dimension(name=str() as name):
+            yield name
+        case nodes.Split(mesh_axis=name):
+            yield name
+        case nodes.Binding(by=str() as name):
+            yield name
+        case nodes.Mesh(axes=names):
+            yield from names
+        case nodes.Files(template=text, key=key):
+            yield from _holes(text + (key or ""))
+        case nodes.Use(key=str() as text) | nodes.Assert(message=str() as text):
+            yield from _holes(text)
+        case nodes.Group(stated=(_, str() as text)):
+            yield from _holes(text)
+        case nodes.Clause(word="as", args=(str() as text,)):
+            yield from _holes(text)
+
+
+def _holes(text: str) -> Iterator[str]:
+    """Names in the braces of a template."""
+    for hole in HOLE.finditer(text):
+        yield from _NAME.findall(hole[1])
+
+
+def _imports(file: nodes.File) -> Iterator[str]:
+    used = {*_called(file)}
+    for item in file.statements:
+        if isinstance(item, nodes.Import):
+            for name in item.names:
+                if name not in used:
+                    yield f'{name} of "{item.file}" is imported (line {item.span.line}), and nothing here names it. Take it out'
+
+
+def _called(file: nodes.File) -> Iterator[str]:
+    """Models and layouts that a file names."""
+    for node in walk(file):
+        if isinstance(node, nodes.Call):
+            yield node.name
+        elif isinstance(node, nodes.Layout):
+            yield node.of
+
+
+# ---- what stands together --------------------------------------------------------------------------------------------
+
+
+def _beside(library: Library, layout: nodes.Layout) -> list[nodes.Layout]:
+    """The layout, what it extends and uses, and every layout that is known to extend or use it, with what that one does."""
+    known = [k.node for k in library.known.values() if isinstance(k.node, nodes.Layout)]
+    out = _under(library, layout)
+    for other in known:
+        under = _under(library, other)
+        if layout in under:
+            out += [one for one in under if one not in out]
+    return out
+
+
+def _under(library: Library, layout: nodes.Layout) -> list[nodes.Layout]:
+    out: list[nodes.Layout] = []
+    open_ones = [layout]
+    while open_ones:
+        one = open_ones.pop()
+        if one in out:
+            continue
+        out.append(one)
+        calls = [i.call for i in one.items if isinstance(i, nodes.Use)] + ([one.extends] if one.extends else [])
+        for call in calls:
+            try:
+                found = library.layout(call.name, call.span).node
+            except UcplError:  # a name that there is not is found elsewhere
+                continue
+            if isinstance(found, nodes.Layout):
+                open_ones.append(found)
+    return out
