@@ -674,6 +674,16 @@ def two_files_for_one_rank(folder: Path) -> list[str]:
 
 
 @case
+def ranks_swapped(folder: Path) -> list[str]:
+    source(folder)
+    one, other = (folder / STEP / f"zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in (1, 2))
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    return CONVERT
+
+
+@case
 def truncated_file(folder: Path) -> list[str]:
     source(folder)
     path = folder / STEP / "zero_pp_rank_1_mp_rank_00_optim_states.pt"

@@ -208,11 +208,11 @@ def test_fewer_experts_than_stated(folder: Path) -> None:
 
 
 def test_an_expert_under_another_number(folder: Path) -> None:
-    step = folder / STEP
-    shutil.copy(
-        step / "layer_0_expert_1_mp_rank_00_model_states.pt", step / "layer_0_expert_2_mp_rank_00_model_states.pt"
-    )
+    one, other = (f"layer_0_expert_{n}_mp_rank_00_model_states.pt" for n in (1, 2))
+    torch.save(loaded(folder, one), folder / STEP / other)
     assert "expert 2" in refusal(lambda: open_checkpoint(folder), "E455").message
+    shutil.copy(folder / STEP / one, folder / STEP / other)
+    assert "expert_1" in refusal(lambda: open_checkpoint(folder), "E465").message
 
 
 def test_experts_and_masters_swapped_are_seen(folder: Path, tmp_path: Path) -> None:

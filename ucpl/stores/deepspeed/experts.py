@@ -21,6 +21,7 @@ from attrs import evolve, field, frozen
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, TensorRef
 from ucpl.extents.experts import Expert, Experts, expert_file
+from ucpl.stores.deepspeed.as_written import read_shard
 from ucpl.stores.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.stores.deepspeed.gathered import Gathered
 from ucpl.stores.deepspeed.module import Groups, Module, groups_of
@@ -28,7 +29,7 @@ from ucpl.stores.deepspeed.names import Listing
 from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.deepspeed.settings import is_data_first
 from ucpl.stores.deepspeed.topology import Shard, Topology, not_yet
-from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
 _FILE = re.compile(r"layer_(?P<layer>\d{1,9})_expert_(?P<expert>\d{1,9})_mp_rank_(?P<mp>\d{1,9})_model_states\.pt\Z")
@@ -201,7 +202,7 @@ def _expert_files(topology: Topology) -> _Files:
             fail("E452", f"{missing} is missing", Label(str(root / missing), "not there"), Label(str(root)))
     held = _Files([{} for _ in range(tp)])
     for (layer, number, mp), name in sorted(places.items(), key=lambda x: (x[0][2] // tp, x[0])):
-        _read_expert(held, read_torch_file(root, name), (layer, number, mp), (tp, len(numbers[mp // tp, layer])))
+        _read_expert(held, read_shard(root, name), (layer, number, mp), (tp, len(numbers[mp // tp, layer])))
     return held
 
 

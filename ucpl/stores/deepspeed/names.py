@@ -21,6 +21,7 @@ _LAYER = re.compile(r"(?P<stem>layer_(?P<number>\d+))(?:-model_(?P<tp>\d+))?-mod
 _EXPERT = re.compile(
     r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt\Z|expp_rank_\d+_mp_rank_\d+_optim_states\.pt\Z"
 )
+_NUMBER = re.compile(r"\d+")
 
 LATEST = "latest"
 
@@ -157,6 +158,25 @@ def is_apart(name: str) -> bool:
 
 def is_of_expert(name: str) -> bool:
     return _EXPERT.match(name) is not None
+
+
+@frozen
+class PlaceInRun:
+    """What a file holds, and the numbers of its ranks, its layer and its expert."""
+
+    kind: str
+    numbers: tuple[int, ...]
+
+
+def place_in_run(name: str) -> PlaceInRun | None:
+    """Where a file belongs, by its name; None where no rank's file is called so.
+
+    A prefix that tells of the dtype is no part of it: files of one rank differ in it without being of another.
+    """
+    if not any(pattern.match(name) for pattern in (_MODEL, _OPTIM, _LAYER, _EXPERT)):
+        return None
+    bare = re.sub(r"\A(?:bf16|fp16)_", "", name)
+    return PlaceInRun(_NUMBER.sub("#", bare), tuple(map(int, _NUMBER.findall(bare))))
 
 
 def _rank_text(dp: int | None, mp: int) -> str:

@@ -18,6 +18,7 @@ from ucpl.extents import NamedTensor, ParameterGroup, TensorRef
 from ucpl.extents.pipeline import Pipeline
 from ucpl.stores.carrying import lifted
 from ucpl.stores.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
+from ucpl.stores.deepspeed.as_written import read_shard
 from ucpl.stores.deepspeed.blobs import keep_run, keep_scaling
 from ucpl.stores.deepspeed.copies import trusted
 from ucpl.stores.deepspeed.flat_shards import Sharers, read_flat_shards
@@ -29,7 +30,7 @@ from ucpl.stores.deepspeed.settings import set_alignment
 from ucpl.stores.deepspeed.stages import Beside, LayerTensors, canonical, pipeline_of, refs_of
 from ucpl.stores.deepspeed.topology import Topology, not_yet
 from ucpl.stores.pickles import attributes_of
-from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
 
@@ -78,7 +79,7 @@ def _layer_files(listing: Listing) -> list[dict[int, TorchFile]]:
     """By tensor-parallel rank, then by number of the layer: files of dicts of tensors by name."""
     out: dict[int, dict[int, TorchFile]] = {}
     for name in listing.layers:
-        file = read_torch_file(listing.root, name)
+        file = read_shard(listing.root, name)
         refs_of(file)
         number, _, tp = layer_place(name)
         mine = out.setdefault(tp or 0, {})

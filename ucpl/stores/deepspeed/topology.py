@@ -14,8 +14,9 @@ from attrs import frozen
 from ucpl.errors import Label, fail
 from ucpl.extents import Call
 from ucpl.extents.pipeline import layer_file
+from ucpl.stores.deepspeed.as_written import read_shard
 from ucpl.stores.deepspeed.names import Listing, layer_place, model_file
-from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
 _LAYERS = "its layers are in files of their own (PipelineModule)"
@@ -84,7 +85,7 @@ def topology_of(listing: Listing) -> Topology:
     for mp, metas in enumerate(rows):
         mine = _of_rank(listing, mp)
         dp = _dp_degree(mine, metas[0], is_sliced)
-        optims = tuple(read_torch_file(root, mine.optims[rank, mp]) for rank in range(dp)) if mine.optims else ()
+        optims = tuple(read_shard(root, mine.optims[rank, mp]) for rank in range(dp)) if mine.optims else ()
         shards.append(Shard(mp % tp, mp // tp, metas[:dp], optims))
     stage = _stage([part for shard in shards for part in shard.optims], is_sliced)
     if listing.layers and stage > 1:
@@ -148,7 +149,7 @@ def _metas(listing: Listing, mp: int, is_sliced: bool) -> tuple[TorchFile, ...]:
             Label(str(root), "files of other ranks"),
         )
     order = sorted(mine, key=lambda dp: -1 if dp is None else dp)
-    return tuple(read_torch_file(root, mine[dp]) for dp in order)
+    return tuple(read_shard(root, mine[dp]) for dp in order)
 
 
 def _degrees(listing: Listing, first: TorchFile, ranks: int) -> tuple[int, int]:

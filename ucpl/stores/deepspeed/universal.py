@@ -18,6 +18,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed.affine import INFO
+from ucpl.stores.deepspeed.as_written import read_atom, read_shard
 from ucpl.stores.deepspeed.blobs import SCALING, keep_fields, keep_left_out, keep_module_facts, keep_run
 from ucpl.stores.deepspeed.cuts import vocabulary_of
 from ucpl.stores.deepspeed.flat_shards import hyper_of
@@ -95,7 +96,7 @@ class _Universal:
         if not listing.models:
             fail("E452", f"{root} has no file of model states", Label(str(root), "holds atoms only"))
         names = [listing.models[at] for at in sorted(listing.models, key=lambda p: (p[1], p[0] or 0))]
-        metas = tuple(read_torch_file(root, name) for name in names)
+        metas = tuple(read_shard(root, name) for name in names)
         shared = read_torch_file(root, GLOBAL_STATE) if (root / GLOBAL_STATE).is_file() else None
         stage = 3 if any(dp is not None for dp, _ in listing.models) else 1
         module = whole_module(metas, stage)
@@ -169,7 +170,7 @@ class _Universal:
                     Label(str(file.path), where=f"param_shapes/{name}"),
                 )
             for path in sorted(folders[name].glob("*.pt"), key=lambda p: (p.stem != "fp32", p.stem)):
-                atom = read_torch_file(root, str(path.relative_to(root)))
+                atom = read_atom(root, path)
                 self.atoms.append(atom)
                 self.atom(atom, name, path.stem, shapes)
         info = Value.of(file).find(INFO) if self.stage < 3 else None
