@@ -22,6 +22,7 @@ from ucpl.conversion.running import refuse_existing, run
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
+from ucpl.conversion.staging import with_made
 
 if TYPE_CHECKING:
     from ucpl.frontends.infer import Inferred
@@ -94,9 +95,10 @@ def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Co
     layout, model = how.get("layout"), how.get("model")
     given = given_from(how, model_named(model) if model else None)
     made = prepare(Asked(called(layout) if layout is not None else None, to, source, twice=True), given)
-    opened, held = checked(made, bounds_of(how))
-    report = run(made.plan, opened, Path(target), how)
-    return Converted(made.plan, evolve(report, remarks=(*report.remarks, *map(str, held))))
+    known = checked(made, bounds_of(how))
+    with with_made(known, Path(target), how) as opened:
+        report = run(made.plan, opened, Path(target), how)
+    return Converted(made.plan, evolve(report, remarks=(*report.remarks, *known.said)))
 
 
 def compare(

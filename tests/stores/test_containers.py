@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import ucpl as ucpl_api
 from tests.cli.command import digest, good, ucpl
-from ucpl.conversion.beside import own_names
+from ucpl.conversion.anew import own_names
 from ucpl.errors import UcplError
 from ucpl.extents import NamedTensor
 from ucpl.extents.containers import Rule
@@ -51,6 +51,14 @@ def changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def holds_masters(folder: Path, name: str = "model.safetensors") -> int:
+    """Tensors of a file beside the shards, each bit-equal to its master of the source, rounded to the file's dtype."""
+    whole = load_file(FIXTURE / "model.safetensors")
+    found = load_file(folder / name) if name.endswith(".safetensors") else torch.load(folder / name)
+    assert all(torch.equal(t, whole[n].to(t.dtype)) for n, t in found.items())
+    return len(found)
 
 
 @pytest.fixture(autouse=True)
@@ -217,15 +225,15 @@ def test_weights_are_held_against_the_shards(source: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["transformer.h.0.mlp.c_fc.weight", "lm_head.weight"])
-def test_one_bit_of_them_is_found_and_they_stay_behind(source: Path, tmp_path: Path, name: str) -> None:
+def test_one_bit_of_them_is_found_and_they_are_written_anew(source: Path, tmp_path: Path, name: str) -> None:
     """A second name, too: the file has it as a tensor of its own."""
     changed(source, lambda tensors: tensors[name].view(torch.int32).view(-1)[-1].bitwise_xor_(1))
     done = ucpl("verify", source)
     assert done.status == 1 and "error[E708]: model.safetensors is not what the shards say" in done.err
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
-    assert "beside        left out: model.safetensors: model.safetensors is not what the shards say" in out
-    assert "model.safetensors" not in files_of(tmp_path / "t")
-    assert "sound" in good("verify", tmp_path / "t").out
+    assert "beside        written anew: model.safetensors: model.safetensors is not what the shards say" in out
+    assert holds_masters(tmp_path / "t") == 17
+    assert "model.safetensors is what the shards say" in good("verify", tmp_path / "t").out
 
 
 def test_what_cannot_be_held_against_the_shards_is_said(source: Path, tmp_path: Path) -> None:
@@ -248,14 +256,16 @@ def test_weights_in_several_files_are_one(source: Path, tmp_path: Path) -> None:
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
     assert "beside        model.safetensors is what the shards say: 17 tensors" in out
     assert {*names, "model.safetensors.index.json"} < files_of(tmp_path / "t")
+    good("convert", source, tmp_path / "narrow", "--to", "zero1(dp=3, bf16=1)")
+    assert sum(holds_masters(tmp_path / "narrow", name) for name in names) == 17
+    index = json.loads((tmp_path / "narrow" / "model.safetensors.index.json").read_text())
+    assert index == {"metadata": {"total_size": 2 * sum(t.numel() for _, t in tensors)}, "weight_map": listed}
     (source / names[1]).unlink()
     out = good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)").out
     assert f"model.safetensors is not held against the shards: {names[1]} is missing" in out
 
 
 def test_weights_of_another_dtype_are_held_against_masters(source: Path, tmp_path: Path) -> None:
-    good("convert", source, tmp_path / "narrow", "--to", "zero1(dp=3, bf16=1)")
-    assert "model.safetensors is what the shards say: " in good("verify", tmp_path / "narrow").out
     changed(source, lambda tensors: tensors.update({n: t.bfloat16() for n, t in tensors.items()}))
     out = good("verify", source).out
     assert "in a folder of transformers' Trainer: 8 files beside the shards" in out
@@ -280,16 +290,78 @@ def test_verify_reads_what_stands_beside_the_shards(source: Path, tmp_path: Path
 def test_python_does_what_the_command_does(source: Path, tmp_path: Path) -> None:
     changed(source, lambda tensors: tensors["lm_head.weight"].zero_())
     made = ucpl_api.convert(source, tmp_path / "t", "zero1(dp=3)")
-    assert any("model.safetensors is not what the shards say" in text for text in made.report.remarks)
+    assert any("model.safetensors is written anew: model.safetensors is not" in text for text in made.report.remarks)
     good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)")
     assert digest(tmp_path / "t") == digest(tmp_path / "u")
     assert [d.code for d in ucpl_api.verify(source, witness=False).findings] == ["E708"]
 
 
-def test_a_target_of_another_model_has_no_weights_beside_it(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_another_training_dtype_is_that_of_the_weights_beside_the_shards(
+    source: Path, tmp_path: Path, name: str
+) -> None:
+    if name == "pytorch_model.bin":
+        tensors = load_file(source / "model.safetensors")
+        torch.save(tensors | {"lm_head.weight": tensors["transformer.wte.weight"]}, source / name)
+        (source / "model.safetensors").unlink()
+    command = ("convert", source, tmp_path / "t", "--to", "zero1(dp=3, bf16=1)")
+    assert f"written anew: {name}: in bf16, f32 in the source's\n" in good(*command, "--dry-run").out
+    assert not list(tmp_path.glob(".t*"))
+    assert "written anew: config.json: the dtype of the weights\n" in good(*command).out
+    assert holds_masters(tmp_path / "t", name) == 17
+    assert json.loads((tmp_path / "t" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert not list(tmp_path.glob(".t*"))
+    good("convert", tmp_path / "t", tmp_path / "u", "--to", "zero3(dp=2, bf16=0)")
+    assert holds_masters(tmp_path / "u", name) == 17
+    assert (tmp_path / "u" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+    if name == "model.safetensors":
+        assert digest(tmp_path / "u" / name) == digest(source / name)
+        assert "model.safetensors is what the shards say" in good("verify", tmp_path / "t").out
+
+
+def test_weights_of_masters_beside_narrow_shards_stay_as_they_are(source: Path, tmp_path: Path) -> None:
+    """They follow no training dtype: somebody has put them there."""
+    good("convert", source, tmp_path / "narrow", "--to", "zero1(dp=2, bf16=1)")
+    shutil.copy(source / "model.safetensors", tmp_path / "narrow" / "model.safetensors")
+    out = good("convert", tmp_path / "narrow", tmp_path / "t", "--to", "zero1(dp=3, fp16=1)").out
+    assert "weights beside the shards, bit for bit: model.safetensors" in out
+    assert "model.safetensors is what the shards say: 17 tensors" in out
+    changed(tmp_path / "narrow", lambda tensors: tensors["transformer.ln_f.bias"].add_(1))
+    good("convert", tmp_path / "narrow", tmp_path / "u", "--to", "zero1(dp=3)")
+    assert digest(tmp_path / "u" / "model.safetensors") == digest(source / "model.safetensors")
+
+
+def test_parameters_that_are_gone_or_new_are_so_beside_the_shards(source: Path, tmp_path: Path) -> None:
     gone = "transformer.h.0.mlp.c_fc.bias"
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)", "--drop", gone).out
-    assert f"left out: model.safetensors: the target is another model ({gone})" in out
+    assert f"written anew: model.safetensors: {gone} is left out\n" in out
+    assert holds_masters(tmp_path / "t") == 16
+    assert gone not in load_file(tmp_path / "t" / "model.safetensors")
+    text = good("infer", source).out
+    (tmp_path / "grown.ucpl").write_text(
+        text.replace("model checkpoint {\n", "model checkpoint {\n  extra : 3 dtype f32 is frozen\n")
+    )
+    more = ("--model", f"{tmp_path}/grown.ucpl:checkpoint", "--fill", "extra=2")
+    out = good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)", *more).out
+    assert "written anew: model.safetensors: extra is new\n" in out
+    found = load_file(tmp_path / "u" / "model.safetensors")
+    assert len(found) == 18 and found["extra"].tolist() == [2.0, 2.0, 2.0]
+
+
+def test_what_the_shards_cannot_say_is_left_out_by_name(source: Path, tmp_path: Path) -> None:
+    changed(source, lambda tensors: tensors.update(odd=torch.zeros(2)))
+    out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3, bf16=1)").out
+    assert (
+        "left out: model.safetensors: in bf16, f32 in the source's; the shards have no odd, which model.safetensors has"
+        in out
+    )
+    assert "model.safetensors" not in files_of(tmp_path / "t")
+
+
+def test_a_plan_that_is_applied_makes_no_weights(source: Path, tmp_path: Path) -> None:
+    good("plan", "--from", source, "--to", "zero1(dp=3, bf16=1)", "-o", tmp_path / "p.plan")
+    out = good("apply", tmp_path / "p.plan", source, tmp_path / "t").out
+    assert "left out: model.safetensors: the target has transformer.wte.weight in bf16: `ucpl convert" in out
     assert "model.safetensors" not in files_of(tmp_path / "t")
 
 
@@ -318,7 +390,9 @@ def test_weights_of_an_adapter_are_held_against_the_shards(source: Path, tmp_pat
     save_file(tensors, source / name)
     out = good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)").out
     assert f"{name} is not what the shards say: transformer.h.0.mlp.c_fc.bias[3] is " in out
-    assert not (tmp_path / "u" / name).exists() and (tmp_path / "u" / "model.safetensors").exists()
+    assert holds_masters(tmp_path / "u", name) == 2
+    good("convert", source, tmp_path / "v", "--to", "zero1(dp=3, fp16=1)")
+    assert holds_masters(tmp_path / "v", name) == 2 and holds_masters(tmp_path / "v") == 17
 
 
 def test_two_folders_side_by_side(source: Path, tmp_path: Path) -> None:
@@ -433,6 +507,22 @@ def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path) -> None:
     assert "resumed" in good(*command, "--resume").out
     good("convert", source, tmp_path / "u", "--to", "zero1(dp=3)")
     assert digest(tmp_path / "t") == digest(tmp_path / "u")
+
+
+def test_what_is_made_is_made_again_where_a_run_goes_on(source: Path, tmp_path: Path) -> None:
+    command = ("convert", source, tmp_path / "t", "--to", "zero1(dp=3, bf16=1)")
+    set_failpoints("publish-before:2:enospc")  # the first is of the weights by themselves
+    assert ucpl(*command).status == 4
+    assert {p.name for p in tmp_path.glob(".t*")} == {".t.ucpl-work"}
+    set_failpoints("")
+    assert "resumed" in good(*command, "--resume").out
+    good("convert", source, tmp_path / "u", "--to", "zero1(dp=3, bf16=1)")
+    assert digest(tmp_path / "t") == digest(tmp_path / "u")
+    assert "was finished by an earlier run" in good(*command, "--resume").out
+    assert not list(tmp_path.glob(".t*"))
+    set_failpoints("publish-before:1:enospc")
+    assert ucpl("convert", source, tmp_path / "v", "--to", "zero1(dp=3, bf16=1)").status == 4
+    assert not list(tmp_path.glob(".v*"))
 
 
 def test_a_file_beside_the_shards_that_changes_in_between_is_another_source(source: Path, tmp_path: Path) -> None:

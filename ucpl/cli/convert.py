@@ -56,6 +56,7 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.keywords import bounds_of
     from ucpl.conversion.planning import Asked, prepare
     from ucpl.conversion.running import refuse_existing
+    from ucpl.conversion.staging import with_made
     from ucpl.stores.registry import advice
 
     target, given, how = Path(options.target), given_of(options), run_options(options)
@@ -68,16 +69,17 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"not stored    {text}")
     for text in advice(made.checkpoint, made.plan.target):
         console.say(f"to load it    {text}")
-    source, held = (made.checkpoint, ()) if options.dry_run else checked(made, bounds_of(how))
-    for text in (*container_lines(source, made.plan), *(f"beside        {one}" for one in held if not one.differs)):
+    known = checked(made, bounds_of(how), look=not options.dry_run)
+    for text in (*container_lines(known.source, made.plan), *(f"beside        {one}" for one in known.held)):
         console.say(text)
     if options.dry_run:
         console.say(
             "proved        every element of the target has one source, and stands where it belongs; nothing was written"
         )
-        console.answer({"plan": plan_object(made.plan), **container_object(source, made.plan), "written": False})
+        console.answer({"plan": plan_object(made.plan), **container_object(known.source, made.plan), "written": False})
         return Exit.DONE
-    return write(made.plan, source, target, how, console)
+    with with_made(known, target, how) as source:
+        return write(made.plan, source, target, how, console)
 
 
 def write(plan: Plan, source: Checkpoint, target: Path, how: How, console: Console) -> int:

@@ -1,21 +1,22 @@
 """Files beside the shards of a container: weights held against the shards, and the folders of two checkpoints side by side.
 
-A conversion carries weights bit for bit where they agree with the shards, and leaves them out, by name, where they do not: who
-takes the folder for a model must get the one that goes on training.
+A conversion carries weights bit for bit where they are what the target's shards say, and else makes them anew (anew) or leaves
+them out, by name: who takes the folder for a model must get the one that goes on training.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 
 if TYPE_CHECKING:
+    from ucpl.conversion.anew import Anew
     from ucpl.conversion.keywords import DataPlane
     from ucpl.conversion.planning import Prepared
     from ucpl.extents import Extent, Key
@@ -24,10 +25,9 @@ if TYPE_CHECKING:
     from ucpl.regions import Placement
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["HeldWeights", "checked", "findings_of", "held_weights", "own_names", "side_by_side", "told"]
+__all__ = ["Checked", "HeldWeights", "checked", "findings_of", "held_weights", "side_by_side", "told"]
 
 _SAFETENSORS = re.compile(r"(?P<stem>.+?)(?:-[0-9]+-of-[0-9]+)?\.safetensors(?:\.index\.json)?")
-_ADAPTER = "adapter_model.safetensors"
 MEMORY, WORKERS = 512 << 20, 2
 CHUNK = 1 << 20
 
@@ -59,12 +59,16 @@ class HeldWeights:
         return out
 
 
-def held_weights(checkpoint: Checkpoint, placement: Placement, bounds: DataPlane) -> tuple[HeldWeights, ...]:
-    """Every file of weights beside the shards, held against them. What cannot be is said."""
+def held_weights(
+    checkpoint: Checkpoint, placement: Placement, bounds: DataPlane, *, only: str = ""
+) -> tuple[HeldWeights, ...]:
+    """Every file of weights beside the shards (or one), held against them. What cannot be is said."""
     if checkpoint.container is None:
         return ()
     out = []
     for name, files in _weights_of(checkpoint.container).items():
+        if only not in ("", name):
+            continue
         if _SAFETENSORS.fullmatch(files[0]) is None:
             out.append(HeldWeights(name, files, None, "it is no safetensors file"))
             continue
@@ -86,6 +90,7 @@ def _weights_of(container: Container) -> dict[str, tuple[str, ...]]:
 
 
 def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: DataPlane) -> Agreement:
+    from ucpl.conversion.anew import own_names
     from ucpl.conversion.opening import infer
     from ucpl.proofs.beside import Agreement, agreement
     from ucpl.stores.huggingface import HuggingFace
@@ -111,16 +116,6 @@ def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: 
     return found
 
 
-def own_names(checkpoint: Checkpoint, name: str) -> dict[str, str]:
-    """PEFT's files leave out the adapter's name, which the module's tensors have: file's name -> tensor."""
-    path = PurePosixPath(name)
-    if path.name != _ADAPTER:
-        return {}
-    adapter = re.escape(path.parent.name or "default")
-    left_out = re.compile(rf"(\.modules_to_save)?\.{adapter}(?=\.|\Z)")
-    return {left_out.sub("", t.name): t.name for t in checkpoint.tensors}
-
-
 def _called(model: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     """These tensors of a model's files alone, under other names, no two of which are one, as `infer` looks for them."""
     from ucpl.stores.huggingface import FILE
@@ -133,24 +128,85 @@ def _called(model: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     return evolve(model, extents=extents, tensors=tensors, aliases={}, container=None)
 
 
-def checked(made: Prepared, bounds: DataPlane) -> tuple[Checkpoint, tuple[HeldWeights, ...]]:
-    """The source of a conversion without the weights beside its shards that are not what the shards say, and what was found."""
-    from ucpl.stores.containers import sorted_into
+@frozen(eq=False)
+class Checked:
+    """The source of a conversion with each file of weights beside its shards decided on."""
+
+    source: Checkpoint
+    held: tuple[HeldWeights, ...] = ()  # what is carried
+    anew: tuple[Anew, ...] = ()
+    said: tuple[str, ...] = ()
+
+
+def checked(made: Prepared, bounds: DataPlane, *, look: bool = True) -> Checked:
+    """Weights beside the shards: carried where they are what the target's shards say, else made anew, or left out by name.
+
+    look: whether their numbers are held against the shards, which reads them.
+    """
+    from ucpl.conversion.anew import with_dtype
 
     source = made.checkpoint
     assert source is not None
     container = source.container
-    if container is None:
-        return source, ()
+    if container is None or made.plan.target.framework not in container.kind.holds:
+        return Checked(source)
     dropped = {name for name, fate in made.plan.carry.items() if fate == "drop"}
-    goes = {p.of.name for p in sorted_into(container.without(dropped), made.plan.target, source).placed}
-    asked = evolve(source, container=evolve(container, files=tuple(f for f in container.files if f.name in goes)))
-    held = held_weights(asked, made.source.placement, bounds)
-    unlike = {file: str(one) for one in held if one.differs for file in one.files}
-    if not unlike:
-        return source, held
-    kept = evolve(container.without(set(unlike)), skipped={**container.skipped, **unlike})
-    return evolve(source, container=kept), held
+    known = _Decided(container.without(dropped))
+    for name, files in _weights_of(known.container).items():
+        known.decide(made, name, files, bounds if look else None)
+    known.texts(with_dtype(known.container, tuple(known.anew)))
+    gone = tuple(file for file in container.files if file.name in dropped)
+    kept = evolve(known.container, files=(*known.container.files, *gone))
+    return Checked(evolve(source, container=kept), tuple(known.held), tuple(known.anew), tuple(known.said))
+
+
+@define
+class _Decided:
+    """A container whose weights are decided on, one after another."""
+
+    container: Container
+    held: list[HeldWeights] = field(factory=list)
+    anew: list[Anew] = field(factory=list)
+    said: list[str] = field(factory=list)
+
+    def decide(self, made: Prepared, name: str, files: tuple[str, ...], bounds: DataPlane | None) -> None:
+        """By what the headers say; then, where that is as it should be, by the numbers. bounds: None, not by these."""
+        from ucpl.conversion.anew import Impossible, anew, wished
+
+        assert made.checkpoint is not None
+        try:
+            wish = wished(made, self.container, name, files)
+        except UcplError:  # as who holds it against the shards says
+            wish = None
+        why = wish.why if wish is not None else ""
+        if not why and bounds is not None:
+            found = held_weights(made.checkpoint, made.source.placement, bounds, only=name)
+            self.held += [one for one in found if not one.differs]
+            self.said += [str(one) for one in found if not one.differs]
+            why = next((str(one) for one in found if one.differs), "")
+        if wish is None or not why:
+            self._mark(files, held=True)
+            return
+        try:
+            self.anew.append(anew(made, self.container, wish))
+            there = {line.file for line in wish.lines} | {*self.anew[-1].texts}
+            empty = {name: f"nothing is left of it: {why}" for name in files if name not in there}
+            self.container = evolve(self.container.without({*empty}), skipped={**self.container.skipped, **empty})
+            self._mark(files, anew=why)
+            self.said.append(f"{name} is written anew: {why}")
+        except Impossible as error:
+            left = dict.fromkeys(files, f"{why}; {error}")
+            self.said.append(f"{name} is left out: {left[files[0]]}")
+            self.container = evolve(self.container.without({*files}), skipped={**self.container.skipped, **left})
+
+    def texts(self, found: dict[str, str]) -> None:
+        if found:
+            self.anew = [evolve(self.anew[0], texts={**self.anew[0].texts, **found}), *self.anew[1:]]
+            self._mark(tuple(found), anew="the dtype of the weights")
+
+    def _mark(self, names: tuple[str, ...], *, held: bool = False, anew: str = "") -> None:
+        files = (evolve(f, held=held, anew=anew) if f.name in names else f for f in self.container.files)
+        self.container = evolve(self.container, files=tuple(files))
 
 
 def findings_of(checkpoint: Checkpoint, held: tuple[HeldWeights, ...]) -> tuple[Diagnostic, ...]:

@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint
     from ucpl.syntax import nodes
 
-__all__ = ["Change", "change_of", "in_other_dtype", "rounded", "training_of", "wished"]
+__all__ = [
+    "Change",
+    "change_of",
+    "in_other_dtype",
+    "rounded",
+    "stored_dtypes",
+    "training_of",
+    "wished",
+    "with_masters",
+    "without_weights",
+]
 
 _FLAGS = {"bf16": "bf16", "fp16": "f16"}  # a setting -> the dtype that weights have where it is 1
 _WHOLE = "f32"
@@ -102,7 +112,7 @@ def in_other_dtype(given: Given, source: Side, change: Change) -> Given:
     """The target's model where that is the source's: parameters in the new dtype, masters and states in f32."""
     if given.model is None:
         return given
-    stored = _stored(source)
+    stored = stored_dtypes(source)
     items = tuple(_retyped(item, change, stored) for item in given.model.items)
     return evolve(given, model=evolve(given.model, items=items))
 
@@ -146,13 +156,13 @@ def rounded(source: Side, target: Side) -> tuple[Placement, Placement, tuple[str
     change = change_of(source, target.layout)
     if change is None:
         return source.placement, target.placement, ()
-    stored = _stored(source)
+    stored = stored_dtypes(source)
     trained = (path for path, tensor in target.layout.tensors.items() if tensor.kind != "buffer")
     changed = {path: stored[path] for path in trained if change.concerns(stored.get(path))}
     for path in changed:
         _demand_dtype(target, target.layout.tensors[path], change)
-    masters = _with_masters(source.placement) & changed.keys()
-    here = _without_weights(source.placement, masters)
+    masters = with_masters(source.placement) & changed.keys()
+    here = without_weights(source.placement, masters)
     there = _cast(target.placement, changed.keys() - masters)
     return here, there, _told(source, target, change, {p: d for p, d in changed.items() if p not in masters})
 
@@ -171,12 +181,12 @@ def _demand_dtype(target: Side, tensor: LogicalTensor, change: Change) -> None:
     )
 
 
-def _with_masters(placement: Placement) -> set[str]:
+def with_masters(placement: Placement) -> set[str]:
     """Tensors that have a master of which the weight can be made."""
     return {placement.tensors[t] for part in placement.parts if part.state == _MASTER for t in part.tensors}
 
 
-def _without_weights(source: Placement, masters: set[str]) -> Placement:
+def without_weights(source: Placement, masters: set[str]) -> Placement:
     """The source as one that stores no weights of these, and derives them from masters."""
     from ucpl.layout.layout import Derivation
     from ucpl.proofs.where import only, pairs_of
@@ -255,7 +265,7 @@ def _place(layout: Layout, flag: str) -> Label:
     return Label("<call>", where=value)
 
 
-def _stored(side: Side) -> dict[str, str]:
+def stored_dtypes(side: Side) -> dict[str, str]:
     """The dtype of each tensor's weight, as the spec or the files say it."""
     stored = {t.name: t.dtype for t in side.checkpoint.tensors} if side.checkpoint is not None else {}
     return stored | {path: t.dtype for path, t in side.layout.tensors.items() if t.dtype is not None}

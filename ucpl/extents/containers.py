@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 
 __all__ = ["Beside", "Container", "Fate", "Holding", "Kind", "Rule"]
 
-# carry: as it is, byte for byte.  weights: as it is, too, and held against what the shards say.
+# carry: as it is, byte for byte.  weights: as it is, too, and held against what the shards say; or made anew for the target.
 # rank: one file a rank, dealt to the ranks of the target.  leave: not written, with the reason.
 Fate = Literal["carry", "weights", "rank", "leave"]
 Holding = Literal["bytes", "pickle", "unreadable"]
@@ -108,7 +108,11 @@ class Kind:
 
 @frozen
 class Beside:
-    """One file beside the shards. `unsafe`: classes that its pickle names, harmless neither to torch nor to its rule."""
+    """One file beside the shards. `unsafe`: classes that its pickle names, harmless neither to torch nor to its rule.
+
+    held: weights that were held against what a target's shards say, and are that, whatever else of the target is another.
+    anew: how the target's file differs, where it is made for the target; `path` then is where it was made, once it is.
+    """
 
     name: str  # below the container, "/" between parts
     size: int
@@ -117,6 +121,9 @@ class Beside:
     holds: Holding = "bytes"
     unsafe: tuple[str, ...] = ()
     reason: str = ""  # why it cannot be looked at
+    held: bool = False
+    anew: str = ""
+    path: Path | None = None
 
 
 @frozen
@@ -132,3 +139,7 @@ class Container:
     def without(self, names: frozenset[str] | set[str]) -> Container:
         """As if these files were not there."""
         return evolve(self, files=tuple(file for file in self.files if file.name not in names))
+
+    def where(self, file: Beside) -> Path:
+        """Where the bytes of one of its files are."""
+        return file.path if file.path is not None else self.top / file.name

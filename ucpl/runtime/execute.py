@@ -78,7 +78,8 @@ def execute(
         demand_whole(rows, fills, layout.owners, layout.places)
         counters.bytes_needed = rows.bytes_needed
     plane = DataPlane(options.workers, share, Budget(options.memory), counters)
-    run = _Run(_Bound(plan, source.root, layout, sources, rows, fills), skeleton.texts, options, plane, place)
+    made = frozenset(c.extent.file for file in skeleton.files for c in file.carried if c.is_made)
+    run = _Run(_Bound(plan, source.root, layout, sources, rows, fills, made), skeleton.texts, options, plane, place)
     lock = Lock(place)
     try:
         with lock:
@@ -115,7 +116,7 @@ def _files(sources: Sequence[Place], layout: TargetPlan, planned: int) -> Files:
 def _place(target: Path, source: Checkpoint) -> Path:
     """The target's absolute path, its folder's links followed. Raises: UcplError E507."""
     if target.name in ("", "..") or (
-        target.name.startswith(".") and target.name.endswith((".ucpl-work", ".ucpl-lock"))
+        target.name.startswith(".") and target.name.endswith((".ucpl-work", ".ucpl-lock", ".ucpl-made"))
     ):
         fail("E507", f"{target} cannot be the name of a target", Label(str(target)))
     parent = target.absolute().parent
@@ -151,6 +152,7 @@ class _Bound:
     places: tuple[Place, ...]  # of the source: the plan's, then the carried
     rows: Rows
     fills: Fills
+    made: frozenset[str]  # files of the source that were made for this very target
 
 
 class _Run:
@@ -172,7 +174,7 @@ class _Run:
         self.digests = {
             "digest": digest_of_plan(self.plan),
             "files": digest_of_files(self.layout.files, self.texts),
-            "content": digest_of_sources(self.sources),
+            "content": digest_of_sources(self.sources, bound.made),
             "spec": self.plan.spec_digest,
             "structure": self.plan.structure_digest,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import xxhash
 
@@ -54,9 +54,12 @@ def digest_of_files(files: Sequence[TargetFile], texts: Mapping[str, str]) -> st
     return state.hexdigest()
 
 
-def digest_of_sources(sources: SourceFiles) -> str:
-    """Size, time and inode of every file that is read."""
+def digest_of_sources(sources: SourceFiles, made: Set[str] = frozenset()) -> str:
+    """Size, time and inode of every file that is read; the size alone of what was `made` for the target, anew each time."""
     state = xxhash.xxh3_128()
     for file, identity in sorted(sources.identity.items()):
+        if file in made:
+            state.update(f"made\0{identity.size}\n".encode())
+            continue
         state.update(f"{file}\0{identity.size}\0{identity.mtime_ns}\0{identity.inode}\0{identity.device}\n".encode())
     return state.hexdigest()

@@ -80,6 +80,7 @@ class Carried:
 
     extent: Extent  # where they are in the source
     storage: str  # the storage of the target file that they fill, whole and contiguous
+    is_made: bool = False  # of a file that was made for this target, and is made again where a run goes on
 
 
 @frozen(eq=False)

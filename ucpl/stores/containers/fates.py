@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from attrs import evolve, field, frozen
 
@@ -65,10 +66,10 @@ def sorted_into(container: Container, structure: Structure, source: Checkpoint) 
             said.append(_dealt_text(rule, mine, made, ranks))
             kept = {one.of.name for one in made}
             left |= {f.name: f"rank {f.rank} is not there any more" for f in mine if f.name not in kept}
-        elif rule.fate == "weights" and changed:
-            left |= dict.fromkeys((file.name for file in mine), changed)
         else:
-            placed += [Placed(file.name, file) for file in mine]
+            bad = [f for f in mine if rule.fate == "weights" and changed and not (f.held or f.anew)]
+            left |= dict.fromkeys((file.name for file in bad), changed)
+            placed += [Placed(file.name, file) for file in mine if file not in bad]
         said += _by_ranks_text(rule, mine, _ranks_before(container), ranks)
     unknown = [file for file in container.files if file.rule is None]
     placed += [Placed(file.name, file) for file in unknown]
@@ -88,14 +89,15 @@ def _of_model_alone(container: Container, structure: Structure) -> Sorted:
 
 def _other_model(structure: Structure, source: Checkpoint) -> str:
     """Why weights beside the source's shards are not the target's, where it has other tensors."""
-    ours = {t.name: t.shape for t in source.tensors} | dict.fromkeys(source.aliases, ())
-    theirs = {t.name: t.shape for t in structure.tensors} | dict.fromkeys(structure.aliases, ())
-    apart = [name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)]
-    if not apart:
+    ours = {t.name: (t.shape, t.dtype) for t in source.tensors} | dict.fromkeys(source.aliases, ((), ""))
+    theirs = {t.name: (t.shape, t.dtype) for t in structure.tensors} | dict.fromkeys(structure.aliases, ((), ""))
+    apart = next((name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)), None)
+    if apart is None:
         return ""
-    return (
-        f"the target is another model ({apart[0]}): `ucpl convert TARGET HERE --to 'safetensors()'` writes its weights"
-    )
+    here, there = ours.get(apart), theirs.get(apart)
+    is_dtype = here is not None and there is not None and here[0] == there[0]
+    what = f"the target has {apart} in {there[1]}" if is_dtype and there else f"the target is another model ({apart})"
+    return f"{what}: `ucpl convert TARGET HERE --to 'safetensors()'` writes its weights"
 
 
 def _dealt(rule: Rule, mine: list[Beside], ranks: int) -> list[Placed]:
@@ -127,9 +129,15 @@ def _by_ranks_text(rule: Rule, mine: list[Beside], before: int, ranks: int) -> l
 
 
 def _carried_text(placed: list[Placed], unknown: list[Beside]) -> list[str]:
+    anew: dict[str, list[str]] = {}
+    for one in placed:
+        if one.of.anew:
+            anew.setdefault(one.of.anew, []).append(one.name)
+    placed = [one for one in placed if not one.of.anew]
     known = [one.name for one in placed if one.of.rule is not None and one.of.rule.fate == "carry"]
     weights = [one.name for one in placed if one.of.rule is not None and one.of.rule.fate == "weights"]
-    out = [f"as they are: {_listed(known)}"] if known else []
+    out = [f"written anew: {_listed(names)}: {why}" for why, names in anew.items()]
+    out += [f"as they are: {_listed(known)}"] if known else []
     out += [f"weights beside the shards, bit for bit: {_listed(weights)}"] if weights else []
     out += [f"not known here, and carried as they are: {_listed([f.name for f in unknown])}"] if unknown else []
     return out
@@ -157,8 +165,8 @@ def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) ->
     if bad:
         raise UcplError(*(_unseen(container, file) for file in dict.fromkeys(bad)))
     _demand_unchanged(container, made)
-    where = os.path.relpath(container.top.resolve(), source.root.resolve())
-    files = tuple(_whole(one, where, skeleton.folder) for one in made)
+    root = source.root.resolve()
+    files = tuple(_whole(one, os.path.relpath(_real(container, one.of), root), skeleton.folder) for one in made)
     unsafe = {name for one in made for name in one.of.unsafe}
     return evolve(
         skeleton, files=(*skeleton.files, *files), unsafe_globals=tuple(sorted({*skeleton.unsafe_globals, *unsafe}))
@@ -180,16 +188,22 @@ def _demand_name(container: Container, skeleton: Skeleton, structure: Structure)
 def _demand_unchanged(container: Container, made: Iterable[Placed]) -> None:
     """A file that has grown since it was opened would be carried in part. Raises: UcplError E611."""
     for one in made:
-        path = container.top / one.of.name
+        path = container.where(one.of)
         now = path.stat().st_size if path.is_file() else 0
         if now != one.of.size:
             fail("E611", f"{one.of.name} changed while it was read: size {one.of.size}, now {now}", Label(str(path)))
 
 
+def _real(container: Container, file: Beside) -> Path:
+    """Where the file is, links to the folder followed: its name is as it was looked at."""
+    path = container.where(file)
+    return container.top.resolve() / file.name if file.path is None else path.parent.resolve() / path.name
+
+
 def _whole(one: Placed, where: str, folder: str) -> SkeletonFile:
-    """A file that is one run of bytes, from beside the source's step to beside the target's."""
+    """A file that is one run of bytes, from `where` it is, as seen from the source's step, to beside the target's."""
     extent = Extent(
-        file=f"{where}/{one.of.name}",
+        file=where,
         key=(one.of.name,),
         dtype="u8",
         shape=(one.of.size,),
@@ -199,7 +213,8 @@ def _whole(one: Placed, where: str, folder: str) -> SkeletonFile:
         storage_start=0,
         storage_bytes=one.of.size,
     )
-    return SkeletonFile(one.name, one.of.size, form="whole", carried=(Carried(extent, WHOLE),), beside=bool(folder))
+    carried = (Carried(extent, WHOLE, one.of.path is not None),)
+    return SkeletonFile(one.name, one.of.size, form="whole", carried=carried, beside=bool(folder))
 
 
 def _unseen(container: Container, file: Beside) -> Diagnostic:

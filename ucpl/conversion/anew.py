@@ -1,0 +1,268 @@
+"""Weights beside the shards of a container, written anew where the target's are others than the source's.
+
+Another training dtype, parameters that are gone, new or of another shape, a file that is not what the shards say: what stands
+beside the target's shards is then made of the source's, by a layout of those very files (`layout beside()`). That is a
+conversion by itself, into a folder beside the target; the target's own run carries its files as it carries all others.
+
+Not here: whether a file agrees with the shards (beside).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve, field, frozen
+
+from ucpl.errors import UcplError
+from ucpl.extents import DTYPES
+
+if TYPE_CHECKING:
+    from ucpl.conversion.planning import Prepared
+    from ucpl.conversion.side import Side
+    from ucpl.extents import NamedTensor
+    from ucpl.extents.containers import Container
+    from ucpl.regions import Placement
+    from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.syntax import nodes
+
+__all__ = ["Anew", "Impossible", "Wish", "anew", "own_names", "wished", "with_dtype"]
+
+INDEX = ".index.json"
+CONFIG = "config.json"
+_MASTER = "fp32"
+_UNSPELLED = frozenset('*{}"\\')  # what a name in quotes does not say as it is
+
+
+class Impossible(Exception):
+    """Why files of weights cannot be written anew."""
+
+
+@frozen
+class Line:
+    """One tensor of a file: what the target's file stores there. `owner`: of a second name, the tensor's own."""
+
+    path: str
+    key: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    owner: str = ""
+
+
+@frozen(eq=False)
+class Wish:
+    """What the target's files of one model should hold. `why`: empty where that is what they hold, but for the numbers."""
+
+    name: str  # "model.safetensors"
+    files: tuple[str, ...]  # shards and their index
+    lines: tuple[Line, ...]
+    why: str = ""
+    foreign: tuple[str, ...] = ()  # tensors of the files that the shards have not
+
+
+@frozen(eq=False)
+class Anew:
+    """Files of weights that are made for a target, and the texts that tell of them."""
+
+    wish: Wish
+    plan: Plan
+    texts: dict[str, str] = field(factory=dict)  # their index, by its name below the container
+
+
+def own_names(checkpoint: Checkpoint, name: str) -> dict[str, str]:
+    """PEFT's files leave out the adapter's name, which the module's tensors have: file's name -> tensor."""
+    import re
+    from pathlib import PurePosixPath
+
+    path = PurePosixPath(name)
+    if path.stem != "adapter_model":
+        return {}
+    adapter = re.escape(path.parent.name or "default")
+    left_out = re.compile(rf"(\.modules_to_save)?\.{adapter}(?=\.|\Z)")
+    return {left_out.sub("", t.name): t.name for t in checkpoint.tensors}
+
+
+# ---- what the files should hold -------------------------------------------------------------------------------------------
+
+
+def wished(made: Prepared, container: Container, name: str, files: tuple[str, ...]) -> Wish:
+    """What the target's files of this name should hold. Raises: UcplError, where their headers cannot be read."""
+    from ucpl.stores.generic import open_files
+
+    source, plan = made.checkpoint, made.plan
+    assert source is not None
+    ours, theirs = _tensors(source.tensors), _tensors(plan.target.tensors)
+    own = own_names(source, name)
+    there = open_files(container.top, [file for file in files if not file.endswith(INDEX)])
+    lines: list[Line] = []
+    why: list[str] = []
+    foreign: list[str] = []
+    for (file, key), extent in there.extents.items():
+        path = own.get(str(key[0]), str(key[0])) if len(key) == 1 else "/".join(map(str, key))
+        owner = plan.target.aliases.get(path, source.aliases.get(path, path))
+        was, now = ours.get(owner), theirs.get(owner)
+        if now is None or (path != owner and path not in plan.target.aliases):
+            (foreign if was is None else why).append(f"{path} is left out" if was is not None else path)
+            continue
+        dtype = now.dtype if was is None or extent.dtype == was.dtype else extent.dtype
+        lines.append(Line(path, str(key[0]), file, dtype, now.shape, owner if owner != path else ""))
+        if dtype != extent.dtype:
+            why.append(f"in {dtype}, {extent.dtype} in the source's")
+        elif now.shape != extent.shape:
+            why.append(f"{path} is {list(now.shape)}, {list(extent.shape)} in the source's")
+    if not own and lines:
+        new = [t for t in theirs.values() if t.name not in ours]
+        lines += [Line(t.name, t.name, lines[-1].file, t.dtype, t.shape) for t in new]
+        why += [f"{t.name} is new" for t in new]
+    return Wish(name, files, tuple(lines), _few(why), tuple(foreign))
+
+
+def _tensors(tensors: tuple[NamedTensor, ...]) -> dict[str, NamedTensor]:
+    return {t.name: t for t in tensors}
+
+
+def _few(why: list[str]) -> str:
+    """Reasons once each, the first ones."""
+    once = list(dict.fromkeys(why))
+    return "; ".join(once[:3]) + (f"; and {len(once) - 3} more" if len(once) > 3 else "")
+
+
+# ---- how they are made ------------------------------------------------------------------------------------------------------
+
+
+def anew(made: Prepared, container: Container, wish: Wish) -> Anew:
+    """The conversion that makes them. Raises: Impossible."""
+    if not wish.lines:
+        raise Impossible(f"nothing is left of {wish.name}")
+    if wish.foreign:
+        raise Impossible(f"the shards have no {wish.foreign[0]}, which {wish.name} has")
+    odd = next(
+        (line for line in wish.lines if "/" in line.key or _UNSPELLED & {*line.path, *line.key, *line.file}), None
+    )
+    if odd is not None:
+        raise Impossible(f"{odd.key} cannot be told in a layout")
+    try:
+        plan = _plan(made, wish)
+    except UcplError as error:
+        raise Impossible(
+            f"{wish.name} cannot be made of the target's tensors: {error.diagnostics[0].message}"
+        ) from None
+    return Anew(wish, plan, _indexes(container, wish))
+
+
+def _plan(made: Prepared, wish: Wish) -> Plan:
+    """From the source's shards to these files alone."""
+    from ucpl.conversion.planning import dtype_of
+    from ucpl.graph import build
+    from ucpl.proofs.coverage import prove
+    from ucpl.schedule import order
+
+    target = _side(made.target, wish)
+    here = _from_masters(made.source, wish)
+    known = {line.owner or line.path for line in wish.lines}
+    states = {part.state for part in here.parts if part.state != "weight"}
+    gone = tuple(sorted((here.layout.tensors.keys() - known) | states))
+    frozen = made.target.changes.frozen if made.target.changes is not None else frozenset[str]()
+    graph = build(here, target.placement, drop=gone, freeze=frozen, dtype_of=dtype_of(made.checkpoint))
+    prove(graph)
+    digest = hashlib.sha256(f"{made.plan.spec_digest}\0{_text(wish)}".encode()).hexdigest()
+    return order(graph, name="beside", spec_digest=digest)
+
+
+def _from_masters(source: Side, wish: Wish) -> Placement:
+    """The source, without weights of another dtype than is wished where their masters say them better."""
+    from ucpl.conversion.training import stored_dtypes, with_masters, without_weights
+
+    stored = stored_dtypes(source)
+    other = {line.owner or line.path for line in wish.lines if stored.get(line.owner or line.path) != line.dtype}
+    return without_weights(source.placement, with_masters(source.placement) & other)
+
+
+def _side(target: Side, wish: Wish) -> Side:
+    """The files as a layout, over what the target's model has of their tensors."""
+    from ucpl.conversion.filling import with_fills
+    from ucpl.conversion.given import Called
+    from ucpl.conversion.side import located
+    from ucpl.layout import load
+    from ucpl.syntax import nodes, parse_call
+
+    if target.given.model is None or not target.called.is_of_any:
+        raise Impossible("the target is of a model of its own")
+    dtypes = {line.owner or line.path: line.dtype for line in wish.lines}
+    aliases = {line.path for line in wish.lines if line.owner}
+    items: list[nodes.ModelItem] = []
+    for item in target.given.model.items:
+        match item:
+            case nodes.Tensor() if item.path in dtypes:
+                items.append(evolve(item, dtype=dtypes[item.path]))
+            case nodes.Alias() if item.path in aliases:
+                items.append(item)
+            case _:
+                pass
+    model = evolve(target.given.model, items=tuple(items))
+    one = Called(load(("beside.ucpl", _text(wish))), parse_call("beside()"))
+    fills = tuple(text for text in target.given.fill if not text.startswith("state "))
+    one = with_fills(one, fills, model)
+    given = evolve(target.given, model=model, inherited={}, fill=fills)
+    return located(one, given)
+
+
+def _text(wish: Wish) -> str:
+    """`layout beside()`, a line a tensor. A tensor of which a file has second names alone stands under the first of these."""
+    from ucpl.syntax.quoting import quote
+
+    files = {file: f"f{n}" for n, file in enumerate(dict.fromkeys(line.file for line in wish.lines))}
+    named = {line.path for line in wish.lines if not line.owner}
+    out = ["ucpl 1", "layout beside() of any {", "  framework torch()"]
+    for file, name in files.items():
+        out.append(f"  file {name} = {'safetensors' if file.endswith('.safetensors') else 'torch'} {quote(file)}")
+    for line in wish.lines:
+        path = line.path
+        if line.owner and line.owner not in named:
+            named.add(path := line.owner)
+        out.append(f"  {quote(path)} = ... in {files[line.file]} as {quote(line.key)} lossy")
+    return "\n".join([*out, "  * of alias = none", "  derive fp32 from weight", "}", ""])
+
+
+def _indexes(container: Container, wish: Wish) -> dict[str, str]:
+    """The index of several files, with the tensors and the sizes that they have now."""
+    found: dict[str, str] = {}
+    for name in (file for file in wish.files if file.endswith(INDEX)):
+        try:
+            value = json.loads((container.top / name).read_text())
+            metadata = dict(value.get("metadata") or {})
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            raise Impossible(f"{name} cannot be read") from None
+        elements = {line.key: _numel(line.shape) for line in wish.lines}
+        metadata["total_size"] = sum(elements[line.key] * DTYPES[line.dtype].itemsize for line in wish.lines)
+        if "total_parameters" in metadata:
+            metadata["total_parameters"] = sum(elements.values())
+        value |= {"metadata": metadata, "weight_map": {line.key: Path(line.file).name for line in wish.lines}}
+        found[name] = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return found
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    out = 1
+    for n in shape:
+        out *= n
+    return out
+
+
+def with_dtype(container: Container, made: tuple[Anew, ...]) -> dict[str, str]:
+    """config.json with the dtype that the model's files have now; nothing where it says that, or there is no such file."""
+    from ucpl.stores.huggingface_writing import with_dtype as written
+
+    whole = [one for one in made if Path(one.wish.name).stem in ("model", "pytorch_model")]
+    if not whole or all(file.name != CONFIG for file in container.files):
+        return {}
+    try:
+        text = (container.top / CONFIG).read_text()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    now = written(text, whole[0].plan.targets)
+    return {CONFIG: now} if now != text else {}

@@ -1,0 +1,88 @@
+"""Files that are made for a target before it is written: in a hidden folder beside it, which goes when the target is there.
+
+.NAME.ucpl-made/      a folder of weights for each file that is made anew, and texts/
+
+What an interrupted run has made stays with its work, and is made once more where the run goes on: the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+if TYPE_CHECKING:
+    from ucpl.conversion.anew import Anew
+    from ucpl.conversion.beside import Checked
+    from ucpl.conversion.keywords import How
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["with_made"]
+
+
+@contextmanager
+def with_made(known: Checked, target: Path, how: How) -> Iterator[Checkpoint]:
+    """The source, with the files in its container that are made for this target. Raises: UcplError E500-E508, E610-E614."""
+    if not known.anew:
+        yield known.source
+        return
+    from ucpl.runtime.disk import disk
+    from ucpl.runtime.publish import Lock
+    from ucpl.runtime.targets import cannot_write
+
+    place = target.absolute().parent.resolve() / target.name
+    folder = place.with_name(f".{place.name}.ucpl-made")
+    try:
+        if folder.is_symlink():
+            disk().remove(folder)
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        cannot_write(folder, error, resumable=False)
+    try:
+        with Lock(folder / "all"):
+            for old in sorted(folder.iterdir()):
+                if old.is_dir() and not old.is_symlink():
+                    disk().remove_tree(old)
+            paths = {
+                name: path for n, one in enumerate(known.anew) for name, path in _made(one, known, folder / str(n), how)
+            }
+            yield _with_paths(known.source, paths)
+    finally:
+        try:
+            disk().remove_tree(folder)
+        except OSError as error:
+            cannot_write(folder, error, resumable=False)
+
+
+def _made(one: Anew, known: Checked, folder: Path, how: How) -> Iterator[tuple[str, Path]]:
+    from ucpl.conversion.keywords import options_from
+    from ucpl.runtime.execute import execute
+    from ucpl.runtime.targets import cannot_write
+    from ucpl.stores.registry import framework
+
+    own = evolve(options_from(how), resume=False, force=False, progress=None, tag=None)
+    execute(one.plan, known.source, framework(one.plan.target.framework), folder, own)
+    texts = folder.with_name(f"{folder.name}.texts")
+    for name, text in one.texts.items():
+        try:
+            (texts / name).parent.mkdir(parents=True, exist_ok=True)
+            (texts / name).write_text(text)
+        except OSError as error:
+            cannot_write(texts / name, error, resumable=False)
+        yield name, texts / name
+    yield from ((file, folder / file) for file in dict.fromkeys(line.file for line in one.wish.lines))
+
+
+def _with_paths(source: Checkpoint, paths: dict[str, Path]) -> Checkpoint:
+    container = source.container
+    assert container is not None
+    files = (
+        evolve(f, path=paths[f.name], size=os.path.getsize(paths[f.name])) if f.name in paths else f
+        for f in container.files
+        if f.name in paths or not f.anew  # a shard of which nothing is left
+    )
+    return evolve(source, container=evolve(container, files=tuple(files)))
