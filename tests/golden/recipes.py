@@ -1038,3 +1038,11 @@ def two_engines_of_one_loop(folder: Path) -> list[str]:
     shutil.copytree(FIXTURES.parent / "accelerate" / "state", folder / "source")
     shutil.copytree(folder / "source" / "pytorch_model", folder / "source" / "pytorch_model_1")
     return CONVERT
+
+
+@case
+def shards_that_were_renamed(folder: Path) -> list[str]:
+    shutil.copytree(FIXTURES.parent / "accelerate" / "state", folder / "source")
+    (folder / "source" / "pytorch_model").rename(folder / "source" / "global_step2")
+    (folder / "source" / "latest").write_text("global_step2")
+    return CONVERT

@@ -159,7 +159,8 @@ def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) ->
     container = source.container
     if container is None:
         return skeleton
-    _demand_name(container, skeleton, structure)
+    if structure.framework in container.kind.holds:
+        _demand_name(container, skeleton, source)
     made = sorted_into(container, structure, source).placed
     bad = [one.of for one in made if one.of.holds == "unreadable"]
     if bad:
@@ -173,15 +174,17 @@ def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) ->
     )
 
 
-def _demand_name(container: Container, skeleton: Skeleton, structure: Structure) -> None:
+def _demand_name(container: Container, skeleton: Skeleton, source: Checkpoint) -> None:
     """Who loads the folder may ask for the shards by a name of its own, and find none under another. Raises: UcplError E486."""
     kind = container.kind
-    if structure.framework in kind.holds and kind.engines and not kind.is_engine(skeleton.folder):
+    if kind.engines and not kind.is_engine(skeleton.folder):
+        is_kept = skeleton.folder == source.root.name
+        renaming = f"call the source's {skeleton.folder} {kind.tag}, and say so in `latest`: it was renamed"
         fail(
             "E486",
             f"{kind.resumes_by} looks for the shards in {kind.tag}, not in {skeleton.folder}",
-            Label(str(container.top)),
-            remedy=f"leave the tag out, or say {kind.tag}",
+            Label(str(container.top / skeleton.folder if is_kept else container.top)),
+            remedy=renaming if is_kept else f"leave the tag out, or say {kind.tag}",
         )
 
 
