@@ -18,12 +18,17 @@ from tests.interop import deepspeed_job, models, parallel_models
 
 MICRO = 10  # sequences
 EXPERT = re.compile(r"(?P<module>.*\.deepspeed_experts\.)(?P<number>\d+)(?P<inner>\..*)")
+FUSED = re.compile(r"(?P<module>.*\.mlp)\.experts\.w[123]")  # AutoEP's: all experts of a rank in one tensor
 
 
 def config(run: dict[str, Any], dp: int) -> dict[str, Any]:
     out = deepspeed_job.config({**run, "stage": run.get("stage", 1)})
     micro = MICRO if "pp" in run else models.BATCH // dp
     out |= {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": models.BATCH // dp // micro}
+    if "auto" in run:
+        out["expert_parallel"] = {"enabled": True, "autoep_size": run["ep"], "preset_model": run["auto"]}
+        out["expert_parallel"] |= {"use_grouped_mm": False}
+        out["use_data_before_expert_parallelism"] = run.get("data_first", False)
     return out
 
 
@@ -44,6 +49,8 @@ def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
     if "pp" in run:
         module = parallel_models.pipeline(run["pp"], run["method"], seed)
         dp = world // run["pp"]
+    elif "auto" in run:  # every rank makes all experts, and keeps its own
+        module, dp = parallel_models.Routed(run["auto"]), world
     else:
         module, dp = parallel_models.Mixture(run["ep"]), world
         torch.manual_seed(
@@ -55,16 +62,23 @@ def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
     if spoil:
         torch.manual_seed(seed + dist.get_rank())
         with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
+            kept = (buffer for name, buffer in module.named_buffers() if name not in passing(module))
+            for tensor in (*module.parameters(), *kept):
                 tensor.copy_(torch.randn_like(tensor))
-    groups = groups_of(module, run, spoil)
-    if "ep" in run:
-        from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 
-        groups = split_params_into_different_moe_groups_for_optimizer(groups)
-    chosen = models.optimizer(run["optimizer"], groups)
-    schedule = torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: 1.0 / (1 + 0.1 * step))
-    made, *_ = deepspeed.initialize(model=module, optimizer=chosen, lr_scheduler=schedule, config=config(run, dp))
+    def optimizer(_: Any) -> torch.optim.Optimizer:
+        """Called when AutoEP has put its layers in."""
+        groups = groups_of(module, run, spoil)
+        if "ep" in run:
+            from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+
+            groups = split_params_into_different_moe_groups_for_optimizer(groups)
+        return models.optimizer(run["optimizer"], groups)
+
+    def schedule(chosen: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: 1.0 / (1 + 0.1 * step))
+
+    made, *_ = deepspeed.initialize(model=module, optimizer=optimizer, lr_scheduler=schedule, config=config(run, dp))
     return made
 
 
@@ -114,12 +128,30 @@ def held(engine: Any, run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
                 for k, v in whole.items()
             }
             kept = {"lr": hyper["lr"], "weight_decay": hyper["weight_decay"], "moe": hyper.get("moe", False)}
-            yield names[p], {"weight": p.detach().clone(), **cut, **kept}
+            yield from apart(names[p], {"weight": p.detach().clone(), **cut, **kept}, engine)
     for p, name in names.items():
         if p not in trained:
-            yield name, {"weight": p.detach().clone()}
+            yield from apart(name, {"weight": p.detach().clone()}, engine)
     for name, buffer in engine.module.named_buffers():
-        yield name, {"buffer": buffer.clone()}
+        if name not in passing(engine.module):
+            yield name, {"buffer": buffer.clone()}
+
+
+def passing(module: Any) -> set[str]:
+    """Buffers that no checkpoint has."""
+    inner = ((name, part._non_persistent_buffers_set) for name, part in module.named_modules())
+    return {f"{name}.{one}" if name else one for name, mine in inner for one in mine}
+
+
+def apart(name: str, state: dict[str, Any], engine: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A tensor, or each expert's part of it by its number among all."""
+    found = FUSED.fullmatch(name)
+    if found is None:
+        yield name, state
+        return
+    first = engine.module.get_submodule(found["module"]).ep_rank * len(state["weight"])
+    for i in range(len(state["weight"])):
+        yield f"{name}.{first + i}", {k: v[i] if torch.is_tensor(v) else v for k, v in state.items()}
 
 
 def whole_name(name: str, engine: Any, run: dict[str, Any]) -> str:
@@ -136,7 +168,7 @@ def facts(engine: Any, run: dict[str, Any], client: dict[str, Any]) -> tuple[dic
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, list(held(engine, run)))
     found: dict[str, Any] = {}
-    apart = []
+    unequal = []
     for rank, mine in enumerate(every):
         for name, state in mine:
             if name not in found:
@@ -144,13 +176,13 @@ def facts(engine: Any, run: dict[str, Any], client: dict[str, Any]) -> tuple[dic
                 continue
             if name == parallel_models.LOOSE and "weight" in state:
                 state = {**state, "weight": found[name]["weight"]}  # no file holds the last stage's
-            apart += [f"rank {rank}: {d}" for d in deepspeed_job.differences(state, found[name], name)]
+            unequal += [f"rank {rank}: {d}" for d in deepspeed_job.differences(state, found[name], name)]
     out = {
         "params": found,
         "global_steps": engine.global_steps,
         "schedule": engine.lr_scheduler.state_dict()["last_epoch"],
     }
-    return {**out, "client": {key: client.get(key) for key in deepspeed_job.CLIENT}}, apart
+    return {**out, "client": {key: client.get(key) for key in deepspeed_job.CLIENT}}, unequal
 
 
 # ---- jobs --------------------------------------------------------------------------------------------------------------
@@ -161,10 +193,10 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     engine = engine_of(run, seed=7, spoil=0.0)
     before = losses(engine, run, 0, job["steps"])
     engine.save_checkpoint(job["folder"], client_state=deepspeed_job.CLIENT)
-    truth, apart = facts(engine, run, deepspeed_job.CLIENT)
+    truth, unequal = facts(engine, run, deepspeed_job.CLIENT)
     if dist.get_rank() == 0:
         torch.save(truth, job["truth"])
-    return {"before": before, "apart": apart, "after": losses(engine, run, job["steps"], 2)}
+    return {"before": before, "apart": unequal, "after": losses(engine, run, job["steps"], 2)}
 
 
 def load(job: dict[str, Any]) -> dict[str, Any]:
@@ -174,8 +206,8 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
     if path is None:
         return {"error": "load_checkpoint found nothing"}
     truth = torch.load(job["truth"], weights_only=False)
-    mine, apart = facts(engine, run, client)
-    found = deepspeed_job.differences(mine, truth) + ([] if job.get("loose") else apart)
+    mine, unequal = facts(engine, run, client)
+    found = deepspeed_job.differences(mine, truth) + ([] if job.get("loose") else unequal)
     return {"differences": found, "after": losses(engine, run, job["steps"], 2)}
 
 

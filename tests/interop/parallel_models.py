@@ -103,3 +103,28 @@ class Mixture(nn.Module):
         h = h + self.few(h)[0]
         h = h + self.many(self.norm(h))[0]
         return loss(self.head(h), y)
+
+
+class Routed(nn.Module):
+    """A model of transformers whose layers AutoEP replaces, four experts each."""
+
+    def __init__(self, kind: str) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        super().__init__()
+        sizes = {"vocab_size": TOKENS, "hidden_size": 8, "intermediate_size": 10, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}
+        of_kind: dict[str, dict[str, Any]] = {
+            "mixtral": {"num_local_experts": 4},
+            "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 5, "head_dim": 4, "mlp_only_layers": [0]},
+        }
+        config = AutoConfig.for_model(kind, **sizes, **heads, num_experts_per_tok=2, **of_kind[kind])
+        self.config = config
+        whole = AutoModelForCausalLM.from_config(config)
+        self.model, self.lm_head = whole.model, whole.lm_head
+        for module in self.modules():  # a table of recorders of the router, of which DeepSpeed knows an older form
+            if hasattr(module, "_can_record_outputs"):
+                vars(module)["_can_record_outputs"] = None
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return loss(self.lm_head(self.model(x).last_hidden_state), y)

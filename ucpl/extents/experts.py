@@ -16,6 +16,12 @@ class Expert:
     inner: str  # the name inside the expert: "h4.weight"
     layer: int = 0  # its layer's number among those with experts of its stage, which its file is called by
     tps: tuple[int, ...] = ()  # tensor-parallel ranks whose files hold it; none: whose ranks hold the expert
+    is_fused: bool = False  # the module of a rank has all its experts in one tensor (AutoEP)
+
+    @property
+    def fused(self) -> str:
+        """The tensor of the module that holds it and the rank's other experts: "blocks.1.mlp.experts.w1"."""
+        return f"{self.module}{self.inner}"
 
 
 @frozen
@@ -35,6 +41,10 @@ class Experts:
         """Which of `ep` ranks holds a tensor."""
         one = self.of[tensor]
         return one.number // (one.count // ep)
+
+    @property
+    def is_fused(self) -> bool:
+        return any(one.is_fused for one in self.of.values())
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -66,18 +66,25 @@ def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[No
     plain, given = arguments(base, (EP,))
     asked = Label("<call>", where=base.call.name)
     if stage_of(plain) not in (1, 2):
-        fail("E478", f"`{base.call.name}` for deepspeed.moe, which DeepSpeed saves with ZeRO stage 1 or 2", asked)
+        why = "deepspeed.moe, which DeepSpeed saves with ZeRO stage 1 or 2"
+        if source.is_fused:
+            why = "AutoEP, which is written at ZeRO stage 1 or 2: stage 3 keeps its experts otherwise"
+        fail("E478", f"`{base.call.name}` for {why}", asked)
     dp, tp = plain.asked("dp"), plain.asked(TP)
     # Experts that were whole stay whole; where there was one tensor-parallel rank, DeepSpeed's default is that they are.
     experts = evolve(source, is_within_tp=tp == 1 or (source.is_within_tp and base.inherited.get(TP, (1, ""))[0] != 1))
     ranks, said = (dp, "dp") if experts.is_within_tp else (dp * tp, "dp * tp")
     ep, origin = experts.ep, "as the source's"
+    if source.is_fused and EP in base.inherited:
+        origin += f": {base.inherited[EP][1]}"
     if EP in given:
         ep, origin = Scope().integer(given[EP]), "given"
     if ep < 1 or ranks % ep:
         fail(
             "E478", f"ep = {ep} does not divide {said} = {ranks}: each expert would not be on equally many ranks", asked
         )
+    if source.is_fused:
+        _demand_auto_ep(plain, ranks // ep, asked)
     for module, count in {one.module: one.count for one in experts.of.values()}.items():
         if count % ep:
             fail("E478", f"{count} experts of {module.rstrip('.')} do not divide by ep = {ep}", asked)
@@ -88,6 +95,14 @@ def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[No
         ("edp", ranks // ep, f"{said} / ep: ranks that hold the same experts"),
     )
     return plain, experts, ep, notes
+
+
+def _demand_auto_ep(base: Base, edp: int, asked: Label) -> None:
+    """What AutoEP's layers are written beside: their tensors hold several experts, which round robin would deal as one."""
+    if base.asked(TP) > 1:
+        fail("E478", "AutoEP's experts beside tensor parallelism are not written", asked)
+    if edp > 1 and base.asked("round_robin"):
+        fail("E478", "round_robin deals AutoEP's tensors, of several experts each: give round_robin = 0", asked)
 
 
 def _demand_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:

@@ -45,6 +45,8 @@ def regenerated(config: Value | None, settings: Mapping[str, Plain]) -> dict[obj
     tp = int(settings.get("tp") or 1)
     if tp > 1 or "tensor_parallel" in out:  # 0 is off; DeepSpeed takes no 1
         out["tensor_parallel"] = {**_section(config, "tensor_parallel"), "autotp_size": tp if tp > 1 else 0}
+    if "expert_parallel" in out:  # AutoEP
+        out["expert_parallel"] = {**_section(config, "expert_parallel"), "autoep_size": int(settings.get("ep") or 1)}
     out |= _batches(config, int(settings["dp"] or 1))
     return out
 

@@ -7,7 +7,8 @@ cut, too (enable_expert_tensor_parallelism), and the dp ranks of each tp coordin
 runtime/engine.py (`_save_moe_checkpoint`, `load_moe_state_dict`), utils/groups.py (`_create_expert_and_data_parallel`,
 `_get_expert_parallel_ranks`), moe/utils.py.
 
-Not here: AutoEP's fused experts, experts without ZeRO (expp_rank files) (E457).
+AutoEP's experts are fused in the module, and apart in their files: auto_ep. Not here: experts without ZeRO (expp_rank
+files) (E457).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from attrs import evolve, field, frozen
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, TensorRef
 from ucpl.extents.experts import Expert, Experts, expert_file
+from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.as_written import read_shard
 from ucpl.stores.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.stores.deepspeed.gathered import Gathered
@@ -61,6 +63,10 @@ class HeldExperts:
     def parts(self) -> tuple[TorchFile, ...]:
         return tuple(self.files.parts.values())
 
+    def groups_of(self, file: TorchFile) -> Groups:
+        """param_shapes of a rank, a name for each expert, by local numbers."""
+        return auto_ep.each_apart(groups_of(file), self.files.of.values())
+
     def tensors(self, tp: int) -> dict[str, TensorRef]:
         """As a tensor-parallel rank holds them: its own parts, or whole ones, wherever they are."""
         out = dict(self.files.tensors[tp])
@@ -79,10 +85,9 @@ def experts_of(gathered: Gathered, topology: Topology) -> HeldExperts:
     """The experts' files, and the degrees that they, param_shapes and the shards tell. Raises: UcplError E452-E459."""
     file = topology.first
     files = _expert_files(topology)
-    groups = groups_of(file)
-    ours = _groups_of_experts(file, groups)
+    ours = _groups_of_experts(file, files)
     for shard in topology.shards:
-        if _groups_of_experts(shard.first, groups_of(shard.first)) != ours:
+        if _groups_of_experts(shard.first, files) != ours:
             not_yet(shard.first.path, "its groups of experts are not those of the first rank")
     edp = _expert_degree(topology, ours)
     ranks = topology.dp * topology.tp
@@ -96,7 +101,11 @@ def experts_of(gathered: Gathered, topology: Topology) -> HeldExperts:
             Label(str(file.path), where="param_shapes"),
         )
     experts = Experts(ep, is_data_first(topology), files.of, is_within_tp)
-    gathered.set("ep", ep, f"param_shapes of {file.file}, and the files of experts")
+    stated = auto_ep.layers_of(file)
+    said = f"param_shapes of {file.file}, and the files of experts"
+    gathered.set("ep", ep, said if stated is None else auto_ep.check_placement(file, stated, experts))
+    if experts.is_fused and edp > 1 and gathered.settings["round_robin"].value:
+        not_yet(file.path, "its experts are AutoEP's, and round_robin_gradients deals them")
     origin = f"use_data_before_expert_parallelism in ds_config of {file.file}"
     gathered.set("data_first", int(experts.is_data_first), origin)
     for name, one in files.parts.items():
@@ -109,7 +118,7 @@ def read_dense_groups(
     gathered: Gathered, held: HeldExperts, module: Module, shard: Shard, here: dict[str, int]
 ) -> None:
     """The flat buffers of one rank's groups that have no experts."""
-    groups = groups_of(shard.first)
+    groups = held.groups_of(shard.first)
     rest = frozenset(range(len(groups))) - held.groups
     # Which experts a rank calls by which numbers is no matter here: their groups are passed over.
     local = _local(_every(held, module, shard.tp), groups, held, (shard.pp, 0))
@@ -124,7 +133,7 @@ def read_expert_groups(
     for shard, e, sharers in _sharers(held, topology):
         mine = gathered.apart()
         whole = _every(held, modules[shard.pp, shard.tp], shard.tp)
-        read_flat_shards(mine, _local(whole, groups_of(shard.first), held, (shard.pp, e)), sharers)
+        read_flat_shards(mine, _local(whole, held.groups_of(shard.first), held, (shard.pp, e)), sharers)
         by_rank.append(mine.groups)
         gathered.stated += mine.stated
     for i, g in enumerate(sorted(held.groups)):
@@ -173,9 +182,22 @@ def named_experts(gathered: Gathered, held: HeldExperts, shapes: dict[str, Shape
     )
 
 
-def _groups_of_experts(file: TorchFile, groups: Groups) -> frozenset[int]:
+def _place(key: str) -> tuple[str, int, str] | None:
+    """(module, number, inner) of an expert's tensor: the number is that of its file, or the local one of a rank."""
+    match = _NAME.match(key)
+    return (match["module"], int(match["number"]), match["inner"]) if match is not None else auto_ep.place_of(key)
+
+
+def _of_expert(files: _Files, name: str) -> tuple[str, int, str] | None:
+    """The same of a name in param_shapes, if it is of a layer whose experts have files."""
+    place = _place(name)
+    return place if place is not None and (place[0] in files.counts or _NAME.match(name)) else None
+
+
+def _groups_of_experts(file: TorchFile, files: _Files) -> frozenset[int]:
     """Which parameter groups are experts': DeepSpeed gives them groups of their own, behind the others."""
-    kinds = [{_NAME.match(name) is not None for name in group} for group in groups]
+    groups = auto_ep.each_apart(groups_of(file), files.of.values())
+    kinds = [{_of_expert(files, name) is not None for name in group} for group in groups]
     for g, kind in enumerate(kinds):
         if len(kind) > 1:
             not_yet(file.path, f"parameter group {g} has experts and others")
@@ -222,8 +244,8 @@ def _read_expert(held: _Files, part: TorchFile, place: tuple[int, int, int], cou
     (layer, number, mp), (tp, count) = place, counts
     held.parts[part.file] = part
     for key, value in Value.of(part).named():
-        match = _NAME.match(key)
-        if match is None or int(match["number"]) != number or not isinstance(value.held, TensorRef):
+        place_here = _place(key)
+        if place_here is None or place_here[1] != number or not isinstance(value.held, TensorRef):
             fail(
                 "E455",
                 f"{part.file}: {key[:200]} is no tensor of expert {number}, which DeepSpeed would have written",
@@ -233,10 +255,12 @@ def _read_expert(held: _Files, part: TorchFile, place: tuple[int, int, int], cou
             not_yet(part.path, f"{key} is there twice, or has no elements")
         held.tensors[mp % tp][key] = value.held
         held.stages.setdefault(key, mp // tp)
-        held.counts.setdefault(match["module"], count)
+        module, _, inner = place_here
+        held.counts.setdefault(module, count)
         known = held.of.get(key)
         tps = (*known.tps, mp % tp) if known is not None else (mp % tp,)
-        held.of[key] = Expert(key, match["module"], number, count, match["inner"], layer, tps)
+        is_fused = _NAME.match(key) is None
+        held.of[key] = Expert(key, module, number, count, inner, layer, tps, is_fused)
 
 
 def _expert_degree(topology: Topology, ours: frozenset[int]) -> int:
@@ -279,9 +303,9 @@ def _expert_parallel_degree(topology: Topology, files: _Files, ours: frozenset[i
             )
         local: dict[str, int] = {}
         for g in sorted(ours):
-            for name in groups_of(file)[g]:
-                if (match := _NAME.match(name)) is not None:
-                    local[match["module"]] = max(local.get(match["module"], 0), int(match["number"]))
+            for name in auto_ep.each_apart(groups_of(file), files.of.values())[g]:
+                if (place := _of_expert(files, name)) is not None:
+                    local[place[0]] = max(local.get(place[0], 0), place[1])
         for module, last in local.items():
             count = counts.get(module, 0)
             if not count or count % (last + 1):
@@ -304,11 +328,13 @@ def _disagree(file: TorchFile, module: str, count: int, local: int) -> None:
 
 def _renamed(name: str, held: HeldExperts, at: tuple[int, int]) -> str:
     """A name of param_shapes on a (stage, expert-parallel rank), with the global number."""
-    match = _NAME.match(name)
-    if match is None:
+    place = _of_expert(held.files, name)
+    if place is None:
         return name
-    count = held.files.counts.get(match["module"], held.experts.ep)
-    return f"{match['module']}{at[1] * (count // held.experts.ep) + int(match['number'])}.{match['inner']}"
+    module, local, inner = place
+    count = held.files.counts.get(module, held.experts.ep)
+    number = at[1] * (count // held.experts.ep) + local
+    return f"{module}{inner}.{number}" if _NAME.match(name) is None else f"{module}{number}.{inner}"
 
 
 def _local(whole: Module, groups: Groups, held: HeldExperts, at: tuple[int, int]) -> Module:
@@ -317,7 +343,7 @@ def _local(whole: Module, groups: Groups, held: HeldExperts, at: tuple[int, int]
     named = tuple({_renamed(name, held, at): shape for name, shape in group.items()} for group in groups)
     for group in named:
         for name, shape in group.items():
-            if name not in (whole.tensors if _NAME.match(name) is None else of):
+            if name not in (whole.tensors if _of_expert(held.files, name) is None else of):
                 fail(
                     "E459",
                     f"{name} is in param_shapes and in no expert's file",
@@ -332,11 +358,11 @@ def _local(whole: Module, groups: Groups, held: HeldExperts, at: tuple[int, int]
                     Label(str(file.path.parent / expert_file(one.layer, one.number, at[0])), where=name),
                     Label(str(file.path), where="param_shapes"),
                 )
-    return evolve(whole, groups=named)
+    return evolve(whole, groups=named, stated_groups=groups_of(file) if held.experts.is_fused else ())
 
 
 def _members(file: TorchFile, g: int, by_rank: list[tuple[str, ...]], of: dict[str, Expert]) -> tuple[str, ...]:
-    """A group over all experts, in the order of the module: layer by layer, expert by expert."""
+    """A group over all experts, in the order of the module: layer by layer, expert by expert, or tensor by tensor."""
     held = {name for members in by_rank for name in members}
     modules: list[str] = []
     inners: dict[str, list[str]] = {}
@@ -348,7 +374,8 @@ def _members(file: TorchFile, g: int, by_rank: list[tuple[str, ...]], of: dict[s
 
     def place(name: str) -> tuple[int, int, int]:
         one = of[name]
-        return modules.index(one.module), one.number, inners[one.module].index(one.inner)
+        inner = inners[one.module].index(one.inner)
+        return (modules.index(one.module), *((inner, one.number) if one.is_fused else (one.number, inner)))
 
     members = tuple(sorted(held, key=place))
     for mine in by_rank:

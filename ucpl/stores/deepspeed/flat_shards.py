@@ -218,8 +218,10 @@ def _alignment(gathered: Gathered, module: Module, part: TorchFile) -> int:
         if len({alignment_elements(size) for size in sizes}) > 1:
             not_yet(part.path, "its groups are of several dtypes and aligned")
         alignment = alignment_elements(max(sizes, default=4))
+    if module.stated_groups and alignment > 1:
+        _refuse_gaps(part, module, alignment)
     expected = []
-    for group in module.groups:
+    for group in module.stated_groups or module.groups:
         flat = run([*group.values()], alignment)
         ends = [start + prod(shape) for start, shape in zip(flat.starts, group.values(), strict=True)]
         afters = (*flat.starts[1:], flat.numel) if ends else ()
@@ -232,3 +234,12 @@ def _alignment(gathered: Gathered, module: Module, part: TorchFile) -> int:
             Label(str(module.file.path), f"alignment {alignment}", where="ds_config/zero_optimization"),
         )
     return alignment
+
+
+def _refuse_gaps(part: TorchFile, module: Module, alignment: int) -> None:
+    """Members that are parts of one tensor lie end to end: each of them begins at a multiple, or the rule is another."""
+    stated = {name for group in module.stated_groups for name in group}
+    for group in module.groups:
+        for name, shape in group.items():
+            if name not in stated and prod(shape) % alignment:
+                not_yet(part.path, f"{name} is a part of a tensor that is aligned, and has {prod(shape)} elements")

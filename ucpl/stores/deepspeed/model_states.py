@@ -7,6 +7,7 @@ from math import prod
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, Size, TensorRef
+from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.affine import INFO
 from ucpl.stores.deepspeed.config import blobs_of
 from ucpl.stores.deepspeed.cuts import info_of
@@ -35,7 +36,8 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     if writer.stage:
         is_first = rank == 0 and writer.tp == 0 and writer.here["pp"] == 0
         left_out = {name: one.owner for name, one in writer.left_out.items() if one.owner is not None}
-        value["shared_params"] = {**writer.structure.aliases, **left_out} if is_first else {}
+        aliases = auto_ep.without_routers(writer.structure.aliases, writer.source.experts)
+        value["shared_params"] = {**aliases, **left_out} if is_first else {}
     else:
         value["shared_params"] = None
     fragments: OrderedDict[str, object] | None = None
@@ -52,8 +54,11 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     value["ds_config"] = file.storages.value(writer.config)
     value["ds_version"] = FORMAT_VERSION
     if writer.source.experts is not None:
-        value |= {"num_experts": _num_experts(writer), "ds_autoep_layers": None}
-    if (universal := _universal(writer)) is not None:
+        value |= {"num_experts": _num_experts(writer), auto_ep.LAYERS: _auto_ep_layers(writer)}
+    universal = _universal(writer)
+    if isinstance(universal, dict) and auto_ep.LAYERS in universal:
+        universal = {**universal, auto_ep.LAYERS: value.get(auto_ep.LAYERS)}
+    if universal is not None:
         value["universal_checkpoint_info"] = file.storages.value(universal)
     return value | file.storages.value(_client_state(writer, rank))
 
@@ -191,6 +196,15 @@ def _num_experts(writer: Writer) -> object:
     return [counts[module] for module in experts.modules if module in held]
 
 
+def _auto_ep_layers(writer: Writer) -> list[object] | None:
+    """AutoEP's layers: how each rank's experts are cut from all. Twice in a file, which is why it is made at one place."""
+    experts = writer.source.experts
+    if experts is None or not experts.is_fused:
+        return None
+    shapes = {name: writer.kinds[name].shape for name in experts.of if name in writer.kinds}
+    return auto_ep.layers(experts, shapes, writer.settings)
+
+
 def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:
     made = writer.tensor(file, ("frozen_param_fragments", name))
     if made is not None:
@@ -203,4 +217,5 @@ def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:
 
 def _param_shapes(writer: Writer) -> list[OrderedDict[str, Size]]:
     """Names are those of this rank's module: experts have local numbers there."""
-    return [OrderedDict((writer.live(name), Size(shape)) for name, shape in flat.members) for flat in writer.flats]
+    every = [writer.saved(flat) for flat in writer.flats]
+    return [OrderedDict((name, Size(shape)) for name, shape in flat.members) for flat in every]

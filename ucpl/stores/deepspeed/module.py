@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, TensorRef, key_text
+from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.gathered import Gathered
 from ucpl.stores.deepspeed.left_out import LeftOut, NotStored, is_by_choice
 from ucpl.stores.deepspeed.order import Shape, slice_numel
@@ -45,6 +46,7 @@ class Module:
     aliases: dict[str, str] = field(factory=dict)
     empty: dict[str, tuple[str, Shape]] = field(factory=dict)  # tensors without elements: dtype and shape
     left_out: NotStored = field(factory=NotStored)
+    stated_groups: Groups = ()  # as the file states them, where members of `groups` are parts of what they name
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -156,7 +158,8 @@ def _aliases(
             aliases[name] = owners[place]
         else:
             owners.setdefault(place, name)
-    return stated | aliases
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if name not in known.buffers}
+    return stated | aliases | auto_ep.second_names(part, shapes, known.shapes)
 
 
 def _stated_aliases(part: TorchFile, shared: Value, tensors: dict[str, TensorRef]) -> dict[str, str]:

@@ -139,14 +139,11 @@ def _flat(writer: Writer, file: TargetFile) -> dict[str, object]:
     else:
         out["zero_stage"] = stage_of(writer.stage)
         out["group_paddings"] = [run.part(ways) - run.lean(ways, place) for ways, place, run in shared]
-        out["param_alignment_paddings"] = [_gaps(flat) for flat in writer.flats]
+        out["param_alignment_paddings"] = [_gaps(writer.saved(flat)) for flat in writer.flats]
     out["partition_count"] = [ways for ways, _, _ in shared]
     out["ds_version"] = FORMAT_VERSION
     out["param_slice_mappings"] = [
-        OrderedDict(
-            (writer.live(name), where)
-            for name, where in _fragments(flat, place * run.part(ways), (place + 1) * run.part(ways)).items()
-        )
+        _fragments(writer.saved(flat), place * run.part(ways), (place + 1) * run.part(ways))
         for flat, (ways, place, run) in zip(writer.flats, shared, strict=True)
     ]
     return out

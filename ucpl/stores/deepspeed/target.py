@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from attrs import field, mutable
+from attrs import evolve, field, mutable
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Flat, Key, NamedTensor, Plain, Scalar, StoredTensor, Structure, TensorRef
 from ucpl.extents.pipeline import Pipeline
 from ucpl.stores.carrying import Place, Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.config import blobs_of, regenerated
 from ucpl.stores.deepspeed.left_out import BLOB as LEFT_OUT
 from ucpl.stores.deepspeed.left_out import LeftOut
@@ -245,12 +246,20 @@ class Writer:
         # Never one storage for two: optimizers count in place.
         return file.storages.extent(extent) if extent is not None else number_of(value)
 
+    def saved(self, flat: Flat) -> Flat:
+        """A flat buffer by names of the module of the rank that holds it, and what is one tensor there as one member."""
+        experts = self.source.experts
+        one = flat if experts is None else auto_ep.together(flat, experts)
+        return evolve(one, members=tuple((self.live(name), shape) for name, shape in one.members))
+
     def live(self, name: str) -> str:
         """What a tensor is called in the module of a rank that holds it."""
         experts = self.source.experts
         if experts is None or name not in experts.of:
             return name
         one = experts.of[name]
+        if one.is_fused:
+            return one.fused
         return f"{one.module}{one.number % (one.count // int(self.settings.get('ep') or 1))}.{one.inner}"
 
 

@@ -14,6 +14,7 @@ from attrs import frozen
 from ucpl.errors import Label, fail
 from ucpl.extents import Call
 from ucpl.extents.pipeline import layer_file
+from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.as_written import read_shard
 from ucpl.stores.deepspeed.names import Listing, layer_place, model_file
 from ucpl.stores.torch_files import TorchFile
@@ -124,13 +125,19 @@ def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: 
         not_yet(first.path, "a PipelineModule without ZeRO: its files do not name what is tied")
     if listing.experts and not listing.optims:
         not_yet(listing.root / listing.experts[0], "it has experts and no ZeRO")
-    if any(_is_said(first, key) for key in ("ds_autoep_layers", "autoep_layers")):
-        not_yet(first.path, "its experts are AutoEP's")
+    if auto_ep.layers_of(first) is not None:
+        _refuse_auto_ep(first, degrees, listing)
 
 
-def _is_said(part: TorchFile, key: str) -> bool:
-    value = Value.of(part).find(key)
-    return value is not None and bool(value.held)
+def _refuse_auto_ep(first: TorchFile, degrees: tuple[int, int], listing: Listing) -> None:
+    """AutoEP beside other parallelism, and at stage 3, where no expert has a file."""
+    if any(dp is not None for dp, _ in listing.models):
+        not_yet(first.path, "its experts are AutoEP's at ZeRO stage 3, which are in the optimizer's shards alone")
+    if not listing.experts:
+        not_yet(first.path, "its experts are AutoEP's, and none of them has a file")
+    folded = Value.of(first).find(auto_ep.FOLDING)
+    if degrees != (1, 1) or (folded is not None and folded.held):
+        not_yet(first.path, "its experts are AutoEP's beside tensor or pipeline parallelism")
 
 
 # ---- degrees ---------------------------------------------------------------------------------------------------------

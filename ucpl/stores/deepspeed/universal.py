@@ -17,6 +17,7 @@ from attrs import field, frozen
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.affine import INFO
 from ucpl.stores.deepspeed.as_written import read_atom, read_shard
 from ucpl.stores.deepspeed.blobs import SCALING, keep_fields, keep_left_out, keep_module_facts, keep_run
@@ -27,6 +28,7 @@ from ucpl.stores.deepspeed.module import Module
 from ucpl.stores.deepspeed.names import Listing, list_files
 from ucpl.stores.deepspeed.order import Shape, undeal
 from ucpl.stores.deepspeed.target import KNOWN_GLOBALS
+from ucpl.stores.deepspeed.topology import not_yet
 from ucpl.stores.deepspeed.universal_module import cuts, lost_buffers, whole_module
 from ucpl.stores.deepspeed.universal_writing import ATOMS, GLOBAL_STATE, LATEST, skeleton
 from ucpl.stores.texts import read_name
@@ -99,6 +101,8 @@ class _Universal:
         metas = tuple(read_shard(root, name) for name in names)
         shared = read_torch_file(root, GLOBAL_STATE) if (root / GLOBAL_STATE).is_file() else None
         stage = 3 if any(dp is not None for dp, _ in listing.models) else 1
+        if auto_ep.layers_of(metas[0]) is not None:
+            not_yet(metas[0].path, "its experts are AutoEP's, in a universal folder")
         module = whole_module(metas, stage)
         ranks = 1 + max(mp for _, mp in listing.models)
         return cls(place, stage, ranks, metas, shared, module, Gathered())

@@ -51,6 +51,13 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
 def _refuse_experts(source: Checkpoint) -> None:
     """Its loader asks for each rank's experts by their numbers on that rank, the same ones everywhere."""
+    if source.experts is not None and source.experts.is_fused:
+        fail(
+            "E471",
+            "a universal folder keeps AutoEP's experts of a layer as one tensor, and that is not written",
+            Label(str(source.root)),
+            remedy="zero1(dp=..., ep=...) or zero2(dp=..., ep=...): DeepSpeed loads it on those ranks",
+        )
     apart = next((file for file in source.files if is_of_expert(file)), None)
     if apart is not None:
         fail(

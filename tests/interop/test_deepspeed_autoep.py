@@ -1,0 +1,51 @@
+"""AutoEP, which puts layers of its own into models of transformers: DeepSpeed writes, ucpl deals experts to other ranks,
+DeepSpeed loads plainly and trains on. Takes about three minutes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.parallel import STEPS, Source, Target, check, check_spoiled, result, work
+
+pytestmark = pytest.mark.interop
+
+PAIRS: dict[str, Any] = {"ep": 2, "auto": "mixtral", "stage": 1, "dtype": "fp32", "optimizer": "adamw"}
+NARROW = {**PAIRS, "auto": "qwen3_moe", "stage": 2, "dtype": "bf16", "groups": 1, "data_first": True}
+
+SOURCES = {
+    "pairs": Source(4, PAIRS),  # four ranks, two of which hold the same experts
+    "narrow": Source(4, NARROW),  # its first layer is dense
+}
+TARGETS = (
+    Target("pairs", 4, "zero1(dp=4, ep=4)", {"ep": 4}),
+    Target("pairs", 2, "zero2(dp=2, ep=1)", {"ep": 1, "stage": 2}),
+    Target("pairs", 4, "zero1(dp=4, ep=2)", {}, via=("zero2(dp=8, ep=4)", "zero1(dp=3, ep=1)")),
+    Target("pairs", 2, "zero1(dp=2, ep=2)", {}, spoiled=True),
+    Target("narrow", 4, "zero1(dp=4, ep=1)", {"ep": 1, "stage": 1}),
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return work(SOURCES, TARGETS, tmp_path_factory.mktemp("autoep"))
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
+def test_deepspeed_loads_experts_of_autoep_on_other_ranks_and_trains_on(target: Target, folder: Path) -> None:
+    check(target, SOURCES, folder)
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.spoiled], ids=str)
+def test_a_changed_moment_is_found(target: Target, folder: Path) -> None:
+    check_spoiled(target, SOURCES, folder)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_train_and_ranks_agree(name: str, folder: Path) -> None:
+    found = result(folder, name)
+    assert len({*found["before"], *found["after"]}) == STEPS + 2
+    assert found["apart"] == []
