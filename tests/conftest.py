@@ -3,10 +3,17 @@
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 
 # Tests run in several processes: torch and BLAS must not each take all cores. Set before anything imports them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where the user's shell keeps Python from writing compiled modules, every verb that a test starts as a process would compile
+# all of ours anew, which takes longer than what most of them do. They are kept apart from the tree, as the user wants it.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) == "mutants":
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "mutants"  # which edits files faster than their times tell
+elif "PYTHONPYCACHEPREFIX" not in os.environ:
+    os.environ["PYTHONPYCACHEPREFIX"] = f"{tempfile.gettempdir()}/ucpl-tests-{os.getuid()}"
 # A shell's background job ignores Ctrl-C, and so would all that it starts: tests of interrupts must not depend on it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

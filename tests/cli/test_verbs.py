@@ -97,6 +97,22 @@ def test_json_is_one_object_on_standard_output(tmp_path: Path, plan: Path) -> No
         assert done.err == "" and isinstance(json.loads(done.out), dict), argv
 
 
+@pytest.mark.parametrize("verb", ["convert", "apply"])
+def test_what_was_not_read_back_is_said(verb: str, tmp_path: Path, plan: Path) -> None:
+    """The bytes are the same, and what holds them against the disk later is told."""
+    argv = ["convert", SOURCE, "{}", "--to", "zero3(dp=3)"] if verb == "convert" else ["apply", plan, SOURCE, "{}"]
+    told = {}
+    for how in ("all", "none"):
+        out = tmp_path / how
+        told[how] = good(*(out if a == "{}" else a for a in argv), "--read-back", how)
+    report = good(*(tmp_path / "b" if a == "{}" else a for a in argv), "--read-back", "none", "--json").json["report"]
+    assert "bytes read back from the disk are what was written" in told["all"].out
+    assert f"was not read back: ucpl verify {tmp_path / 'none'}" in told["none"].out
+    assert report["bytes_read_back"] == 0 and report["bytes_written"] > 0
+    assert digest(tmp_path / "none") == digest(tmp_path / "all")
+    good("verify", tmp_path / "none")
+
+
 def test_an_error_is_an_object_too() -> None:
     done = ucpl("inspect", "/nowhere", "--json")
     assert done.status == 3 and "error[E437]" in done.err

@@ -126,7 +126,7 @@ class Copy:
             "HYPOTHESIS_PROFILE": "mutants",
             **os.environ,
             "PYTHONPATH": str(self.root),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONDONTWRITEBYTECODE": "mutants",
         }
         try:
             done = subprocess.run(command, cwd=self.root, env=env, capture_output=True, timeout=SECONDS, check=False)

@@ -162,47 +162,6 @@ def test_a_resumed_run_survives_any_crash(world, tmp_path, each_tile_is_journall
         tried(crash, world, tmp_path / "crash", wanted)
 
 
-def test_nothing_is_read_back_before_it_is_durable(world, tmp_path):
-    """At the first read of the target, every byte that was written to it was synced since."""
-    source, plan = world
-    place = tmp_path / "place"
-    place.mkdir()
-
-    class Watching(Recorder):
-        reads = 0
-
-        def read(self, fd, views, position):
-            if fd in self._fds:
-                Watching.reads += 1
-                inode = self._fds[fd][0]
-                last = max(i for i, e in enumerate(self.events) if e.what == "write" and e.inode == inode)
-                assert any(e.what == "sync" and e.inode == inode for e in self.events[last:])
-            return super().read(fd, views, position)
-
-    use_disk(Watching(place))
-    run(plan, source, place / "out")
-    assert Watching.reads > 3
-
-
-def test_pages_are_forgotten_before_they_are_read_back(world, tmp_path):
-    source, plan = world
-    calls: list[str] = []
-
-    class Watching(Disk):
-        def forget(self, fd):
-            calls.append("forget")
-            super().forget(fd)
-
-        def read(self, fd, views, position):
-            calls.append("read" if "out" in os.readlink(f"/proc/self/fd/{fd}") else "source")
-            return super().read(fd, views, position)
-
-    use_disk(Watching())
-    run(plan, source, tmp_path / "out")
-    assert calls.count("forget") == 2 and "read" in calls
-    assert calls.index("read") > max(i for i, c in enumerate(calls) if c == "forget")
-
-
 # ---- short reads and writes ------------------------------------------------------------------------------------------
 
 

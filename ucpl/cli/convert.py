@@ -46,6 +46,12 @@ def add_run(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--verify-source", action="store_true", help="check CRCs of members that are read in part, too")
     parser.add_argument(
+        "--read-back",
+        choices=("all", "none"),
+        default="all",
+        help="none: publish what was synced, without reading it from the disk once more (default all)",
+    )
+    parser.add_argument(
         "--allow-global", action="append", default=[], metavar="NAME", help="carry this class of a pickle; may repeat"
     )
 

@@ -112,6 +112,7 @@ def run_options(options: Namespace) -> How:
         "resume": options.resume,
         "force": options.force,
         "verify_source": options.verify_source,
+        "read_back": options.read_back == "all",
         "allow_globals": options.allow_global,
     }
 

@@ -88,7 +88,9 @@ def run_lines(report: Report) -> list[str]:
         f"read          {bytes_text(report.bytes_read)}, {report.bytes_needed:,} needed",
         f"written       {bytes_text(report.bytes_written)}, the target is {report.bytes_target:,} in {report.files} files",
         f"buffers       {bytes_text(report.bytes_live_max)} at most",
-        f"verified      {report.bytes_read_back:,} bytes read back from the disk are what was written",
+        f"verified      {report.bytes_read_back:,} bytes read back from the disk are what was written"
+        if report.bytes_read_back or not report.bytes_written
+        else f"not verified  what was written was not read back: ucpl verify {report.target}",
     ]
     if report.source_bytes_checked or not report.source_bytes_without_crc:
         out.append(f"              {report.source_bytes_checked:,} bytes of the source match their CRC")

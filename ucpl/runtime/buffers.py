@@ -28,7 +28,7 @@ U8 = NDArray[np.uint8]
 
 @frozen
 class Share:
-    """What one worker may use, in bytes: `tile + staging + scratch + temporaries` is at most memory / workers."""
+    """What one worker may use, in bytes: all four together at most three quarters of memory / workers."""
 
     tile: int
     staging: int
@@ -44,6 +44,8 @@ class Share:
 def share_of(memory: int, workers: int) -> Share:
     """Divide a budget. A tile is 1 MiB where there is room: larger ones were measured to be slower (they leave the cache).
 
+    A quarter of each worker's part is left over: of one tile, which is read back beside what they move.
+
     Raises: UcplError E508 where the budget is too small for any tile.
     """
     each = memory // workers
@@ -55,7 +57,7 @@ def share_of(memory: int, workers: int) -> Share:
             remedy=f"Give at least {MEMORY_MIN * workers} bytes (--memory), or fewer workers.",
         )
     tile = min(TILE_MAX, each // 4 // _GRAIN * _GRAIN)
-    block = min(1 << 16, each // 3 // (_VALUE_COST + 16) // 64 * 64)
+    block = min(1 << 16, each // 4 // (_VALUE_COST + 16) // 64 * 64)
     return Share(tile, tile, block * 16, block * _VALUE_COST, block)
 
 

@@ -185,7 +185,7 @@ class _Both:
                     reader.fragments.clear()
 
         with counters.phase("compare"):
-            run_crew(workers, work)
+            run_crew([work] * workers)
         self.files.check_unchanged()
         return Report(
             self.top, bytes_needed=self.rows.bytes_needed, bytes_read=counters.bytes_read, bytes_live_max=budget.live_max,

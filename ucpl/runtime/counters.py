@@ -98,19 +98,22 @@ class Counters:
         read_verify: int = 0,
         tiles: int = 0,
         digest: float = 0.0,
+        beside: float = 0.0,
     ) -> None:
+        """digest, beside: seconds of one worker in digests, and in reading back while others move."""
         with self._lock:
             self.bytes_read += read
             self.bytes_written += written
             self.bytes_read_back += read_back
             self.bytes_read_verify += read_verify
             self.tiles += tiles
-            if digest:
-                self.seconds["digest"] = self.seconds.get("digest", 0.0) + digest
+            for phase, took in (("digest", digest), ("read-back beside", beside)):
+                if took:
+                    self.seconds[phase] = self.seconds.get(phase, 0.0) + took
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Wall time of a phase. `digest` is apart: time of all workers together, which overlaps with `move`."""
+        """Wall time of a phase. `digest` and `read-back beside` are apart: time of workers, which overlaps with `move`."""
         begin = time.perf_counter()
         try:
             yield

@@ -1,15 +1,16 @@
-"""A few threads that do one thing until there is no more of it, an error, or Ctrl-C."""
+"""A few threads that work until there is no more to do, an error, or Ctrl-C."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from attrs import define, field
 
-__all__ = ["Queue", "run_crew"]
+__all__ = ["EVERY", "Queue", "Work", "run_crew"]
 
+Work = Callable[[threading.Event], None]  # until the event is set, or nothing is left
 EVERY = 0.05  # seconds between two looks of the thread that waits
 
 
@@ -32,26 +33,24 @@ class Queue:
             return self._next - 1
 
 
-def run_crew(
-    workers: int, work: Callable[[threading.Event], None], meanwhile: Callable[[], None] = lambda: None
-) -> None:
-    """Run `work(stop)` in each of `workers` threads, calling `meanwhile` now and then in this one, until all have ended.
+def run_crew(works: Sequence[Work], meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Run each work in a thread of its own, calling `meanwhile` now and then in this one, until all have ended.
 
     The first error stops all, as does one of `meanwhile` or the user's (KeyboardInterrupt). It is raised once all have ended.
     """
     stop = threading.Event()
     errors: list[BaseException] = []
 
-    def one() -> None:
+    def one(work: Work) -> None:
         try:
             work(stop)
         except BaseException as error:
             errors.append(error)
             stop.set()
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="ucpl") as pool:
+    with ThreadPoolExecutor(len(works), thread_name_prefix="ucpl") as pool:
         try:
-            ends = [pool.submit(one) for _ in range(workers)]
+            ends = [pool.submit(one, work) for work in works]
             while wait(ends, EVERY).not_done:
                 if not stop.is_set():
                     meanwhile()

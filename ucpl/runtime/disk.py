@@ -54,9 +54,9 @@ class Disk:
         else:
             os.fsync(fd)
 
-    def forget(self, fd: int) -> None:
-        """Drop a file's pages from the page cache, as far as the kernel lets go of them."""
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    def forget(self, fd: int, position: int, size: int) -> None:
+        """Drop pages of a file from the page cache, as far as the kernel lets go of them. No size: up to the end."""
+        os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
 
     def resize(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)

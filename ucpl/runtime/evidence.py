@@ -6,7 +6,6 @@ as long as all that is left is little beside what was moved.
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
@@ -15,6 +14,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.columns import I64, within
+from ucpl.digests import crc32
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.extents import key_text
@@ -257,7 +257,7 @@ def _read_crc(file: int, begin: int, end: int, how: Inspection) -> int:
     for at in range(begin, end, len(view)):
         part = view[: min(len(view), end - at)]
         how.files.read_into(file, at, [part], len(part))
-        crc = zlib.crc32(part, crc)
+        crc = crc32(part, crc)
     how.counters.add(read_verify=end - begin)
     return crc
 

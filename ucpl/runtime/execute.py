@@ -28,14 +28,16 @@ from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.fills import Fills, bind_fills, demand_whole
 from ucpl.runtime.identity import digest_of_files, digest_of_plan, digest_of_sources
 from ucpl.runtime.journal import Journal, Past
+from ucpl.runtime.known import Known
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, Written, manifest_of, storage_crcs
-from ucpl.runtime.moving import Known, Mover
+from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import DataPlane, RunOptions
 from ucpl.runtime.padding import blanks_of
 from ucpl.runtime.publish import Lock, Workplace
-from ucpl.runtime.read_back import Made, is_same, patches_of, read_back
+from ucpl.runtime.read_back import Parts, ReadBack
 from ucpl.runtime.reading import Fragments
 from ucpl.runtime.rows import Place, Rows, bind_rows, fit, views_of
+from ucpl.runtime.same import Made, is_same, patches_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.tiles import cut_tiles
@@ -312,22 +314,25 @@ class _Run:
     def _fill(self, known: Known) -> None:
         """All that is between an empty tree and the rename, and the rename."""
         assert self.journal is not None
+        again = ReadBack(self.files, known, self.plane) if self.options.read_back else None
         with self.counters.phase("move"):
             Mover(
                 self.plane, self.layout, self._assembler(), self.sources, self.files, self.journal, known,
-                self.fragments, self.options.progress,
+                self.fragments, self.options.progress, again,
             ).move()  # fmt: skip
         if self.counters.seconds.get("digest"):
             self.counters.seconds["digest"] /= self.plane.workers
         with self.counters.phase("source"):
             self._check_source()
         unit_crc = storage_crcs(self.layout, known.tiles, known.crc)
-        beside = self._finish(unit_crc)
+        patches = patches_of(self.layout, unit_crc)
+        beside = self._finish(patches, again)
         with self.counters.phase("fsync"):
-            self.files.sync(range(len(self.files.files)), drop=True)
+            self.files.sync(range(len(self.files.files)), drop=again is not None)
         failpoint("synced")
-        with self.counters.phase("read-back"):
-            read_back(self.files, known, beside, self.plane)
+        if again is not None:
+            with self.counters.phase("read-back"):
+                again.rest(beside)
         with self.counters.phase("publish"):
             self._write_texts(manifest_of(self.plan, self.digests, Written(self.layout, unit_crc, beside, self.texts)))
             self._publish()
@@ -346,15 +351,15 @@ class _Run:
         if findings:
             raise UcplError(*findings[:20])
 
-    def _finish(self, unit_crc: np.ndarray) -> list[list[tuple[int, bytes]]]:
+    def _finish(self, patches: Sequence[Parts], again: ReadBack | None) -> list[Parts]:
         """Patch what depends on CRCs. Returns, for each file, every byte that is no payload."""
-        beside = []
-        for i, (file, patches) in enumerate(zip(self.layout.files, patches_of(self.layout, unit_crc), strict=True)):
-            for position, data in patches:
+        for i, parts in enumerate(patches):
+            for position, data in parts:
                 self.files.write(i, memoryview(data), position)
                 self.counters.add(written=len(data))
-            beside.append([*file.plan.fixed, *patches])
-        return beside
+                if again is not None:
+                    again.written(i, position, len(data))
+        return [[*file.plan.fixed, *parts] for file, parts in zip(self.layout.files, patches, strict=True)]
 
     def _write_texts(self, manifest: str) -> None:
         """Small files, synced. Raises: UcplError E503."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +23,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
+from ucpl.digests import crc32
 from ucpl.runtime.disk import disk, make_file, read_regular, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.reading import Fragments
@@ -84,7 +84,7 @@ def read_journal(path: Path) -> Past | None:
     records = np.frombuffer(body[: len(body) // 48 * 48], _RECORD)
     good = len(records)
     for i in range(len(records)):
-        if zlib.crc32(body[48 * i : 48 * i + _CHECKED]) != records["check"][i]:
+        if crc32(body[48 * i : 48 * i + _CHECKED]) != records["check"][i]:
             good = i
             break
     records = records[: _sane(records[:good])]
@@ -181,4 +181,4 @@ class _Body(NamedTuple):
 
 def _record(record: _Body) -> bytes:
     body = _BODY.pack(*record)
-    return body + struct.pack("<IQ", zlib.crc32(body), 0)
+    return body + struct.pack("<IQ", crc32(body), 0)

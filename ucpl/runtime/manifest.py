@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -17,6 +16,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 import ucpl
+from ucpl.digests import crc32
 from ucpl.extents import key_text
 from ucpl.runtime.crc import combine, combine_groups
 from ucpl.runtime.disk import read_regular
@@ -65,7 +65,7 @@ def manifest_of(plan: Plan, digests: Mapping[str, str], written: Written) -> str
         files[file.path] = _entry_of(written, f, units[f])
     for name, text in written.texts.items():
         data = text.encode()
-        files[name] = {"size": len(data), "crc32": f"{zlib.crc32(data):08x}"}
+        files[name] = {"size": len(data), "crc32": f"{crc32(data):08x}"}
     manifest = {
         "format": FORMAT,
         "product": f"ucpl {getattr(ucpl, '__version__', '')}".strip(),
@@ -82,7 +82,7 @@ def manifest_of(plan: Plan, digests: Mapping[str, str], written: Written) -> str
 def _entry_of(written: Written, f: int, units: Sequence[int]) -> dict[str, object]:
     target = written.layout
     file = target.files[f]
-    pieces = [(position, len(data), zlib.crc32(data)) for position, data in written.beside[f]]
+    pieces = [(position, len(data), crc32(data)) for position, data in written.beside[f]]
     storages: dict[str, object] = {}
     for u in units:
         unit = target.units[u]

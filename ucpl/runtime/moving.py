@@ -1,64 +1,40 @@
 """Tiles on their way: assembled, digested, written and journalled, in a few threads over one queue.
 
 The threads share one queue of tiles in the order of the target's files. The thread that waits for them syncs what they
-wrote and journals it. Not here: what a tile is made of (assemble), and what is done before and after (execute).
+wrote and journals it; one more reads that back from the disk meanwhile (read_back). Not here: what a tile is made of
+(assemble), and what is done before and after (execute).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-import zlib
 
 import numpy as np
 import xxhash
 from attrs import define, field, frozen
-from numpy.typing import NDArray
 
+from ucpl.digests import crc32
 from ucpl.errors import UcplError
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.crew import Queue, run_crew
 from ucpl.runtime.evidence import Inspection, damage_of, members_of
 from ucpl.runtime.failpoints import failpoint
-from ucpl.runtime.journal import DoneTile, Journal, Past
+from ucpl.runtime.journal import DoneTile, Journal
+from ucpl.runtime.known import Known
 from ucpl.runtime.options import DataPlane, Progress
+from ucpl.runtime.read_back import ReadBack
 from ucpl.runtime.reading import Fragments, Reader
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write
 from ucpl.runtime.tiles import Tiles
 
-__all__ = ["Known", "Mover", "Tile", "tile_of"]
+__all__ = ["Mover", "Tile", "tile_of"]
 
 SYNC_BYTES = 128 << 20  # written bytes after which they are synced and journalled, at the latest
 SYNC_SECONDS = 1.0
 _OF_VALUES = ("E605", "E613")  # errors that a damaged source makes likely
-
-
-@frozen(eq=False)
-class Known:
-    """Tiles, and what is known of those that are durable: digests of their bytes."""
-
-    tiles: Tiles
-    done: NDArray[np.bool_]
-    crc: NDArray[np.uint32]
-    xxh3: NDArray[np.uint64]
-    told: NDArray[np.bool_]  # by an earlier run's journal: this run never had their bytes
-
-    @staticmethod
-    def of(tiles: Tiles, past: Past | None) -> Known:
-        n = len(tiles)
-        none = np.zeros(n, np.bool_)
-        known = Known(tiles, none, np.zeros(n, np.uint32), np.zeros(n, np.uint64), none.copy())
-        if past is not None:
-            fits = past.tile < n
-            at = past.tile[fits]
-            known.done[at], known.crc[at], known.xxh3[at] = True, past.tile_crc[fits], past.tile_xxh3[fits]
-            known.told[at] = True
-        return known
-
-    def add(self, tile: DoneTile) -> None:
-        self.done[tile.index], self.crc[tile.index], self.xxh3[tile.index] = True, tile.crc, tile.xxh3
 
 
 @frozen
@@ -95,12 +71,15 @@ class Mover:
     known: Known
     fragments: Fragments
     progress: Progress | None
+    read_back: ReadBack | None
     _lock: threading.Lock = field(factory=threading.Lock)
     _finished: list[DoneTile] = field(factory=list)  # not journalled yet
     _fresh: Fragments = field(factory=Fragments)
     _done_bytes: int = 0
     _flushed_bytes: int = 0
     _flushed_at: float = 0.0
+    _movers: int = 0  # threads that still move
+    _moved: threading.Event = field(factory=threading.Event)
 
     def move(self) -> None:
         """Assemble, digest and write. Raises: what a tile raises; those that were finished are journalled."""
@@ -108,18 +87,32 @@ class Mover:
         self._done_bytes = self._flushed_bytes = int(tiles.size[known.done].sum())
         self._flushed_at = time.monotonic()
         queue = Queue(len(tiles), lambda i: bool(known.done[i]))
+        self._movers = self.plane.workers
 
         def work(stop: threading.Event) -> None:
-            with Workspace(self.plane.share, self.plane.budget) as space:
-                reader = Reader(self.sources)
-                while not stop.is_set() and (i := queue.take()) is not None:
-                    self._one(i, reader, space)
+            try:
+                with Workspace(self.plane.share, self.plane.budget) as space:
+                    reader = Reader(self.sources)
+                    while not stop.is_set() and (i := queue.take()) is not None:
+                        self._one(i, reader, space)
+            finally:
+                self._ends()
 
+        works = [work] * self.plane.workers
+        if (again := self.read_back) is not None:
+            again.durable(np.flatnonzero(known.done).tolist())
+            works.append(lambda stop: again.beside(stop, self._moved))
         try:
-            run_crew(self.plane.workers, work, self._meanwhile)
+            run_crew(works, self._meanwhile)
         finally:
             self._flush()
         self._say()
+
+    def _ends(self) -> None:
+        with self._lock:
+            self._movers -= 1
+            if not self._movers:
+                self._moved.set()
 
     def _one(self, i: int, reader: Reader, space: Workspace) -> None:
         tile = tile_of(self.layout, self.known.tiles, i)
@@ -130,7 +123,7 @@ class Mover:
         view = space.tile_view[: tile.size]
         begin = time.perf_counter()
         if crc is None:
-            crc = zlib.crc32(view)
+            crc = crc32(view)
         xxh3 = xxhash.xxh3_64_intdigest(view)
         digest = reader.digest + time.perf_counter() - begin
         self.files.write(tile.file, view, tile.position)
@@ -181,3 +174,5 @@ class Mover:
         for tile in records:
             self.known.add(tile)
         self.fragments.extend(runs)
+        if self.read_back is not None:
+            self.read_back.durable(tile.index for tile in records)

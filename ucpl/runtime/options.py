@@ -23,6 +23,7 @@ class RunOptions:
     resume: bool = False  # go on from what an interrupted run left
     force: bool = False  # replace a target that exists
     verify_source: bool = False  # read the rest of every storage that is touched, however much it is
+    read_back: bool = True  # all that was written, from the disk, before it is published
     progress: Progress | None = None
     tag: str | None = None  # of the target's step, where its framework has one
     allow_globals: Sequence[str] = ()  # classes that its pickles may name

@@ -1,66 +1,115 @@
-"""What was written, once more from the disk: every tile against its digest, and every byte that is no payload as it is."""
+"""What was written, once more from the disk: every tile against its digest, and every byte that is no payload as it is.
+
+Tiles that are durable are read back beside those that are still moved, the rest once all are synced. A page holds bytes of
+several tiles where they end within it: a tile counts once nothing is written any more to a page that it has bytes in.
+"""
 
 from __future__ import annotations
 
+import mmap
 import threading
-import zlib
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import xxhash
-from attrs import frozen
 from numpy.typing import NDArray
 
+from ucpl.digests import crc32
 from ucpl.errors import Label, fail
-from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.buffers import Workspace
-from ucpl.runtime.crew import Queue, run_crew
-from ucpl.runtime.manifest import storage_crcs
-from ucpl.runtime.moving import Known, tile_of
+from ucpl.runtime.crew import EVERY, Queue, run_crew
+from ucpl.runtime.known import Known
 from ucpl.runtime.options import DataPlane
-from ucpl.runtime.reading import Reader
-from ucpl.runtime.sources import SourceFiles
-from ucpl.runtime.targets import TargetFiles, TargetPlan
-from ucpl.runtime.tiles import Tiles
+from ucpl.runtime.targets import TargetFiles
 
-__all__ = ["Made", "is_same", "patches_of", "read_back"]
+__all__ = ["Parts", "ReadBack", "holds"]
+
+_PAGE_BITS = mmap.PAGESIZE.bit_length() - 1
+_FILE_BITS = 63 - 23  # pages of a file of 2^52 bytes
 
 Parts = Sequence[tuple[int, bytes]]  # (byte position, bytes) of one file
 
 
-@frozen(eq=False)
-class Made:
-    """What tiles are made of, and by whom."""
+class ReadBack:
+    """Which tiles of a target were read back, and which can be. `durable` is called by one thread, in between the others'."""
 
-    assembler: Assembler
-    sources: SourceFiles
+    def __init__(self, files: TargetFiles, known: Known, plane: DataPlane) -> None:
+        self._files, self._known, self._plane = files, known, plane
+        tiles = known.tiles
+        self._first = _page(tiles.file, tiles.position)  # (tiles,) ascending, as the next
+        self._last = _page(tiles.file, tiles.position + tiles.size - 1)
+        self._is_read = np.zeros(len(tiles), np.bool_)
+        self._waiting: list[int] = []  # durable, and a neighbour in one of their pages is not
+        self._ready: deque[int] = deque()
+
+    def durable(self, indexes: Iterable[int]) -> None:
+        """These tiles were synced, and `known` says so. Raises: UcplError E503."""
+        waiting: list[int] = []
+        some: list[int] = []
+        for i in (*self._waiting, *indexes):
+            first, last = self._first[i], self._last[i]
+            mates = slice(np.searchsorted(self._last, first), np.searchsorted(self._first, last, "right"))
+            (some if self._known.done[mates].all() else waiting).append(i)
+        self._waiting = waiting
+        tiles = self._known.tiles
+        for i in sorted(some):
+            self._files.forget(int(tiles.file[i]), int(tiles.position[i]), int(tiles.size[i]))
+            self._ready.append(i)
+
+    def beside(self, stop: threading.Event, moved: threading.Event) -> None:
+        """Read back what is durable, until all is moved. Raises: UcplError E505."""
+        with Workspace(self._plane.share, self._plane.budget) as space:
+            while not (stop.is_set() or moved.is_set()):
+                if not self._ready:
+                    moved.wait(EVERY)
+                    continue
+                begin = time.perf_counter()
+                self._one(self._ready.popleft(), space)
+                self._plane.counters.add(beside=time.perf_counter() - begin)
+
+    def written(self, file: int, position: int, size: int) -> None:
+        """Bytes that are no payload were written: what shares a page with them is read back once more."""
+        first, last = (_page(np.array([file]), np.array([at]))[0] for at in (position, position + size - 1))
+        self._is_read[np.searchsorted(self._last, first) : np.searchsorted(self._first, last, "right")] = False
+
+    def rest(self, beside: Sequence[Parts]) -> None:
+        """All that was not read back yet. `beside[f]` are the bytes of file f that are no payload. Raises: UcplError E505."""
+        left = np.flatnonzero(~self._is_read)
+        queue = Queue(len(left))
+
+        def work(stop: threading.Event) -> None:
+            with Workspace(self._plane.share, self._plane.budget) as space:
+                while not stop.is_set() and (i := queue.take()) is not None:
+                    self._one(int(left[i]), space)
+
+        run_crew([work] * self._plane.workers)
+        for file, parts in enumerate(beside):
+            for position, data in parts:
+                if not holds(self._files, file, position, data):
+                    _differs(self._files, file, position, len(data))
+                self._plane.counters.add(read_back=len(data))
+
+    def _one(self, i: int, space: Workspace) -> None:
+        files, known, tiles = self._files, self._known, self._known.tiles
+        size, file, position = int(tiles.size[i]), int(tiles.file[i]), int(tiles.position[i])
+        view = space.tile_view[:size]
+        if files.read(file, view, position) != size or xxhash.xxh3_64_intdigest(view) != int(known.xxh3[i]):
+            _differs(files, file, position, size)
+        if known.told[i] and crc32(view) != int(known.crc[i]):  # the CRC that readers will hold it against
+            _differs(files, file, position, size)
+        self._is_read[i] = True
+        self._plane.counters.add(read_back=size)
 
 
-def read_back(files: TargetFiles, known: Known, beside: Sequence[Parts], plane: DataPlane) -> None:
-    """`beside[f]` are the bytes of file f that are no payload. Raises: UcplError E505."""
-    tiles = known.tiles
-    queue = Queue(len(tiles))
-
-    def work(stop: threading.Event) -> None:
-        with Workspace(plane.share, plane.budget) as space:
-            while not stop.is_set() and (i := queue.take()) is not None:
-                size, file, position = int(tiles.size[i]), int(tiles.file[i]), int(tiles.position[i])
-                view = space.tile_view[:size]
-                if files.read(file, view, position) != size or xxhash.xxh3_64_intdigest(view) != int(known.xxh3[i]):
-                    _differs(files, file, position, size)
-                if known.told[i] and zlib.crc32(view) != int(known.crc[i]):  # the CRC that readers will hold it against
-                    _differs(files, file, position, size)
-                plane.counters.add(read_back=size)
-
-    run_crew(plane.workers, work)
-    for file, parts in enumerate(beside):
-        for position, data in parts:
-            if not _holds(files, file, position, data):
-                _differs(files, file, position, len(data))
-            plane.counters.add(read_back=len(data))
+def _page(file: NDArray[np.int64], position: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Numbers of pages, over all files."""
+    return (file << _FILE_BITS) + (position >> _PAGE_BITS)
 
 
-def _holds(files: TargetFiles, file: int, position: int, data: bytes) -> bool:
+def holds(files: TargetFiles, file: int, position: int, data: bytes) -> bool:
+    """Whether a file has these bytes there. Raises: UcplError E503."""
     found = bytearray(len(data))
     return files.read(file, memoryview(found), position) == len(data) and found == data
 
@@ -68,56 +117,3 @@ def _holds(files: TargetFiles, file: int, position: int, data: bytes) -> bool:
 def _differs(files: TargetFiles, file: int, position: int, size: int) -> None:
     path = files.path(file)
     fail("E505", f"{path}: bytes {position} to {position + size} are not what was written", Label(str(path)))
-
-
-def patches_of(layout: TargetPlan, unit_crc: NDArray[np.uint32]) -> list[tuple[tuple[int, bytes], ...]]:
-    """For each file, the bytes that depend on the CRCs of its payload."""
-    crcs: list[dict[str, int]] = [{} for _ in layout.files]
-    for unit, crc in zip(layout.units, unit_crc.tolist(), strict=True):
-        crcs[unit.file][unit.storage] = crc
-    return [file.plan.finish(crcs[i]) for i, file in enumerate(layout.files)]
-
-
-def is_same(files: TargetFiles, layout: TargetPlan, tiles: Tiles, made: Made, plane: DataPlane) -> bool:
-    """Whether files that exist are, byte for byte, what would be written: all is read, nothing is.
-
-    For a target that says nothing of itself (a single file).
-    """
-    return _begins_alike(files, layout) and _goes_on_alike(files, layout, tiles, made, plane)
-
-
-def _begins_alike(files: TargetFiles, layout: TargetPlan) -> bool:
-    """Sizes, and all bytes that are known before data moves."""
-    for i, file in enumerate(layout.files):
-        try:
-            if files.path(i).stat().st_size != file.plan.size:
-                return False
-        except OSError:
-            return False
-        if not all(_holds(files, i, position, data) for position, data in file.plan.fixed):
-            return False
-    return True
-
-
-def _goes_on_alike(files: TargetFiles, layout: TargetPlan, tiles: Tiles, made: Made, plane: DataPlane) -> bool:
-    crc = np.zeros(len(tiles), np.uint32)
-    queue = Queue(len(tiles))
-    other = threading.Event()
-
-    def work(stop: threading.Event) -> None:
-        with Workspace(plane.share, plane.budget) as space:
-            reader = Reader(made.sources)
-            while not stop.is_set() and not other.is_set() and (i := queue.take()) is not None:
-                tile = tile_of(layout, tiles, i)
-                made.assembler.assemble(tile.target, tile.low, tile.high, reader, space)
-                reader.fragments.clear()
-                view = space.tile_view[: tile.size]
-                crc[i], wanted = zlib.crc32(view), xxhash.xxh3_128_digest(view)
-                if files.read(tile.file, view, tile.position) != tile.size or xxhash.xxh3_128_digest(view) != wanted:
-                    other.set()
-
-    run_crew(plane.workers, work)
-    if other.is_set():
-        return False
-    patches = patches_of(layout, storage_crcs(layout, tiles, crc))
-    return all(_holds(files, i, *part) for i, parts in enumerate(patches) for part in parts)

@@ -10,7 +10,6 @@ Not here: values that change on the way (values), and which boxes there are (ass
 from __future__ import annotations
 
 import time
-import zlib
 from array import array
 from math import prod
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
+from ucpl.digests import crc32
 from ucpl.runtime.crc import crc_of_comb
 from ucpl.runtime.sources import SourceFiles
 
@@ -94,7 +94,7 @@ class Reader:
         self.sources.read_into(file, position, [view], size)
         self.bytes_read += size
         begin = time.perf_counter()
-        crc = zlib.crc32(view)
+        crc = crc32(view)
         self.digest += time.perf_counter() - begin
         self.fragments.add(file, position, size, crc)
         return crc
@@ -106,7 +106,7 @@ class Reader:
             self.sources.read_into(file, position + i * step, [view], size)
         self.bytes_read += size * len(views)
         begin = time.perf_counter()
-        crc = crc_of_comb([zlib.crc32(view) for view in views], size, step)
+        crc = crc_of_comb([crc32(view) for view in views], size, step)
         self.digest += time.perf_counter() - begin
         self.fragments.add(file, position, size, crc, (len(views), step))
 
@@ -120,7 +120,7 @@ class Reader:
             begin = time.perf_counter()
             crc = 0
             for view in some:
-                crc = zlib.crc32(view, crc)
+                crc = crc32(view, crc)
             self.digest += time.perf_counter() - begin
             self.fragments.add(file, position, size, crc)
             position += size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections import OrderedDict
@@ -272,13 +273,22 @@ class TargetFiles:
                     failpoint("target-sync")
                     if drop:
                         disk().sync(fd)
-                        disk().forget(fd)
+                        disk().forget(fd, 0, 0)
                     else:
                         disk().sync(fd, data_only=True)
                 finally:
                     disk().close(fd)
             except OSError as error:
                 cannot_write(self.path(index), error)
+
+    def forget(self, index: int, position: int, size: int) -> None:
+        """Bytes that are durable will be read from the disk, with all of the pages that they are in. Raises: UcplError E503."""
+        first = position // mmap.PAGESIZE * mmap.PAGESIZE
+        end = -(-(position + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            disk().forget(self.descriptor(index), first, end - first)
+        except OSError as error:
+            cannot_write(self.path(index), error)
 
     def close(self) -> None:
         """Close all descriptors. No other thread may be using one."""

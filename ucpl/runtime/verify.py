@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from attrs import define, field, frozen
 
+from ucpl.digests import crc32
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.runtime.buffers import Budget, Workspace, share_of
@@ -87,7 +87,7 @@ def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: in
                     bytes_read += size
                     seen.setdefault(same[0].file, []).append((same[0].start, size, crc))
 
-    run_crew(workers, work)
+    run_crew([work] * workers)
     findings += listed.whole_files(seen)
     findings.sort(key=lambda d: (d.labels[0].file, d.labels[0].where, d.code))
     total, bare = sum(listed.sizes.values()), sum(listed.unprotected.values())
@@ -252,7 +252,7 @@ def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Even
             if not got:
                 return [_finding("E633", path, f"{first.file} ends at byte {first.start + done}")], done, crc
             view = view[:got]
-            crc = zlib.crc32(view, crc)
+            crc = crc32(view, crc)
             done += got
     except OSError as error:
         what = f"{first.file} cannot be read at byte {first.start + done}: {error.strerror}"

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import re
 import struct
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from attrs import field, frozen
 
+from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Scalar, StorageRef, TensorRef
 from ucpl.stores.pickles import dump_pickle, load_pickle, walk
@@ -323,7 +323,7 @@ class _Archive:
         return offset + len(local) + len(name) + len(extra), bool(zip64)
 
     def add_known(self, member: str, data: bytes) -> None:
-        crc = zlib.crc32(data)
+        crc = crc32(data)
         _, wide = self._header(member, len(data), crc)
         self._known(data)
         if data:

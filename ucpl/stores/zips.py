@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import stat
 import struct
-import zlib
 from itertools import pairwise
 from pathlib import Path
 
 from attrs import frozen
 
+from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 
 __all__ = ["Member", "ZipDirectory", "read_member", "read_zip_directory"]
@@ -88,7 +88,7 @@ def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX)
         what = f"{file}: member {member.name} has {member.size} bytes, more than {most} are not read"
         fail("E402", what, Label(file, where=member.name))
     data = read_exactly(fd, member.start, member.size, file)
-    found = zlib.crc32(data)
+    found = crc32(data)
     if found != member.crc:
         fail(
             "E408",
