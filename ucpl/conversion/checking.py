@@ -34,7 +34,15 @@ from ucpl.layout.idle import demand_known
 from ucpl.layout.library import Known, Reader
 from ucpl.layout.scope import Scope, Value, at
 from ucpl.layout.statements import items_of
-from ucpl.proofs.idle import foreign_texts, idle_lines, idle_ranges, misspelt_states, unknown_drops, unknown_parameters
+from ucpl.proofs.idle import (
+    foreign_texts,
+    idle_lines,
+    idle_ranges,
+    misspelt_states,
+    unknown_drops,
+    unknown_parameters,
+    unread_dims,
+)
 from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import stored_twice
 from ucpl.proofs.unstored import holes, tensors_without_entry, tensors_without_key, unkept_states
@@ -338,6 +346,8 @@ class _Checker:
     def idle(self, layout: Layout, one: Called) -> None:
         """What of a layout's own lines, and of its model's, does nothing or looks like a slip."""
         for text in foreign_texts(layout, one.layout.items):
+            self.remark(text)
+        for text in unread_dims(layout, one.layout.items) if one.is_of_any else ():
             self.remark(text)
         if layout.model_name == TRIAL:
             for text in misspelt_states(one.layout.items):

@@ -6,12 +6,22 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ucpl.layout import Layout
+from ucpl.layout.axes import leaves_of
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
 from ucpl.layout.near import nearest
 from ucpl.syntax import nodes
+from ucpl.syntax.walk import walk
 
-__all__ = ["foreign_texts", "idle_lines", "idle_ranges", "misspelt_states", "unknown_drops", "unknown_parameters"]
+__all__ = [
+    "foreign_texts",
+    "idle_lines",
+    "idle_ranges",
+    "misspelt_states",
+    "unknown_drops",
+    "unknown_parameters",
+    "unread_dims",
+]
 
 _EVERYWHERE = ("weight", "fp32")
 _FOREIGN = re.compile(r"%[ds]|%0?[0-9]+d|\$\{?\w*|<\w+>|\*")  # what stands for a number, in other tools
@@ -131,3 +141,26 @@ def misspelt_states(items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
                 close = nearest(name, _EVERYWHERE)
                 if close is not None and close != name:
                     yield f"`derive {item.state} from {item.source}`: did you mean `{close}` for `{name}`?"
+
+
+def unread_dims(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
+    """Of a layout of any model: dims by name in lines that no tensor here is read by, and that neither it nor the model has."""
+    read = {entry.span for entry in layout.entries} | {line.span for line in layout.state_lines}
+    bound = {b.name for i in items if isinstance(i, nodes.Let | nodes.Dims) for b in i.bindings}
+    known = {*layout.sizes, *layout.indices, *bound, *(d for t in layout.tensors.values() for d in t.dims)}
+    known |= {leaf for dim in layout.indices for leaf in leaves_of(dim, layout.indices)}
+    for item in items:
+        if not isinstance(item, nodes.Entry | nodes.States) or not isinstance(item.shape, tuple) or item.span in read:
+            continue
+        axes = (*item.indices, *item.shape) if isinstance(item, nodes.Entry) else item.shape
+        names = dict.fromkeys(n.name for n in walk(*axes) if isinstance(n, nodes.Dim) and n.name not in known)
+        for name in names:
+            close = nearest(name, known)
+            yield (
+                f"{layout.name}: no dim is called `{name}` (line {item.span.line}), and no tensor here is read by that line."
+                + (
+                    f" Did you mean `{close}`?"
+                    if close
+                    else " In a layout of any model `_` is the next dim, whichever it is"
+                )
+            )
