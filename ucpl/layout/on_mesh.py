@@ -35,9 +35,20 @@ def _mesh_of(line: Line, layout: Layout) -> Mesh:
             "E218",
             f"{_named(line)} is on mesh `{line.storing.mesh}`, and there is none of that name",
             at(line.span),
-            remedy=f"meshes: {', '.join(m.name for m in layout.meshes if m.name) or 'none has a name'}",
+            remedy=_instead_of_mesh(line.storing.mesh, layout),
         )
     return found
+
+
+def _instead_of_mesh(name: str, layout: Layout) -> str:
+    named = [m.name for m in layout.meshes if m.name]
+    axes = [a for m in layout.meshes for a in m.axes]
+    if name in axes:
+        return (
+            f"take `on {name}` out: `{name}` is an axis of a mesh, and a line is on all of them. A cut over it is `@{name}`,"
+            f" one of its ranks `at {name}[0]`"
+        )
+    return f"the meshes with a name are {', '.join(named)}" if named else f"take `on {name}` out: no mesh has a name"
 
 
 def _axes(line: Line, layout: Layout) -> Iterator[tuple[str, str]]:

@@ -92,7 +92,12 @@ def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Axis:
             low = 0 if start is None else scope.integer(start)
             high = size if stop is None else scope.integer(stop)
             if not 0 <= low <= high <= size:
-                fail("E161", f"{low}..{high} is no range of `{node.name}`, which is {size}", at(span))
+                remedy = (
+                    f"write `{node.name}[{size + low}..]`: bounds count from 0"
+                    if -size <= low < 0 == high - size
+                    else ""
+                )
+                fail("E161", f"{low}..{high} is no range of `{node.name}`, which is {size}", at(span), remedy=remedy)
             return ax.Dim(node.name) if (low, high) == (0, size) else ax.Dim(node.name, low, high)
     said = chosen(node.range, node.name, size, scope)
     runs = list(runs_in(said)) or [(0, 0)]

@@ -34,8 +34,13 @@ def for_dim(item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: st
         return _with_line(said, evolve(item, shape=None))
     if last in _ORDERS and len(of) == 1 and not item.indices:
         return _with_line(said, evolve(item, shape=tuple(nodes.Dim(d) for d in reversed(of[0].dims))))
+    bracketed = [axis.name for axis in item.indices if isinstance(axis, nodes.Dim)]
+    if name in bracketed and not close and not said:
+        rest = ", ".join(one for one in bracketed if one != name)
+        line = f": `{item.path}[{rest}] = ...`" if rest else ""
+        return f"take `{name}` out: an index in brackets is a dim of the tensor, and stands for all of its values{line}"
     if (close and len(name) < 3) or not said:
-        word = nearest(name, CLAUSE_WORDS) if not close else None
+        word = nearest(name, CLAUSE_WORDS) if not close and len(name) > 1 else None
         if close:
             return _with_line(f"did you mean `{close}`?", rewritten(item, lambda node: _renamed(node, name, close)))
         if word:

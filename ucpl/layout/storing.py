@@ -22,6 +22,7 @@ from ucpl.layout.patterns import axes_closed, demand_flat, demand_no_flat, dims_
 from ucpl.layout.scope import Scope, Value, at, nearest
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
 from ucpl.syntax import nodes, print_expr
+from ucpl.syntax.walk import walk
 
 __all__ = [
     "Ground",
@@ -35,6 +36,11 @@ __all__ = [
 ]
 
 SCALED = ("x * scale", "scale * x")  # each element times the scale of its block
+
+_NO_FACTOR = (
+    "write a sum, x - 1: a factor would scale the moments of a trained tensor, too;"
+    " or x * scale, of a tensor that has a scale"
+)
 
 DEALT_MAX = 1 << 16  # ways in which a group is dealt
 
@@ -134,6 +140,7 @@ class Ground:
     def affine(self, clause: nodes.Clause) -> tuple[float, float]:
         """stored = a * x + b, from the text of a `value` clause; x occurs once."""
         expr = clause.args[0]
+        _demand_x(expr, self.scope)
         values = []
         for x in (0, 1, 2):
             inner = Scope(given={**self.scope.given, "x": x}, bindings=self.scope.bindings, config=self.scope.config)
@@ -146,10 +153,21 @@ class Ground:
                 "E153",
                 f"`value {print_expr(expr)}` scales by {a}",
                 at(clause.span),
-                remedy="write a sum, x - 1: a factor would scale the moments of a trained tensor, too;"
-                " or x * scale, of a tensor that has a scale",
+                remedy=_NO_FACTOR,
             )
         return float(a), float(b)
+
+
+def _demand_x(expr: nodes.Expr, scope: Scope) -> None:
+    """What stands behind `value` is a sum of numbers and x. Raises: UcplError E101 of another name, E153 of a quotient."""
+    for node in walk(expr):
+        if isinstance(node, nodes.Name) and not node.path.startswith("config."):
+            if node.path not in ("x", "scale") and not scope.knows(node.path):
+                remedy = "write a sum, x - 1: `x` is each number of the tensor"
+                fail("E101", f"no number is called `{node.path}`", at(node.span, "used here"), remedy=remedy)
+        elif isinstance(node, nodes.Binary) and node.operator == "/":
+            if any(isinstance(n, nodes.Name) and n.path == "x" for n in walk(node)):
+                fail("E153", f"`value {print_expr(expr)}` divides x", at(node.span, "used here"), remedy=_NO_FACTOR)
 
 
 def ground_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str, ax.Axis]) -> Ground:

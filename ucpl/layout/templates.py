@@ -28,6 +28,7 @@ from ucpl.syntax.walk import rewritten
 
 _FORMAT = re.compile(r"0?[0-9]{0,3}d?\Z")
 TEMPLATE_LIMIT = 4096  # characters
+_AXES_USUAL = ("tp", "pp", "dp", "ep", "cp", "sp", "edp", "fsdp")
 # What a stored tensor's place gives to a template, beside coordinates and indices.
 PLACE_WORDS = frozenset({"name", "alias", "owner", "key", "state", "bucket", "group", "member", "number", "rank"})
 
@@ -268,8 +269,19 @@ def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoRe
         "E122",
         f'"{rule.text}" names `{name}`, which has no value here',
         at(rule.span),
-        remedy=f"did you mean `{close}`?" if close else f"known here: {', '.join(sorted(variables))}",
+        remedy=_rank_word(name)
+        or (f"did you mean `{close}`?" if close else f"known here: {', '.join(sorted(variables))}"),
     )
+
+
+def _rank_word(name: str) -> str:
+    """Of `tp_rank` and `tp_size`, as others call a coordinate and a degree."""
+    axis, _, word = name.rpartition("_")
+    if axis in _AXES_USUAL and word in ("rank", "index", "idx", "id"):
+        return f"the coordinate of {axis} is `{{{axis}}}`"
+    if axis in _AXES_USUAL and word in ("size", "world", "degree", "count"):
+        return f"how many ranks {axis} has is `{{size({axis})}}`"
+    return ""
 
 
 def key_steps(rule: Template) -> tuple[Template, ...]:

@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 _EVERYWHERE = ("weight", "fp32")
+_FORMS = ("torch", "safetensors")
 _FOREIGN = re.compile(r"%[ds]|%0?[0-9]+d|\$\{?\w*|<\w+>|\*")  # what stands for a number, in other tools
 
 
@@ -38,6 +39,14 @@ def idle_lines(layout: Layout, items: Iterable[nodes.LayoutItem], *, of_any: boo
             case nodes.Entry(path="*", of=of, shape=tuple()) if item.span not in spoken:
                 if (of is None or not of_any) and all(c.word != "when" for c in item.clauses):
                     yield _line(layout, of)
+            case nodes.Entry(shape=tuple()):
+                yield from _idle_conditions(layout, item)
+                yield from _idle_casts(layout, item)
+            case nodes.Files(form=str() as form) if not layout.framework:
+                close = nearest(form, _FORMS)
+                if close not in (None, form):
+                    where = f"(line {item.span.line})"
+                    yield f"{layout.name}: `{form}` {where} is a form that no framework writes: did you mean `{close}`?"
             case nodes.Entry(path=path, shape=None, glob=()) if of_any and path != "*":
                 if path not in layout.tensors and path not in layout.aliases:
                     close = nearest(path, [*layout.tensors, *layout.aliases])
@@ -51,6 +60,32 @@ def idle_lines(layout: Layout, items: Iterable[nodes.LayoutItem], *, of_any: boo
                             f"{layout.name}: `derive {one} from {other}`, and {layout.model_name} has no state `{name}`."
                             f" The states are {known}"
                         )
+
+
+def _idle_conditions(layout: Layout, item: nodes.Entry) -> Iterator[str]:
+    """A condition on an index: its name is the number of them there."""
+    bracketed = {axis.name for axis in item.indices if isinstance(axis, nodes.Dim)}
+    asked = [n for c in item.clauses if c.word == "when" for n in walk(c) if isinstance(n, nodes.Name)]
+    for name in sorted({n.path for n in asked} & bracketed):
+        count = f", {layout.sizes[name]}" if name in layout.sizes else ""
+        yield (
+            f"{layout.name}: `when` of `{item.path}` (line {item.span.line}) speaks of `{name}`, which is how many there"
+            f" are{count}: some of them are `{item.path}[{name}[..2]] = ...`"
+        )
+
+
+def _idle_casts(layout: Layout, item: nodes.Entry) -> Iterator[str]:
+    """`lossy` or `exact` where nothing asks for a cast."""
+    words = {c.word for c in item.clauses}
+    if "dtype" in words or not words & {"lossy", "exact"}:
+        return
+    of = [t for e in layout.entries if e.span == item.span for t in e.targets.values()]
+    if of and all(layout.tensors[t].dtype is None for t in of):
+        word = "lossy" if "lossy" in words else "exact"
+        yield (
+            f"{layout.name}: `{word}` of `{item.path}` (line {item.span.line}) does nothing: neither the line nor the model"
+            f" says a dtype, so that there is no cast. Write `dtype bf16 {word}`, or take it out"
+        )
 
 
 def _line(layout: Layout, of: str | None) -> str:

@@ -25,7 +25,17 @@ from ucpl.syntax.habits import respelling
 
 __all__ = ["Habit", "Words", "foreign", "habits", "words"]
 
-_FILES = ("signs", "numbers", "models", "entries", "patterns", "statements", "files", "brackets")  # the first one wins
+_FILES = (
+    "tools",
+    "signs",
+    "numbers",
+    "models",
+    "entries",
+    "patterns",
+    "statements",
+    "files",
+    "brackets",
+)  # the first one wins
 _HERE = Path(__file__).parent
 
 

@@ -13,6 +13,7 @@ from ucpl.syntax.words import ELEMENT_TYPES
 
 __all__ = [
     "argument",
+    "cast",
     "cuts",
     "default",
     "digits",
@@ -31,7 +32,9 @@ __all__ = [
     "power",
     "product",
     "side_by_side",
+    "stepped",
     "stripped",
+    "template",
     "times",
 ]
 
@@ -160,6 +163,25 @@ def cuts(found: Match[str]) -> str:
 def label(found: Match[str]) -> str:
     """`(q = ` as `(q: `."""
     return f"{' ' if found.string[: found.start()].endswith('+') else ''}{found[1]}: "
+
+
+def template(found: Match[str]) -> str:
+    """`as "ln.%d" % l`, `as "ln." + str(l)`, `as "ln.{}".format(l)` as one template."""
+    text, name, rest = found[1], f"{{{found[2]}}}", found[3] or ""
+    put, count = re.subn(r"%0?\d*[ds]|\{\}", name, text, count=1)
+    return f'as "{put if count else text + name}{rest}"'
+
+
+def cast(found: Match[str]) -> str:
+    """`.half()` as `dtype f16`."""
+    from ucpl.syntax.habits import words
+
+    return f" dtype {words().dtypes.get(found[1], 'f32')}"
+
+
+def stepped(found: Match[str]) -> str:
+    """`[l[::2]` as `[l[0.. by 2]`."""
+    return f"[{found[1]}[{found[2] or 0}..{found[3]} by {found[4]}]"
 
 
 def stripped(found: Match[str]) -> str:
