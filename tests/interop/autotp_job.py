@@ -86,7 +86,7 @@ def warm(job: dict[str, Any]) -> dict[str, Any]:
     """Weights and masters from a folder that has no moments."""
     run = job["run"]
     engine = engine_of(run, seed=99, spoil=0.0)
-    tp_job.scramble(engine)
+    tp_job.scramble(engine, run)
     path, _ = engine.load_checkpoint(job["folder"], load_optimizer_states=False, load_lr_scheduler_states=False)
     if path is None:
         return {"error": "load_checkpoint found nothing"}

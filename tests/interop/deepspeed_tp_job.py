@@ -118,6 +118,8 @@ def config(run: dict[str, Any], spoil: float) -> dict[str, Any]:
         out["tensor_parallel"] = {"autotp_size": run["tp"], "partition_config": parts}
     if run["dtype"] == "bf16":
         out["bf16"] = {"enabled": True}
+    if run.get("universal"):
+        out["checkpoint"] = {"load_universal": True}
     return out
 
 
@@ -128,11 +130,15 @@ def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
     return made
 
 
-def scramble(engine: Any) -> None:
-    """Every parameter that is here whole, every buffer, every master and moment."""
+def scramble(engine: Any, run: dict[str, Any]) -> None:
+    """Every parameter that is here whole, every master and moment, and every buffer where the loader restores them."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for tensor in (*engine.module.parameters(), *kept_buffers(engine).values(), *masters(engine)):
+        for tensor in (
+            *engine.module.parameters(),
+            *(() if run.get("universal") else kept_buffers(engine).values()),
+            *masters(engine),
+        ):
             if tensor.numel():
                 tensor.copy_(torch.randn(tensor.shape, generator=generator))
 
@@ -255,7 +261,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
 def load(job: dict[str, Any]) -> dict[str, Any]:
     engine = engine_of(job["run"], seed=99, spoil=0.25)
-    scramble(engine)
+    scramble(engine, job["run"])
     path, client = engine.load_checkpoint(job["folder"])
     if path is None:
         return {"error": "load_checkpoint found nothing"}

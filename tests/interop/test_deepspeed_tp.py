@@ -66,12 +66,16 @@ class Target:
     spoiled: bool = False  # one moment is changed after the conversion: the check must fail
 
     def __str__(self) -> str:
-        way = "" if len(self.calls) == 1 else f"-by{len(self.calls) - 1}"
+        way = "-universal" if self.is_universal else "" if len(self.calls) == 1 else f"-by{len(self.calls) - 1}"
         return f"{self.source}{way}-zero{self.stage}_tp{self.tp}_dp{self.dp}{'-spoiled' if self.spoiled else ''}"
 
     @property
     def run(self) -> dict[str, Any]:
-        return {"tp": self.tp, "stage": self.stage, **SOURCES[self.source][3]}
+        return {"tp": self.tp, "stage": self.stage, "universal": self.is_universal, **SOURCES[self.source][3]}
+
+    @property
+    def is_universal(self) -> bool:
+        return self.calls[-1].startswith("universal")
 
     @property
     def world(self) -> int:
@@ -79,7 +83,7 @@ class Target:
 
     @property
     def is_same(self) -> bool:
-        return SOURCES[self.source][:3] == (self.tp, self.dp, self.stage)
+        return SOURCES[self.source][:3] == (self.tp, self.dp, self.stage) and not self.is_universal
 
 
 TARGETS = (
@@ -94,6 +98,9 @@ TARGETS = (
     Target("tp2_z3", 3, 4, 1, ("zero3(tp=4, dp=1, kv_heads=4)",)),
     Target("tp2_z3", 1, 2, 2, ("zero1(dp=2)",)),
     Target("tp2_z3", 3, 2, 2, ("zero1(dp=3)", "zero3(dp=2)")),
+    # Stage 3's loader cuts tensors that have their shape, and takes others for a rank's own.
+    Target("tp2_z3", 3, 4, 1, ("universal()",)),
+    Target("tp2_z1", 3, 2, 1, ("universal(stage=3)",)),
     Target("tp2_z2_frozen", 3, 3, 1, ("zero3(tp=3, dp=1, kv_heads=4)",)),
     Target("tp2_z2_frozen", 2, 2, 2, ("zero3(dp=3)", "zero2(dp=2)")),
     Target("tp2_z3_frozen", 1, 1, 2, ("zero1(tp=1)",)),
@@ -184,7 +191,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_deepspeed_loads_what_was_converted_and_trains_on(target: Target, folder: Path) -> None:
     """State bit-equal; losses as of a run that was never interrupted, and bit-equal to a plain restart where there is one."""
     source, found = result(folder, target.source), result(folder, str(target))
-    assert found["differences"] == []
+    left = ["/buffers/calls differs"] if target.is_universal else []  # what that loader restores of none
+    assert found["differences"] == left
     if target.is_same:
         assert found["after"] == result(folder, f"{target.source}.again")["after"]
     assert found["after"] == pytest.approx(source["after"], rel=0, abs=TOLERANCE[target.run["dtype"]])

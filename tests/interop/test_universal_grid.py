@@ -18,6 +18,7 @@ pytestmark = pytest.mark.interop
 # 28 words, to a multiple of 6 x tp as Megatron pads them: 30 rows at tp 1, 36 at tp 2, 48 at tp 4
 DIVISOR = "make_vocab_size_divisible_by=6"
 SOURCES = {"grid": Source(4, GRID), "narrow": Source(4, NARROW), "padded": Source(4, {**GRID, "rows": 36})}
+BY = ("universal()",)
 
 
 def loaded(source: str, world: int, run: dict[str, Any], *via: str, spoiled: bool = False) -> Target:
@@ -37,6 +38,10 @@ TARGETS = (
     loaded("grid", 4, {}, spoiled=True),
     loaded("grid", 4, {"tp": 1}, PEER),
     Target("grid", 4, "zero1(tp=2, dp=2)", {"keeps_buffers": True, **ALONE}, (PEER,)),
+    # And back to files of layers: names tell the layers, the call tells the stages and what is tied.
+    Target("grid", 4, "zero1(tp=1, stages=[2, 4], dp=2)", {"tp": 1, "stages": [2, 4]}, BY),
+    Target("narrow", 4, 'zero1(tp=2, pp=2, partition="uniform", tied=[0, 5], dp=1, bf16_optimizer=1)', {}, BY),
+    Target("grid", 4, "zero1(tp=2, stages=[4, 2], dp=1)", {"keeps_buffers": True, "stages": [4, 2]}, (PEER,)),
     loaded("narrow", 4, {"tp": 1, "stages": [2, 4]}),
     loaded("padded", 4, {"tp": 4, "stages": ONE, "rows": 48}),
     loaded("padded", 4, {"tp": 1, "rows": 30}),

@@ -70,8 +70,8 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     A shipped layout that is called at another tensor-parallel degree, `zero1(dp=2, tp=4)`, gets the cuts that DeepSpeed would
     make at that degree, from the source's; `kv_heads` beside tp says what these may rest on (frontends/parallel). Where the
     source is not tensor parallel, they are of the class that a config names (frontends/autotp), or a layout of the user's own
-    that extends zero1 says them. From a pipeline, `pp`, `stages` and `partition` deal its layers; from a model with experts,
-    `ep` deals those (frontends/stages).
+    that extends zero1 says them. From a pipeline, `pp`, `stages` and `partition` deal its layers; from tensors with a
+    pipeline's names, too, with `tied` beside them (frontends/layered); from a model with experts, `ep` deals those.
     """
     model = given.model or source.model
     own = _own_model(one, source, given)

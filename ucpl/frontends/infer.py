@@ -99,6 +99,9 @@ def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:
         value = setting.value
         if value is not None:
             out[name] = (int(value) if isinstance(value, bool) else value, setting.origin)
+    cut = next((one for one in checkpoint.shardings.values() if one.dim is not None), None)
+    if cut is not None and "tp_rule" not in out:
+        out.setdefault("shaped", (1, f"{cut.origin}: AutoTP's engines cut tensors that have their shape"))
     return out
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.frontends import experts, parallel, stages, vocabulary
+from ucpl.frontends import experts, layered, parallel, stages, vocabulary
 from ucpl.frontends.parallel import LAYERED, STORED, TARGET, Base, Cuts, Extended, Note
 from ucpl.layout import resolve
 from ucpl.regions.sharding import TP, shardings_of
@@ -74,12 +74,9 @@ def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
     held = source.experts if source is not None else None
     pipeline = source.pipeline if source is not None else None
     asked = Label("<call>", where=base.call.name)
-    if evolve(base, inherited={}).asked("pp") > 1 and pipeline is None:
-        fail(
-            "E475",
-            f"`{base.call.name}` with pipeline stages: the source is no pipeline, and nothing says which tensors are a layer",
-            Label("<call>", where="pp"),
-        )
+    of_names: tuple[Note, ...] = ()
+    if pipeline is None and layered.is_asked(evolve(base, inherited={})):
+        base, pipeline, of_names = layered.of_names(base, source)
     if pipeline is not None and stages.stage_of(base) != 1:  # the same tensors in a module that is no pipeline
         if evolve(base, inherited={}).asked("pp") > 1 or stages.is_dealt(base):
             fail("E477", f"`{base.call.name}` for a PipelineModule, which DeepSpeed trains with ZeRO stage 1", asked)
@@ -91,7 +88,7 @@ def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
         base, of_experts, ep, notes = experts.degree_of(base, held)
     if pipeline is not None:
         base, pipeline, of_layers = stages.dealt(base, pipeline, ep)
-        notes = (*of_layers, *notes)
+        notes = (*of_names, *of_layers, *notes)
     if parallel.says_cuts_alone(base.library, base.call):
         rows = dict.fromkeys(source.vocabulary, want.rows) if want is not None and source is not None else {}
         cuts, of_cuts = _said(evolve(base, model=vocabulary.with_rows(base.model, rows))), ()

@@ -13,7 +13,7 @@ __all__ = ["SETTINGS", "demand_settings"]
 
 _DEGREES = ("dp", "tp", "pp", "ep", "edp")
 SETTINGS: dict[str, tuple[str, ...]] = {
-    "universal": ("stage", "files", "bf16", "fp16", "weights"),
+    "universal": ("stage", "files", "bf16", "fp16", "weights", "shaped"),
     "deepspeed": (
         *("stage", *_DEGREES, "bf16", "fp16", "bf16_optimizer", "masters"),
         *("round_robin", "alignment", "elastic", "sub_group_size"),

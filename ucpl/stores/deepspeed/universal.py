@@ -90,6 +90,9 @@ class _Universal:
     gathered: Gathered
     atoms: list[TorchFile] = field(factory=list)
     words: dict[str, Shape] = field(factory=dict)  # of tensors whose rows are words: what atoms hold
+    forms: dict[bool, TorchFile] = field(
+        factory=dict
+    )  # whether atoms are dicts, which keep shapes: an atom of each form
 
     @classmethod
     def of(cls, place: Place) -> _Universal:
@@ -113,9 +116,24 @@ class _Universal:
         stripped = any(self.module.shapes.get(name) != shape for name, shape in self.words.items())
         return self.stage < 3 and self.ranks == 1 and bool(self.module.tensors) and not stripped
 
+    @property
+    def is_shaped(self) -> bool:
+        """Whether its atoms keep the shapes of tensors, whole ones. Raises: UcplError E456."""
+        if len(self.forms) > 1:
+            fail("E456", "atoms of two forms", *(Label(str(part.path)) for part in self.forms.values()))
+        return True in self.forms
+
+    @property
+    def states(self) -> tuple[TorchFile, ...]:
+        """The files of model states that speak for all: one of each dp rank at stage 3."""
+        ranks = len(self.metas) // self.ranks
+        return self.metas[:ranks] if self.stage == 3 else self.metas[:1]
+
     def checkpoint(self) -> Checkpoint:
         gathered, module = self.gathered, self.module
         shapes = self.masters()
+        if self.ranks > 1 and self.stage == 3:
+            self.refuse_parts()
         self.weights()
         self.settings()
         self.groups()
@@ -131,7 +149,8 @@ class _Universal:
             )
         if lost := lost_buffers(self.metas):
             gathered.remark(f"buffers of a pipeline's layers have no file here: {shown(lost)}")
-        whole = {name: shapes.get(name, shape) if self.stage < 3 else shape for name, shape in module.shapes.items()}
+        is_bare = self.stage == 3 and not self.is_shaped
+        whole = {name: shape if is_bare else shapes.get(name, shape) for name, shape in module.shapes.items()}
         shardings = cuts(gathered, module, whole)
         more = (self.shared,) if self.shared is not None else ()
         files = (*self.metas, *more, *self.atoms)
@@ -157,6 +176,14 @@ class _Universal:
             for name in module.tensors or whole
             if name in whole
         )
+
+    def refuse_parts(self) -> None:
+        """Of tensor-parallel ranks at stage 3 each keeps parts of frozen parameters, and nothing says of which shape."""
+        if self.module.frozen or not self.is_shaped:
+            what = "frozen parameters of" if self.module.frozen else "tensors without a shape, of"
+            not_yet(
+                self.module.file.path, f"a universal folder of stage 3 has {what} {self.ranks} tensor-parallel ranks"
+            )
 
     # ---- tensors ---------------------------------------------------------------------------------------------------
 
@@ -199,7 +226,8 @@ class _Universal:
         """One file of one state: a dict with `param`, a bare tensor, or a number."""
         gathered = self.gathered
         value = Value.of(part)
-        if isinstance(value.held, dict) and "param" in value.held:
+        is_dict = isinstance(value.held, dict) and "param" in value.held
+        if is_dict:
             value = value.at("param")
         held = value.held
         if held is None or isinstance(held, int | float | bool | str):
@@ -213,6 +241,7 @@ class _Universal:
             return
         gathered.keep(part, value.key, tensor)
         gathered.has((name,), state)
+        self.forms.setdefault(is_dict, part)
         known = shapes.setdefault(name, tensor.shape)
         if prod(known) != prod(tensor.shape):
             fail(
@@ -225,7 +254,7 @@ class _Universal:
     def weights(self) -> None:
         """Tensors of model states: weights where they are whole, buffers, fragments of frozen parameters."""
         gathered, module = self.gathered, self.module
-        for part in self.metas if self.stage == 3 else self.metas[:1]:
+        for part in self.states:
             meta = Value.of(part)
             held = meta.find("module")
             for name, value in held.named() if held is not None else ():
@@ -264,7 +293,9 @@ class _Universal:
         gathered, file = self.gathered, self.module.file
         origin = f"ds_config of {file.file}"
         gathered.set("stage", self.stage, f"files of {file.file}'s kind")
-        gathered.set("files", len(self.metas) if self.stage == 3 else 1, "number of files of model states")
+        gathered.set("files", len(self.states), "number of files of model states")
+        if self.stage == 3:
+            gathered.set("shaped", int(self.is_shaped), f"form of {next(iter(self.forms.values()), file).file}")
         for section in ("bf16", "fp16"):
             gathered.set(section, int(bool(self.config(section, "enabled"))), origin)
         gathered.set("weights", int(self.is_whole), "number of model-parallel ranks")

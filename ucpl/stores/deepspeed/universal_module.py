@@ -22,7 +22,7 @@ def whole_module(metas: tuple[TorchFile, ...], stage: int) -> Module:
     first = metas[0]
     meta = Value.of(first)
     if meta.find("module") is not None:
-        return module_of(first, groups_of(first), 3 if stage == 3 else 2, meta.find("shared_params"))
+        return module_of(first, groups_of(first), 3 if stage == 3 else _stage_of(meta), meta.find("shared_params"))
     groups: list[dict[str, Shape]] = []
     for part in _one_of_each_stage(metas):
         for g, mine in enumerate(groups_of(part)):
@@ -30,6 +30,14 @@ def whole_module(metas: tuple[TorchFile, ...], stage: int) -> Module:
                 groups.append({})
             groups[g] |= {name: shape for name, shape in mine.items() if name not in groups[g]}
     return Module(first, tuple(groups), shapes={name: shape for mine in groups for name, shape in mine.items()})
+
+
+def _stage_of(meta: Value) -> int:
+    """1 or 2: at stage 2 alone frozen parameters that no field names were left out by choice."""
+    config = meta.find("ds_config")
+    zero = config.find("zero_optimization") if config is not None else None
+    stated = zero.find("stage") if zero is not None else None
+    return 2 if stated is not None and stated.held == 2 else 1
 
 
 def _one_of_each_stage(metas: tuple[TorchFile, ...]) -> tuple[TorchFile, ...]:
