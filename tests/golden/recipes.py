@@ -1046,3 +1046,15 @@ def shards_that_were_renamed(folder: Path) -> list[str]:
     (folder / "source" / "pytorch_model").rename(folder / "source" / "global_step2")
     (folder / "source" / "latest").write_text("global_step2")
     return CONVERT
+
+
+@case
+def stages_of_ties_that_names_do_not_tell(folder: Path) -> list[str]:
+    good("convert", FIXTURES / "pp2_dp2_z1_functions", folder / "source", "--to", "universal()")
+    return ["convert", "source", "target", "--to", "zero1(pp=2, dp=2)"]
+
+
+@case
+def experts_of_autoep_at_stage_3(folder: Path) -> list[str]:
+    source(folder, "autoep_ep2_dp4_z1")
+    return ["convert", "source", "target", "--to", "zero3(dp=4)"]

@@ -11,6 +11,7 @@ import torch
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from tests.stores.test_deepspeed_moe import refusal
 from ucpl.api import compare, convert, open_checkpoint, plan
+from ucpl.stores.registry import advice
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 FUNCTIONS = FIXTURES / "pp2_dp2_z1_functions"  # embed, block, function, two blocks, norm, embed again
@@ -106,6 +107,19 @@ def test_tensors_of_autotp_keep_their_shape_at_stage_3(tmp_path: Path) -> None:
     said = origins(TENSORS, "universal(stage=3)")["shaped"]
     assert said[0] == 1 and "AutoTP" in said[1]
     assert origins(FIXTURES / "z1_dp4", "universal(stage=3)")["shaped"][0] == 0
+
+
+def test_of_models_that_cut_themselves_one_rank_is_told_to_load_it() -> None:
+    """Engines of two tensor-parallel ranks end in DeepSpeed's loader, which asks no list of patterns at stage 3."""
+    grid = FIXTURES / "tp2_pp2_dp2_z1_bf16"
+    for path, call, is_said in (
+        (grid, "universal(stage=3)", True),
+        (grid, "universal(stage=1)", False),
+        (TENSORS, "universal(stage=3)", False),
+        (FIXTURES / "z1_dp4", "universal(stage=3)", False),
+    ):
+        said = advice(open_checkpoint(path), plan(str(path), call).target)
+        assert any("one tensor-parallel rank" in text for text in said) == is_said, (path.name, call)
 
 
 def several(tmp_path: Path) -> Path:

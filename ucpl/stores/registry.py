@@ -14,6 +14,7 @@ from ucpl.stores.checkpoint import Checkpoint, Framework
 from ucpl.stores.containers import container_of
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.advice import advice as deepspeed_advice
+from ucpl.stores.deepspeed.advice import universal_advice
 from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.generic import Generic
 from ucpl.stores.huggingface import HuggingFace
@@ -42,6 +43,8 @@ def framework(name: str) -> Framework:
 
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """What whoever loads a target of this source must do beside a plain load."""
+    if structure.framework == Universal.name:
+        return universal_advice(source, structure)
     return deepspeed_advice(source, structure) if structure.framework == DeepSpeed.name else ()
 
 

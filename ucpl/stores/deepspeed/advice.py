@@ -24,6 +24,12 @@ LENIENT = (
 )
 
 
+WHOLE = (
+    "at stage 3 DeepSpeed takes each tensor as it is here for a rank's own, so that engines of one tensor-parallel rank load"
+    " it; for others universal(stage=1), which engines of stages 1 and 2 load, or zero3(tp=...) at their degree"
+)
+
+
 TIED = (
     "config.json says tie_word_embeddings, and a Hugging Face folder stores such a tensor once: a module has it under two"
     " names, and engine.load_checkpoint(..., load_module_strict=False) is content with one"
@@ -34,6 +40,13 @@ def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Where parameters are left out or known by one name of two, and of a target made of weights alone."""
     lenient = (LENIENT,) if source.unstored else (TIED,) if _is_tied(source, structure) else ()
     return (*lenient, *_warm(source, structure))
+
+
+def universal_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Where a model cuts its tensors itself, DeepSpeed's loader of stage 3 cuts none of them."""
+    is_cut = any(one.dim is not None for one in source.shardings.values())
+    is_bare = structure.settings.get("stage") == 3 and not structure.settings.get("shaped")
+    return (WHOLE,) if is_cut and is_bare else ()
 
 
 def _is_tied(source: Checkpoint, structure: Structure) -> bool:
