@@ -139,6 +139,11 @@ def test_universal_folders_of_it_are_named(tmp_path: Path) -> None:
     assert "AutoEP" in refusal(lambda: open_checkpoint(step), "E457").message
 
 
+def test_a_tensor_of_one_expert_is_not_dropped_alone() -> None:
+    found = refusal(lambda: plan(str(FOUR), "zero1(dp=4)", drop=[f"{FUSED}.0"]), "E328")
+    assert found.remedy == f"experts of a layer are alike: --drop '{FUSED}.*'"
+
+
 def test_round_robin_deals_nothing_where_each_expert_is_on_one_rank() -> None:
     assert plan(str(FOUR), "zero1(dp=4, ep=4, round_robin=1)")
 

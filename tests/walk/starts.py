@@ -150,6 +150,7 @@ STARTS = (
     Start("tp2_dp2_z1_uneven", autotp, "tp"),
     Start("moe_ep2_dp2_z1", experts("", 4), "ep"),
     Start("moe_ep2_dp4_z1", experts("", 4), "ep"),
+    Start("autoep_ep2_dp4_z1", experts("", 4), "ep"),
     Start("pp2_dp2_z1", pipeline("1234", 5), "pp"),
     Start("pp2_dp2_z1_functions", pipeline("2345", 7), "pp"),
     Start("sp2_dp2_z1", dense(False)),

@@ -150,6 +150,6 @@ def _experts(experts: Experts, names: frozenset[str]) -> Experts:
                 "E328",
                 f"{name} is dropped, and {left[one.module, one.inner]} of another expert of the layer is not",
                 Label("<source>", where=one.module.rstrip(".")),
-                remedy=f"experts of a layer are alike: --drop '{one.module}*.{one.inner}'",
+                remedy=f"experts of a layer are alike: --drop '{one.every}'",
             )
     return evolve(experts, of=kept)

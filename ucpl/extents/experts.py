@@ -19,6 +19,11 @@ class Expert:
     is_fused: bool = False  # the module of a rank has all its experts in one tensor (AutoEP)
 
     @property
+    def every(self) -> str:
+        """A glob of the same tensor of all experts of its layer."""
+        return f"{self.fused}.*" if self.is_fused else f"{self.module}*.{self.inner}"
+
+    @property
     def fused(self) -> str:
         """The tensor of the module that holds it and the rank's other experts: "blocks.1.mlp.experts.w1"."""
         return f"{self.module}{self.inner}"
