@@ -6,6 +6,9 @@ What is expected is computed by torch alone, of the state that the source holds.
 from __future__ import annotations
 
 import json
+import shutil
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +134,41 @@ def test_there_and_back_gives_masters_and_moments_bit_for_bit(name: str, other: 
         for state, value in states.items():
             found = after["params"][path][state]
             assert same(found, value) if torch.is_tensor(value) else found == value, (path, state)
+
+
+def with_master(file: Path, element: int, value: float) -> None:
+    """One master of the first group another, in the archive itself: nothing of its pickle is loaded."""
+    held = open_checkpoint(file.parents[1])
+    extent = next(
+        e
+        for (f, key), e in held.extents.items()
+        if Path(f).name == file.name and "single_partition_of_fp32_groups" in key
+    )
+    with zipfile.ZipFile(file) as archive:
+        members = [(m, archive.read(m), m.header_offset) for m in archive.infolist()]
+    changed = max((m for m in members if m[2] < extent.storage_start), key=lambda m: m[2])[0]
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for member, data, _ in members:
+            if member is changed:
+                data = data[: 4 * element] + struct.pack("<f", value) + data[4 * element + 4 :]
+            archive.writestr(member.filename, data)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_master_that_fp16_does_not_hold_is_refused_by_its_tensor_and_element(stage: int, tmp_path: Path) -> None:
+    """A flat buffer's element is said as the tensor's own, too. In bf16 the same goes over."""
+    shutil.copytree(FIXTURES / "z1_dp4", tmp_path / "in")
+    (file,) = (tmp_path / "in").glob("*/zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    with_master(file, 7, -70000.0)
+    ucpl.convert(tmp_path / "in", tmp_path / "fits", to=f"zero{stage}(dp=2, bf16=1)")
+    with pytest.raises(ucpl.UcplError, match="E606") as caught:
+        ucpl.convert(tmp_path / "in", tmp_path / "over", to=f"zero{stage}(dp=2, fp16=1)")
+    (found,) = caught.value.diagnostics
+    path = found.message.partition(":")[0]
+    after = plain(tmp_path / "fits", tmp_path / "fits.pt")["params"][path]["fp32"]
+    index = [int(i) for i in (after == -70000.0).nonzero()[0]]
+    assert f"-70000.0 at {index}" in found.message and not (tmp_path / "over").exists()
+    assert found.labels[0].where.endswith("[7]") and "zero_pp_rank_0" in found.labels[0].file
 
 
 def test_what_has_no_master_is_rounded_itself_and_named(tmp_path: Path) -> None:

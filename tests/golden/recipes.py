@@ -912,6 +912,19 @@ def rounding_into_blocks(folder: Path) -> list[str]:
 
 
 @case
+def number_that_would_become_infinite(folder: Path) -> list[str]:
+    text = "ucpl 1\nmodel m {\n  w : 2 3 dtype f32\n}\n"
+    for name, more in (("a", ""), ("b", " dtype f16 lossy")):
+        text += (
+            f'layout {name}() of m {{\n  framework torch()\n  file weights = torch "w.pt"\n  w = _ _{more} as "w"\n}}\n'
+        )
+    (folder / "wide.ucpl").write_text(text)
+    (folder / "source").mkdir()
+    torch.save({"w": torch.tensor([[1.0, 65504.0, 2.0], [3.0, -70000.0, 4.0]])}, folder / "source" / "w.pt")
+    return ["convert", "source", "target", "--from", "wide.ucpl:a()", "--to", "wide.ucpl:b()"]
+
+
+@case
 def exponents_that_are_told_as_numbers(folder: Path) -> list[str]:
     source, target = FACTORS.replace(' as "s"', ' dtype u8 as "s"'), PRODUCT
     argv = with_scales(folder, source, target, "scales.ucpl:b()")

@@ -137,6 +137,12 @@ def scramble(engine: Any, run: dict[str, Any]) -> None:
             tensor.copy_(torch.randn_like(tensor))
 
 
+def parts_added_up(run: dict[str, Any]) -> int:
+    """DeepSpeed adds up the gradients of the parts of a sequence; where ZeRO-3 scatters them it takes their mean."""
+    scatters = run["stage"] == 3 and run.get("zero", {}).get("reduce_scatter", True)
+    return 1 if scatters else int(run.get("sp", 1))
+
+
 def losses(engine: Any, run: dict[str, Any], first: int, steps: int) -> list[float]:
     dp, sp = copies(run), run.get("sp", 1)
     share, here = grid_models.BATCH // dp, dist.get_rank() // run["tp"] // sp % dp
@@ -150,7 +156,7 @@ def losses(engine: Any, run: dict[str, Any], first: int, steps: int) -> list[flo
             continue
         x, y = (t.chunk(sp, 1)[dist.get_rank() % sp] for t in (x, y))
         loss = engine(x, y)
-        engine.backward(loss / sp)  # DeepSpeed adds up the gradients of the parts of a sequence
+        engine.backward(loss / parts_added_up(run))
         engine.step()
         total = loss.detach().double()
         dist.all_reduce(total)

@@ -187,3 +187,16 @@ def test_extra_state_of_a_module_goes_along(tmp_path: Path) -> None:
     ucpl.convert(ODD / "names_z1", tmp_path / "plain.pt", to="plain()")
     ucpl.convert(tmp_path / "plain.pt", tmp_path / "three", to="zero3(dp=3)")
     assert module_of(tmp_path / "three", Z3)["module"]["_extra_state"] == {"seen": [1, (2, 3.5)], "note": "kept"}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("name", ["z1_dp4", "pp2_dp2_z1", "z2_dp3_frozen"])
+def test_nothing_is_said_to_be_excluded_where_nothing_says_so(name: str, stage: int, tmp_path: Path) -> None:
+    """Stage 1 and pipelines state no frozen parameters, be there some or not: None would say that they were excluded."""
+    here = ODD.parent / "deepspeed" / name
+    ucpl.convert(here, tmp_path / "x", to=f"zero{stage}(dp=2)")
+    assert "not stored" not in good("inspect", tmp_path / "x").out
+    file = next((tmp_path / "x").glob("*/*rank_0*model_states.pt" if stage == 3 else "*/mp_rank_00*"))
+    made = read_torch_file(file.parent, file.name)
+    held = Value.of(made).mapping()
+    assert ("frozen_param_shapes" in held) == (name == "z2_dp3_frozen")

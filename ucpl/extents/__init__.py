@@ -13,6 +13,7 @@ from ucpl.extents.dtypes import (
     holds,
     in_elements,
     in_file,
+    largest,
     size_of,
 )
 from ucpl.extents.envelope import Counted, Envelope, ParameterGroup, Scalar, Setting
@@ -71,5 +72,6 @@ __all__ = [
     "in_elements",
     "in_file",
     "key_text",
+    "largest",
     "size_of",
 ]

@@ -88,6 +88,11 @@ _FLOATS = {
 }
 
 
+def largest(dtype: str) -> float | None:
+    """The greatest finite number of a floating type; None of others, and of types of scaled blocks."""
+    return _FLOATS[dtype][2] if dtype in _FLOATS else None
+
+
 def holds(dtype: str, value: float) -> bool:
     """Whether a finite number is exactly one of a type's.
 

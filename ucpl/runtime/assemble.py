@@ -9,6 +9,7 @@ holds them against others).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NoReturn
@@ -25,8 +26,8 @@ from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.fills import Fills
 from ucpl.runtime.reading import Reader, strided
 from ucpl.runtime.rows import Place, Rows
-from ucpl.runtime.sums import Sums, dtype_of, members_of, refuse_rounded
-from ucpl.runtime.values import Conversion, decode, encode, mean, put, value_text
+from ucpl.runtime.sums import Sums, dtype_of, members_of, refuse_infinite, refuse_rounded
+from ucpl.runtime.values import Array, Conversion, decode, encode, infinite_at, mean, put, value_text
 
 __all__ = ["Assembler", "Difference"]
 
@@ -63,6 +64,12 @@ class Assembly:
     def size(self) -> int:
         return (self.high - self.low) * self.itemsize
 
+    @property
+    def single_crc(self) -> int | None:
+        """The CRC of a tile that was read as one run."""
+        fragments = self.reader.fragments
+        return fragments.crc[0] if len(fragments) == 1 and fragments.size[0] == self.size else None
+
     def at(self, box: Box) -> int:
         """The byte of the tile where a box of the target begins."""
         return (box.target - self.low) * self.itemsize
@@ -93,7 +100,7 @@ class Assembler:
     ) -> int | None:
         """Elements [low, high) of a target into the front of `work.tile`. Returns their CRC where reading has computed it.
 
-        Raises: UcplError E605, E610, E611, E613 (unless `on_difference` takes it).
+        Raises: UcplError E605, E606, E610, E611, E613 (unless `on_difference` takes it).
         """
         rows = self.rows
         tile = Assembly(target, low, high, self.targets[target].itemsize, reader, work, on_difference)
@@ -109,7 +116,7 @@ class Assembler:
             work.tile[: tile.size] = 0
         for handler, some in self._walk(within, fills):
             handler(self, tile, some)
-        return self._single_crc(tile) if run else None
+        return tile.single_crc if run else None
 
     def _are_all(self, within: range, low: int, high: int) -> bool:
         """Whether runs, which are in the order in which they begin, leave nothing of [low, high) open."""
@@ -134,14 +141,6 @@ class Assembler:
                 yield handler, np.flatnonzero(np.isin(filled, numbers)) + fills.start
             else:
                 yield handler, np.flatnonzero(np.isin(rules, numbers)) + within.start
-
-    @staticmethod
-    def _single_crc(tile: Assembly) -> int | None:
-        """The CRC of a tile that was read as one run."""
-        fragments = tile.reader.fragments
-        if len(fragments) == 1 and fragments.size[0] == tile.size:
-            return fragments.crc[0]
-        return None
 
     # ---- one operation each ----------------------------------------------------------------------------------------------
 
@@ -191,6 +190,7 @@ class Assembler:
                 made = conversion.convert(raw)
                 if conversion.check_exact and (at := conversion.inexact_at(raw, made)) is not None:
                     self._not_exact(tile, row, part, at, raw)
+                self._demand_finite(tile, row, part, made, partial(conversion.read, raw))
                 there = strided(work.tile, tile.at(part), part.shape, tile.steps(part), tile.itemsize)
                 there[...] = _as_packed(made, part, tile.itemsize)
 
@@ -266,6 +266,7 @@ class Assembler:
             made = conversions[among[0]].stored(whole)
             if node.exact and (at := conversions[among[0]].rounded_at(whole, made, count)) is not None:
                 refuse_rounded(self.name(among[0]), node, self.targets[tile.target], begin + at, whole[at].item())
+            self._demand_finite(tile, among[0], Box((end - begin,), 0, (0,), begin, (1,)), made, lambda w=whole: w)
             goal = strided(tile.work.tile, (begin - tile.low) * itemsize, (end - begin,), (itemsize,), itemsize)
             values = strided(made, 0, (end - begin,), (itemsize,), itemsize)
             if count.all():
@@ -312,6 +313,7 @@ class Assembler:
                     values = decode(np.ascontiguousarray(there).reshape(-1).view(np.uint8), dtype).reshape(part.shape)
                     with np.errstate(all="ignore"):
                         made = encode((values.astype(np.float32) * factors).reshape(-1), dtype)
+                    self._demand_finite(tile, row, part, made, partial(_products, values, factors))
                     there[...] = _as_packed(made, part, tile.itemsize)
 
     def _conversion(self, row: int, target: int) -> Conversion:
@@ -342,6 +344,11 @@ class Assembler:
                 left -= j * step
                 position += j * along
         return position
+
+    def _origin(self, row: int, goal: int) -> Label:
+        """The source's element of a target position."""
+        source = self.sources[int(self.rows.source[row])]
+        return Label(source.file, where=f"{key_text(source.key)}{source.index_text(self._logical(row, goal))}")
 
     def name(self, row: int) -> str:
         tensor = int(self.rows.tensor[row])
@@ -389,11 +396,7 @@ class Assembler:
         """Two copies of one member of a mean or sum are not equal: ranks that differ along other axes than it is over."""
         goal = _element(at, box.shape, box.target, box.target_step)
         first = next(r for r in among if any(clip(self.rows.box(r), goal, goal + 1)))
-        labels = []
-        for one in (first, row):
-            place = self.sources[int(self.rows.source[one])]
-            index = place.index_text(self._logical(one, goal))
-            labels.append(Label(place.file, where=f"{key_text(place.key)}{index}"))
+        labels = [self._origin(one, goal) for one in (first, row)]
         there = self.targets[tile.target]
         node = self.rows.rules[int(self.rows.rule[row])].node
         assert isinstance(node, Reduce)
@@ -405,6 +408,15 @@ class Assembler:
             remedy=f"name the axis along which they differ, too, as in `{node.how} @tp @dp`; or trust one: `any @dp`",
         )
 
+    def _demand_finite(self, tile: Assembly, row: int, box: Box, made: U8, before: Callable[[], Array]) -> None:
+        """No cast makes a number infinite. What stands there already is held against as it is."""
+        there = self.targets[tile.target]
+        if tile.on_difference is not None or not self._conversion(row, tile.target).may_overflow:
+            return
+        if (at := infinite_at(made, there.dtype, before)) is not None:
+            goal = _element(at, box.shape, box.target, box.target_step)
+            refuse_infinite(self.name(row), before()[at].item(), self._origin(row, goal), there, goal)
+
     def _not_exact(self, tile: Assembly, row: int, box: Box, at: int, raw: U8) -> None:
         source, there = self.sources[int(self.rows.source[row])], self.targets[tile.target]
         size = source.itemsize
@@ -414,7 +426,7 @@ class Assembler:
         fail(
             "E605",
             f"{self.name(row)}: {source.dtype} {value} at {index} has no equal in {there.dtype}",
-            Label(source.file, where=f"{key_text(source.key)}{index}"),
+            self._origin(row, goal),
             Label(there.file, f"is {there.dtype}", where=f"{key_text(there.key)}{there.index_text(goal)}"),
         )
 
@@ -455,6 +467,12 @@ def blocks(box: Box, limit: int) -> list[Box]:
         )
         parts += blocks(part, limit)
     return parts
+
+
+def _products(values: Array, factors: Array) -> Array:
+    """Of finite values and factors they are finite in fp64."""
+    products: Array = (values.astype(np.float64) * factors).reshape(-1)
+    return products
 
 
 def _as_packed(made: U8, box: Box, itemsize: int) -> NDArray[Any]:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from ucpl.columns.operations import Node, Reduce
 from ucpl.errors import Label, fail
-from ucpl.extents import key_text
+from ucpl.extents import key_text, largest
 from ucpl.runtime.boxes import Box
 from ucpl.runtime.rows import Place
 from ucpl.runtime.values import Array, Conversion, Wide
 
-__all__ = ["Sums", "dtype_of", "members_of", "refuse_rounded"]
+__all__ = ["Sums", "dtype_of", "members_of", "refuse_infinite", "refuse_rounded"]
 
 
 @frozen(eq=False)
@@ -60,4 +60,15 @@ def refuse_rounded(name: str, node: Reduce, there: Place, goal: int, value: floa
         "E605",
         f"{name}: the {node.how} {value!r} at {there.index_text(goal)} has no equal in {there.dtype}",
         Label(there.file, f"is {there.dtype}", where=f"{key_text(there.key)}{there.index_text(goal)}"),
+    )
+
+
+def refuse_infinite(name: str, value: float, source: Label, there: Place, goal: int) -> NoReturn:
+    """A number that is beyond the greatest of the target's type. E606."""
+    where = f"{key_text(there.key)}{there.index_text(goal)}"
+    fail(
+        "E606",
+        f"{name}: {value!r} at {there.index_text(goal)} is too large for {there.dtype}, which ends at {largest(there.dtype):g}",
+        source,
+        Label(there.file, f"is {there.dtype}", where=where),
     )

@@ -7,6 +7,7 @@ not depend on the processor (torch's vectorised and scalar casts of NaN to bf16 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ucpl.extents import AS_U8, DTYPES, bits_of
+from ucpl.extents import AS_U8, DTYPES, bits_of, largest
 from ucpl.runtime.rows import Rule
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "decode",
     "encode",
     "first_half",
+    "infinite_at",
     "mean",
     "needs_arithmetic",
     "put",
@@ -47,6 +49,7 @@ _EXPONENT = {
     "f64": 11, "f32": 8, "f16": 5, "bf16": 8, "f8_e4m3fn": 4, "f8_e5m2": 5, "f8_e8m0fnu": 8, "f4_e2m1fn": 2,
 }  # fmt: skip
 _FLOATS = tuple(_MANTISSA)
+_EXPONENT_BITS = {"f16": np.uint16(0x7C00), "bf16": np.uint16(0x7F80)}  # all of them set: infinite, or NaN
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _F4_VALUES = np.concatenate([_E2M1, -_E2M1])  # by their bits: the sign is the highest of four
 
@@ -183,6 +186,11 @@ class Conversion:
             values = (values - b) / a
         return values
 
+    @property
+    def may_overflow(self) -> bool:
+        """Whether a finite number of the source may be none in the target."""
+        return largest(self.target) is not None and not (self.rule.keeps_values and _widens(self.source, self.target))
+
     def stored(self, values: Array) -> U8:
         """Bytes on the target's side of values of the tensor: a * x + b, rounded once."""
         a, b = self.rule.target_value
@@ -216,6 +224,19 @@ class Conversion:
                 before, after = self.logical(raw), (after.astype(np.float64) - b) / a
             same = _kept(before, after)
         return None if same.all() else int(np.flatnonzero(~same)[0])
+
+
+def infinite_at(made: U8, dtype: str, before: Callable[[], Array]) -> int | None:
+    """The first number that is finite `before` and too large for its type, which made it infinite, or NaN, or None."""
+    if dtype in _EXPONENT_BITS:
+        bits = _EXPONENT_BITS[dtype]
+        lost = (made.view("<u2") & bits) == bits
+    else:
+        lost = ~np.isfinite(decode(made, dtype))
+    if not lost.any():
+        return None
+    lost &= np.isfinite(before())
+    return int(np.flatnonzero(lost)[0]) if lost.any() else None
 
 
 def _kept(before: Array, after: Array) -> Array:

@@ -29,9 +29,11 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     empties = {name: Size(e.shape) for name, e in writer.empty.items() if not e.buffer}
     shapes = {t.name: Size(_local(writer, t)) for t in frozen} | empties
     in_order = [name for name in writer.names if name in shapes]
-    # An engine asks a dict for everything that is frozen in it: there is none where nothing says that all of it is stored.
+    # An engine asks a dict for everything that is frozen in it: there is none where nothing says that all of it is stored,
+    # and no None, which would say that it was excluded, where nothing says that (stage 1 states neither).
     stated = writer.source.envelope.settings.get("frozen_fragments")
     keeps_frozen = writer.stage >= 2 and (bool(in_order) or (stated is not None and stated.value == 1))
+    says_nothing = writer.stage >= 2 and not keeps_frozen and stated is None
     value["frozen_param_shapes"] = OrderedDict((n, shapes[n]) for n in in_order) if keeps_frozen else None
     if writer.stage:
         is_first = rank == 0 and writer.tp == 0 and writer.here["pp"] == 0
@@ -44,6 +46,8 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     if keeps_frozen:
         fragments = OrderedDict((name, _fragment(writer, file, name)) for name in in_order)
     value["frozen_param_fragments"] = fragments
+    if says_nothing:
+        del value["frozen_param_shapes"], value["frozen_param_fragments"]
     for key in ("lr_scheduler", "data_sampler", "random_ltd"):
         value[key] = file.storages.value(writer.blob(key))
     for key in ("skipped_steps", "global_steps", "global_samples"):

@@ -218,7 +218,8 @@ def keep_module(gathered: Gathered, module: Module, shard: Shard, stage: int) ->
             f"the frozen {lacking} has no fragment",
             Label(str(module.file.path), where="frozen_param_fragments"),
         )
-    gathered.set("frozen_fragments", int(fragments is not None), f"frozen_param_fragments of {module.file.file}")
+    if stage >= 2 and "frozen_param_fragments" in first.mapping():  # below, DeepSpeed never states them
+        gathered.set("frozen_fragments", int(fragments is not None), f"frozen_param_fragments of {module.file.file}")
 
 
 def _keep_fragments(gathered: Gathered, module: Module, part: TorchFile, dp: int) -> None:
