@@ -91,6 +91,7 @@ def engine_of(run: dict[str, Any], spoil: float) -> Any:
     if "ep" in run:
         setattr(module, INFO, grid_models.LISTS)
     grid_models.fill(module, ways, dist.get_rank() % run.get("ep", 1))
+    grid_models.lessen(module, run.get("lean", ()), run.get("frozen", ()))
     groups = parallel_job.groups_of(module, run, spoil)
     if "ep" in run:
         from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
@@ -260,5 +261,39 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
     return {"differences": found, "after": losses(engine, run, job["steps"], 2)}
 
 
+def changed(job: dict[str, Any]) -> dict[str, Any]:
+    """Load a checkpoint whose parameters were others, compare what stays to the bit, and train on."""
+    run = job["run"]
+    engine = engine_of(run, spoil=0.25)
+    path, client = engine.load_checkpoint(job["folder"])
+    if path is None:
+        return {"error": "load_checkpoint found nothing"}
+    truth = torch.load(job["truth"], weights_only=False)["params"]
+    mine, found = facts(engine, run, client)
+    for name, states in mine["params"].items():
+        is_buffer = "buffer" in states
+        found += (
+            deepspeed_job.differences(states, truth[name], name)
+            if is_buffer
+            else deepspeed_job.as_changed(states, truth[name], job, name)
+        )
+    gone = sorted(truth.keys() - mine["params"].keys())
+    trained = sorted(name for name, states in mine["params"].items() if "exp_avg" in states)
+    after = losses(engine, run, job["steps"], 3)
+    rates = {name: states["lr"] for name, states in mine["params"].items() if "lr" in states}
+    alone = "" if "ep" in run else alone_loss(truth, run, job["steps"])
+    return {"differences": found, "gone": gone, "trained": trained, "rates": rates, "alone": alone, "after": after}
+
+
+def alone_loss(truth: dict[str, Any], run: dict[str, Any], step: int) -> float:
+    """The loss of a step, by torch alone: the same weights in one module that no engine has seen."""
+    module = grid_models.Whole(grid_models.Ways(), 0)
+    grid_models.lessen(module, run.get("lean", ()), ())
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            p.copy_(truth[name]["weight"])
+        return float(module(*grid_models.batch(step)))
+
+
 if __name__ == "__main__":
-    deepspeed_job.main({"train": train, "load": load})
+    deepspeed_job.main({"train": train, "load": load, "changed": changed})

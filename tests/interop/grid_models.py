@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -64,6 +65,8 @@ class Ways:
         return out
 
     def listed(self, x: torch.Tensor) -> list[torch.Tensor]:
+        if self.size == 1:
+            return [x.contiguous()]
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
         dist.all_gather(parts, x.contiguous(), group=self.group)
         return parts
@@ -332,6 +335,15 @@ def fill(module: nn.Module, ways: Ways, ep_rank: int) -> None:
         if dim is not None:
             whole = torch.cat([s.chunk(ways.size, dim)[ways.rank] for s in whole.chunk(sections, dim)], dim)
         p.data.copy_(1 + whole if name.endswith(".scale") else whole)
+
+
+def lessen(module: nn.Module, lean: Sequence[str], frozen: Sequence[str]) -> None:
+    """Leave parameters out, and freeze some, by patterns of their names."""
+    for name, p in list(module.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        if any(fnmatchcase(name, pattern) for pattern in lean):
+            module.get_submodule(owner).register_parameter(leaf, None)
+        p.requires_grad_(not any(fnmatchcase(name, pattern) for pattern in frozen))
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:

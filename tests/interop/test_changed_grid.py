@@ -1,0 +1,134 @@
+"""Parameters trained that were frozen, frozen, dropped, on pipelines, tensor-parallel ranks and experts: engines go on.
+
+Each case is one conversion at other degrees. What stays is in the engine to the bit, what is trained from here on begins as
+said, the loss of the first step is what torch alone computes of the same weights, and training goes on. About a minute and a
+half on two quiet cores.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+
+from tests.interop.parallel import ROOT, STEPS, Script, result, torchrun
+
+pytestmark = pytest.mark.interop
+
+JOB = Script(Path(__file__).with_name("grid_job.py"), seconds=400)
+FROZEN = ["2.attention.qkv.weight", "3.between.scale", "2.mlp.grow.weight"]
+EXPERTS = "1.mlp.moe.deepspeed_moe.experts.deepspeed_experts.*"
+FALL = f"{EXPERTS}.fall.weight"
+RUN: dict[str, Any] = {"stage": 1, "dtype": "fp32"}
+SOURCES: dict[str, dict[str, Any]] = {
+    "pipeline": {**RUN, "tp": 1, "stages": [3, 3], "frozen": FROZEN},
+    "cut": {**RUN, "tp": 2, "frozen": FROZEN},
+    "grid": {**RUN, "tp": 2, "stages": [3, 3], "frozen": FROZEN},
+    "experts": {**RUN, "tp": 1, "ep": 2, "frozen": [*FROZEN[:2], FALL]},
+}
+
+
+@frozen
+class Case:
+    """A source, what is said beside `--to`, and the engine that loads it."""
+
+    source: str
+    call: str
+    options: tuple[str, ...]
+    world: int
+    run: dict[str, Any]  # what differs from the source's
+    said: str  # in what is printed
+
+
+def options(word: str, names: list[str]) -> tuple[str, ...]:
+    return tuple(x for name in names for x in (f"--{word}", name))
+
+
+WHOLE: dict[str, Any] = {"frozen": []}
+BIASES, LATER = "*.attention.out.bias", ["1.attention.qkv.*", "3.before.scale"]
+LESS: dict[str, Any] = {"lean": [BIASES], "frozen": [*FROZEN, *LATER]}
+CASES = {
+    "pipeline, thawed": Case(
+        "pipeline", "zero1(stages=[2, 4], dp=1)", options("train", FROZEN), 2, {**WHOLE, "stages": [2, 4]},
+        "trained by --train 2.attention.qkv.weight: 2.attention.qkv.weight, 1,152 elements",
+    ),
+    "pipeline, dropped and frozen": Case(
+        "pipeline", "zero1(pp=1, dp=2)", (*options("drop", [BIASES]), *options("freeze", LATER)), 2,
+        {**LESS, "stages": [6]}, f"left out by --drop {BIASES}: 3 tensors, 72 elements",
+    ),
+    "cut, thawed": Case(
+        "cut", "zero1(tp=4, dp=1)", options("train", FROZEN), 4, {**WHOLE, "tp": 4},
+        "trained by --train 3.between.scale: 3.between.scale, 24 elements",
+    ),
+    "cut, thawed, to ZeRO-3": Case(
+        "cut", "zero3(tp=2, dp=2)", options("train", FROZEN), 4, {**WHOLE, "stage": 3}, "2.mlp.grow.weight, 960 elements",
+    ),
+    "cut, dropped and frozen": Case(
+        "cut", "zero2(tp=1, dp=2)", (*options("drop", [BIASES]), *options("freeze", LATER)), 2,
+        {**LESS, "tp": 1, "stage": 2}, "frozen by --freeze 1.attention.qkv.*: 2 tensors, 1,200 elements",
+    ),
+    "grid, thawed, dropped and frozen": Case(
+        "grid", "zero1(tp=1, pp=2, dp=2)",
+        (*options("train", FROZEN), *options("drop", [BIASES]), *options("freeze", LATER)), 4,
+        {"tp": 1, "lean": [BIASES], "frozen": LATER}, "trained by --train 2.mlp.grow.weight",
+    ),
+    "experts, thawed": Case(
+        "experts", "zero1(dp=4, ep=4)", options("train", [*FROZEN[:2], FALL]), 4, {**WHOLE, "ep": 4},
+        f"trained by --train {FALL}: {EXPERTS.replace('*', '0')}.fall.weight and 3 more, 672 elements",
+    ),
+    "experts, dropped and frozen": Case(
+        "experts", "zero1(dp=2, ep=1)",
+        (*options("drop", ["3.mlp*.rise.bias"]), *options("freeze", ["3.mlp*.fall.weight", *LATER])), 2,
+        {"ep": 1, "lean": ["3.mlp*.rise.bias"], "frozen": [*FROZEN[:2], FALL, "3.mlp*.fall.weight", *LATER]},
+        "left out by --drop 3.mlp*.rise.bias: 4 tensors, 28 elements",
+    ),
+}  # fmt: skip
+
+
+def convert(case: Case, folder: Path, target: Path) -> None:
+    command = [sys.executable, "-m", "ucpl", "convert", str(folder / case.source), str(target), "--to", case.call]
+    done = subprocess.run([*command, *case.options], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert case.said in done.stdout, done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("changed_grid")
+    jobs: list[dict[str, Any]] = [
+        {"do": "train", "run": run, "steps": STEPS, "folder": str(folder / name), "truth": str(folder / f"{name}.pt"),
+         "result": str(folder / f"{name}.json")}
+        for name, run in SOURCES.items()
+    ]  # fmt: skip
+    torchrun("train", 4, jobs, JOB)
+    by_world: dict[int, list[dict[str, Any]]] = {}
+    for n, (name, case) in enumerate(CASES.items()):
+        convert(case, folder, folder / f"target{n}")
+        job = {"do": "changed", "run": {**SOURCES[case.source], **case.run}, "folder": str(folder / f"target{n}")}
+        job |= {"steps": STEPS, "truth": str(folder / f"{case.source}.pt"), "result": str(folder / f"{name}.json")}
+        by_world.setdefault(case.world, []).append(job)
+    for world, listed in by_world.items():
+        torchrun(f"load{world}", world, listed, JOB)
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_engine_of_the_new_model_goes_on_at_other_degrees(name: str, folder: Path) -> None:
+    case, found = CASES[name], result(folder, name)
+    assert found["differences"] == []
+    assert bool(found["gone"]) == ("lean" in case.run)
+    source = result(folder, case.source)
+    first = found["alone"] or source["after"][0]
+    if found["alone"] or "lean" not in case.run:
+        assert found["after"][0] == pytest.approx(first, rel=0, abs=1e-5), "what torch alone computes of these weights"
+    assert len(set(found["after"])) == 3, "it trains"
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_train(name: str, folder: Path) -> None:
+    found = result(folder, name)
+    assert len({*found["before"], *found["after"]}) == STEPS + 2 and found["apart"] == []
