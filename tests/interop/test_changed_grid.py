@@ -108,7 +108,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     by_world: dict[int, list[dict[str, Any]]] = {}
     for n, (name, case) in enumerate(CASES.items()):
         convert(case, folder, folder / f"target{n}")
-        job = {"do": "changed", "run": {**SOURCES[case.source], **case.run}, "folder": str(folder / f"target{n}")}
+        job: dict[str, Any] = {
+            "do": "changed",
+            "run": {**SOURCES[case.source], **case.run},
+            "folder": str(folder / f"target{n}"),
+        }
         job |= {"steps": STEPS, "truth": str(folder / f"{case.source}.pt"), "result": str(folder / f"{name}.json")}
         by_world.setdefault(case.world, []).append(job)
     for world, listed in by_world.items():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ucpl
-from ucpl.errors import UcplError
+from ucpl.errors import Diagnostic, UcplError
 
 HEAD = "ucpl 1\n\nmodel m {\n  dim a = 6\n  dtype f32\n  w : a\n  state fp32 : f32\n}\n\n"
 LAYOUTS = """layout x(tp) of m {{
@@ -45,7 +45,7 @@ def converted(folder: Path, source: str, dtype: str, values: list[list[float]]) 
     return [x for t in found for x in t.float().tolist()]
 
 
-def refused(folder: Path, source: str, dtype: str, values: list[list[float]]) -> ucpl.Diagnostic:
+def refused(folder: Path, source: str, dtype: str, values: list[list[float]]) -> Diagnostic:
     with pytest.raises(UcplError) as caught:
         converted(folder, source, dtype, values)
     (found,) = caught.value.diagnostics
@@ -97,11 +97,11 @@ def test_a_product_with_scales_is_held_against_it(tmp_path: Path) -> None:
     for factor in (146.0, 147.0):
         held = {"w": weight.to(torch.float8_e4m3fn), "s": torch.tensor([1.0, factor])}
         torch.save(held, tmp_path / "in" / "w.pt")
-        how = {"layout": f"{tmp_path}/spec.ucpl:x()", "to": f"{tmp_path}/spec.ucpl:y()"}
+        layout, to = f"{tmp_path}/spec.ucpl:x()", f"{tmp_path}/spec.ucpl:y()"
         if factor == 146.0:
-            ucpl.convert(tmp_path / "in", tmp_path / "fits", **how)
+            ucpl.convert(tmp_path / "in", tmp_path / "fits", layout=layout, to=to)
             assert torch.load(tmp_path / "fits" / "w.pt")["w"][130] == torch.tensor(448.0 * factor, dtype=torch.float16)
             continue
         with pytest.raises(UcplError, match="E606") as caught:
-            ucpl.convert(tmp_path / "in", tmp_path / "over", **how)
+            ucpl.convert(tmp_path / "in", tmp_path / "over", layout=layout, to=to)
         assert caught.value.diagnostics[0].message.startswith("w: 65856.0 at [130]")

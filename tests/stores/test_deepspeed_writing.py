@@ -281,6 +281,32 @@ def test_weights_alone_say_how_they_are_loaded() -> None:
         assert ['`group "0" = ...`' in text for text in advice(source, target)] == [True]
 
 
+@pytest.mark.parametrize(
+    ("call", "states", "said"),
+    [
+        ("zero3(dp=2)", {"sum"}, "no Adagrad at stage 3"),
+        ("zero1(dp=2)", {"sum"}, "IndexError with 2"),
+        ("zero0(dp=2)", {"sum"}, ""),
+        ("zero3(dp=2)", {"square_avg"}, ""),
+    ],
+)
+def test_what_no_loader_takes_is_said(call: str, states: set[str], said: str) -> None:
+    """docs/decisions/odd-optimizers.md: DeepSpeed loads none of its own, and a conversion carries it all the same."""
+    source = open_checkpoint(Path(__file__).parents[1] / "fixtures" / "deepspeed" / "z1_dp4")
+    target = api.plan(str(source.top), call).target
+    tensors = tuple(evolve(t, states=tuple({*t.states} & {"weight", "fp32"} | states)) for t in target.tensors)
+    assert [said in text for text in advice(source, evolve(target, tensors=tensors))] == [True] * bool(said)
+
+
+def test_bool_states_are_said_to_change_when_they_are_loaded() -> None:
+    source = open_checkpoint(Path(__file__).parents[1] / "fixtures" / "deepspeed" / "z1_dp4")
+    target = api.plan(str(source.top), "zero1(dp=2)").target
+    assert advice(source, target) == ()
+    bools = {k: evolve(e, dtype="bool") if k[1][-1] == "exp_avg" else e for k, e in source.extents.items()}
+    (text,) = advice(evolve(source, extents=bools), target)
+    assert text.startswith("torch's optimizers make exp_avg of the parameters' type")
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tie_that_only_the_config_tells_is_told(tied: bool, tmp_path: Path) -> None:
     """The module has two names for the tensor, and a strict load asks for both."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ucpl.conversion.planning import Asked
     from ucpl.layout import Layout
     from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
 
 EXAMPLE = """
 ucpl plan --from runs/on-4 --to 'zero1(dp=8)' -o grow.plan
@@ -58,7 +59,7 @@ def run(options: Namespace, console: Console) -> int:
 
         write_text(Path(options.output), plan_bytes(plan))
     console.say(summary(plan).rstrip("\n"))
-    for text in container_lines(made.checkpoint, plan, width=11):
+    for text in (*container_lines(made.checkpoint, plan, width=11), *loading_lines(made.checkpoint, plan)):
         console.say(text)
     for text in made.remarks:
         console.say(f"remark     {text}")
@@ -68,6 +69,15 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"written    {options.output}")
     console.answer({"plan": plan_object(plan), "output": options.output, "remarks": list(made.remarks)})
     return Exit.DONE
+
+
+def loading_lines(checkpoint: Checkpoint | None, plan: Plan) -> list[str]:
+    """What whoever loads the target must know, as `convert` says it."""
+    if checkpoint is None:
+        return []
+    from ucpl.stores.registry import advice
+
+    return [f"to load it {text}" for text in advice(checkpoint, plan.target)]
 
 
 def asked_of(options: Namespace) -> tuple[Asked, Given]:

@@ -266,7 +266,9 @@ class Assembler:
             made = conversions[among[0]].stored(whole)
             if node.exact and (at := conversions[among[0]].rounded_at(whole, made, count)) is not None:
                 refuse_rounded(self.name(among[0]), node, self.targets[tile.target], begin + at, whole[at].item())
-            self._demand_finite(tile, among[0], Box((end - begin,), 0, (0,), begin, (1,)), made, lambda w=whole: w)
+            self._demand_finite(
+                tile, among[0], Box((end - begin,), 0, (0,), begin, (1,)), made, partial(np.asarray, whole)
+            )
             goal = strided(tile.work.tile, (begin - tile.low) * itemsize, (end - begin,), (itemsize,), itemsize)
             values = strided(made, 0, (end - begin,), (itemsize,), itemsize)
             if count.all():

@@ -36,10 +36,33 @@ TIED = (
 )
 
 
+ADAGRAD = (
+    "DeepSpeed 0.19.8 loads no Adagrad at stage 3, its own neither: zero1 or zero2 with one group, or"
+    " engine.load_checkpoint(..., load_optimizer_states=False)"
+)
+ADAGRAD_GROUPS = (
+    "DeepSpeed 0.19.8 trains Adagrad with one group alone, its own neither (IndexError with {count}): one group in the engine,"
+    " over a model with one, or zero0"
+)
+BOOLS = "torch's optimizers make {names} of the parameters' type when they load it, as of their own: bool here, 0 and 1 there"
+
+
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Where parameters are left out or known by one name of two, and of a target made of weights alone."""
+    """Of parameters left out or known by one name of two, of a target made of weights alone, and of what no loader takes."""
     lenient = (LENIENT,) if source.unstored else (TIED,) if _is_tied(source, structure) else ()
-    return (*lenient, *_warm(source, structure))
+    return (*lenient, *_warm(source, structure), *_of_optimizer(source, structure))
+
+
+def _of_optimizer(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """What DeepSpeed makes of this optimizer, with or without a conversion: docs/decisions/odd-optimizers.md."""
+    stage = structure.settings.get("stage")
+    states = {state for tensor in structure.tensors for state in tensor.states} - {"weight", "fp32"}
+    out = []
+    if states == {"sum"} and stage:
+        groups = len(structure.groups)
+        out += [ADAGRAD] if stage == 3 else [ADAGRAD_GROUPS.format(count=groups)] if groups > 1 else []
+    bools = {str(key[-1]) for (_, key), e in source.extents.items() if e.dtype == "bool" and key[-1] in states}
+    return (*out, *([BOOLS.format(names=", ".join(sorted(bools)))] if bools else []))
 
 
 def universal_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
