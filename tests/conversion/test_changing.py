@@ -10,7 +10,11 @@ import torch
 
 import ucpl
 from tests.cli.command import ucpl as command
+from ucpl.api import open_checkpoint
+from ucpl.conversion.changes import Changes, Dealt
+from ucpl.conversion.changing import changed_model
 from ucpl.errors import UcplError
+from ucpl.syntax import nodes, parse
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 FROZEN = FIXTURES / "z2_dp3_frozen"
@@ -120,6 +124,38 @@ def test_a_group_without_a_parameter_goes_with_its_place_in_the_schedule(tmp_pat
     assert len(new["param_shapes"]) == 1 and "seen" not in new["module"] and new["buffer_names"] == []
     again = ucpl.plan(str(tmp_path / "new"), "zero1(dp = 1)", train=["norm.*"])
     assert "in group 0 (the only one)" in again.changed[0]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_new_group_has_the_hyper_parameters_of_another(target: str, tmp_path: Path) -> None:
+    """It stands behind the others, with a place in the schedule. A plan of a file says it, too."""
+    plan = ucpl.plan(str(FROZEN), target, train=["wpe.weight=mine:1"])
+    assert "group mine is new, behind the others, with the hyper-parameters of 1" in plan.changed
+    assert plan.changed[-1].startswith("new groups have places in lr_scheduler (base_lrs")
+    ucpl.save_plan(plan, tmp_path / "a.plan")
+    ucpl.apply(tmp_path / "a.plan", FROZEN, tmp_path / "new")
+    (tmp_path / "was").mkdir()
+    before, after = held(FROZEN, tmp_path / "was"), held(tmp_path / "new", tmp_path)
+    assert members(after) == [*members(before), ["wpe.weight"]]
+    hyper = [{k: v for k, v in group.items() if k not in ("params", "name")} for group in after["groups"]]
+    assert hyper[2] == hyper[1] != hyper[0]
+    schedule = open_checkpoint(tmp_path / "new").envelope.blobs["lr_scheduler"]
+    assert isinstance(schedule, dict) and schedule["base_lrs"][2] == schedule["base_lrs"][1] != schedule["base_lrs"][0]
+    assert len(schedule["base_lrs"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("train", "text"),
+    [
+        (["wpe.weight=2:7"], "there is no group 7 whose hyper-parameters group 2 could have"),
+        (["wpe.weight=1:0"], "group 1 is there"),
+        (["wpe.weight=:0"], "a new one has a name of its own"),
+    ],
+)
+def test_a_new_group_is_like_one_that_there_is(train: list[str], text: str) -> None:
+    with pytest.raises(UcplError) as caught:
+        ucpl.plan(str(FROZEN), "zero1(dp = 2)", train=train)
+    assert caught.value.diagnostics[0].code == "E329" and text in caught.value.diagnostics[0].message
 
 
 def test_a_plan_is_applied_where_nothing_else_is_known(tmp_path: Path) -> None:
@@ -380,3 +416,13 @@ def test_what_ranks_cannot_hold_is_refused(source: Path, how: dict[str, Any], te
     with pytest.raises(UcplError) as caught:
         ucpl.plan(str(source), "zero1(dp = 2)", **how)
     assert caught.value.diagnostics[0].code == "E328" and text in caught.value.diagnostics[0].message
+
+
+def test_states_of_some_groups_are_those_of_a_new_one_like_them() -> None:
+    text = "ucpl 1\nmodel m {\n  a : 4\n  b : 4\n  c : 4\n"
+    text += '  group "0" = a\n  group "1" = b\n  state x : f32 of "0"\n  state y : f32 of "1"\n}\n'
+    (model,) = (item for item in parse(text, "m.ucpl").statements if isinstance(item, nodes.Model))
+    dealt = Dealt(members={"2": ("c",)}, new={"2": "0"})
+    made = changed_model(model, Changes(trained=frozenset({"c"}), dealt=dealt))
+    assert [s.groups for s in made.items if isinstance(s, nodes.State)] == [("0", "2"), ("1",)]
+    assert [(g.name, g.members) for g in made.items if isinstance(g, nodes.Group)][-1] == ("2", ("c",))

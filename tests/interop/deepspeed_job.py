@@ -70,6 +70,8 @@ def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
                 if name == "scale":  # not persistent: no checkpoint has it
                     buffer.fill_(0.5)
     groups = models.parameter_groups(model, run.get("groups", 2), 0.0 if run.get("keeps_no_hyper") else spoil)
+    if own := run.get("own_group"):
+        groups = models.with_own_group(groups, [p for name, p in model.named_parameters() if name in own])
     chosen = models.optimizer(run["optimizer"], groups)
     schedule = torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: 1.0 / (1 + 0.1 * step))
     made, *_ = deepspeed.initialize(model=model, optimizer=chosen, lr_scheduler=schedule, config=config(run))
@@ -358,7 +360,9 @@ def changed(job: dict[str, Any]) -> dict[str, Any]:
     kept = {name: truth[name]["weight"] if name in truth else mine[name]["weight"] for name in mine}
     trained = sorted(name for name, states in mine.items() if "exp_avg" in states)
     first = plain_loss(job, kept, job["steps"])
-    return {"differences": found, "first": first, "after": losses(engine, job["steps"], 3), "trained": trained}
+    rates = {name: [states["lr"], states["weight_decay"]] for name, states in mine.items() if "lr" in states}
+    out = {"differences": found, "first": first, "after": losses(engine, job["steps"], 3)}
+    return {**out, "trained": trained, "rates": rates}
 
 
 def main(do: dict[str, Any]) -> None:

@@ -178,6 +178,13 @@ def parameter_groups(model: nn.Module, how: int, spoil: float) -> list[dict[str,
     ]
 
 
+def with_own_group(groups: list[dict[str, Any]], own: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """Parameters in one group more, behind the others, with hyper-parameters that a load must set right."""
+    ids = set(map(id, own))
+    left = [{**group, "params": [p for p in group["params"] if id(p) not in ids]} for group in groups]
+    return [*left, {"params": own, "lr": 2e-3, "weight_decay": 0.01}]
+
+
 def optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     match name:
         case "adamw":

@@ -23,12 +23,17 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {
         "train_batch_size": BATCH,
         "train_micro_batch_size_per_gpu": BATCH // dist.get_world_size(),
-        "zero_optimization": {"stage": run["stage"], "stage3_param_persistence_threshold": 0},
+        "zero_optimization": {"stage": run["stage"], "stage3_param_persistence_threshold": 0, **zero_plus_plus(run)},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000,
     }
     return out | {"bf16": {"enabled": run["dtype"] == "bf16"}}
+
+
+def zero_plus_plus(run: dict[str, Any]) -> dict[str, Any]:
+    """hpz: each so many ranks hold the whole model once more, for gathering."""
+    return {"zero_hpz_partition_size": run["hpz"]} if run.get("hpz") else {}
 
 
 def engine_of(run: dict[str, Any], is_spoiled: bool) -> Any:

@@ -51,6 +51,11 @@ CASES = {
         "frozen", "zero3(dp=3, sub_group_size=60)", TRAIN, {"stage": 3, "zero": {"sub_group_size": 60}},
         "trained by --train conv.weight=0: conv.weight, 90 elements, in group 0 (given), in the model's order",
     ),
+    "thawed, in a group of their own": Case(
+        "frozen", "zero3(dp=3)", ("--train", "conv.weight=2:0", "--train", "norm.bias=2:0"),
+        {"stage": 3, "own_group": ["conv.weight", "norm.bias"]},
+        "group 2 is new, behind the others, with the hyper-parameters of 0",
+    ),
     "thawed, to none": Case("frozen", "zero0(dp=3)", TRAIN, {"stage": 0}, "step with 3: 2 parameters"),
     "thawed, BF16_Optimizer": Case(
         "bf16", "zero1(dp=3)", TRAIN, {**BF16, "stage": 1}, "fp32 of 2 tensors is made of the weight"
@@ -123,4 +128,6 @@ def test_an_engine_of_the_new_model_goes_on(name: str, folder: Path) -> None:
     found = result(folder, name)
     assert found["differences"] == []
     assert found["after"][0] == found["first"], "what torch alone computes of these weights"
+    for new in CASES[name].run.get("own_group", []):
+        assert found["rates"][new] == found["rates"]["embed.weight"], "as the group that it is like"
     assert len(set(found["after"])) == 3 and found["after"][2] < found["after"][0], "it trains"

@@ -14,7 +14,8 @@ from tests.interop.parallel import Script, Source, Target, check, result, work
 
 pytestmark = pytest.mark.interop
 
-ODD_JOB = Script(Path(__file__).with_name("odd_job.py"), ("dtype",), 400)
+# DeepSpeed makes the groups of ZeRO++ once a process, for all engines in it.
+ODD_JOB = Script(Path(__file__).with_name("odd_job.py"), ("dtype", "hpz"), 400)
 
 
 def of(odd: str, stage: int, dtype: str = "fp32") -> Source:
@@ -29,6 +30,7 @@ SOURCES = {
     "llama_lora_z3": of("llama_lora", 3),
     "toggled_z2": of("toggled", 2),
     "states_z1": of("states", 1),
+    "hpz": Source(4, {"odd": "names", "stage": 3, "dtype": "fp32", "hpz": 2}),  # ZeRO++
 }
 
 
@@ -47,6 +49,8 @@ TARGETS = (
     to("toggled_z2", 1, 3),
     to("states_z1", 3, 3),
     to("states_z1", 2, 1, "plain()"),
+    Target("hpz", 4, "zero3(dp=4)", {}, ("zero1(dp=3)",)),
+    Target("hpz", 3, "zero2(dp=3)", {"stage": 2, "hpz": 0}),
 )
 
 

@@ -79,8 +79,8 @@ def add_changes(parser: ArgumentParser) -> None:
         "--train",
         action="append",
         default=[],
-        metavar="NAME[=GROUP]",
-        help="a frozen parameter is trained from here on, in a group of the optimizer; may repeat",
+        metavar="NAME[=GROUP[:LIKE]]",
+        help="a frozen parameter is trained from here on, in a group of the optimizer, or in a new one; may repeat",
     )
     parser.add_argument(
         "--fill",

@@ -14,6 +14,7 @@ class Dealt:
     members: dict[str, tuple[str, ...]] = field(factory=dict)
     emptied: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
+    new: dict[str, str] = field(factory=dict)  # a group that the source lacks -> the one whose hyper-parameters it has
 
 
 @frozen(eq=False)
@@ -36,5 +37,7 @@ class Changes:
             "numbers": tuple(sorted(self.tensors | self.frozen)),
             "trained": tuple(sorted(self.trained)),
             "groups": self.dealt.emptied,
+            "new": tuple(self.dealt.new),
+            "like": tuple(self.dealt.new.values()),  # of each of these
         }
         return found if self.tensors or self.frozen or self.trained or self.drop else {}

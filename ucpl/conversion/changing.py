@@ -280,12 +280,16 @@ def changed_model(model: nodes.Model, changes: Changes) -> nodes.Model:
                 items += _state(item, tuple(n for n in names if n not in gone), changes.dealt)
             case _:
                 items.append(item)
+    for name in changes.dealt.new:
+        members = tuple(dict.fromkeys(map(whole_name, changes.dealt.members[name])))
+        items.append(nodes.Group(name, members=members))
     return evolve(model, items=tuple(items))
 
 
 def _state(item: nodes.State, names: tuple[str, ...], dealt_: Dealt) -> list[nodes.ModelItem]:
     """A state line without names that are dropped, and without groups that are gone."""
     of = item.groups and tuple(g for g in item.groups if g not in dealt_.emptied)
+    of = of and (*of, *(new for new, like in dealt_.new.items() if like in of))
     return [evolve(item, names=names, groups=of)] if names and of != () else []
 
 

@@ -40,6 +40,7 @@ class _Groups:
     source: Side
     left: dict[str, list[str]]
     order: dict[str, int]  # of the model's tensors
+    new: dict[str, str]  # groups that are to be, each with the one that it is like
 
     @property
     def layout(self) -> Layout:
@@ -55,6 +56,8 @@ class _Groups:
     def group_of(self, path: str, text: str, named: str | None) -> tuple[str, str]:
         """(group, why it is that one). Raises: UcplError E329 where nothing tells."""
         among = self.candidates(path)
+        if named is not None and named not in self.left and ":" in named:
+            return self.begun(path, text, named), "new"
         if named is not None:
             if named not in among:
                 self.refuse(text, path, f"there is no group {named} that it can be in")
@@ -67,6 +70,17 @@ class _Groups:
             return alike[0], f"where all trained parameters of {dims} dim{'s' * (dims != 1)} are"
         self.refuse(text, path, "it could be in several groups, and nothing tells in which")
 
+    def begun(self, path: str, text: str, named: str) -> str:
+        """`2:0`, the group 2, which the source lacks, with the hyper-parameters of group 0. Raises: UcplError E329."""
+        name, _, like = (part.strip() for part in named.rpartition(":"))
+        if like not in self.candidates(path):
+            self.refuse(text, path, f"there is no group {like} whose hyper-parameters group {name} could have")
+        if not name or name in self.left:
+            self.refuse(text, path, f"group {name} is there: a new one has a name of its own")
+        if self.new.setdefault(name, like) != like:
+            self.refuse(text, path, f"group {name} is to be like {self.new[name]}, and like {like}")
+        return name
+
     def refuse(self, text: str, path: str, what: str) -> NoReturn:
         shown = [f"{g} ({len(ms)} parameters, the first {ms[0]})" if ms else g for g, ms in self.left.items()]
         name = text.rpartition("=")[0] or text
@@ -75,12 +89,13 @@ class _Groups:
             f"--train {text}: {path}: {what}",
             Label("<command line>", where=f"--train {text}"),
             Label("<source>", f"groups {', '.join(shown)}" if shown else "no groups"),
-            remedy=f"write --train {name}={next(iter(self.left), 0)}, with the group's name",
+            remedy=f"write --train {name}={(first := next(iter(self.left), 0))}, with the group's name, or"
+            f" {name}={len(self.left)}:{first} for a new group with the hyper-parameters of {first}",
         )
 
     def place(self, group: str, new: Sequence[str]) -> str:
         """Put parameters into a group, and tell where."""
-        members = self.left[group]
+        members = self.left.setdefault(group, [])
         if members == sorted(members, key=self.order.__getitem__):
             members[:] = sorted([*members, *new], key=self.order.__getitem__)
             return "in the model's order"
@@ -92,7 +107,7 @@ def dealt(source: Side, left: set[str], asked: Asked) -> Dealt:
     """Groups with those parameters of the source that are left, and those that are asked for. Raises: UcplError E329."""
     known = source.layout.model_groups
     order = {path: i for i, path in enumerate(source.layout.tensors)}
-    groups = _Groups(source, {name: [m for m in members if m in left] for name, members in known}, order)
+    groups = _Groups(source, {name: [m for m in members if m in left] for name, members in known}, order, {})
     placed: dict[tuple[str, str, str], list[str]] = {}
     for path, (text, named) in asked.items():
         if known:
@@ -103,8 +118,13 @@ def dealt(source: Side, left: set[str], asked: Asked) -> Dealt:
         said.append(f"trained by --train {text}: {_counted(source, paths)}, in group {group} ({why}), {where}")
     emptied = tuple(name for name, members in known if members and not groups.left[name])
     said += [f"left out: group {name}, of which no parameter is left, with its hyper-parameters" for name in emptied]
-    changed = {name: tuple(groups.left[name]) for name, members in known if tuple(groups.left[name]) != members}
-    return Dealt(changed, emptied, tuple(said))
+    said += [
+        f"group {name} is new, behind the others, with the hyper-parameters of {like}"
+        for name, like in groups.new.items()
+    ]
+    was = dict(known)
+    changed = {name: tuple(members) for name, members in groups.left.items() if tuple(members) != was.get(name)}
+    return Dealt(changed, emptied, tuple(said), groups.new)
 
 
 def demand_experts(source: Side, emptied: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["demand_layers", "lessened", "shortened"]
 
-Gone = Mapping[str, Sequence[str]]  # names, numbers, trained, groups: see changing.Changes.gone
+Gone = Mapping[str, Sequence[str]]  # see changes.Changes.gone
 V = TypeVar("V")
 
 # What torch.optim.lr_scheduler and DeepSpeed's schedules keep in a list with one place for each parameter group.
@@ -53,8 +53,10 @@ def _envelope(checkpoint: Checkpoint, gone: Gone, names: frozenset[str]) -> Enve
     for name in ("module_extra", "empty_tensors"):
         if isinstance(held := blobs.get(name), dict):
             blobs[name] = _rest(held, names)
+    like = dict(zip(gone["new"], gone["like"], strict=True))
     groups = tuple(group for group in known.groups if group.name not in gone["groups"])
-    if len(groups) < len(known.groups):
+    groups += tuple(evolve(g, name=new, members=()) for new, old in like.items() for g in known.groups if g.name == old)
+    if groups != known.groups:
         blobs["lr_scheduler"] = _by_group(checkpoint, gone)[0]
     if isinstance(layers := blobs.get("layer_files"), dict) and checkpoint.pipeline is not None:
         blobs["layer_files"] = _layer_files(layers, checkpoint.pipeline, names)
@@ -66,19 +68,23 @@ def _envelope(checkpoint: Checkpoint, gone: Gone, names: frozenset[str]) -> Enve
 
 
 def shortened(checkpoint: Checkpoint | None, gone: Gone) -> tuple[str, ...]:
-    """What is said of a schedule that loses the places of groups."""
-    if checkpoint is None or not gone or not gone["groups"]:
+    """What is said of a schedule that loses the places of groups, or has places for new ones."""
+    if checkpoint is None or not gone:
         return ()
-    keys = _by_group(checkpoint, gone)[1]
-    return (f"left out: the places of these groups in lr_scheduler ({', '.join(keys)})",) if keys else ()
+    keys = ", ".join(_by_group(checkpoint, gone)[1])
+    lost = (f"left out: the places of these groups in lr_scheduler ({keys})",) if keys and gone["groups"] else ()
+    like = ", ".join(f"{new} as {old}" for new, old in zip(gone["new"], gone["like"], strict=True))
+    return (*lost, *([f"new groups have places in lr_scheduler ({keys}): {like}"] if keys and like else []))
 
 
 def _by_group(checkpoint: Checkpoint, gone: Gone) -> tuple[object, list[str]]:
-    """A schedule without the places of groups that are left out, and the lists that had them."""
+    """A schedule without the places of groups that are left out and with those of new ones, and the lists that have them."""
     held = checkpoint.envelope.blobs.get("lr_scheduler")
     if not isinstance(held, dict):
         return held, []
-    kept = [i for i, group in enumerate(checkpoint.envelope.groups) if group.name not in gone["groups"]]
+    names = [group.name for group in checkpoint.envelope.groups]
+    kept = [i for i, name in enumerate(names) if name not in gone["groups"]]
+    kept += [names.index(like) for like in gone["like"]]
     count = len(checkpoint.envelope.groups)
     lists = {k: v for k, v in held.items() if k in _BY_GROUP and isinstance(v, list) and len(v) == count}
     return {**held, **{k: [v[i] for i in kept] for k, v in lists.items()}}, [*lists]

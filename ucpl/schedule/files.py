@@ -139,7 +139,12 @@ def _plan(raw: Json, columns: bytes) -> Plan:
 
 def _gone(raw: Json) -> dict[str, tuple[str, ...]]:
     found = {kind: texts(names) for kind, names in table(raw).items()}
-    if found and set(found) != {"names", "numbers", "trained", "groups"}:
+    if not found:
+        return found
+    found = {"new": (), "like": (), **found}  # plans of before there were new groups have none
+    if set(found) != {"names", "numbers", "trained", "groups", "new", "like"} or len(found["new"]) != len(
+        found["like"]
+    ):
         raise ValueError("what it leaves out is of kinds that there are not")
     return found
 
