@@ -171,6 +171,16 @@ def test_a_master_that_fp16_does_not_hold_is_refused_by_its_tensor_and_element(s
     assert found.labels[0].where.endswith("[7]") and "zero_pp_rank_0" in found.labels[0].file
 
 
+def test_what_zero3_rounds_itself_is_said_and_not_looked_at() -> None:
+    for call, is_said in (
+        ("zero3(dp=2, fp16=1)", True),
+        ("zero3(dp=2, bf16=1)", False),
+        ("zero2(dp=2, fp16=1)", False),
+    ):
+        made = ucpl.plan(str(FIXTURES / "z1_dp4"), call)
+        assert any("beyond 65504" in text for text in made.derived) == is_said
+
+
 def test_what_has_no_master_is_rounded_itself_and_named(tmp_path: Path) -> None:
     """A frozen parameter; its buffer stays as it is, as DeepSpeed leaves it."""
     made = ucpl.plan(str(FIXTURES / "z2_dp3_frozen"), "zero2(dp=2, bf16=1)")

@@ -44,6 +44,10 @@ _TRAINED_IN = ("f32", "bf16", "f16")
 _MASTER = "fp32"
 _ALIGNED = 16  # bytes of the trained dtype that parameter_alignment grows each parameter to
 _NAMES_SHOWN = 3
+_UNSEEN = (
+    "weights are not in a ZeRO-3 target: DeepSpeed rounds its masters to f16, and one beyond 65504 is infinite there; of"
+    " zero1 and zero2 it is refused here (E606)"
+)
 
 
 @frozen
@@ -226,6 +230,8 @@ def _told(source: Side, target: Side, change: Change, alone: dict[str, str]) -> 
         out.append(f"weight of {first}{more} {how}, {dtype} to {change.now}: the source keeps no master of it")
     if source.checkpoint is not None and target.layout.framework in ("deepspeed", "universal"):
         out += _scaling(source.checkpoint, change)
+    if change.now == "f16" and target.layout.settings.get("stage") == 3:
+        out.append(_UNSEEN)
     return tuple(out)
 
 
