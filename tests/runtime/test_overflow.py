@@ -49,7 +49,7 @@ def refused(folder: Path, source: str, dtype: str, values: list[list[float]]) ->
     with pytest.raises(UcplError) as caught:
         converted(folder, source, dtype, values)
     (found,) = caught.value.diagnostics
-    assert found.code == "E606" and not (folder / "out").exists()
+    assert found.code == "E607" and not (folder / "out").exists()
     return found
 
 
@@ -102,6 +102,6 @@ def test_a_product_with_scales_is_held_against_it(tmp_path: Path) -> None:
             ucpl.convert(tmp_path / "in", tmp_path / "fits", layout=layout, to=to)
             assert torch.load(tmp_path / "fits" / "w.pt")["w"][130] == torch.tensor(448.0 * factor, dtype=torch.float16)
             continue
-        with pytest.raises(UcplError, match="E606") as caught:
+        with pytest.raises(UcplError, match="E607") as caught:
             ucpl.convert(tmp_path / "in", tmp_path / "over", layout=layout, to=to)
         assert caught.value.diagnostics[0].message.startswith("w: 65856.0 at [130]")

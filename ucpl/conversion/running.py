@@ -41,7 +41,7 @@ def refuse_existing(target: Path, how: How) -> None:
 
 
 def run(plan: Plan, source: Checkpoint, target: Path, how: How) -> Report:
-    """Run exactly that plan. Raises: UcplError E600-E606 where the source is not what the plan was made for."""
+    """Run exactly that plan. Raises: UcplError E600-E607 where the source is not what the plan was made for."""
     from ucpl.conversion.keywords import options_from
     from ucpl.proofs.blobs import demand_alike
     from ucpl.runtime.execute import execute

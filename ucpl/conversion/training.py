@@ -46,7 +46,7 @@ _ALIGNED = 16  # bytes of the trained dtype that parameter_alignment grows each 
 _NAMES_SHOWN = 3
 _UNSEEN = (
     "weights are not in a ZeRO-3 target: DeepSpeed rounds its masters to f16, and one beyond 65504 is infinite there; of"
-    " zero1 and zero2 it is refused here (E606)"
+    " zero1 and zero2 it is refused here (E607)"
 )
 
 

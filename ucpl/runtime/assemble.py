@@ -100,7 +100,7 @@ class Assembler:
     ) -> int | None:
         """Elements [low, high) of a target into the front of `work.tile`. Returns their CRC where reading has computed it.
 
-        Raises: UcplError E605, E606, E610, E611, E613 (unless `on_difference` takes it).
+        Raises: UcplError E605, E607, E610, E611, E613 (unless `on_difference` takes it).
         """
         rows = self.rows
         tile = Assembly(target, low, high, self.targets[target].itemsize, reader, work, on_difference)

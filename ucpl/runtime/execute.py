@@ -48,7 +48,7 @@ from ucpl.stores.containers import with_beside
 __all__ = ["execute"]
 
 SINGLE = (".pt", ".pth", ".bin")  # a target of this name is one file
-_FINAL = ("E505", "E605", "E606", "E611", "E612", "E613", "E614")  # what `--resume` cannot go on from
+_FINAL = ("E505", "E605", "E607", "E611", "E612", "E613", "E614")  # what `--resume` cannot go on from
 _IDENTITY = ("digest", "files", "content")  # what tells that a run is the same run
 
 
@@ -61,7 +61,7 @@ def execute(
 ) -> Report:
     """Write `target` from `source`, exactly as the plan says.
 
-    The target appears as a whole or not at all. Raises: UcplError E500-E508 (the target), E600-E606 (the plan does not
+    The target appears as a whole or not at all. Raises: UcplError E500-E508 (the target), E600-E607 (the plan does not
     fit), E610-E614 (the source), E620 (interrupted: the hidden folder stays, `resume` goes on).
     """
     options = options or RunOptions()

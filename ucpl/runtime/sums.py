@@ -64,10 +64,10 @@ def refuse_rounded(name: str, node: Reduce, there: Place, goal: int, value: floa
 
 
 def refuse_infinite(name: str, value: float, source: Label, there: Place, goal: int) -> NoReturn:
-    """A number that is beyond the greatest of the target's type. E606."""
+    """A number that is beyond the greatest of the target's type. E607."""
     where = f"{key_text(there.key)}{there.index_text(goal)}"
     fail(
-        "E606",
+        "E607",
         f"{name}: {value!r} at {there.index_text(goal)} is too large for {there.dtype}, which ends at {largest(there.dtype):g}",
         source,
         Label(there.file, f"is {there.dtype}", where=where),
