@@ -266,9 +266,8 @@ class Assembler:
             made = conversions[among[0]].stored(whole)
             if node.exact and (at := conversions[among[0]].rounded_at(whole, made, count)) is not None:
                 refuse_rounded(self.name(among[0]), node, self.targets[tile.target], begin + at, whole[at].item())
-            self._demand_finite(
-                tile, among[0], Box((end - begin,), 0, (0,), begin, (1,)), made, partial(np.asarray, whole)
-            )
+            every = Box((end - begin,), 0, (0,), begin, (1,))
+            self._demand_finite(tile, among[0], every, made, partial(np.asarray, whole))
             goal = strided(tile.work.tile, (begin - tile.low) * itemsize, (end - begin,), (itemsize,), itemsize)
             values = strided(made, 0, (end - begin,), (itemsize,), itemsize)
             if count.all():
@@ -421,10 +420,9 @@ class Assembler:
 
     def _not_exact(self, tile: Assembly, row: int, box: Box, at: int, raw: U8) -> None:
         source, there = self.sources[int(self.rows.source[row])], self.targets[tile.target]
-        size = source.itemsize
         goal = _element(at, box.shape, box.target, box.target_step)
         index = source.index_text(self._logical(row, goal))
-        value = value_text(raw[at * size : (at + 1) * size].tobytes(), source.dtype)
+        value = value_text(raw.reshape(-1, source.itemsize)[at].tobytes(), source.dtype)
         fail(
             "E605",
             f"{self.name(row)}: {source.dtype} {value} at {index} has no equal in {there.dtype}",
