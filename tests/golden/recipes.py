@@ -61,6 +61,17 @@ def source(folder: Path, name: str = "z1_dp4") -> Path:
     return folder / "source"
 
 
+def numbered(folder: Path) -> None:
+    """A checkpoint without ZeRO, of two groups, that names no parameter of its optimizer."""
+    module = {"a.weight": torch.ones(2, 3), "a.bias": torch.ones(3), "b.bias": torch.ones(3)}
+    state = {i: {"exp_avg": torch.zeros(2, 3) if i == 0 else torch.zeros(3)} for i in range(2)}
+    held = {"module": module, "buffer_names": [], "dp_world_size": 1, "mp_world_size": 1, "ds_version": "0.19.8"}
+    held["optimizer"] = {"state": state, "param_groups": [{"lr": 0.1, "params": [i]} for i in range(2)]}
+    (folder / STEP).mkdir(parents=True)
+    torch.save(held, folder / MODEL)
+    (folder / "source" / "latest").write_text("global_step3")
+
+
 def inferred(folder: Path, *changes: tuple[str, str]) -> str:
     """The .ucpl of the source with some of its text changed, as a LAYOUT."""
     good("infer", folder / "source", "-o", folder / "spec.ucpl")
@@ -170,6 +181,20 @@ def config_that_is_a_device(folder: Path) -> list[str]:
 def unknown_layout(folder: Path) -> list[str]:
     source(folder)
     return ["convert", "source", "target", "--to", "zeor1(dp=3)"]
+
+
+@case
+def numbers_that_may_be_several_parameters(folder: Path) -> list[str]:
+    """Trained in fp32 without ZeRO: two biases of one length, one of them frozen."""
+    numbered(folder)
+    return CONVERT
+
+
+@case
+def order_that_names_no_parameter(folder: Path) -> list[str]:
+    numbered(folder)
+    (folder / "names.json").write_text('[["a.weight"], ["norm.bias"]]')
+    return [*CONVERT, "--from", 'zero0(order="names.json")']
 
 
 @case

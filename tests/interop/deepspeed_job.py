@@ -72,6 +72,9 @@ def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
     groups = models.parameter_groups(model, run.get("groups", 2), 0.0 if run.get("keeps_no_hyper") else spoil)
     if own := run.get("own_group"):
         groups = models.with_own_group(groups, [p for name, p in model.named_parameters() if name in own])
+    if run.get("named"):  # torch keeps the names of what it is given with names
+        names = {p: n for n, p in model.named_parameters()}
+        groups = [{**g, "params": [(names[p], p) for p in g["params"]]} for g in groups]
     chosen = models.optimizer(run["optimizer"], groups)
     schedule = torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: 1.0 / (1 + 0.1 * step))
     made, *_ = deepspeed.initialize(model=model, optimizer=chosen, lr_scheduler=schedule, config=config(run))
@@ -160,6 +163,14 @@ def whole_state(engine: Any) -> dict[str, dict[str, Any]]:
             for p, a in zip(params, begin, strict=True):
                 b = a + p.numel()
                 add(names[p], p.shape, whole, inner.param_groups[g], lambda v, a=a, b=b: v[a:b])
+    elif hasattr(o, "fp32_groups_flat"):  # no ZeRO, 16 bits, FusedAdam
+        for params, flat, hyper in zip(o.fp16_groups, o.fp32_groups_flat, inner.param_groups, strict=True):
+            start = 0
+            for p in params:
+                end = start + p.numel()
+                states = {"fp32": flat.detach(), **inner.state.get(flat, {})}
+                add(names[p], p.shape, states, hyper, lambda v, a=start, b=end: v[a:b])
+                start = end
     elif hasattr(o, "fp32_groups"):  # no ZeRO, 16 bits
         for g, (params, masters) in enumerate(zip(o.fp16_groups, o.fp32_groups, strict=True)):
             for p, master in zip(params, masters, strict=True):
@@ -194,12 +205,22 @@ def differences(mine: Any, truth: Any, where: str = "") -> list[str]:
     return [] if mine == truth else [f"{where} is {mine!r}, not {truth!r}"]
 
 
+def names_by_group(run: dict[str, Any]) -> list[list[str]]:
+    """What a training script would say of its optimizer, before DeepSpeed has it."""
+    model = models.MODELS[run["model"]](run.get("freeze", False))
+    names = {p: n for n, p in model.named_parameters()}
+    chosen = models.optimizer("sgd", models.parameter_groups(model, run.get("groups", 2), 0.0))
+    return [[names[p] for p in group["params"]] for group in chosen.param_groups]
+
+
 # ---- jobs --------------------------------------------------------------------------------------------------------------
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
     """Train, save, and train on: the losses that a restart must meet."""
     engine = engine_of(job["run"], seed=7, spoil=0.0)
+    if "names" in job and dist.get_rank() == 0:
+        Path(job["names"]).write_text(json.dumps(names_by_group(job["run"])))
     before = losses(engine, 0, job["steps"])
     engine.save_checkpoint(job["folder"], client_state=CLIENT)
     truth = facts(engine, CLIENT)

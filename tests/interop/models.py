@@ -169,8 +169,13 @@ def parameter_groups(model: nn.Module, how: int, spoil: float) -> list[dict[str,
             cut = [[p for _, p in trained]]
         case 2:
             cut = [wide, flat]
-        case _:
+        case 3:
             cut = [wide[::-1], flat[:1], flat[1:]]  # not in the model's order; one tiny group
+        case 4:  # one behind another, as learning rates by layer have them: shapes of the norm and its bias are alike
+            every = [p for _, p in trained]
+            cut = [every[:4], every[4:]]
+        case _:
+            cut = [flat[::-1], wide[::-1]]  # backwards, with shapes that would do for another order
     rates = [(1e-2, 0.1), (5e-3, 0.0), (2e-3, 0.01)]
     return [
         {"params": params, "lr": lr + spoil, "weight_decay": decay + spoil}
@@ -185,8 +190,39 @@ def with_own_group(groups: list[dict[str, Any]], own: list[nn.Parameter]) -> lis
     return [*left, {"params": own, "lr": 2e-3, "weight_decay": 0.01}]
 
 
+def fused(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """DeepSpeed's FusedAdam, which makes an engine without ZeRO keep flat masters; its step is torch's, not a kernel's."""
+    from deepspeed.ops.adam import FusedAdam
+
+    class Stepped(FusedAdam):
+        def __init__(self, params: Any) -> None:
+            defaults = {"lr": 1e-3, "bias_correction": True, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+            torch.optim.Optimizer.__init__(self, params, defaults)
+            self.set_grad_none = True
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                group.setdefault("step", 0)
+                for p in (p for p in group["params"] if p.grad is not None):
+                    state = self.state[p]
+                    if not state:
+                        state |= {"step": 0, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+                    state["step"] += 1
+                    (b, c), n = group["betas"], state["step"]
+                    state["exp_avg"].lerp_(p.grad, 1 - b)
+                    state["exp_avg_sq"].mul_(c).addcmul_(p.grad, p.grad, value=1 - c)
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    root = (state["exp_avg_sq"] / (1 - c**n)).sqrt_().add_(group["eps"])
+                    p.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - b**n))
+
+    return Stepped(groups)
+
+
 def optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     match name:
+        case "fused":
+            return fused(groups)
         case "adamw":
             return torch.optim.AdamW(groups, betas=(0.9, 0.95))
         case "nadam":  # two numbers a parameter: step and mu_product

@@ -39,6 +39,10 @@ YOUNG = {**FP32, "steps": 0}
 # elsewhere.
 ELASTIC = {**FP32, "zero": {"elastic_checkpoint": True}, "keeps_no_hyper": True}
 
+# Without ZeRO nothing in the files names the parameters: `order` says it, or weights that are views of a flat buffer.
+BACKWARDS = {**FP32, "groups": 5, "order": True}
+FUSED = {**BF16, "optimizer": "fused", "groups": 3, "freeze": True}
+
 # name: (stage, dp, the run)
 SOURCES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "z1": (1, 2, FP32),
@@ -47,6 +51,8 @@ SOURCES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "z1_dealt_aligned_bf16": (1, 4, DEALT_BF16),
     "z0": (0, 2, FP32),
     "z0_bf16": (0, 2, BF16),
+    "z0_backwards": (0, 2, BACKWARDS),
+    "z0_fused": (0, 2, FUSED),
     "z1_bf16": (1, 2, BF16),
     "bf16_optimizer": (1, 2, WIDE),
     "z2_frozen_sgd": (2, 3, SGD),
@@ -70,7 +76,8 @@ class Target:
 
     @property
     def call(self) -> str:
-        return f"zero{self.stage}(dp={self.dp})"
+        is_flat = self.stage == 0 and self.run["optimizer"] == "fused"
+        return f"zero{self.stage}(dp={self.dp}{', fused=1' if is_flat else ''})"
 
     @property
     def is_same(self) -> bool:
@@ -107,6 +114,9 @@ TARGETS = (
     Target("z0_bf16", 2, 3),
     Target("z0_bf16", 3, 1),
     Target("z0_bf16", 0, 2, via=("zero3(dp=4)",)),
+    Target("z0_backwards", 2, 3),
+    Target("z0_fused", 1, 3),
+    Target("z0_fused", 0, 2, via=("zero3(dp=4)",)),
     Target("z1_bf16", 3, 4),
     Target("z1_bf16", 1, 5),
     Target("bf16_optimizer", 2, 3),
@@ -115,6 +125,7 @@ TARGETS = (
     Target("bf16_optimizer", 1, 2, via=("zero2(dp=3)",)),
     Target("z2_frozen_sgd", 3, 2),
     Target("z2_frozen_sgd", 1, 8),
+    Target("z2_frozen_sgd", 0, 3, via=("zero0(dp=2)",)),
     Target("z1_few_lion", 3, 5),
     Target("z1_few_lion", 1, 8),
     Target("z1_few_lion", 2, 1),
@@ -139,6 +150,8 @@ def torchrun(world: int, who: str, jobs: list[dict[str, Any]], folder: Path) -> 
 def convert(source: Path, target: Path, call: str) -> str:
     """Empty, or what went wrong."""
     command = [sys.executable, "-m", "ucpl", "convert", str(source), str(target), "--to", call]
+    if (names := source.with_suffix(".names.json")).exists():
+        command += ["--from", f'zero0(order="{names}")']
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     return "" if done.returncode == 0 else f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
 
@@ -189,6 +202,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, (stage, dp, run) in SOURCES.items():
         job: dict[str, Any] = {"do": "train", "run": {**run, "stage": stage}, "steps": run.get("steps", STEPS)}
         job |= {"folder": str(folder / name), "truth": str(folder / f"{name}.truth")}
+        job |= {"names": str(folder / f"{name}.names.json")} if run.get("order") else {}
         jobs.append((dp, alone(name), {**job, "result": str(folder / f"{name}.json")}))
     launch_all(jobs, folder)
     with ThreadPoolExecutor(2) as pool:

@@ -173,9 +173,13 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
         *(TP, meta(), lambda v: v.update(checkpoint_parallel_dimensions={"pp_degree": 2, "tp_degree": 1}), "E457"),
         "2 stages of a pipeline and no files of layers",
     ),
-    "flat masters": (
-        *(Z0, meta(), lambda v: v["optimizer"].update(fp32_groups_flat=[]), "E457"),
-        "its masters are flat",
+    "BF16_Optimizer without ZeRO": (
+        *(Z0, meta(), lambda v: v["optimizer"].update(base_optimizer_state={}), "E457"),
+        "of which DeepSpeed saves the first data-parallel rank's part alone, and loads none",
+    ),
+    "flat masters of another number of groups": (
+        *(Z0, meta(), lambda v: v["optimizer"].update(fp32_groups_flat=[]), "E455"),
+        "expected is masters of 2 groups",
     ),
     "experts of AutoEP": (
         *(Z1, meta(), lambda v: v.update(ds_autoep_layers={"0": 4}), "E457"),
@@ -507,7 +511,9 @@ def test_parameters_of_one_shape_are_told_apart_by_their_masters(tmp_path: Path)
 def test_parameters_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
     module = {"a": torch.ones(4).bfloat16(), "b": torch.ones(4).bfloat16()}
     found = refusal(zero0(tmp_path / "s", module, masters([torch.ones(4)], [torch.ones(4)])))
-    assert (found.code, "there is several ways" in found.message) == ("E461", True)
+    assert (found.code, "there are several ways" in found.message) == ("E461", True)
+    assert found.labels[-1].where == "module/b"
+    assert found.labels[-1].text == "of shape [4], may be number 0 of group 0, or number 0 of group 1"
     none = refusal(zero0(tmp_path / "t", module, masters([torch.ones(5)])))
     assert (none.code, "there is no way" in none.message) == ("E461", True)
 

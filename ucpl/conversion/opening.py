@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.conversion.given import Called, Config, Given, called
+from ucpl.conversion.ordering import order_of, without_order
 from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
 from ucpl.texts import is_endless, json_object, read_text
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ucpl.frontends.infer import Inferred
     from ucpl.regions import Placement
     from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.stores.checkpoint import Checkpoint, Order
     from ucpl.stores.generic import Aside
 
 __all__ = ["infer", "load_plan", "open_alike", "open_checkpoint", "open_for", "own_layout", "read_named"]
@@ -38,13 +39,15 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
     here, given = _demand_stored(Path(path)), given or Given()
     if layout is None:  # what a checkpoint says of itself leaves no size open
         layout, given = own_layout(here), evolve(given, sizes={})
+    order = order_of(layout)
     if layout is None or not os.path.exists(here):
         return read(here)
+    layout = without_order(layout)
     names = _safetensors_of(layout, here)
     if names and not (layout.is_of_any and set(names) <= {FILE}):
         return HuggingFace().open_named(here, names)
     if layout.is_of_any:
-        return read(here)
+        return read(here, order)
     known = evolve(given, config=given.config if given.config is not None else _config_beside(here))
     try:
         placement = located(layout, known).placement
@@ -58,9 +61,24 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
         except UcplError:
             raise error from None
     if placement.layout.framework != NAME:
-        return read(here)
+        return _read_grouped(here, order, placement)
     files = (home.file for part in placement.parts for home in part.homes)
     return open_files(here, [*files, *_files_beside(placement, here)], below(_values_of(placement)))
+
+
+def _read_grouped(here: Path, order: Order | None, placement: Placement) -> Checkpoint:
+    """A checkpoint of a framework. What its files cannot tell of an optimizer's numbers, `group` lines of a spec say."""
+    from ucpl.stores.checkpoint import Order
+    from ucpl.stores.registry import open_checkpoint as read
+
+    try:
+        return read(here, order)
+    except UcplError as error:
+        groups = placement.layout.model_groups
+        if error.diagnostics[0].code != "E461" or not groups or order is not None:
+            raise
+        names = tuple(name for _, members in groups for name in members)
+        return read(here, Order((names,), f"group lines of {placement.layout.model_name}"))
 
 
 def _values_of(placement: Placement) -> list[tuple[str, Key]]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["refuse_existing", "run"]
 
 _NAME_MAX = 255 - len("..ucpl-work")  # bytes of a target's name: a folder beside it has this one, marked
-_NUMBERED = "E461"  # of ZeRO-0's form, which numbers parameters and names none: the job knows them, its files do not
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -57,12 +56,12 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How) -> Report:
         if error.diagnostics[0].code != "E504":
             raise
         raise _with_holders(error, kept) from None
-    unread = _look_again(target, plan)
-    return evolve(report, remarks=(*report.remarks, *unread))
+    _look_again(target, plan)
+    return report
 
 
-def _look_again(target: Path, plan: Plan) -> tuple[str, ...]:
-    """Open what was written and find every tensor of the plan where it should be; remarks on it. Raises: UcplError."""
+def _look_again(target: Path, plan: Plan) -> None:
+    """Open what was written and find every tensor of the plan where it should be. Raises: UcplError."""
     from ucpl.conversion.opening import read_named
     from ucpl.runtime.rows import fit
     from ucpl.stores.generic import NAME, open_files
@@ -76,16 +75,8 @@ def _look_again(target: Path, plan: Plan) -> tuple[str, ...]:
     if described:
         opened = open_files(target, files)
     else:
-        try:
-            opened = read_named(target, plan.target.framework, files) or open_checkpoint(target)
-        except UcplError as error:
-            if error.diagnostics[0].code != _NUMBERED:
-                raise
-            step = next(iter(p.parent for p in target.rglob(Path(written[0].file).name)), target)
-            fit(written, open_files(step, files).extents, "target")
-            return (f"it can be loaded, and not be read by ucpl again: {error.diagnostics[0].message}",)
+        opened = read_named(target, plan.target.framework, files) or open_checkpoint(target)
     fit(written, opened.extents, "target")
-    return ()
 
 
 def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:

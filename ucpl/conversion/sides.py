@@ -10,6 +10,7 @@ from ucpl.conversion.changes import Changes
 from ucpl.conversion.given import Called, Config, Given
 from ucpl.conversion.lessening import demand_layers, lessened
 from ucpl.conversion.opening import infer, own_layout
+from ucpl.conversion.ordering import without_order
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.training import change_of, in_other_dtype, training_of, wished
 
@@ -32,6 +33,7 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
     Sizes (-D) are those of a spec: what a checkpoint says of itself leaves none open.
     """
     given = evolve(given, config=_config_of(checkpoint, given.config), sizes=given.sizes if described else {})
+    described = without_order(described) if described is not None else None
     one = described or own_layout(checkpoint.top, checkpoint.framework)
     if one is None:
         found = infer(checkpoint)

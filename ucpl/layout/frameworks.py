@@ -15,7 +15,7 @@ _DEGREES = ("dp", "tp", "pp", "ep", "edp")
 SETTINGS: dict[str, tuple[str, ...]] = {
     "universal": ("stage", "files", "bf16", "fp16", "weights", "shaped"),
     "deepspeed": (
-        *("stage", *_DEGREES, "bf16", "fp16", "bf16_optimizer", "masters"),
+        *("stage", *_DEGREES, "bf16", "fp16", "bf16_optimizer", "masters", "fused"),
         *("round_robin", "alignment", "elastic", "sub_group_size"),
     ),
     "plain": ("file", "has_masters"),

@@ -18,6 +18,21 @@ from ucpl.extents.pipeline import Pipeline
 Shape = tuple[int, ...]
 
 
+@frozen
+class Order:
+    """Which parameters an optimizer's numbers are, as a caller says it of files that name none.
+
+    `names`: by pipeline stage, in the optimizer's order; none of them: the groups lie one behind another in the model's order.
+    """
+
+    names: tuple[tuple[str, ...], ...]
+    origin: str  # 'order = "names.json"'
+
+    def at(self, stage: int) -> tuple[str, ...] | None:
+        """Those of a stage. None: nothing is said of it."""
+        return self.names[stage] if stage < len(self.names) else None
+
+
 @frozen(eq=False)
 class CallerStates:
     """What a caller put beside the model (client_state), as each rank's own file has it: no two need be alike.

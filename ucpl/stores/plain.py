@@ -47,7 +47,7 @@ VERSION = 1
 COUNTED = ("global_steps", "global_samples", "skipped_steps")
 # Facts of files and meshes, which a plain file has of its own or not at all.
 _OWN = frozenset(
-    {"stage", "dp", "tp", "pp", "ep", "masters", "has_masters", "file", "frozen_fragments", "parameter_order"}
+    {"stage", "dp", "tp", "pp", "ep", "masters", "has_masters", "file", "frozen_fragments", "parameter_order", "fused"}
 )
 
 

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Structure
-from ucpl.stores.checkpoint import Checkpoint, Framework
+from ucpl.stores.checkpoint import Checkpoint, Framework, Order
 from ucpl.stores.containers import container_of
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.advice import advice as deepspeed_advice
@@ -48,8 +48,11 @@ def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     return deepspeed_advice(source, structure) if structure.framework == DeepSpeed.name else ()
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Read the headers of a checkpoint of any known framework. Raises UcplError E435, E438 (exit 3) where none reads it."""
+def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
+    """Read the headers of a checkpoint of any known framework. Raises UcplError E435, E438 (exit 3) where none reads it.
+
+    order: which parameters an optimizer's numbers are, where files of DeepSpeed do not say it.
+    """
     try:
         mode = path.stat().st_mode
     except PermissionError as error:
@@ -60,7 +63,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         fail("E400", f"{path} is neither a folder nor a regular file", Label(str(path)))
     for one in FRAMEWORKS:
         if one.recognises(path):
-            opened = one.open(path)
+            opened = one.open(path) if not isinstance(one, DeepSpeed) else one.open(path, order)
             if opened.framework == HuggingFace.name:
                 return evolve(opened, remarks=(*opened.remarks, *overlooked(path)))
             return evolve(opened, container=container_of(opened.top, opened.root, opened.envelope.carried.keys()))

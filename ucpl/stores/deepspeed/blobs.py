@@ -75,7 +75,9 @@ def keep_whole_scaling(gathered: Gathered, module: Module) -> None:
     """ZeRO-0's numbers of loss scaling, beside the optimizer's state."""
     optimizer = Value.of(module.file).find("optimizer")
     held = optimizer.held if optimizer is not None and isinstance(optimizer.held, dict) else {}
-    rest = ("optimizer_state_dict", "fp32_groups", "state", "param_groups")
+    if "clip_grad" in held:
+        gathered.blobs["clip_grad"] = lifted(held["clip_grad"], module.file.file)
+    rest = ("optimizer_state_dict", "fp32_groups", "fp32_groups_flat", "state", "param_groups", "clip_grad")
     scale = {key: value for key, value in held.items() if key not in rest}
     if scale:
         gathered.blobs["loss_scale_config"] = lifted(scale, module.file.file)

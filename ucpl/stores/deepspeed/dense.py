@@ -12,6 +12,7 @@ from attrs import evolve, field, mutable
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, Sharding
 from ucpl.extents.pipeline import Pipeline
+from ucpl.stores.checkpoint import Order
 from ucpl.stores.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
 from ucpl.stores.deepspeed.blobs import keep_left_out, keep_module_facts, keep_run, keep_scaling, keep_whole_scaling
 from ucpl.stores.deepspeed.copies import trusted
@@ -31,7 +32,7 @@ from ucpl.stores.deepspeed.settings import set_alignment
 from ucpl.stores.deepspeed.sliced_shards import read_sliced_shards
 from ucpl.stores.deepspeed.stages import Beside, canonical, layers_of, pipeline_of
 from ucpl.stores.deepspeed.topology import Shard, Topology
-from ucpl.stores.deepspeed.whole_states import read_whole_states
+from ucpl.stores.deepspeed.whole_states import Rank, read_whole_states
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
@@ -42,6 +43,7 @@ class _Grid:
 
     topology: Topology
     held: HeldExperts | None = None
+    order: Order | None = None  # as the caller says, of ZeRO-0
     modules: dict[tuple[int, int], Module] = field(factory=dict)
     ranks: list[Gathered] = field(factory=list)
 
@@ -50,9 +52,11 @@ class _Grid:
         return _joined([self.modules[pp, tp] for pp in range(self.topology.pp)])
 
 
-def read_dense(gathered: Gathered, topology: Topology) -> tuple[tuple[TorchFile, ...], Facts]:
+def read_dense(
+    gathered: Gathered, topology: Topology, order: Order | None = None
+) -> tuple[tuple[TorchFile, ...], Facts]:
     """Modules and shards of all model-parallel ranks. Gives the files, and what they say together."""
-    grid = _Grid(topology, experts_of(gathered, topology) if topology.listing.experts else None)
+    grid = _Grid(topology, experts_of(gathered, topology) if topology.listing.experts else None, order)
     for shard in topology.shards:
         _read_rank(gathered, grid, shard)
     by_tp = [grid.of_tp(tp) for tp in range(topology.tp)]
@@ -131,7 +135,7 @@ def _read_rank(gathered: Gathered, grid: _Grid, shard: Shard) -> None:
     here = {"tp": shard.tp} if topology.tp > 1 else {}
     here |= {"pp": shard.pp} if topology.pp > 1 else {}
     if held is None:
-        read_optimizer(mine, module, shard, here)
+        _read_optimizer(mine, module, shard, Rank(here, grid.order))
     else:
         read_dense_groups(mine, held, module, shard, here)
     grid.modules[shard.pp, shard.tp] = module
@@ -187,14 +191,14 @@ def _in_order(module: Module, names: list[str]) -> Module:
     )
 
 
-def read_optimizer(gathered: Gathered, module: Module, shard: Shard, coordinates: dict[str, int]) -> None:
+def _read_optimizer(gathered: Gathered, module: Module, shard: Shard, rank: Rank) -> None:
     """One rank's optimizer, by the stage that its files are of."""
     if not shard.optims:
-        read_whole_states(gathered, module)
+        read_whole_states(gathered, module, rank)
     elif gathered.number("stage") == 3:
-        read_sliced_shards(gathered, module, Sharers(shard.optims, coordinates))
+        read_sliced_shards(gathered, module, Sharers(shard.optims, rank.coordinates))
     else:
-        read_flat_shards(gathered, module, Sharers(shard.optims, coordinates))
+        read_flat_shards(gathered, module, Sharers(shard.optims, rank.coordinates))
 
 
 def _shared(topology: Topology, shard: Shard) -> Value | None:

@@ -25,7 +25,7 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     here = _of_stage(writer) if has_layers else {n for n in writer.names if writer.is_on_stage(file, n)}
     value["buffer_names"] = [n for n in writer.names if _is_buffer(writer, n) and n in here]
     value["optimizer"] = whole(writer, file) if writer.stage == 0 else None
-    value["param_shapes"] = _param_shapes(writer) if writer.stage else None
+    value["param_shapes"] = _param_shapes(writer) if writer.stage else _numbered_shapes(writer)
     empties = {name: Size(e.shape) for name, e in writer.empty.items() if not e.buffer}
     shapes = {t.name: Size(_local(writer, t)) for t in frozen} | empties
     in_order = [name for name in writer.names if name in shapes]
@@ -217,6 +217,12 @@ def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:
         here = writer.empty[name]
         return file.storages.empty(here.dtype, (0,) if writer.stage == 3 else here.shape)
     fail("E471", f"the plan writes no fragment of the frozen {name}", Label(file.path, where=name))
+
+
+def _numbered_shapes(writer: Writer) -> list[OrderedDict[str, Size]] | None:
+    """Without ZeRO, DeepSpeed states none and reads none: so that the optimizer's numbers have names."""
+    groups = [members for _, members in writer.structure.groups]
+    return [OrderedDict((n, Size(_local(writer, writer.kinds[n]))) for n in names) for names in groups] or None
 
 
 def _param_shapes(writer: Writer) -> list[OrderedDict[str, Size]]:

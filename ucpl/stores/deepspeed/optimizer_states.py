@@ -6,7 +6,7 @@ from collections import OrderedDict
 from math import prod
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Call, Flat, Global, Key, TensorRef
+from ucpl.extents import Call, Flat, Global, Key
 from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler, scaling_of
 from ucpl.stores.deepspeed.order import Run
 from ucpl.stores.deepspeed.states import in_file
@@ -29,30 +29,44 @@ def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]
 
 
 def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
-    """ZeRO-0: numbered parameters, in the order of the groups."""
-    if not writer.structure.groups:
+    """ZeRO-0: numbered parameters, in the order of the groups; or a flat buffer for each of these."""
+    here = _groups_here(writer)
+    if not here:
         return None
-    masters = bool(writer.settings.get("masters"))
+    masters, flat = bool(writer.settings.get("masters")), bool(writer.settings.get("fused"))
     inner: Key = ("optimizer", "optimizer_state_dict", "state") if masters else ("optimizer", "state")
     state: dict[int, object] = {}
     groups: list[dict[str, object]] = []
-    flats: list[list[TensorRef | None]] = []
+    held: list[object] = []
     number = 0
-    for g, ((_, members), hyper) in enumerate(zip(writer.structure.groups, writer.hypers, strict=True)):
-        ids = list(range(number, number + len(members)))
-        number += len(members)
-        groups.append({**file.storages.value(hyper), "params": ids})
-        flats.append([writer.tensor(file, ("optimizer", "fp32_groups", g, i), True) for i in range(len(members))])
-        for i, name in zip(ids, members, strict=True):
-            held = _states(writer, file, (*inner, i), (name,))
-            if held:
-                state[i] = held
+    for g, members in here:
+        slots = [tuple(members)] if flat else [(name,) for name in members]
+        ids = list(range(number, number + len(slots)))
+        number += len(slots)
+        groups.append({**_hyper(writer, file, g), "params": ids})
+        key: Key = ("optimizer", "fp32_groups_flat" if flat else "fp32_groups", len(held))
+        mine = [writer.tensor(file, key if flat else (*key, i), True) for i in range(len(slots))]
+        held.append(mine[0] if flat else mine)
+        for i, names in zip(ids, slots, strict=True):
+            if states := _states(writer, file, (*inner, i), names):
+                state[i] = states
     base: dict[str, object] = {"state": state, "param_groups": groups}
     if not masters:
         return base
-    held = {str(key): value for key, value in _scaling(writer).mapping().items()}
-    numbers = file.storages.value(loss_scale_numbers(held))
-    return {**numbers, "optimizer_state_dict": base, "fp32_groups": flats}
+    numbers = file.storages.value(loss_scale_numbers({str(k): v for k, v in _scaling(writer).mapping().items()}))
+    if not flat:
+        return {**numbers, "optimizer_state_dict": base, "fp32_groups": held}
+    return {
+        **numbers,
+        "optimizer_state_dict": base,
+        "fp32_groups_flat": held,
+        **({"clip_grad": 0.0} | clip_grad(writer)),
+    }
+
+
+def _groups_here(writer: Writer) -> list[tuple[int, list[str]]]:
+    """The groups' numbers, and their parameters on the rank whose file is being made."""
+    return [(g, [*members]) for g, (_, members) in enumerate(writer.structure.groups)]
 
 
 def shard(writer: Writer, file: TargetFile) -> dict[str, object]:
@@ -125,7 +139,7 @@ def _flat(writer: Writer, file: TargetFile) -> dict[str, object]:
         }
         out["base_optimizer_state"] = {
             "state": {g: state for g, state in held.items() if state},
-            "param_groups": [{**_hyper(writer, file, hyper), "params": [g]} for g, hyper in enumerate(writer.hypers)],
+            "param_groups": [{**_hyper(writer, file, g), "params": [g]} for g in range(len(writer.hypers))],
         }
     key: Key = (*here, "single_partition_of_fp32_groups")
     out["single_partition_of_fp32_groups"] = [
@@ -158,10 +172,10 @@ def _sliced(writer: Writer, file: TargetFile) -> dict[str, object]:
     }
     groups = [
         {
-            **file.storages.value(hyper),
+            **_hyper(writer, file, g),
             "params": [s for s, flat in enumerate(writer.flats) if flat.group == name],
         }
-        for (name, _), hyper in zip(writer.structure.groups, writer.hypers, strict=True)
+        for g, (name, _) in enumerate(writer.structure.groups)
     ]
     flats = [writer.tensor(file, (*here, "fp32_flat_groups", s), True) for s in range(len(writer.flats))]
     if None in flats:
@@ -185,9 +199,14 @@ def _cut(writer: Writer, flat: Flat) -> tuple[int, int]:
     return int(writer.settings.get(axis) or writer.dp), writer.here[axis]
 
 
-def _hyper(writer: Writer, file: TargetFile, hyper: dict[str, object]) -> dict[str, object]:
-    """A group's hyper-parameters; a group of experts is called by the degree of expert parallelism."""
-    value = file.storages.value(hyper)
+def _hyper(writer: Writer, file: TargetFile, g: int) -> dict[str, object]:
+    """A group's hyper-parameters; a group of experts is called by the degree of expert parallelism.
+
+    Names that torch keeps of its parameters (`param_names`) are those that it has now.
+    """
+    value = file.storages.value(writer.hypers[g])
+    if "param_names" in value:
+        value = {**value, "param_names": list(writer.structure.groups[g][1])}
     if writer.source.experts is not None and value.get("moe") is True:
         value = {**value, "name": f"ep_size_{writer.settings.get('ep') or 1}"}
     return value

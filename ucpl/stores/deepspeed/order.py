@@ -83,50 +83,81 @@ def pack(shapes: Sequence[Shape], dp: int, sub_group_size: int) -> list[int]:
     return counts
 
 
-def match(
-    names: Sequence[tuple[str, Shape]],
-    groups: Sequence[Sequence[Shape | None]],
-    agrees: Callable[[str, int, int], bool] | None = None,
-) -> list[list[str]] | int:
-    """Names for the numbered parameters of each group, if there is one way that keeps the model's order in each.
+@frozen
+class Unclear:
+    """Names that cannot be told for an optimizer's numbers: there is no way, or more than one."""
 
-    `groups[g][i]` is the shape of member i of group g (None: not known). `agrees(name, g, i)` may exclude more. Names may
-    be left over (frozen). Returns the names, or the number of ways: 0, or 2 for several.
+    is_several: bool
+    name: str = ""  # of the first parameter that two ways put in two places
+    places: tuple[tuple[int, int], ...] = ()  # (group, number in it) where it may be; (-1, -1): it is not trained
+
+
+@frozen
+class Slots:
+    """What a group of the optimizer has room for: so many of a unit, of which each parameter takes some.
+
+    The unit is a number of the optimizer, or an element of a flat buffer.
     """
-    total = sum(len(group) for group in groups)
-    spare = len(names) - total
-    if spare < 0:
-        return 0
-    start = (0,) * len(groups)
-    layer: dict[tuple[int, ...], int] = {start: 1}  # how far each group is -> number of ways, 2 for more than one
-    history: list[dict[tuple[int, ...], tuple[tuple[int, ...], int]]] = []
-    for seen, (name, shape) in enumerate(names):
-        following: dict[tuple[int, ...], int] = {}
-        back: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
+
+    room: int
+    fits: Callable[[str, Shape, int], bool]  # whether a parameter may stand at this place
+
+    @classmethod
+    def of(cls, shapes: Sequence[Shape | None]) -> Slots:
+        """Numbers, with their shapes where these are known."""
+        return cls(len(shapes), lambda _, shape, at: shapes[at] in (None, shape))
+
+
+_Places = tuple[int, ...]  # how far each group is filled
+_NOWHERE = -1
+
+
+def match(
+    names: Sequence[tuple[str, Shape]], groups: Sequence[Slots], cost: Callable[[Shape], int] = lambda _: 1
+) -> list[list[str]] | Unclear:
+    """Names for the parameters of each group, if there is one way that keeps the order of `names` in each.
+
+    `cost`: the units that a parameter takes. Names may be left over (frozen).
+    """
+    costs = [cost(shape) for _, shape in names]
+    spare = sum(costs) - sum(group.room for group in groups)
+    layer: dict[_Places, int] = {(0,) * len(groups): 1}  # -> number of ways, 2 for more than one
+    history: list[dict[_Places, list[tuple[_Places, int]]]] = []
+    seen = 0
+    for (name, shape), units in zip(names, costs, strict=True):
+        following: dict[_Places, int] = {}
+        back: dict[_Places, list[tuple[_Places, int]]] = {}
+        seen += units
         for places, ways in layer.items():
-            options: list[tuple[tuple[int, ...], int]] = []
-            if seen + 1 - sum(places) <= spare:
-                options.append((places, -1))
-            for g, place in enumerate(places):
-                if (
-                    place < len(groups[g])
-                    and groups[g][place] in (None, shape)
-                    and (not agrees or agrees(name, g, place))
-                ):
-                    options.append(((*places[:g], place + 1, *places[g + 1 :]), g))
+            options = [(places, _NOWHERE)] if seen - sum(places) <= spare else []
+            for g, at in enumerate(places):
+                if at + units <= groups[g].room and groups[g].fits(name, shape, at):
+                    options.append(((*places[:g], at + units, *places[g + 1 :]), g))
             for option, g in options:
                 following[option] = min(2, following.get(option, 0) + ways)
-                back.setdefault(option, (places, g))
+                back.setdefault(option, []).append((places, g))
         if len(following) > STATES_MAX:
-            return 2
+            return Unclear(True)
         layer = following
         history.append(back)
-    end = tuple(len(group) for group in groups)
-    if layer.get(end, 0) != 1:
-        return layer.get(end, 0)
+    end = tuple(group.room for group in groups)
+    if spare < 0 or layer.get(end, 0) != 1:
+        return _unclear(names, history, end) if spare >= 0 and end in layer else Unclear(False)
     found: list[list[str]] = [[] for _ in groups]
     for (name, _), back in zip(reversed(names), reversed(history), strict=True):
-        end, g = back[end]
+        end, g = back[end][0]
         if g >= 0:
             found[g].append(name)
     return [list(reversed(members)) for members in found]
+
+
+def _unclear(
+    names: Sequence[tuple[str, Shape]], history: Sequence[dict[_Places, list[tuple[_Places, int]]]], end: _Places
+) -> Unclear:
+    """A parameter that two ways put in two places: the last one of which this is so."""
+    for (name, _), back in zip(reversed(names), reversed(history), strict=True):
+        if len(back[end]) > 1:
+            places = [(g, before[g]) if g >= 0 else (_NOWHERE, _NOWHERE) for before, g in back[end]]
+            return Unclear(True, name, tuple(sorted(places)))
+        end = back[end][0][0]
+    return Unclear(True)

@@ -6,7 +6,8 @@ settings and the closing Checkpoint, and every shard has a tp and a pp coordinat
 
 from __future__ import annotations
 
-from ucpl.stores.checkpoint import Checkpoint
+from ucpl.errors import Label, fail
+from ucpl.stores.checkpoint import Checkpoint, Order
 from ucpl.stores.deepspeed.dense import read_dense
 from ucpl.stores.deepspeed.gathered import Gathered, Place
 from ucpl.stores.deepspeed.names import list_files
@@ -15,13 +16,20 @@ from ucpl.stores.deepspeed.settings import read_settings
 from ucpl.stores.deepspeed.topology import topology_of
 
 
-def open_step(place: Place) -> Checkpoint:
+def open_step(place: Place, order: Order | None = None) -> Checkpoint:
     """Read all headers of one step. Raises: UcplError E400-E427, E45x, E46x."""
     topology = topology_of(list_files(place.root))
+    if order is not None and topology.stage:
+        fail(
+            "E466",
+            f"{order.origin} is of an optimizer that names no parameter, and files of ZeRO-{topology.stage} name them",
+            Label(str(topology.first.path), where="param_shapes"),
+            remedy="leave it out",
+        )
     gathered = Gathered()
     read_settings(gathered, topology)
     if topology.listing.layers:
         files, facts = read_pipeline(gathered, topology)
     else:
-        files, facts = read_dense(gathered, topology)
+        files, facts = read_dense(gathered, topology, order)
     return gathered.checkpoint(place, "deepspeed", files, facts)

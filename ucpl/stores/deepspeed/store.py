@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor, Structure
-from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.checkpoint import Checkpoint, Order, Skeleton
 from ucpl.stores.deepspeed.folder import step_folder
 from ucpl.stores.deepspeed.gathered import Place
 from ucpl.stores.deepspeed.names import LATEST, list_files
@@ -32,10 +32,13 @@ class DeepSpeed:
             return True
         return any(child.is_dir() and _looks(child) for child in path.iterdir())
 
-    def open(self, path: Path) -> Checkpoint:
-        """Read all headers of a save folder's latest step, or of one step's folder. Raises: UcplError E450-E469."""
+    def open(self, path: Path, order: Order | None = None) -> Checkpoint:
+        """Read all headers of a save folder's latest step, or of one step's folder. Raises: UcplError E450-E469.
+
+        order: which parameters the optimizer's numbers are, where no file says it (ZeRO-0).
+        """
         root, tag = step_folder(path)
-        return open_step(Place(path, root, tag))
+        return open_step(Place(path, root, tag), order)
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None

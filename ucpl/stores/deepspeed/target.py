@@ -40,7 +40,7 @@ KNOWN_GLOBALS = HOLDERS | frozenset(
 # Settings that are numbers, and shape the files: a spec's `framework deepspeed(...)` may say anything.
 _NUMBERS = (
     "stage", "dp", "tp", "pp", "ep", "files", "alignment", "sub_group_size", "round_robin", "elastic", "bf16", "fp16",
-    "bf16_optimizer", "masters",
+    "bf16_optimizer", "masters", "fused",
 )  # fmt: skip
 
 

@@ -1,0 +1,94 @@
+"""`order`, beside the call of a source's layout: which parameters the numbers of ZeRO-0's optimizer are.
+
+`zero0(order = "model")`: the groups lie one behind another in the model's order. `zero0(order = "names.json")`: as the training
+script lists them, `[[names[p] for p in group["params"]] for group in optimizer.param_groups]`; of a pipeline one such list a
+stage; or a text with a name a line.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from attrs import evolve
+
+from ucpl.conversion.given import Called
+from ucpl.errors import Label, fail
+from ucpl.texts import read_text
+
+if TYPE_CHECKING:
+    from ucpl.stores.checkpoint import Order
+    from ucpl.syntax import nodes
+
+__all__ = ["ARGUMENT", "order_of", "without_order"]
+
+ARGUMENT = "order"
+_MODEL = "model"
+_NUMBERED = "zero0"
+_SHAPE = (
+    "a list of names, one a line, or JSON: names by group, [[...], [...]], of a pipeline by stage, [[[...]], [[...]]]"
+)
+
+
+def without_order(one: Called) -> Called:
+    """The call without it: no layout knows it."""
+    kept = tuple(a for a in one.call.arguments if a.name != ARGUMENT)
+    return one if not _argument(one) else Called(one.library, evolve(one.call, arguments=kept))
+
+
+def order_of(one: Called | None) -> Order | None:
+    """What a source's call says of it. Raises: UcplError E466 for what is no order, E170 for a file that cannot be read."""
+    argument = None if one is None else _argument(one)
+    if argument is None:
+        return None
+    from ucpl.layout.scope import Scope
+    from ucpl.stores.checkpoint import Order
+
+    said = Scope().evaluate(argument.value)
+    if not isinstance(said, str):
+        _refuse(f"{ARGUMENT} = {said}", f'a word: "{_MODEL}", or the name of a file')
+    origin = f'{ARGUMENT} = "{said}"'
+    return Order(() if said == _MODEL else _listed(Path(said), origin), origin)
+
+
+def _argument(one: Called) -> nodes.Argument | None:
+    """Of shipped layouts without ZeRO, and of those that extend them: another's parameter of this name is its own."""
+    if any(p.name == ARGUMENT for p in one.layout.parameters):
+        return None
+    layout = one.layout
+    while layout.name != _NUMBERED:
+        if layout.extends is None:
+            return None
+        layout = Called(one.library, layout.extends).layout
+    return next((a for a in one.call.arguments if a.name == ARGUMENT), None)
+
+
+def _listed(path: Path, origin: str) -> tuple[tuple[str, ...], ...]:
+    """Names by stage."""
+    text = read_text(path)
+    if not text.lstrip().startswith("["):
+        return (tuple(line.strip() for line in text.splitlines() if line.strip()),)
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        _refuse(origin, f"{_SHAPE} ({str(error)[:100]})")
+    depth, first = 0, held
+    while isinstance(first, list) and first and depth < 4:
+        depth, first = depth + 1, next((one for one in first if one != []), None)
+    stages = held if depth == 3 else [held]
+    return tuple(tuple(_names(stage, depth - (depth == 3), origin)) for stage in stages)
+
+
+def _names(held: object, depth: int, origin: str) -> list[str]:
+    if not isinstance(held, list) or depth not in (1, 2):
+        _refuse(origin, _SHAPE)
+    if depth == 2:
+        return [name for group in held for name in _names(group, 1, origin)]
+    if any(not isinstance(name, str) for name in held):
+        _refuse(origin, _SHAPE)
+    return list(held)
+
+
+def _refuse(said: str, wanted: str) -> NoReturn:
+    fail("E466", f"{said} is no order of parameters", Label("<call>", where=said), remedy=f"write {wanted}")
