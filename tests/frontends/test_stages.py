@@ -129,8 +129,8 @@ def test_one_stage_may_become_several_where_both_methods_agree() -> None:
 @pytest.mark.parametrize(
     ("call", "code", "message"),
     [
-        ("zero2(dp = 2, pp = 2)", "E477", "`zero2` for a PipelineModule, which DeepSpeed trains with ZeRO stage 1"),
-        ("zero3(dp = 2, stages = [2, 3])", "E477", "`zero3` for a PipelineModule, which DeepSpeed trains with ZeRO stage 1"),
+        ("zero2(dp = 2, pp = 2)", "E477", "`zero2` for a PipelineModule, which DeepSpeed trains at ZeRO stage 0 or 1"),
+        ("zero3(dp = 2, stages = [2, 3])", "E477", "`zero3` for a PipelineModule, which DeepSpeed trains at ZeRO stage 0 or 1"),
         ("zero1(dp = 2, stages = [2, 2])", "E477", "stages = [2, 2] are 4 layers, and there are 5"),
         ("zero1(dp = 2, stages = [6, -1])", "E477", "stages = [6, -1] are 5 layers, and there are 5"),
         ("zero1(dp = 2, stages = [])", "E477", "stages = [] are 0 layers, and there are 5"),

@@ -42,7 +42,7 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "gradient_clipping": 1.0,
+        "gradient_clipping": run.get("clip", 1.0),
         "steps_per_print": 1_000_000,
     }
     if run["dtype"] == "bf16":

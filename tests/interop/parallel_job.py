@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -107,6 +108,9 @@ def together(part: torch.Tensor, group: Any) -> torch.Tensor:
 
 def held(engine: Any, run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """What this rank's data-parallel group holds, by names of the whole model."""
+    if run.get("stage", 1) == 0 and not hasattr(engine.optimizer, "bf16_groups"):
+        yield from held_without_zero(engine, run)
+        return
     o, inner = engine.optimizer, engine.optimizer.optimizer
     names = {p: whole_name(n, engine, run) for n, p in engine.module.named_parameters()}
     trained = set()
@@ -154,6 +158,24 @@ def apart(name: str, state: dict[str, Any], engine: Any) -> Iterator[tuple[str, 
         yield f"{name}.{first + i}", {k: v[i] if torch.is_tensor(v) else v for k, v in state.items()}
 
 
+def held_without_zero(engine: Any, run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a stage holds: the optimizer's own states, and its masters in fp16."""
+    o = engine.optimizer
+    inner = getattr(o, "optimizer", o)
+    rows = getattr(o, "fp16_groups", None) or [group["params"] for group in inner.param_groups]
+    masters = getattr(o, "fp32_groups", None) or rows
+    trained: dict[Any, dict[str, Any]] = {}
+    for params, mine, hyper in zip(rows, masters, inner.param_groups, strict=True):
+        for p, master in zip(params, mine, strict=True):
+            states = {"fp32": master.detach(), **inner.state.get(master, {})}
+            kept = {k: v.clone() if torch.is_tensor(v) and v.ndim else float(v) for k, v in states.items()}
+            trained[p] = kept | {"lr": hyper["lr"], "weight_decay": hyper["weight_decay"], "moe": False}
+    for name, p in engine.module.named_parameters():
+        yield whole_name(name, engine, run), {"weight": p.detach().clone(), **trained.get(p, {})}
+    for name, buffer in engine.module.named_buffers():
+        yield name, {"buffer": buffer.clone()}
+
+
 def whole_name(name: str, engine: Any, run: dict[str, Any]) -> str:
     found = EXPERT.fullmatch(name)
     if found is None:
@@ -191,12 +213,24 @@ def facts(engine: Any, run: dict[str, Any], client: dict[str, Any]) -> tuple[dic
 def train(job: dict[str, Any]) -> dict[str, Any]:
     run = job["run"]
     engine = engine_of(run, seed=7, spoil=0.0)
+    if "names" in job:
+        write_names(engine, job["names"])
     before = losses(engine, run, 0, job["steps"])
     engine.save_checkpoint(job["folder"], client_state=deepspeed_job.CLIENT)
     truth, unequal = facts(engine, run, deepspeed_job.CLIENT)
     if dist.get_rank() == 0:
         torch.save(truth, job["truth"])
     return {"before": before, "apart": unequal, "after": losses(engine, run, job["steps"], 2)}
+
+
+def write_names(engine: Any, file: str) -> None:
+    """Names by stage and group, as `order` wants them; the optimizer's own parameters, in fp32 without ZeRO."""
+    names = {p: n for n, p in engine.module.named_parameters()}
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, [[names[p] for p in g["params"]] for g in engine.optimizer.param_groups])
+    if dist.get_rank() == 0:
+        ranks = dist.get_world_size() // engine.grid.get_pipe_parallel_world_size()  # of a stage
+        Path(file).write_text(json.dumps(every[::ranks]))
 
 
 def load(job: dict[str, Any]) -> dict[str, Any]:

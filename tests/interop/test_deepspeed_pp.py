@@ -18,12 +18,15 @@ UNIFORM: dict[str, Any] = {"pp": 2, "method": "uniform", "dtype": "fp32", "optim
 WEIGHED = {**UNIFORM, "pp": 3, "method": "parameters", "dtype": "bf16", "groups": 1}
 WHOLE = {**UNIFORM, "pp": 1, "optimizer": "nadam", "zero": {"round_robin_gradients": True, "parameter_alignment": True}}
 WIDE = {**UNIFORM, "dtype": "bf16", "wide_gradients": True}  # BF16_Optimizer
+# Without ZeRO no file says which layers a stage has, and what is tied. Clipped, its norms are others than ZeRO's.
+PLAIN = {**UNIFORM, "stage": 0, "clip": 0.0}
 
 SOURCES = {
     "uniform": Source(4, UNIFORM),  # dp 2
     "weighed": Source(3, WEIGHED),  # dp 1
     "whole": Source(2, WHOLE),  # dp 2
     "wide": Source(2, WIDE),  # dp 1
+    "numbered": Source(4, PLAIN),  # dp 2
 }
 TARGETS = (
     Target("uniform", 2, "zero1(pp=1, dp=2)", {"pp": 1}),
@@ -37,6 +40,9 @@ TARGETS = (
     Target("weighed", 3, "zero1(stages=[3, 2, 2], dp=1)", {"pp": 3, "method": "uniform"}),
     Target("wide", 4, "zero1(pp=2, dp=2)", {}),
     Target("wide", 1, "zero1(pp=1, dp=1)", {"pp": 1}),
+    Target("numbered", 2, "zero1(pp=2, dp=1)", {"stage": 1}),
+    Target("numbered", 3, 'zero0(pp=3, dp=1, partition="uniform")', {"pp": 3}),
+    Target("numbered", 4, "zero0(pp=2, dp=2)", {}, via=("zero1(pp=1, dp=3)",)),
     Target("whole", 4, 'zero1(pp=2, dp=2, partition="uniform")', {"pp": 2}),
     Target("whole", 3, 'zero1(pp=3, dp=1, partition="uniform")', {"pp": 3}),
 )

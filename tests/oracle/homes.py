@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from fractions import Fraction
 from itertools import groupby, product
 from math import prod
@@ -409,15 +410,23 @@ class _Rank:
         return all(self.meaning.tensors[p].kind == "parameter" for p in self.targets(entry).values())
 
     def like(self, line: nodes.States, rule: nodes.Files) -> list[Home]:
-        out, number = [], 0
+        out: list[Home] = []
+        numbers: Counter[object] = Counter()  # those at one place are counted for themselves
         for position, name in enumerate(line.groups or (None,)):
             group = self.meaning.groups.get(name) if name else None
             trained = [e for e in self.meaning.entries if e.path not in self.meaning.aliases and self.is_trained(e)]
             if group is not None and group.members is not None:
                 trained = [e for m in group.members for e in trained if e.path == m]
-            for member, entry in enumerate(trained):
-                env = {"group": position, "member": member, "number": number, "bucket": number}
-                number += 1
+            members: Counter[object] = Counter()
+            for entry in trained:
+                at = frozenset(
+                    (c.args[0], self.numbers.value(c.args[1]) % self.meaning.degree(c.args[0]))
+                    for c in entry.clauses
+                    if c.word == "at"
+                )
+                env = {"group": position, "member": members[at], "number": numbers[at], "bucket": numbers[at]}
+                members[at] += 1
+                numbers[at] += 1
                 own, said = self.clause(entry, "as"), self.clause(line, "as")
                 if own is None and said is None:
                     continue

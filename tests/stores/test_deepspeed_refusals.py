@@ -175,7 +175,7 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
     ),
     "BF16_Optimizer without ZeRO": (
         *(Z0, meta(), lambda v: v["optimizer"].update(base_optimizer_state={}), "E457"),
-        "of which DeepSpeed saves the first data-parallel rank's part alone, and loads none",
+        "whose shards (bf16_zero_pp_rank_*) are not there",
     ),
     "flat masters of another number of groups": (
         *(Z0, meta(), lambda v: v["optimizer"].update(fp32_groups_flat=[]), "E455"),

@@ -40,9 +40,9 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
     if layout is None:  # what a checkpoint says of itself leaves no size open
         layout, given = own_layout(here), evolve(given, sizes={})
     order = order_of(layout)
+    layout = without_order(layout) if layout is not None else None
     if layout is None or not os.path.exists(here):
-        return read(here)
-    layout = without_order(layout)
+        return read(here, order)
     names = _safetensors_of(layout, here)
     if names and not (layout.is_of_any and set(names) <= {FILE}):
         return HuggingFace().open_named(here, names)

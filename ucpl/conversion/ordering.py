@@ -31,10 +31,14 @@ _SHAPE = (
 )
 
 
-def without_order(one: Called) -> Called:
-    """The call without it: no layout knows it."""
+def without_order(one: Called) -> Called | None:
+    """The call without it: no layout knows it. None where the call says nothing else: the checkpoint says the rest."""
+    if _argument(one) is None:
+        return one
     kept = tuple(a for a in one.call.arguments if a.name != ARGUMENT)
-    return one if not _argument(one) else Called(one.library, evolve(one.call, arguments=kept))
+    if not kept and one.call.name == _NUMBERED:
+        return None
+    return Called(one.library, evolve(one.call, arguments=kept))
 
 
 def order_of(one: Called | None) -> Order | None:

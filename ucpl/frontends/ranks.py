@@ -77,9 +77,9 @@ def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
     of_names: tuple[Note, ...] = ()
     if pipeline is None and layered.is_asked(evolve(base, inherited={})):
         base, pipeline, of_names = layered.of_names(base, source)
-    if pipeline is not None and stages.stage_of(base) != 1:  # the same tensors in a module that is no pipeline
+    if pipeline is not None and not _is_pipelined(base, source):  # the same tensors in a module that is no pipeline
         if evolve(base, inherited={}).asked("pp") > 1 or stages.is_dealt(base):
-            fail("E477", f"`{base.call.name}` for a PipelineModule, which DeepSpeed trains with ZeRO stage 1", asked)
+            fail("E477", f"`{base.call.name}` for a PipelineModule, which DeepSpeed trains at ZeRO stage 0 or 1", asked)
         base, pipeline = stages.with_argument(base, "pp", 1), None
     notes: tuple[Note, ...] = ()
     of_cuts: tuple[Note, ...] = ()
@@ -103,6 +103,19 @@ def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
         pipeline = evolve(pipeline, is_by_tp=True)
     dealt = None if of_experts is None else experts.DealtExperts.of(of_experts, ep, pipeline)
     return evolve(_made(base, cuts, pipeline, dealt, TARGET), notes=(*of_cuts, *notes), model=base.model)
+
+
+def _is_pipelined(base: Base, source: Checkpoint | None) -> bool:
+    """Whether a target of a pipeline is one. Without ZeRO it is where the call says so, or the source is without, too."""
+    match stages.stage_of(base):
+        case 1:
+            return True
+        case 0:
+            stage = source.envelope.settings.get("stage") if source is not None else None
+            is_said = any(a.name == "pp" for a in base.call.arguments) or stages.is_dealt(base)
+            return is_said or (stage is not None and stage.value == 0)
+        case _:
+            return False
 
 
 def _dealt(base: Base, cuts: Cuts) -> tuple[Base, Cuts, tuple[Note, ...]]:

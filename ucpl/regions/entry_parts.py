@@ -105,16 +105,19 @@ class EntryParts:
         """A `like` line: each state cut as the tensor's own entry is."""
         layout, site = self.site.layout, self.site
         out = []
-        position = 0
+        positions: dict[object, int] = {}  # of tensors that are at one place: other ranks count for themselves
         for number, g in enumerate(line.groups or (None,)):
             names, group = site.state_names(line, g), site.group(g)
             placers = [p for p in site.placers if p.entry.alias is None and fl.is_trained(layout, p)]
             if group is not None and group.members is not None:
                 order = {m: i for i, m in enumerate(group.members)}
                 placers = sorted((p for p in placers if p.entry.path in order), key=lambda p: order[p.entry.path])
-            for member, placer in enumerate(placers):
+            members: dict[object, int] = {}
+            for placer in placers:
+                at = frozenset(placer.entry.storing.at)
+                member, position = members.get(at, 0), positions.get(at, 0)
+                members[at], positions[at] = member + 1, position + 1
                 counts = {"group": number, "member": member, "number": position, "bucket": number}
-                position += 1
                 key = line.storing.key or placer.entry.storing.key
                 if key is None:
                     continue

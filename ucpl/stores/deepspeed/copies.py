@@ -55,14 +55,16 @@ def _parts(gathered: Gathered, tensor: str, at: tuple[int, int], state: str) -> 
         None,
     )
     if flat is None:
-        return []
+        return _of_number(gathered, tensor, f"mp_rank_{mp:02d}_model_states.pt", state)
     start = next(b for b, (n, _) in zip(flat.starts, flat.members, strict=True) if n == tensor)
     stop = start + next(prod(shape) for n, shape in flat.members if n == tensor)
     out, position = [], 0
     wanted = [
         (file, extent)
         for (file, key), extent in gathered.payload.items()
-        if "base_optimizer_state" in key and key[-2:] == (flat.bucket, state) and f"mp_rank_{mp:02d}_" in file
+        if ("base_optimizer_state" in key or key[0] == "optimizer")
+        and key[-2:] == (flat.bucket, state)
+        and f"mp_rank_{mp:02d}_" in file
     ]
     for _, extent in sorted(wanted, key=lambda x: _dp_rank(x[0])):
         low, high = max(start - position, 0), min(stop - position, extent.numel)
@@ -70,6 +72,13 @@ def _parts(gathered: Gathered, tensor: str, at: tuple[int, int], state: str) -> 
             out.append((extent, low, high))
         position += extent.numel
     return out
+
+
+def _of_number(gathered: Gathered, tensor: str, file: str, state: str) -> list[tuple[Extent, int, int]]:
+    """A state of a tensor that an optimizer without ZeRO numbers."""
+    number = gathered.numbers.get((file, tensor))
+    found = (x for (at, key), x in gathered.payload.items() if at == file and key[-2:] == (number, state))
+    return [(extent, 0, extent.numel) for extent in found if number is not None]
 
 
 def _dp_rank(file: str) -> int:

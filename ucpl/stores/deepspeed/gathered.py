@@ -72,6 +72,9 @@ class Gathered:
     stated: list[Flat] = field(factory=list)
     counted: set[str] = field(factory=set)  # states that are one number of a parameter, whatever its shape
     vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words: rows behind them are padding
+    numbers: dict[tuple[str, str], int] = field(
+        factory=dict
+    )  # file of an optimizer without ZeRO, parameter -> its number
 
     def apart(self) -> Gathered:
         """One that gathers groups, flats and remarks of its own, and shares everything else."""

@@ -11,7 +11,7 @@ from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.affine import INFO
 from ucpl.stores.deepspeed.config import blobs_of
 from ucpl.stores.deepspeed.cuts import info_of
-from ucpl.stores.deepspeed.names import is_apart, is_of_expert, layer_place
+from ucpl.stores.deepspeed.names import is_of_expert, layer_place
 from ucpl.stores.deepspeed.optimizer_states import whole
 from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer
 from ucpl.stores.pickles import set_attributes
@@ -22,10 +22,10 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     frozen = [t for t in writer.structure.tensors if t.kind == "frozen"]
     has_layers = writer.has_layers
     value: dict[object, object] = {"module": None if has_layers else _module(writer, file)}
-    here = _of_stage(writer) if has_layers else {n for n in writer.names if writer.is_on_stage(file, n)}
+    here = writer.of_stage() if has_layers else {n for n in writer.names if writer.is_on_stage(file, n)}
     value["buffer_names"] = [n for n in writer.names if _is_buffer(writer, n) and n in here]
     value["optimizer"] = whole(writer, file) if writer.stage == 0 else None
-    value["param_shapes"] = _param_shapes(writer) if writer.stage else _numbered_shapes(writer)
+    value["param_shapes"] = _param_shapes(writer) if writer.stage else _numbered_shapes(writer, file)
     empties = {name: Size(e.shape) for name, e in writer.empty.items() if not e.buffer}
     shapes = {t.name: Size(_local(writer, t)) for t in frozen} | empties
     in_order = [name for name in writer.names if name in shapes]
@@ -180,12 +180,6 @@ def _needed(file: TargetFile, name: str, made: TensorRef | None) -> TensorRef:
     return made
 
 
-def _of_stage(writer: Writer) -> set[str]:
-    """Tensors in files of layers on the stage whose file is being made."""
-    ranks = writer.dp * writer.degree  # of a stage
-    return {t.label for t in writer.targets if t.rank // ranks == writer.here["pp"] and is_apart(t.file)}
-
-
 def _num_experts(writer: Writer) -> object:
     """How many experts each layer has, of those on this stage."""
     kept, experts = writer.blob("num_experts"), writer.source.experts
@@ -219,9 +213,10 @@ def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:
     fail("E471", f"the plan writes no fragment of the frozen {name}", Label(file.path, where=name))
 
 
-def _numbered_shapes(writer: Writer) -> list[OrderedDict[str, Size]] | None:
+def _numbered_shapes(writer: Writer, file: TargetFile) -> list[OrderedDict[str, Size]] | None:
     """Without ZeRO, DeepSpeed states none and reads none: so that the optimizer's numbers have names."""
-    groups = [members for _, members in writer.structure.groups]
+    here = writer.numbered(file)
+    groups = [[n for n in members if here is None or n in here] for _, members in writer.structure.groups]
     return [OrderedDict((n, Size(_local(writer, writer.kinds[n]))) for n in names) for names in groups] or None
 
 

@@ -7,6 +7,7 @@ In turn: `param_shapes`, which files written here have; what the caller says; we
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from math import prod
 from typing import NoReturn
 
@@ -17,6 +18,7 @@ from ucpl.extents import DTYPES, Extent, TensorRef
 from ucpl.stores.checkpoint import Order
 from ucpl.stores.deepspeed.module import Module
 from ucpl.stores.deepspeed.order import Shape, Slots, Unclear, match
+from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
 _COMPARED_MAX = 1 << 14  # elements of a weight and its master, where the order has to be found by content
@@ -47,6 +49,10 @@ class Numbered:
     groups: list[Group]
     order: Order | None = None  # as the caller says
     stage: int = 0  # of a pipeline
+    files: Mapping[str, TorchFile] = field(factory=dict)  # of weights that are not in the module's own
+    apart: frozenset[str] = (
+        frozenset()
+    )  # copies whose weights are in no file: masters may be others' than those that are
 
     @property
     def is_flat(self) -> bool:
@@ -95,7 +101,10 @@ def names_of(found: Numbered) -> tuple[Named, str]:
         return views, "weights are views of the groups' flat buffers"
     if (named := _of_param_names(found)) is not None:
         return named, "param_names of the optimizer's groups"
-    return _matched(found)
+    made = matched(found)
+    if isinstance(made, Unclear):
+        _refuse(found, made)
+    return made
 
 
 def _stated(found: Numbered) -> Named:
@@ -262,7 +271,7 @@ def _of_param_names(found: Numbered) -> Named | None:
     return out
 
 
-def _matched(found: Numbered) -> tuple[Named, str]:
+def matched(found: Numbered) -> tuple[Named, str] | Unclear:
     """By values, where there are masters: they tell any order. Where several are alike, in the module's."""
     contents = None
     how = "shapes, in the module's order"
@@ -272,9 +281,7 @@ def _matched(found: Numbered) -> tuple[Named, str]:
             return by_value, "shapes and values of the masters"
         how = "shapes and values of the masters, in the module's order"
     made = match(found.parameters, found.slots(contents), found.cost)
-    if isinstance(made, Unclear):
-        _refuse(found, made)
-    return made, how
+    return made if isinstance(made, Unclear) else (made, how)
 
 
 def _of_values(found: Numbered, contents: _Contents) -> Named | None:
@@ -332,7 +339,7 @@ class _Contents:
         key = (name, g, at)
         if key not in self._known:
             master = self._master(name, g, at)
-            self._known[key] = master is None or self._compare(self.found.module.tensors[name], master)
+            self._known[key] = master is None or name in self.found.apart or self._compare(name, master)
         return self._known[key]
 
     def _master(self, name: str, g: int, at: int) -> TensorRef | None:
@@ -342,12 +349,13 @@ class _Contents:
             return TensorRef(flat.storage, flat.offset + at, (prod(self.found.module.shapes[name]),), (1,))
         return group.masters[at].tensor() if group.masters is not None else None
 
-    def _compare(self, weight: TensorRef, master: TensorRef) -> bool:
+    def _compare(self, name: str, master: TensorRef) -> bool:
         import numpy as np
 
         if master.storage.dtype != "f32":
             return True
-        a, b = self._read(weight), self._read(master)
+        module, weight = self.found.module, self.found.module.tensors[name]
+        a, b = self._read(self.found.files.get(name, module.file), weight), self._read(module.file, master)
         wide = np.frombuffer(b, dtype="<f4")
         match weight.storage.dtype:
             case "f32":
@@ -363,12 +371,12 @@ class _Contents:
         held = min(len(a) // 2, len(rounded))
         return bool((np.frombuffer(a, dtype="<u2")[:held] == rounded[:held]).all())
 
-    def _read(self, tensor: TensorRef) -> bytes:
+    def _read(self, part: TorchFile, tensor: TensorRef) -> bytes:
         """The first elements of a tensor, as far as they are compared."""
-        extent = self.found.module.file.extent((), tensor)
+        extent = part.extent((), tensor)
         if extent not in self._bytes:
             itemsize = DTYPES[extent.dtype].itemsize
             size = min(extent.numel, _COMPARED_MAX) * itemsize if extent.is_contiguous else 0
-            with self.found.module.file.path.open("rb") as file:
+            with part.path.open("rb") as file:
                 self._bytes[extent] = os.pread(file.fileno(), size, extent.storage_start + extent.offset * itemsize)
         return self._bytes[extent]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from math import prod
+from typing import NoReturn
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Call, Flat, Global, Key
@@ -30,7 +31,7 @@ def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]
 
 def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
     """ZeRO-0: numbered parameters, in the order of the groups; or a flat buffer for each of these."""
-    here = _groups_here(writer)
+    here = _groups_here(writer, file)
     if not here:
         return None
     masters, flat = bool(writer.settings.get("masters")), bool(writer.settings.get("fused"))
@@ -40,6 +41,8 @@ def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
     held: list[object] = []
     number = 0
     for g, members in here:
+        if not members:
+            _refuse_empty(writer, file, g)
         slots = [tuple(members)] if flat else [(name,) for name in members]
         ids = list(range(number, number + len(slots)))
         number += len(slots)
@@ -64,9 +67,11 @@ def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
     }
 
 
-def _groups_here(writer: Writer) -> list[tuple[int, list[str]]]:
+def _groups_here(writer: Writer, file: TargetFile) -> list[tuple[int, list[str]]]:
     """The groups' numbers, and their parameters on the rank whose file is being made."""
-    return [(g, [*members]) for g, (_, members) in enumerate(writer.structure.groups)]
+    groups = [(g, [*members]) for g, (_, members) in enumerate(writer.structure.groups)]
+    here = writer.numbered(file)
+    return groups if here is None else [(g, [name for name in members if name in here]) for g, members in groups]
 
 
 def shard(writer: Writer, file: TargetFile) -> dict[str, object]:
@@ -106,12 +111,7 @@ def _flat(writer: Writer, file: TargetFile) -> dict[str, object]:
         lacking = next(
             g for g, (name, _) in enumerate(writer.structure.groups) if name not in {f.group for f in writer.flats}
         )
-        fail(
-            "E471",
-            f"stage {writer.here['pp']} of the pipeline holds no parameter of group {lacking}, and DeepSpeed flattens none",
-            Label(file.path),
-            remedy="Deal the layers otherwise: stages = [...] beside pp.",
-        )
+        _refuse_empty(writer, file, lacking)
     if len(writer.flats) != len(writer.structure.groups):
         fail(
             "E471",
@@ -161,6 +161,15 @@ def _flat(writer: Writer, file: TargetFile) -> dict[str, object]:
         for flat, (ways, place, run) in zip(writer.flats, shared, strict=True)
     ]
     return out
+
+
+def _refuse_empty(writer: Writer, file: TargetFile, group: int) -> NoReturn:
+    fail(
+        "E471",
+        f"stage {writer.here['pp']} of the pipeline holds no parameter of group {group}, and DeepSpeed keeps no empty one",
+        Label(file.path),
+        remedy="Deal the layers otherwise: stages = [...] beside pp.",
+    )
 
 
 def _sliced(writer: Writer, file: TargetFile) -> dict[str, object]:

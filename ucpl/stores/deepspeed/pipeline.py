@@ -17,31 +17,37 @@ from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, TensorRef
 from ucpl.extents.pipeline import Pipeline
 from ucpl.stores.carrying import lifted
+from ucpl.stores.checkpoint import Order
 from ucpl.stores.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
 from ucpl.stores.deepspeed.as_written import read_shard
-from ucpl.stores.deepspeed.blobs import keep_run, keep_scaling
+from ucpl.stores.deepspeed.blobs import keep_run, keep_scaling, keep_whole_scaling
 from ucpl.stores.deepspeed.copies import trusted
 from ucpl.stores.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.stores.deepspeed.gathered import Facts, Gathered, callers_of
-from ucpl.stores.deepspeed.module import Module, groups_of
+from ucpl.stores.deepspeed.module import Module
 from ucpl.stores.deepspeed.names import Listing, layer_place
 from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.deepspeed.settings import set_alignment
 from ucpl.stores.deepspeed.stages import Beside, LayerTensors, canonical, pipeline_of, refs_of
 from ucpl.stores.deepspeed.topology import Topology, not_yet
+from ucpl.stores.deepspeed.unstaged import Told, told_of
+from ucpl.stores.deepspeed.whole_states import Rank, read_whole_states
 from ucpl.stores.pickles import attributes_of
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
 
-def read_pipeline(gathered: Gathered, topology: Topology) -> tuple[tuple[TorchFile, ...], Facts]:
+def read_pipeline(
+    gathered: Gathered, topology: Topology, order: Order | None = None
+) -> tuple[tuple[TorchFile, ...], Facts]:
     """Files of layers, and shards of all stages. Gives the files, and what they say together."""
     by_tp = _layer_files(topology.listing)
     first = by_tp[0]
+    told = told_of(topology, by_tp, order)
     pipeline = pipeline_of(
         {n: LayerTensors(f, refs_of(f), layer_place(f.file)[1]) for n, f in first.items()},
         topology,
-        Beside(is_by_tp=layer_place(topology.listing.layers[0])[2] is not None),
+        Beside(is_by_tp=layer_place(topology.listing.layers[0])[2] is not None, groups=told.groups[:: topology.tp]),
     )
     modules = [_module(topology, pipeline, files) for files in by_tp]
     for module in modules[1:]:
@@ -52,12 +58,16 @@ def read_pipeline(gathered: Gathered, topology: Topology) -> tuple[tuple[TorchFi
             for name, ref in refs_of(file).items():
                 gathered.keep_where_full(file, (name,), ref)
     names = canonical(pipeline)
-    gathered.groups += common_groups(topology, _read_shards(gathered, topology, modules), names)
+    gathered.groups += common_groups(topology, _read_shards(gathered, topology, modules, told), names)
     pipeline = evolve(pipeline, trusted=trusted(topology.listing.root, pipeline, gathered, topology.tp))
     for tensor, stage in pipeline.trusted.items():
         gathered.set(f"copy of {tensor}", f"stage {stage}", "moments that are zero throughout on its other stages")
     keep_run(gathered, topology.first)
-    keep_scaling(gathered, topology.optims[0])
+    if topology.optim is not None:
+        keep_scaling(gathered, topology.optim)
+    else:
+        keep_whole_scaling(gathered, modules[0])
+    gathered.remark(*told.remarks)
     gathered.blobs["layer_files"] = {layer_place(f.file)[1]: _facts(f) for f in first.values()}
     local = local_shapes(modules)
     shardings = cuts_over_tp(gathered, topology.first, modules[0], local)
@@ -114,14 +124,19 @@ def _module(topology: Topology, pipeline: Pipeline, files: dict[int, TorchFile])
     return Module(topology.first, (), tensors, frozenset(pipeline.buffers), shapes, empty=empty)
 
 
-def _read_shards(gathered: Gathered, topology: Topology, modules: list[Module]) -> list[list[ParameterGroup]]:
-    """All shards' flat buffers. Gives the parameter groups of each shard."""
+def _read_shards(
+    gathered: Gathered, topology: Topology, modules: list[Module], told: Told
+) -> list[list[ParameterGroup]]:
+    """All shards' optimizers. Gives the parameter groups of each shard."""
     out = []
-    for shard in topology.shards:
+    for shard, groups in zip(topology.shards, told.groups, strict=True):
         mine = gathered.apart()
-        module = evolve(modules[shard.tp], file=shard.first, groups=groups_of(shard.first))
+        module = evolve(modules[shard.tp], file=shard.first, groups=groups)
         coordinates = {"pp": shard.pp} | ({"tp": shard.tp} if topology.tp > 1 else {})
-        read_flat_shards(mine, module, Sharers(shard.optims, coordinates))
+        if shard.optims:
+            read_flat_shards(mine, module, Sharers(shard.optims, coordinates))
+        else:
+            read_whole_states(mine, module, Rank(coordinates, origin=told.origin))
         out.append(mine.groups)
         gathered.stated += mine.stated
         gathered.remark(*mine.remarks)

@@ -14,7 +14,7 @@ from attrs import evolve, field, frozen
 from ucpl.errors import Label, fail
 from ucpl.extents import TensorRef
 from ucpl.extents.pipeline import METHODS, Layer, Pipeline, deal, layer_file
-from ucpl.stores.deepspeed.module import Module, groups_of
+from ucpl.stores.deepspeed.module import Groups, Module, groups_of
 from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.deepspeed.topology import Topology, not_yet
 from ucpl.stores.torch_files import TorchFile
@@ -52,8 +52,9 @@ class _Stated:
     experts: dict[int, int] = field(factory=dict)  # layer -> trained elements of the experts that a rank holds
 
     @classmethod
-    def of(cls, metas: tuple[TorchFile, ...], experts: Container[str]) -> _Stated:
-        every = [{name: shape for group in groups_of(meta) for name, shape in group.items()} for meta in metas]
+    def of(cls, metas: tuple[TorchFile, ...], beside: Beside) -> _Stated:
+        experts, stated_groups = beside.experts, beside.groups or tuple(map(groups_of, metas))
+        every = [{name: shape for group in groups for name, shape in group.items()} for groups in stated_groups]
         shapes = [{name: shape for name, shape in mine.items() if name not in experts} for mine in every]
         elements: dict[int, int] = {}
         for mine in every:
@@ -76,11 +77,12 @@ class Beside:
     tied: Names = field(factory=dict)
     experts: Container[str] = frozenset()
     ep: int = 1
+    groups: tuple[Groups, ...] = ()  # of each stage, where no param_shapes state them
 
 
 def pipeline_of(files: Layers, topology: Topology, beside: Beside) -> Pipeline:
     """All layers and the bounds of the stages. Raises: UcplError E452, E456-E459."""
-    stated = _Stated.of(tuple(shard.first for shard in topology.shards if shard.tp == 0), beside.experts)
+    stated = _Stated.of(tuple(shard.first for shard in topology.shards if shard.tp == 0), beside)
     for number, s in stated.own.items():
         if number not in files:
             missing = layer_file(f"layer_{number:02d}", 0 if beside.is_by_tp else None)

@@ -29,7 +29,7 @@ def open_step(place: Place, order: Order | None = None) -> Checkpoint:
     gathered = Gathered()
     read_settings(gathered, topology)
     if topology.listing.layers:
-        files, facts = read_pipeline(gathered, topology)
+        files, facts = read_pipeline(gathered, topology, order)
     else:
         files, facts = read_dense(gathered, topology, order)
     return gathered.checkpoint(place, "deepspeed", files, facts)

@@ -177,6 +177,19 @@ class Writer:
             return False
         return layers.stage(int(number)) == self.here["pp"]  # it has no elements, or is no tensor
 
+    def of_stage(self) -> set[str]:
+        """Tensors in files of layers on the stage whose file is being made."""
+        ranks = self.dp * self.degree  # of a stage
+        return {t.label for t in self.targets if t.rank // ranks == self.here["pp"] and is_apart(t.file)}
+
+    def numbered(self, file: TargetFile) -> set[str] | None:
+        """Without ZeRO, the parameters that the optimizer of a stage numbers: its layers', and its copies of tied ones, whose
+        states it has alone. None: all."""
+        if self.stages == 1:
+            return None
+        flat = {name for one in self.flats for name in one.names}
+        return flat | self.of_stage() | {t.label for t in self.targets if t.file == file.path and t.state != "weight"}
+
     def stand(self, mp: int, rank: int) -> None:
         """Turn to the files of one rank."""
         experts, ep = self.source.experts, int(self.settings.get("ep") or 1)

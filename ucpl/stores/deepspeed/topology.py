@@ -121,8 +121,6 @@ def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: 
             not_yet(part.path, _LAYERS)
     if pp > 1 and not (listing.layers or listing.experts):
         not_yet(first.path, f"it has {pp} stages of a pipeline and no files of layers")
-    if listing.layers and not listing.optims:
-        not_yet(first.path, "a PipelineModule without ZeRO: its files do not name what is tied")
     if listing.experts and not listing.optims:
         not_yet(listing.root / listing.experts[0], "it has experts and no ZeRO")
     if auto_ep.layers_of(first) is not None:

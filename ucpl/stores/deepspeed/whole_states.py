@@ -32,6 +32,7 @@ class Rank:
 
     coordinates: dict[str, int]
     order: Order | None = None
+    origin: str = ""  # what says the names of the module's groups, where param_shapes do not
 
 
 def read_whole_states(gathered: Gathered, module: Module, rank: Rank) -> None:
@@ -44,7 +45,7 @@ def read_whole_states(gathered: Gathered, module: Module, rank: Rank) -> None:
         gathered.remarks.append("there is no optimizer state: weights alone")
         return
     names, how = names_of(found)
-    gathered.set("parameter_order", how, f"optimizer of {module.file.file} names no parameter")
+    gathered.set("parameter_order", rank.origin or how, f"optimizer of {module.file.file} names no parameter")
     if found.is_flat:
         gathered.set("fused", 1, f"optimizer/{_FLAT} of {module.file.file}")
     if found.is_flat or any(group.masters is not None for group in found.groups):
@@ -64,11 +65,7 @@ def numbered(module: Module, rank: Rank) -> Numbered | None:
         return None
     held = optimizer.mapping()
     if "base_optimizer_state" in held:
-        not_yet(
-            module.file.path,
-            "its optimizer is BF16_Optimizer without ZeRO (a PipelineModule in bf16), of which DeepSpeed saves the first"
-            " data-parallel rank's part alone, and loads none",
-        )
+        not_yet(module.file.path, "its optimizer is BF16_Optimizer, whose shards (bf16_zero_pp_rank_*) are not there")
     has_masters = _EACH in held or _FLAT in held
     base = optimizer.at("optimizer_state_dict") if has_masters else optimizer
     groups = _groups(base, optimizer)
@@ -115,6 +112,7 @@ def _read_each(gathered: Gathered, found: Numbered, names: Named) -> None:
                 gathered.has((name,), "fp32")
             if (held := states.find(number)) is not None:
                 gathered.state(module.file, held, (module.shapes[name],), (name,))
+            gathered.numbers[module.file.file, name] = number
 
 
 def _read_flats(gathered: Gathered, found: Numbered, names: Named, coordinates: dict[str, int]) -> None:

@@ -27,6 +27,13 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
     """
     writer = Writer.of(structure, targets, source)
     _refuse_alignment(writer)
+    if writer.has_layers and not writer.stage and writer.settings.get("bf16"):
+        fail(
+            "E471",
+            "a PipelineModule in bf16 without ZeRO: DeepSpeed makes BF16_Optimizer of it, and has no code that loads one",
+            Label("<target>", where="zero0(bf16 = 1)"),
+            remedy="zero1(...), which BF16_Optimizer is; or zero0(bf16 = 0) or zero0(fp16 = 1)",
+        )
     files: Made = []
     for path, names in apart(writer).items():
         file = writer.file(path)
