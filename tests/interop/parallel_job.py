@@ -197,7 +197,8 @@ def facts(engine: Any, run: dict[str, Any], client: dict[str, Any]) -> tuple[dic
                 found[name] = state
                 continue
             if name == parallel_models.LOOSE and "weight" in state:
-                state = {**state, "weight": found[name]["weight"]}  # no file holds the last stage's
+                own = ("weight", "fp32") if run.get("stage", 1) == 0 and run["dtype"] == "fp32" else ("weight",)
+                state = {**state, **{k: found[name][k] for k in own}}  # no file holds the last stage's
             unequal += [f"rank {rank}: {d}" for d in deepspeed_job.differences(state, found[name], name)]
     out = {
         "params": found,
