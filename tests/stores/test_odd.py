@@ -200,3 +200,29 @@ def test_nothing_is_said_to_be_excluded_where_nothing_says_so(name: str, stage: 
     made = read_torch_file(file.parent, file.name)
     held = Value.of(made).mapping()
     assert ("frozen_param_shapes" in held) == (name == "z2_dp3_frozen")
+
+
+def test_a_moment_of_one_element_and_a_number_beside_it_stay_what_they_were(tmp_path: Path) -> None:
+    """From ZeRO-0, where each parameter has states of its own: `[1]` and `[]` are told by what the others have."""
+    ucpl.convert(ODD / "names_z1", tmp_path / "whole", to="zero0(dp=1)")
+    (file,) = (tmp_path / "whole").glob("*/mp_rank_00_model_states.pt")
+    value = torch.load(file, weights_only=False)
+    value["module"]["*"] = value["module"]["*"][:1].clone()
+    for shapes in value.get("param_shapes") or []:
+        shapes.update({name: torch.Size([1]) for name in shapes if name == "*"})
+    states = value["optimizer"]["state"]
+    states[0] |= {name: states[0][name][:1].clone() for name in ("exp_avg", "exp_avg_sq")}
+    for held in states.values():
+        held |= {"count": torch.tensor(7.0), "many": 3}
+    torch.save(value, file)
+    for stage, dp in ((1, 2), (2, 1), (3, 2)):
+        ucpl.convert(tmp_path / "whole", tmp_path / f"cut{stage}", to=f"zero{stage}(dp={dp})")
+        ucpl.convert(tmp_path / f"cut{stage}", tmp_path / f"back{stage}", to="zero0(dp=1)")
+        after = module_of(tmp_path / f"back{stage}", file.name)["optimizer"]["state"]
+        assert after.keys() == states.keys()
+        for number, held in states.items():
+            assert after[number].keys() == held.keys()
+            for name, one in held.items():
+                found = after[number][name]
+                assert type(found) is type(one), (number, name)
+                assert same(found, one) if torch.is_tensor(one) else found == one, (number, name)
