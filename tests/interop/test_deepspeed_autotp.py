@@ -84,6 +84,7 @@ TARGETS = (
     Target("opt", 2, 2, 2, ("zero2(tp=2)",)),
     Target("bloom", 1, 4, 1, ("zero1(tp=4, dp=1)",)),
     Target("folder", 1, 2, 2, ("zero1(tp=2, dp=2)",)),
+    Target("folder", 1, 1, 2, ("zero1(dp=2)",)),  # tied: a strict load asks for both names
 )
 
 

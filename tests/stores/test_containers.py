@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import ucpl as ucpl_api
 from tests.cli.command import digest, good, ucpl
 from ucpl.conversion.anew import own_names
-from ucpl.errors import UcplError
+from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import NamedTensor
 from ucpl.extents.containers import Rule
 from ucpl.runtime.failpoints import set_failpoints
@@ -212,6 +212,20 @@ def test_weights_alone_keep_what_describes_the_model(source: Path, tmp_path: Pat
 def test_a_step_named_by_itself_is_no_container(source: Path, tmp_path: Path) -> None:
     out = good("convert", source / "global_step3", tmp_path / "t", "--to", "zero1(dp=3)").out
     assert "container" not in out and not files_of(tmp_path / "t")
+
+
+def test_a_class_is_asked_by_the_folder_s_own_config(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def network_of(config: dict[str, object]) -> None:
+        asked.append(config)
+        fail("E396", "there is no such class", Label("config.json"))
+
+    monkeypatch.setattr("ucpl.frontends.hf.networks.network_of", network_of)
+    assert "E396" in ucpl("convert", source, tmp_path / "t", "--to", "zero1(tp=2)").err
+    assert [one["architectures"] for one in asked] == [["GPT2LMHeadModel"]]
 
 
 # ---- weights beside the shards ----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 Z0, Z1, Z1_BF16, Z2, Z3 = "z0_dp2_bf16", "z1_dp4", "z1_dp2_bf16opt", "z2_dp3_frozen", "z3_dp2_subgroup"
 ELASTIC, DEALT, MOE, TP, PP = "z1_dp2_elastic", "z2_dp2_roundrobin", "moe_ep2_dp4_z1", "tp2_dp2_z1_uneven", "pp2_dp2_z1"
 STATE = "optimizer_state_dict"
+COUNTED = count()
 MASTERS = "single_partition_of_fp32_groups"
 
 
@@ -148,6 +150,10 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
     "a state of one shard that differs": (
         *(Z1, optim(1), lambda v: v[STATE]["base_optimizer_state"]["state"][0].update(step=7.0), "E456"),
         "ranks do not agree on step",
+    ),
+    "a number that is of each rank's part": (
+        *(Z1, "*optim*", lambda v: v[STATE]["base_optimizer_state"]["state"][0].update(RMS=next(COUNTED)), "E460"),
+        "each rank has a number RMS of its own for ",
     ),
     "a state that is of another length": (
         *(Z1, optim(1), lambda v: shorten(v[STATE]["base_optimizer_state"]["state"][0], "exp_avg"), "E460"),  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from ucpl.conversion.lessening import demand_layers, lessened
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.ordering import without_order
 from ucpl.conversion.side import Side, located
+from ucpl.conversion.ties import of_ties, with_ties
 from ucpl.conversion.training import change_of, in_other_dtype, training_of, wished
 
 if TYPE_CHECKING:
@@ -105,6 +106,10 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         one = with_fills(one, given.fill, own)
     base = _without(source, changes)
     made = _cut_as_deepspeed(one, base, given, notes)
+    given, ties = with_ties(made, source, given)
+    if ties:
+        notes = (*notes, *ties)
+        made = _cut_as_deepspeed(one, base, given, notes)
     change = change_of(source, made.layout)
     if change is not None and one.is_of_any:
         given = in_other_dtype(given, source, change)
@@ -174,6 +179,7 @@ def sides(
     """
     if checkpoint is not None:
         checkpoint, target = _of_words(checkpoint, source, target)
+        checkpoint, source = of_ties(checkpoint, source, target, _config_of(checkpoint, given.config))
         here = source_side(checkpoint, source, evolve(given, model=None))
         return here, target_side(target, here, given)
     assert source is not None
@@ -207,10 +213,17 @@ def _of_words(checkpoint: Checkpoint, source: Called | None, target: Called) -> 
 
 
 def _config_of(checkpoint: Checkpoint, config: Config | None) -> Config | None:
-    """Sizes as a config.json gives them: the one given, else the checkpoint's own."""
+    """Sizes as a config.json gives them: the one given, else the checkpoint's own, or that of the folder it lies in."""
     from ucpl.stores.huggingface import config_of as own
+    from ucpl.stores.huggingface_texts import config_at
 
-    return config if config is not None else own(checkpoint)
+    if config is not None:
+        return config
+    container = checkpoint.container
+    found = own(checkpoint)
+    if found is None and container is not None and any(f.name == "config.json" for f in container.files):
+        return config_at(container.top)
+    return found
 
 
 def _notes_of(found: Found) -> tuple[Note, ...]:

@@ -11,7 +11,7 @@ from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.texts import read_small
 from ucpl.texts import Json
 
-__all__ = ["TEXTS", "TEXT_BYTES_MAX", "carried_texts", "config_of", "read_texts", "version_of"]
+__all__ = ["TEXTS", "TEXT_BYTES_MAX", "carried_texts", "config_at", "config_of", "read_texts", "version_of"]
 
 TEXTS = "huggingface_files"  # the blob that holds config.json and the tokenizer's texts, by name
 TEXT_BYTES_MAX = 64 << 20
@@ -42,8 +42,19 @@ def read_texts(folder: Path) -> tuple[dict[str, str], list[str]]:
 def config_of(checkpoint: Checkpoint) -> dict[str, Json] | None:
     """The config.json that a checkpoint has, or that an earlier conversion carried. None where it has none."""
     text = carried_texts(checkpoint).get("config.json")
-    if text is None:
+    return None if text is None else _object(text)
+
+
+def config_at(folder: Path) -> dict[str, Json] | None:
+    """The config.json of a folder; None where it has none that is an object."""
+    try:
+        data = read_small(folder / "config.json", TEXT_BYTES_MAX)
+    except UcplError:
         return None
+    return None if data is None else _object(data)
+
+
+def _object(text: str | bytes) -> dict[str, Json] | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

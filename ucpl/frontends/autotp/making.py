@@ -13,6 +13,7 @@ from ucpl.frontends.autotp.drawn import Asked, Drawn
 from ucpl.frontends.autotp.plans import by_plan
 from ucpl.frontends.autotp.policies import by_policies
 from ucpl.frontends.autotp.vocabulary import head_of
+from ucpl.frontends.hf.ties import with_ties
 from ucpl.frontends.parallel import GRAIN, KV_HEADS, Base, Cuts, Note, origins
 from ucpl.layout.scope import Scope
 from ucpl.regions.sharding import TP
@@ -48,14 +49,15 @@ def dealt(base: Base) -> tuple[Base, Cuts, tuple[Note, ...]]:
     grain = (given[GRAIN], "given") if GRAIN in given else (inherited if isinstance(inherited, int) else 1, whence)
     vocabulary = bool(given[VOCABULARY]) if VOCABULARY in given else None
     cuts = cuts_of(network, Asked(plain.asked(TP), heads[0], max(1, grain[0]), vocabulary))
-    plain, tied = _with_ties(plain, network)
+    model, ties = with_ties(plain.model, network)
+    plain = evolve(plain, model=model)
     whole = sum(s.dim is None for s in cuts.values())
     notes: tuple[Note, ...] = (
         (KV_HEADS, heads[0], heads[1] or f"{network.root.class_name}'s config names none"),
         (GRAIN, *grain),
         *origins(cuts),
         ("whole", f"{whole} tensors", "no rule names them: a copy on every rank"),
-        *tied,
+        *ties,
     )
     return plain, cuts, notes
 
@@ -89,15 +91,6 @@ def _demand_some_on_every_rank(drawn: Drawn) -> None:
                 notes=(f"{s.origin}; {heads} key-value heads" if heads else s.origin,),
                 remedy=f"choose a tp of at most {heads} for this model" if 0 < heads < degree else "",
             )
-
-
-def _with_ties(base: Base, network: Network) -> tuple[Base, tuple[Note, ...]]:
-    paths = {item.path for item in base.model.items if isinstance(item, nodes.Tensor | nodes.Alias)}
-    lacking = {alias: owner for alias, owner in network.owners.items() if alias not in paths and owner in paths}
-    items = (*base.model.items, *(nodes.Alias(alias, owner) for alias, owner in lacking.items()))
-    said = f"tied in {network.root.class_name}"
-    notes = tuple(("alias", f"{alias} of {owner}", said) for alias, owner in lacking.items())
-    return evolve(base, model=evolve(base.model, items=items)), notes
 
 
 def _demand_this_model(base: Base, network: Network) -> None:

@@ -32,7 +32,8 @@ WHOLE = (
 
 TIED = (
     "config.json says tie_word_embeddings, and a Hugging Face folder stores such a tensor once: a module has it under two"
-    " names, and engine.load_checkpoint(..., load_module_strict=False) is content with one"
+    " names. With transformers installed both are written; else engine.load_checkpoint(..., load_module_strict=False) is"
+    " content with one"
 )
 
 

@@ -148,6 +148,14 @@ class Gathered:
         kept = self.scalars.setdefault(name, {})
         for member in members:
             if member in kept and kept[member] != value:
+                if name != "step":
+                    fail(
+                        "E460",
+                        f"each rank has a number {name} of its own for {member}",
+                        Label(str(where.path), where=key_text(where.key)),
+                        remedy="It is of a rank's part (Adafactor's RMS), which no other degree has. Begin from the weights"
+                        " (model.safetensors beside the shards, zero_to_fp32.py), with moments at zero.",
+                    )
                 fail(
                     "E456",
                     f"ranks do not agree on {name} of {member}",

@@ -1,0 +1,90 @@
+"""Second names that a class ties: a Hugging Face folder stores one of them, or both, and DeepSpeed asks for all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ucpl as api
+from tests.cli.command import good, ucpl
+from ucpl.errors import Label, fail
+from ucpl.frontends.hf.modules import Module, Network
+from ucpl.stores.deepspeed.advice import advice
+from ucpl.stores.registry import open_checkpoint
+
+EMBED, HEAD = "model.embed.weight", "head.weight"
+TENSORS = {EMBED: torch.arange(12.0).reshape(4, 3), "model.norm.weight": torch.ones(3)}
+CALLS = ["zero1(dp=2)", "zero2(dp=3, bf16=1)", "zero0(dp=1)"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shapes = {name: tuple(t.shape) for name, t in TENSORS.items()}
+    network = Network(Module("", "tiny.Tiny", "", {}, (), True), shapes, {HEAD: EMBED})
+    monkeypatch.setattr("ucpl.frontends.hf.networks.network_of", lambda config: network)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "config.json").write_text(json.dumps({"tie_word_embeddings": True}))
+    return tmp_path
+
+
+def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    save_file(tensors, folder / "source" / "model.safetensors", {"format": "pt"})
+    return folder / "source"
+
+
+def module_of(target: Path) -> dict[str, Any]:
+    step = target / (target / "latest").read_text()
+    return dict(torch.load(step / "mp_rank_00_model_states.pt", weights_only=False)["module"])
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("names", [(EMBED,), (HEAD,), (EMBED, HEAD)])
+def test_the_module_has_both_names_of_one_tensor(folder: Path, call: str, names: tuple[str, ...]) -> None:
+    tensors = {name: TENSORS[EMBED].clone() for name in names} | {"model.norm.weight": TENSORS["model.norm.weight"]}
+    source = saved(folder, tensors)
+    good("convert", source, folder / "t", "--to", call)
+    module = module_of(folder / "t")
+    assert set(module) == {EMBED, HEAD, "model.norm.weight"}
+    assert torch.equal(module[HEAD].float(), TENSORS[EMBED]) and torch.equal(module[EMBED], module[HEAD])
+    assert module[HEAD].data_ptr() == module[EMBED].data_ptr()
+    assert len(open_checkpoint(folder / "t").tensors) == 2
+    assert "load_module_strict" not in " ".join(advice(open_checkpoint(source), api.plan(str(source), call).target))
+
+
+def test_a_tie_is_told_with_what_says_it(folder: Path) -> None:
+    source = saved(folder, TENSORS)
+    out = good("convert", source, folder / "t", "--to", "zero1(dp=2)", "--dry-run").out
+    assert f"  alias = {HEAD} of {EMBED}: tied in Tiny\n" in out
+
+
+def test_two_tensors_that_are_tied_and_differ_are_refused(folder: Path) -> None:
+    source = saved(folder, {**TENSORS, HEAD: TENSORS[EMBED] + 1})
+    done = ucpl("convert", source, folder / "t", "--to", "zero1(dp=2)")
+    assert done.status == 3 and HEAD in done.err and not (folder / "t").exists()
+
+
+def test_what_the_config_unties_stays_two_tensors(folder: Path) -> None:
+    (folder / "source" / "config.json").write_text(json.dumps({"tie_word_embeddings": False}))
+    good("convert", saved(folder, {**TENSORS, HEAD: TENSORS[EMBED] + 1}), folder / "t", "--to", "zero1(dp=2)")
+    assert len(open_checkpoint(folder / "t").tensors) == 3
+
+
+def test_a_class_that_cannot_be_asked_ties_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(config: object) -> Network:
+        fail("E396", "transformers is not installed", Label("config.json"))
+
+    monkeypatch.setattr("ucpl.frontends.hf.networks.network_of", missing)
+    out = good("convert", saved(folder, TENSORS), folder / "t", "--to", "zero1(dp=2)").out
+    assert "load_module_strict=False" in out and set(module_of(folder / "t")) == set(TENSORS)
+
+
+def test_weights_alone_are_written_as_they_were(folder: Path) -> None:
+    """No engine, no names of a module: the class is not asked."""
+    source = saved(folder, {**TENSORS, HEAD: TENSORS[EMBED] + 1})
+    good("convert", source, folder / "t", "--to", "safetensors()")
+    assert len(open_checkpoint(folder / "t").tensors) == 3

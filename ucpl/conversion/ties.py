@@ -1,0 +1,79 @@
+"""Ties that the class of a Hugging Face folder's config tells, and the folder does not: a module is known by all its names.
+
+transformers stores a tied tensor once; its Trainer under DeepSpeed stores it under both names, as two tensors. For an engine
+of DeepSpeed they are one parameter with two names in either case. A class that cannot be asked, as without transformers, tells
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ucpl.conversion.given import Called
+
+if TYPE_CHECKING:
+    from ucpl.conversion.given import Config, Given
+    from ucpl.conversion.side import Side
+    from ucpl.frontends.parallel import Note
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["of_ties", "with_ties"]
+
+_ENGINES = ("deepspeed", "universal")
+
+
+def of_ties(
+    checkpoint: Checkpoint, source: Called | None, target: Called, config: Config | None
+) -> tuple[Checkpoint, Called | None]:
+    """A folder that stores one tensor under two names, as a source that says so; others as they are.
+
+    What is stored twice is held against each other where the plan is run.
+    """
+    if source is not None or not config or not _may_tie(checkpoint, config) or _framework(target) not in _ENGINES:
+        return checkpoint, source
+    from ucpl.frontends.hf.ties import pairs
+    from ucpl.layout import load
+    from ucpl.syntax import parse_call
+    from ucpl.syntax.quoting import quote
+
+    here = {t.name: (t.shape, t.dtype) for t in checkpoint.tensors}
+    twice = {
+        alias: owner for alias, owner in pairs(dict(config)).items() if alias in here and here[alias] == here.get(owner)
+    }
+    if not twice:
+        return checkpoint, source
+    lines = "\n".join(f"  {quote(alias)} = ... as {quote(alias)}" for alias in twice)
+    text = f'ucpl 1\nlayout tied(shard = "5GB") of any extends safetensors(shard = shard) {{\n{lines}\n}}\n'
+    tensors = tuple(t for t in checkpoint.tensors if t.name not in twice)
+    said = evolve(checkpoint, tensors=tensors, aliases={**checkpoint.aliases, **twice})
+    return said, Called(load(("tied.ucpl", text)), parse_call("tied()"))
+
+
+def with_ties(made: Side, source: Side, given: Given) -> tuple[Given, tuple[Note, ...]]:
+    """The target's model with second names that the folder leaves out."""
+    checkpoint = source.checkpoint
+    if checkpoint is None or given.model is None or not given.config or not made.called.is_of_any:
+        return given, ()
+    if made.layout.aliases or not _may_tie(checkpoint, given.config) or made.layout.framework not in _ENGINES:
+        return given, ()
+    from ucpl.frontends.hf.ties import tied
+
+    model, notes = tied(given.model, dict(given.config))
+    return evolve(given, model=model), notes
+
+
+def _may_tie(checkpoint: Checkpoint, config: Config) -> bool:
+    return checkpoint.framework == "huggingface" and config.get("tie_word_embeddings") is not False
+
+
+def _framework(one: Called) -> str:
+    """Whose files a layout is of, as it or one that it extends says."""
+    from ucpl.syntax import nodes
+
+    for link in one.library.chain(one.call.name):
+        found = next((i.call.name for i in link.node.items if isinstance(i, nodes.Framework)), None)
+        if found is not None:
+            return found
+    return ""
