@@ -1,5 +1,7 @@
 """transformers' Trainer writes checkpoint-3, ucpl converts the folder, and `train(resume_from_checkpoint=...)` goes on from it.
 
+`from_pretrained` of the same folder is the model that goes on.
+
 One torchrun a world size trains all sources, one goes on from all targets: two and a half minutes on two quiet cores.
 """
 
@@ -33,7 +35,7 @@ TARGETS = (
     Target("gpt2", 3, "universal()", {"universal": True}),
     Target("gpt2", 3, "zero1(dp=3)", {}, spoiled=True),
     Target("llama", 3, "zero3(dp=3)", {}),
-    Target("llama", 1, "zero1(dp=1)", {"stage": 1}),
+    Target("llama", 1, "zero1(dp=1, bf16=1)", {"stage": 1, "dtype": "bf16"}),  # and the weights beside the shards
     Target("lora", 3, "zero3(dp=3)", {"stage": 3}),
     Target("lora", 1, "zero1(dp=1)", {"stage": 1}),
     Target("tied", 3, "zero1(dp=3)", {"stage": 1}),

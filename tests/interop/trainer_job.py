@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.interop import deepspeed_job
@@ -208,10 +209,27 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
     trainer = trainer_of(job["run"], f"{job['folder']}.runs", spoil=True)
     trainer.train(resume_from_checkpoint=job["folder"])
     truth = torch.load(job["truth"], weights_only=False)
+    dtype = deepspeed_job.DTYPES[job["run"]["dtype"]]
+    for kept in truth["params"].values():
+        if "fp32" in kept:  # else it is frozen, under an adapter
+            kept["weight"] = kept["fp32"].to(dtype)
     found = deepspeed_job.differences(trainer.held.facts, truth)
+    if not job["run"].get("lora"):
+        found += as_a_model(
+            job["folder"], type(trainer.accelerator.unwrap_model(trainer.model)), truth["params"], dtype
+        )
     if trainer.state.global_step != STEPS:
         found.append(f"{trainer.state.global_step} steps")
     return {"differences": found, "after": trainer.told}
+
+
+def as_a_model(folder: str, kind: Any, truth: dict[str, Any], dtype: torch.dtype) -> list[str]:
+    """What of the folder, taken as a model, is not the one that goes on training."""
+    unset_hf_deepspeed_config()  # else stage 3 would deal it to the ranks
+    model = kind.from_pretrained(folder)
+    found = [f"the model is in {model.dtype}"] * (model.dtype != dtype)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    return found + deepspeed_job.differences(weights, {name: kept["weight"] for name, kept in truth.items()}, "model")
 
 
 def main() -> None:

@@ -389,6 +389,7 @@ def test_an_adapter_is_called_without_its_name() -> None:
         "base.q.lora_A.weight": named.name, "base.head.weight": saved.name, other.name: other.name,
     }  # fmt: skip
     assert own_names(known, "two/adapter_model.safetensors")["base.q.lora_A.weight"] == other.name
+    assert own_names(known, "saved/adapter_model.safetensors")["base.q.lora_A.weight"] == named.name
     assert own_names(known, "model.safetensors") == {}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import ucpl as python
 from tests.cli.command import digest, good, ucpl
@@ -48,6 +49,17 @@ def ckpt(tmp_path: Path) -> Path:
 
 def beside(folder: Path) -> set[str]:
     return {p.name for p in folder.iterdir() if p.is_file()} - {"latest"}
+
+
+def test_a_model_that_a_loop_has_saved_beside_its_state_follows_it(state: Path, tmp_path: Path) -> None:
+    good("convert", state, tmp_path / "m", "--to", "safetensors()")
+    (state / "model.safetensors").write_bytes((tmp_path / "m" / "model.safetensors").read_bytes())
+    out = good("convert", state, tmp_path / "t", "--to", "zero2(dp=3)").out
+    assert "weights beside the shards, bit for bit: model.safetensors" in out
+    out = good("convert", state, tmp_path / "u", "--to", "zero2(dp=3, bf16=1)").out
+    assert "written anew: model.safetensors: in bf16, f32 in the source's\n" in out
+    before, after = (load_file(f / "model.safetensors") for f in (state, tmp_path / "u"))
+    assert before.keys() == after.keys() and all(torch.equal(t.bfloat16(), after[n]) for n, t in before.items())
 
 
 # ---- Accelerate --------------------------------------------------------------------------------------------------------

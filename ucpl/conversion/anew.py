@@ -81,7 +81,9 @@ def own_names(checkpoint: Checkpoint, name: str) -> dict[str, str]:
     path = PurePosixPath(name)
     if path.stem != "adapter_model":
         return {}
-    adapter = re.escape(path.parent.name or "default")
+    called = path.parent.name  # a folder of the adapter's name, or one that a loop has named
+    is_there = any(f".{called}." in f"{t.name}." for t in checkpoint.tensors)
+    adapter = re.escape(called if called and is_there else "default")
     left_out = re.compile(rf"(\.modules_to_save)?\.{adapter}(?=\.|\Z)")
     return {left_out.sub("", t.name): t.name for t in checkpoint.tensors}
 

@@ -3,13 +3,13 @@
 `load_state` has each engine load the folder `pytorch_model` (`pytorch_model_1` for a second one) by that name, whatever
 `latest` says; then it reads scheduler.bin where the schedule is not DeepSpeed's own, dl_state_dict.bin, sampler.bin,
 random_states_{rank}.pkl of its own rank, and custom_checkpoint_{n}.pkl, as many as objects are registered. These last it
-unpickles without restriction.
+unpickles without restriction. A loop may put the model beside them, by `save_model` or `save_pretrained`.
 """
 
 from __future__ import annotations
 
 from ucpl.extents.containers import Kind, Rule
-from ucpl.stores.containers.trainer import NUMPY
+from ucpl.stores.containers.trainer import MODEL, NUMPY
 
 __all__ = ["ACCELERATE"]
 
@@ -35,5 +35,6 @@ ACCELERATE = Kind(
         Rule("scaler.pt", "carry", "the gradient scaler"),
         Rule("custom_checkpoint_*.pkl", "carry", "objects that the loop has registered"),
         Rule("zero_to_*.py", "carry", "DeepSpeed's scripts"),
+        *MODEL,
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ucpl.extents.containers import Kind, Rule
 
-__all__ = ["NUMPY", "TRAINER"]
+__all__ = ["MODEL", "NUMPY", "TRAINER"]
 
 # What transformers itself allows in files of random numbers (trainer_pt_utils.safe_globals).
 NUMPY = frozenset(
@@ -42,6 +42,31 @@ _ARGUMENTS = frozenset(
 )
 _MODEL = "the model's own"
 
+# What `save_pretrained` and a tokenizer's write, wherever they are told to.
+MODEL = (
+    Rule("model.safetensors", "weights", "the model"),
+    Rule("model-*-of-*.safetensors", "weights", "the model"),
+    Rule("model.safetensors.index.json", "weights", "the model"),
+    Rule("pytorch_model.bin", "weights", "the model"),
+    Rule("pytorch_model-*-of-*.bin", "weights", "the model"),
+    Rule("pytorch_model.bin.index.json", "weights", "the model"),
+    Rule("adapter_model.safetensors", "weights", "an adapter"),
+    Rule("adapter_model.bin", "weights", "an adapter"),
+    Rule("*/adapter_model.safetensors", "weights", "an adapter"),
+    Rule("*/adapter_model.bin", "weights", "an adapter"),
+    Rule("adapter_config.json", "carry", _MODEL),
+    Rule("*/adapter_config.json", "carry", _MODEL),
+    Rule("config.json", "carry", _MODEL, of_model=True),
+    Rule("generation_config.json", "carry", _MODEL, of_model=True),
+    Rule("README.md", "carry", "the model's card"),
+    Rule("*token*.json", "carry", "the tokenizer's", of_model=True),
+    Rule("vocab.*", "carry", "the tokenizer's", of_model=True),
+    Rule("merges.txt", "carry", "the tokenizer's", of_model=True),
+    Rule("*.model", "carry", "the tokenizer's", of_model=True),
+    Rule("chat_template*", "carry", "the tokenizer's", of_model=True),
+    Rule("*processor_config.json", "carry", "the processor's", of_model=True),
+)
+
 TRAINER = Kind(
     name="trainer",
     title="transformers' Trainer",
@@ -57,26 +82,6 @@ TRAINER = Kind(
         Rule("scaler.pt", "carry", "the gradient scaler"),
         Rule("training_args.bin", "carry", "arguments of the run that wrote it", named=_ARGUMENTS),
         Rule("zero_to_*.py", "carry", "DeepSpeed's scripts"),
-        Rule("model.safetensors", "weights", "the model"),
-        Rule("model-*-of-*.safetensors", "weights", "the model"),
-        Rule("model.safetensors.index.json", "weights", "the model"),
-        Rule("pytorch_model.bin", "weights", "the model"),
-        Rule("pytorch_model-*-of-*.bin", "weights", "the model"),
-        Rule("pytorch_model.bin.index.json", "weights", "the model"),
-        Rule("adapter_model.safetensors", "weights", "an adapter"),
-        Rule("adapter_model.bin", "weights", "an adapter"),
-        Rule("*/adapter_model.safetensors", "weights", "an adapter"),
-        Rule("*/adapter_model.bin", "weights", "an adapter"),
-        Rule("adapter_config.json", "carry", _MODEL),
-        Rule("*/adapter_config.json", "carry", _MODEL),
-        Rule("config.json", "carry", _MODEL, of_model=True),
-        Rule("generation_config.json", "carry", _MODEL, of_model=True),
-        Rule("README.md", "carry", "the model's card"),
-        Rule("*token*.json", "carry", "the tokenizer's", of_model=True),
-        Rule("vocab.*", "carry", "the tokenizer's", of_model=True),
-        Rule("merges.txt", "carry", "the tokenizer's", of_model=True),
-        Rule("*.model", "carry", "the tokenizer's", of_model=True),
-        Rule("chat_template*", "carry", "the tokenizer's", of_model=True),
-        Rule("*processor_config.json", "carry", "the processor's", of_model=True),
+        *MODEL,
     ),
 )
