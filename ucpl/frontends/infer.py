@@ -9,6 +9,7 @@ from attrs import frozen
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
 from ucpl.frontends.blocks import scalings_of
+from ucpl.frontends.packed import packed_notes
 from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
 from ucpl.regions import Placement, locate
@@ -46,7 +47,9 @@ class Inferred:
                 remedy="convert without a text: what is inferred needs none",
             )
         layout = expand(self.library, self.call, self.model, name=LAYOUT_NAME, inherited=self.inherited)
-        return print_file(nodes.File("inferred.ucpl", 1, (self.model, layout)))
+        text = print_file(nodes.File("inferred.ucpl", 1, (self.model, layout)))
+        notes = "".join(f"\n# {line}" for line in packed_notes(self.checkpoint))
+        return text.replace("\n", f"\n{notes}\n" if notes else "\n", 1)
 
 
 def infer(checkpoint: Checkpoint) -> Inferred:
