@@ -39,6 +39,7 @@ from ucpl.proofs.idle import (
     idle_lines,
     idle_ranges,
     misspelt_states,
+    odd_truths,
     unknown_drops,
     unknown_parameters,
     unread_dims,
@@ -161,7 +162,7 @@ class _Checker:
                 case nodes.Plan():
                     self.count("plan")
                     self.guarded(partial(self.plan, statement))
-        for text in unused(self.library, self.file):
+        for text in (*odd_truths(self.file), *unused(self.library, self.file)):
             self.remark(text)
 
     def guarded(self, work: Callable[[], object]) -> None:

@@ -70,6 +70,10 @@ def for_extent(item: nodes.Tensor, position: int, names: Iterable[str], left: Se
         return _with_line(
             foreign(name) or f"the element type stands behind the dims: `dtype {kind}`", evolve(bare, dtype=kind)
         )
+    if " " in name:
+        dims = tuple(nodes.Dimension(one) for one in name.split())
+        whole = evolve(item, dims=item.dims[:position] + dims + item.dims[position + 1 :])
+        return _with_line("dims stand side by side, without quotes", whole)
     if name == "frozen":
         return _with_line("write `is frozen`", evolve(bare, kind="frozen"))
     if name == "buffer":

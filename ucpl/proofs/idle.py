@@ -10,7 +10,7 @@ from ucpl.layout.axes import leaves_of
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
 from ucpl.layout.near import nearest
-from ucpl.syntax import nodes
+from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "idle_lines",
     "idle_ranges",
     "misspelt_states",
+    "odd_truths",
     "unknown_drops",
     "unknown_parameters",
     "unread_dims",
@@ -199,3 +200,26 @@ def unread_dims(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[s
                     else " In a layout of any model `_` is the next dim, whichever it is"
                 )
             )
+
+
+def odd_truths(file: nodes.File) -> Iterator[str]:
+    """`config.head_dim or 128`, which is 1 or 0 here and the first that is there in Python."""
+    for node in walk(file):
+        if (
+            not isinstance(node, nodes.Binding)
+            or not isinstance(node.value, nodes.Binary)
+            or node.value.operator != "or"
+        ):
+            continue
+        match node.value.right:
+            case nodes.Number(value=number) if number > 1:
+                pass
+            case nodes.Binary(operator="+" | "-" | "*" | "/" | "%"):
+                pass
+            case _:
+                continue
+        left, right = print_expr(node.value.left), print_expr(node.value.right)
+        yield (
+            f"`{node.name} = {left} or {right}` (line {node.value.right.span.line or node.span.line}) is 1 or 0: a condition."
+            f" The first that has a value is `default({left}, {right})`"
+        )
