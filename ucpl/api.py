@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Unpack
 from attrs import evolve, frozen
 
 from ucpl.conversion.beside import checked, findings_of, held_weights, side_by_side, told
+from ucpl.conversion.drift import demand_no_drift
 from ucpl.conversion.given import Given, called, library_of, model_named
 from ucpl.conversion.keywords import DataPlane, How, ToConvert, ToPlan, ToVerify, bounds_of, given_from
 from ucpl.conversion.opening import load_plan, open_alike, open_for
@@ -96,6 +97,8 @@ def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Co
     given = given_from(how, model_named(model) if model else None)
     made = prepare(Asked(called(layout) if layout is not None else None, to, source, twice=True), given)
     known = checked(made, bounds_of(how))
+    if not how.get("allow_drift"):
+        demand_no_drift(made, bounds_of(how))
     with with_made(known, Path(target), how) as opened:
         report = run(made.plan, opened, Path(target), how)
     return Converted(made.plan, evolve(report, remarks=(*report.remarks, *known.said)))

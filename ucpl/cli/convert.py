@@ -34,6 +34,9 @@ def arguments(parser: ArgumentParser) -> None:
     add_changes(parser)
     parser.add_argument("--dry-run", action="store_true", help="plan and prove; write nothing")
     add_run(parser)
+    parser.add_argument(
+        "--allow-drift", action="store_true", help="convert weights that are not their masters, which they lose to"
+    )
     add_json(parser)
 
 
@@ -58,6 +61,7 @@ def add_run(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.beside import checked
+    from ucpl.conversion.drift import demand_no_drift
     from ucpl.conversion.given import called
     from ucpl.conversion.keywords import bounds_of
     from ucpl.conversion.planning import Asked, prepare
@@ -84,6 +88,8 @@ def run(options: Namespace, console: Console) -> int:
         )
         console.answer({"plan": plan_object(made.plan), **container_object(known.source, made.plan), "written": False})
         return Exit.DONE
+    if not options.allow_drift:
+        demand_no_drift(made, bounds_of(how))
     with with_made(known, target, how) as source:
         return write(made.plan, source, target, how, console)
 

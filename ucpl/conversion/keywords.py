@@ -65,6 +65,7 @@ class ToConvert(Beside, How, total=False):
 
     layout: str | None  # the source's; inferred without it
     model: str | None  # FILE:NAME, of a target whose parameters are others than the source's
+    allow_drift: bool  # convert weights that are not their masters, too
 
 
 class ToVerify(Beside, DataPlane, total=False):

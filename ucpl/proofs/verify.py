@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import frozen
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
-from ucpl.extents import key_text
 from ucpl.graph import build
-from ucpl.graph.side import DtypeOf
-from ucpl.layout import Derivation
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.blobs import unlike_copies
 from ucpl.proofs.genuine import Against
+from ucpl.proofs.masters import dtype_of, weights_against_masters
 from ucpl.proofs.member_copies import copies_of_members
 from ucpl.proofs.side_by_side import side_by_side, twins_text
-from ucpl.proofs.where import counted, element_at, only, pairs_of
+from ucpl.proofs.where import counted, finding
 from ucpl.proofs.witnesses import (
     NO_MASTERS,
     Asked,
@@ -26,7 +24,6 @@ from ucpl.proofs.witnesses import (
     transformers_class,
 )
 from ucpl.regions import Placement
-from ucpl.runtime.compare import Unequal
 from ucpl.runtime.evidence import check_padding
 from ucpl.runtime.verify import Verified, verify_files
 from ucpl.schedule import Runs, order
@@ -83,7 +80,7 @@ def verdict(
             if copied
             else "no copies are kept: nothing to hold against each other"
         )
-        rounded, found = _masters(checkpoint, placement, memory, workers)
+        rounded, found = weights_against_masters(checkpoint, placement, memory, workers)
         findings += found
         notes.append(
             f"{rounded:,} weights are their fp32 masters, rounded to nearest even"
@@ -133,7 +130,7 @@ def _copies(checkpoint: Checkpoint, placement: Placement, memory: int, workers: 
 
     Each copy is held against the place that is read. Members of a mean may differ: what is held is each against its own copies.
     """
-    graph = build(placement, counted(placement), dtype_of=_dtype_of(checkpoint))
+    graph = build(placement, counted(placement), dtype_of=dtype_of(checkpoint))
     plan = order(graph, name="copies")
     padding = list(check_padding(plan, checkpoint, memory=memory))
     checks = tuple(_turned(m) for m in plan.moves if m.kind == "check")
@@ -143,7 +140,7 @@ def _copies(checkpoint: Checkpoint, placement: Placement, memory: int, workers: 
         return 0, padding
     back = plan.of(sources=plan.targets, targets=plan.sources, moves=checks)
     compared = hold_against(back, checkpoint, checkpoint, memory=memory, workers=workers)
-    return count, padding + [_finding("E700", u, placement, "copies differ") for u in compared]
+    return count, padding + [finding("E700", u, placement, "copies differ") for u in compared]
 
 
 def _turned(m: Runs) -> Runs:
@@ -170,36 +167,6 @@ def _turned(m: Runs) -> Runs:
     )
 
 
-def _masters(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:
-    """Stored weights against the fp32 that they are rounded from, where both are kept."""
-    pairs = pairs_of(placement)
-    both = {path for path, state in pairs if state == "weight" and (path, "fp32") in pairs}
-    if not both:
-        return 0, []
-    masters = only(placement, {(path, "fp32") for path in both})
-    masters = evolve(masters, layout=evolve(masters.layout, derived=(Derivation("weight", "fp32"),)))
-    weights = counted(only(placement, {(path, "weight") for path in both}))
-    plan = order(build(masters, weights, dtype_of=_dtype_of(checkpoint)), name="masters")
-    compared = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
-    return compared.elements, [_finding("E701", u, weights, "the weight is not its master, rounded") for u in compared]
-
-
-def _finding(code: str, u: Unequal, placement: Placement, text: str) -> Diagnostic:
-    homes = [h for p in placement.parts for h in p.homes]
-    number = next(n for n, h in enumerate(homes) if (h.file, key_text(h.key)) == (u.file, u.key))
-    position = u.position(homes[number].shape)
-    state, element = element_at(placement, number, position)
-    return Diagnostic(
-        code,
-        f"{state} of {element}: {text}, {u.value} is not {u.wanted}",
-        (
-            Label(u.file, u.value, where=f"{u.key}{list(u.element)}"),
-            Label(u.source_file, u.wanted, where=f"{u.source_key}{list(u.source_element)}"),
-        ),
-        remedy=catalogue()[code].remedy,
-    )
-
-
 def _steps(checkpoint: Checkpoint) -> list[str]:
     """What is one number a parameter: equal within each group, or said to differ."""
     out = []
@@ -215,8 +182,3 @@ def _steps(checkpoint: Checkpoint) -> list[str]:
             elif seen:
                 out.append(f"{state} differs within group {i}: {', '.join(map(str, seen[:8]))}")
     return out
-
-
-def _dtype_of(checkpoint: Checkpoint) -> DtypeOf:
-    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
-    return lambda file, key: known.get((file, tuple(map(str, key))))

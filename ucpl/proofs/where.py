@@ -9,11 +9,14 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 
 from ucpl.columns import I64
+from ucpl.errors import Diagnostic, Label, catalogue
+from ucpl.extents import key_text
 from ucpl.regions import Part, Pieces, Placement
 from ucpl.regions.boxes import subtract
 from ucpl.regions.placement import LOOSE, POLICIES, element_name
+from ucpl.runtime.compare import Unequal
 
-__all__ = ["Spot", "counted", "element_at", "element_in", "only", "pairs_of", "spots_of"]
+__all__ = ["Spot", "counted", "element_at", "element_in", "finding", "only", "pairs_of", "spots_of"]
 
 Pair = tuple[str, str]  # (tensor, state)
 LEAD = POLICIES.index("lead")
@@ -117,6 +120,23 @@ def element_at(placement: Placement, target: int, position: int) -> tuple[str, s
     number = next(i for i, end in enumerate(ends) if target < end)
     part = placement.parts[number]
     return part.state, element_in(placement, part, target - (ends[number] - len(part.homes)), position)
+
+
+def finding(code: str, u: Unequal, placement: Placement, text: str) -> Diagnostic:
+    """What is wrong with the first element of a stored tensor that is not as it should be."""
+    homes = [h for p in placement.parts for h in p.homes]
+    number = next(n for n, h in enumerate(homes) if (h.file, key_text(h.key)) == (u.file, u.key))
+    position = u.position(homes[number].shape)
+    state, element = element_at(placement, number, position)
+    return Diagnostic(
+        code,
+        f"{state} of {element}: {text}, {u.value} is not {u.wanted}",
+        (
+            Label(u.file, u.value, where=f"{u.key}{list(u.element)}"),
+            Label(u.source_file, u.wanted, where=f"{u.source_key}{list(u.source_element)}"),
+        ),
+        remedy=catalogue()[code].remedy,
+    )
 
 
 def element_in(placement: Placement, part: Part, home: int, position: int) -> str:

@@ -7,7 +7,7 @@ as long as all that is left is little beside what was moved.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -37,6 +37,7 @@ __all__ = [
     "check_blanks",
     "check_members",
     "check_padding",
+    "damage_in",
     "damage_of",
     "members_of",
 ]
@@ -334,6 +335,21 @@ def check_padding(plan: Plan, checkpoint: Checkpoint, *, memory: int = 512 << 20
         with Workspace(share_of(memory, 1), Budget(memory)) as space:
             how = Inspection(files, space.tile, Counters())
             return check_blanks(blanks_of(plan.sources, places, rows, files), how, "E634")[0]
+    finally:
+        files.close()
+
+
+def damage_in(checkpoint: Checkpoint, named: Container[tuple[str, str]], *, memory: int) -> tuple[Diagnostic, ...]:
+    """Which storages of these tensors, each a file and the text of a key, do not match their CRC: E612."""
+    places = [
+        Place(file, key, "", extent.dtype, extent.shape, extent)
+        for (file, key), extent in checkpoint.extents.items()
+        if (file, key_text(key)) in named
+    ]
+    files = SourceFiles(checkpoint.root, (p.file for p in places))
+    try:
+        with Workspace(share_of(memory, 1), Budget(memory)) as space:
+            return damage_of(members_of(places, files), Inspection(files, space.tile, Counters()))
     finally:
         files.close()
 

@@ -1,0 +1,81 @@
+"""Files of two steps in one folder have equal keys and shapes: `convert` holds a sample of weights against their masters."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cli.command import ucpl
+from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from ucpl import convert
+from ucpl.errors import UcplError
+
+FIXTURES = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures")) / "deepspeed"
+OPTIM = "optimizer_state_dict"
+
+
+def of_another_step(value: Any) -> None:
+    """Every weight and master of a file as a step later, and what no step counts."""
+    kept = value.get(OPTIM, {}).get("single_partition_of_fp32_groups") or (value.get("module") or value).values()
+    for tensor in kept:
+        if torch.is_tensor(tensor) and tensor.is_floating_point():
+            tensor.detach().add_(0.125)
+
+
+CASES = {
+    "a rank's shard, by an optimizer that counts nothing": ("z1_dp2_sgdm", "zero_pp_rank_1_mp_rank_00_optim_states.pt"),
+    "model states": ("z1_dp4", "mp_rank_00_model_states.pt"),
+    "a layer": ("pp2_dp2_z1", "layer_02-model_states.pt"),
+    "an expert": ("moe_ep2_dp2_z1", "layer_0_expert_1_mp_rank_00_model_states.pt"),
+    "weights in bf16": ("z1_dp2_bf16", "mp_rank_00_model_states.pt"),
+}
+
+
+def copied(name: str, to: Path) -> Path:
+    return next(shutil.copytree(FIXTURES / name, to).glob("global_step?"))
+
+
+def edited(file: Path, change: Callable[[Any], None]) -> None:
+    value = torch.load(file, weights_only=False)
+    change(value)
+    torch.save(value, file)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("to", ["zero3(dp=3)", "plain()"])
+def test_a_file_of_another_step_is_refused(case: str, to: str, tmp_path: Path) -> None:
+    name, file = CASES[case]
+    if not name.startswith("z"):
+        to = "plain()"
+    edited(copied(name, tmp_path / "source") / file, of_another_step)
+    done = ucpl("convert", tmp_path / "source", tmp_path / "target", "--to", to)
+    assert done.status == 3
+    assert "error[E615]" in done.err and file in done.err
+    assert not (tmp_path / "target").exists()
+
+
+def test_weights_that_were_changed_on_purpose_go_over_where_that_is_said(tmp_path: Path) -> None:
+    edited(copied("z1_dp4", tmp_path / "source") / "mp_rank_00_model_states.pt", of_another_step)
+    with pytest.raises(UcplError, match="E615"):
+        convert(tmp_path / "source", tmp_path / "target", "plain()")
+    convert(tmp_path / "source", tmp_path / "target", "plain()", allow_drift=True)
+    found = torch.load(tmp_path / "target" / "plain.pt", weights_only=True)["params"]["temp"]
+    assert torch.equal(found["weight"], found["fp32"] + 0.125)
+
+
+def test_damage_is_named_before_drift(tmp_path: Path) -> None:
+    """A flipped bit makes a weight another than its master, too."""
+    file = copied("z1_dp2_sgdm", tmp_path / "source") / "mp_rank_00_model_states.pt"
+    held = torch.load(file, weights_only=False)["module"]["temp"].numpy().tobytes()
+    raw = bytearray(file.read_bytes())
+    assert raw.count(held) == 1
+    raw[raw.find(held)] ^= 4
+    file.write_bytes(raw)
+    done = ucpl("convert", tmp_path / "source", tmp_path / "target", "--to", "zero2(dp=3)")
+    assert done.status == 3 and "error[E612]" in done.err and "temp" in done.err

@@ -1,0 +1,22 @@
+"""Before a conversion: files of two steps in one folder are found by weights that are not their masters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ucpl.conversion.keywords import DataPlane
+    from ucpl.conversion.planning import Prepared
+
+__all__ = ["demand_no_drift"]
+
+MEMORY, WORKERS = 512 << 20, 2
+
+
+def demand_no_drift(made: Prepared, bounds: DataPlane) -> None:
+    """A sample of the source's weights against their masters. Raises: UcplError E612, E615."""
+    from ucpl.proofs.masters import demand_one_step
+
+    assert made.checkpoint is not None
+    memory, workers = bounds.get("memory", MEMORY), bounds.get("workers", WORKERS)
+    demand_one_step(made.checkpoint, made.source.placement, memory, workers)
