@@ -39,10 +39,11 @@ from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain_values import decode, encode
 from ucpl.stores.scalars import counted_states, is_counted, number_of
 from ucpl.stores.torch_files import TorchFile, read_torch_file
-from ucpl.stores.values import Value
+from ucpl.stores.values import Empty, Value
 
 FILE = "plain.pt"
 VERSION = 1
+EMPTY = "empty_tensors"  # the blob that tells of tensors without elements: here they stand among the others
 # What a run has counted: in sight under `scalars`, whatever framework it came from.
 COUNTED = ("global_steps", "global_samples", "skipped_steps")
 # Facts of files and meshes, which a plain file has of its own or not at all.
@@ -187,12 +188,14 @@ class _Opened:
         weight = held["weight"]
         return whole.shape, weight.storage.dtype if isinstance(weight, TensorRef) else ""
 
-    def groups(self, shapes: Mapping[str, object]) -> tuple[ParameterGroup, ...]:
+    def groups(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[ParameterGroup, ...]:
         stated = self.value.find("groups")
         rows = stated.items() if stated is not None else []
         if not rows:
             members = tuple(
-                name for name in shapes if self.states[name] or any(name in per for per in self.scalars.values())
+                name
+                for name, (shape, _) in shapes.items()
+                if prod(shape) and (self.states[name] or any(name in per for per in self.scalars.values()))
             )
             return (ParameterGroup("0", members, {}),) if members else ()
         out, seen = [], set[str]()
@@ -203,7 +206,7 @@ class _Opened:
                 params.wrong("a list of parameters, each in one group")
             seen.update(names)
             hyper = {key: decode(lifted(value.held, self.part.file)) for key, value in group.named() if key != "params"}
-            out.append(ParameterGroup(str(g), names, hyper))
+            out.append(ParameterGroup(str(g), tuple(name for name in names if prod(shapes[name][0])), hyper))
         return tuple(out)
 
     def decoded(self, name: str) -> dict[object, object]:
@@ -233,11 +236,8 @@ class _Opened:
         masters = int(any("fp32" in states for states in self.states.values()))
         settings["has_masters"] = Setting(masters, f"params of {part.file}")
         settings["file"] = Setting(part.file, "its name")
-        empty = {name: tensor for name, tensor in buffers.items() if prod(tensor.shape) == 0}
-        if empty and "empty_tensors" not in blobs:
-            blobs["empty_tensors"] = {
-                name: {"dtype": t.storage.dtype, "shape": list(t.shape), "buffer": True} for name, t in empty.items()
-            }
+        if empty := self.without_elements(buffers):
+            blobs[EMPTY] = empty
         said = self.named("envelope")
         return Envelope(
             framework=said["framework"].text() if "framework" in said else "plain",
@@ -248,6 +248,17 @@ class _Opened:
             blobs=blobs,
             carried=carried,
         )
+
+    def without_elements(self, buffers: dict[str, TensorRef]) -> dict[str, object]:
+        """Tensors that no plan names, as every reader notes them."""
+        weights = {name: states.mapping().get("weight") for name, states in self.named("params").items()}
+        found = [(name, one, False) for name, one in weights.items() if isinstance(one, TensorRef)]
+        found += [(name, one, True) for name, one in buffers.items()]
+        return {
+            name: {"dtype": one.storage.dtype, "shape": list(one.shape), "buffer": is_buffer}
+            for name, one, is_buffer in found
+            if prod(one.shape) == 0
+        }
 
     def settings(self) -> dict[str, Setting]:
         """Those that the source had, each a value and where it came from."""
@@ -263,6 +274,12 @@ class _Opened:
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------------
+
+
+def empty_tensors(envelope: Envelope, root: Path) -> dict[str, Empty]:
+    """Tensors without elements, which stand in no plan."""
+    noted = Value(root, FILE, (), envelope.blobs, "E481").find(EMPTY)
+    return {name: Empty.of(value) for name, value in noted.named()} if noted is not None else {}
 
 
 def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:
@@ -285,6 +302,12 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
                 fail(
                     "E471", f"plain() has no place for {key_text(target.key)}", Label(file, where=key_text(target.key))
                 )
+    for name, one in empty_tensors(envelope, source.root).items():
+        made = storages.empty(one.dtype, one.shape)
+        if one.buffer:
+            buffers.setdefault(name, made)
+        else:
+            params.setdefault(name, {"weight": made})
     for state, values in envelope.scalars.items():
         for name, value in values.items():
             if name in params:
@@ -296,7 +319,7 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
         name: {state: states[state] for state in dict.fromkeys((*(s for s in first if s in states), *states))}
         for name, states in params.items()
     }
-    blobs = {key: value for key, value in envelope.blobs.items() if key not in COUNTED}
+    blobs = {key: value for key, value in envelope.blobs.items() if key not in (*COUNTED, EMPTY)}
     hypers = {group.name: group.hyper for group in envelope.groups}
     groups = []
     for g, (name, members) in enumerate(structure.groups):

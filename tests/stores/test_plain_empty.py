@@ -1,0 +1,58 @@
+"""Tensors without elements: no plan names them, and a module that has one does not load without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ucpl import compare, convert, verify
+
+
+def file_of(folder: Path) -> Path:
+    """A plain file as anyone may write one, with a trained parameter, a frozen one and a buffer that have no elements."""
+    full = {"weight": torch.arange(10.0).view(5, 2), "exp_avg": torch.ones(5, 2)}
+    value = {
+        "params": {
+            "w": full,
+            "nothing": {"weight": torch.zeros(0, 4), "exp_avg": torch.zeros(0, 4)},
+            "frozen": {"weight": torch.zeros(3, 0, dtype=torch.bfloat16)},
+        },
+        "buffers": {"seen": torch.zeros(0, 3, dtype=torch.int64), "calls": torch.ones(2)},
+        "groups": [{"lr": 0.1, "params": ["nothing", "w"]}],
+    }
+    torch.save(value, folder / "made.pt")
+    return folder / "made.pt"
+
+
+@pytest.mark.parametrize("via", ["zero1(dp=3)", "zero3(dp=2)", "plain()"])
+def test_they_come_back_with_shape_and_dtype(via: str, tmp_path: Path) -> None:
+    made = file_of(tmp_path)
+    convert(made, tmp_path / "there", via)
+    assert verify(tmp_path / "there")
+    convert(tmp_path / "there", tmp_path / "back.pt", "plain()")
+    assert compare(made, tmp_path / "back.pt")
+    found = torch.load(tmp_path / "back.pt", weights_only=True)
+    shapes = {name: (states["weight"].dtype, tuple(states["weight"].shape)) for name, states in found["params"].items()}
+    assert shapes == {
+        "w": (torch.float32, (5, 2)),
+        "nothing": (torch.float32, (0, 4)),
+        "frozen": (torch.bfloat16, (3, 0)),
+    }
+    assert found["buffers"]["seen"].dtype == torch.int64 and found["buffers"]["seen"].shape == (0, 3)
+    assert [group["params"] for group in found["groups"]] == [["w"]]
+    assert "empty_tensors" not in found["envelope"]["blobs"]
+
+
+def test_a_module_has_them(tmp_path: Path) -> None:
+    convert(file_of(tmp_path), tmp_path / "there", "zero1(dp=2)")
+    file = next((tmp_path / "there").glob("*/mp_rank_00_model_states.pt"))
+    module = torch.load(file, weights_only=False)["module"]
+    assert {name: tuple(t.shape) for name, t in module.items()} == {
+        "w": (5, 2),
+        "nothing": (0, 4),
+        "frozen": (3, 0),
+        "seen": (0, 3),
+        "calls": (2,),
+    }
