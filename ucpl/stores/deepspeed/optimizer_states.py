@@ -9,6 +9,7 @@ from typing import NoReturn
 from ucpl.errors import Label, fail
 from ucpl.extents import Call, Flat, Global, Key
 from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler, scaling_of
+from ucpl.stores.deepspeed.muon import demand_whole_tensors
 from ucpl.stores.deepspeed.order import Run
 from ucpl.stores.deepspeed.states import in_file
 from ucpl.stores.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, text_of
@@ -137,6 +138,7 @@ def _flat(writer: Writer, file: TargetFile) -> dict[str, object]:
             g: _states(writer, file, (*here, "base_optimizer_state", "state", g), flat.names)
             for g, flat in enumerate(writer.flats)
         }
+        demand_whole_tensors(writer, file, held)
         out["base_optimizer_state"] = {
             "state": {g: state for g, state in held.items() if state},
             "param_groups": [{**_hyper(writer, file, g), "params": [g]} for g in range(len(writer.hypers))],
