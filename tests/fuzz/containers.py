@@ -33,8 +33,8 @@ def pickle_of(path: Path) -> bytes:
         return archive.read(name)
 
 
-def write_torch_file(path: Path, value: Any, source: TorchFile, raw: bytes) -> None:
-    """A file of a changed value tree, with the storages of the file that it was read from. CRCs are good."""
+def torch_file_of(value: Any, source: TorchFile, raw: bytes) -> bytes:
+    """The file of a changed value tree, with the storages of the file that it was read from. CRCs are good."""
     import zlib
 
     planned = layout_torch_file(value)
@@ -50,7 +50,11 @@ def write_torch_file(path: Path, value: Any, source: TorchFile, raw: bytes) -> N
         crcs[name] = zlib.crc32(data)
     for at, part in planned.finish(crcs):
         made[at : at + len(part)] = part
-    path.write_bytes(bytes(made))
+    return bytes(made)
+
+
+def write_torch_file(path: Path, value: Any, source: TorchFile, raw: bytes) -> None:
+    path.write_bytes(torch_file_of(value, source, raw))
 
 
 @define(eq=False)

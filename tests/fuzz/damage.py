@@ -8,6 +8,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from attrs import define, evolve, field
+
 from ucpl.extents import Call, Global, Size, StorageRef, TensorRef, TorchDType
 
 LONELY = "\ud800"  # half of a character
@@ -61,16 +63,40 @@ def value_of(rng: Random, tensors: list[TensorRef]) -> Any:
     return rng.choice(VALUES)()
 
 
-def damage_value(rng: Random, root: Any, tensors: list[TensorRef] | None = None) -> tuple[Any, str]:
-    """A value tree with one to three parts changed in place, and in words what was done."""
+@define(eq=False)
+class Kept:
+    """What containers held before they were damaged, so that a tree is damaged and mended instead of read anew."""
+
+    before: list[tuple[Any, Any]] = field(factory=list)  # (container, what it held), in the order of the damage
+    bends: bool = False  # whether a tensor was put there that its file does not have
+
+    def keep(self, container: Any) -> None:
+        held = evolve(container) if type(container) is Call else container.copy()
+        self.before.append((container, held))
+
+    def mend(self) -> None:
+        for container, held in reversed(self.before):
+            if type(container) is Call:
+                container.args, container.state = held.args, held.state
+                container.list_items, container.dict_items = held.list_items, held.dict_items
+            else:
+                container.clear()
+                (container.extend if type(container) is list else container.update)(held)
+        self.before.clear()
+
+
+def damage_value(
+    rng: Random, root: Any, tensors: list[TensorRef] | None = None, kept: Kept | None = None
+) -> tuple[Any, str]:
+    """A value tree with one to three parts changed in place, and in words what was done; `kept` mends it."""
     done = []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        root, how = _once(rng, root, tensors or [])
+        root, how = _once(rng, root, tensors or [], kept or Kept())
         done.append(how)
     return root, "; ".join(done)
 
 
-def _once(rng: Random, root: Any, tensors: list[TensorRef]) -> tuple[Any, str]:
+def _once(rng: Random, root: Any, tensors: list[TensorRef], kept: Kept) -> tuple[Any, str]:
     path: list[tuple[Any, Any]] = []  # (container, key)
     here = root
     while (steps := _steps(here)) and (not path or rng.random() < 0.75):
@@ -81,6 +107,7 @@ def _once(rng: Random, root: Any, tensors: list[TensorRef]) -> tuple[Any, str]:
         made = value_of(rng, tensors)
         return made, f"the whole became {_short(made)}"
     container, key = path[-1]
+    kept.keep(container)
     where = "/".join(str(k)[:40] for _, k in path)
     match rng.randrange(10):
         case 0 | 1 | 2 | 3:
@@ -107,6 +134,7 @@ def _once(rng: Random, root: Any, tensors: list[TensorRef]) -> tuple[Any, str]:
             return root, f"{where} was exchanged with {str(other)[:40]}"
         case 8:
             made = _near(rng, here)
+            kept.bends |= type(here) is TensorRef
             _put(container, key, made)
             return root, f"{where} became {_short(made)}, from {_short(here)}"
         case _:
