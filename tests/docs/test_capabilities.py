@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.collecting import collected as collected_of
 from tests.docs.capabilities import (
     README,
     ROOT,
@@ -49,10 +48,7 @@ def collected() -> list[str]:
     """Every test of the files that the list names, as pytest tells them; functions of files that it cannot collect here."""
     asked = {name.partition("::")[0] for name in FOUND.named()}
     files = sorted({path for pattern in asked for path in ROOT.glob(pattern)} | set((ROOT / INTEROP).glob("test_*.py")))
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += ["--continue-on-collection-errors", *map(str, files)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    tests = [line for line in done.stdout.splitlines() if line.startswith("tests/") and "::" in line]
+    tests = collected_of(files)
     there = {test.partition("::")[0] for test in tests}
     return tests + [t for path in files if path.relative_to(ROOT).as_posix() not in there for t in functions(path)]
 

@@ -27,23 +27,9 @@ def batch(step: int) -> torch.Tensor:
 
 
 def config(run: dict[str, Any], spoil: float) -> dict[str, Any]:
-    out: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": BATCH * run["tp"] // dist.get_world_size(),
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 1.0,
-        "steps_per_print": 1_000_000,
-        "zero_optimization": {"stage": run["stage"], "stage3_param_persistence_threshold": 0},
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "optimizer": {
-            "type": "AdamW",
-            "params": {"lr": 1e-2 + spoil, "betas": [0.9, 0.95], "weight_decay": 0.1 + spoil, "torch_adam": True},
-        },
-    }
+    out = tp_job.common(run, BATCH * run["tp"] // dist.get_world_size(), spoil)
     if run["tp"] > 1:
         out["tensor_parallel"] = {"autotp_size": run["tp"], **run.get("tensor_parallel", {})}
-    if run["dtype"] == "bf16":
-        out["bf16"] = {"enabled": True}
     return out
 
 

@@ -90,17 +90,11 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x * 3 + 1) % WORDS
 
 
-def config(run: dict[str, Any], spoil: float) -> dict[str, Any]:
-    dp = dist.get_world_size() // run["tp"]
-    rows = (HEADS * WIDTH, KV * WIDTH, KV * WIDTH)
-    layers = [
-        {"patterns": [r".*\.qkv\.(weight|bias)$"], "partition_type": "column", "shape": [rows, -1], "partition_dim": 0},
-        {"patterns": [r".*\.gate_up\.weight$"], "partition_type": "column", "shape": [2, -1], "partition_dim": 0},
-        {"patterns": [r".*\.o_proj\.weight$", r".*\.down\.(weight|bias)$"], "partition_type": "row"},
-        {"patterns": [r".*wte.*", r".*lm_head.*"], "partition_type": "skip"},
-    ]
-    out: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": BATCH // dp,
+def common(run: dict[str, Any], rows: int, spoil: float) -> dict[str, Any]:
+    """What configs of all AutoTP engines have. `rows` of a batch are a rank's; `spoil` scrambles what a load must set right."""
+    bf16 = {"bf16": {"enabled": True}} if run["dtype"] == "bf16" else {}
+    return {
+        "train_micro_batch_size_per_gpu": rows,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,
         "steps_per_print": 1_000_000,
@@ -112,19 +106,29 @@ def config(run: dict[str, Any], spoil: float) -> dict[str, Any]:
             "type": "AdamW",
             "params": {"lr": 1e-2 + spoil, "betas": [0.9, 0.95], "weight_decay": 0.1 + spoil, "torch_adam": True},
         },
+        **bf16,
     }
+
+
+def config(run: dict[str, Any], spoil: float) -> dict[str, Any]:
+    dp = dist.get_world_size() // run["tp"]
+    rows = (HEADS * WIDTH, KV * WIDTH, KV * WIDTH)
+    layers = [
+        {"patterns": [r".*\.qkv\.(weight|bias)$"], "partition_type": "column", "shape": [rows, -1], "partition_dim": 0},
+        {"patterns": [r".*\.gate_up\.weight$"], "partition_type": "column", "shape": [2, -1], "partition_dim": 0},
+        {"patterns": [r".*\.o_proj\.weight$", r".*\.down\.(weight|bias)$"], "partition_type": "row"},
+        {"patterns": [r".*wte.*", r".*lm_head.*"], "partition_type": "skip"},
+    ]
+    out = common(run, BATCH // dp, spoil)
     if run["tp"] > 1:
         parts = {"use_default_specs": False, "layer_specs": layers}
         out["tensor_parallel"] = {"autotp_size": run["tp"], "partition_config": parts}
-    if run["dtype"] == "bf16":
-        out["bf16"] = {"enabled": True}
     if run.get("universal"):
         out["checkpoint"] = {"load_universal": True}
     return out
 
 
 def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
-    """`spoil` scrambles what a load must set right."""
     torch.manual_seed(seed)
     made, *_ = deepspeed.initialize(model=Decoder(run.get("freeze", False)), config=config(run, spoil))
     return made

@@ -85,6 +85,8 @@ def torchrun(name: str, world: int, jobs: list[dict[str, Any]], script: Script) 
 def convert(source: Path, target: Path, call: str) -> str:
     """Empty, or what went wrong."""
     command = [sys.executable, "-m", "ucpl", "convert", str(source), str(target), "--to", call]
+    if (names := source.with_suffix(".names.json")).exists():
+        command += ["--from", f'zero0(order="{names}")']
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     return "" if done.returncode == 0 else f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
 
@@ -138,10 +140,19 @@ def spoil(folder: Path) -> None:
         value["param"][0, 1] += 0.25
         torch.save(value, atom)
         return
-    file = folder / (folder / "latest").read_text() / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
-    value = torch.load(file, weights_only=False)
-    value["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["exp_avg"][1] += 0.25
-    torch.save(value, file)
+    change_moment(folder)
+
+
+def change_moment(
+    folder: Path, shards: str = "zero_pp_rank_0_mp_rank_00", section: str = "base_optimizer_state"
+) -> None:
+    """One element of the first moment of these shards, by hand and with torch: the rest stays as it is."""
+    import torch
+
+    for file in (folder / (folder / "latest").read_text()).glob(f"{shards}_optim_states.pt"):
+        value = torch.load(file, weights_only=False)
+        value["optimizer_state_dict"][section]["state"][0]["exp_avg"][1] += 0.25
+        torch.save(value, file)
 
 
 def work(sources: dict[str, Source], targets: tuple[Target, ...], folder: Path, script: Script = PARALLEL) -> Path:

@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 import ucpl
 from tests.interop.parallel import result
-from tests.interop.test_deepspeed import ROOT, torchrun
+from tests.interop.test_deepspeed import ROOT, launch
 
 pytestmark = pytest.mark.interop
 
@@ -103,7 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
          "result": str(folder / f"{name}.json")}
         for name, run in SOURCES.items()
     ]  # fmt: skip
-    torchrun(2, "", jobs, folder)
+    launch(2, "", jobs)
     jobs = []
     for n, (name, case) in enumerate(CASES.items()):
         source, target, options = folder / case.source, folder / f"target{n}", list(case.options)
@@ -119,7 +119,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert case.said in done.stdout, (name, done.stdout)
         job = {"do": "changed", "run": {**NET, **case.run}, "folder": str(target), "steps": 3, "new": case.new}
         jobs.append({**job, "truth": str(folder / f"{case.source}.pt"), "result": str(folder / f"{name}.json")})
-    torchrun(3, "", jobs, folder)
+    launch(3, "", jobs)
     return folder
 
 

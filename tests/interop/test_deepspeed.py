@@ -6,10 +6,7 @@ All work is done once, in few processes: one torchrun a world size trains all so
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,12 +14,12 @@ from typing import Any
 import pytest
 from attrs import field, frozen
 
-from tests.interop.parallel import result
+from tests.interop.parallel import Script, change_moment, convert, result, torchrun
 
 pytestmark = pytest.mark.interop
 
 ROOT = Path(__file__).parents[2]
-JOB = Path(__file__).with_name("deepspeed_job.py")
+JOB = Script(Path(__file__).with_name("deepspeed_job.py"), seconds=1500)
 STEPS = 3
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at another degree or stage
 
@@ -135,25 +132,8 @@ TARGETS = (
 )
 
 
-def torchrun(world: int, who: str, jobs: list[dict[str, Any]], folder: Path) -> None:
-    listed = folder / f"jobs{world}_{jobs[0]['do']}_{who}.json"
-    listed.write_text(json.dumps(jobs))
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-    done = subprocess.run(
-        [*launch, str(JOB), str(listed)], env=environment, cwd=folder, capture_output=True, text=True, timeout=1500
-    )
-    if done.returncode:
-        listed.with_suffix(".log").write_text(done.stdout + done.stderr)
-
-
-def convert(source: Path, target: Path, call: str) -> str:
-    """Empty, or what went wrong."""
-    command = [sys.executable, "-m", "ucpl", "convert", str(source), str(target), "--to", call]
-    if (names := source.with_suffix(".names.json")).exists():
-        command += ["--from", f'zero0(order="{names}")']
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    return "" if done.returncode == 0 else f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+def launch(world: int, who: str, jobs: list[dict[str, Any]]) -> None:
+    torchrun(f"jobs{world}_{jobs[0]['do']}_{who}", world, jobs, JOB)
 
 
 def convert_all(target: Target, folder: Path) -> str:
@@ -164,19 +144,9 @@ def convert_all(target: Target, folder: Path) -> str:
             return error
         here = there
     if target.spoiled:
-        spoil(here)
+        change_moment(here, section="optimizer_state_dict")
     here.rename(folder / str(target))
     return ""
-
-
-def spoil(folder: Path) -> None:
-    """One element of one moment, by hand and with torch: the rest stays as it is."""
-    import torch
-
-    file = folder / (folder / "latest").read_text() / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
-    value = torch.load(file, weights_only=False)
-    value["optimizer_state_dict"]["optimizer_state_dict"]["state"][0]["exp_avg"][1] += 0.25
-    torch.save(value, file)
 
 
 def alone(source: str) -> str:
@@ -188,10 +158,10 @@ def alone(source: str) -> str:
     return source if SOURCES[source][2]["dtype"] == "bf16" and is_compared_by_bits else ""
 
 
-def launch_all(jobs: list[tuple[int, str, dict[str, Any]]], folder: Path) -> None:
+def launch_all(jobs: list[tuple[int, str, dict[str, Any]]]) -> None:
     """Jobs by (world size, who must be alone): one torchrun each."""
     for world, who in dict.fromkeys(sorted((world, who) for world, who, _ in jobs)):
-        torchrun(world, who, [job for w, x, job in jobs if (w, x) == (world, who)], folder)
+        launch(world, who, [job for w, x, job in jobs if (w, x) == (world, who)])
 
 
 @pytest.fixture(scope="session")
@@ -204,7 +174,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job |= {"folder": str(folder / name), "truth": str(folder / f"{name}.truth")}
         job |= {"names": str(folder / f"{name}.names.json")} if run.get("order") else {}
         jobs.append((dp, alone(name), {**job, "result": str(folder / f"{name}.json")}))
-    launch_all(jobs, folder)
+    launch_all(jobs)
     with ThreadPoolExecutor(2) as pool:
         errors = dict(zip(TARGETS, pool.map(lambda t: convert_all(t, folder), TARGETS), strict=True))
     jobs = []
@@ -216,7 +186,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job = {"do": "load", "run": target.run, "steps": target.run.get("steps", STEPS), "result": str(result_file)}
         job |= {"folder": str(folder / str(target)), "truth": str(folder / f"{target.source}.truth")}
         jobs.append((target.dp, alone(target.source) if target.is_same else "", job))
-    launch_all(jobs, folder)
+    launch_all(jobs)
     for target in TARGETS:  # not needed any more, and not small all together
         shutil.rmtree(folder / str(target), ignore_errors=True)
     return folder

@@ -7,7 +7,6 @@ is loaded and compared, not trained on: transformers' own forward does not run o
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from itertools import groupby
@@ -19,12 +18,12 @@ from attrs import frozen
 
 from tests.frontends.autotp_records import cuts_in, recorded
 from tests.interop.autotp_models import CONFIGS
-from tests.interop.parallel import result
+from tests.interop.parallel import Script, change_moment, result, torchrun
 
 pytestmark = pytest.mark.interop
 
 ROOT = Path(__file__).parents[2]
-JOB = Path(__file__).with_name("autotp_job.py")
+JOB = Script(Path(__file__).with_name("autotp_job.py"), seconds=900)
 STEPS = 3
 TOLERANCE = 1e-5  # of the losses after a restart at another degree
 
@@ -88,17 +87,8 @@ TARGETS = (
 )
 
 
-def torchrun(world: int, jobs: list[dict[str, Any]], folder: Path) -> None:
-    run = jobs[0]["run"]
-    listed = folder / f"jobs{world}_{run['tp']}_{jobs[0]['do']}.json"
-    listed.write_text(json.dumps(jobs))
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-    done = subprocess.run(
-        [*launch, str(JOB), str(listed)], env=environment, cwd=folder, capture_output=True, text=True, timeout=900
-    )
-    if done.returncode:
-        listed.with_suffix(".log").write_text(done.stdout + done.stderr)
+def launch(world: int, jobs: list[dict[str, Any]]) -> None:
+    torchrun(f"jobs{world}_{jobs[0]['run']['tp']}_{jobs[0]['do']}", world, jobs, JOB)
 
 
 def convert_all(target: Target, folder: Path) -> str:
@@ -115,19 +105,9 @@ def convert_all(target: Target, folder: Path) -> str:
             return f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
         here = there
     if target.spoiled:
-        spoil(here)
+        change_moment(here, "zero_pp_rank_0_mp_rank_*")  # the embedding is whole: every rank has it alike
     here.rename(folder / str(target))
     return ""
-
-
-def spoil(folder: Path) -> None:
-    """One element of one moment, which every rank has alike: the embedding is whole."""
-    import torch
-
-    for file in (folder / (folder / "latest").read_text()).glob("zero_pp_rank_0_mp_rank_*_optim_states.pt"):
-        value = torch.load(file, weights_only=False)
-        value["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["exp_avg"][1] += 0.25
-        torch.save(value, file)
 
 
 def job(do: str, run: dict[str, Any], name: str, truth: str, into: Path) -> dict[str, Any]:
@@ -146,7 +126,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = {"class": s.of, "tp": s.tp, "stage": s.stage, "dtype": "fp32"}
         jobs.append(((s.tp * s.dp, s.tp), job(s.do, run, name, name, folder)))
     for (world, _), mine in groupby(sorted(jobs, key=lambda x: x[0]), key=lambda x: x[0]):
-        torchrun(world, [one for _, one in mine], folder)
+        launch(world, [one for _, one in mine])
     jobs = []
     for target in TARGETS:
         if error := convert_all(target, folder):
@@ -155,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         do = "warm" if SOURCES[target.source].do == "weights" else "load"
         jobs.append(((target.tp * target.dp, target.tp), job(do, target.run, str(target), target.source, folder)))
     for (world, _), mine in groupby(sorted(jobs, key=lambda x: x[0]), key=lambda x: x[0]):
-        torchrun(world, [one for _, one in mine], folder)
+        launch(world, [one for _, one in mine])
     return folder
 
 

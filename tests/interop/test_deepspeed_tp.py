@@ -19,7 +19,7 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.interop.parallel import result
+from tests.interop.parallel import Script, change_moment, result, torchrun
 from ucpl.extents import Section, Sharding
 from ucpl.frontends.parallel import rule
 from ucpl.stores.deepspeed.cuts import info_of
@@ -27,7 +27,7 @@ from ucpl.stores.deepspeed.cuts import info_of
 pytestmark = pytest.mark.interop
 
 ROOT = Path(__file__).parents[2]
-JOB = Path(__file__).with_name("deepspeed_tp_job.py")
+JOB = Script(Path(__file__).with_name("deepspeed_tp_job.py"), seconds=1500)
 CONVERT = "import sys, ucpl; ucpl.convert(sys.argv[1], sys.argv[2], to=sys.argv[3])"
 STEPS = 3
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at another degree or stage
@@ -112,17 +112,8 @@ TARGETS = (
 )
 
 
-def torchrun(world: int, jobs: list[dict[str, Any]], folder: Path) -> None:
-    run = jobs[0]["run"]
-    listed = folder / f"jobs{world}_{run['tp']}_{jobs[0]['do']}.json"
-    listed.write_text(json.dumps(jobs))
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-    done = subprocess.run(
-        [*launch, str(JOB), str(listed)], env=environment, cwd=folder, capture_output=True, text=True, timeout=1500
-    )
-    if done.returncode:
-        listed.with_suffix(".log").write_text(done.stdout + done.stderr)
+def launch(world: int, jobs: list[dict[str, Any]]) -> None:
+    torchrun(f"jobs{world}_{jobs[0]['run']['tp']}_{jobs[0]['do']}", world, jobs, JOB)
 
 
 def convert_all(target: Target, folder: Path) -> str:
@@ -142,19 +133,9 @@ def convert_all(target: Target, folder: Path) -> str:
             return f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
         here = there
     if target.spoiled:
-        spoil(here)
+        change_moment(here)
     here.rename(folder / str(target))
     return ""
-
-
-def spoil(folder: Path) -> None:
-    """One element of one moment, by hand and with torch: the rest stays as it is."""
-    import torch
-
-    file = folder / (folder / "latest").read_text() / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
-    value = torch.load(file, weights_only=False)
-    value["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["exp_avg"][1] += 0.25
-    torch.save(value, file)
 
 
 @pytest.fixture(scope="session")
@@ -173,7 +154,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, (tp, dp, stage, run) in SOURCES.items()
     ]
     for (world, _), mine in groupby(sorted(jobs, key=lambda x: x[0]), key=lambda x: x[0]):
-        torchrun(world, [one for _, one in mine], folder)
+        launch(world, [one for _, one in mine])
     errors = {target: convert_all(target, folder) for target in TARGETS}
     for target, error in errors.items():
         if error:
@@ -183,7 +164,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # What DeepSpeed makes of its own files.
     jobs += [((t.world, t.tp), job("load", t.run, t.source, t.source, f"{t.source}.again")) for t in fine if t.is_same]
     for (world, _), mine in groupby(sorted(jobs, key=lambda x: x[0]), key=lambda x: x[0]):
-        torchrun(world, [one for _, one in mine], folder)
+        launch(world, [one for _, one in mine])
     return folder
 
 

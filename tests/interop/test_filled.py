@@ -15,7 +15,7 @@ import pytest
 
 import ucpl
 from tests.interop.parallel import result
-from tests.interop.test_deepspeed import ROOT, torchrun
+from tests.interop.test_deepspeed import ROOT, launch
 
 pytestmark = pytest.mark.interop
 
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("grown")
     old, truth = folder / "old", str(folder / "truth.pt")
     train = {"do": "train", "run": {**RUN, "freeze": True, "stage": 2}, "steps": 3, "folder": str(old), "truth": truth}
-    torchrun(2, "", [{**train, "result": str(folder / "train.json")}], folder)
+    launch(2, "", [{**train, "result": str(folder / "train.json")}])
     (folder / "grown.ucpl").write_text(spec_of(old))
     jobs = []
     for stage in STAGES:
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = {**RUN, "model": "grown", "stage": stage}
         job = {"do": "grown", "run": run, "folder": str(target), "truth": truth}
         jobs.append({**job, "result": str(folder / f"loaded{stage}.json")})
-    torchrun(3, "", jobs, folder)
+    launch(3, "", jobs)
     return folder
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from attrs import field, frozen
 
-from tests.interop.parallel import result
-from tests.interop.test_deepspeed import FP32, STEPS, convert, torchrun
+from tests.interop.parallel import convert, result
+from tests.interop.test_deepspeed import FP32, STEPS, launch
 
 pytestmark = pytest.mark.interop
 
@@ -85,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, (stage, run) in SOURCES.items():
         job = {"do": "train", "run": {**run, "stage": stage}, "steps": STEPS, "folder": str(folder / name)}
         jobs.append({**job, "truth": str(folder / f"{name}.truth"), "result": str(folder / f"{name}.json")})
-    torchrun(2, "", jobs, folder)
+    launch(2, "", jobs)
     by_world: dict[int, list[dict[str, Any]]] = {}
     for target in TARGETS:
         here, there, result_file = folder / target.source, folder / str(target), str(folder / f"{target}.json")
@@ -98,7 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job = {"do": "recast", "run": target.run, "steps": STEPS, "folder": str(there), "result": result_file}
         by_world.setdefault(target.dp, []).append({**job, "truth": str(folder / f"{target.source}.truth")})
     for world, jobs in by_world.items():
-        torchrun(world, "", jobs, folder)
+        launch(world, "", jobs)
     return folder
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.interop.parallel import result
-from tests.interop.test_deepspeed import BF16, FP32, STEPS, convert, torchrun
+from tests.interop.parallel import convert, result
+from tests.interop.test_deepspeed import BF16, FP32, STEPS, launch
 
 pytestmark = pytest.mark.interop
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         for name, (stage, _, run) in SOURCES.items()
     ]
-    torchrun(2, "", trained, folder)
+    launch(2, "", trained)
     jobs = []
     for name, (source, call, stage, _) in zip(NAMES, TARGETS, strict=True):
         assert convert(folder / source, folder / name, call) == ""
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "result": str(folder / f"{name}.json"),
             }
         )
-    torchrun(3, "", jobs, folder)
+    launch(3, "", jobs)
     return folder
 
 

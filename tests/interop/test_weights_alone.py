@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.interop.parallel import result
-from tests.interop.test_deepspeed import ROOT, torchrun
+from tests.interop.test_deepspeed import ROOT, launch
 
 pytestmark = pytest.mark.interop
 
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights")
     source = folder / "model.safetensors"
     saved: dict[str, Any] = {"do": "weights", "run": RUN, "seed": SEED, "file": str(source)}
-    torchrun(1, "", [{**saved, "result": str(folder / "weights.json")}], folder)
+    launch(1, "", [{**saved, "result": str(folder / "weights.json")}])
     jobs = []
     for stage in range(4):
         target = folder / f"zero{stage}"
@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "result": str(folder / f"started{stage}.json"),
             }
         )
-    torchrun(DEGREE, "", jobs, folder)
+    launch(DEGREE, "", jobs)
     return folder
 
 
