@@ -16,6 +16,8 @@ elif "PYTHONPYCACHEPREFIX" not in os.environ:
     os.environ["PYTHONPYCACHEPREFIX"] = f"{tempfile.gettempdir()}/ucpl-tests-{os.getuid()}"
 # A shell's background job ignores Ctrl-C, and so would all that it starts: tests of interrupts must not depend on it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Imports and the collecting of tests make millions of objects and no garbage: looking for it takes half of that time.
+gc.disable()
 
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, Phase, settings  # noqa: E402
@@ -55,6 +57,7 @@ def pytest_collection_finish() -> None:
     """What was imported stays: whoever collects garbage before it counts something looks at what came since, and no more."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

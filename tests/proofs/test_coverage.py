@@ -66,17 +66,17 @@ def copies(runs: list[Runs], graph: Graph, tensor: str) -> tuple[int, Any]:
     raise AssertionError(tensor)
 
 
-@given(models().flatmap(layout_pairs))
-@settings(max_examples=60)
-def test_a_right_graph_is_proved(pair: tuple[Example, Example]) -> None:
-    graph = build(*(locate(e.layout()) for e in pair))
-    prove(graph)
-
-
 @given(models().flatmap(layout_pairs), st.randoms(use_true_random=False))
 @settings(max_examples=120)
-def test_any_shift_of_any_end_of_any_move_is_found(pair: tuple[Example, Example], chance: Any) -> None:
+def test_a_right_graph_is_proved_and_any_shift_is_found(pair: tuple[Example, Example], chance: Any) -> None:
     graph = build(*(locate(e.layout()) for e in pair))
+    prove(graph)
+    demand_found_of_a_move(graph, chance)
+    demand_found_of_what_is_alike(graph, chance)
+
+
+def demand_found_of_a_move(graph: Graph, chance: Any) -> None:
+    """Any end of any move is shifted."""
     runs = told(graph)
     some = [i for i, r in enumerate(runs) if r.kind == "copy" and len(r)]
     if not some:
@@ -89,11 +89,8 @@ def test_any_shift_of_any_end_of_any_move_is_found(pair: tuple[Example, Example]
     assert refused(changed(graph, i, **{name: column}))[0] in ("E340", "E344")
 
 
-@given(models().flatmap(layout_pairs), st.randoms(use_true_random=False))
-@settings(max_examples=120)
-def test_any_shift_of_what_is_stored_alike_is_found(pair: tuple[Example, Example], chance: Any) -> None:
+def demand_found_of_what_is_alike(graph: Graph, chance: Any) -> None:
     """The same in the tables as they are saved and run: over layers and states that are told once."""
-    graph = build(*(locate(e.layout()) for e in pair))
     some = [f for f in graph.flows if f.kind == "copy" and len(f.moves)]
     if not some:
         return
