@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,12 +10,17 @@ from pathlib import Path
 from attrs import define, field
 
 from ucpl.extents import Extent
-from ucpl.stores import generic, plain
-from ucpl.stores.deepspeed import experts, pipeline, topology, universal
+from ucpl.stores import registry, torch_files
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 
-READERS = (generic, plain, experts, pipeline, topology, universal)
+# Whoever reads such files, wherever that is done: a folder that is read past this one would be read as it was.
+READERS = [
+    module
+    for name, module in sorted(sys.modules.items())
+    if name.startswith("ucpl.stores.") and module is not torch_files and hasattr(module, "read_torch_file")
+]
 EXTENTS = TorchFile.extents
+assert registry.FRAMEWORKS and len(READERS) > 4  # they came with the registry
 
 
 @define(eq=False)

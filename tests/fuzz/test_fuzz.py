@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from attrs import evolve
 
 from tests.fuzz import folders
 from tests.fuzz.containers import FIXTURES, pickle_of, torch_files
@@ -15,6 +16,7 @@ from tests.fuzz.reader import Reader, run
 from tests.fuzz.readers import READERS
 from ucpl.errors import UcplError
 from ucpl.stores.pickles import dumps, loads
+from ucpl.stores.registry import open_checkpoint
 
 # Of each reader, some twenty seconds in all; `python -m tests.fuzz` runs more.
 INPUTS = 150
@@ -58,6 +60,15 @@ def test_a_damaged_tree_is_mended() -> None:
             kept.mend()
             assert dumps(tree) == wanted, number
         assert changed > 50
+
+
+@pytest.mark.parametrize("kind", ["deepspeed", "universal", "plain"])
+def test_what_is_damaged_in_memory_is_what_is_read(kind: str, tmp_path: Path) -> None:
+    ready: folders.Folders = getattr(folders, kind)(tmp_path)
+    for folder in ready.folders:
+        part = folder.parts[0]
+        with ready.remembered.but(instead={part.path: evolve(part.part, value=None)}), pytest.raises(UcplError):
+            open_checkpoint(folder.path)
 
 
 def test_what_goes_wrong_in_memory_counts_where_it_goes_wrong_by_the_file(
