@@ -827,6 +827,17 @@ def plan_for_another_dtype(folder: Path) -> list[str]:
 
 
 @case
+def plan_made_before_a_tensor_came(folder: Path) -> list[str]:
+    from safetensors.torch import save_file
+
+    (folder / "source").mkdir()
+    save_file({"a": torch.arange(6.0)}, folder / "source" / "model.safetensors")
+    good("plan", "--from", folder / "source", "--to", "plain()", "-o", folder / "early.plan")
+    save_file({"a": torch.arange(6.0), "b": torch.zeros(2, 3)}, folder / "source" / "model.safetensors")
+    return ["apply", "early.plan", "source", "target"]
+
+
+@case
 def damaged_plan(folder: Path) -> list[str]:
     good("plan", "--from", source(folder), "--to", "zero1(dp=2)", "-o", folder / "some.plan")
     raw = bytearray((folder / "some.plan").read_bytes())

@@ -214,25 +214,27 @@ def test_scalars_are_read_by_position(tmp_path: Path) -> None:
     file = read_torch_file(tmp_path, "a.pt")
     held: Any = file.value
     for name, tensor in value.items():
-        found = file.read_scalar(held[name])
+        found = file.read_scalar((name,), held[name])
         assert found.shape == tuple(tensor.shape)
         assert found.data == tensor.contiguous().numpy().tobytes(), name
     torch.save(torch.zeros(1 << 20), tmp_path / "b.pt")
     big = read_torch_file(tmp_path, "b.pt")
     assert isinstance(big.value, TensorRef)
     with pytest.raises(UcplError, match="E415"):
-        big.read_scalar(big.value)
+        big.read_scalar((), big.value)
 
 
-def test_a_flipped_bit_in_a_scalar_is_seen(tmp_path: Path) -> None:
-    torch.save(torch.tensor(7.0), tmp_path / "a.pt")
+@pytest.mark.parametrize("value", [torch.tensor(7.0), torch.arange(5.0)[1]])
+def test_a_flipped_bit_in_a_scalar_is_seen(tmp_path: Path, value: torch.Tensor) -> None:
+    """In a storage of its own, and in one that it shares with other numbers: anywhere in it."""
+    torch.save({"state": {"step": value}}, tmp_path / "a.pt")
     file = read_torch_file(tmp_path, "a.pt")
     data = bytearray((tmp_path / "a.pt").read_bytes())
     data[file.storages["0"].start] ^= 1
     (tmp_path / "a.pt").write_bytes(data)
-    assert isinstance(file.value, TensorRef)
-    with pytest.raises(UcplError, match="E408"):
-        file.read_scalar(file.value)
+    held: Any = file.value
+    with pytest.raises(UcplError, match=r"E408.* a/data/0 do not match their CRC; it holds state/step"):
+        file.read_scalar(("state", "step"), held["state"]["step"])
 
 
 def test_what_cannot_be_laid_out() -> None:
@@ -290,7 +292,7 @@ from ucpl.stores import pickles, safetensors_files, torch_files, zips
 from ucpl.extents import StorageRef, TensorRef
 root = sys.argv[1]
 file = torch_files.read_torch_file(root, "z3_optim_states.pt")
-file.extents(); file.read_scalar(next(v for k, v in pickles.walk(file.value) if type(v) is TensorRef))
+file.extents(); file.read_scalar((), next(v for k, v in pickles.walk(file.value) if type(v) is TensorRef))
 torch_files.layout_torch_file(file.value, "a").finish({n: 0 for n in file.storages})
 safetensors_files.layout_safetensors_file([("a", "f32", (2,))])
 safetensors_files.read_safetensors_file(root, "hf_llama.safetensors").extents()

@@ -93,15 +93,32 @@ def _files_beside(placement: Placement, here: Path) -> list[str]:
 
 
 def open_for(plan: Plan, path: str | Path) -> Checkpoint:
-    """The checkpoint that a plan is to be run on: the plan says which files there are, where nothing else does."""
-    from ucpl.stores.generic import NAME, below, open_files
+    """The checkpoint that a plan is to be run on: the plan says which files there are, where nothing else does.
+
+    Raises: UcplError E606 where the source has what the plan was made without.
+    """
+    from ucpl.schedule.unread import demand_known, demand_known_files
+    from ucpl.stores.generic import NAME
     from ucpl.stores.registry import open_checkpoint as read
 
     here = _demand_stored(Path(path))
     if plan.source.framework == NAME:
-        values = [(w.source_file, w.source_key) for b in plan.target.blobs for w in (*b.ways, *b.alike)]
-        return open_files(here, [*(t.file for t in plan.sources), *(f for f, _ in values)], below(values))
-    return read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or read(here)
+        opened = _files_of(plan, here)
+    else:
+        opened = read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or read(here)
+    if plan.unread is not None:
+        if plan.source.framework == NAME:
+            demand_known_files(opened.root, plan.sources, plan.unread)
+        demand_known(opened.extents, plan.sources, plan.unread)
+    return opened
+
+
+def _files_of(plan: Plan, here: Path) -> Checkpoint:
+    """The files that a plan names, which nothing else describes."""
+    from ucpl.stores.generic import below, open_files
+
+    values = [(w.source_file, w.source_key) for b in plan.target.blobs for w in (*b.ways, *b.alike)]
+    return open_files(here, [*(t.file for t in plan.sources), *(f for f, _ in values)], below(values))
 
 
 def open_alike(path: str | Path, placement: Placement) -> Checkpoint:

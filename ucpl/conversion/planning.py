@@ -81,6 +81,7 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
     from ucpl.graph import build
     from ucpl.graph.blobs import carried_blobs
     from ucpl.schedule import order
+    from ucpl.schedule.unread import unread_of
 
     here, there, said_of_dtype = rounded(source, target)
     known = source.checkpoint.envelope if source.checkpoint is not None else None
@@ -104,6 +105,8 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
         derived=said_of_dtype + made.derived,
         dropped=made.dropped + without,
     )
+    if source.checkpoint is not None:
+        made = evolve(made, unread=unread_of(source.checkpoint.extents, made.sources))
     made = begun(made, source, target)
     made = evolve(made, changed=(*changes.said, *shortened(source.checkpoint, changes.gone)), gone=changes.gone)
     if not beside:

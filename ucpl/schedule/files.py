@@ -1,6 +1,6 @@
 """Plans in files: a head that people read, the graph and its stored tensors as JSON, and columns of moves. No pickle.
 
-ucpl-plan 5
+ucpl-plan 7
 sha256:...                  of all that follows
 <summary, line by line>
 ---
@@ -27,10 +27,11 @@ from ucpl.schedule.plan import Origin, Plan
 from ucpl.schedule.shelving import shelves_from, shelves_json
 from ucpl.schedule.structures import structure_from, structure_json
 from ucpl.schedule.text import summary
+from ucpl.schedule.unread import Unread
 
 __all__ = ["load_plan", "plan_bytes", "plan_digest", "save_plan"]
 
-MAGIC = b"ucpl-plan 6\n"
+MAGIC = b"ucpl-plan 7\n"
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -99,6 +100,7 @@ def _header(plan: Plan, graph: Json) -> Json:
         "carry": plan.carry,
         "spec_digest": plan.spec_digest,
         "structure_digest": plan.structure_digest,
+        "unread": plan.unread,
         "layout_text": plan.layout_text,
     }
 
@@ -133,8 +135,18 @@ def _plan(raw: Json, columns: bytes) -> Plan:
         carry={name: text(fate) for name, fate in table(raw["carry"]).items()},
         spec_digest=text(raw["spec_digest"]),
         structure_digest=text(raw["structure_digest"]),
+        unread=_unread(raw["unread"]),
         layout_text=text(raw["layout_text"]),
     )
+
+
+def _unread(raw: Json) -> Unread | None:
+    if raw is None:
+        return None
+    found = {file: tuple(items(marks)) for file, marks in table(raw).items()}
+    if not all(type(mark) is int for marks in found.values() for mark in marks):
+        raise ValueError("what it does not read is told by numbers")
+    return found
 
 
 def _gone(raw: Json) -> dict[str, tuple[str, ...]]:

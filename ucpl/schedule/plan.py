@@ -18,6 +18,7 @@ from ucpl.columns import I64, Moves, Space, expanded, join_runs, straighten
 from ucpl.columns.operations import Flow, Kind, Lane, Node, flows, in_order
 from ucpl.extents import Shelves, StoredTensor, Structure
 from ucpl.schedule.runs import Runs, sole
+from ucpl.schedule.unread import Unread
 
 if TYPE_CHECKING:  # what reads headers alone does not wait for it
     import networkx as nx
@@ -74,6 +75,7 @@ class Plan:
     carry: dict[str, str] = field(factory=dict)  # fate of blobs by name: keep, first, drop
     spec_digest: str = ""
     structure_digest: str = ""
+    unread: Unread | None = None  # what else the source has, which no move reads; None: planned from specs alone
     layout_text: str = ""  # the target's closed .ucpl text: becomes ucpl/layout.ucpl
 
     @cached_property

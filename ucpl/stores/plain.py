@@ -178,7 +178,7 @@ class _Opened:
                 if state != "weight":
                     found.append(state)
             elif isinstance(one, TensorRef) and prod(one.shape) == 1:
-                self.scalars.setdefault(state, {})[name] = self.part.read_scalar(one)
+                self.scalars.setdefault(state, {})[name] = self.part.read_scalar(value.key, one)
                 self.scalar_extents.setdefault(state, {})[name] = self.part.extent(value.key, one)
             elif is_counted(one):
                 self.scalars.setdefault(state, {})[name] = one

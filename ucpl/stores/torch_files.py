@@ -19,7 +19,7 @@ from attrs import field, frozen
 
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, Extent, Scalar, StorageRef, TensorRef
+from ucpl.extents import DTYPES, Extent, Key, Scalar, StorageRef, TensorRef, key_text
 from ucpl.stores.pickles import dump_pickle, load_pickle, walk
 from ucpl.stores.zips import Member, open_file, read_exactly, read_member, read_zip_directory
 
@@ -41,6 +41,9 @@ class TorchFile:
     value: object
     storages: dict[str, Member] = field(repr=False)  # by the name in StorageRef: only those that the pickle refers to
     version: str = ""  # the archive's `version` record: "3"
+    _shared: dict[str, bytes] = field(
+        factory=dict, init=False, eq=False, repr=False
+    )  # small storages of several numbers
 
     @property
     def path(self) -> Path:
@@ -69,8 +72,9 @@ class TorchFile:
         """
         return tuple(self.extent(key, value) for key, value in walk(self.value, self.file) if type(value) is TensorRef)
 
-    def read_scalar(self, tensor: TensorRef) -> Scalar:
-        """The value of a small tensor (at most 1 MiB). The storage's CRC is checked where all of it is read.
+    def read_scalar(self, key: Key, tensor: TensorRef) -> Scalar:
+        """The value of a small tensor (at most 1 MiB), which lies at `key`. Its storage is held against the CRC, unless that
+        is larger and shared with tensors that are read later.
 
         Raises: UcplError E400, E408, E415.
         """
@@ -86,19 +90,26 @@ class TorchFile:
             )
         if numel == 0:
             return Scalar(tensor.storage.dtype, tensor.shape, b"")
-        fd = open_file(self.path, self.file)
-        try:
-            if size == member.size:
-                raw = read_member(fd, member, self.file)
-            else:
-                raw = read_exactly(fd, member.start + tensor.offset * dtype.itemsize, size, self.file)
-        finally:
-            os.close(fd)
+        raw = self._bytes(key, member, tensor.offset * dtype.itemsize, size)
         cells = np.frombuffer(raw, dtype=f"V{dtype.itemsize}")
         view = np.lib.stride_tricks.as_strided(
             cells, tensor.shape, tuple(step * dtype.itemsize for step in tensor.stride), writeable=False
         )
         return Scalar(tensor.storage.dtype, tensor.shape, view.tobytes())
+
+    def _bytes(self, key: Key, member: Member, start: int, size: int) -> bytes:
+        kept = self._shared.get(member.name)
+        if kept is None:
+            fd = open_file(self.path, self.file)
+            try:
+                if member.size > SCALAR_BYTES_MAX:
+                    return read_exactly(fd, member.start + start, size, self.file)
+                kept = read_member(fd, member, self.file, holds=key_text(key))
+            finally:
+                os.close(fd)
+            if size != member.size:
+                self._shared[member.name] = kept
+        return kept[start : start + size]
 
 
 def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: int | None = None) -> TorchFile:

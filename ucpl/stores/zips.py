@@ -82,8 +82,11 @@ def read_exactly(fd: int, start: int, size: int, file: str) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX) -> bytes:
-    """A whole member of at most `most` bytes, its CRC checked. Raises: UcplError E400, E402, E408."""
+def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX, *, holds: str = "") -> bytes:
+    """A whole member of at most `most` bytes, its CRC checked. `holds`: what lies in it, for the error.
+
+    Raises: UcplError E400, E402, E408.
+    """
     if member.size > most:
         what = f"{file}: member {member.name} has {member.size} bytes, more than {most} are not read"
         fail("E402", what, Label(file, where=member.name))
@@ -92,7 +95,7 @@ def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX)
     if found != member.crc:
         fail(
             "E408",
-            f"{file}: the bytes of {member.name} do not match their CRC",
+            f"{file}: the bytes of {member.name} do not match their CRC" + (f"; it holds {holds}" if holds else ""),
             Label(file, f"CRC {member.crc:08x} in the directory, {found:08x} of the bytes", where=member.name),
         )
     return data

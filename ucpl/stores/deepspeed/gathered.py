@@ -118,7 +118,7 @@ class Gathered:
                 self.has(members, name)
             elif isinstance(held, TensorRef) and prod(held.shape) == 1:
                 self.consumed.add((part.file, value.key))
-                self.scalar(value, name, part.read_scalar(held), members)
+                self.scalar(value, name, part.read_scalar(value.key, held), members)
                 extent = part.extent(value.key, held)
                 kept = self.scalar_extents.setdefault(name, {})
                 for member in members:

@@ -236,7 +236,7 @@ class _Universal:
         tensor = value.tensor()
         if not tensor.shape or (state == "step" and prod(tensor.shape) == 1):
             gathered.consumed.add((part.file, value.key))
-            gathered.scalar(value, state, part.read_scalar(tensor), (name,))
+            gathered.scalar(value, state, part.read_scalar(value.key or (name, state), tensor), (name,))
             gathered.scalar_extents.setdefault(state, {})[name] = part.extent(value.key, tensor)
             return
         gathered.keep(part, value.key, tensor)
@@ -352,7 +352,7 @@ class _Universal:
                 gathered.consumed.add((part.file, value.key))
                 extent = part.extent(value.key, held)
                 gathered.scalar_extents.setdefault(name, {}).update(dict.fromkeys(members, extent))
-                kept.update(dict.fromkeys(members, part.read_scalar(held)))
+                kept.update(dict.fromkeys(members, part.read_scalar(value.key, held)))
             elif held is None or isinstance(held, int | float | bool | str):
                 kept.update(dict.fromkeys(members, held))
             else:

@@ -1,0 +1,88 @@
+"""What a plan knows of its source and reads nothing of: weights beside masters, states that are dropped, further copies.
+
+A plan is made ahead of a restart, and run on the checkpoint that there is then. What it reads is held against that one
+tensor by tensor; what came into being since would be left out without a word, if the plan did not know what there was.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ucpl.errors import Diagnostic, Label, UcplError
+from ucpl.errors import catalogue as codes
+from ucpl.extents import Extent, Key, StoredTensor, key_text
+
+__all__ = ["Unread", "demand_known", "demand_known_files", "unread_of"]
+
+Unread = dict[str, tuple[int, ...]]  # file -> a CRC-32 of key, dtype and shape of each stored tensor, ascending
+Extents = Mapping[tuple[str, Key], Extent]
+
+SHOWN = 8  # findings that are listed
+_NUMBER = re.compile(r"[0-9]+")
+
+
+def unread_of(extents: Extents, sources: Iterable[StoredTensor]) -> Unread:
+    """Every stored tensor with elements that is none of `sources`."""
+    read = {(t.file, t.key) for t in sources}
+    found: dict[str, list[int]] = {}
+    for (file, key), extent in extents.items():
+        if extent.numel and (file, key) not in read:
+            found.setdefault(file, []).append(_mark(key, extent))
+    return {file: tuple(sorted(marks)) for file, marks in sorted(found.items())}
+
+
+def demand_known(extents: Extents, sources: Iterable[StoredTensor], unread: Unread) -> None:
+    """Raises: UcplError E606 for stored tensors that the plan was made without."""
+    read = {(t.file, t.key) for t in sources}
+    known = {file: frozenset(marks) for file, marks in unread.items()}
+    found = []
+    for (file, key), extent in extents.items():
+        if not extent.numel or (file, key) in read or _mark(key, extent) in known.get(file, ()):
+            continue
+        said = f"{extent.dtype} {list(extent.shape)}"
+        found.append(
+            Diagnostic(
+                "E606",
+                f"{file} has {key_text(key)}, {said}, and the plan was made without it",
+                (Label(file, f"source: {said}", where=key_text(key)), Label("plan", "knows of no such tensor")),
+                remedy=codes()["E606"].remedy,
+            )
+        )
+        if len(found) == SHOWN:
+            break
+    if found:
+        raise UcplError(*found)
+
+
+def demand_known_files(root: Path, sources: Iterable[StoredTensor], unread: Unread) -> None:
+    """Of files that nothing but a spec describes: none is called as another rank's would be.
+
+    Raises: UcplError E606.
+    """
+    known = {t.file for t in sources} | set(unread)
+    forms = {_NUMBER.sub("0", file) for file in known}
+    found = []
+    for folder in {(root / file).parent for file in known}:
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            file = path.relative_to(root).as_posix()
+            if file not in known and _NUMBER.sub("0", file) in forms and path.is_file():
+                found.append(
+                    Diagnostic(
+                        "E606",
+                        f"{file} is called like a file of the plan's source, and the plan was made without it",
+                        (
+                            Label(str(path)),
+                            Label("plan", f"knows {len(known)} files: {', '.join(sorted(known)[:3])}, ..."),
+                        ),
+                        remedy=codes()["E606"].remedy,
+                    )
+                )
+    if found:
+        raise UcplError(*found[:SHOWN])
+
+
+def _mark(key: Key, extent: Extent) -> int:
+    return zlib.crc32(f"{key_text(key)}\0{extent.dtype}\0{extent.shape}".encode())
