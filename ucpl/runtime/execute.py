@@ -128,7 +128,8 @@ def _place(target: Path, source: Checkpoint) -> Path:
     top = source.top.resolve()
     if place == top or top in place.parents or place in top.parents:
         what = "holds" if place in top.parents else "is, or lies in,"
-        fail("E507", f"the target {what} the source {top}", Label(str(place)))
+        remedy = "the source is only read: choose a DST beside it, or anywhere else outside of it"
+        fail("E507", f"the target {what} the source {top}", Label(str(place)), remedy=remedy)
     return place
 
 
