@@ -106,7 +106,8 @@ def open_for(plan: Plan, path: str | Path) -> Checkpoint:
         opened = _files_of(plan, here)
     else:
         opened = read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or read(here)
-    if plan.unread is not None:
+    is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)  # else the run says what it lacks
+    if plan.unread is not None and is_whole:
         if plan.source.framework == NAME:
             demand_known_files(opened.root, plan.sources, plan.unread)
         demand_known(opened.extents, plan.sources, plan.unread)
