@@ -311,6 +311,29 @@ sys.exit(main())
     assert not (tmp_path / "target").exists()
 
 
+@pytest.mark.parametrize("action", ["terminate", "hangup"])
+def test_the_end_of_a_job_is_as_ctrl_c(action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler's SIGTERM, a closed terminal's SIGHUP: what was finished is kept, and going on gives the same bytes."""
+    command = ("convert", SOURCE, tmp_path / "target", "--to", "zero1(dp=2)", "--workers", "1")
+    monkeypatch.setenv("UCPL_FAIL_AT", f"tile-written:3:{action}")
+    done = alone(*command)
+    assert done.status == 130 and "E620" in done.err and "--resume" in done.err and "Traceback" not in done.err
+    assert not (tmp_path / "target").exists()
+    monkeypatch.delenv("UCPL_FAIL_AT")
+    assert good(*command, "--resume", "--json").json["report"]["tiles_resumed"] >= 2
+    good("convert", SOURCE, tmp_path / "whole", "--to", "zero1(dp=2)")
+    assert digest(tmp_path / "target") == digest(tmp_path / "whole")
+
+
+def test_a_signal_that_somebody_ignores_stays_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under nohup."""
+    monkeypatch.setenv("UCPL_FAIL_AT", "tile-written:3:hangup")
+    code = (
+        "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from ucpl.cli import main; sys.exit(main())"
+    )
+    assert alone("convert", SOURCE, tmp_path / "target", "--to", "zero1(dp=2)", code=code).status == 0
+
+
 def test_what_nobody_foresaw_is_one_line_and_debug_shows_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no such thing")
@@ -322,6 +345,21 @@ def test_what_nobody_foresaw_is_one_line_and_debug_shows_the_rest(monkeypatch: p
     )
     with pytest.raises(RuntimeError, match="no such thing"):
         main(["inspect", str(SOURCE), "--debug"])
+
+
+def test_a_text_over_another_keeps_its_mode_and_a_new_one_follows_the_umask(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.ucpl"
+    before = os.umask(0o027)
+    try:
+        good("infer", SOURCE, "-o", spec)
+    finally:
+        os.umask(before)
+    assert spec.stat().st_mode & 0o777 == 0o640
+    spec.write_text(spec.read_text().replace(" = ", "=", 1))
+    spec.chmod(0o604)
+    good("fmt", spec)
+    assert spec.stat().st_mode & 0o777 == 0o604
+    assert [p.name for p in tmp_path.iterdir()] == ["spec.ucpl"]
 
 
 def test_names_cannot_drive_the_terminal(tmp_path: Path) -> None:
@@ -580,6 +618,7 @@ def test_every_name_of_the_package_is_there() -> None:
 
 def test_signals_are_left_alone() -> None:
     """Running a verb in a program of one's own changes nothing of that program."""
-    before = signal.getsignal(signal.SIGINT)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     good("explain", "E500")
-    assert signal.getsignal(signal.SIGINT) is before
+    assert [signal.getsignal(number) for number in numbers] == before

@@ -179,7 +179,11 @@ def sizes_of(texts: Sequence[str]) -> dict[str, Value]:
 
 
 def write_text(path: Path, text: str | bytes) -> None:
-    """Write a small file, whole or not at all. Where it is a link, the file that it leads to. Raises: UcplError E179."""
+    """Write a small file, durable, whole or not at all: with the mode and owner of the one that it replaces.
+
+    Where it is a link, the file that it leads to. Raises: UcplError E179.
+    """
+    import contextlib
     import os
     import tempfile
 
@@ -192,9 +196,16 @@ def write_text(path: Path, text: str | bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             umask = os.umask(0)
             os.umask(umask)
-            os.chmod(name, 0o666 & ~umask)
+            mode = 0o666 & ~umask
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # nothing is replaced; it is somebody else's
+                before = os.stat(place)
+                mode = before.st_mode & 0o777
+                os.chown(name, before.st_uid, before.st_gid)
+            os.chmod(name, mode)
             os.replace(name, place)
         except BaseException:
             os.unlink(name)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ucpl.cli.console import Console
+from ucpl.cli.signals import end_like_ctrl_c
 from ucpl.cli.verbs import VERBS, load_verb, nearest
 from ucpl.errors import Exit, Label, UcplError, fail
 
@@ -60,7 +61,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     console = Console(json="--json" in arguments, debug="--debug" in arguments, arguments=arguments)
     try:
         rest = arguments[len(before) :]
-        return _run(before, rest, console)
+        with end_like_ctrl_c():
+            return _run(before, rest, console)
     except UcplError as error:
         if console.debug:
             raise

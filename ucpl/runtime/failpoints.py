@@ -1,7 +1,8 @@
 """Places where a test can make the machine fail: named, counted, chosen by one environment variable.
 
 `UCPL_FAIL_AT="tile-written:17:kill"` kills the process at the 17th time that a tile was written. Actions: kill, interrupt,
-enospc, eio, and stop (SIGSTOP). Several, separated by commas. Without the variable a failpoint costs one comparison.
+terminate, hangup, stop (each its signal), enospc and eio. Several, separated by commas. Without the variable a failpoint
+costs one comparison.
 """
 
 from __future__ import annotations
@@ -14,6 +15,14 @@ import threading
 from attrs import define
 
 __all__ = ["failpoint", "set_failpoints"]
+
+_SIGNALS = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "interrupt": signal.SIGINT,
+    "terminate": signal.SIGTERM,
+    "hangup": signal.SIGHUP,
+}
 
 
 @define
@@ -57,13 +66,10 @@ def failpoint(name: str) -> None:
 
 
 def _fire(action: str) -> None:
+    if (number := _SIGNALS.get(action)) is not None:
+        os.kill(os.getpid(), number)
+        return
     match action:
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case "interrupt":
-            os.kill(os.getpid(), signal.SIGINT)
         case "enospc":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         case "eio":
