@@ -139,7 +139,12 @@ def test_every_failpoint_is_named_and_no_other() -> None:
 def test_every_verb_of_the_codemap_is_there() -> None:
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text, re.MULTILINE)
-    rooms = {p.parent.name for p in (ROOT / "ucpl").glob("*/__init__.py")} | {"digests", "resources", "testing", "texts"}
+    rooms = {p.parent.name for p in (ROOT / "ucpl").glob("*/__init__.py")} | {
+        "digests",
+        "resources",
+        "testing",
+        "texts",
+    }
     assert {room for room, _ in rows} == rooms
     missing = []
     for room, verbs in rows:
