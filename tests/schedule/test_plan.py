@@ -145,6 +145,19 @@ def test_a_plan_made_by_hand_is_refused(name: str, tmp_path: Path) -> None:
     assert [d.code for d in caught.value.diagnostics] == ["E351"]
 
 
+@pytest.mark.parametrize("side", ["source_stride", "target_stride"])
+def test_a_step_that_no_file_has_is_refused(side: str, tmp_path: Path) -> None:
+    """Of a dim of one element, which leads nowhere: in bytes it would be no number of 64 bits, and no array has it."""
+    plan = made()
+    first, *others = plan.moves
+    strides = np.where(first.shape == 1, 1 << 61, getattr(first, side))
+    path = tmp_path / "far.plan"
+    save_plan(plan.of(moves=(first.replace(**{side: strides}), *others)), path)
+    with pytest.raises(UcplError, match="reaches beyond") as caught:
+        load_plan(path)
+    assert [d.code for d in caught.value.diagnostics] == ["E351"]
+
+
 def test_what_is_forged_is_the_plan_itself(tmp_path: Path) -> None:
     """The tests above change what is read: unchanged, the same file is a plan."""
     path = tmp_path / "same.plan"

@@ -32,6 +32,7 @@ from ucpl.schedule.unread import Unread
 __all__ = ["load_plan", "plan_bytes", "plan_digest", "save_plan"]
 
 MAGIC = b"ucpl-plan 7\n"
+_STEP_MAX = 1 << 56  # elements from one to the next along a dim: in bytes, they are a number of an int64
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -195,7 +196,7 @@ def _inside(boxes: Side, shifts: Sequence[int], side: Literal["source", "target"
     )
     if (boxes.shape < 1).any():
         raise ValueError("a move of no elements")
-    if (boxes.offset < 0).any() or (boxes.stride < 0).any():
+    if (boxes.offset < 0).any() or (boxes.stride < 0).any() or (boxes.stride > _STEP_MAX).any():
         raise ValueError("a move reaches beyond its tensor")
     # Steps that are no number of an int64 would wrap round to places that seem to be inside.
     reach = boxes.offset.astype(float) + ((boxes.shape - 1).astype(float) * boxes.stride.astype(float)).sum(axis=1)
