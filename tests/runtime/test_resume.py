@@ -132,6 +132,25 @@ def test_a_killed_run_resumes_to_the_same_bytes(simple, place, force):
     assert sorted(os.listdir(out.parent)) == ["out", "src", "wanted"]
 
 
+@pytest.mark.parametrize("other", ["plan", "source"])
+def test_a_run_that_was_published_is_not_taken_for_another(simple, other):
+    """Killed between the rename and the end: what stands there is of that plan and source, and says nothing of these."""
+    source, plan, out = simple
+    run(plan, source, out.with_name("wanted"))
+    assert forked(plan, source, out, "publish-after:1:kill") == -signal.SIGKILL
+    assert tree(out) == tree(out.with_name("wanted"))
+    if other == "plan":
+        plan = copies(source, lambda tensor: "all.pt")
+    else:
+        os.utime(source.root / "a", ns=(5, 5))
+    with pytest.raises(UcplError) as caught:
+        run(plan, source, out, resume=True)
+    assert caught.value.diagnostics[0].code == "E506" and tree(out) == tree(out.with_name("wanted"))
+    assert not run(plan, source, out, resume=True, force=True).done_before
+    run(plan, source, out.with_name("other"))
+    assert tree(out) == tree(out.with_name("other"))
+
+
 def test_killed_again_and_again(simple):
     source, plan, out = simple
     hand_over(out.parent, source)

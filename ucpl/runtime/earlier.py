@@ -16,7 +16,7 @@ from ucpl.runtime.manifest import read_manifest
 from ucpl.runtime.publish import Workplace
 from ucpl.runtime.targets import TargetPlan, cannot_write
 
-__all__ = ["is_finished", "is_published", "journal_of", "same_run", "tile_of"]
+__all__ = ["is_finished", "is_other_run", "is_published", "journal_of", "tile_of"]
 
 
 def journal_of(work: Workplace) -> Past | None:
@@ -37,11 +37,10 @@ def is_published(past: Past, target: Path) -> bool:
         return False
 
 
-def same_run(past: Past, digests: Mapping[str, str], work: Workplace) -> None:
-    """Raises: UcplError E602 where the earlier run had another plan, source, or metadata of the target."""
-    for name, what in (("digest", "plan"), ("content", "source"), ("files", "target's metadata")):
-        if past.header.get(name) != digests[name]:
-            fail("E602", f"the interrupted run into {work.target} had another {what}", Label(str(work.folder)))
+def is_other_run(past: Past, digests: Mapping[str, str]) -> str:
+    """What the earlier run had another of: plan, source, or metadata of the target. Empty: it is this run."""
+    of = (("digest", "plan"), ("content", "source"), ("files", "target's metadata"))
+    return next((what for name, what in of if past.header.get(name) != digests[name]), "")
 
 
 def tile_of(past: Past, share: Share, work: Workplace) -> int:

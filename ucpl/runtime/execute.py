@@ -248,13 +248,16 @@ class _Run:
         if not self.options.resume:
             return None
         past = earlier.journal_of(self.work)
-        if past is not None and not earlier.is_published(past, self.target):
-            try:
-                earlier.same_run(past, self.digests, self.work)
-            except UcplError:
-                self.work.restore()
-                raise
-        return past
+        if past is None:
+            return None
+        other = earlier.is_other_run(past, self.digests)
+        if not other:
+            return past
+        if earlier.is_published(past, self.target):  # that one is done: what it left is of no use
+            self.work.clear()
+            return None
+        self.work.restore()
+        fail("E602", f"the interrupted run into {self.target} had another {other}", Label(str(self.work.folder)))
 
     def _is_finished(self) -> bool:
         """Whether the target is what this run would write: as its manifest says, or, where it has none, in every byte."""
