@@ -25,6 +25,7 @@ from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import RunOptions
+from ucpl.stores.checkpoint import Checkpoint
 
 SIZES = {"a": 20_000, "b": 900, "c": 17_001}  # seven tiles
 NAMES = st.sampled_from(sorted(SIZES))
@@ -50,9 +51,7 @@ class Life(RuleBasedStateMachine):
         self.out.parent.mkdir()
         self.version = 0
         self.standing: Any = None  # what is at the target's place
-        self.left: tuple[str, int] | None = (
-            None  # the plan, and the version of the source, that an earlier run left its work of
-        )
+        self.left: tuple[str, int] | None = None  # (plan, version of the source) of work that an earlier run left
         self._renew()
 
     def teardown(self) -> None:
@@ -68,7 +67,7 @@ class Life(RuleBasedStateMachine):
             for name in SIZES:
                 os.replace(folder / name, self.source.root / name)
             made = evolve(made, root=self.source.root, top=self.source.top)
-        self.source = made
+        self.source: Checkpoint = made
         self.plans = {name: copies(made, file_of) for name, file_of in PLANS.items()}
         self.wanted = {}
         for name in PLANS:
