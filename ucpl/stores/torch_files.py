@@ -21,7 +21,7 @@ from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Key, Scalar, StorageRef, TensorRef, key_text
 from ucpl.stores.pickles import dump_pickle, load_pickle, walk
-from ucpl.stores.zips import Member, open_file, read_exactly, read_member, read_zip_directory
+from ucpl.stores.zips import Member, crc_of_member, open_file, read_exactly, read_member, read_zip_directory
 
 __all__ = ["TorchFile", "TorchFilePlan", "layout_torch_file", "read_torch_file"]
 
@@ -71,6 +71,18 @@ class TorchFile:
         A tensor that is met on several paths is listed on each. Raises: UcplError E425.
         """
         return tuple(self.extent(key, value) for key, value in walk(self.value, self.file) if type(value) is TensorRef)
+
+    def demand_undamaged(self, storage: str, holds: str) -> None:
+        """A storage's bytes have the CRC that is stated. holds: what lies in it. Raises: UcplError E400, E612."""
+        member = self.storages[storage]
+        with self.path.open("rb") as file:
+            found = crc_of_member(file.fileno(), member, self.file)
+        if found != member.crc:
+            fail(
+                "E612",
+                f"{self.file}: storage {storage} does not match its CRC; it holds {holds}",
+                Label(self.file, f"CRC {member.crc:08x} stated, {found:08x} of the bytes", where=storage),
+            )
 
     def read_scalar(self, key: Key, tensor: TensorRef) -> Scalar:
         """The value of a small tensor (at most 1 MiB), which lies at `key`. Its storage is held against the CRC, unless that

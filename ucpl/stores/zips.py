@@ -19,10 +19,11 @@ from attrs import frozen
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 
-__all__ = ["Member", "ZipDirectory", "read_member", "read_zip_directory"]
+__all__ = ["Member", "crc_of_member", "ZipDirectory", "read_member", "read_zip_directory"]
 
 DIRECTORY_BYTES_MAX = 1 << 30
 MEMBER_READ_MAX = 1 << 30  # of a member that is read whole
+_CHUNK = 1 << 20  # bytes that are read at a time
 
 _END = struct.Struct("<4s4H2IH")  # 22 bytes
 _END64 = struct.Struct("<4sQ2H2I4Q")  # 56 bytes
@@ -99,6 +100,14 @@ def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX,
             Label(file, f"CRC {member.crc:08x} in the directory, {found:08x} of the bytes", where=member.name),
         )
     return data
+
+
+def crc_of_member(fd: int, member: Member, file: str) -> int:
+    """The CRC-32 of a member's bytes, however many there are. Raises: UcplError E400."""
+    found = 0
+    for at in range(0, member.size, _CHUNK):
+        found = crc32(read_exactly(fd, member.start + at, min(_CHUNK, member.size - at), file), found)
+    return found
 
 
 def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = None) -> ZipDirectory:

@@ -33,7 +33,7 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     # and no None, which would say that it was excluded, where nothing says that (stage 1 states neither).
     stated = writer.source.envelope.settings.get("frozen_fragments")
     keeps_frozen = writer.stage >= 2 and (bool(in_order) or (stated is not None and stated.value == 1))
-    says_nothing = writer.stage >= 2 and not keeps_frozen and stated is None
+    says_nothing = writer.stage >= 2 and not keeps_frozen and stated is None and not writer.left_out
     value["frozen_param_shapes"] = OrderedDict((n, shapes[n]) for n in in_order) if keeps_frozen else None
     if writer.stage:
         is_first = rank == 0 and writer.tp == 0 and writer.here["pp"] == 0

@@ -103,6 +103,7 @@ def names_of(found: Numbered) -> tuple[Named, str]:
         return named, "param_names of the optimizer's groups"
     made = matched(found)
     if isinstance(made, Unclear):
+        _demand_undamaged(found)
         _refuse(found, made)
     return made
 
@@ -304,6 +305,19 @@ def _of_values(found: Numbered, contents: _Contents) -> Named | None:
 
 def _has_masters(found: Numbered) -> bool:
     return bool(found.groups) and (found.is_flat or found.groups[0].masters is not None)
+
+
+def _demand_undamaged(found: Numbered) -> None:
+    """Where values are held against each other, a damaged one fits nothing: then that is the error. Raises: UcplError E612."""
+    if not _has_masters(found):
+        return
+    module = found.module
+    for name, _ in found.parameters:
+        found.files.get(name, module.file).demand_undamaged(module.tensors[name].storage.name, name)
+    for g, group in enumerate(found.groups):
+        masters = group.masters if group.flat is None else [group.flat]
+        for i, master in enumerate(masters or ()):
+            module.file.demand_undamaged(master.tensor().storage.name, f"master {i} of group {g}")
 
 
 def _refuse(found: Numbered, unclear: Unclear) -> NoReturn:
