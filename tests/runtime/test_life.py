@@ -17,15 +17,17 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from tests.runtime.test_crashes import content
+from tests.runtime.test_crashes import content, each_tile_is_journalled  # noqa: F401
 from tests.runtime.world import Stored, Torch, bits_of, copies, write_source
 from ucpl.errors import UcplError
 from ucpl.runtime import execute
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.failpoints import set_failpoints
-from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import RunOptions
 from ucpl.stores.checkpoint import Checkpoint
+
+# So that there is something to go on with, however early a run ends.
+pytestmark = pytest.mark.usefixtures("each_tile_is_journalled")
 
 SIZES = {"a": 20_000, "b": 900, "c": 17_001}  # seven tiles
 NAMES = st.sampled_from(sorted(SIZES))
@@ -188,18 +190,6 @@ class Life(RuleBasedStateMachine):
         path.rename(self.top / "aside")
         assert self._run(plan, resume=resume, force=True) != DONE or resume
         (self.top / "aside").rename(path)
-
-
-@pytest.fixture(autouse=True)
-def each_tile_is_journalled(monkeypatch):
-    """So that there is something to go on with, however early a run ends."""
-    one = Mover._one
-
-    def and_flush(self, *args):
-        one(self, *args)
-        self._flush()
-
-    monkeypatch.setattr(Mover, "_one", and_flush)
 
 
 TestLife = Life.TestCase

@@ -33,7 +33,6 @@ __all__ = ["Anew", "Impossible", "Wish", "anew", "own_names", "wished", "with_dt
 
 INDEX = ".index.json"
 CONFIG = "config.json"
-_MASTER = "fp32"
 _UNSPELLED = frozenset('*{}"\\')  # what a name in quotes does not say as it is
 
 

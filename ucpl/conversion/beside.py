@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["Checked", "HeldWeights", "checked", "findings_of", "held_weights", "side_by_side", "told"]
 
 _SAFETENSORS = re.compile(r"(?P<stem>.+?)(?:-[0-9]+-of-[0-9]+)?\.safetensors(?:\.index\.json)?")
-MEMORY, WORKERS = 512 << 20, 2
 CHUNK = 1 << 20
 
 
@@ -91,6 +90,7 @@ def _weights_of(container: Container) -> dict[str, tuple[str, ...]]:
 
 def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: DataPlane) -> Agreement:
     from ucpl.conversion.anew import own_names
+    from ucpl.conversion.keywords import options_from
     from ucpl.conversion.opening import infer
     from ucpl.proofs.beside import Agreement, agreement
     from ucpl.stores.huggingface import HuggingFace
@@ -99,7 +99,8 @@ def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: 
     there = HuggingFace().open_named(checkpoint.container.top, [name])
     own = own_names(checkpoint, name)
     seconds = {alias: checkpoint.aliases[alias] for t in there.tensors if (alias := t.name) in checkpoint.aliases}
-    plane = {"memory": bounds.get("memory", MEMORY), "workers": bounds.get("workers", WORKERS)}
+    bound = options_from(bounds)
+    plane = {"memory": bound.memory, "workers": bound.workers}
     found = Agreement()
     # A second name that is stored beside its first is a tensor like others there: it is held against its owner by itself.
     firsts = {t.name: own.get(t.name, t.name) for t in there.tensors if t.name not in seconds}

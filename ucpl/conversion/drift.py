@@ -10,13 +10,12 @@ if TYPE_CHECKING:
 
 __all__ = ["demand_no_drift"]
 
-MEMORY, WORKERS = 512 << 20, 2
-
 
 def demand_no_drift(made: Prepared, bounds: DataPlane) -> None:
     """A sample of the source's weights against their masters. Raises: UcplError E612, E615."""
+    from ucpl.conversion.keywords import options_from
     from ucpl.proofs.masters import demand_one_step
 
     assert made.checkpoint is not None
-    memory, workers = bounds.get("memory", MEMORY), bounds.get("workers", WORKERS)
-    demand_one_step(made.checkpoint, made.source.placement, memory, workers)
+    bound = options_from(bounds)
+    demand_one_step(made.checkpoint, made.source.placement, bound.memory, bound.workers)

@@ -103,7 +103,7 @@ def given_from(beside: Beside | ToPlan | ToConvert | ToVerify, model: nodes.Mode
     )
 
 
-def options_from(how: How) -> RunOptions:
+def options_from(how: How | DataPlane) -> RunOptions:
     """Those of the keywords that say how a plan is run; what is left out is as `RunOptions` has it."""
     from ucpl.runtime.options import RunOptions
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import xxhash
@@ -29,6 +30,7 @@ __all__ = ["Parts", "ReadBack", "holds"]
 _PAGE_BITS = mmap.PAGESIZE.bit_length() - 1
 _FILE_BITS = 63 - 23  # pages of a file of 2^52 bytes
 
+Number = TypeVar("Number", int, NDArray[np.int64])
 Parts = Sequence[tuple[int, bytes]]  # (byte position, bytes) of one file
 
 
@@ -71,7 +73,7 @@ class ReadBack:
 
     def written(self, file: int, position: int, size: int) -> None:
         """Bytes that are no payload were written: what shares a page with them is read back once more."""
-        first, last = (_page(np.array([file]), np.array([at]))[0] for at in (position, position + size - 1))
+        first, last = _page(file, position), _page(file, position + size - 1)
         self._is_read[np.searchsorted(self._last, first) : np.searchsorted(self._first, last, "right")] = False
 
     def rest(self, beside: Sequence[Parts]) -> None:
@@ -103,7 +105,7 @@ class ReadBack:
         self._plane.counters.add(read_back=size)
 
 
-def _page(file: NDArray[np.int64], position: NDArray[np.int64]) -> NDArray[np.int64]:
+def _page(file: Number, position: Number) -> Number:
     """Numbers of pages, over all files."""
     return (file << _FILE_BITS) + (position >> _PAGE_BITS)
 

@@ -7,10 +7,10 @@ tensor by tensor; what came into being since would be left out without a word, i
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ucpl.digests import crc32
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.extents import Extent, Key, StoredTensor, key_text
@@ -85,4 +85,4 @@ def demand_known_files(root: Path, sources: Iterable[StoredTensor], unread: Unre
 
 
 def _mark(key: Key, extent: Extent) -> int:
-    return zlib.crc32(f"{key_text(key)}\0{extent.dtype}\0{extent.shape}".encode())
+    return crc32(f"{key_text(key)}\0{extent.dtype}\0{extent.shape}".encode())
