@@ -96,9 +96,9 @@ def grid(cuts: str, self_described: bool, most: int) -> Draw:
         dp, tp = some(rng, 1, 3), some(rng, 1, most)
         if "pp" not in here.axes:
             goes_home = self_described and rng.random() < 0.4
-            return f"{HOME}:stored(dp={dp}, tp=2, pp=2)" if goes_home else module(rng, here)
+            return f"{HOME}:stored(dp={dp}, tp=2, pp=2)" if goes_home else module(rng, here, padded=True)
         if rng.random() < 0.2:
-            return module(rng, here)
+            return module(rng, here, padded=True)
         if self_described or tp == 1:
             return f"zero1(dp={dp}, tp={tp}, {stages(rng, cuts)})"
         return f"{SPEC}(dp={dp}, tp={most}, {stages(rng, cuts)})"
@@ -106,10 +106,12 @@ def grid(cuts: str, self_described: bool, most: int) -> Draw:
     return draw
 
 
-def module(rng: Random, here: Here) -> str:
-    """Out of a pipeline: whole tensors in a module. A folder with files of layers has no place in the universal form."""
+def module(rng: Random, here: Here, *, padded: bool = False) -> str:
+    """Out of a pipeline: whole tensors in a module. A folder with files of layers has no place in the universal form; and
+    that has words alone, without the rows that a `padded` vocabulary has beside them: another state.
+    """
     call = f"zero{some(rng, 2 if 'pp' in here.axes else 1, 3)}(dp={some(rng, 1, 3)}, tp=1)"
-    return rng.choice([call, "plain()" if "pp" in here.axes else wholes(rng)])
+    return rng.choice([call, "plain()" if padded or "pp" in here.axes else wholes(rng)])
 
 
 def experts(cuts: str, most: int, tp: int = 1) -> Draw:
