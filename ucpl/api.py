@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.conversion.beside import checked, findings_of, held_weights, side_by_side, told
 from ucpl.conversion.drift import demand_no_drift
@@ -24,6 +24,7 @@ from ucpl.conversion.side import Side
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.staging import with_made
+from ucpl.records import frozen
 
 if TYPE_CHECKING:
     from ucpl.frontends.infer import Inferred

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ucpl.columns import widened
+from ucpl.columns import each, widened
 
 
 @given(
@@ -29,3 +31,10 @@ def test_rows_that_are_wide_enough_are_the_same_array() -> None:
     assert widened(held, 3, 0) is held
     with pytest.raises(ValueError):
         widened(held, 2, 0)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
+def test_each_number_once_in_order(dtype: type[np.integer[Any]]) -> None:
+    for values in ([], [0], [3, 0, 3, 255 % 128, 0], [[2, 1], [1, 2]]):
+        array = np.array(values, dtype=dtype)
+        assert each(array) == np.unique(array).tolist()

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import Literal
 
-from attrs import frozen
-
 from ucpl.columns.table import I64, Bools
+from ucpl.records import frozen
 
 __all__ = ["CHOICE", "COORDINATE", "Block", "Name", "Slot", "is_whole", "name_text", "name_texts"]
 

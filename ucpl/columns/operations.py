@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.columns.strided import Moves, Side
+from ucpl.records import frozen
 
 if TYPE_CHECKING:  # what reads headers alone does not wait for it
     import networkx as nx

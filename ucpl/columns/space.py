@@ -7,9 +7,9 @@ from row to row along another dim. Nothing in the algebra of boxes has to know w
 from __future__ import annotations
 
 import numpy as np
-from attrs import frozen
 
 from ucpl.columns.table import I64
+from ucpl.records import frozen
 
 __all__ = ["Space"]
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import TypeVar
 
 import numpy as np
-from attrs import frozen
 
 from ucpl.columns.numbering import within
 from ucpl.columns.space import Space
 from ucpl.columns.table import I64, Bools, Table, block, column
+from ucpl.records import frozen
 
 __all__ = ["Moves", "Side", "clip", "expanded", "join_runs", "split_rows", "straighten"]
 

@@ -16,10 +16,12 @@ from typing import Any, Self, TypeVar, overload
 
 import attrs
 import numpy as np
-from attrs import field, frozen
+from attrs import field
 from numpy.typing import NDArray
 
-__all__ = ["Bools", "I64", "Table", "block", "column", "widened"]
+from ucpl.records import frozen
+
+__all__ = ["Bools", "I64", "Table", "block", "column", "each", "widened"]
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -34,6 +36,13 @@ def column(dtype: type[S]) -> NDArray[S]: ...
 def column(dtype: type[np.generic] = np.int64) -> object:
     """A column of one value a row: (N,)."""
     return field(metadata={"dtype": np.dtype(dtype)})
+
+
+def each(values: NDArray[S]) -> list[int]:
+    """The numbers that occur, each once, ascending. (NumPy's `unique` imports its masked arrays for that.)"""
+    ordered = np.sort(values, axis=None)
+    out: list[int] = ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))].tolist()
+    return out
 
 
 def block(fill: int) -> I64:

@@ -14,10 +14,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import UcplError
 from ucpl.extents import DTYPES
+from ucpl.records import frozen
 
 if TYPE_CHECKING:
     from ucpl.conversion.planning import Prepared

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
+from ucpl.records import define, frozen
 
 if TYPE_CHECKING:
     from ucpl.conversion.anew import Anew

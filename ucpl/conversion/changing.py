@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.conversion.changes import Changes, Dealt
 from ucpl.conversion.grouping import dealt
@@ -17,6 +17,7 @@ from ucpl.errors import Label, fail
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
 from ucpl.layout.scope import nearest
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.conversion.degrees import (
     ALONE,
@@ -48,6 +48,7 @@ from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import stored_twice
 from ucpl.proofs.unstored import holes, tensors_without_entry, tensors_without_key, unkept_states
 from ucpl.proofs.unused import unused
+from ucpl.records import define, frozen
 from ucpl.syntax import nodes, parse, parse_call, print_file
 from ucpl.texts import read_text, text_at
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice, product
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.layout import Library
 from ucpl.layout.bases import placed
 from ucpl.layout.statements import items_of
+from ucpl.records import define, frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
 

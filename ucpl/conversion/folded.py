@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.columns import I64, Block
 from ucpl.extents import key_text
+from ucpl.records import define, frozen
 from ucpl.regions import Part, Placement
 
 __all__ = ["folded"]

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.errors import Label, fail
+from ucpl.records import frozen
 from ucpl.texts import json_object, read_text
 
 if TYPE_CHECKING:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from attrs import frozen
-
 from ucpl.conversion.changes import Dealt
 from ucpl.errors import Label, fail
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Filling
+from ucpl.records import frozen
 from ucpl.stores.scalars import number_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.conversion.changes import Changes
 from ucpl.conversion.given import Called, Given, called, is_checkpoint, library_of
@@ -16,6 +16,7 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import sides
 from ucpl.conversion.training import rounded
+from ucpl.records import frozen
 
 if TYPE_CHECKING:
     from ucpl.extents import Key

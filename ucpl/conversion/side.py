@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.conversion.given import Called, Given
+from ucpl.records import frozen
 
 if TYPE_CHECKING:
     from ucpl.conversion.changes import Changes

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES
+from ucpl.records import frozen
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Called, Given, Inherited

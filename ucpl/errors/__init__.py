@@ -10,7 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from attrs import field, frozen
+from attrs import field
+
+from ucpl.records import frozen
 
 __all__ = ["CodeEntry", "Diagnostic", "Exit", "Label", "UcplError", "catalogue", "fail"]
 

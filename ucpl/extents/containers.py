@@ -11,7 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
+
+from ucpl.records import frozen
 
 __all__ = ["Beside", "Container", "Fate", "Holding", "Kind", "Rule"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
+
+from ucpl.records import frozen
 
 
 @frozen

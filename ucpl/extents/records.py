@@ -5,7 +5,9 @@ Not here: reading or writing (stores), and what a tensor means (layout).
 
 from __future__ import annotations
 
-from attrs import field, frozen, mutable
+from attrs import field
+
+from ucpl.records import frozen, mutable
 
 Step = str | int
 Key = tuple[Step, ...]  # steps into nested dicts and lists: ("module", "wte.weight"), ("fp32_flat_groups", 0)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.columns import I64, Block
 from ucpl.extents.structure import StoredTensor
+from ucpl.records import frozen
 
 __all__ = ["Shelf", "Shelves"]
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.extents.records import Key
 from ucpl.extents.sharding import Sharding
+from ucpl.records import frozen
 
 Plain = int | str | bool | float | None
 PadKind = Literal["zero", "live", "undefined"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TypeVar
 
-from attrs import AttrsInstance, evolve, frozen
+from attrs import AttrsInstance, evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents.experts import Expert, Experts, expert_file
@@ -15,6 +15,7 @@ from ucpl.frontends.parallel import Base, Cuts, Extended, Note, extended, patter
 from ucpl.frontends.stages import arguments, stage_of, with_argument
 from ucpl.layout.expand import items_of
 from ucpl.layout.scope import Scope
+from ucpl.records import frozen
 from ucpl.regions.sharding import TP
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import inside, rewritten

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
 from ucpl.frontends.blocks import scalings_of
 from ucpl.frontends.packed import packed_notes
 from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
+from ucpl.records import frozen
 from ucpl.regions import Placement, locate
 from ucpl.regions.flats import Stated
 from ucpl.regions.sharding import TP

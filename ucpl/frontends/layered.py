@@ -9,13 +9,14 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents.pipeline import METHODS, Layer, Pipeline
 from ucpl.frontends.parallel import Base, Note
 from ucpl.frontends.stages import LAYERS, STAGES, arguments, is_dealt
 from ucpl.layout.scope import Scope
+from ucpl.records import frozen
 
 if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint

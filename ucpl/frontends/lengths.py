@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from math import prod
 
-from attrs import frozen
-
 from ucpl.errors import UcplError
 from ucpl.layout.scope import Scope
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
 

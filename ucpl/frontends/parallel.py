@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
 from ucpl.layout import Library
 from ucpl.layout.expand import wildcards_of
 from ucpl.layout.scope import Config, Scope, Value
+from ucpl.records import frozen
 from ucpl.regions.sharding import TP
 from ucpl.syntax import nodes, parse, print_file
 from ucpl.syntax.printer import print_axis

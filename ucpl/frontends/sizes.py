@@ -12,13 +12,14 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 
-from attrs import define, evolve, field
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.frontends.lengths import length_of, ways_of
 from ucpl.layout import Library
 from ucpl.layout.bases import called_model, placed
 from ucpl.layout.scope import Scope, Value, at
+from ucpl.records import define
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
 from ucpl.frontends.parallel import Base, Note, chunked
 from ucpl.layout.expand import items_of
 from ucpl.layout.scope import Scope
+from ucpl.records import frozen
 from ucpl.regions.sharding import TP
 from ucpl.syntax import nodes
 

@@ -11,9 +11,9 @@ from functools import cached_property
 
 import networkx as nx
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
-from ucpl.columns import I64, distinct
+from ucpl.columns import I64, distinct, each
 from ucpl.columns.operations import Fill, Read, Write
 from ucpl.errors import Label, fail
 from ucpl.extents import Key
@@ -32,6 +32,7 @@ from ucpl.graph.side import Side, spaced
 from ucpl.layout.by_index import of_sizes
 from ucpl.layout.scales import scales_of
 from ucpl.layout.scope import at
+from ucpl.records import define, frozen
 from ucpl.regions import POLICIES, Part, Placement
 
 __all__ = ["build"]
@@ -338,7 +339,7 @@ class _Drawing:
                 yield kind, over, boxes
                 continue
             of_row = np.array(stored, dtype=np.int64)[boxes.tensor]
-            for n in np.unique(of_row).tolist():
+            for n in each(of_row):
                 yield kind, over, boxes.take(of_row == n)
 
     @staticmethod

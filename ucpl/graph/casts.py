@@ -5,16 +5,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-import numpy as np
-from attrs import define, evolve
+from attrs import evolve
 
-from ucpl.columns import distinct, expanded
+from ucpl.columns import distinct, each, expanded
 from ucpl.columns.operations import Fill, Node, Read, Write
 from ucpl.errors import Label, fail
 from ucpl.extents import AS_U8, StoredTensor, bits_of, holds
 from ucpl.graph.graph import Graph, Joined, Joint
 from ucpl.graph.kept_bits import demand_bits, demand_one_order
 from ucpl.layout.scope import at
+from ucpl.records import define
 
 __all__ = ["settle"]
 
@@ -137,7 +137,7 @@ class _Settler:
 
     def product(self, joint: Joint, moves: Joined) -> None:
         """Scales are floating numbers. E305, E317."""
-        for s in np.unique(moves.source_part).tolist():
+        for s in each(moves.source_part):
             read = self.graph.reads[s]
             scale = self.graph.sources[read.first]
             for dtype in {self.sources.get(home) for home in range(read.first, read.last)}:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import NoReturn, Protocol
 
 import numpy as np
-from attrs import frozen
 
 from ucpl.columns import I64, Bools
 from ucpl.graph.rows import Rows
+from ucpl.records import frozen
 from ucpl.regions.boxes import overlaps, subtract
 from ucpl.regions.placement import LOOSE, POLICIES
 

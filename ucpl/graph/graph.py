@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import cached_property
 
 import networkx as nx
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.columns import I64, Moves, Space
 from ucpl.columns.operations import Digits, Flow, Node, Read, Write, flows, net_text
 from ucpl.columns.table import column
 from ucpl.extents import Shelves
 from ucpl.graph.rows import Rows
+from ucpl.records import frozen
 from ucpl.regions import Placement
 
 __all__ = ["Drawn", "Graph", "Joined", "Joint", "Kept", "Kin", "Lanes", "Taken"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.columns import I64, Moves, join_runs, straighten
 from ucpl.columns import Side as Boxes
@@ -23,6 +23,7 @@ from ucpl.layout.by_index import whole_name
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Filling, LogicalTensor
 from ucpl.layout.scope import at
+from ucpl.records import define, frozen
 from ucpl.regions import Placement, element_name
 from ucpl.regions.boxes import overlaps, subtract
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 
-from ucpl.columns import I64, Bools, distinct
+from ucpl.columns import I64, Bools, distinct, each
 from ucpl.columns.blocks import Block
 from ucpl.layout import LogicalTensor
 from ucpl.layout.by_index import whole_dim
+from ucpl.records import frozen
 from ucpl.regions import Homes, Part, Pieces, Placement
 from ucpl.regions.boxes import subtract
 
@@ -123,7 +124,7 @@ def _counted(placement: Placement, live: Pieces) -> dict[Dim, Rows]:
 
 def _by_dim(placement: Placement, live: Pieces) -> Iterable[tuple[str, int, I64]]:
     """Rows of a table by tensor and by the dim behind whose end they lie."""
-    for t in np.unique(live.tensor).tolist():
+    for t in each(live.tensor):
         path = placement.tensors[t]
         mine = np.flatnonzero(live.tensor == t)
         for dim, count in enumerate(placement.layout.tensors[path].counts):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from attrs import frozen
 
 from ucpl.columns import I64, Space, Table, block, column
+from ucpl.records import frozen
 from ucpl.regions import Part
 
 __all__ = ["Rows", "rows_of"]

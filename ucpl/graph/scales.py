@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from ucpl.columns import I64, Bools
+from ucpl.columns import I64, Bools, each
 from ucpl.errors import Label, fail
 from ucpl.graph.copies import Chosen
 from ucpl.graph.graph import Joined
@@ -50,7 +50,7 @@ def blockwise(placement: Placement, scales: Chosen, kept: Rows) -> Joined:
         )
     kinds: dict[Scaling, list[int]] = {}
     owner = np.full(max(1, len(common)), -1, dtype=np.int64)
-    for number in np.unique(scales.primary.tensor).tolist():
+    for number in each(scales.primary.tensor):
         scaling = tensors[placement.tensors[number]].scaling
         assert scaling is not None
         owner[number] = common[scaling.of]

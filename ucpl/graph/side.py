@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
-from attrs import define, field
+from attrs import field
 
-from ucpl.columns import I64, Bools, Space, split_rows
+from ucpl.columns import I64, Bools, Space, each, split_rows
 from ucpl.errors import Label, fail
 from ucpl.extents import AS_U8, Key, Shelf, Shelves
 from ucpl.graph.rows import Rows
 from ucpl.layout import Layout
 from ucpl.layout.scope import at
+from ucpl.records import define
 from ucpl.regions import POLICIES, Home, Part, Placement, element_name
 
 __all__ = ["DtypeOf", "Side", "spaced"]
@@ -68,7 +69,7 @@ class Side:
         """Of each row, what tells declared copies apart: boxes of one part with equal ones must not overlap."""
         out = np.zeros(len(rows), dtype=np.int64)
         home = self.space.home(rows.offset)
-        for n in np.unique(rows.part).tolist():
+        for n in each(rows.part):
             mine = rows.part == n
             out[mine] = self.placement.parts[n].homes.replica(home[mine] - self.first[n])
         return out

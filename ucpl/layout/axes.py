@@ -9,7 +9,9 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from math import prod
 from typing import Literal, assert_never
 
-from attrs import evolve, frozen
+from attrs import evolve
+
+from ucpl.records import frozen
 
 PadKind = Literal["zero", "live", "undefined"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from attrs import frozen
-
 from ucpl.errors import Label, fail
 from ucpl.layout.library import Known, Library
 from ucpl.layout.overlay import each_state, overlay, without_gone
 from ucpl.layout.scope import Value, at, literal, nearest
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 
 __all__ = ["called_model", "own_parameters", "placed", "statements_of"]

@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.errors import fail
 from ucpl.layout.axes import stands_for
 from ucpl.layout.indices import chosen
 from ucpl.layout.scope import Scope, at
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import inside, rewritten, walk
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from attrs import frozen
-
 from ucpl.errors import fail
 from ucpl.layout.layout import Policy
 from ucpl.layout.scope import at, nearest
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 
 __all__ = ["Copies", "copies_of"]

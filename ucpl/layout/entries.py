@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from typing import NoReturn
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
@@ -20,6 +20,7 @@ from ucpl.layout.remedies import for_dim
 from ucpl.layout.scales import scaled
 from ucpl.layout.scope import NUMBER_LIMIT, Scope, at, nearest
 from ucpl.layout.storing import Ground, is_there, said_clauses
+from ucpl.records import define, frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import inside, walk
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import NoReturn
 
-from attrs import define
-
 from ucpl.errors import fail
 from ucpl.layout.by_index import of_sizes, whole_dim
 from ucpl.layout.globs import literals, matches
@@ -16,6 +14,7 @@ from ucpl.layout.indices import chosen, compact, runs_in
 from ucpl.layout.layout import Box, Filling, LogicalState, LogicalTensor
 from ucpl.layout.models import ModelGroups, unknown_tensor
 from ucpl.layout.scope import Scope, at, nearest
+from ucpl.records import define
 from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.printer import print_item
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from attrs import define, field
+from attrs import field
+
+from ucpl.records import define
 
 __all__ = ["Globs", "is_called", "literals", "matches"]
 

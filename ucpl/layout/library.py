@@ -10,10 +10,11 @@ from collections.abc import Callable
 from functools import cache
 from posixpath import dirname, join
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.layout.scope import at, nearest
+from ucpl.records import define, frozen
 from ucpl.resources import spec_files, spec_text
 from ucpl.syntax import nodes, parse
 

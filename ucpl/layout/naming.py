@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NoReturn
 
-from attrs import frozen
-
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import Entry, Group, LogicalTensor, States
 from ucpl.layout.scope import Scope, at
 from ucpl.layout.templates import PLACE_WORDS, template
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 
 __all__ = ["Naming", "naming_of"]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.layout.templates import PLACE_WORDS
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import inside, rewritten
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import cast
 
-from attrs import define, field
+from attrs import field
 
 from ucpl.errors import UcplError, fail
 from ucpl.layout.arithmetic import NUMBER_LIMIT, Value, at, bounded, evaluated, integer
 from ucpl.layout.near import for_name, nearest
+from ucpl.records import define
 from ucpl.syntax import nodes
 from ucpl.texts import Json
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import fail
 from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
@@ -28,6 +28,7 @@ from ucpl.layout.within import (
     numbers_within,
     on_these_ranks,
 )
+from ucpl.records import define, frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.limits import STATEMENTS_MAX
 

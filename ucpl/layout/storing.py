@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attrs import define
-
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.copies import copies_of
@@ -21,6 +19,7 @@ from ucpl.layout.near import for_axis
 from ucpl.layout.patterns import axes_closed, demand_flat, demand_no_flat, dims_in
 from ucpl.layout.scope import Scope, Value, at, nearest
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
+from ucpl.records import define
 from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
 

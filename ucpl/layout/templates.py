@@ -17,11 +17,12 @@ from functools import cached_property
 from typing import NoReturn
 
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import UcplError, fail
 from ucpl.layout.arithmetic import Operand, Value, at, evaluated
 from ucpl.layout.scope import Scope, literal, nearest
+from ucpl.records import frozen
 from ucpl.syntax import nodes, parse_expr, print_expr
 from ucpl.syntax.quoting import HOLE
 from ucpl.syntax.walk import rewritten

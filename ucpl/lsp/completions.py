@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from attrs import frozen
-
 from ucpl.lsp.context import Context, hole_at, wanted
 from ucpl.lsp.definitions import Definition, definitions_of
 from ucpl.lsp.files import Texts, shipped_blocks
 from ucpl.lsp.names import Known, Place, blocks_known, find_block, model_of, visible
 from ucpl.lsp.outline import BLOCKS, Block, continuing_words
 from ucpl.lsp.words import FUNCTIONS, TEMPLATE_NAMES, WORDS
+from ucpl.records import frozen
 from ucpl.resources import spec_files
 from ucpl.syntax.quoting import is_dotted, quote
 

@@ -6,12 +6,13 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.lsp.files import Texts
 from ucpl.lsp.names import Place
 from ucpl.lsp.outline import BLOCKS, Block, Outline, Statement
 from ucpl.lsp.tokens import Token
+from ucpl.records import frozen
 
 __all__ = ["NUMBERS", "Context", "context_at", "hole_at", "wanted"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from attrs import frozen
-
 from ucpl.lsp.outline import BLOCKS, Block, Outline, Statement
 from ucpl.lsp.tokens import Token
+from ucpl.records import frozen
 
 __all__ = ["Definition", "definitions_of", "split_at_commas"]
 

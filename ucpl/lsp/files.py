@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from functools import cache
 
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.lsp.outline import Block, Outline, outline
+from ucpl.records import define, frozen
 from ucpl.resources import spec_files
 from ucpl.texts import Json, json_object, text_at
 

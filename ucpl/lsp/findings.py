@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 
-from attrs import frozen
-
 from ucpl.errors import Diagnostic, Label
 from ucpl.lsp.files import Texts, shipped_path
 from ucpl.lsp.mending import faults
 from ucpl.lsp.outline import Outline
+from ucpl.records import frozen
 
 __all__ = ["Finding", "Related", "findings"]
 

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from math import prod
 
-from attrs import frozen
-
 from ucpl.lsp.context import Context
 from ucpl.lsp.files import Config, Texts
 from ucpl.lsp.names import Known, Place, model_of
@@ -15,6 +13,7 @@ from ucpl.lsp.outline import Statement
 from ucpl.lsp.sizes import Held, Sizes
 from ucpl.lsp.targets import meant
 from ucpl.lsp.words import FUNCTIONS, WORDS
+from ucpl.records import frozen
 
 __all__ = ["Hover", "hover"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.lsp.outline import BLOCKS, Block, Outline, Statement
+from ucpl.records import frozen
 from ucpl.syntax import parse
 
 __all__ = ["faults", "mended"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.lsp.definitions import Definition, definitions_of
 from ucpl.lsp.files import Texts, shipped_blocks
 from ucpl.lsp.outline import BLOCKS, Block, Outline
+from ucpl.records import frozen
 
 __all__ = ["Known", "Place", "blocks_known", "chain_of", "find_block", "visible"]
 

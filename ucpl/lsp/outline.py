@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.lsp.tokens import Lines, Token, tokens
+from ucpl.records import define, frozen
 from ucpl.resources import grammar_text
 from ucpl.syntax.words import LAYOUT_WORDS, MODEL_WORDS
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.lsp.completions import Completion, completions
@@ -19,6 +19,7 @@ from ucpl.lsp.sizes import Sizes, sizes_of
 from ucpl.lsp.symbols import Symbol, symbols
 from ucpl.lsp.targets import Target, targets
 from ucpl.lsp.tokens import Lines
+from ucpl.records import define, frozen
 
 __all__ = ["Edit", "Service"]
 

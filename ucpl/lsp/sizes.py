@@ -9,11 +9,12 @@ from contextlib import AbstractContextManager
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.lsp.files import Config, Texts
 from ucpl.lsp.mending import mended
+from ucpl.records import define, frozen
 from ucpl.syntax import nodes
 
 if TYPE_CHECKING:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from attrs import frozen
-
 from ucpl.lsp.definitions import Definition, definitions_of
 from ucpl.lsp.outline import Block, Outline
+from ucpl.records import frozen
 
 __all__ = ["Symbol", "symbols"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from attrs import frozen
-
 from ucpl.lsp.context import Context, name_in_hole, wanted
 from ucpl.lsp.definitions import definitions_of
 from ucpl.lsp.files import Texts
 from ucpl.lsp.names import Known, Place, find_block, visible
+from ucpl.records import frozen
 
 __all__ = ["Target", "meant", "targets"]
 

@@ -6,9 +6,8 @@ import re
 from bisect import bisect_right
 from typing import Literal
 
-from attrs import frozen
-
 from ucpl.errors import UcplError
+from ucpl.records import frozen
 from ucpl.syntax.quoting import unquote
 from ucpl.syntax.source import Source
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.columns.operations import Fill, Flow, Lane
 from ucpl.extents import Shelves
 from ucpl.graph import Graph
+from ucpl.records import frozen
 from ucpl.regions import Part, Placement
 
 __all__ = ["Stand", "followers", "placed"]

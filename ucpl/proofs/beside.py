@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.graph import build
 from ucpl.graph.side import DtypeOf
@@ -15,6 +15,7 @@ from ucpl.layout import Derivation
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.compare import reachable, stored_dtypes
 from ucpl.proofs.where import Pair, counted, element_at, only, pairs_of
+from ucpl.records import define, frozen
 from ucpl.regions import Placement
 from ucpl.runtime.compare import Unequal
 from ucpl.schedule import order

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.graph import build
 from ucpl.graph.side import DtypeOf
@@ -19,6 +19,7 @@ from ucpl.proofs.blobs import held_blobs
 from ucpl.proofs.envelopes import NO_GROUPS, Difference, Unsaid, beside, counted_names
 from ucpl.proofs.rounding import Rounded, hold_rounded, in_two_dtypes, named
 from ucpl.proofs.where import Pair, counted, only, pairs_of
+from ucpl.records import frozen
 from ucpl.regions import Placement
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.extents import Call, Envelope, ParameterGroup
 from ucpl.proofs.values import Beside, apart, value_text
+from ucpl.records import define, frozen
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.scalars import number_of
 

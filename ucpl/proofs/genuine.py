@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.columns import I64, Bools
 from ucpl.errors import Diagnostic, Label, catalogue
@@ -21,6 +21,7 @@ from ucpl.layout.scope import at
 from ucpl.proofs.guesses import Guesses, Stored
 from ucpl.proofs.tiles import Tiles, tiles_of
 from ucpl.proofs.where import element_in
+from ucpl.records import define, frozen
 from ucpl.regions import POLICIES, Part, Placement
 from ucpl.regions.bytes_of_two import is_paired
 from ucpl.runtime.values import first_half, value_text

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import field
 from numpy.typing import NDArray
 
 from ucpl.columns import I64
 from ucpl.extents import DTYPES, Extent, key_text
 from ucpl.proofs.values import Beside
+from ucpl.records import define, frozen
 from ucpl.runtime.values import decode
 from ucpl.stores.checkpoint import Checkpoint
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
+
+from ucpl.records import frozen
 
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]

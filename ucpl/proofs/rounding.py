@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.graph import build
 from ucpl.graph.casts import EXACT
@@ -18,6 +18,7 @@ from ucpl.layout.layout import Derivation
 from ucpl.proofs.against import hold_against, measure_against
 from ucpl.proofs.envelopes import Difference
 from ucpl.proofs.where import counted, element_at, only, pairs_of
+from ucpl.records import define, frozen
 from ucpl.regions import POLICIES, Placement
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.measuring import Measured

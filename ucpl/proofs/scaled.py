@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from ucpl.columns import each
 from ucpl.columns.operations import Flow
 from ucpl.errors import Label, fail
 from ucpl.proofs.joins import I64, Boxes, Mask, Pieces, box_of, first_left, pairs_in
@@ -27,7 +28,7 @@ def scales_among(told: Told) -> Mask:
     out = np.zeros(max(1, len(told.graph.target.tensors)), dtype=bool)
     for flow in _flows(told):
         tensors, names = told.graph.target.layout.tensors, told.graph.target.tensors
-        scales = (tensors[names[t]].scale for t in np.unique(flow.moves.tensor).tolist())
+        scales = (tensors[names[t]].scale for t in each(flow.moves.tensor))
         out[[told.number[s] for s in scales if s is not None]] = True
     return out
 

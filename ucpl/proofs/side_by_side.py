@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from attrs import frozen
-
 from ucpl.layout import Entry, Layout
 from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_name
+from ucpl.records import frozen
 
 __all__ = ["Twins", "side_by_side", "twins_text"]
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-from attrs import field, frozen
+from attrs import field
 from numpy.typing import NDArray
 
 from ucpl.extents import DTYPES, Extent
+from ucpl.records import frozen
 from ucpl.runtime.reading import RUN_MIN, Reader
 from ucpl.runtime.sources import SourceFiles
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 import numpy as np
-from attrs import frozen
 
+from ucpl.columns import each
 from ucpl.errors import Label, fail
 from ucpl.proofs.joins import (
     I64,
@@ -28,6 +28,7 @@ from ucpl.proofs.joins import (
 )
 from ucpl.proofs.moved import AT_ONCE
 from ucpl.proofs.told import Told
+from ucpl.records import frozen
 from ucpl.regions import POLICIES
 
 __all__ = ["APART", "Brought", "brought", "demand_parts", "places"]
@@ -90,7 +91,7 @@ def places(found: Brought, k: int) -> Boxes:
         return once
     crossed = np.isin(once.piece, once.piece[i])  # boxes of two sources that are divided in two ways
     tables = [once.take(~crossed)]
-    for piece in np.unique(once.piece[crossed]).tolist():
+    for piece in each(once.piece[crossed]):
         mine = once.take(once.piece == piece)
         rest = [left_of(mine.low[n], mine.high[n], mine.low[:n], mine.high[:n]) for n in range(len(mine))]
         low, high = (np.array([box[end] for some in rest for box in some]).reshape(-1, k) for end in (0, 1))

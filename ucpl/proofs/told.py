@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ucpl.columns import each
 from ucpl.extents import Shelves, key_text
 from ucpl.graph import Graph
 from ucpl.proofs.alike import followers, placed
@@ -15,7 +16,7 @@ __all__ = ["Told"]
 
 def _ranks(part: Part, homes: I64) -> I64:
     """Of each stored tensor of a part, the first rank that holds it."""
-    known = {home: part.homes.home(home).rank for home in np.unique(homes).tolist()}
+    known = {home: part.homes.home(home).rank for home in each(homes)}
     return np.array([known[home] for home in homes.tolist()], dtype=np.int64)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from attrs import frozen
 
-from ucpl.columns import distinct
+from ucpl.columns import distinct, each
 from ucpl.layout import Layout
 from ucpl.layout.by_index import whole_name
+from ucpl.records import frozen
 from ucpl.regions import Pieces, Placement, element_name
 from ucpl.regions.boxes import subtract
 
@@ -70,7 +70,7 @@ def holes(placement: Placement) -> Iterator[Hole]:
         boxes = boxes.take((boxes.volume > 0).nonzero()[0])
         boxes = boxes.take(distinct([boxes.tensor, *boxes.low.T, *boxes.high.T]))
         held = np.bincount(boxes.tensor, weights=boxes.volume, minlength=len(placement.tensors))
-        for number in np.unique(boxes.tensor).tolist():
+        for number in each(boxes.tensor):
             path = placement.tensors[number]
             if held[number] != placement.layout.tensors[path].numel:
                 yield from _hole(placement, state, path, boxes.take(boxes.tensor == number))

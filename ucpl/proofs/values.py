@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.extents import DTYPES, Call, Extent, Global, Scalar, TensorRef, TorchDType
+from ucpl.records import frozen
 from ucpl.stores.carrying import Place, by_place, origin_of
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.scalars import number_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from attrs import frozen
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.graph import build
@@ -23,6 +22,7 @@ from ucpl.proofs.witnesses import (
     stated_orders,
     transformers_class,
 )
+from ucpl.records import frozen
 from ucpl.regions import Placement
 from ucpl.runtime.evidence import check_padding
 from ucpl.runtime.verify import Verified, verify_files

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.columns import I64
 from ucpl.errors import Diagnostic, Label, catalogue
 from ucpl.extents import key_text
+from ucpl.records import define, frozen
 from ucpl.regions import Part, Pieces, Placement
 from ucpl.regions.boxes import subtract
 from ucpl.regions.placement import LOOSE, POLICIES, element_name

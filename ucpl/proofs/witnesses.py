@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 from numpy.typing import NDArray
 
+from ucpl.columns import each
 from ucpl.errors import UcplError
 from ucpl.graph import build
 from ucpl.layout import Derivation, Library, resolve
@@ -26,6 +27,7 @@ from ucpl.layout import load as library_of
 from ucpl.proofs import fit
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.where import counted, only, pairs_of
+from ucpl.records import frozen
 from ucpl.regions import Placement, locate
 from ucpl.runtime.execute import execute
 from ucpl.schedule import order
@@ -162,7 +164,7 @@ def _lies(placement: Placement, path: str, state: str) -> list[tuple[bool, tuple
     found = []
     for part in placement.parts:
         if part.state == state:
-            homes = np.unique(part.pieces.home[part.pieces.tensor == number]).tolist()
+            homes = each(part.pieces.home[part.pieces.tensor == number])
             found += [(part.label in placement.tensors, part.homes[h].shape) for h in homes]
     return sorted(found)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from attrs import define, evolve, frozen
+from attrs import evolve
 
 from ucpl.layout import axes as ax
+from ucpl.records import define, frozen
 
 Digit = tuple[str, int, int, int]  # (name, low, high, stride in elements)
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.columns import I64, distinct
 from ucpl.columns.blocks import CHOICE, COORDINATE, Block, Slot
 from ucpl.extents import Key
+from ucpl.records import define, frozen
 from ucpl.regions.homes import Homes
 from ucpl.syntax.nodes import NOWHERE, Span
 

@@ -8,7 +8,7 @@ from math import prod
 from typing import TypeVar
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import field
 from numpy.typing import NDArray
 
 from ucpl.errors import Label, fail
@@ -17,6 +17,7 @@ from ucpl.layout import axes as ax
 from ucpl.layout.indices import Indices, before, places_of
 from ucpl.layout.remedies import for_cut
 from ucpl.layout.scope import at
+from ucpl.records import define, frozen
 from ucpl.regions.cells import (
     Cells,
     Concat,

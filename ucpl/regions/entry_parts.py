@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.columns import I64, Block, Bools
 from ucpl.errors import fail
@@ -14,6 +14,7 @@ from ucpl.layout import FileRule, States, Storing
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Template, nested
+from ucpl.records import define, frozen
 from ucpl.regions import flats as fl
 from ucpl.regions.claims import Holder, Place, Spot
 from ucpl.regions.entries import Choices, EntryPlacer, Local

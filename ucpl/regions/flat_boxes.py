@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import frozen
 
-from ucpl.columns import I64, clip, numbered, within
+from ucpl.columns import I64, clip, each, numbered, within
 from ucpl.layout import Storing
 from ucpl.layout.axes import partly_cut
+from ucpl.records import frozen
 from ucpl.regions import flats as fl
 from ucpl.regions.entries import EntryPlacer
 from ucpl.regions.placement import Pieces
@@ -120,7 +120,7 @@ class FlatBoxes:
         """Boxes of all members of a flat in their order, and how many each has."""
         tables, owner = [], []
         count = np.zeros(len(members), dtype=np.int64)
-        for e in np.unique(members.entry).tolist():
+        for e in each(members.entry):
             which = np.flatnonzero(members.entry == e)
             placer, local = self.site.placers[e], body.locals[e]
             rows = len(local.offset)

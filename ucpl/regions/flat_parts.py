@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
-from ucpl.columns import I64, Bools
+from ucpl.columns import I64, Bools, each
 from ucpl.columns.blocks import Block, name_texts
 from ucpl.errors import fail
 from ucpl.extents import Flat
@@ -16,6 +16,7 @@ from ucpl.layout import FileRule, Group, States
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Template
+from ucpl.records import define, frozen
 from ucpl.regions import flats as fl
 from ucpl.regions.cells import CutError
 from ucpl.regions.claims import Holder, Spot
@@ -228,7 +229,7 @@ class FlatParts:
 
     def tell(self, members: fl.Members, body: fl.Body) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Names and local shapes. Ranks whose members are called and shaped alike share one tuple."""
-        entries = np.unique(members.entry).tolist()
+        entries = each(members.entry)
         memo = (
             members.entry.tobytes(),
             members.choice.tobytes(),

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
-from ucpl.columns import I64, Bools, Table, column, within
+from ucpl.columns import I64, Bools, Table, column, each, within
 from ucpl.errors import Label, fail
 from ucpl.extents import Flat
 from ucpl.layout import Group, Layout, States
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
+from ucpl.records import frozen
 from ucpl.regions.cells import Cells, Concat, CutError, Labelled, Padding, Range, build, padding_of, pieces_of
 from ucpl.regions.entries import Choices, EntryPlacer, Local
 
@@ -51,10 +52,10 @@ class Body:
         return [self.names[e][c] for e, c in zip(members.entry.tolist(), members.choice.tolist(), strict=True)]
 
     def is_undefined(self, members: Members) -> bool:
-        return any(self.locals[e].undefined for e in np.unique(members.entry).tolist())
+        return any(self.locals[e].undefined for e in each(members.entry))
 
     def is_live(self, members: Members) -> bool:
-        return any(self.locals[e].live for e in np.unique(members.entry).tolist())
+        return any(self.locals[e].live for e in each(members.entry))
 
 
 @frozen(eq=False)

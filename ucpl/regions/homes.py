@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
-from attrs import frozen
 
 from ucpl.columns import I64, Block
 from ucpl.extents import Key
 from ucpl.extents.structure import PadKind
+from ucpl.records import frozen
 
 __all__ = ["Home", "Homes", "home_of"]
 

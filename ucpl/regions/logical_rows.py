@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from itertools import product
 
-from attrs import frozen
-
 from ucpl.errors import fail
 from ucpl.layout import Entry, Layout, LogicalTensor
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
+from ucpl.records import frozen
 from ucpl.regions.cells import Piece, behind
 
 __all__ = ["LogicalRows", "Row"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.columns import I64
 from ucpl.columns.blocks import CHOICE, COORDINATE, Name, Slot
 from ucpl.layout.templates import Hole, Template, key_steps, render
+from ucpl.records import define, frozen
 
 __all__ = ["MixedError", "Namer", "Variables"]
 

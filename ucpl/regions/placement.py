@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-from attrs import field, frozen
+from attrs import field
 
-from ucpl.columns import I64, Table, block, column, split_rows
+from ucpl.columns import I64, Table, block, column, each, split_rows
 from ucpl.columns.operations import Digits
 from ucpl.extents import Flat, Key, key_text
 from ucpl.layout import BlobRule, Layout
 from ucpl.layout.by_index import whole_dim, whole_name
+from ucpl.records import frozen
 from ucpl.regions.homes import Home, Homes
 from ucpl.syntax.nodes import NOWHERE, Span
 
@@ -104,7 +105,7 @@ class Part:
     @cached_property
     def tensors(self) -> tuple[int, ...]:
         """Which tensors have elements here, by their numbers."""
-        return tuple(np.unique(self.folded.tensor).tolist())
+        return tuple(each(self.folded.tensor))
 
 
 @frozen

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from attrs import frozen
 
 from ucpl.columns import I64
+from ucpl.records import frozen
 
 __all__ = ["Run", "runs_of"]
 

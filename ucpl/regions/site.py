@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-from attrs import frozen
 
 from ucpl.columns import I64
 from ucpl.layout import FileRule, Group, Layout, States, Storing
@@ -13,6 +12,7 @@ from ucpl.layout.axes import partly_cut
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Policy
 from ucpl.layout.templates import Template
+from ucpl.records import frozen
 from ucpl.regions.claims import Claims
 from ucpl.regions.entries import Choices, EntryPlacer, Indexed, Kin, Local
 from ucpl.regions.names import Namer

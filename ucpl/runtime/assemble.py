@@ -15,12 +15,14 @@ from operator import itemgetter
 from typing import Any, NoReturn
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 from numpy.typing import NDArray
 
+from ucpl.columns import each
 from ucpl.columns.operations import Check, Derive, Fill, Merge, Node, Reduce, Scale
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
+from ucpl.records import frozen
 from ucpl.runtime.boxes import Box, clip
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.fills import Fills
@@ -132,8 +134,8 @@ class Assembler:
         So do the sources of one mean, which are of several nodes where they are stored in different ways.
         """
         rules, filled = self.rows.rule[within.start : within.stop], self.fills.node[fills.start : fills.stop]
-        steps = [(self.rows.order[n], self.rows.rules[n].node, n) for n in np.unique(rules).tolist()]
-        steps += [(self.fills.order[n], self.fills.nodes[n], n) for n in np.unique(filled).tolist()]
+        steps = [(self.rows.order[n], self.rows.rules[n].node, n) for n in each(rules)]
+        steps += [(self.fills.order[n], self.fills.nodes[n], n) for n in each(filled)]
         steps.sort(key=itemgetter(0))
         for (handler, _), group in groupby(steps, lambda step: _work(step[1])):
             numbers = [n for _, _, n in group]

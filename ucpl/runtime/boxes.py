@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from attrs import frozen
+from ucpl.records import frozen
 
 __all__ = ["Box", "clip", "compose"]
 

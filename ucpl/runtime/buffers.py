@@ -11,10 +11,10 @@ import mmap
 import threading
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.errors import Label, fail
+from ucpl.records import frozen
 
 __all__ = ["MEMORY_MIN", "TILE_MAX", "Budget", "Share", "Workspace", "share_of"]
 

@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.columns import Side
 from ucpl.columns.operations import Check
 from ucpl.extents import PAIRED, key_text
+from ucpl.records import frozen
 from ucpl.runtime.assemble import Assembler, Difference
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report

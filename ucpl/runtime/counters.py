@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from attrs import define, field, frozen
+from attrs import field
+
+from ucpl.records import define, frozen
 
 __all__ = ["Counters", "Report", "Unverified"]
 

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from attrs import define, field
+from attrs import field
+
+from ucpl.records import define
 
 __all__ = ["EVERY", "Queue", "Work", "run_crew"]
 

@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.columns import I64, within
@@ -18,6 +17,7 @@ from ucpl.digests import crc32
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.extents import key_text
+from ucpl.records import frozen
 from ucpl.runtime.buffers import U8, Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Unverified
 from ucpl.runtime.crc import overlay

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import StoredTensor, in_file
+from ucpl.records import frozen
 from ucpl.runtime import earlier
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.buffers import Budget, Workspace, share_of

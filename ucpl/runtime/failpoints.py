@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 
-from attrs import define
+from ucpl.records import define
 
 __all__ = ["failpoint", "set_failpoints"]
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from math import prod
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.columns import Moves, Side, expanded
 from ucpl.columns.operations import Check, Fill, Node, Reduce, Scale
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
+from ucpl.records import frozen
 from ucpl.runtime.boxes import Box
 from ucpl.runtime.rows import Place, Rows, demand_within
 from ucpl.schedule import Bound

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from attrs import field, frozen
+from attrs import field
 from numpy.typing import NDArray
 
 from ucpl.digests import crc32
+from ucpl.records import frozen
 from ucpl.runtime.disk import disk, make_file, read_regular, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.reading import Fragments

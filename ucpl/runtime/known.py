@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
+from ucpl.records import frozen
 from ucpl.runtime.journal import DoneTile, Past
 from ucpl.runtime.tiles import Tiles
 

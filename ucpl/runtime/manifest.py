@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
 import ucpl
 from ucpl.digests import crc32
 from ucpl.extents import key_text
+from ucpl.records import frozen
 from ucpl.runtime.crc import combine, combine_groups
 from ucpl.runtime.disk import read_regular
 from ucpl.runtime.targets import TargetPlan

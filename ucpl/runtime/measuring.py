@@ -10,9 +10,10 @@ import threading
 from typing import Any
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import field
 from numpy.typing import NDArray
 
+from ucpl.records import define, frozen
 from ucpl.runtime.assemble import Assembler, Assembly, Difference, blocks
 from ucpl.runtime.boxes import clip
 from ucpl.runtime.reading import strided

@@ -12,10 +12,12 @@ import time
 
 import numpy as np
 import xxhash
-from attrs import define, field, frozen
+from attrs import field
 
+from ucpl.columns import each
 from ucpl.digests import crc32
 from ucpl.errors import UcplError
+from ucpl.records import define, frozen
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.crew import Queue, run_crew
@@ -142,7 +144,7 @@ class Mover:
             return error
         rows, places = self.assembler.rows, self.assembler.sources
         within = rows.within(tile.target, tile.low, tile.high)
-        used = np.unique(rows.source[within.start : within.stop]).tolist()
+        used = each(rows.source[within.start : within.stop])
         how = Inspection(self.sources, space.tile, self.plane.counters)
         found = damage_of(members_of((places[s] for s in used), self.sources), how)
         return UcplError(*found) if found else error

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from attrs import frozen
-
+from ucpl.records import frozen
 from ucpl.runtime.buffers import Budget, Share
 from ucpl.runtime.counters import Counters
 

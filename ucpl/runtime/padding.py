@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.columns import uncovered
 from ucpl.extents import Extent, StoredTensor
+from ucpl.records import frozen
 from ucpl.runtime.rows import Place, Rows
 from ucpl.runtime.sources import SourceFiles
 

@@ -12,9 +12,8 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from attrs import frozen
-
 from ucpl.errors import Label, fail
+from ucpl.records import frozen
 from ucpl.runtime.disk import disk, sync_folder
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import Journal

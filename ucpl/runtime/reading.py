@@ -15,10 +15,11 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 from numpy.typing import NDArray
 
 from ucpl.digests import crc32
+from ucpl.records import frozen
 from ucpl.runtime.crc import crc_of_comb
 from ucpl.runtime.sources import SourceFiles
 

@@ -11,7 +11,6 @@ from math import prod
 from typing import Literal
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.columns import widened
@@ -19,6 +18,7 @@ from ucpl.columns.operations import Derive, Merge, Node, Reduce, Scale
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import DTYPES, STORED, Extent, Key, StoredTensor, bits_of, in_file, key_text
+from ucpl.records import frozen
 from ucpl.runtime.boxes import Box, compose
 from ucpl.schedule import Bound, Runs
 

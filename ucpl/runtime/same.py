@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 import xxhash
-from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.digests import crc32
+from ucpl.records import frozen
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.crew import Queue, run_crew

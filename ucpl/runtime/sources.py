@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from attrs import frozen
-
 from ucpl.errors import Label, fail
+from ucpl.records import frozen
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.columns.operations import Node, Reduce
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text, largest
+from ucpl.records import frozen
 from ucpl.runtime.boxes import Box
 from ucpl.runtime.rows import Place
 from ucpl.runtime.values import Array, Conversion, Wide

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NoReturn, Protocol
 
-from attrs import frozen
-
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, TensorRef, key_text
+from ucpl.records import frozen
 from ucpl.runtime.disk import disk, make_folders, read_upto, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.rows import Place

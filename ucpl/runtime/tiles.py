@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
+
+from ucpl.records import frozen
 
 __all__ = ["Tiles", "Unit", "cut_tiles"]
 

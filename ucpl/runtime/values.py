@@ -12,10 +12,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
 from ucpl.extents import AS_U8, DTYPES, bits_of, largest
+from ucpl.records import frozen
 from ucpl.runtime.rows import Rule
 
 __all__ = [

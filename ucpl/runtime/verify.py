@@ -11,11 +11,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.digests import crc32
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
+from ucpl.records import define, frozen
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.crc import combine
 from ucpl.runtime.crew import Queue, run_crew

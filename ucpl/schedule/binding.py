@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.columns import I64, Space
 from ucpl.columns.operations import Check, Lane, Merge, Node
+from ucpl.records import frozen
 from ucpl.schedule.items import items_of
 from ucpl.schedule.plan import Plan
 from ucpl.schedule.runs import Runs

@@ -11,12 +11,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 from numpy.typing import NDArray
 
 from ucpl.columns import I64, Moves, Space, expanded, join_runs, straighten
 from ucpl.columns.operations import Flow, Kind, Lane, Node, flows, in_order
 from ucpl.extents import Shelves, StoredTensor, Structure
+from ucpl.records import frozen
 from ucpl.schedule.runs import Runs, sole
 from ucpl.schedule.unread import Unread
 

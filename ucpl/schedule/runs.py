@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 from numpy.typing import NDArray
 
 from ucpl.columns import I64, Bools, Moves, Space, widened
 from ucpl.columns.operations import Check, Digits, Extract, Kind, Lane, Merge, Node, Read, Reduce, Scale, Split, Write
 from ucpl.extents import Shelves
+from ucpl.records import frozen
 
 if TYPE_CHECKING:  # what reads headers alone does not wait for it
     import networkx as nx

@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.extents import Envelope, Extent, Flat, Key, NamedTensor, Sharding, StoredTensor, Structure
 from ucpl.extents.containers import Container
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import Pipeline
+from ucpl.records import frozen
 
 Shape = tuple[int, ...]
 

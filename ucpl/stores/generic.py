@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Envelope, Extent, Key, StoredTensor, Structure, TensorRef, key_text
+from ucpl.records import define, frozen
 from ucpl.stores.carrying import Place, Storages, by_place, lifted
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.huggingface import TEXTS, carried_texts, read_texts

@@ -15,10 +15,11 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from attrs import define, evolve, field
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Envelope, Extent, NamedTensor, Setting, StoredTensor, Structure, in_elements
+from ucpl.records import define
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.huggingface_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
 from ucpl.stores.huggingface_writing import EMPTY, INDEX, Shards

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Key, StorageRef, StoredTensor, Structure, TensorRef, key_text
+from ucpl.records import define, frozen
 from ucpl.stores.carrying import strides
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.huggingface_texts import carried_texts

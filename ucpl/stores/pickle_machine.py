@@ -12,10 +12,11 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable
 
-from attrs import define, field
+from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Call, Global, TorchDType
+from ucpl.records import define
 from ucpl.stores.inert import (
     BYTEARRAY,
     COMPLEX,

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import NoReturn
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.extents import BY_TORCH, DTYPES, Call, Global, Size, StorageRef, TensorRef, TorchDType
+from ucpl.records import frozen
 from ucpl.stores.inert import (
     BYTEARRAY,
     BYTES,

@@ -11,10 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Call, Global, Size, StorageRef, TensorRef, TorchDType
+from ucpl.records import frozen
 from ucpl.stores.inert import (
     BYTEARRAY,
     COMPLEX,

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import gc
 
-from attrs import frozen
-
 from ucpl.errors import Label, fail
 from ucpl.extents import StorageRef, TensorRef
+from ucpl.records import frozen
 from ucpl.stores.inert import (
     PICKLE_BYTES_MAX,
     attributes_of,

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import (
@@ -33,6 +33,7 @@ from ucpl.extents import (
     in_elements,
     key_text,
 )
+from ucpl.records import frozen
 from ucpl.stores.carrying import Storages, by_place, lifted
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.pickles import unsafe_globals

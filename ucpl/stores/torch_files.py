@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Key, Scalar, StorageRef, TensorRef, key_text
+from ucpl.records import frozen
 from ucpl.stores.pickles import dump_pickle, load_pickle, walk
 from ucpl.stores.zips import Member, crc_of_member, open_file, read_exactly, read_member, read_zip_directory
 

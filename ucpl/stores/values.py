@@ -12,10 +12,9 @@ from math import prod
 from pathlib import Path
 from typing import NoReturn
 
-from attrs import frozen
-
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Call, Global, Key, Size, Step, TensorRef, key_text
+from ucpl.records import frozen
 from ucpl.stores.inert import DIMS_MAX
 from ucpl.stores.texts import is_text
 from ucpl.stores.torch_files import TorchFile

@@ -14,10 +14,9 @@ import struct
 from itertools import pairwise
 from pathlib import Path
 
-from attrs import frozen
-
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
+from ucpl.records import frozen
 
 __all__ = ["Member", "crc_of_member", "ZipDirectory", "read_member", "read_zip_directory"]
 

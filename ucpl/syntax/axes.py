@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from attrs import AttrsInstance, field, frozen
+from attrs import AttrsInstance, field
+
+from ucpl.records import frozen
 
 __all__ = [
     "Among",

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from attrs import Factory, frozen
+from attrs import Factory
 
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 
 __all__ = ["Notes", "comments_of"]

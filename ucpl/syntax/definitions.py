@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attrs import frozen
-
 from ucpl.errors import fail
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.nodes import Span
 from ucpl.syntax.source import Source

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import field
 
+from ucpl.records import frozen
 from ucpl.syntax.axes import (
     NOWHERE,
     Among,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from attrs import field, frozen
+from attrs import field
 
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.comments import comments_of
 from ucpl.syntax.parser import parse

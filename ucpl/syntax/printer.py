@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import assert_never
 
-from attrs import field, frozen
+from attrs import field
 
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.nodes import Axis, Clause, Expr
 from ucpl.syntax.quoting import is_dotted, quote

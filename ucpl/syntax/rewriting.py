@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from attrs import frozen
 from lark.exceptions import UnexpectedInput, UnexpectedToken
 
 from ucpl.errors import UcplError
+from ucpl.records import frozen
 from ucpl.syntax.brackets import SKELETON, open_brackets
 from ucpl.syntax.habits import Habit, habits, words
 from ucpl.syntax.source import Source

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from attrs import frozen
-
 from ucpl.errors import Label
+from ucpl.records import frozen
 from ucpl.syntax.nodes import Span
 
 __all__ = ["Source"]

@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 
 import lark
-from attrs import frozen
 from lark import Lark
 from lark.grammar import Rule
 from lark.lexer import TerminalDef
 
+from ucpl.records import frozen
 from ucpl.resources import grammar_text
 from ucpl.syntax.cache import cache_folder, keep, kept
 from ucpl.syntax.joiner import LineJoiner

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import frozen
-
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 from ucpl.testing.choices import Draw, booleans, integers, sampled
 

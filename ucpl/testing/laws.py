@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from attrs import frozen
 
 from ucpl.api import parse_target
 from ucpl.conversion.given import Given
@@ -15,6 +14,7 @@ from ucpl.graph import build
 from ucpl.layout import Layout, load, resolve
 from ucpl.layout.scope import Config, Value
 from ucpl.proofs.coverage import prove
+from ucpl.records import frozen
 from ucpl.regions import Placement, element_name, locate
 from ucpl.schedule import Plan, order
 from ucpl.syntax import parse_call

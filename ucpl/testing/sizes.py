@@ -10,11 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.layout import Layout, load, resolve
 from ucpl.layout.scope import Config, Value
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
 

@@ -6,13 +6,14 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations, product
 
-from attrs import define, field, frozen
+from attrs import field
 
 from ucpl.conversion.degrees import Degrees, call_at, degrees_of, degrees_text, hangs_on_a_number, is_part
 from ucpl.errors import UcplError, fail
 from ucpl.layout import Library, load, resolve
 from ucpl.layout.bases import called_model
 from ucpl.layout.scope import Config, Value
+from ucpl.records import define, frozen
 from ucpl.regions import Placement, locate
 from ucpl.syntax import nodes, parse
 from ucpl.testing.laws import assert_round_trip

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
 from ucpl.frontends.hf.modules import Module, Network
 from ucpl.frontends.parallel import rule
+from ucpl.records import frozen
 
 __all__ = ["Asked", "Drawn", "Part", "refuse"]
 

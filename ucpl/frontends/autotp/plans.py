@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from attrs import frozen
-
 from ucpl.frontends.autotp.drawn import Drawn, refuse
 from ucpl.frontends.autotp.vocabulary import Head, head_of
 from ucpl.frontends.hf.modules import EMBEDDING, Module
+from ucpl.records import frozen
 
 __all__ = ["by_plan"]
 

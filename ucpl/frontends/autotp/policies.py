@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.frontends.autotp.drawn import Drawn, refuse
 from ucpl.frontends.autotp.fused import is_fused, parts_of
 from ucpl.frontends.hf.modules import EMBEDDING, LINEAR, LIST, NORM, Module
+from ucpl.records import frozen
 
 __all__ = ["by_policies"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attrs import frozen
-
 from ucpl.frontends.autotp.drawn import Drawn, refuse
 from ucpl.frontends.hf.modules import EMBEDDING, LINEAR, Module, Network
+from ucpl.records import frozen
 
 __all__ = ["Head", "head_of"]
 

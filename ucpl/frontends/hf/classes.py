@@ -9,13 +9,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_TORCH
 from ucpl.frontends.hf.offline import offline
 from ucpl.frontends.hf.records import Config, Found, Version
 from ucpl.frontends.hf.varying import COUNTED, Other, lists_of, numbers_of, varied
+from ucpl.records import frozen
 
 __all__ = ["Class", "built_of", "class_of"]
 

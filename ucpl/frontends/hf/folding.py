@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from itertools import pairwise, product
 from math import prod
 
-from attrs import frozen
-
 from ucpl.frontends.hf.records import Found
+from ucpl.records import frozen
 
 __all__ = ["Folded", "Form", "Span", "fold", "form_of", "is_literal", "joined", "stepped"]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attrs import define, field
+from attrs import field
 
 from ucpl.frontends.hf.folding import Span, stepped
 from ucpl.frontends.hf.records import Facts, Vector, identifier
 from ucpl.frontends.hf.sizes import Sizes
+from ucpl.records import define
 from ucpl.syntax import nodes
 from ucpl.syntax.quoting import quote
 from ucpl.texts import Json

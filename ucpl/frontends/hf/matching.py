@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attrs import define, field
+from attrs import field
 
 from ucpl.frontends.hf.folding import Folded, Form, Span, form_of, joined
 from ucpl.frontends.hf.records import Facts, Found, Vector
+from ucpl.records import define
 
 __all__ = ["Versions"]
 

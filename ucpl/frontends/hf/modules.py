@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from attrs import field, frozen
+from attrs import field
+
+from ucpl.records import frozen
 
 __all__ = ["EMBEDDING", "LINEAR", "LIST", "NORM", "Heads", "Module", "Network"]
 

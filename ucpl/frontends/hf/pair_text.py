@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from attrs import frozen
-
 from ucpl.frontends.hf.quantised import GROUP, Pair
+from ucpl.records import frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.printer import print_item
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from math import gcd, lcm, prod
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ucpl.frontends.blocks import SCALE, blocks_along, sides_of
 from ucpl.frontends.hf.folding import Folded, Form
 from ucpl.frontends.hf.records import Facts
 from ucpl.frontends.hf.sizes import Axis, Size, Stacked
+from ucpl.records import frozen
 
 __all__ = ["GROUP", "Pair", "Whole", "grains_of", "notes_of", "pairs_of", "whole_of"]
 

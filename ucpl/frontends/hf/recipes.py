@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-from attrs import field, frozen
+from attrs import field
+
+from ucpl.records import frozen
 
 __all__ = ["PARTS", "PRODUCTS", "ROLES", "Leaf", "Parts", "parts_of", "roles_of"]
 

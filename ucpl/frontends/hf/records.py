@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from attrs import field, frozen
+from attrs import field
 
+from ucpl.records import frozen
 from ucpl.texts import Json
 
 __all__ = ["MTP", "Behind", "Config", "Facts", "Found", "Vector", "Version", "identifier"]

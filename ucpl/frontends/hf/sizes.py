@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from itertools import combinations_with_replacement, product
 from math import prod
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.frontends.hf.recipes import Parts
 from ucpl.frontends.hf.records import Facts, Vector
 from ucpl.frontends.hf.varying import COUNTS, EXPERTS, HEADS, WIDTH
+from ucpl.records import define, frozen
 
 __all__ = ["Axis", "Size", "Sizes", "Stacked"]
 

@@ -12,9 +12,8 @@ from copy import deepcopy
 from itertools import islice
 from math import ceil, lcm
 
-from attrs import frozen
-
 from ucpl.frontends.hf.records import Config
+from ucpl.records import frozen
 from ucpl.texts import Json
 
 __all__ = ["COUNTED", "COUNTS", "EXPERTS", "HEADS", "WIDTH", "Other", "lists_of", "numbers_of", "varied"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.frontends.hf.folding import Folded, Form, fold, is_literal, joined
 from ucpl.frontends.hf.kinds import Kinds
@@ -15,6 +15,7 @@ from ucpl.frontends.hf.recipes import parts_of, roles_of
 from ucpl.frontends.hf.records import Facts, Vector, identifier
 from ucpl.frontends.hf.sizes import Axis, Size, Sizes, Stacked
 from ucpl.frontends.hf.varying import numbers_of
+from ucpl.records import define, frozen
 from ucpl.syntax import format_text, nodes
 from ucpl.syntax.printer import print_item
 from ucpl.syntax.quoting import is_dotted

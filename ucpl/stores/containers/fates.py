@@ -9,11 +9,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.extents import Extent, Structure
 from ucpl.extents.containers import Beside, Container, Rule
+from ucpl.records import frozen
 from ucpl.stores.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
 
 __all__ = ["Placed", "Sorted", "sorted_into", "with_beside"]

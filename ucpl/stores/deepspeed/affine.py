@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from attrs import frozen
-
 from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
+from ucpl.records import frozen
 from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value

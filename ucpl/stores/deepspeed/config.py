@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import frozen
-
 from ucpl.extents import Call, Global, Plain, TorchDType
+from ucpl.records import frozen
 from ucpl.stores.carrying import mapped
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.values import Value

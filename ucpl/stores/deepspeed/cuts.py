@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
+from ucpl.records import frozen
 from ucpl.stores.deepspeed.affine import INFO, affine_sharding, refuse, strides
 from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.torch_files import TorchFile

@@ -7,11 +7,12 @@ stage's tensors by their whole names; the experts themselves are in files of the
 
 from __future__ import annotations
 
-from attrs import evolve, field, mutable
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, Sharding
 from ucpl.extents.pipeline import Pipeline
+from ucpl.records import mutable
 from ucpl.stores.checkpoint import Order
 from ucpl.stores.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
 from ucpl.stores.deepspeed.blobs import keep_left_out, keep_module_facts, keep_run, keep_scaling, keep_whole_scaling

@@ -17,11 +17,12 @@ import re
 from collections.abc import Iterator
 from math import prod
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, TensorRef
 from ucpl.extents.experts import Expert, Experts, expert_file
+from ucpl.records import frozen
 from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.as_written import read_shard
 from ucpl.stores.deepspeed.flat_shards import Sharers, read_flat_shards

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from math import prod
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Flat, ParameterGroup, key_text
+from ucpl.records import frozen
 from ucpl.stores.carrying import lifted
 from ucpl.stores.deepspeed.gathered import Gathered
 from ucpl.stores.deepspeed.module import Module, differ

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
-from attrs import evolve, field, frozen, mutable
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import (
@@ -23,6 +23,7 @@ from ucpl.extents import (
 )
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import Pipeline
+from ucpl.records import frozen, mutable
 from ucpl.stores.carrying import lifted
 from ucpl.stores.checkpoint import CallerStates, Checkpoint
 from ucpl.stores.deepspeed.names import OWNED

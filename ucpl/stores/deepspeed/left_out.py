@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.extents import DTYPES, TensorRef
+from ucpl.records import frozen
 from ucpl.stores.carrying import lifted
 from ucpl.stores.pickles import attributes_of
 from ucpl.stores.torch_files import TorchFile

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from math import prod
 from typing import NoReturn
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, TensorRef, key_text
+from ucpl.records import frozen
 from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.gathered import Gathered
 from ucpl.stores.deepspeed.left_out import LeftOut, NotStored, is_by_choice

@@ -9,9 +9,10 @@ import os
 import re
 from pathlib import Path
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.errors import Label, fail
+from ucpl.records import frozen
 
 # Model states: one file per model-parallel rank, or (stage 3) one per data-parallel rank too.
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt\Z")

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from math import prod
 from typing import NoReturn
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, TensorRef
+from ucpl.records import frozen
 from ucpl.stores.checkpoint import Order
 from ucpl.stores.deepspeed.module import Module
 from ucpl.stores.deepspeed.order import Shape, Slots, Unclear, match

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from math import gcd, prod
 from typing import TypeVar
 
-from attrs import frozen
+from ucpl.records import frozen
 
 T = TypeVar("T")
 Shape = tuple[int, ...]

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Container
 from math import prod
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import TensorRef
 from ucpl.extents.pipeline import METHODS, Layer, Pipeline, deal, layer_file
+from ucpl.records import frozen
 from ucpl.stores.deepspeed.module import Groups, Module, groups_of
 from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.deepspeed.topology import Topology, not_yet

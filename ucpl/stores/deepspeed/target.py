@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from attrs import evolve, field, mutable
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Flat, Key, NamedTensor, Plain, Scalar, StoredTensor, Structure, TensorRef
 from ucpl.extents.pipeline import Pipeline
+from ucpl.records import mutable
 from ucpl.stores.carrying import Place, Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.deepspeed import auto_ep

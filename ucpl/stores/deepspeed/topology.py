@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NoReturn
 
-from attrs import frozen
-
 from ucpl.errors import Label, fail
 from ucpl.extents import Call
 from ucpl.extents.pipeline import layer_file
+from ucpl.records import frozen
 from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.as_written import read_shard
 from ucpl.stores.deepspeed.names import Listing, layer_place, model_file

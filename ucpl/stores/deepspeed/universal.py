@@ -12,10 +12,11 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
-from attrs import field, frozen
+from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
+from ucpl.records import frozen
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.affine import INFO

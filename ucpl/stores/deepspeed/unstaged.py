@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from math import prod
 from typing import NoReturn
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import TensorRef
+from ucpl.records import frozen
 from ucpl.stores.checkpoint import Order
 from ucpl.stores.deepspeed.module import Groups, Module, groups_of
 from ucpl.stores.deepspeed.numbered import Named, Numbered, matched, names_of

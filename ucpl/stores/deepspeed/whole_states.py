@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attrs import frozen
-
 from ucpl.errors import Label, fail
 from ucpl.extents import Flat, ParameterGroup
+from ucpl.records import frozen
 from ucpl.stores.checkpoint import Order
 from ucpl.stores.deepspeed.flat_shards import hyper_of
 from ucpl.stores.deepspeed.gathered import Gathered

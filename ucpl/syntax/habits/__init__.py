@@ -19,8 +19,7 @@ from functools import cache
 from pathlib import Path
 from re import Match
 
-from attrs import frozen
-
+from ucpl.records import frozen
 from ucpl.syntax.habits import respelling
 
 __all__ = ["Habit", "Words", "foreign", "habits", "words"]

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from attrs import frozen
 from lark import Token
 
 from ucpl.errors import Label, fail
+from ucpl.records import frozen
 from ucpl.syntax.habits import words
 from ucpl.syntax.limits import NAME_CHARACTERS_MAX
 from ucpl.syntax.nodes import Clause, Expr, Span
