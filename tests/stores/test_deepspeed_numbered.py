@@ -80,6 +80,11 @@ def members(checkpoint: Checkpoint) -> Groups:
     return [list(group.members) for group in checkpoint.envelope.groups]
 
 
+def told_by(checkpoint: Checkpoint) -> str:
+    """What said which parameter has which number."""
+    return str(checkpoint.envelope.settings["parameter_order"].value)
+
+
 def refusal(path: Path, layout: str | None = None) -> tuple[str, str]:
     with pytest.raises(UcplError) as caught:
         api.open_checkpoint(path, layout)
@@ -129,7 +134,7 @@ def test_masters_tell_any_order(form: str, groups: Groups, tmp_path: Path) -> No
     source = saved(tmp_path / "s", groups, form)
     opened = api.open_checkpoint(source)
     assert members(opened) == groups
-    assert opened.envelope.settings["parameter_order"].value == "shapes and values of the masters"
+    assert told_by(opened) == "shapes and values of the masters"
     demand_moments(source, tmp_path, groups)
 
 
@@ -147,7 +152,7 @@ def test_masters_that_are_alike_stand_in_the_model_order(form: str, tmp_path: Pa
     torch.save(held, file)
     opened = api.open_checkpoint(source)
     assert members(opened) == [["a.weight", "b.weight"], ["a.bias", "b.bias"]]
-    assert str(opened.envelope.settings["parameter_order"].value).endswith("in the module's order")
+    assert told_by(opened).endswith("in the module's order")
     assert refusal(source, 'zero0(order = "model")')[0] == "E461"  # they do not lie one behind another
 
 
@@ -163,7 +168,9 @@ def test_weights_that_are_views_of_flat_buffers_tell_any_order(tmp_path: Path) -
             held["module"][name] = flat[start : start + shape.numel()].view(shape)
             start += shape.numel()
     torch.save(held, file)
-    assert members(api.open_checkpoint(source)) == EACH
+    opened = api.open_checkpoint(source)
+    assert members(opened) == EACH
+    assert told_by(opened) == "weights are views of the groups' flat buffers"  # values of masters would find the same
     demand_moments(source, tmp_path, EACH)
 
 
@@ -177,7 +184,9 @@ def test_names_that_torch_keeps_tell_any_order(form: str, tmp_path: Path) -> Non
     for group, names in zip(base["param_groups"], EACH, strict=True):
         group["param_names"] = names if form == "plain" else [*names, *["c.weight"] * ("b.weight" in names)]
     torch.save(held, file)
-    assert members(api.open_checkpoint(source)) == EACH
+    opened = api.open_checkpoint(source)
+    assert members(opened) == EACH
+    assert told_by(opened) == "param_names of the optimizer's groups"
     ucpl.convert(source, tmp_path / "new", "zero0(dp=2)", freeze=["a.bias"])
     made = torch.load(next((tmp_path / "new").glob("*/mp_rank*")), weights_only=False)["optimizer"]
     kept = made.get("optimizer_state_dict", made)["param_groups"]
@@ -191,6 +200,7 @@ def test_what_is_written_names_its_numbers(fused: int, tmp_path: Path) -> None:
     ucpl.convert(source, tmp_path / "new", f"zero0(dp = 2, fused = {fused})", layout=call)
     opened = api.open_checkpoint(tmp_path / "new")
     assert members(opened) == EACH
+    assert told_by(opened).startswith("param_shapes of ")  # values of masters would find the same
     assert opened.envelope.settings["fused"].value == fused
     demand_moments(tmp_path / "new", tmp_path, EACH)
 
