@@ -15,7 +15,7 @@ from attrs import evolve
 from ucpl.conversion.beside import checked, findings_of, held_weights, side_by_side, told
 from ucpl.conversion.drift import demand_no_drift
 from ucpl.conversion.given import Given, called, library_of, model_named
-from ucpl.conversion.keywords import DataPlane, How, ToConvert, ToPlan, ToVerify, bounds_of, given_from
+from ucpl.conversion.keywords import DataPlane, ToApply, ToConvert, ToPlan, ToVerify, bounds_of, given_from
 from ucpl.conversion.opening import load_plan, open_alike, open_for
 from ucpl.conversion.opening import open_checkpoint as open_headers
 from ucpl.conversion.planning import Asked, make_plan, prepare
@@ -83,11 +83,13 @@ def save_plan(plan: Plan, path: Here) -> None:
     write(plan, Path(path))
 
 
-def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unpack[How]) -> Report:
-    """Run exactly that plan. Raises: UcplError E600-E605 where the source is not what the plan was made for."""
+def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unpack[ToApply]) -> Report:
+    """Run exactly that plan. Raises: UcplError E600-E606 where the source is not what the plan was made for, E615."""
     made = load_plan(plan) if isinstance(plan, str | Path) else plan
     refuse_existing(Path(target), how)
     opened = open_for(made, source) if isinstance(source, str | Path) else source
+    if not how.get("allow_drift"):
+        demand_no_drift(made, opened, bounds_of(how))
     return run(made, opened, Path(target), how)
 
 
@@ -99,7 +101,7 @@ def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Co
     made = prepare(Asked(called(layout) if layout is not None else None, to, source, twice=True), given)
     known = checked(made, bounds_of(how))
     if not how.get("allow_drift"):
-        demand_no_drift(made, bounds_of(how))
+        demand_no_drift(made.plan, known.source, bounds_of(how), made.source.placement)
     with with_made(known, Path(target), how) as opened:
         report = run(made.plan, opened, Path(target), how)
     return Converted(made.plan, evolve(report, remarks=(*report.remarks, *known.said)))

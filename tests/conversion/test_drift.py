@@ -1,4 +1,4 @@
-"""Files of two steps in one folder have equal keys and shapes: `convert` holds a sample of weights against their masters."""
+"""Files of two steps have equal keys and shapes: `convert` and `apply` hold a sample of weights against masters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from tests.cli.command import ucpl
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
-from ucpl import convert
+from ucpl import apply, convert
 from ucpl.errors import UcplError
 
 FIXTURES = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures")) / "deepspeed"
@@ -67,6 +67,38 @@ def test_weights_that_were_changed_on_purpose_go_over_where_that_is_said(tmp_pat
     convert(tmp_path / "source", tmp_path / "target", "plain()", allow_drift=True)
     found = torch.load(tmp_path / "target" / "plain.pt", weights_only=True)["params"]["temp"]
     assert torch.equal(found["weight"], found["fp32"] + 0.125)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("to", ["zero3(dp=3)", "plain()"])
+def test_a_plan_is_not_applied_to_files_of_two_steps(case: str, to: str, tmp_path: Path) -> None:
+    """Made while all was well, by headers alone: what the source holds is looked at when the plan is applied."""
+    name, file = CASES[case]
+    if not name.startswith("z"):
+        to = "plain()"
+    folder, plan = copied(name, tmp_path / "source"), tmp_path / "it.plan"
+    assert ucpl("plan", "--from", tmp_path / "source", "--to", to, "-o", plan).status == 0
+    assert ucpl("apply", plan, tmp_path / "source", tmp_path / "whole").status == 0
+    edited(folder / file, of_another_step)
+    done = ucpl("apply", plan, tmp_path / "source", tmp_path / "target")
+    assert done.status == 3
+    assert "error[E615]" in done.err and file in done.err and "the weight is not its master" in done.err
+    assert not (tmp_path / "target").exists()
+    with pytest.raises(UcplError, match="E615"):
+        apply(plan, tmp_path / "source", tmp_path / "target")
+    assert ucpl("apply", plan, tmp_path / "source", tmp_path / "target", "--allow-drift").status == 0
+
+
+def test_a_plan_from_specs_alone_knows_masters_too(tmp_path: Path) -> None:
+    folder, plan = copied("z1_dp4", tmp_path / "source"), tmp_path / "it.plan"
+    spec = tmp_path / "model.ucpl"
+    assert ucpl("infer", tmp_path / "source", "-o", spec).status == 0
+    named = f"{spec}:checkpoint"
+    assert ucpl("plan", "--from", "zero1(dp=4)", "--to", "zero3(dp=3)", "--model", named, "-o", plan).status == 0
+    assert ucpl("apply", plan, tmp_path / "source", tmp_path / "whole").status == 0
+    edited(folder / "mp_rank_00_model_states.pt", of_another_step)
+    done = ucpl("apply", plan, tmp_path / "source", tmp_path / "target")
+    assert done.status == 3 and "error[E615]" in done.err and "weight of temp" in done.err
 
 
 def test_damage_is_named_before_drift(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
+    from ucpl.conversion.drift import demand_no_drift
+    from ucpl.conversion.keywords import bounds_of
     from ucpl.conversion.opening import load_plan, open_for
     from ucpl.conversion.running import refuse_existing
 
@@ -42,4 +44,6 @@ def run(options: Namespace, console: Console) -> int:
         f.rule is not None and f.rule.fate == "weights" for f in (opened.container.files if opened.container else ())
     ):
         console.say("beside        weights are not held against the shards here: `ucpl verify` of the target does")
+    if not options.allow_drift:
+        demand_no_drift(plan, opened, bounds_of(how))
     return write(plan, opened, target, how, console)

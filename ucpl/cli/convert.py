@@ -34,9 +34,6 @@ def arguments(parser: ArgumentParser) -> None:
     add_changes(parser)
     parser.add_argument("--dry-run", action="store_true", help="plan and prove; write nothing")
     add_run(parser)
-    parser.add_argument(
-        "--allow-drift", action="store_true", help="convert weights that are not their masters, which they lose to"
-    )
     add_json(parser)
 
 
@@ -56,6 +53,9 @@ def add_run(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--allow-global", action="append", default=[], metavar="NAME", help="carry this class of a pickle; may repeat"
+    )
+    parser.add_argument(
+        "--allow-drift", action="store_true", help="convert weights that are not their masters, which they lose to"
     )
 
 
@@ -89,7 +89,7 @@ def run(options: Namespace, console: Console) -> int:
         console.answer({"plan": plan_object(made.plan), **container_object(known.source, made.plan), "written": False})
         return Exit.DONE
     if not options.allow_drift:
-        demand_no_drift(made, bounds_of(how))
+        demand_no_drift(made.plan, known.source, bounds_of(how), made.source.placement)
     with with_made(known, target, how) as source:
         return write(made.plan, source, target, how, console)
 

@@ -1,4 +1,4 @@
-"""Before a conversion: files of two steps in one folder are found by weights that are not their masters."""
+"""Before a run: files of two steps in one folder are found by weights that are not their masters."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import DataPlane
-    from ucpl.conversion.planning import Prepared
+    from ucpl.regions import Placement
+    from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["demand_no_drift"]
 
 
-def demand_no_drift(made: Prepared, bounds: DataPlane) -> None:
-    """A sample of the source's weights against their masters. Raises: UcplError E612, E615."""
-    from ucpl.conversion.keywords import options_from
-    from ucpl.proofs.masters import demand_one_step
+def demand_no_drift(plan: Plan, source: Checkpoint, bounds: DataPlane, placement: Placement | None = None) -> None:
+    """A sample of the source's weights against their masters. Raises: UcplError E612, E615.
 
-    assert made.checkpoint is not None
+    placement: the source's, by which an element is named; without it, its tensor is.
+    """
+    from ucpl.conversion.keywords import options_from
+    from ucpl.proofs.one_step import demand_one_step
+
+    element = None
+    if placement is not None:
+        from ucpl.proofs.masters import elements_of
+
+        element = elements_of(placement)
     bound = options_from(bounds)
-    demand_one_step(made.checkpoint, made.source.placement, bound.memory, bound.workers)
+    demand_one_step(plan.masters, source, bound.memory, bound.workers, element)

@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from ucpl.syntax import nodes
     from ucpl.texts import Json
 
-__all__ = ["Beside", "DataPlane", "How", "ToConvert", "ToPlan", "ToVerify", "bounds_of", "given_from", "options_from"]
+__all__ = [
+    "Beside",
+    "DataPlane",
+    "How",
+    "ToApply",
+    "ToConvert",
+    "ToPlan",
+    "ToVerify",
+    "bounds_of",
+    "given_from",
+    "options_from",
+]
 
 
 class DataPlane(TypedDict, total=False):
@@ -36,6 +47,12 @@ class How(DataPlane, total=False):
     allow_globals: Sequence[str]  # classes of a pickle that are carried over
     tag: str | None  # name of the step's folder
     progress: Progress | None  # called with (bytes done, all of them)
+
+
+class ToApply(How, total=False):
+    """How a plan is run, and what is asked of its source."""
+
+    allow_drift: bool  # convert weights that are not their masters, too
 
 
 class Beside(TypedDict, total=False):
@@ -60,12 +77,11 @@ class ToPlan(Beside, total=False):
     prove: bool  # once more, by code that made none of it
 
 
-class ToConvert(Beside, How, total=False):
+class ToConvert(Beside, ToApply, total=False):
     """What is said beside a conversion."""
 
     layout: str | None  # the source's; inferred without it
     model: str | None  # FILE:NAME, of a target whose parameters are others than the source's
-    allow_drift: bool  # convert weights that are not their masters, too
 
 
 class ToVerify(Beside, DataPlane, total=False):

@@ -81,6 +81,7 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
     from ucpl.conversion.filling import begun
     from ucpl.graph import build
     from ucpl.graph.blobs import carried_blobs
+    from ucpl.proofs.masters import masters_of
     from ucpl.schedule import order
     from ucpl.schedule.unread import unread_of
 
@@ -108,6 +109,7 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
     )
     if source.checkpoint is not None:
         made = evolve(made, unread=unread_of(source.checkpoint.extents, made.sources))
+    made = evolve(made, masters=masters_of(source.placement, dtypes))
     made = begun(made, source, target)
     made = evolve(made, changed=(*changes.said, *shortened(source.checkpoint, changes.gone)), gone=changes.gone)
     if not beside:

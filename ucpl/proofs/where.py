@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve, field
@@ -15,9 +16,11 @@ from ucpl.records import define, frozen
 from ucpl.regions import Part, Pieces, Placement
 from ucpl.regions.boxes import subtract
 from ucpl.regions.placement import LOOSE, POLICIES, element_name
-from ucpl.runtime.compare import Unequal
 
-__all__ = ["Spot", "counted", "element_at", "element_in", "finding", "only", "pairs_of", "spots_of"]
+if TYPE_CHECKING:  # who makes a plan does not wait for what runs one
+    from ucpl.runtime.compare import Unequal
+
+__all__ = ["Spot", "counted", "element_at", "element_in", "element_of", "finding", "only", "pairs_of", "spots_of"]
 
 Pair = tuple[str, str]  # (tensor, state)
 LEAD = POLICIES.index("lead")
@@ -123,15 +126,18 @@ def element_at(placement: Placement, target: int, position: int) -> tuple[str, s
     return part.state, element_in(placement, part, target - (ends[number] - len(part.homes)), position)
 
 
-def finding(code: str, u: Unequal, placement: Placement, text: str) -> Diagnostic:
-    """What is wrong with the first element of a stored tensor that is not as it should be."""
+def element_of(u: Unequal, placement: Placement) -> str:
+    """What a target's element is of that is not as it should be: `weight of a[0, 1]`."""
     homes = [h for p in placement.parts for h in p.homes]
     number = next(n for n, h in enumerate(homes) if (h.file, key_text(h.key)) == (u.file, u.key))
-    position = u.position(homes[number].shape)
-    state, element = element_at(placement, number, position)
+    return " of ".join(element_at(placement, number, u.position(homes[number].shape)))
+
+
+def finding(code: str, u: Unequal, placement: Placement, text: str) -> Diagnostic:
+    """What is wrong with the first element of a stored tensor that is not as it should be."""
     return Diagnostic(
         code,
-        f"{state} of {element}: {text}, {u.value} is not {u.wanted}",
+        f"{element_of(u, placement)}: {text}, {u.value} is not {u.wanted}",
         (
             Label(u.file, u.value, where=f"{u.key}{list(u.element)}"),
             Label(u.source_file, u.wanted, where=f"{u.source_key}{list(u.source_element)}"),

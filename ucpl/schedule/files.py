@@ -1,6 +1,6 @@
 """Plans in files: a head that people read, the graph and its stored tensors as JSON, and columns of moves. No pickle.
 
-ucpl-plan 7
+ucpl-plan 8
 sha256:...                  of all that follows
 <summary, line by line>
 ---
@@ -20,8 +20,8 @@ from typing import Literal
 from ucpl.columns import Side
 from ucpl.columns.operations import Fill
 from ucpl.errors import Label, fail
-from ucpl.extents.structure import Plain
-from ucpl.schedule.nets import net_from, net_json
+from ucpl.extents.structure import Plain, Structure
+from ucpl.schedule.nets import Columns, net_from, net_json
 from ucpl.schedule.parsed import Json, items, plain, read_json, table, text, texts
 from ucpl.schedule.plan import Origin, Plan
 from ucpl.schedule.shelving import shelves_from, shelves_json
@@ -31,7 +31,8 @@ from ucpl.schedule.unread import Unread
 
 __all__ = ["load_plan", "plan_bytes", "plan_digest", "save_plan"]
 
-MAGIC = b"ucpl-plan 7\n"
+MAGIC = b"ucpl-plan 8\n"
+_MASTERS = "masters_"  # before names of columns of a plan within this one
 _STEP_MAX = 1 << 56  # elements from one to the next along a dim: in bytes, they are a number of an int64
 
 
@@ -43,8 +44,10 @@ def save_plan(plan: Plan, path: Path) -> None:
 def plan_bytes(plan: Plan) -> bytes:
     from safetensors.numpy import save
 
-    graph, columns = net_json(plan.net, plan.nodes, plan.spaces)
-    header = json.dumps(_header(plan, graph), separators=(",", ":")).encode()
+    moved, columns = _moved_json(plan)
+    masters, others = _moved_json(plan.masters) if plan.masters is not None else (None, {})
+    columns |= {_MASTERS + name: column for name, column in others.items()}
+    header = json.dumps({**_header(plan), **moved, "masters": masters}, separators=(",", ":")).encode()
     body = b"".join((summary(plan).encode(), b"---\n", header, b"\n", save(columns)))
     return MAGIC + b"sha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
@@ -75,22 +78,32 @@ def load_plan(path: Path) -> Plan:
         header, _, columns = rest.partition(b"\n")
         plan = _plan(read_json(header), columns)
         _checked(plan)
+        if plan.masters is not None:
+            _checked(plan.masters)
         return plan
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         fail("E351", f"{path} cannot be understood: {error}", Label(str(path)), remedy="make the plan anew")
 
 
-def _header(plan: Plan, graph: Json) -> Json:
+def _moved_json(plan: Plan) -> tuple[dict[str, Json], Columns]:
+    """What moves from where to where."""
+    graph, columns = net_json(plan.net, plan.nodes, plan.spaces)
+    said = {
+        "sources": shelves_json(plan.source_shelves),
+        "targets": shelves_json(plan.target_shelves),
+        "tensors": list(plan.tensors),
+        "graph": graph,
+    }
+    return said, columns
+
+
+def _header(plan: Plan) -> dict[str, Json]:
     return {
         "name": plan.name,
         "source_call": plan.source_call,
         "target_call": plan.target_call,
         "source": structure_json(plan.source),
         "target": structure_json(plan.target),
-        "sources": shelves_json(plan.source_shelves),
-        "targets": shelves_json(plan.target_shelves),
-        "tensors": list(plan.tensors),
-        "graph": graph,
         "origins": [[o.name, o.value, o.origin] for o in plan.origins],
         "derived": list(plan.derived),
         "dropped": list(plan.dropped),
@@ -114,7 +127,7 @@ def _plan(raw: Json, columns: bytes) -> Plan:
         arrays = load(columns)
     except SafetensorError as error:
         raise ValueError(str(error)) from None
-    net, spaces = net_from(raw["graph"], arrays)
+    net, spaces = net_from(raw["graph"], {n: column for n, column in arrays.items() if not n.startswith(_MASTERS)})
     return Plan(
         name=text(raw["name"]),
         source_call=text(raw["source_call"]),
@@ -138,6 +151,27 @@ def _plan(raw: Json, columns: bytes) -> Plan:
         structure_digest=text(raw["structure_digest"]),
         unread=_unread(raw["unread"]),
         layout_text=text(raw["layout_text"]),
+        masters=_masters(raw["masters"], arrays),
+    )
+
+
+def _masters(raw: Json, arrays: Columns) -> Plan | None:
+    if raw is None:
+        return None
+    net, spaces = net_from(
+        raw["graph"], {n.removeprefix(_MASTERS): column for n, column in arrays.items() if n.startswith(_MASTERS)}
+    )
+    return Plan(
+        name="masters",
+        source_call="",
+        target_call="",
+        source=Structure(""),
+        target=Structure(""),
+        source_shelves=shelves_from(raw["sources"]),
+        target_shelves=shelves_from(raw["targets"]),
+        tensors=texts(raw["tensors"]),
+        net=net,
+        spaces=spaces,
     )
 
 

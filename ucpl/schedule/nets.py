@@ -30,7 +30,7 @@ from ucpl.schedule.parsed import NUMBER_MAX, Json, items, text, whole, wholes
 if TYPE_CHECKING:  # what reads headers alone does not wait for it
     import networkx as nx
 
-__all__ = ["net_from", "net_json"]
+__all__ = ["Columns", "net_from", "net_json"]
 
 Columns = dict[str, NDArray[Any]]
 T = TypeVar("T", Moves, Side)
