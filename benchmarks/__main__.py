@@ -1,10 +1,11 @@
-"""make bench: planning, start-up, and conversion beside its peers, in one run on this machine. Prints one table in Markdown.
+"""make bench: planning, start-up, and conversion beside its peers, in one run on this machine.
 
-    python -m benchmarks [plan] [start] [lsp] [convert] [peer] [--gib 1.5] [--pairs 5]
+    python -m benchmarks [plan] [start] [lsp] [convert] [peer] [--gib 1.5 6] [--pairs 5] [--folder DISK]
 
-`convert` and `peer` need an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python). `convert` makes a checkpoint
-with real DeepSpeed and runs DeepSpeed's own converter beside ours; timings are medians of interleaved pairs. `peer` runs both
-over every checkpoint of DeepSpeed in this repository, and tells what each makes of it.
+Each prints a table in Markdown, keeps it in benchmarks/figures/ and writes it into docs/PERFORMANCE.md. `convert` and `peer`
+need an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python). `convert` makes a checkpoint with real DeepSpeed
+and runs DeepSpeed's own converter beside ours; timings are medians of interleaved rounds. `peer` runs both over every
+checkpoint of DeepSpeed in this repository, and tells what each makes of it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import argparse
 import json
 import os
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from benchmarks.convert import HEAD, bench_convert
+from benchmarks.figures import Table, machine, save
 from benchmarks.lsp import bench_lsp
 from benchmarks.peer import bench_peer
+
+Row = tuple[str, ...]
 
 HERE = Path(__file__).resolve().parent
 PLAN = """
@@ -67,32 +72,7 @@ PLANS = {
 LAYERS = (126, 252, 630, 1260)  # the growth over four sizes: ten times the layers may cost 1.3 times the limits
 
 
-def run(command: list[str], **environment: str) -> tuple[float, str, float]:
-    """Wall seconds, standard output, and peak resident MiB of a command (its children included)."""
-    before = time.perf_counter()
-    probe = (
-        f"import resource, subprocess, sys; r = subprocess.run({command!r}, capture_output=True, text=True);"
-        " sys.stdout.write(r.stdout); sys.stderr.write(r.stderr);"
-        " sys.stderr.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)); sys.exit(r.returncode)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    wall = time.perf_counter() - before
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command[:6])} failed:\n{done.stderr[-2000:]}")
-    return (
-        wall,
-        done.stdout,
-        int(done.stderr.split()[-1].rsplit("}", 1)[-1] or 0) / 1024 if done.stderr.split() else 0.0,
-    )
-
-
-def row(*cells: object) -> None:
-    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
-
-
-def bench_plan() -> None:
+def bench_plan() -> Iterator[Row]:
     """Located, built, proved twice, ordered and serialised; nothing is opened."""
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     for name, (file, source, target, limits) in PLANS.items():
@@ -103,7 +83,7 @@ def bench_plan() -> None:
             found = json.loads(done.stdout)
             first = first or found["seconds"]
             phases = ", ".join(f"{k} {v:.2f}" for k, v in found["phases"].items())
-            row(
+            yield (
                 f"plan 405B, {name}, {layers} layers",
                 f"{found['seconds']:.2f} s ({found['cpu']:.2f} s of a core), {found['gib']:.2f} GiB, {found['plan_mb']:.2f} MB",
                 f"{limits}; {found['seconds'] / first:.2f} x the time of {LAYERS[0]} layers",
@@ -119,7 +99,7 @@ def cost(command: list[str], **environment: str) -> tuple[float, float]:
     return time.perf_counter() - before, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
 
 
-def bench_start(pairs: int) -> None:
+def bench_start(pairs: int) -> Iterator[Row]:
     base = [sys.executable, "-c", "import lark, attrs, numpy, networkx"]
     llama = HERE / "llama.ucpl"
     ours = [sys.executable, "-m", "ucpl"]
@@ -151,7 +131,7 @@ def bench_start(pairs: int) -> None:
                     mine.append(other)
             wall, core = (statistics.median(x) for x in zip(*mine, strict=True))
             base_wall, base_core = (statistics.median(x) for x in zip(*theirs, strict=True))
-            row(
+            yield (
                 f"start: {name}",
                 f"{core:.2f} s of a core ({wall:.2f} s)",
                 f"{core / base_core:.2f} x the imports alone ({base_core:.2f} s of a core, {base_wall:.2f} s)",
@@ -166,81 +146,43 @@ def interop_python() -> str:
     return python
 
 
-def bench_convert(pairs: int, gib: float) -> None:
-    python = interop_python()
-    with tempfile.TemporaryDirectory(prefix="ucpl-bench-") as folder:
-        top = Path(folder)
-        layers = max(1, round((gib * 2**30 / 16 - 24.6e6) / 4.73e6))  # 12 bytes of state and 4 of weight a parameter
-        launch = [python, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29655"]
-        subprocess.run(
-            [*launch, str(HERE / "make_checkpoint.py"), "1", str(top / "source"), str(layers)],
-            check=True,
-            capture_output=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
-        )
-        source = top / "source"
-        size = sum(p.stat().st_size for p in source.rglob("*") if p.is_file())
-        step = next(p for p in source.iterdir() if p.is_dir())
-        times: dict[str, list[float]] = {}
-        peaks: dict[str, float] = {}
-        out = str(top / "out")
-        ours = [sys.executable, "-m", "ucpl", "convert", str(source), out, "--to"]
-        theirs = [python, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
-        commands = {
-            "cp -r, fsync": ["sh", "-c", f"cp -r {source} {out} && sync -f {out}"],
-            "ucpl convert zero1 dp2 -> dp3": [*ours, "zero1(dp=3)"],
-            "ucpl convert, --memory 64M": [*ours, "zero1(dp=3)", "--memory", "64M"],
-            "ucpl convert zero1 dp2 -> zero3 dp3": [*ours, "zero3(dp=3)"],
-            "ds_to_universal": [*theirs, "--input_folder", str(step), "--output_folder", out],
-        }
-        for _ in range(pairs):
-            for name, command in commands.items():
-                wall, _, peak = run(command, DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
-                times.setdefault(name, []).append(wall)
-                peaks[name] = max(peaks.get(name, 0.0), peak)
-                shutil.rmtree(top / "out")
-        peer = statistics.median(times["ds_to_universal"])
-        copy = statistics.median(times["cp -r, fsync"])
-        for name, walls in times.items():
-            here = statistics.median(walls)
-            low, high = min(walls), max(walls)
-            row(
-                f"{name}, {size / 1e9:.2f} GB",
-                f"{here:.2f} s ({low:.2f}-{high:.2f}), {peaks[name]:.0f} MiB",
-                f"{peer / here:.1f} x as fast as ds_to_universal",
-                f"{here / copy:.2f} x the time of cp",
-            )
+def tables(given: argparse.Namespace) -> dict[str, tuple[Row, Callable[[], Iterable[Row]]]]:
+    """The head of each table, and what makes its rows."""
+    usual = ("what", "figure", "beside", "note")
+    return {
+        "plan": (usual, bench_plan),
+        "start": (usual, lambda: bench_start(given.pairs)),
+        "lsp": (
+            usual,
+            lambda: ((*found, "limits 1 s to start, 100 ms an answer") for found in bench_lsp(given.pairs)),
+        ),
+        "convert": (HEAD, lambda: bench_convert(interop_python(), given.pairs, given.gib, given.folder)),
+        "peer": (
+            ("checkpoint", "ucpl", "ds_to_universal", "ucpl", "ds_to_universal"),
+            lambda: bench_peer(interop_python()),
+        ),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("which", nargs="*", choices=["plan", "start", "lsp", "convert", "peer", []], default=[])
-    parser.add_argument("--gib", type=float, default=1.5)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument(
+        "--gib", type=float, nargs="+", default=[1.5, 6.0], help="sizes of the checkpoints of `convert`"
+    )
+    parser.add_argument("--pairs", type=int, default=5, help="rounds that count")
+    parser.add_argument("--folder", help="where `convert` writes: on the disk that is to be measured")
     given = parser.parse_args()
-    which = given.which or ["plan", "start", "lsp", "convert", "peer"]
-    if which != ["peer"]:
-        bench_times(which, given)
-    if "peer" in which:
-        print()
-        row("checkpoint", "ucpl", "ds_to_universal", "ucpl", "ds_to_universal")
-        row("---", "---", "---", "---", "---")
-        for cells in bench_peer(interop_python()):
-            row(*cells)
-
-
-def bench_times(which: list[str], given: argparse.Namespace) -> None:
-    row("what", "figure", "beside", "note")
-    row("---", "---", "---", "---")
-    if "plan" in which:
-        bench_plan()
-    if "start" in which:
-        bench_start(given.pairs)
-    if "lsp" in which:
-        for name, figure, note in bench_lsp(given.pairs):
-            row(name, figure, "limits 1 s to start, 100 ms an answer", note)
-    if "convert" in which:
-        bench_convert(given.pairs, given.gib)
+    for name, (head, rows) in tables(given).items():
+        if given.which and name not in given.which:
+            continue
+        found = []
+        for cells in rows():
+            print(" | ".join(cells), flush=True)
+            found.append(cells)
+        table = Table(name, f"make bench {name}", machine(), head, tuple(found))
+        print(f"\n{table}\n", flush=True)
+        save(table)
 
 
 if __name__ == "__main__":

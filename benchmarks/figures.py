@@ -1,0 +1,83 @@
+"""Figures of one run: kept as data beside the code, and written into docs/PERFORMANCE.md from there.
+
+A page is made of what was measured, so that no figure stands there whose command and machine are not said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from attrs import asdict
+
+from ucpl.records import frozen
+
+__all__ = ["PAGE", "Table", "blocks", "known", "machine", "save", "written"]
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "PERFORMANCE.md"
+_BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+
+
+@frozen
+class Table:
+    """A table in Markdown: cells as they are shown."""
+
+    name: str  # of the file that it is kept in, and of the block of the page
+    command: str  # that makes it anew
+    machine: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        lines = [self.head, ("---",) * len(self.head), *self.rows]
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def machine() -> str:
+    """What a figure was measured on, and what else the machine did."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} cores ({platform.machine()}), {memory:.0f} GiB, {platform.system()} {platform.release()},"
+        f" Python {platform.python_version()}; load {os.getloadavg()[0]:.1f} at its end"
+    )
+
+
+def save(table: Table) -> None:
+    """Keep it, and write it into the page."""
+    folder = HERE / "figures"
+    folder.mkdir(exist_ok=True)
+    text = json.dumps(asdict(table), indent=1, ensure_ascii=False)
+    (folder / f"{table.name}.json").write_text(text + "\n", encoding="utf-8")
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), known()), encoding="utf-8")
+
+
+def known() -> dict[str, Table]:
+    """All tables that were kept, by name."""
+    found = {}
+    for path in sorted((HERE / "figures").glob("*.json")):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        rows = tuple(tuple(row) for row in kept["rows"])
+        found[path.stem] = Table(kept["name"], kept["command"], kept["machine"], tuple(kept["head"]), rows)
+    return found
+
+
+def written(page: str, tables: dict[str, Table]) -> str:
+    """The page with its blocks made anew; what has no table stays."""
+
+    def block(match: re.Match[str]) -> str:
+        table = tables.get(match[2])
+        if table is None:
+            return match[0]
+        return f"{match[1]}{table}\n\n`{table.command}`, {table.machine}.\n{match[3]}"
+
+    return _BLOCK.sub(block, page)
+
+
+def blocks(page: str) -> Iterable[str]:
+    """Names of the blocks of a page."""
+    return (name for _, name, _ in _BLOCK.findall(page))

@@ -1,0 +1,65 @@
+"""docs/PERFORMANCE.md shows what was measured: its blocks are made of the figures that the benchmark kept."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from benchmarks.convert import CASES, HEAD, Rounds, Run, rows_of
+from benchmarks.figures import PAGE, Table, blocks, known, written
+
+
+def test_the_page_shows_the_figures_that_were_kept() -> None:
+    page, tables = PAGE.read_text(encoding="utf-8"), known()
+    assert page == written(page, tables), "run `make bench`, or undo what was written by hand"
+    assert set(tables) <= set(blocks(page))
+    for table in tables.values():
+        assert {len(row) for row in table.rows} == {len(table.head)}, table.name
+
+
+def test_a_block_is_made_of_its_table_and_no_other() -> None:
+    end = "<!-- end of figures -->"
+    page = f"before\n<!-- figures: plan -->\nold\n{end}\nafter\n<!-- figures: lsp -->\nkept\n{end}\n"
+    table = Table("plan", "make bench plan", "2 cores", ("what", "figure"), (("405B", "2.4 s"),))
+    made = written(page, {"plan": table})
+    assert made == page.replace(
+        "old\n", "| what | figure |\n| --- | --- |\n| 405B | 2.4 s |\n\n`make bench plan`, 2 cores.\n"
+    )
+    assert written(made, {"plan": table}) == made
+    assert written(made, {"plan": evolve(table, rows=(("405B", "9.9 s"),))}) != made
+
+
+def test_where_the_time_of_a_process_went() -> None:
+    """Start is what the same command takes on a tiny checkpoint; what else comes before the first byte is planning."""
+    seconds = {
+        "plan": 0.1,
+        "create": 0.1,
+        "digest": 0.5,
+        "read-back beside": 0.25,
+        "move": 2.0,
+        "fsync": 0.5,
+        "read-back": 1.0,
+    }
+    report = {
+        "seconds": seconds,
+        "bytes_target": 8 << 30,
+        "bytes_read": 51,
+        "bytes_needed": 50,
+        "bytes_read_back": 8 << 30,
+    }
+    ours = Run(4.5, 80.0, report)
+    start = Run(1.0, 70.0, {"seconds": {"plan": 0.25, "move": 0.25}})
+    runs = {case.name: [ours, ours] for case in CASES}
+    runs |= {
+        "start": [start],
+        "copy": [Run(3.0, 2.0, {})],
+        "again": [Run(6.0, 9.0, {})],
+        "ds_to_universal": [Run(18.0, 900.0, {})],
+    }
+    found = list(rows_of(Rounds(runs, [8 * 2.0**30], [(4 * 2.0**30, 8 * 2.0**30)]), 8 << 30))
+    assert {len(row) for row in found} == {len(HEAD)}
+    cells = dict(zip(HEAD, found[0], strict=True))
+    assert (cells["start"], cells["plan"], cells["move"], cells["sync"]) == ("0.50", "0.50", "2.00", "0.50")
+    assert (cells["/ copy"], cells["/ copy and read again"], cells["ds_to_universal /"]) == ("1.50", "0.75", "4.0")
+    assert cells["read / needed"] == "1.020"
+    assert cells["of memory's speed"] == "0.50"
+    assert cells["of the disk's speed"] == "0.67"  # 2 s to write and 1 s to read, of 4.5 s
