@@ -709,6 +709,14 @@ def ranks_swapped(folder: Path) -> list[str]:
 
 
 @case
+def no_shard_of_the_optimizer(folder: Path) -> list[str]:
+    source(folder)
+    for shard in (folder / STEP).glob("*_optim_states.pt"):
+        shard.unlink()
+    return ["convert", "source", "target", "--to", "plain()"]
+
+
+@case
 def truncated_file(folder: Path) -> list[str]:
     source(folder)
     path = folder / STEP / "zero_pp_rank_1_mp_rank_00_optim_states.pt"

@@ -89,6 +89,9 @@ def add_changes(parser: ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a tensor or a state where the source has nothing of it; may repeat",
     )
+    parser.add_argument(
+        "--weights-alone", action="store_true", help="convert the weights of a run whose optimizer shards are gone"
+    )
 
 
 def add_data_plane(parser: ArgumentParser) -> None:
@@ -156,6 +159,7 @@ def given_of(options: Namespace) -> Given:
         fill=tuple(getattr(options, "fill", ())),
         freeze=tuple(getattr(options, "freeze", ())),
         train=tuple(getattr(options, "train", ())),
+        weights_alone=getattr(options, "weights_alone", False),
     )
 
 

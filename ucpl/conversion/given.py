@@ -75,6 +75,7 @@ class Given:
     drop: tuple[str, ...] = ()  # tensors, states and keys of client_state that are left out; globs over tensors
     freeze: tuple[str, ...] = ()  # parameters that are not trained from here on; globs, too
     train: tuple[str, ...] = ()  # frozen ones that are, as NAME or NAME=GROUP
+    weights_alone: bool = False  # of a source whose optimizer is gone, too
 
 
 def config_at(path: Path) -> Config:

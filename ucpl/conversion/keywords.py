@@ -66,6 +66,7 @@ class Beside(TypedDict, total=False):
     drop: Sequence[str]  # tensors, states and keys of client_state that are left out
     freeze: Sequence[str]  # parameters that are not trained from here on
     train: Sequence[str]  # frozen ones that are: "NAME", "NAME=GROUP"
+    weights_alone: bool  # convert the weights of a run whose optimizer shards are gone
 
 
 class ToPlan(Beside, total=False):
@@ -116,6 +117,7 @@ def given_from(beside: Beside | ToPlan | ToConvert | ToVerify, model: nodes.Mode
         fill=tuple(beside.get("fill", ())),
         freeze=tuple(beside.get("freeze", ())),
         train=tuple(beside.get("train", ())),
+        weights_alone=bool(beside.get("weights_alone")),
     )
 
 

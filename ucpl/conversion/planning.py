@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
@@ -16,6 +16,7 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import sides
 from ucpl.conversion.training import rounded
+from ucpl.errors import Label, fail
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
@@ -69,8 +70,22 @@ def prepare(asked: Asked, given: Given) -> Prepared:
         source, path = None, path if path is not None else source
     described = called(source) if source is not None else None
     opened = open_checkpoint(path, described, given) if path is not None else None
+    if opened is not None and opened.lacking and not given.weights_alone:
+        _refuse_gone(opened)
     here, there = sides(described, called(asked.target), given, opened)
     return Prepared(make_plan(here, there, name=asked.name, twice=asked.twice), here, there)
+
+
+def _refuse_gone(checkpoint: Checkpoint) -> NoReturn:
+    """What was trained with an optimizer goes over without it only where that is said."""
+    first, *others = checkpoint.lacking
+    more = f" (and {len(others)} more, to {others[-1]})" if others else ""
+    fail(
+        "E467",
+        f"{first} is missing{more}: the run had an optimizer under ZeRO, and none of its shards is there",
+        Label(str(checkpoint.root / first), "not there"),
+        Label(str(checkpoint.root / checkpoint.files[0]), "states the optimizer's parameters", where="param_shapes"),
+    )
 
 
 def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool = False) -> Plan:

@@ -76,6 +76,7 @@ class Checkpoint:
     files: tuple[str, ...] = ()  # every file that belongs to it, relative to root
     remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
     unstored: tuple[str, ...] = ()  # what the model has and the checkpoint does not, for `inspect` and plans
+    lacking: tuple[str, ...] = ()  # files of the optimizer that its other files tell of, all of which are gone
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)  # state -> parameter -> where its number lies
     caller_states: CallerStates = field(factory=CallerStates)
     local_shapes: dict[str, tuple[Shape, ...]] = field(

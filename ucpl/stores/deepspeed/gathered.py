@@ -69,6 +69,7 @@ class Gathered:
     blobs: dict[str, object] = field(factory=dict)
     remarks: list[str] = field(factory=list)
     unstored: list[str] = field(factory=list)  # what the module has and no file holds, as it is told
+    lacking: tuple[str, ...] = ()  # optimizer shards that the run wrote, all of which are gone
     groups: list[ParameterGroup] = field(factory=list)
     stated: list[Flat] = field(factory=list)
     counted: set[str] = field(factory=set)  # states that are one number of a parameter, whatever its shape
@@ -199,6 +200,7 @@ class Gathered:
             files=tuple(part.file for part in files),
             remarks=tuple(self.remarks),
             unstored=tuple(self.unstored),
+            lacking=self.lacking,
             scalar_extents=self.scalar_extents,
             caller_states=facts.callers,
             local_shapes=facts.local_shapes,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, TensorRef
 from ucpl.stores.deepspeed.gathered import Gathered
+from ucpl.stores.deepspeed.names import optim_file
 from ucpl.stores.deepspeed.order import SUB_GROUP_DEFAULT, alignment_elements
 from ucpl.stores.deepspeed.topology import Topology
 from ucpl.stores.texts import is_text
@@ -41,6 +42,27 @@ def read_settings(gathered: Gathered, topology: Topology) -> None:
     gathered.set("parameter_alignment", _flag(zero.get("parameter_alignment")), origin)
     if topology.tp > 1:
         _set_grain(gathered, _section(config, "tensor_parallel").get("tp_grain_size"), origin)
+
+
+def shards_gone(topology: Topology) -> tuple[str, ...]:
+    """The optimizer shards of a run at ZeRO-1 or 2, where none of them is there. None: it had no optimizer, or no ZeRO.
+
+    `param_shapes` are those of the optimizer's parameters, and only ZeRO states them; what is written here without ZeRO does,
+    too, and says stage 0.
+    """
+    if topology.optim is not None or topology.stage:
+        return ()
+    held = Value.of(topology.first)
+    config = _config(held)
+    stage = _section(config, "zero_optimization").get("stage")
+    if held.mapping().get("param_shapes") is None or held.mapping().get("optimizer") is not None or stage == 0:
+        return ()
+    bf16 = bool(_flag(_section(config, "bf16", "bfloat16").get("enabled")))
+    return tuple(
+        optim_file(bf16, rank, shard.pp * topology.tp + shard.tp)
+        for shard in topology.shards
+        for rank in range(topology.dp)
+    )
 
 
 def set_alignment(gathered: Gathered, tensors: Iterable[TensorRef]) -> None:

@@ -12,7 +12,7 @@ from ucpl.stores.deepspeed.dense import read_dense
 from ucpl.stores.deepspeed.gathered import Gathered, Place
 from ucpl.stores.deepspeed.names import list_files
 from ucpl.stores.deepspeed.pipeline import read_pipeline
-from ucpl.stores.deepspeed.settings import read_settings
+from ucpl.stores.deepspeed.settings import read_settings, shards_gone
 from ucpl.stores.deepspeed.topology import topology_of
 
 
@@ -28,6 +28,9 @@ def open_step(place: Place, order: Order | None = None) -> Checkpoint:
         )
     gathered = Gathered()
     read_settings(gathered, topology)
+    gathered.lacking = shards_gone(topology)
+    if gathered.lacking:
+        gathered.remark(f"no shard of the optimizer is there, and the run had one: {gathered.lacking[0]} is missing")
     if topology.listing.layers:
         files, facts = read_pipeline(gathered, topology, order)
     else:
