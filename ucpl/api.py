@@ -23,7 +23,7 @@ from ucpl.conversion.running import refuse_existing, run
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
-from ucpl.conversion.staging import with_made
+from ucpl.conversion.staging import clear_made, with_made
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unp
     opened = open_for(made, source) if isinstance(source, str | Path) else source
     if not how.get("allow_drift"):
         demand_no_drift(made, opened, bounds_of(how))
+    clear_made(Path(target))
     return run(made, opened, Path(target), how)
 
 

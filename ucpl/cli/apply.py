@@ -34,6 +34,7 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.keywords import bounds_of
     from ucpl.conversion.opening import load_plan, open_for
     from ucpl.conversion.running import refuse_existing
+    from ucpl.conversion.staging import clear_made
 
     target, how = Path(options.target), run_options(options)
     refuse_existing(target, how)
@@ -46,4 +47,5 @@ def run(options: Namespace, console: Console) -> int:
         console.say("beside        weights are not held against the shards here: `ucpl verify` of the target does")
     if not options.allow_drift:
         demand_no_drift(plan, opened, bounds_of(how))
+    clear_made(target)
     return write(plan, opened, target, how, console)

@@ -53,9 +53,12 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How) -> Report:
     try:
         report = execute(plan, kept, framework(plan.target.framework), target, options_from(how))
     except UcplError as error:
-        if error.diagnostics[0].code != "E504":
-            raise
-        raise _with_holders(error, kept) from None
+        match error.diagnostics[0].code:
+            case "E504":
+                raise _with_holders(error, kept) from None
+            case "E613":
+                raise _with_line(error, plan, kept) from None
+        raise
     _look_again(target, plan)
     return report
 
@@ -97,6 +100,21 @@ def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
         labels += tuple(Label(str(checkpoint.top / file), f"names {name}") for file in beside)
         found.append(evolve(d, labels=labels or d.labels, remedy=remedy))
     return UcplError(*found)
+
+
+def _with_line(error: UcplError, plan: Plan, checkpoint: Checkpoint) -> UcplError:
+    """Each rank of stage 3 saves buffers of its own: where they may differ, the layout that takes one of them is shown."""
+    buffers = {f"module/{t.name}": t.name for t in checkpoint.tensors if t.kind == "buffer"}
+    keys = [label.where.partition("[")[0] for label in error.diagnostics[0].labels]
+    name = next((buffers[key] for key in keys if key in buffers), None)
+    if name is None or not plan.source_call.startswith("zero3("):
+        return error
+    remedy = (
+        "Ranks of stage 3 keep a buffer each (running means of a BatchNorm that is not synchronised). To take one of them,"
+        f" write own.ucpl and give --from 'own.ucpl:own()':\nucpl 1\nlayout own() of any extends {plan.source_call} {{\n"
+        f'  "{name}" = ...  any @dp  in meta as "module/{{name}}"\n}}'
+    )
+    return UcplError(evolve(error.diagnostics[0], remedy=remedy), *error.diagnostics[1:])
 
 
 def _without(checkpoint: Checkpoint, names: set[str]) -> Checkpoint:

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["with_made"]
+__all__ = ["clear_made", "with_made"]
 
 
 @contextmanager
 def with_made(known: Checked, target: Path, how: How) -> Iterator[Checkpoint]:
     """The source, with the files in its container that are made for this target. Raises: UcplError E500-E508, E610-E614."""
     if not known.anew:
+        clear_made(target)
         yield known.source
         return
     from ucpl.runtime.disk import disk
     from ucpl.runtime.publish import Lock
     from ucpl.runtime.targets import cannot_write
 
-    place = target.absolute().parent.resolve() / target.name
-    folder = place.with_name(f".{place.name}.ucpl-made")
+    folder = _folder(target)
     try:
         if folder.is_symlink():
             disk().remove(folder)
@@ -56,6 +56,31 @@ def with_made(known: Checked, target: Path, how: How) -> Iterator[Checkpoint]:
             disk().remove_tree(folder)
         except OSError as error:
             cannot_write(folder, error, resumable=False)
+
+
+def clear_made(target: Path) -> None:
+    """What a killed run left there. Raises: UcplError E502 where a living one makes it, E503 where it does not go."""
+    folder = _folder(target)
+    if not os.path.lexists(folder):
+        return
+    from ucpl.runtime.disk import disk
+    from ucpl.runtime.publish import Lock
+    from ucpl.runtime.targets import cannot_write
+
+    try:
+        if folder.is_symlink() or not folder.is_dir():
+            disk().remove(folder)
+            return
+        with Lock(folder / "all"):
+            pass  # nobody makes anything there
+        disk().remove_tree(folder)
+    except OSError as error:
+        cannot_write(folder, error, resumable=False)
+
+
+def _folder(target: Path) -> Path:
+    place = target.absolute().parent.resolve() / target.name
+    return place.with_name(f".{place.name}.ucpl-made")
 
 
 def _made(one: Anew, known: Checked, folder: Path, how: How) -> Iterator[tuple[str, Path]]:

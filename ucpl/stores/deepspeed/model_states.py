@@ -210,6 +210,15 @@ def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:
     if name in writer.empty:
         here = writer.empty[name]
         return file.storages.empty(here.dtype, (0,) if writer.stage == 3 else here.shape)
+    experts = writer.source.experts
+    if experts is not None and name in experts.of:
+        fail(
+            "E471",
+            f"{name} is frozen and an expert's: stage {writer.stage} states frozen parameters once more, by the numbers that"
+            " experts have on one rank, and of the others' it has none",
+            Label(file.path, where="frozen_param_fragments"),
+            remedy=f"zero1(...), which states none; or --train '{experts.of[name].every}', where they may be trained",
+        )
     fail("E471", f"the plan writes no fragment of the frozen {name}", Label(file.path, where=name))
 
 

@@ -1,0 +1,48 @@
+"""Weights that are made for a target lie beside it until it is there; what a killed run left goes with the next one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import ROOT, good
+from tests.stores.test_containers import source  # noqa: F401  (a Trainer's folder)
+
+BEGUN = ("convert", "source", "target", "--to", "zero1(dp=3, bf16=1)")
+
+
+def killed(folder: Path, *argv: str) -> None:
+    """A run that ends by SIGKILL while its target is written, weights beside the shards made already."""
+    env = {**os.environ, "UCPL_FAIL_AT": "target-write:40:kill", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "ucpl", *argv], cwd=folder, env=env, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "following",
+    [
+        (*BEGUN, "--resume"),
+        BEGUN,
+        ("convert", "source", "target", "--to", "zero1(dp=3)"),
+        ("apply", "it.plan", "source", "target"),
+    ],
+    ids=["resumed", "again", "another", "applied"],
+)
+def test_what_a_killed_run_made_goes_with_the_next_run_into_its_place(
+    following: tuple[str, ...],
+    source: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = source.parent
+    monkeypatch.chdir(folder)
+    source.rename("source")
+    good("plan", "--from", "source", "--to", "zero1(dp=3)", "-o", "it.plan")
+    killed(folder, *BEGUN)
+    assert (folder / ".target.ucpl-made").is_dir()
+    good(*following)
+    assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []
