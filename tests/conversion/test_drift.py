@@ -111,3 +111,20 @@ def test_damage_is_named_before_drift(tmp_path: Path) -> None:
     file.write_bytes(raw)
     done = ucpl("convert", tmp_path / "source", tmp_path / "target", "--to", "zero2(dp=3)")
     assert done.status == 3 and "error[E612]" in done.err and "temp" in done.err
+
+
+@pytest.mark.parametrize("name", ["z3_dp2_subgroup", "z1_dp2_sgdm"])
+def test_model_states_of_another_step_are_found_by_the_schedule(name: str, tmp_path: Path) -> None:
+    """At stage 3 there is no weight in them that a master could tell."""
+    folder = copied(name, tmp_path / "source")
+
+    def of_a_step_before(value: Any) -> None:
+        value["lr_scheduler"]["_last_lr"] = [0.00833, 0.00417]
+        value["global_steps"] -= 1
+
+    for file in folder.glob("*model_states.pt"):
+        edited(file, of_a_step_before)
+    done = ucpl("convert", tmp_path / "source", tmp_path / "target", "--to", "zero2(dp=3)")
+    assert done.status == 3 and "error[E615]" in done.err
+    assert "group 0 of the optimizer has the learning rate 0.00769230769, and its schedule gave 0.00833" in done.err
+    assert ucpl("convert", tmp_path / "source", tmp_path / "target", "--to", "zero2(dp=3)", "--allow-drift").status == 0
