@@ -25,6 +25,8 @@ from ucpl.syntax.habits import respelling
 __all__ = ["Habit", "Words", "foreign", "habits", "words"]
 
 _FILES = (
+    "clauses",
+    "forms",
     "tools",
     "signs",
     "numbers",
@@ -40,6 +42,7 @@ _HERE = Path(__file__).parent
 
 # A common word is no habit where it is a name: of a tensor on the left, in a path, a class behind `of`, in quotes.
 _NAMED = re.compile(r'"[^"]*"?|^\s*[\w.-]+(?=\s*(?:\[[^]]*\])?\s*[=:])|\bof\s+\w+')
+_QUOTED = re.compile(r'"[^"]*"?')
 _COMMON = re.compile(r"(?<![\w-])[A-Za-z_][\w-]*(?![\w.-])")
 
 
@@ -79,7 +82,8 @@ class Words:
     def of(self, line: str, own: frozenset[str], tools: bool) -> str:
         """What is written here for the first word of a line that another tool has. `own`: words that the language has."""
         table = self.tools if tools else self.names
-        found = re.findall(r"[A-Za-z_][\w-]*", line) if tools else _COMMON.findall(_NAMED.sub(" ", line))
+        bare = line if line.startswith('"') else _QUOTED.sub(" ", line)  # of JSON the keys stand in quotes
+        found = re.findall(r"[A-Za-z_][\w-]*", bare) if tools else _COMMON.findall(_NAMED.sub(" ", line))
         return next((table[w] for w in found if w in table and w not in own), "")
 
 

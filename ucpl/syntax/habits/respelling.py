@@ -13,16 +13,22 @@ from ucpl.syntax.words import ELEMENT_TYPES
 
 __all__ = [
     "argument",
+    "binary",
     "cast",
+    "computed",
     "cuts",
     "default",
     "digits",
+    "digits_of",
     "dtype",
+    "entry",
+    "grouped",
     "import_path",
     "in_parentheses",
     "key",
     "kind",
     "label",
+    "labelled",
     "members",
     "mesh",
     "model_dims",
@@ -31,15 +37,21 @@ __all__ = [
     "pairs",
     "power",
     "product",
+    "ranged",
+    "shifted",
     "side_by_side",
     "stepped",
+    "stored_in",
     "stripped",
     "template",
     "times",
+    "typed",
 ]
 
 _POWER_MAX = 8  # factors of a power that is written out
 _NUMBER_MAX = 1 << 63
+_DEVICES = {"cpu", "cuda", "xpu", "hpu", "npu", "mps", "meta", "xla"}
+_SHIFT_MAX = 40
 
 
 def _words(text: str) -> list[str]:
@@ -52,6 +64,9 @@ def _words(text: str) -> list[str]:
 def power(found: Match[str]) -> str | None:
     """`h ** 2` as `h * h`."""
     base, exponent = found[1], found[2]
+    if base.isdigit() and exponent.isdigit() and int(exponent[:9]) > _POWER_MAX:
+        value = int(base[:9]) ** min(int(exponent[:9]), 64)
+        return str(value) if value < _NUMBER_MAX else None
     if not exponent.isascii() or not exponent.isdigit() or not 1 <= int(exponent) <= _POWER_MAX:
         return None
     return " * ".join([base] * int(exponent))
@@ -82,6 +97,19 @@ def number(found: Match[str]) -> str | None:
     except (ValueError, InvalidOperation):
         return None
     return str(value) if value < _NUMBER_MAX else None
+
+
+def binary(found: Match[str]) -> str | None:
+    """`4Ki` as `4096`."""
+    value = int(found[1][:19]) << {"K": 10, "M": 20, "G": 30}[found[0][len(found[1])]]
+    return str(value) if value < _NUMBER_MAX else None
+
+
+def shifted(found: Match[str]) -> str | None:
+    """`h >> 1` as `h / 2`."""
+    if len(found[3]) > 2 or int(found[3]) > _SHIFT_MAX:
+        return None
+    return f"{found[1]} {'*' if found[2] == '<<' else '/'} {1 << int(found[3])}"
 
 
 def key(found: Match[str]) -> str:
@@ -132,6 +160,19 @@ def of_model(found: Match[str]) -> str:
 
 
 # ---- patterns --------------------------------------------------------------------------------------------------------
+
+
+def labelled(found: Match[str]) -> str:
+    """`(gate, up): f` as `(gate: f + up: f)`."""
+    return f"({' + '.join(f'{name}: {found[2]}' for name in _words(found[1]))})"
+
+
+def ranged(found: Match[str]) -> str:
+    """`[l=0..4]` as `[l[0..4]]`."""
+    ends = re.findall(r"\d+", found[2])
+    if len(ends) == 1:
+        ends = [*ends, ""] if re.search(r"[^\d\s]", found[2]) else ["", *ends]
+    return f"[{found[1]}[{'..'.join(ends)}]]"
 
 
 def side_by_side(found: Match[str]) -> str:
@@ -192,11 +233,27 @@ def stripped(found: Match[str]) -> str:
 # ---- statements ------------------------------------------------------------------------------------------------------
 
 
+def stored_in(found: Match[str]) -> str:
+    """A file without its form, its `=` or its quotes."""
+    form = found[2] or ("safetensors" if found[3].endswith(".safetensors") else "torch")
+    return f'{found[1]} = {form} "{found[3]}"'
+
+
+def entry(found: Match[str]) -> str:
+    """`w(v, h) = "w"` as an entry."""
+    return f"{found[1]} = {' '.join(_words(found[2]))} as {found[3]}"
+
+
+def digits_of(found: Match[str]) -> str:
+    """`index d = two * k` with the digits in parentheses."""
+    return f"{found[1]}({' '.join(_words(found[2]))})"
+
+
 def mesh(found: Match[str]) -> str | None:
     """The names of axes in whatever form: quoted, in a list, with sizes."""
     text = found[0][len("mesh") :]
     quoted = re.findall(r'"([A-Za-z_]\w*)"', text)
-    names = quoted[1:] if "(" in text and len(quoted) > 2 else quoted
+    names = quoted[1:] if "(" in text and quoted[:1] and quoted[0] in _DEVICES else quoted
     names = names or re.findall(r"(?<![\w.])[A-Za-z_]\w*(?!\s*\()", re.sub(r"=\s*\w+", "", text.lstrip(" :=([")))
     names = [] if names in (["none"], ["None"], ["null"]) else names  # no mesh is no line
     return f"mesh {' '.join(names)}" if names and len(set(names)) == len(names) else None
@@ -208,6 +265,29 @@ def members(found: Match[str]) -> str | None:
     if not names or {"order", "model", "from", "all"} & set(names):
         return None
     return f"{found[1].rstrip()} = {', '.join(names)}"
+
+
+def computed(found: Match[str]) -> str:
+    """`f / 128 h / 128` with a name for each quotient: rounded up where it counts the blocks of a scale."""
+    scales = "scale" in found[1].lower()
+    sizes: dict[str, str] = {}
+
+    def named(one: Match[str]) -> str:
+        size, by = one[1], one[2]
+        sizes[f"{size}_{by}"] = f"ceil({size}, {by})" if scales else f"{size} / {by}"
+        return f"{size}_{by}"
+
+    dims = re.sub(r"(\w+)\s*//?\s*(\w+)", named, found[2])
+    return f"dim {', '.join(f'{n} = {v}' for n, v in sizes.items())}\n{found[1]} : {' '.join(dims.split())}"
+
+
+def typed(found: Match[str]) -> str | None:
+    """`: bf16` behind the dims as `dtype bf16`."""
+    from ucpl.syntax.habits import words
+
+    name = found[1].rpartition(".")[2]
+    name = words().dtypes.get(name, name)
+    return f" dtype {name}" if name in ELEMENT_TYPES else None
 
 
 def model_dims(found: Match[str]) -> str | None:
