@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ucpl.columns import each, widened
+from ucpl.columns import each, once, widened
 
 
 @given(
@@ -38,3 +38,4 @@ def test_each_number_once_in_order(dtype: type[np.integer[Any]]) -> None:
     for values in ([], [0], [3, 0, 3, 255 % 128, 0], [[2, 1], [1, 2]]):
         array = np.array(values, dtype=dtype)
         assert each(array) == np.unique(array).tolist()
+        assert once(array).dtype == dtype

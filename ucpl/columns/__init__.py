@@ -6,7 +6,7 @@ from ucpl.columns.numbering import distinct, numbered, within
 from ucpl.columns.pairs import halves, pairs, split_pairs, whole_pairs
 from ucpl.columns.space import Space
 from ucpl.columns.strided import Moves, Side, clip, expanded, join_runs, split_rows, straighten
-from ucpl.columns.table import I64, Bools, Table, block, column, each, widened
+from ucpl.columns.table import I64, Bools, Table, block, column, each, once, widened
 
 __all__ = [
     "Block",
@@ -28,6 +28,7 @@ __all__ = [
     "halves",
     "join_runs",
     "numbered",
+    "once",
     "pairs",
     "split_pairs",
     "split_rows",

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ucpl.records import frozen
 
-__all__ = ["Bools", "I64", "Table", "block", "column", "each", "widened"]
+__all__ = ["Bools", "I64", "Table", "block", "column", "each", "once", "widened"]
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -38,10 +38,15 @@ def column(dtype: type[np.generic] = np.int64) -> object:
     return field(metadata={"dtype": np.dtype(dtype)})
 
 
-def each(values: NDArray[S]) -> list[int]:
+def once(values: NDArray[S]) -> NDArray[S]:
     """The numbers that occur, each once, ascending. (NumPy's `unique` imports its masked arrays for that.)"""
-    ordered = np.sort(values, axis=None)
-    out: list[int] = ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))].tolist()
+    ordered: NDArray[S] = np.sort(values, axis=None)
+    return ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))]
+
+
+def each(values: NDArray[S]) -> list[int]:
+    """The same as a list."""
+    out: list[int] = once(values).tolist()
     return out
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ucpl.columns import once
 from ucpl.columns.operations import Fill, Flow, Lane
 from ucpl.extents import Shelves
 from ucpl.graph import Graph
@@ -133,7 +134,7 @@ def _at_their_distance(
             if lane is None or not len(flow.extract.boxes):
                 continue
             position = (flow.place if side else flow.extract).boxes.offset
-            home = np.unique(position >> graph.spaces[side].bits)
+            home = once(position >> graph.spaces[side].bits)
             at = np.searchsorted(table[:, 0], home, side="right") - 1
             if (at < 0).any() or (home >= table[at, 1]).any():
                 return False

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from ucpl.columns import once
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.graph import Graph
@@ -167,7 +168,7 @@ class _Proof:
         pieces, graph = self.told.source, self.graph
         boxes = distinct_boxes(source)
         i, _ = pairs_in(boxes)
-        crossed = np.unique(boxes.piece[i]) if len(i) else np.zeros(0, dtype=np.int64)
+        crossed = once(boxes.piece[i]) if len(i) else np.zeros(0, dtype=np.int64)
         low, high = box_of(pieces)
         held = np.bincount(boxes.piece, weights=boxes.volume, minlength=len(pieces)).astype(np.int64)
         suspect = held != (high - low).prod(axis=1)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ucpl.columns import I64
+from ucpl.columns import I64, once
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.proofs.against import hold_against
 from ucpl.runtime.compare import Unequal
@@ -47,7 +47,7 @@ def demand_one_step(
 
 def _sample(m: Runs) -> Runs:
     """The beginning of the first and of the last run of every stored tensor, on either side."""
-    rows = np.unique(np.concatenate([_ends(m.source), _ends(m.target)]))
+    rows = once(np.concatenate([_ends(m.source), _ends(m.target)]))
     some = m.take(rows)
     shape = some.shape.copy()
     left = np.full(len(rows), SAMPLE, dtype=np.int64)

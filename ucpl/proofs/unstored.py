@@ -50,7 +50,7 @@ def tensors_without_key(placement: Placement) -> tuple[str, ...]:
     for entry in layout.entries:
         for path in entry.targets.values():
             keys[path] = keys.get(path, False) or entry.storing.key is not None
-    held = {placement.tensors[n] for p in placement.parts if p.state == "weight" for n in np.unique(p.folded.tensor)}
+    held = {placement.tensors[n] for p in placement.parts if p.state == "weight" for n in each(p.folded.tensor)}
     return tuple(path for path in layout.tensors if keys.get(path) is False and path not in held)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ucpl.columns import I64, Bools, distinct, numbered, within
+from ucpl.columns import I64, Bools, distinct, numbered, once, within
 
 Ints = NDArray[np.integer]
 
@@ -49,7 +49,7 @@ def overlaps(group_a: Ints, low_a: I64, high_a: I64, group_b: Ints, low_b: I64, 
         _, key = np.unique(key, return_inverse=True)
         key_a, key_b, keys = key[:n], key[n:], int(key.max()) + 1
     if keys * top >= 1 << 62:  # compress positions to their ranks
-        values = np.unique(np.concatenate([start_a, stop_a, start_b, stop_b]))
+        values = once(np.concatenate([start_a, stop_a, start_b, stop_b]))
         start_a, stop_a, start_b, stop_b = (np.searchsorted(values, v) for v in (start_a, stop_a, start_b, stop_b))
         top = len(values) + 2
     order = np.lexsort((start_b, key_b))

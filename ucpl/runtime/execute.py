@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from attrs import evolve
 
+from ucpl.columns import each
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import StoredTensor, in_file
@@ -345,8 +346,7 @@ class _Run:
     def _check_source(self) -> None:
         """Members that were touched against their CRCs, padding against zero. Raises: UcplError E611, E612, E614."""
         self.sources.check_unchanged()
-        touched = np.unique(self.rows.source)
-        members = members_of((self.places[s] for s in touched.tolist()), self.sources)
+        members = members_of((self.places[s] for s in each(self.rows.source)), self.sources)
         blanks = blanks_of(self.plan.sources, self.places, self.rows, self.sources)
         left = allowance(self.counters.bytes_needed, everything=self.options.verify_source)
         with Workspace(self.plane.share, self.plane.budget) as space:
