@@ -247,6 +247,7 @@ NEVER = frozenset(
         "deepspeed",
         "tomllib",
         "scipy",
+        "numpy.ma",
     }
     | {
         "lark",
