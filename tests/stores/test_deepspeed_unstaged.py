@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import ucpl
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from ucpl import api
 from ucpl.errors import UcplError
+from ucpl.stores.deepspeed import unstaged
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "numbered"
 FOUND, KEY = (
@@ -143,3 +145,19 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     assert "says nothing of stage 1" in refused(
         "E466", FIXTURES / "pp2", tmp_path / "x", "zero1(dp=1)", layout=f'zero0(order="{one}")'
     )
+
+
+def test_a_search_that_finds_no_way_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen layers leave each stage many counts: what no way leads on from is looked at once, not once for each way there."""
+    stages, layers = 12, 40
+    asked: list[tuple[int, int]] = []
+
+    def of_stage(_: object, stage: int, mine: list[int], tied: int | None, whole: bool) -> list[list[str]] | None:
+        asked.append((stage, len(mine)))
+        return None if stage == stages - 1 else [[str(n) for n in mine]]
+
+    monkeypatch.setattr(unstaged._Finder, "_of_stage", of_stage)
+    topology: Any = SimpleNamespace(pp=stages)
+    finder = unstaged._Finder(topology, dict.fromkeys(range(layers)), None, ())  # type: ignore[arg-type]
+    assert list(finder.ways(None, whole=False)) == []
+    assert len(asked) <= stages * (layers + 1) ** 2

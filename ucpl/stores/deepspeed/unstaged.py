@@ -144,6 +144,7 @@ class _Finder:
     order: Order | None
     buffers: tuple[frozenset[str], ...]  # of each stage
     tied: dict[str, int] = field(factory=dict)  # key of a tied module -> its layer with a file
+    closed: set[tuple[int, int]] = field(factory=set)  # (stage, layers left) from which no way leads on
 
     @classmethod
     def of(cls, topology: Topology, files: Files, order: Order | None) -> _Finder:
@@ -203,6 +204,7 @@ class _Finder:
 
     def ways(self, tied: int | None, whole: bool) -> Iterator[list[Named]]:
         """Names of each stage's numbers, way by way. `tied`: a layer of which other stages have a copy."""
+        self.closed.clear()
         for made, copied in self._dealt(0, [*self.files], tied, whole):
             if tied is None or copied:
                 yield made
@@ -215,6 +217,9 @@ class _Finder:
             if not layers:
                 yield [], False
             return
+        if (stage, len(layers)) in self.closed:
+            return
+        is_open = False
         for count in range(len(layers) + 1):
             mine, rest = layers[:count], layers[count:]
             for copies in (False, True) if tied is not None and tied not in mine else (False,):
@@ -222,7 +227,10 @@ class _Finder:
                 if names is None:
                     continue
                 for others, copied in self._dealt(stage + 1, rest, tied, whole):
+                    is_open = True
                     yield [names, *others], copies or copied
+        if not is_open:
+            self.closed.add((stage, len(layers)))
 
     def _of_stage(self, stage: int, layers: list[int], tied: int | None, whole: bool) -> Named | None:
         """The numbers' names, if the stage has these layers."""
