@@ -6,13 +6,15 @@ Both release the interpreter's lock. Not here: the CRC of a whole from those of 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 __all__ = ["crc32"]
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-_Crc32: TypeAlias = Callable[[Bytes, int], int]
+
+
+class _Crc32(Protocol):
+    def __call__(self, data: Bytes, before: int = 0, /) -> int: ...
 
 
 def _fastest() -> _Crc32:
@@ -23,13 +25,4 @@ def _fastest() -> _Crc32:
     return found
 
 
-_crc32 = _fastest()
-
-
-def crc32(data: Bytes, before: int = 0) -> int:
-    """The CRC-32 of what has the CRC `before`, and then of `data`.
-
-    >>> crc32(b"versal", crc32(b"uni")) == crc32(b"universal")
-    True
-    """
-    return _crc32(data, before)
+crc32 = _fastest()  # (data, before = 0): the CRC-32 of what has the CRC `before`, and then of `data`

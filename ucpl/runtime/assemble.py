@@ -114,7 +114,7 @@ class Assembler:
                 position = int(rows.position[row]) + (low - begin) * tile.itemsize
                 return reader.run(self.file_of[int(rows.source[row])], position, work.tile_view[: tile.size])
         run = not fills and rows.run[within.start : within.stop].all()
-        if not (run and self._are_all(within, low, high)):
+        if not (run and self._are_all(within, low, high)) and not self._is_one(within, low, high):
             work.tile[: tile.size] = 0
         for handler, some in self._walk(within, fills):
             handler(self, tile, some)
@@ -127,6 +127,15 @@ class Assembler:
         begin = self.rows.low[within.start : within.stop]
         end = np.maximum.accumulate(self.rows.high[within.start : within.stop])
         return bool(begin[0] <= low and end[-1] >= high and (begin[1:] <= end[:-1]).all())
+
+    def _is_one(self, within: range, low: int, high: int) -> bool:
+        """Whether one box of a merge has every element of [low, high)."""
+        if len(within) != 1:
+            return False
+        row, rows = within[0], self.rows
+        begin, end = int(rows.low[row]), int(rows.high[row])
+        is_merge = HANDLERS[type(rows.rules[int(rows.rule[row])].node)] is Assembler._merge
+        return is_merge and begin <= low and high <= end and int(rows.shape[row].prod()) == end - begin
 
     def _walk(self, within: range, fills: range) -> Iterator[tuple[Handler, I64]]:
         """What is done with rows of one target, node by node in the graph's order. Neighbours that do the same run at once.
@@ -187,7 +196,7 @@ class Assembler:
                     work.staging,
                 )  # fmt: skip
                 continue
-            for part in blocks(box, work.share.block):
+            for part in blocks(box, work.share.block, by_source=True):
                 raw = self._fetch(tile, file, part, size)
                 made = conversion.convert(raw)
                 if conversion.check_exact and (at := conversion.inexact_at(raw, made)) is not None:
@@ -451,11 +460,12 @@ def _work(node: Node) -> tuple[Handler, str]:
     return HANDLERS[type(node)], node.how if isinstance(node, Reduce) else ""
 
 
-def blocks(box: Box, limit: int) -> list[Box]:
-    """A box as boxes of at most `limit` elements, cut along its first dims."""
+def blocks(box: Box, limit: int, *, by_source: bool = False) -> list[Box]:
+    """A box as boxes of at most `limit` elements, cut along its first dims; by_source: those that are first in the source."""
     if box.elements <= limit:
         return [box]
-    axis = next(i for i, n in enumerate(box.shape) if n > 1)
+    axes = [i for i, n in enumerate(box.shape) if n > 1]
+    axis = max(axes, key=lambda i: box.source_step[i]) if by_source else axes[0]
     count = box.shape[axis]
     each = max(1, limit // (box.elements // count))
     parts: list[Box] = []
@@ -467,7 +477,7 @@ def blocks(box: Box, limit: int) -> list[Box]:
             box.target + i * box.target_step[axis],
             box.target_step,
         )
-        parts += blocks(part, limit)
+        parts += blocks(part, limit, by_source=by_source)
     return parts
 
 

@@ -28,23 +28,24 @@ U8 = NDArray[np.uint8]
 
 @frozen
 class Share:
-    """What one worker may use, in bytes: all four together at most three quarters of memory / workers."""
+    """What one worker may use, in bytes: all together at most memory / workers, less a tile."""
 
     tile: int
     staging: int
     scratch: int  # `block` elements of up to 16 bytes
     temporaries: int
     block: int  # elements whose value changes at a time
+    band: int  # of several tiles that are assembled at once, in place of a tile: a multiple of one
 
     @property
     def total(self) -> int:
-        return self.tile + self.staging + self.scratch + self.temporaries
+        return self.band + self.staging + self.scratch + self.temporaries
 
 
 def share_of(memory: int, workers: int) -> Share:
     """Divide a budget. A tile is 1 MiB where there is room: larger ones were measured to be slower (they leave the cache).
 
-    A quarter of each worker's part is left over: of one tile, which is read back beside what they move.
+    The room of one more tile is left over: of one that is read back beside what they move.
 
     Raises: UcplError E508 where the budget is too small for any tile.
     """
@@ -58,7 +59,9 @@ def share_of(memory: int, workers: int) -> Share:
         )
     tile = min(TILE_MAX, each // 4 // _GRAIN * _GRAIN)
     block = min(1 << 16, each // 4 // (_VALUE_COST + 16) // 64 * 64)
-    return Share(tile, tile, block * 16, block * _VALUE_COST, block)
+    others = tile + block * (16 + _VALUE_COST)
+    band = (each - tile - others) // tile * tile
+    return Share(tile, tile, block * 16, block * _VALUE_COST, block, band)
 
 
 class Budget:
@@ -109,6 +112,16 @@ class Workspace:
         """Anonymous memory of its own pages, so that positional reads land page by page."""
         self._take(size)
         return np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
+
+    def hold(self, size: int) -> None:
+        """Make `tile` as large as a band of that many bytes, which is at most `share.band`."""
+        if size <= len(self.tile):
+            return
+        old, self.tile, self.tile_view = len(self.tile), np.zeros(0, np.uint8), memoryview(b"")
+        self._budget.give(old)
+        self._taken -= old
+        self.tile = self._array(size)
+        self.tile_view = self.tile.data
 
     @property
     def staging(self) -> U8:

@@ -82,10 +82,21 @@ def overlay(crcs: npt.ArrayLike, lengths: npt.ArrayLike, behind: npt.ArrayLike, 
 
 def crc_of_comb(crcs: npt.ArrayLike, size: int, step: int) -> int:
     """The CRC of runs of `size` bytes that begin `step` bytes apart, with zeros between them."""
-    runs = np.asarray(crcs, dtype=np.uint32).reshape(-1)
-    behind = step * np.arange(len(runs) - 1, -1, -1, dtype=np.int64)
-    moved = shift(runs ^ np.uint32(crc_of_zeros(size)), behind)
-    return int(np.bitwise_xor.reduce(moved)) ^ crc_of_zeros((len(runs) - 1) * step + size)
+    runs = np.asarray(crcs, dtype=np.uint32).reshape(-1) ^ np.uint32(crc_of_zeros(size))
+    total = (len(runs) - 1) * step + size
+    while len(runs) > 1:  # neighbours become one
+        if len(runs) % 2:
+            runs = np.append(np.uint32(0), runs)
+        runs = _apply(_moved(step), runs[0::2]) ^ runs[1::2]
+        step *= 2
+    return int(runs[0]) ^ crc_of_zeros(total)
+
+
+@lru_cache(maxsize=256)
+def _moved(nbytes: int) -> U32:
+    """The table of so many appended bytes: (4, 256) u32."""
+    words = np.arange(256, dtype=np.uint32)
+    return shift(np.stack([words << (8 * place) for place in range(4)]).reshape(-1), nbytes).reshape(4, 256)
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from ucpl.runtime.manifest import read_manifest
 from ucpl.runtime.publish import Workplace
 from ucpl.runtime.targets import TargetPlan, cannot_write
 
-__all__ = ["is_finished", "is_other_run", "is_published", "journal_of", "tile_of"]
+__all__ = ["is_finished", "is_other_run", "is_published", "journal_of", "cut_of"]
 
 
 def journal_of(work: Workplace) -> Past | None:
@@ -43,14 +43,15 @@ def is_other_run(past: Past, digests: Mapping[str, str]) -> str:
     return next((what for name, what in of if past.header.get(name) != digests[name]), "")
 
 
-def tile_of(past: Past, share: Share, work: Workplace) -> int:
-    """How many bytes its tiles have. Raises: UcplError E602, E508."""
-    tile = past.header.get("tile")
-    if not isinstance(tile, int) or tile <= 0 or tile % 16:
+def cut_of(past: Past, share: Share, work: Workplace) -> tuple[int, int]:
+    """How many bytes its tiles have, and the largest bands. Raises: UcplError E602, E508."""
+    tile, band = past.header.get("tile"), past.header.get("band")
+    whole = isinstance(tile, int) and isinstance(band, int) and 0 < tile <= band < 1 << 62
+    if not isinstance(tile, int) or not isinstance(band, int) or not whole or tile % 16 or band % tile:
         fail("E602", f"the journal of the interrupted run into {work.target} is damaged", Label(str(work.journal)))
     if tile > share.tile:
         fail("E508", f"the interrupted run used tiles of {tile} bytes, there is memory for {share.tile}")
-    return tile
+    return tile, band
 
 
 def is_finished(target: Path, digests: Mapping[str, str], layout: TargetPlan) -> bool:

@@ -22,6 +22,7 @@ from ucpl.extents import StoredTensor, in_file
 from ucpl.records import frozen
 from ucpl.runtime import earlier
 from ucpl.runtime.assemble import Assembler
+from ucpl.runtime.bands import bands_of
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report, Unverified
 from ucpl.runtime.disk import make_file, make_folders, sync_folder, sync_folders
@@ -234,10 +235,12 @@ class _Run:
             if not self.options.force:
                 code = "E506" if self.options.resume and past is None else "E500"
                 fail(code, f"{self.target} exists", Label(str(self.target)))
-        tile = self.plane.share.tile if past is None else earlier.tile_of(past, self.plane.share, self.work)
-        tiles = cut_tiles(self.layout.units, tile)
+        share = self.plane.share
+        cut = (share.tile, share.band) if past is None else earlier.cut_of(past, share, self.work)
+        bands = bands_of(self.rows, (self.places, self.layout.places), self.layout.units, *cut)
+        tiles = cut_tiles(self.layout.units, cut[0], bands)
         with self.counters.phase("create"):
-            self.journal = self._begin(past, tile)
+            self.journal = self._begin(past, cut)
         known = Known.of(tiles, past)
         self.counters.tiles, self.counters.tiles_resumed = len(tiles), int(known.done.sum())
         if past is not None:
@@ -277,7 +280,7 @@ class _Run:
         finally:
             there.close()
 
-    def _begin(self, past: Past | None, tile: int) -> Journal:
+    def _begin(self, past: Past | None, cut: tuple[int, int]) -> Journal:
         """Files of their final size, durable names, a journal. Raises: UcplError E501, E503."""
         if past is None:
             self.work.clear()
@@ -291,7 +294,7 @@ class _Run:
             if past is not None:
                 journal = Journal(self.work.journal, past.size)
             else:
-                header = {"tile": tile, **{name: self.digests[name] for name in _IDENTITY}}
+                header = {"tile": cut[0], "band": cut[1], **{name: self.digests[name] for name in _IDENTITY}}
                 journal = Journal.begin(self.work.journal, header)
                 sync_folder(self.work.folder)
         except (OSError, UcplError) as error:

@@ -1,8 +1,8 @@
 """Tiles on their way: assembled, digested, written and journalled, in a few threads over one queue.
 
-The threads share one queue of tiles in the order of the target's files. The thread that waits for them syncs what they
-wrote and journals it; one more reads that back from the disk meanwhile (read_back). Not here: what a tile is made of
-(assemble), and what is done before and after (execute).
+The threads share one queue of tiles, or of bands of them, in the order of the target's files. The thread that waits for
+them syncs what they wrote and journals it; one more reads that back from the disk meanwhile (read_back). Not here: what a
+tile is made of (assemble), and what is done before and after (execute).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ucpl.digests import crc32
 from ucpl.errors import UcplError
 from ucpl.records import define, frozen
 from ucpl.runtime.assemble import Assembler
+from ucpl.runtime.bands import cut_bands
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.crew import Queue, run_crew
 from ucpl.runtime.evidence import Inspection, damage_of, members_of
@@ -88,7 +89,9 @@ class Mover:
         tiles, known = self.known.tiles, self.known
         self._done_bytes = self._flushed_bytes = int(tiles.size[known.done].sum())
         self._flushed_at = time.monotonic()
-        queue = Queue(len(tiles), lambda i: bool(known.done[i]))
+        share = self.plane.share
+        bands = cut_bands(tiles, share.band // share.tile, known.done)
+        queue = Queue(len(bands))
         self._movers = self.plane.workers
 
         def work(stop: threading.Event) -> None:
@@ -96,7 +99,7 @@ class Mover:
                 with Workspace(self.plane.share, self.plane.budget) as space:
                     reader = Reader(self.sources)
                     while not stop.is_set() and (i := queue.take()) is not None:
-                        self._one(i, reader, space)
+                        self._band(*bands[i], reader, space)
             finally:
                 self._ends()
 
@@ -116,34 +119,43 @@ class Mover:
             if not self._movers:
                 self._moved.set()
 
-    def _one(self, i: int, reader: Reader, space: Workspace) -> None:
-        tile = tile_of(self.layout, self.known.tiles, i)
+    def _band(self, first: int, end: int, reader: Reader, space: Workspace) -> None:
+        """Tiles [first, end) of one unit: assembled at once, then digested, written and told of one by one."""
+        tiles = [tile_of(self.layout, self.known.tiles, i) for i in range(first, end)]
+        space.hold(sum(tile.size for tile in tiles))
         try:
-            crc = self.assembler.assemble(tile.target, tile.low, tile.high, reader, space)
+            crc = self.assembler.assemble(tiles[0].target, tiles[0].low, tiles[-1].high, reader, space)
         except UcplError as error:
-            raise self._cause(error, tile, space) from None
-        view = space.tile_view[: tile.size]
+            raise self._cause(error, tiles, space) from None
+        start = 0
+        for i, tile in enumerate(tiles, first):
+            self._one(i, tile, space.tile_view[start : start + tile.size], crc if len(tiles) == 1 else None)
+            start += tile.size
+        self.plane.counters.add(read=reader.bytes_read, digest=reader.digest)
+        with self._lock:
+            self._fresh.extend(reader.fragments)
+        reader.fragments.clear()
+        reader.bytes_read, reader.digest = 0, 0.0
+
+    def _one(self, i: int, tile: Tile, view: memoryview, crc: int | None) -> None:
         begin = time.perf_counter()
         if crc is None:
             crc = crc32(view)
         xxh3 = xxhash.xxh3_64_intdigest(view)
-        digest = reader.digest + time.perf_counter() - begin
+        digest = time.perf_counter() - begin
         self.files.write(tile.file, view, tile.position)
         failpoint("tile-written")
         with self._lock:
             self._finished.append(DoneTile(i, tile.size, crc, xxh3))
-            self._fresh.extend(reader.fragments)
             self._done_bytes += tile.size
-        self.plane.counters.add(read=reader.bytes_read, written=tile.size, digest=digest)
-        reader.fragments.clear()
-        reader.bytes_read, reader.digest = 0, 0.0
+        self.plane.counters.add(written=tile.size, digest=digest)
 
-    def _cause(self, error: UcplError, tile: Tile, space: Workspace) -> UcplError:
-        """The damaged members of the source that a tile was made of, where its values are what fails; else the error."""
+    def _cause(self, error: UcplError, tiles: list[Tile], space: Workspace) -> UcplError:
+        """The damaged members of the source that a band was made of, where its values are what fails; else the error."""
         if error.diagnostics[0].code not in _OF_VALUES:
             return error
         rows, places = self.assembler.rows, self.assembler.sources
-        within = rows.within(tile.target, tile.low, tile.high)
+        within = rows.within(tiles[0].target, tiles[0].low, tiles[-1].high)
         used = each(rows.source[within.start : within.stop])
         how = Inspection(self.sources, space.tile, self.plane.counters)
         found = damage_of(members_of((places[s] for s in used), self.sources), how)

@@ -29,8 +29,11 @@ U8 = NDArray[np.uint8]
 Ints = tuple[int, ...]
 
 RUN_MIN = 2048  # bytes of a run from which on it is read by itself rather than with the gap behind it
+TURNED_MIN = 512  # the same where the runs of a transposed box are: the gaps are what other bands read
 SCATTER_MIN = 512  # bytes of a run from which on one part of a preadv is cheaper than staging
 CALL_BYTES = 6144  # bytes that could be read in the time of one more call
+SPREAD_BYTES = 1 << 19  # of runs that are spread at once: they stay in the cache
+_APART = 64  # between runs in the staging: a power of two would put them all on the same lines of the cache
 WASTE_MAX = 64  # a gap of at most 1/64 of a span is read with it
 IOV_MAX = 1024
 
@@ -103,8 +106,7 @@ class Reader:
     def comb(self, file: int, position: int, step: int, views: list[memoryview]) -> None:
         """Runs of one size, `step` bytes apart in the file, each read by itself."""
         size = len(views[0])
-        for i, view in enumerate(views):
-            self.sources.read_into(file, position + i * step, [view], size)
+        self.sources.read_runs(file, position, step, views)
         self.bytes_read += size * len(views)
         begin = time.perf_counter()
         crc = crc_of_comb([crc32(view) for view in views], size, step)
@@ -152,6 +154,8 @@ class Reader:
             view = out.data
             starts = _starts(s.at, s.shape[:-1], s.out_step[:-1])
             self.scatter(s.file, s.position, [view[i : i + run] for i in starts])
+        elif span - needed > needed // WASTE_MAX and (turned := _turned(s)) is not None and _is_worth(turned):
+            self._turn(turned, out, staging)
         elif span - needed > needed // WASTE_MAX and (run >= RUN_MIN or span > CALL_BYTES * (needed // run)):
             self._skip_gaps(s, out, staging)
         elif span > len(staging):
@@ -165,6 +169,29 @@ class Reader:
             self.run(s.file, s.position, staging.data[:span])
             there = strided(out, s.at, s.shape, s.out_step, s.itemsize)
             there[...] = strided(staging, 0, s.shape, s.step, s.itemsize)
+
+    def _turn(self, s: _Strip, out: U8, staging: U8) -> None:
+        """A box in the order of the file, whose runs go to many places of the buffer: read a few at a time, then spread."""
+        depth, run = s.depth, s.together
+        if depth > 1:
+            axis = min(range(depth), key=lambda i: s.shape[i])
+            for i in range(s.shape[axis]):
+                self._gather(s.slice(axis, i), out, staging)
+            return
+        if not depth or run + _APART > len(staging):  # one run, or runs that are longer than the staging
+            axis, half = 0, s.shape[0] // 2
+            for low, high in ((0, half), (half, s.shape[0])):
+                self._gather(s.part(axis, low, high), out, staging)
+            return
+        apart = run + _APART
+        most = max(1, min(len(staging), SPREAD_BYTES) // apart)
+        views = [staging.data[at : at + run] for at in range(0, most * apart, apart)]
+        for low in range(0, s.shape[0], most):
+            part = s.part(0, low, min(low + most, s.shape[0]))
+            count = part.shape[0]
+            self.comb(s.file, part.position, s.step[0], views[:count])
+            there = strided(out, part.at, part.shape, part.out_step, s.itemsize)
+            there[...] = strided(staging, 0, part.shape, (apart, *s.step[1:]), s.itemsize)
 
     def _skip_gaps(self, s: _Strip, out: U8, staging: U8) -> None:
         """Gaps are worth skipping. Along the widest dim, so that what lies together in the file stays together."""
@@ -209,6 +236,20 @@ class _Strip:
         """Bytes that lie together on both sides."""
         return self.shape[-1] * self.itemsize if self.is_run else self.itemsize
 
+    @property
+    def depth(self) -> int:
+        """How many of the first dims step over gaps in the file, where dims are in the file's order."""
+        depth, run = len(self.shape), self.itemsize
+        while depth and self.step[depth - 1] == run:
+            depth -= 1
+            run *= self.shape[depth]
+        return depth
+
+    @property
+    def together(self) -> int:
+        """Bytes that lie together in the file, where dims are in its order."""
+        return prod(self.shape[self.depth :]) * self.itemsize
+
     def part(self, axis: int, low: int, high: int) -> _Strip:
         shape = (*self.shape[:axis], high - low, *self.shape[axis + 1 :])
         position, at = self.position + low * self.step[axis], self.at + low * self.out_step[axis]
@@ -221,6 +262,22 @@ class _Strip:
         )  # fmt: skip
         position, at = self.position + i * self.step[axis], self.at + i * self.out_step[axis]
         return _Strip(self.file, position, shape, step, out_step, at, self.itemsize)
+
+
+def _turned(s: _Strip) -> _Strip | None:
+    """The same box in the order of the file, where more lies together there than in the order of the buffer."""
+    order = sorted(range(len(s.shape)), key=lambda i: -s.step[i])
+    if order == list(range(len(s.shape))):
+        return None
+    shape, step, out_step = (tuple(of[i] for i in order) for of in (s.shape, s.step, s.out_step))
+    turned = evolve(s, shape=shape, step=step, out_step=out_step)
+    return turned if turned.together > s.run else None
+
+
+def _is_worth(s: _Strip) -> bool:
+    """Whether runs of the file are read one by one, rather than with the gaps between them."""
+    run = s.together
+    return run >= TURNED_MIN or s.span > CALL_BYTES * (s.needed // run)
 
 
 def _is_row_major(shape: Ints, step: Ints, itemsize: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -126,6 +126,19 @@ class SourceFiles:
                     Label(str(self._path(file))),
                 )
             views = _after(views, got)
+
+    def read_runs(self, index: int, position: int, step: int, views: Sequence[memoryview]) -> None:
+        """Fill each view from a position of its own, `step` bytes behind the one before. Raises: UcplError E610, E611."""
+        fd, read = self.descriptor(index), disk().read
+        for view in views:
+            try:
+                failpoint("source-read")
+                got = read(fd, (view,), position)
+            except OSError as error:
+                self.lost(self.files[index], error, position)
+            if got != len(view):
+                self.read_into(index, position + got, [view[got:]], len(view) - got)
+            position += step
 
     def check_unchanged(self) -> None:
         """Raises: UcplError E610, E611 where a file is gone or is another one by now."""

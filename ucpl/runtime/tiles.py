@@ -35,20 +35,29 @@ class Tiles:
     low: I64
     size: I64
     first: I64  # (units + 1,)
-    tile: int  # bytes of the largest
+    together: I64  # (units,) how many tiles are a band
 
     def __len__(self) -> int:
         return len(self.unit)
 
 
-def cut_tiles(units: Sequence[Unit], tile: int) -> Tiles:
-    """Tiles of at most `tile` bytes, a multiple of 16, so that no element is cut. Units are in order of their files."""
+def cut_tiles(units: Sequence[Unit], tile: int, bands: I64 | None = None) -> Tiles:
+    """Tiles of at most `tile` bytes, a multiple of 16, so that no element is cut. Units are in order of their files.
+
+    bands: (units,) bytes after which tiles begin anew, whole elements; by default a tile's.
+    """
     start = np.array([u.start for u in units], np.int64)
     size = np.array([u.size for u in units], np.int64)
     file = np.array([u.file for u in units], np.int64)
-    count = -(-size // tile)  # none for an empty tensor
+    band = np.full(len(units), tile, np.int64) if bands is None else bands
+    together = -(-band // tile)
+    rest = size % band
+    count = size // band * together + -(-rest // tile)  # none for an empty tensor
     first = np.zeros(len(units) + 1, np.int64)
     np.cumsum(count, out=first[1:])
     unit = np.repeat(np.arange(len(units)), count)
-    low = (np.arange(len(unit)) - first[unit]) * tile
-    return Tiles(unit, file[unit], start[unit] + low, low, np.minimum(tile, size[unit] - low), first, tile)
+    local = np.arange(len(unit)) - first[unit]
+    within = local % together[unit] * tile  # of its band
+    low = local // together[unit] * band[unit] + within
+    most = np.minimum(np.minimum(tile, band[unit] - within), size[unit] - low)
+    return Tiles(unit, file[unit], start[unit] + low, low, most, first, together)
