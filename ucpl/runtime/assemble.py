@@ -114,28 +114,11 @@ class Assembler:
                 position = int(rows.position[row]) + (low - begin) * tile.itemsize
                 return reader.run(self.file_of[int(rows.source[row])], position, work.tile_view[: tile.size])
         run = not fills and rows.run[within.start : within.stop].all()
-        if not (run and self._are_all(within, low, high)) and not self._is_one(within, low, high):
+        if not rows.are_all(within, low, high):
             work.tile[: tile.size] = 0
         for handler, some in self._walk(within, fills):
             handler(self, tile, some)
         return tile.single_crc if run else None
-
-    def _are_all(self, within: range, low: int, high: int) -> bool:
-        """Whether runs, which are in the order in which they begin, leave nothing of [low, high) open."""
-        if not within:
-            return False
-        begin = self.rows.low[within.start : within.stop]
-        end = np.maximum.accumulate(self.rows.high[within.start : within.stop])
-        return bool(begin[0] <= low and end[-1] >= high and (begin[1:] <= end[:-1]).all())
-
-    def _is_one(self, within: range, low: int, high: int) -> bool:
-        """Whether one box of a merge has every element of [low, high)."""
-        if len(within) != 1:
-            return False
-        row, rows = within[0], self.rows
-        begin, end = int(rows.low[row]), int(rows.high[row])
-        is_merge = HANDLERS[type(rows.rules[int(rows.rule[row])].node)] is Assembler._merge
-        return is_merge and begin <= low and high <= end and int(rows.shape[row].prod()) == end - begin
 
     def _walk(self, within: range, fills: range) -> Iterator[tuple[Handler, I64]]:
         """What is done with rows of one target, node by node in the graph's order. Neighbours that do the same run at once.

@@ -135,6 +135,20 @@ class Rows:
         last = a + int(self.low[a:b].searchsorted(high, "left"))
         return range(first, last)
 
+    def are_all(self, within: range, low: int, high: int) -> bool:
+        """Whether one box, or runs in the order in which they begin, leave nothing of [low, high) open."""
+        if not within:
+            return False
+        begin, end = self.low[within.start : within.stop], self.high[within.start : within.stop]
+        if len(within) > 1:
+            end = np.maximum.accumulate(end)
+            whole = self.run[within.start : within.stop].all() and (begin[1:] <= end[:-1]).all()
+        else:
+            row = within[0]
+            whole = self.shape[row].prod() == end[0] - begin[0]
+            whole &= isinstance(self.rules[int(self.rule[row])].node, Merge | Derive)
+        return bool(whole and begin[0] <= low and end[-1] >= high)
+
     def box(self, row: int) -> Box:
         return Box(
             tuple(self.shape[row].tolist()),
