@@ -47,7 +47,7 @@ class Console:
             from json import dumps
 
             self._answered = True
-            self._write(sys.stdout, dumps(value, ensure_ascii=False, default=str) + "\n")
+            self._write(sys.stdout, _escaped(dumps(value, ensure_ascii=False, default=str)) + "\n")
 
     def failed(self, status: int, diagnostics: Sequence[Diagnostic]) -> None:
         """The object of `--json` where an error ended the verb."""
@@ -103,12 +103,13 @@ class Console:
             yield None
             return
         from rich.console import Console as Terminal
+        from rich.markup import escape
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         terminal = Terminal(stderr=True, no_color=bool(os.environ.get("NO_COLOR")))
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
         with Progress(*columns, console=terminal, transient=True) as bar:
-            task = bar.add_task(what, total=None)
+            task = bar.add_task(escape(_printable(what)), total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -117,6 +118,18 @@ def _printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+def _escaped(text: str) -> str:
+    """JSON in which what a terminal would obey is written as JSON may write it: the same value."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _json_of(c) for c in text)
+
+
+def _json_of(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
 
 def diagnostic_object(d: Diagnostic) -> dict[str, object]:

@@ -196,24 +196,60 @@ def write_text(path: Path, text: str | bytes) -> None:
         place = Path(os.path.realpath(path))
         if place.exists() and not place.is_file():  # a rename would put a file where a device was
             fail("E179", f"{path} is no regular file", Label(str(path)))
-        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name[:60]}.")
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            mode = 0o666 & ~umask
-            with contextlib.suppress(FileNotFoundError, PermissionError):  # nothing is replaced; it is somebody else's
-                before = os.stat(place)
-                mode = before.st_mode & 0o777
-                os.chown(name, before.st_uid, before.st_gid)
-            os.chmod(name, mode)
+            _fill(handle, data)
+            _like(name, place)
             os.replace(name, place)
         except BaseException:
-            os.unlink(name)
+            with contextlib.suppress(OSError):
+                os.unlink(name)
             raise
+        _sync_folder(place.parent)
     except (OSError, ValueError) as error:  # a ValueError: a path or a text that no file can have
         reason = getattr(error, "strerror", None) or error
         fail("E179", f"{str(path)[:SHOWN]} cannot be written: {reason}", Label(str(path)))
+
+
+def _fill(handle: int, data: bytes) -> None:
+    """Write, sync and close. Raises: OSError."""
+    import os
+
+    try:
+        done = 0
+        while done < len(data):
+            done += os.write(handle, data[done:])
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _like(name: str, place: Path) -> None:
+    """Give a new file the mode and owner of the one that it is to replace, or what the umask says. Raises: OSError."""
+    import contextlib
+    import os
+
+    umask = os.umask(0)
+    os.umask(umask)
+    mode = 0o666 & ~umask
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # nothing is replaced; it is somebody else's
+        before = os.stat(place)
+        mode = before.st_mode & 0o777
+        os.chown(name, before.st_uid, before.st_gid)
+    with contextlib.suppress(PermissionError):  # a file system without modes
+        os.chmod(name, mode)
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name is durable, too, where folders can be synced. Raises: OSError."""
+    import errno
+    import os
+
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF):
+            raise
+    finally:
+        os.close(handle)

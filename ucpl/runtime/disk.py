@@ -9,6 +9,7 @@ Not here: which files there are (sources, targets), and what makes a rename safe
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -18,17 +19,24 @@ from pathlib import Path
 from ucpl.runtime import linux
 
 __all__ = [
+    "LACKING",
     "Disk",
     "disk",
+    "forget",
     "make_file",
     "make_folders",
     "read_regular",
     "read_upto",
+    "sync_data",
     "sync_folder",
     "sync_folders",
     "use_disk",
     "write_all",
 ]
+
+
+# A file system says so of a call that it does not know, in one of these ways.
+LACKING = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF, errno.ENOLCK, errno.ESPIPE)
 
 
 class Disk:
@@ -57,6 +65,14 @@ class Disk:
     def forget(self, fd: int, position: int, size: int) -> None:
         """Drop pages of a file from the page cache, as far as the kernel lets go of them. No size: up to the end."""
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
+
+    def lock(self, fd: int) -> None:
+        """For this open file alone, as long as it is open. Raises: BlockingIOError, PermissionError where another has it."""
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def lock_range(self, fd: int) -> None:
+        """The same for this process, as network file systems know it."""
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def resize(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
@@ -161,16 +177,44 @@ def make_file(path: Path, data: bytes) -> None:
         _current.close(fd)
 
 
+def forget(fd: int, position: int, size: int) -> bool:
+    """Drop pages, where that can be asked for. Raises: OSError."""
+    try:
+        _current.forget(fd, position, size)
+    except OSError as error:
+        if error.errno not in LACKING:
+            raise
+        return False
+    return True
+
+
+def sync_data(fd: int) -> None:
+    """Bytes and size of a file, durable: all of it where the file system does not know the difference. Raises: OSError."""
+    try:
+        _current.sync(fd, data_only=True)
+    except OSError as error:
+        if error.errno not in LACKING:
+            raise
+        _current.sync(fd)
+
+
 def sync_folder(path: Path) -> None:
-    """Make names in a folder durable. Raises: OSError."""
+    """Make names in a folder durable, where folders can be synced: elsewhere they are when they are made. Raises: OSError."""
     fd = _current.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _current.sync(fd)
+    except OSError as error:
+        if error.errno not in LACKING:
+            raise
     finally:
         _current.close(fd)
 
 
 def sync_folders(top: Path) -> None:
-    """All folders below and including `top`, the deepest first. Raises: OSError."""
-    for folder, _, _ in os.walk(top, topdown=False):
+    """All folders below and including `top`, the deepest first. Raises: OSError, also where one cannot be listed."""
+    for folder, _, _ in os.walk(top, topdown=False, onerror=_raised):
         sync_folder(Path(folder))
+
+
+def _raised(error: OSError) -> None:
+    raise error

@@ -330,7 +330,7 @@ def check_padding(plan: Plan, checkpoint: Checkpoint, *, memory: int = 512 << 20
     """
     places = fit(plan.sources, checkpoint.extents)
     rows = bind_rows(Bound.of(plan), places, tuple(map(Place.of, plan.targets)))
-    files = SourceFiles(checkpoint.root, (p.file for p in places))
+    files = SourceFiles(checkpoint.root, (p.file for p in places), checkpoint.opened)
     try:
         with Workspace(share_of(memory, 1), Budget(memory)) as space:
             how = Inspection(files, space.tile, Counters())
@@ -346,7 +346,7 @@ def damage_in(checkpoint: Checkpoint, named: Container[tuple[str, str]], *, memo
         for (file, key), extent in checkpoint.extents.items()
         if (file, key_text(key)) in named
     ]
-    files = SourceFiles(checkpoint.root, (p.file for p in places))
+    files = SourceFiles(checkpoint.root, (p.file for p in places), checkpoint.opened)
     try:
         with Workspace(share_of(memory, 1), Budget(memory)) as space:
             return damage_of(members_of(places, files), Inspection(files, space.tile, Counters()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from ucpl.runtime.identity import digest_of_files, digest_of_plan, digest_of_sou
 from ucpl.runtime.journal import Journal, Past
 from ucpl.runtime.known import Known
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, Written, manifest_of, storage_crcs
+from ucpl.runtime.mounts import network_remark
 from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import DataPlane, RunOptions
 from ucpl.runtime.padding import blanks_of
@@ -51,6 +53,7 @@ from ucpl.stores.containers import with_beside
 __all__ = ["execute"]
 
 SINGLE = (".pt", ".pth", ".bin")  # a target of this name is one file
+FROM_MEMORY = "pages cannot be dropped from memory here: what was read back need not have come from the disk"
 _FINAL = ("E505", "E605", "E607", "E611", "E612", "E613", "E614")  # what `--resume` cannot go on from
 _IDENTITY = ("digest", "files", "content")  # what tells that a run is the same run
 
@@ -84,15 +87,15 @@ def execute(
         counters.bytes_needed = rows.bytes_needed
     plane = DataPlane(options.workers, share, Budget(options.memory), counters)
     made = frozenset(c.extent.file for file in skeleton.files for c in file.carried if c.is_made)
-    run = _Run(_Bound(plan, source.root, layout, sources, rows, fills, made), skeleton.texts, options, plane, place)
+    run = _Run(_Bound(plan, source, layout, sources, rows, fills, made), skeleton.texts, options, plane, place)
     lock = Lock(place)
     try:
         with lock:
             try:
                 report = run.go()
-            except UcplError as error:
+            except (UcplError, OSError) as error:
                 run.close()
-                raise run.after(error) from error
+                raise run.after(error if isinstance(error, UcplError) else run.refused(error)) from error
             except KeyboardInterrupt:
                 run.close()
                 raise run.interrupted() from None
@@ -100,7 +103,8 @@ def execute(
                 run.close()
     except KeyboardInterrupt:
         raise run.interrupted() from None
-    return evolve(report, remarks=(*report.remarks, lock.left)) if lock.left else report
+    said = (network_remark(place), lock.lacking, "" if run.files.forgets else FROM_MEMORY, lock.left)
+    return evolve(report, remarks=(*report.remarks, *filter(None, said)))
 
 
 def _as_filed(targets: Sequence[StoredTensor]) -> tuple[StoredTensor, ...]:
@@ -153,7 +157,7 @@ class _Bound:
     """A plan bound to the bytes of a source and of a target."""
 
     plan: Plan
-    root: Path  # of the source's files
+    source: Checkpoint
     layout: TargetPlan
     places: tuple[Place, ...]  # of the source: the plan's, then the carried
     rows: Rows
@@ -175,7 +179,7 @@ class _Run:
         self.single = target.suffix in SINGLE and len(self.layout.files) == 1
         own = {LAYOUT: self.plan.layout_text} if self.plan.layout_text else {}
         self.texts = {} if self.single else {**texts, **own}
-        self.sources = SourceFiles(bound.root, (p.file for p in self.places))
+        self.sources = SourceFiles(bound.source.root, (p.file for p in self.places), bound.source.opened)
         self.files = TargetFiles(self.work.tree, self.layout.files)
         self.digests = {
             "digest": digest_of_plan(self.plan),
@@ -191,11 +195,12 @@ class _Run:
         self.keep = False
 
     def close(self) -> None:
-        self.files.close()
-        self.sources.close()
-        if self.journal is not None:
-            self.journal.close()
-            self.journal = None
+        """Whatever is open. What was written is durable or counts for nothing: an error here says nothing new."""
+        for opened in (self.files, self.sources, self.journal):
+            if opened is not None:
+                with suppress(OSError):
+                    opened.close()
+        self.journal = None
 
     # ---- ends ----------------------------------------------------------------------------------------------------
 
@@ -209,6 +214,14 @@ class _Run:
             return error
         note = f"finished parts are kept in {self.work.folder}: the same command with --resume goes on"
         return UcplError(evolve(first, notes=(*first.notes, note)), *error.diagnostics[1:])
+
+    def refused(self, error: OSError) -> UcplError:
+        """Of a call about no one file: to look whether a name is there, to close what was written."""
+        named = Path(os.fsdecode(error.filename)) if error.filename is not None else self.target
+        try:
+            cannot_write(named, error, resumable=self.keep)
+        except UcplError as said:
+            return said
 
     def interrupted(self) -> UcplError:
         if not self.keep:

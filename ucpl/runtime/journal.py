@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ucpl.digests import crc32
 from ucpl.records import frozen
-from ucpl.runtime.disk import disk, make_file, read_regular, write_all
+from ucpl.runtime.disk import disk, make_file, read_regular, sync_data, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.reading import Fragments
 
@@ -163,7 +163,7 @@ class Journal:
 
     def _write(self, data: bytes) -> None:
         write_all(self._fd, data, None)
-        disk().sync(self._fd, data_only=True)
+        sync_data(self._fd)
 
     def close(self) -> None:
         disk().close(self._fd)

@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
-from ucpl.runtime.disk import disk, sync_folder
+from ucpl.runtime.disk import LACKING, disk, sync_folder
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import Journal
 from ucpl.runtime.targets import cannot_write
@@ -90,37 +90,47 @@ class Workplace:
 class Lock:
     """Held while a target is written. The file goes when its holder ends well; a killed holder's lock is free at once.
 
-    `left` says so where the file could not be removed: it holds nobody up.
+    `left` says so where the file could not be removed: it holds nobody up. `lacking`, where the file system has no locks.
     """
 
     def __init__(self, target: Path) -> None:
-        self.left = ""
+        self.left = self.lacking = ""
         self.path = target.with_name(f".{target.name}.ucpl-lock")
         self._target = target
         self._fd = -1
 
     def __enter__(self) -> Lock:
-        while True:
-            try:
-                fd = disk().open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-            except OSError as error:
-                cannot_write(self.path, error, resumable=False)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+        """Raises: UcplError E502, E503."""
+        try:
+            while not self._is_had():
+                """Its holder removed the file between our open and our lock."""
+        except OSError as error:
+            cannot_write(self.path, error, resumable=False)
+        return self
+
+    def _is_had(self) -> bool:
+        fd = disk().open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        try:
+            self._take(fd)
+            if not _is_at(fd, self.path):
+                return False
+            self._fd, fd = fd, -1
+            return True
+        finally:
+            if fd >= 0:
                 disk().close(fd)
+
+    def _take(self, fd: int) -> None:
+        """As this file system can: by the open file, else by the process, else not at all, which is said."""
+        for lock in (disk().lock, disk().lock_range):
+            try:
+                return lock(fd)
+            except OSError as error:
                 if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                     fail("E502", f"another ucpl is writing {self._target}", Label(str(self.path), "this lock is held"))
-                cannot_write(self.path, error, resumable=False)
-            # Its holder may have removed the file between our open and our lock.
-            try:
-                same = os.path.samestat(os.fstat(fd), os.stat(self.path))
-            except FileNotFoundError:
-                same = False
-            if same:
-                self._fd = fd
-                return self
-            disk().close(fd)
+                if error.errno not in LACKING:
+                    raise
+        self.lacking = f"no lock is to be had beside {self._target}: nothing here keeps a second run away from it"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -129,4 +139,13 @@ class Lock:
             disk().remove(self.path)
         except OSError as error:
             self.left = f"{self.path} could not be removed ({error.strerror or error}); it locks nothing"
-        disk().close(self._fd)
+        with suppress(OSError):
+            disk().close(self._fd)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether a path still leads to an open file."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

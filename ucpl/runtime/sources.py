@@ -8,38 +8,26 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
-from ucpl.records import frozen
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
+from ucpl.stores.watching import Identity
 
-__all__ = ["Identity", "SourceFiles"]
+__all__ = ["SourceFiles"]
 
 OPEN_MAX = 128  # descriptors of one worker
-
-
-@frozen
-class Identity:
-    """What tells that a file is still the one that was opened."""
-
-    size: int
-    mtime_ns: int
-    inode: int
-    device: int
-
-    @staticmethod
-    def of(status: os.stat_result) -> Identity:
-        return Identity(status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
 
 
 class SourceFiles:
     """Files by their name relative to `root`. Each thread has descriptors of its own, the least recently used are closed."""
 
-    def __init__(self, root: Path, files: Iterable[str]) -> None:
+    def __init__(self, root: Path, files: Iterable[str], opened: Mapping[str, Identity] | None = None) -> None:
+        """opened: paths of files whose headers were read before, as they were then. Raises: UcplError E610, E611."""
         self.root = root
         self.files = tuple(dict.fromkeys(files))
         self.index = {file: i for i, file in enumerate(self.files)}
@@ -48,7 +36,10 @@ class SourceFiles:
         self._all: list[OrderedDict[int, int]] = []
         self._lock = threading.Lock()
         for file in self.files:
-            self.identity[file] = Identity.of(self._stat(file))
+            now = Identity.of(self._stat(file))
+            self.identity[file] = (opened or {}).get(str(self._path(file)), now)
+            if now != self.identity[file]:
+                self.changed(file, now)
 
     def _path(self, file: str) -> Path:
         return self.root / file if file else self.root
@@ -148,11 +139,12 @@ class SourceFiles:
                 self.changed(file, now)
 
     def close(self) -> None:
-        """Close all descriptors. No other thread may be reading."""
+        """Close all descriptors. No other thread may be reading. What was read is read, however closing ends."""
         with self._lock:
             for table in self._all:
                 while table:
-                    disk().close(table.popitem()[1])
+                    with suppress(OSError):
+                        disk().close(table.popitem()[1])
 
 
 def _after(views: list[memoryview], done: int) -> list[memoryview]:

@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, TensorRef, key_text
 from ucpl.records import frozen
-from ucpl.runtime.disk import disk, make_folders, read_upto, write_all
+from ucpl.runtime.disk import disk, forget, make_folders, read_upto, sync_data, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.rows import Place
 from ucpl.runtime.tiles import Unit
@@ -207,6 +207,7 @@ class TargetFiles:
         self._local = threading.local()
         self._all: list[OrderedDict[int, int]] = []
         self._lock = threading.Lock()
+        self.forgets = True  # as far as was asked: pages can be dropped here
 
     def path(self, index: int) -> Path:
         return self.root / self.files[index].path
@@ -272,9 +273,9 @@ class TargetFiles:
                     failpoint("target-sync")
                     if drop:
                         disk().sync(fd)
-                        disk().forget(fd, 0, 0)
+                        self.forgets &= forget(fd, 0, 0)
                     else:
-                        disk().sync(fd, data_only=True)
+                        sync_data(fd)
                 finally:
                     disk().close(fd)
             except OSError as error:
@@ -285,7 +286,7 @@ class TargetFiles:
         first = position // mmap.PAGESIZE * mmap.PAGESIZE
         end = -(-(position + size) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            disk().forget(self.descriptor(index), first, end - first)
+            self.forgets &= forget(self.descriptor(index), first, end - first)
         except OSError as error:
             cannot_write(self.path(index), error)
 

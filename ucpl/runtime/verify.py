@@ -23,6 +23,7 @@ from ucpl.runtime.crew import Queue, run_crew
 from ucpl.runtime.disk import disk, read_upto
 from ucpl.runtime.manifest import MANIFEST, Manifest, StatedFile, read_manifest
 from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.watching import reading
 from ucpl.stores.zips import read_zip_directory
 
 __all__ = ["Verified", "verify_files"]
@@ -60,7 +61,15 @@ class _Span:
 
 
 def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Verified:
-    """Check every file that belongs to the checkpoint. Damage is a finding (E630-E633), not an error."""
+    """Check every file that belongs to the checkpoint. Damage is a finding (E630-E633), not an error.
+
+    Raises: UcplError E400 where the disk does not say what is there.
+    """
+    with reading(checkpoint.top):
+        return _verified(checkpoint, memory, workers)
+
+
+def _verified(checkpoint: Checkpoint, memory: int, workers: int) -> Verified:
     share = share_of(memory, workers)
     budget = Budget(memory)
     findings: list[Diagnostic] = []

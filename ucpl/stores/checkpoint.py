@@ -15,6 +15,7 @@ from ucpl.extents.containers import Container
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import Pipeline
 from ucpl.records import frozen
+from ucpl.stores.watching import Identity
 
 Shape = tuple[int, ...]
 
@@ -89,6 +90,7 @@ class Checkpoint:
     pipeline: Pipeline | None = None  # its layers, where it is one
     experts: Experts | None = None  # its experts, where files of their own hold them
     container: Container | None = None  # the folder around it, where a training framework keeps files of its own there
+    opened: dict[str, Identity] = field(factory=dict)  # path -> the file as it was when its header was read
 
 
 @frozen(eq=False)

@@ -24,6 +24,7 @@ from ucpl.stores.pickles import unsafe_globals, walk
 from ucpl.stores.safetensors_files import read_safetensors_file
 from ucpl.stores.texts import demand_inside
 from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.watching import watched
 from ucpl.stores.zips import open_file, read_exactly
 
 __all__ = ["Aside", "Generic", "Values", "below", "open_files"]
@@ -78,6 +79,7 @@ def _nothing(file: str, key: tuple[str, ...]) -> bool:
     return False
 
 
+@watched
 def open_files(top: Path, files: Iterable[str], aside: Aside = _nothing) -> Checkpoint:
     """The files that a spec names, relative to a folder (or to that of a single file). Headers only.
 

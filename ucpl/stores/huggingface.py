@@ -25,6 +25,7 @@ from ucpl.stores.huggingface_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, 
 from ucpl.stores.huggingface_writing import EMPTY, INDEX, Shards
 from ucpl.stores.safetensors_files import SafetensorsFile, read_safetensors_file
 from ucpl.stores.texts import demand_inside, is_text, read_small
+from ucpl.stores.watching import watched
 
 __all__ = ["FILE", "TEXTS", "HuggingFace", "carried_texts", "config_of", "read_texts"]
 
@@ -43,10 +44,12 @@ class HuggingFace:
             return path.suffix == ".safetensors"
         return path.is_dir() and any(path.glob("*.safetensors"))
 
+    @watched
     def open(self, path: Path) -> Checkpoint:
         """Read all headers. Raises: UcplError E380-E386, and what the files raise (E400, E430-E434)."""
         return _Folder.of(path).checkpoint(path)
 
+    @watched
     def open_named(self, path: Path, files: Iterable[str]) -> Checkpoint:
         """The files that a spec names, or the shards that each has fallen into.
 

@@ -20,6 +20,7 @@ from ucpl.stores.generic import Generic
 from ucpl.stores.huggingface import HuggingFace
 from ucpl.stores.plain import Plain
 from ucpl.stores.strangers import overlooked, refuse_stranger
+from ucpl.stores.watching import watched
 
 FRAMEWORKS: tuple[Framework, ...] = (Universal(), DeepSpeed(), Plain(), HuggingFace(), Generic())
 
@@ -48,6 +49,7 @@ def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     return deepspeed_advice(source, structure) if structure.framework == DeepSpeed.name else ()
 
 
+@watched
 def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
     """Read the headers of a checkpoint of any known framework. Raises UcplError E435, E438 (exit 3) where none reads it.
 

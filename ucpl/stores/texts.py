@@ -28,6 +28,8 @@ def read_small(path: Path, most: int) -> bytes | None:
         raw = b""
         while len(raw) <= most and (part := os.pread(fd, most + 1 - len(raw), len(raw))):
             raw += part
+    except OSError as error:
+        fail("E400", f"{path.name} cannot be read: {error.strerror or error}", Label(str(path)))
     finally:
         os.close(fd)
     return raw if len(raw) <= most else None

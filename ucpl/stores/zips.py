@@ -17,6 +17,7 @@ from pathlib import Path
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
+from ucpl.stores.watching import saw
 
 __all__ = ["Member", "crc_of_member", "ZipDirectory", "read_member", "read_zip_directory"]
 
@@ -57,12 +58,18 @@ def open_file(path: Path, file: str) -> int:
     """A descriptor to read by position. Raises: UcplError E400."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
+        try:
+            status = os.fstat(fd)
+        except OSError:
+            os.close(fd)
+            raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         fail("E400", f"{file} cannot be opened: {reason}", Label(str(path)))
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    if not stat.S_ISREG(status.st_mode):
         os.close(fd)
         fail("E400", f"{file} is no regular file", Label(str(path)))
+    saw(path, status)
     return fd
 
 

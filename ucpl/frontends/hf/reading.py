@@ -14,6 +14,7 @@ from ucpl.frontends.hf.records import Config, Facts, Found
 from ucpl.frontends.hf.varying import lists_of, numbers_of
 from ucpl.frontends.hf.writing import text_of
 from ucpl.stores.huggingface import HuggingFace
+from ucpl.stores.watching import reading
 from ucpl.texts import is_endless, json_object, read_text
 
 __all__ = ["import_hf"]
@@ -24,9 +25,10 @@ def import_hf(path: str | Path) -> str:
 
     path: a config.json, a folder with one, a folder with .safetensors files, or such a file.
 
-    Raises: UcplError E395, E396, and what the files raise (E380-E386, E430-E434).
+    Raises: UcplError E395, E396, and what the files raise (E380-E386, E400, E430-E434).
     """
-    return text_of(_facts(Path(path)))
+    with reading(path):
+        return text_of(_facts(Path(path)))
 
 
 def _facts(path: Path) -> Facts:

@@ -1,0 +1,49 @@
+"""A sample of what `make faults` does: each verb, a few of its calls of the machine failing or being its last."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.faults.jobs import JOBS, Job
+from tests.faults.law import Bench
+from tests.faults.layer import ACTIONS, KINDS, Fault, Layer
+
+SAMPLE = 3
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+def test_a_fault_at_any_call_is_said_and_harms_nothing(job: Job, tmp_path: Path) -> None:
+    bench = Bench(job, tmp_path)
+    faults = list(bench.faults(ACTIONS))
+    drawn = random.Random(job.name).sample(faults, SAMPLE)
+    assert not [str(found) for fault in drawn if (found := bench.under(fault)).broken]
+
+
+def test_every_kind_of_call_is_seen(tmp_path: Path) -> None:
+    """Of a run that replaces a target: a kind that nobody counts would never fail."""
+    bench = Bench(next(job for job in JOBS if job.name == "force"), tmp_path)
+    assert {kind for kind in KINDS if bench.counted[kind]} >= set(KINDS) - {"mode"}
+    assert len(bench.counted["read"]) > 100 and len(bench.counted["write"]) > 20
+
+
+def test_the_law_finds_what_breaks_it(tmp_path: Path) -> None:
+    """A job that says nothing of a failing sync, and one that writes in place."""
+    bench = Bench(next(job for job in JOBS if job.name == "fmt"), tmp_path)
+    bench.wanted = {"x.ucpl": "another"}
+    assert bench.under(Fault("sync", 1, "eio")).broken == ()
+    assert "what stands there is neither the old one nor the new" in bench.under(Fault("close", 99, "eio")).broken
+
+
+def test_a_layer_leaves_no_trace(tmp_path: Path) -> None:
+    import os
+
+    before = os.open, os.stat, open
+    layer = Layer((tmp_path,))
+    with layer.put_in():
+        (tmp_path / "x").write_text("text")
+        (tmp_path / "x").read_text()
+    assert (os.open, os.stat, open) == before
+    assert [len(layer.calls[kind]) > 0 for kind in ("open", "write", "read")] == [True] * 3
