@@ -12,19 +12,22 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
-
-from attrs import evolve
+from typing import ParamSpec, Protocol, TypeVar
 
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 
-if TYPE_CHECKING:
-    from ucpl.stores.checkpoint import Checkpoint
-
 __all__ = ["Identity", "reading", "saw", "watched"]
 
 P = ParamSpec("P")
+Opened = TypeVar("Opened", bound="_Remembers")
+
+
+class _Remembers(Protocol):
+    """A checkpoint."""
+
+    @property
+    def opened(self) -> dict[str, Identity]: ...
 
 
 @frozen
@@ -60,18 +63,20 @@ def reading(path: str | Path) -> Iterator[None]:
         fail("E400", f"{where} cannot be read: {error.strerror or error}", Label(where))
 
 
-def watched(call: Callable[P, Checkpoint]) -> Callable[P, Checkpoint]:
+def watched(call: Callable[P, Opened]) -> Callable[P, Opened]:
     """A function that reads headers of what its first path names: the files that it opens are remembered in the checkpoint."""
 
     @wraps(call)
-    def under_watch(*args: P.args, **more: P.kwargs) -> Checkpoint:
+    def under_watch(*args: P.args, **more: P.kwargs) -> Opened:
         path = next(a for a in args if isinstance(a, Path))
         outer = _SEEN.get()
         seen: dict[str, Identity] = {} if outer is None else outer
         token = _SEEN.set(seen)
         try:
             with reading(path):
-                return evolve(call(*args, **more), opened=seen)
+                made = call(*args, **more)
+                made.opened.update(seen)
+                return made
         finally:
             _SEEN.reset(token)
 
