@@ -27,9 +27,9 @@ class Lacking(Disk):
         if what in self.lacks:
             raise OSError(self.error, os.strerror(self.error))
 
-    def lock(self, fd):
+    def lock_file(self, fd):
         self._refuse("lock")
-        super().lock(fd)
+        super().lock_file(fd)
 
     def lock_range(self, fd):
         self._refuse("lock_range")

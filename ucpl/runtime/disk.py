@@ -66,7 +66,7 @@ class Disk:
         """Drop pages of a file from the page cache, as far as the kernel lets go of them. No size: up to the end."""
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
 
-    def lock(self, fd: int) -> None:
+    def lock_file(self, fd: int) -> None:
         """For this open file alone, as long as it is open. Raises: BlockingIOError, PermissionError where another has it."""
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

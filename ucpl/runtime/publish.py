@@ -122,7 +122,7 @@ class Lock:
 
     def _take(self, fd: int) -> None:
         """As this file system can: by the open file, else by the process, else not at all, which is said."""
-        for lock in (disk().lock, disk().lock_range):
+        for lock in (disk().lock_file, disk().lock_range):
             try:
                 return lock(fd)
             except OSError as error:
