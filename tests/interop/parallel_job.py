@@ -111,6 +111,9 @@ def held(engine: Any, run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
     if run.get("stage", 1) == 0 and not hasattr(engine.optimizer, "bf16_groups"):
         yield from held_without_zero(engine, run)
         return
+    if run.get("stage", 1) == 3:
+        yield from held_in_slices(engine)
+        return
     o, inner = engine.optimizer, engine.optimizer.optimizer
     names = {p: whole_name(n, engine, run) for n, p in engine.module.named_parameters()}
     trained = set()
@@ -156,6 +159,34 @@ def apart(name: str, state: dict[str, Any], engine: Any) -> Iterator[tuple[str, 
     first = engine.module.get_submodule(found["module"]).ep_rank * len(state["weight"])
     for i in range(len(state["weight"])):
         yield f"{name}.{first + i}", {k: v[i] if torch.is_tensor(v) else v for k, v in state.items()}
+
+
+def held_in_slices(engine: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Stage 3: each parameter is cut over its own ranks, those that hold the same experts or all."""
+    o, inner = engine.optimizer, engine.optimizer.optimizer
+    names = {p: n for n, p in engine.module.named_parameters()}
+    for s, (params, flat) in enumerate(zip(o.fp16_groups, o.fp32_partitioned_groups_flat, strict=True)):
+        hyper, group = inner.param_groups[o.sub_group_to_group_id[s]], o.sub_group_process_groups[s]
+        states = {"fp32": flat.detach(), **inner.state.get(flat, {})}
+        whole = {
+            k: together(v, group).view(dist.get_world_size(group), -1) if torch.is_tensor(v) and v.ndim else float(v)
+            for k, v in deepspeed_job.in_one_order(states)
+        }
+        start = 0
+        for p in params:
+            end = start + p.partition_numel()
+            cut = {
+                k: v[:, start:end].reshape(-1)[: p.ds_numel].reshape(p.ds_shape).clone() if torch.is_tensor(v) else v
+                for k, v in whole.items()
+            }
+            with deepspeed.zero.GatheredParameters([p]):
+                weight = p.detach().clone()
+            kept = {"lr": hyper["lr"], "weight_decay": hyper["weight_decay"], "moe": hyper.get("moe", False)}
+            yield from apart(names[p], {"weight": weight, **cut, **kept}, engine)
+            start = end
+    for name, buffer in engine.module.named_buffers():
+        if name not in passing(engine.module):
+            yield name, {"buffer": buffer.clone()}
 
 
 def held_without_zero(engine: Any, run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,5 +1,5 @@
 """AutoEP, which puts layers of its own into models of transformers: DeepSpeed writes, ucpl deals experts to other ranks,
-DeepSpeed loads plainly and trains on. Takes about three minutes.
+DeepSpeed loads plainly and trains on. Takes about five minutes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ pytestmark = pytest.mark.interop
 PAIRS: dict[str, Any] = {"ep": 2, "auto": "mixtral", "stage": 1, "dtype": "fp32", "optimizer": "adamw"}
 NARROW = {**PAIRS, "auto": "qwen3_moe", "stage": 2, "dtype": "bf16", "groups": 1, "data_first": True}
 
+SLICED = {**PAIRS, "stage": 3, "zero": {"sub_group_size": 300}}  # several sub-groups, of experts too
+
 SOURCES = {
     "pairs": Source(4, PAIRS),  # four ranks, two of which hold the same experts
     "narrow": Source(4, NARROW),  # its first layer is dense
+    "sliced": Source(4, SLICED),  # no expert has a file: slices of what a rank holds, over those that hold the same
 }
 TARGETS = (
     Target("pairs", 4, "zero1(dp=4, ep=4)", {"ep": 4}),
@@ -26,6 +29,11 @@ TARGETS = (
     Target("pairs", 4, "zero1(dp=4, ep=2)", {}, via=("zero2(dp=8, ep=4)", "zero1(dp=3, ep=1)")),
     Target("pairs", 2, "zero1(dp=2, ep=2)", {}, spoiled=True),
     Target("narrow", 4, "zero1(dp=4, ep=1)", {"ep": 1, "stage": 1}),
+    Target("sliced", 4, "zero3(dp=4, ep=4)", {"ep": 4}),
+    Target("sliced", 2, "zero3(dp=2, ep=1)", {"ep": 1}),
+    Target("sliced", 4, "zero3(dp=4, ep=2)", {}, via=("zero1(dp=8, ep=4)", "zero3(dp=3, ep=1, sub_group_size=300)")),
+    Target("sliced", 4, "zero1(dp=4, ep=2)", {"stage": 1}),
+    Target("narrow", 4, "zero3(dp=4, ep=2)", {"stage": 3}),
 )
 
 

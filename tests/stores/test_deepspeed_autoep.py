@@ -16,6 +16,7 @@ from tests.stores.test_deepspeed_writing import assert_described_by, assert_writ
 from ucpl.api import compare, convert, infer, open_checkpoint, plan
 
 FOUR = FIXTURES / "autoep_ep2_dp4_z1"  # two layers of four experts, two of them on each of four ranks
+SLICED = FIXTURES / "autoep_ep2_dp4_z3"  # one layer of four experts, data-parallel ranks side by side, small sub-groups
 MODEL = "mp_rank_00_model_states.pt"
 FUSED = "model.layers.1.mlp.experts.w2"
 
@@ -106,20 +107,98 @@ def test_what_is_not_read_is_named(change: Callable[[Any], None], code: str, sai
     assert said in refusal(lambda: open_checkpoint(edited(folder, MODEL, change)), code).message
 
 
-def test_stage_3_keeps_no_files_of_experts(folder: Path) -> None:
-    """As DeepSpeed 0.19.8 saves it: model states of each rank, and experts in the optimizer's shards alone."""
-    for file in (folder / STEP).glob("layer_*"):
-        file.unlink()
-    for rank in range(4):
-        shutil.copy(folder / STEP / MODEL, folder / STEP / f"zero_pp_rank_{rank}_{MODEL}")
-    (folder / STEP / MODEL).unlink()
-    assert "ZeRO stage 3" in refusal(lambda: open_checkpoint(folder), "E457").message
+# ---- stage 3 ---------------------------------------------------------------------------------------------------------------
+
+
+def of_rank(rank: int, what: str) -> str:
+    return f"zero_pp_rank_{rank}_mp_rank_00_{what}_states.pt"
+
+
+def assert_sliced_truth(path: Path) -> None:
+    found = torch.load(path / "plain.pt", weights_only=False)["params"]
+    expected = torch.load(SLICED / "truth_full.pt", weights_only=False)["params"]
+    assert found.keys() == expected.keys()
+    for name, states in expected.items():
+        for state in ("weight", "fp32", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(found[name][state], states[state]), (name, state)
+
+
+def test_stage_3_has_a_slice_of_what_a_rank_holds_of_a_layer(tmp_path: Path) -> None:
+    """Two experts are one parameter there, which the ranks that hold the same ones cut, wherever an expert ends."""
+    convert(SLICED, tmp_path / "plain", "plain()")
+    assert_sliced_truth(tmp_path / "plain")
+
+
+def test_at_stage_3_a_target_is_what_deepspeed_wrote() -> None:
+    assert_written_as_by_deepspeed(SLICED)
+
+
+@pytest.mark.parametrize("call", ["zero3(dp=6, ep=2)", "zero3(dp=4, ep=4, sub_group_size=90)", "zero2(dp=4, ep=1)"])
+def test_stage_3_there_and_back(call: str, tmp_path: Path) -> None:
+    convert(SLICED, tmp_path / "there", call)
+    assert compare(SLICED, tmp_path / "there")
+    convert(tmp_path / "there", tmp_path / "back", "zero3(dp=3, ep=1, sub_group_size=1000000000)")
+    convert(tmp_path / "back", tmp_path / "plain", "plain()")
+    assert_sliced_truth(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("call", ["zero3(dp=6, ep=2)", "zero3(dp=4, ep=4, sub_group_size=100)", "zero3(dp=3, ep=1)"])
+def test_from_stage_1_to_stage_3_and_back(call: str, tmp_path: Path) -> None:
+    convert(FOUR, tmp_path / "there", call)
+    convert(tmp_path / "there", tmp_path / "back", "zero1(dp=4, ep=2)")
+    assert compare(FOUR, tmp_path / "back")
+    convert(tmp_path / "back", tmp_path / "plain", "plain()")
+    assert_is_truth(tmp_path / "plain")
+
+
+def test_each_rank_of_stage_3_says_whose_experts_it_has(tmp_path: Path) -> None:
+    convert(FOUR, tmp_path / "t", "zero3(dp=8, ep=4)")
+    layer = loaded(tmp_path / "t", of_rank(6, "model"))["ds_autoep_layers"][1]
+    assert (layer["checkpoint_format"], layer["checkpoint_format_version"]) == ("zero3_partitioned", 1)
+    assert (layer["ep_rank"], layer["expert_data_parallel_rank"], layer["global_expert_start"]) == (2, 1, 2)
+    group = loaded(tmp_path / "t", of_rank(6, "optim"))["optimizer_state_dict"]["ds_zero_partition_groups"][2]
+    assert group == {
+        "sub_group": 2,
+        "partition_count": 2,
+        "partition_rank": 1,
+        "partition_ranks": [2, 6],
+        "families": ["autoep_expert"],
+        "group_names": ["ep_size_4"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "code", "said"),
+    [
+        (of_rank(0, "model"), layers(lambda v: v.update(checkpoint_format_version=2)), "E457", "of another release"),
+        (of_rank(0, "model"), layers(lambda v: v.update(num_experts=6)), "E456", "6 experts over 2 ranks"),
+        (of_rank(2, "model"), layers(lambda v: v.update(ep_rank=0)), "E456", "of expert-parallel rank 0"),
+        (
+            of_rank(1, "optim"),
+            lambda v: v["optimizer_state_dict"]["ds_zero_partition_groups"][-1].update(partition_count=4),
+            "E454",
+            "are cut over",
+        ),
+    ],
+    ids=["another form", "another number", "another rank", "other ranks"],
+)
+def test_stage_3_that_disagrees_is_named(
+    file: str, change: Callable[[Any], None], code: str, said: str, tmp_path: Path
+) -> None:
+    save = shutil.copytree(SLICED, tmp_path / "save")
+    assert said in refusal(lambda: open_checkpoint(edited(save, file, change)), code).message
+
+
+def test_the_inferred_text_of_stage_3_converts_identically(tmp_path: Path) -> None:
+    spec = tmp_path / "found.ucpl"
+    spec.write_text(infer(SLICED).text())
+    assert_described_by(spec, SLICED)
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        ("zero3(dp=4)", "AutoEP"),
+        ("zero0(dp=4)", "AutoEP, which is written at ZeRO stage 1, 2 or 3"),
         ("zero1(dp=4, ep=3)", "does not divide"),
         ("zero1(dp=4, ep=2, round_robin=1)", "round_robin = 0"),
         ("zero1(dp=4, tp=2)", "tensor parallelism"),

@@ -114,12 +114,17 @@ def module(rng: Random, here: Here, *, padded: bool = False) -> str:
     return rng.choice([call, "plain()" if padded or "pp" in here.axes else wholes(rng)])
 
 
-def experts(cuts: str, most: int, tp: int = 1) -> Draw:
-    """Experts over ep ranks, in a pipeline (`cuts`, as above) or beside `tp` ranks that cut the other tensors."""
+def experts(cuts: str, most: int, tp: int = 1, slices: bool = False) -> Draw:
+    """Experts over ep ranks, in a pipeline (`cuts`, as above) or beside `tp` ranks that cut the other tensors.
+
+    slices: stage 3 has a form for them (AutoEP).
+    """
 
     def draw(rng: Random, here: Here) -> str:
         ep = rng.choice([n for n in (1, 2, 4) if n <= most])
         dp = ep * some(rng, 1, 2)
+        if slices and rng.random() < 0.4:
+            return f"zero3(dp={dp}, tp=1, ep={ep}, sub_group_size={rng.choice([90, 400, 10**9])})"
         if rng.random() < 0.1:
             return f"zero2(dp={dp}, tp=1, ep={ep})"
         if cuts and "pp" not in here.axes:
@@ -152,7 +157,8 @@ STARTS = (
     Start("tp2_dp2_z1_uneven", autotp, "tp"),
     Start("moe_ep2_dp2_z1", experts("", 4), "ep"),
     Start("moe_ep2_dp4_z1", experts("", 4), "ep"),
-    Start("autoep_ep2_dp4_z1", experts("", 4), "ep"),
+    Start("autoep_ep2_dp4_z1", experts("", 4, slices=True), "ep"),
+    Start("autoep_ep2_dp4_z3", experts("", 4, slices=True), "ep"),
     Start("pp2_dp2_z1", pipeline("1234", 5), "pp"),
     Start("pp2_dp2_z1_functions", pipeline("2345", 7), "pp"),
     Start("sp2_dp2_z1", dense(False)),

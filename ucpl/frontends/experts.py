@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TypeVar
 
-from attrs import AttrsInstance, evolve
+from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents.experts import Expert, Experts, expert_file
 from ucpl.extents.pipeline import Pipeline
+from ucpl.frontends import sliced_experts
+from ucpl.frontends.over_edp import edp_for_dp, shapes_of, states_of
 from ucpl.frontends.parallel import Base, Cuts, Extended, Note, extended, pattern
 from ucpl.frontends.stages import arguments, stage_of, with_argument
 from ucpl.layout.expand import items_of
@@ -18,9 +19,6 @@ from ucpl.layout.scope import Scope
 from ucpl.records import frozen
 from ucpl.regions.sharding import TP
 from ucpl.syntax import nodes
-from ucpl.syntax.walk import inside, rewritten
-
-Record = TypeVar("Record", bound=AttrsInstance)
 
 EP = "ep"
 MP_HOLE = "{pp * size(tp) + tp:02}"  # in the name of an expert's file
@@ -66,10 +64,10 @@ def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[No
     """
     plain, given = arguments(base, (EP,))
     asked = Label("<call>", where=base.call.name)
-    if stage_of(plain) not in (1, 2):
+    if stage_of(plain) not in ((1, 2, 3) if source.is_fused else (1, 2)):
         why = "deepspeed.moe, which DeepSpeed saves with ZeRO stage 1 or 2"
         if source.is_fused:
-            why = "AutoEP, which is written at ZeRO stage 1 or 2: stage 3 keeps its experts otherwise"
+            why = "AutoEP, which is written at ZeRO stage 1, 2 or 3"
         fail("E478", f"`{base.call.name}` for {why}", asked)
     dp, tp = plain.asked("dp"), plain.asked(TP)
     # Experts that were whole stay whole; where there was one tensor-parallel rank, DeepSpeed's default is that they are.
@@ -108,7 +106,7 @@ def _demand_auto_ep(base: Base, edp: int, asked: Label) -> None:
 
 def _demand_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
     """DeepSpeed opens another group once a rank's experts would have too many elements in one: that is not made here."""
-    numels = {item.path: prod(d.size or 1 for d in item.dims) for item in model.items if isinstance(item, nodes.Tensor)}
+    numels = {path: prod(shape) for path, shape in shapes_of(model).items()}
     groups = [g.members or () for g in model.items if isinstance(g, nodes.Group)]
     for degree in (experts.ep, ep):
         local = [[numels[m] for m in g if experts.rank(m, degree) == 0] for g in groups if g and g[0] in experts.of]
@@ -133,7 +131,7 @@ def with_experts(base: Base, dealt: DealtExperts, cuts: Cuts, name: str) -> Exte
     items: list[nodes.LayoutItem] = [
         nodes.Let((nodes.Binding("edp", nodes.Binary("/", ranks, nodes.Name(EP))),)),
         *(
-            nodes.Let((nodes.Binding("expert_ways", _edp(binding.value)),))
+            nodes.Let((nodes.Binding("expert_ways", edp_for_dp(binding.value)),))
             for item in own
             if isinstance(item, nodes.Let)
             for binding in item.bindings
@@ -141,8 +139,12 @@ def with_experts(base: Base, dealt: DealtExperts, cuts: Cuts, name: str) -> Exte
         ),
         nodes.Mesh("expert", ("pp", *axes, *((TP,) if experts.is_within_tp else ()))),
     ]
-    items += _expert_entries(base, dealt, cuts)
-    items += _expert_groups(own, base.model, experts)
+    if stage_of(base) == 3:
+        items += sliced_experts.entries(base, dealt.experts, dealt.ep)
+        items += sliced_experts.groups(base, dealt.experts, dealt.ep, own)
+    else:
+        items += _expert_entries(base, dealt, cuts)
+        items += _expert_groups(own, base.model, experts)
     return extended(with_argument(base, EP, dealt.ep), name, (nodes.Parameter(EP),), items)
 
 
@@ -175,36 +177,6 @@ def _expert_groups(own: Sequence[nodes.LayoutItem], model: nodes.Model, experts:
             continue
         for item in own:
             if isinstance(item, nodes.Group) and item.of_model:
-                order = item.order if item.order is None or isinstance(item.order, str) else _edp(item.order)
+                order = item.order if item.order is None or isinstance(item.order, str) else edp_for_dp(item.order)
                 yield evolve(item, name=group.name, of_model=False, members=group.members, order=order)
-        for item in own:
-            if isinstance(item, nodes.States) and item.groups == ("*",) and not isinstance(item.shape, str):
-                clauses = [
-                    evolve(c, args=tuple(_numbered(a, number) for a in c.args)) if c.word == "as" else c
-                    for c in item.clauses
-                ]
-                shape = None if item.shape is None else tuple(_edp(axis) for axis in item.shape)
-                yield evolve(
-                    item, groups=(group.name,), shape=shape, clauses=(nodes.Clause("on", ("expert",)), *clauses)
-                )
-
-
-def _numbered(text: object, number: int) -> object:
-    return text.replace("{bucket}", str(number)) if isinstance(text, str) else text
-
-
-def _edp(node: Record) -> Record:
-    """The same with edp where dp stands, as an axis or in an expression, and with the ways of dealing among edp."""
-    return rewritten(node, _change)
-
-
-def _change(node: AttrsInstance) -> AttrsInstance | None:
-    match node:
-        case nodes.Name(path="dp"):
-            return evolve(node, path="edp")
-        case nodes.Name(path="ways"):
-            return evolve(node, path="expert_ways")
-        case nodes.Split(mesh_axis="dp"):
-            return evolve(inside(node, _change), mesh_axis="edp")
-        case _:
-            return None
+        yield from states_of(own, group.name, number)

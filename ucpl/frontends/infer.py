@@ -8,6 +8,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
 from ucpl.frontends.blocks import scalings_of
 from ucpl.frontends.packed import packed_notes
+from ucpl.frontends.sliced_experts import bindings, named_dims
 from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
 from ucpl.records import frozen
@@ -109,11 +110,11 @@ def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:
 
 def model_of(checkpoint: Checkpoint, dtypes: dict[str, str]) -> nodes.Model:
     """The model statement: tensors in the checkpoint's order, aliases, the optimizer's groups, states."""
-    items: list[nodes.ModelItem] = []
+    items: list[nodes.ModelItem] = [*bindings({t.name: t.shape for t in checkpoint.tensors}, checkpoint.experts)]
     scales = scalings_of(checkpoint)
     for t in checkpoint.tensors:
         kind = t.kind if t.kind in ("buffer", "frozen") else "parameter"
-        dims = tuple(nodes.Dimension(None, n) for n in t.shape)
+        dims = named_dims(t.name, t.shape, checkpoint.experts)
         scaling = scales.get(t.name)
         items.append(nodes.Tensor(t.name, dims, t.dtype or None, "frozen" if scaling else kind, None, scaling))  # type: ignore[arg-type]
     items += [nodes.Alias(alias, owner) for alias, owner in checkpoint.aliases.items()]

@@ -25,7 +25,9 @@ from ucpl.stores.values import Value
 LAYERS = "ds_autoep_layers"
 Groups = tuple[dict[str, Shape], ...]
 KEYS = (LAYERS, "autoep_layers")  # today's, and that of the releases before
+GROUPS = "ds_zero_partition_groups"  # of a shard of stage 3: over which ranks each sub-group is cut
 FOLDING = "ds_autoep_folding"  # beside AutoTP
+SLICED = ("zero3_partitioned", 1)  # the form at stage 3, and its version
 _ROUTER = "router"
 _NAME = re.compile(r"(?P<module>(?:.*\.)?experts\.)(?P<inner>w[123])\.(?P<number>\d{1,18})\Z", re.DOTALL)
 
@@ -84,8 +86,12 @@ def _parts(name: str, shape: Shape) -> tuple[tuple[str, Shape], ...]:
     return tuple((f"{name}.{i}", shape[1:]) for i in range(shape[0]))
 
 
-def together(flat: Flat, experts: Experts) -> Flat:
+def together(flat: Flat, experts: Experts, ep: int) -> Flat:
     """A flat buffer as a rank's own module names it: experts of one tensor as one member. Raises: UcplError E471."""
+    stacks = {one.fused: one.count // ep for one in experts.of.values() if one.is_fused}
+    if not stacks.keys().isdisjoint(flat.names):  # stage 3 stacks the rows of a rank's experts
+        every = ((name, (stacks.get(name, 0), shape)) for name, shape in flat.members)
+        return evolve(flat, members=tuple((name, (n, s[0] // n, *s[1:]) if n else s) for name, (n, s) in every))
     members: list[tuple[str, Shape]] = []
     starts: list[int] = []
     end = 0
@@ -148,10 +154,17 @@ def _demand_runs(file: TorchFile, module: str, placement: Value, each: int) -> N
             )
 
 
-def layers(experts: Experts, shapes: Mapping[str, Shape], settings: Mapping[str, Plain]) -> list[object]:
-    """`ds_autoep_layers` of a target, as its first rank would state them. shapes: of each expert's tensors."""
+def layers(
+    experts: Experts, shapes: Mapping[str, Shape], settings: Mapping[str, Plain], here: Mapping[str, int]
+) -> list[object]:
+    """`ds_autoep_layers` of a target: as its first rank would state them, or at stage 3 as each rank does.
+
+    shapes: of each expert's tensors. here: coordinates of the rank.
+    """
     ep = int(settings.get("ep") or 1)
     edp = int(settings.get("edp") or int(settings.get("dp") or 1) // ep)
+    is_sliced = settings.get("stage") == 3
+    rank, copy = (here["ep"], here["edp"]) if is_sliced else (0, 0)
     out: list[object] = []
     for number, module in enumerate(experts.modules):
         mine = [one for one in experts.of.values() if one.module == module]
@@ -170,14 +183,14 @@ def layers(experts: Experts, shapes: Mapping[str, Shape], settings: Mapping[str,
                 "expert_placement": {"version": 1, "num_experts": count, "ep_size": ep, "ranks": ranks},
                 "affine_maps": {"version": 1, "params": maps},
                 "expert_key_prefix": prefix,
-                "checkpoint_format": "per_expert_files",
-                "checkpoint_format_version": None,
+                "checkpoint_format": SLICED[0] if is_sliced else "per_expert_files",
+                "checkpoint_format_version": SLICED[1] if is_sliced else None,
                 "ep_group_name": f"ep_size_{ep}",
-                "ep_rank": 0,
-                "expert_data_parallel_rank": 0,
+                "ep_rank": rank,
+                "expert_data_parallel_rank": copy,
                 "expert_data_parallel_world_size": edp,
-                "global_expert_start": 0,
-                "global_expert_end": each,
+                "global_expert_start": rank * each,
+                "global_expert_end": rank * each + each,
             }
         )
     return out

@@ -14,6 +14,7 @@ from ucpl.extents import NamedTensor, Sharding
 from ucpl.extents.pipeline import Pipeline
 from ucpl.records import mutable
 from ucpl.stores.checkpoint import Order
+from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
 from ucpl.stores.deepspeed.blobs import keep_left_out, keep_module_facts, keep_run, keep_scaling, keep_whole_scaling
 from ucpl.stores.deepspeed.copies import trusted
@@ -30,6 +31,7 @@ from ucpl.stores.deepspeed.module import Module, groups_of, keep_module, module_
 from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.deepspeed.pipeline import common_groups
 from ucpl.stores.deepspeed.settings import set_alignment
+from ucpl.stores.deepspeed.sliced_experts import read_sliced_experts
 from ucpl.stores.deepspeed.sliced_shards import read_sliced_shards
 from ucpl.stores.deepspeed.stages import Beside, canonical, layers_of, pipeline_of
 from ucpl.stores.deepspeed.topology import Shard, Topology
@@ -57,6 +59,8 @@ def read_dense(
     gathered: Gathered, topology: Topology, order: Order | None = None
 ) -> tuple[tuple[TorchFile, ...], Facts]:
     """Modules and shards of all model-parallel ranks. Gives the files, and what they say together."""
+    if topology.stage == 3 and auto_ep.layers_of(topology.first) is not None:
+        return read_sliced_experts(gathered, topology)
     grid = _Grid(topology, experts_of(gathered, topology) if topology.listing.experts else None, order)
     for shard in topology.shards:
         _read_rank(gathered, grid, shard)

@@ -138,7 +138,7 @@ def read_expert_groups(
         by_rank.append(mine.groups)
         gathered.stated += mine.stated
     for i, g in enumerate(sorted(held.groups)):
-        members = _members(topology.first, g, [mine[i].members for mine in by_rank], held.files.of)
+        members = members_of(topology.first, g, [mine[i].members for mine in by_rank], held.files.of)
         # Its name is that of the ranks that share it, ep_size_2: the target's is made anew.
         hyper = {key: value for key, value in by_rank[0][i].hyper.items() if key != "name"}
         gathered.groups.append(ParameterGroup(str(g), members, hyper))
@@ -362,7 +362,7 @@ def _local(whole: Module, groups: Groups, held: HeldExperts, at: tuple[int, int]
     return evolve(whole, groups=named, stated_groups=groups_of(file) if held.experts.is_fused else ())
 
 
-def _members(file: TorchFile, g: int, by_rank: list[tuple[str, ...]], of: dict[str, Expert]) -> tuple[str, ...]:
+def members_of(file: TorchFile, g: int, by_rank: list[tuple[str, ...]], of: dict[str, Expert]) -> tuple[str, ...]:
     """A group over all experts, in the order of the module: layer by layer, expert by expert, or tensor by tensor."""
     held = {name for members in by_rank for name in members}
     modules: list[str] = []

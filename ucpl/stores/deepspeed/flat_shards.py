@@ -5,6 +5,7 @@ Read in deepspeed 0.19.8: stage_1_and_2.py, bf16_optimizer.py (`state_dict` of e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 from attrs import field
@@ -33,6 +34,14 @@ class Sharers:
     coordinates: dict[str, int] = field(factory=dict)  # of the axes that there are
     only: frozenset[int] | None = None  # the groups that they share; None: all
     cut: str = "dp"  # the axis along which they stand
+    parts: dict[str, tuple[str, ...]] = field(factory=dict)  # what a member is, where it is several tensors
+
+    def has(self, g: int) -> bool:
+        return self.only is None or g in self.only
+
+    def tensors(self, members: Iterable[str]) -> tuple[str, ...]:
+        """The tensors that members of a flat buffer are."""
+        return tuple(name for member in members for name in self.parts.get(member, (member,)))
 
     @property
     def degree(self) -> int:
@@ -70,7 +79,7 @@ class _Read:
         return cls(gathered, module, sharers, runs, is_plain_bf16, is_elastic)
 
     def is_ours(self, g: int) -> bool:
-        return self.sharers.only is None or g in self.sharers.only
+        return self.sharers.has(g)
 
     # ---- one rank's ------------------------------------------------------------------------------------------------
 

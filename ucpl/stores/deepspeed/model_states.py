@@ -200,7 +200,7 @@ def _auto_ep_layers(writer: Writer) -> list[object] | None:
     if experts is None or not experts.is_fused:
         return None
     shapes = {name: writer.kinds[name].shape for name in experts.of if name in writer.kinds}
-    return auto_ep.layers(experts, shapes, writer.settings)
+    return auto_ep.layers(experts, shapes, writer.settings, writer.here)
 
 
 def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:

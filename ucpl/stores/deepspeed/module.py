@@ -148,7 +148,8 @@ def _aliases(
     """
     stated = _stated_aliases(part, shared, tensors) if shared is not None and stage else {}
     if stage == 3:
-        return stated | _of_placeholders(tensors, known, stated)
+        found = stated | _of_placeholders(tensors, known, stated)
+        return auto_ep.second_names(part, {name: t.shape for name, t in tensors.items()}, known.shapes) | found
     owners: dict[object, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in tensors.items():

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Call, Flat, Global, Key
+from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler, scaling_of
 from ucpl.stores.deepspeed.muon import demand_whole_tensors
 from ucpl.stores.deepspeed.order import Run
@@ -178,13 +179,13 @@ def _sliced(writer: Writer, file: TargetFile) -> dict[str, object]:
     """A shard of stage 3."""
     here: Key = ("optimizer_state_dict",)
     held = {
-        s: _states(writer, file, (*here, "optimizer_state_dict", "state", s), flat.names)
+        s: _states(writer, file, (*here, "optimizer_state_dict", "state", s), writer.tensors_in(flat))
         for s, flat in enumerate(writer.flats)
     }
     groups = [
         {
             **_hyper(writer, file, g),
-            "params": [s for s, flat in enumerate(writer.flats) if flat.group == name],
+            "params": [s for s, flat in enumerate(writer.flats) if _group_of(writer, flat) == name],
         }
         for g, (name, _) in enumerate(writer.structure.groups)
     ]
@@ -196,12 +197,46 @@ def _sliced(writer: Writer, file: TargetFile) -> dict[str, object]:
         "zero_stage": stage_of(3),
         **scaling(writer, file),
         "partition_count": writer.dp,
+        **_partition_groups(writer),
         "optimizer_state_dict": {
             "state": {s: state for s, state in held.items() if state},
             "param_groups": groups,
         },
         "fp32_flat_groups": flats,
     }
+
+
+def _group_of(writer: Writer, flat: Flat) -> str:
+    """The optimizer's group of a sub-group: several of experts are numbered within theirs, `2.0` and `2.1`."""
+    known = {name for name, _ in writer.structure.groups}
+    return flat.group if flat.group in known else flat.group.rpartition(".")[0]
+
+
+def _partition_groups(writer: Writer) -> dict[str, object]:
+    """Stage 3 with AutoEP: the ranks that share each sub-group, as an engine compares them with its own."""
+    experts = writer.source.experts
+    if experts is None or not experts.is_fused:
+        return {}
+    ep = int(writer.settings.get("ep") or 1)
+    out: list[object] = []
+    for s, flat in enumerate(writer.flats):
+        is_ours = flat.cut == "edp"
+        ways, place = _cut(writer, flat) if is_ours else (writer.dp, writer.here["dp"])
+        ranks = [*range(writer.dp)]
+        if is_ours:
+            e = writer.here["ep"]
+            ranks = [*range(e * ways, e * ways + ways)] if experts.is_data_first else [*range(e, writer.dp, ep)]
+        out.append(
+            {
+                "sub_group": s,
+                "partition_count": ways,
+                "partition_rank": place,
+                "partition_ranks": ranks,
+                "families": ["autoep_expert" if is_ours else "replicated"],
+                "group_names": [f"ep_size_{ep}" if is_ours else "replicated"],
+            }
+        )
+    return {auto_ep.GROUPS: out}
 
 
 def _cut(writer: Writer, flat: Flat) -> tuple[int, int]:

@@ -22,16 +22,20 @@ _MASTERS = "fp32_flat_groups"
 
 
 def read_sliced_shards(gathered: Gathered, module: Module, sharers: Sharers) -> None:
-    """Masters and states of the sub-groups, and which group of the optimizer each is of."""
-    numels = [sum(slice_numel(shape, sharers.degree) for shape in group.values()) for group in module.groups]
+    """Masters and states of the sub-groups that these ranks share, and which group of the optimizer each is of.
+
+    module: its groups are the sub-groups, of all ranks.
+    """
     for part in sharers.optims:
-        _shard(gathered, module, part, numels, sharers.degree)
+        _shard(gathered, module, part, sharers)
     groups = Value.of(sharers.optims[0]).at(_STATE, _STATE, "param_groups").items()
     owner = _owners(module, sharers.optims[0], groups)
     for g, group in enumerate(groups):
-        mine = [s for s in range(len(module.groups)) if owner[s] == g]
+        mine = [s for s in range(len(module.groups)) if owner[s] == g and sharers.has(s)]
+        if not mine and sharers.only is not None:
+            continue
         shapes = {name: shape for s in mine for name, shape in module.groups[s].items()}
-        gathered.groups.append(ParameterGroup(str(g), tuple(shapes), hyper_of(group)))
+        gathered.groups.append(ParameterGroup(str(g), sharers.tensors(shapes), hyper_of(group)))
         packed = pack([*shapes.values()], sharers.degree, gathered.number("sub_group_size"))
         if packed != [len(module.groups[s]) for s in mine]:
             size = gathered.number("sub_group_size")
@@ -44,6 +48,8 @@ def read_sliced_shards(gathered: Gathered, module: Module, sharers: Sharers) -> 
                 ),
             )
     for s, held in enumerate(module.groups):
+        if not sharers.has(s):
+            continue
         # Each parameter is padded and cut on its own: `starts` count whole parameters with their padding.
         starts, begin, end = [], 0, 0
         for shape in held.values():
@@ -55,24 +61,28 @@ def read_sliced_shards(gathered: Gathered, module: Module, sharers: Sharers) -> 
         )
 
 
-def _shard(gathered: Gathered, module: Module, part: TorchFile, numels: list[int], degree: int) -> None:
+def _shard(gathered: Gathered, module: Module, part: TorchFile, sharers: Sharers) -> None:
     state = Value.of(part).at(_STATE)
-    if "ds_zero_partition_groups" in state.mapping():
-        not_yet(part.path, "its experts are partitioned by groups of their own (AutoEP)")
-    check_partition_count(part, degree)
+    if sharers.only is None:
+        if "ds_zero_partition_groups" in state.mapping():
+            not_yet(part.path, "its experts are partitioned by groups of their own (AutoEP)")
+        check_partition_count(part, sharers.degree)
     masters = state.at(_MASTERS).items()
     states = state.at(_STATE, "state")
-    if len(masters) != len(numels):
+    if len(masters) != len(module.groups):
         fail(
             "E456",
-            f"{part.file} holds {len(masters)} sub-groups, param_shapes states {len(numels)}",
+            f"{part.file} holds {len(masters)} sub-groups, param_shapes states {len(module.groups)}",
             Label(str(part.path), where=f"{_STATE}/{_MASTERS}"),
             Label(str(module.file.path), where="param_shapes"),
         )
-    for s, numel in enumerate(numels):
+    for s, group in enumerate(module.groups):
+        if not sharers.has(s):
+            continue
+        numel = sum(slice_numel(shape, sharers.degree) for shape in group.values())
         check_flat(masters[s], numel, module)
         gathered.keep(part, masters[s].key, masters[s].tensor())
-        members = tuple(module.groups[s])
+        members = sharers.tensors(group)
         gathered.has(members, "fp32")
         if (held := states.find(s)) is not None:
             gathered.state(part, held, ((numel,),), members)

@@ -263,8 +263,20 @@ class Writer:
     def saved(self, flat: Flat) -> Flat:
         """A flat buffer by names of the module of the rank that holds it, and what is one tensor there as one member."""
         experts = self.source.experts
-        one = flat if experts is None else auto_ep.together(flat, experts)
+        one = flat if experts is None else auto_ep.together(flat, experts, int(self.settings.get("ep") or 1))
         return evolve(one, members=tuple((self.live(name), shape) for name, shape in one.members))
+
+    def tensors_in(self, flat: Flat) -> tuple[str, ...]:
+        """The tensors of the model that a flat buffer holds: a member that is several experts stands for each of them."""
+        experts = self.source.experts
+        if experts is None or not experts.is_fused:
+            return flat.names
+        ep = int(self.settings.get("ep") or 1)
+        here = [n for n in experts.of if n in self.kinds and experts.rank(n, ep) == self.here["ep"]]
+        fused: dict[str, list[str]] = {}
+        for name in here:
+            fused.setdefault(experts.of[name].fused, []).append(name)
+        return tuple(name for member in flat.names for name in fused.get(member, [member]))
 
     def live(self, name: str) -> str:
         """What a tensor is called in the module of a rank that holds it."""

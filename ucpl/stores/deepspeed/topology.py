@@ -127,10 +127,8 @@ def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: 
 
 
 def _refuse_auto_ep(first: TorchFile, degrees: tuple[int, int], listing: Listing) -> None:
-    """AutoEP beside other parallelism, and at stage 3, where no expert has a file."""
-    if any(dp is not None for dp, _ in listing.models):
-        not_yet(first.path, "its experts are AutoEP's at ZeRO stage 3, which are in the optimizer's shards alone")
-    if not listing.experts:
+    """AutoEP beside other parallelism. At stage 3 no expert has a file."""
+    if not listing.experts and all(dp is None for dp, _ in listing.models):
         not_yet(first.path, "its experts are AutoEP's, and none of them has a file")
     folded = Value.of(first).find(auto_ep.FOLDING)
     if degrees != (1, 1) or (folded is not None and folded.held):
