@@ -11,7 +11,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 
 TIMED := plan start lsp convert peer
 
-.PHONY: help demo test check mutants walk faults interop bench $(TIMED) docs fmt fmt-check pins clean
+.PHONY: help demo test check mutants walk faults powerloss interop bench $(TIMED) docs fmt fmt-check pins clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make mutants   plant faults in a copy, each of which a test must find (SHARE=10 SEED=1 ROOM=runtime narrow it)"
 	@echo "make walk      convert real checkpoints from topology to topology at random, 200 times (WALK=10 SEED=1), the state held each time"
 	@echo "make faults    each verb with every single call that it makes of the machine failing, or being its last (JOB=convert EVERY=10 narrow it)"
+	@echo "make powerloss power lost at any call of a run, with all that a disk may have kept by then, in any order"
 	@echo "make interop   tests in which DeepSpeed itself loads what ucpl wrote"
 	@echo "make bench     timings, as docs/PERFORMANCE.md reports them (make bench lsp: one of plan, start, lsp, convert, peer)"
 	@echo "make docs      write what is generated anew (docs/ERRORS.md, README's table, the colours of editors), then the site, links checked"
@@ -63,6 +64,10 @@ walk: $(VENV)/ready
 
 faults: $(VENV)/ready
 	$(VENV)/bin/python -m tests.faults $(if $(JOB),--job $(JOB)) $(if $(EVERY),--every $(EVERY))
+	UCPL_FAULTS=all $(VENV)/bin/python -m pytest -q tests/faults/test_disks.py
+
+powerloss: $(VENV)/ready
+	UCPL_POWERLOSS=all $(VENV)/bin/python -m pytest -q -s tests/runtime/test_powerloss.py
 
 interop: $(INTEROP)/ready
 	DS_ACCELERATOR=cpu $(INTEROP)/bin/python -m pytest $(or $(TESTS),tests/interop)

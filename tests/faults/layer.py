@@ -14,7 +14,6 @@ import io
 import os
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +78,7 @@ class Layer:
     tops: tuple[Path, ...]
     fault: Fault | None = None
     calls: dict[str, list[str]] = field(factory=lambda: {kind: [] for kind in KINDS})
-    met: Counter[str] = field(factory=Counter)
+    order: list[str] = field(factory=list)  # of all kinds
     _lock: threading.Lock = field(factory=threading.Lock)
     _files: dict[int, str] = field(factory=dict)
     _real: dict[tuple[Any, str], Any] = field(factory=dict)
@@ -196,6 +195,7 @@ class Layer:
             return call()
         with self._lock:
             self.calls[kind].append(f"{name} {path}")
+            self.order.append(f"{name} {path}")
             fault = self.fault
             hit = fault is not None and fault.kind == kind and len(self.calls[kind]) == fault.hit
         if not hit or fault is None:

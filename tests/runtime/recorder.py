@@ -8,12 +8,15 @@ the trees that the disk may hold if the power goes there:
     bare    names are there, and bytes that were not synced are not (file systems order the two as they like)
     torn    as kept, but the last bytes of the last write did not come through
 
+`reordered_states` gives those of a disk that kept some of what was not synced, and not what was asked for before it.
+
 A tree is put on a real disk by `lay_out`, and run on by a `Survivor`, which knows inodes by their numbers of before.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import stat
 import threading
 from collections.abc import Iterator, Sequence
@@ -325,21 +328,57 @@ def _copy(source: Tree, target: Tree) -> None:
     target.files = {i: bytearray(data) for i, data in source.files.items()}
 
 
-def _surviving(events: Sequence[Event], mode: str) -> Iterator[Event]:
+def _durable(events: Sequence[Event]) -> list[bool]:
+    """Which events no loss of power takes back: a sync of where they are came after them."""
     synced_after: dict[Inode, int] = {}
     for i, e in enumerate(events):
         if e.what == "sync":
             synced_after[e.inode] = i
+    found = []
+    for i, e in enumerate(events):
+        homes = [e.inode] if e.what in ("write", "size") else [e.folder, e.other[0]] if e.what == "swap" else [e.folder]
+        found.append(
+            max(synced_after.get(home, -1) for home in homes) > i
+        )  # a swap is one step: in both folders or in none
+    return found
+
+
+def _surviving(events: Sequence[Event], mode: str) -> Iterator[Event]:
+    durable = _durable(events)
     for i, e in enumerate(events):
         if e.what in ("sync", "mark"):
             continue
         of_bytes = e.what in ("write", "size")
-        homes = [e.inode] if of_bytes else [e.folder, e.other[0]] if e.what == "swap" else [e.folder]
-        durable = (
-            max(synced_after.get(home, -1) for home in homes) > i
-        )  # a swap is one step: in both folders or in none
-        if (mode == "lost" and not durable) or (mode == "bare" and of_bytes and not durable):
+        if (mode == "lost" and not durable[i]) or (mode == "bare" and of_bytes and not durable[i]):
             continue
         if mode == "torn" and e.what == "write" and i == len(events) - 1:
             e = evolve(e, data=e.data[:-7])
         yield e
+
+
+def reordered_states(recorder: Recorder, *, draws: int = 3, ones: bool = True, seed: int = 0) -> Iterator[Crash]:
+    """Every prefix with all that was not synced but one call of it, with one alone (`ones`), and with some at random."""
+    rng = random.Random(seed)
+    seen: set[int] = set()
+    for n in range(len(recorder.events) + 1):
+        some = recorder.events[:n]
+        durable = _durable(some)
+        loose = [i for i, e in enumerate(some) if not durable[i] and e.what not in ("sync", "mark")]
+        if len(loose) < 2:
+            continue
+        marks = tuple(e.name for e in some if e.what == "mark")
+        kept = [("some", {i for i in loose if rng.random() < 0.5}) for _ in range(draws)]
+        if ones:
+            kept += [(f"without call {i}", set(loose) - {i}) for i in loose] + [
+                (f"with call {i} alone", {i}) for i in loose
+            ]
+        for mode, chosen in kept:
+            tree = Tree()
+            _copy(recorder.begin, tree)
+            for i, event in enumerate(some):
+                if durable[i] or i in chosen:
+                    tree.apply(event)
+            key = hash((tree.key(), marks))
+            if key not in seen:
+                seen.add(key)
+                yield Crash(n, mode, tree, marks)

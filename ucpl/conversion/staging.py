@@ -39,7 +39,7 @@ def with_made(known: Checked, target: Path, how: How) -> Iterator[Checkpoint]:
     try:
         if folder.is_symlink():
             disk().remove(folder)
-        folder.mkdir(exist_ok=True)
+        disk().make_folder(folder)
     except OSError as error:
         cannot_write(folder, error, resumable=False)
     try:
@@ -85,6 +85,7 @@ def _folder(target: Path) -> Path:
 
 def _made(one: Anew, known: Checked, folder: Path, how: How) -> Iterator[tuple[str, Path]]:
     from ucpl.conversion.keywords import options_from
+    from ucpl.runtime.disk import make_file, make_folders
     from ucpl.runtime.execute import execute
     from ucpl.runtime.targets import cannot_write
     from ucpl.stores.registry import framework
@@ -94,8 +95,8 @@ def _made(one: Anew, known: Checked, folder: Path, how: How) -> Iterator[tuple[s
     texts = folder.with_name(f"{folder.name}.texts")
     for name, text in one.texts.items():
         try:
-            (texts / name).parent.mkdir(parents=True, exist_ok=True)
-            (texts / name).write_text(text)
+            make_folders(folder.parent, (texts / name).parent)
+            make_file(texts / name, text.encode())
         except OSError as error:
             cannot_write(texts / name, error, resumable=False)
         yield name, texts / name
