@@ -32,6 +32,7 @@ from ucpl.layout import Layout, Library, load
 from ucpl.layout.bases import called_model
 from ucpl.layout.idle import demand_known
 from ucpl.layout.library import Known, Reader
+from ucpl.layout.remedies import for_hole
 from ucpl.layout.scope import Scope, Value, at
 from ucpl.layout.statements import items_of
 from ucpl.proofs.idle import (
@@ -39,6 +40,7 @@ from ucpl.proofs.idle import (
     idle_lines,
     idle_ranges,
     misspelt_states,
+    odd_tensors,
     odd_truths,
     unknown_drops,
     unknown_parameters,
@@ -55,6 +57,7 @@ from ucpl.texts import read_text, text_at
 __all__ = ["Checked", "check", "check_text"]
 
 _NO_CONFIG = "E105"
+_OF_PYTHON = ("self", "cls")
 _OTHER_SIZE = "E115"
 _CARRYING = ("deepspeed", "universal", "plain")  # frameworks whose files hold what a caller put beside the model
 _ALONE = "<nothing stored>"  # the name of no layout that a text has
@@ -163,7 +166,7 @@ class _Checker:
                 case nodes.Plan():
                     self.count("plan")
                     self.guarded(partial(self.plan, statement))
-        for text in (*odd_truths(self.file), *unused(self.library, self.file)):
+        for text in (*odd_truths(self.file), *odd_tensors(self.file), *unused(self.library, self.file)):
             self.remark(text)
 
     def guarded(self, work: Callable[[], object]) -> None:
@@ -248,7 +251,12 @@ class _Checker:
                 rf"(?<![\w.]){re.escape(p.name)}(?![\w.])", text
             ):
                 self.remark(
-                    f"{p.name} of {node.name} is in no mesh, and nothing is cut by it: ranks need `mesh {p.name}`"
+                    f"{p.name} of {node.name} is in no mesh, and nothing is cut by it: "
+                    + (
+                        f"there is no `{p.name}` here, take it out"
+                        if p.name in _OF_PYTHON
+                        else f"ranks need `mesh {p.name}`"
+                    )
                 )
 
     def base_fails(self, node: nodes.Layout, base: Degrees) -> str:
@@ -309,7 +317,8 @@ class _Checker:
         found = next(holes(side.placement), None)
         if found is not None:
             entry = next(e for e in side.layout.entries if found.path in e.targets.values())
-            fail("E313", f"{found}, the first {found.first}", at(entry.span, "stored here"))
+            remedy = for_hole(entry.span, node.items, side.layout)
+            fail("E313", f"{found}, the first {found.first}", at(entry.span, "stored here"), remedy=remedy)
 
     def plan(self, node: nodes.Plan) -> None:
         source, target = (self.located(closed_call(self.file, call, self.given)) for call in (node.source, node.target))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ucpl.errors import Label, catalogue, fail
-from ucpl.syntax import nodes
+from ucpl.syntax import nodes, print_expr
 
 __all__ = [
     "FUNCTIONS",
@@ -194,7 +194,10 @@ def _where(listed: nodes.Expr, wanted: Sequence[nodes.Expr], look: Look) -> list
     if items is None:
         integer(listed, look)  # says which key of the config is absent
     if not isinstance(items, list):
-        fail("E104", f"`where` looks through a list, not {items!r}", at(listed.span))
+        remedy = ""
+        if isinstance(listed, nodes.Binary) and listed.operator == "==":
+            remedy = f"the value stands behind a comma: where({print_expr(listed.left)}, {print_expr(listed.right)})"
+        fail("E104", f"`where` looks through a list, not {items!r}", at(listed.span), remedy=remedy)
     found: list[bool] = [bool(item) for item in items]
     if wanted:
         value = _alone(evaluated(wanted[0], look), wanted[0])

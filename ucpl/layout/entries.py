@@ -15,8 +15,8 @@ from ucpl.layout.globs import Globs, literals
 from ucpl.layout.layout import Entry, LogicalTensor, Taken
 from ucpl.layout.live import demand_live, refuse_live
 from ucpl.layout.models import unknown_tensor
-from ucpl.layout.patterns import axes_closed, demand_no_flat, dims_in
-from ucpl.layout.remedies import for_dim
+from ucpl.layout.patterns import axes_closed, demand_indices, demand_no_flat, dims_in
+from ucpl.layout.remedies import for_dim, for_parts
 from ucpl.layout.scales import scaled
 from ucpl.layout.scope import NUMBER_LIMIT, Scope, at, nearest
 from ucpl.layout.storing import Ground, is_there, said_clauses
@@ -180,6 +180,7 @@ def entries_of(
     for item in written.items:
         demand_no_flat((*item.indices, *(item.shape or ())), item.span)
         refuse_live(item.indices, item.span, "an index")
+        demand_indices(item.indices, item.span)
     out: list[Entry] = []
     expanded = False
     for item in written.items:
@@ -222,7 +223,7 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
     path = aliases[item.path] if alias else item.path
     of = _spoken_of(item, path, tensors)
     if not of and path not in tensors and not _labels(item):
-        unknown_tensor(path, tensors, item.span)
+        unknown_tensor(path, tensors, item.span, for_parts(item))
     _demand_dims(item, of, ground.scope)
     indices = axes_closed(item.indices, ground.scope, item.span)
     if path in tensors and any(isinstance(a, nodes.Any_ | nodes.Rest) for a in walk(*(item.shape or ()))):

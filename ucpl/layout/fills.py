@@ -95,7 +95,9 @@ def _spoken(item: nodes.Fill, known: _Model) -> tuple[frozenset[str], tuple[int,
     if item.path != "*" and not item.glob:
         found = of_sizes([known.aliases.get(item.path, item.path)], known.tensors) & known.tensors.keys()
         if not found:
-            unknown_tensor(item.path, known.tensors, item.span)
+            is_state = item.path in (s.name for s in known.states)
+            remedy = f"write: fill state {item.path} = {print_expr(item.value)}" if is_state else ""
+            unknown_tensor(item.path, known.tensors, item.span, remedy)
         return frozenset(found), (2, 0, 0)
     names = (
         path

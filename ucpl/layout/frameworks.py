@@ -22,13 +22,14 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "huggingface": ("shard",),
     "torch": ("tracker", "step"),
 }
+_ELSEWHERE = {"hf": "huggingface", "transformers": "huggingface", "safetensors": "huggingface", "pytorch": "torch"}
 
 
 def demand_settings(item: nodes.Framework) -> None:
     """Raises: UcplError E436 for a framework that there is not, E159 for a setting without a name, E192 for an unknown one."""
     name = item.call.name
     if name not in SETTINGS:
-        close = nearest(name, SETTINGS)
+        close = _ELSEWHERE.get(name.lower()) or nearest(name, SETTINGS)
         fail(
             "E436",
             f"no framework is called `{name}`",

@@ -187,7 +187,8 @@ def _import(library: Library, file: nodes.File, item: nodes.Import, read: Reader
         library._lend(found)
         library.add(found)
     else:
-        close = nearest(item.file, dict(spec_files()))
+        known = dict(spec_files())
+        close = f"{item.file}.ucpl" if f"{item.file}.ucpl" in known else nearest(item.file, known)
         fail(
             "E112",
             f'no file "{item.file}" beside {file.name} or among the shipped specs',

@@ -10,7 +10,7 @@ from ucpl.errors import fail
 from ucpl.layout.indices import Indices, chosen
 from ucpl.layout.layout import LogicalState, LogicalTensor
 from ucpl.layout.near import for_name
-from ucpl.layout.remedies import for_extent, for_tensor
+from ucpl.layout.remedies import for_extent, for_rest, for_tensor
 from ucpl.layout.scales import with_scalings
 from ucpl.layout.scope import Scope, at
 from ucpl.syntax import nodes
@@ -80,7 +80,8 @@ def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[
     dim = item.dims[position]
     if dim.name is not None:
         if not scope.knows(dim.name):
-            remedy = for_extent(item, position, scope.names(), _open_dims(items, scope))
+            known = {i.path for i in items if isinstance(i, nodes.Tensor)}
+            remedy = for_extent(item, position, scope.names(), _open_dims(items, scope), known)
             fail(
                 "E101",
                 f"`{item.path}` has a dim `{dim.name}` that has no size",
@@ -106,7 +107,8 @@ def aliases_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTenso
         if not isinstance(item, nodes.Alias) or not scope.holds(item.when):
             continue
         if item.owner not in tensors:
-            remedy = for_name(item.owner, tensors, "name the tensor that it is the same as")
+            remedy = for_name(item.owner, tensors, "")
+            remedy = remedy or for_tensor(item.owner, tensors, "name the tensor that it is the same as")
             fail("E135", f"alias `{item.path}` of `{item.owner}`, which is no tensor", at(item.span), remedy=remedy)
         if item.path in tensors or item.path in found:
             fail("E130", f"`{item.path}` is defined twice", at(item.span, "again here"))
@@ -132,6 +134,11 @@ def groups_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTensor
             continue
         members = item.members
         if members is None:
+            for name in item.without or ():
+                if name not in dict(found):
+                    fail(
+                        "E157", f"no group is called `{name}`", at(item.span), remedy=for_rest(item.name, name, tensors)
+                    )
             out = {m for g, ms in found for m in ms if g in (item.without or ())}
             members = tuple(p for p, t in tensors.items() if t.kind == "parameter" and p not in out)
         for m in members:
@@ -149,5 +156,5 @@ def trained_groups(groups: ModelGroups, tensors: dict[str, LogicalTensor]) -> Mo
     return groups or (("parameters", tuple(p for p, t in tensors.items() if t.kind == "parameter")),)
 
 
-def unknown_tensor(name: str, tensors: Iterable[str], span: nodes.Span) -> NoReturn:
-    fail("E137", f"no tensor is called `{name}`", at(span, "named here"), remedy=for_tensor(name, tensors))
+def unknown_tensor(name: str, tensors: Iterable[str], span: nodes.Span, remedy: str = "") -> NoReturn:
+    fail("E137", f"no tensor is called `{name}`", at(span, "named here"), remedy=remedy or for_tensor(name, tensors))

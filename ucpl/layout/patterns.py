@@ -22,6 +22,7 @@ __all__ = [
     "axes_closed",
     "axis_closed",
     "demand_flat",
+    "demand_indices",
     "demand_no_flat",
     "dims_in",
     "index_rules",
@@ -152,6 +153,28 @@ def demand_no_flat(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
                 at(node.span if node.span.line else span),
                 remedy="write it in a state line: state * = flat(each)",
             )
+
+
+def demand_indices(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
+    """In the brackets of an entry or a group stand dims and parts of them, each dim once. Raises E138, E133."""
+    seen: set[str] = set()
+    for node in walk(*axes):
+        place = at(node.span if isinstance(node, nodes.Dim | nodes.Cut) and node.span.line else span)
+        if isinstance(node, nodes.Cut | nodes.Pad | nodes.Trim):
+            said = print_axis(node)
+            dim = next((n.name for n in walk(node) if isinstance(n, nodes.Dim)), "l")
+            dealt = said if isinstance(node, nodes.Cut) and isinstance(node.axis, nodes.Dim) else f"{dim}@pp"
+            fail(
+                "E138",
+                f"`{said}` is no index: in brackets a dim stands, and perhaps some of its indices",
+                place,
+                remedy=f"how an index is dealt to ranks is a line of its own, `index {dim} = {dealt}`; here write [{dim}]",
+            )
+        if isinstance(node, nodes.Dim) and node.range is None:
+            if node.name in seen:
+                remedy = f"write `{node.name}` once"
+                fail("E133", f"the index `{node.name}` stands twice in the brackets", place, remedy=remedy)
+            seen.add(node.name)
 
 
 def demand_flat(axis: nodes.Axis, span: nodes.Span) -> None:

@@ -3,19 +3,63 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from attrs import evolve
 
-from ucpl.layout.layout import LogicalTensor
+from ucpl.layout.layout import Layout, LogicalTensor
 from ucpl.layout.near import for_name, nearest
 from ucpl.syntax import nodes, print_item
-from ucpl.syntax.walk import rewritten
+from ucpl.syntax.walk import rewritten, walk
 from ucpl.syntax.words import CLAUSE_WORDS, ELEMENT_TYPES
 
-__all__ = ["for_cut", "for_dim", "for_extent", "for_tensor", "for_unread_dim"]
+__all__ = ["for_cut", "for_dim", "for_extent", "for_hole", "for_parts", "for_rest", "for_tensor", "for_unread_dim"]
 
 _GROUPS = 'the parameter groups of the model are `group * = model`; a line for all tensors is `* = ... as "{name}"`'
+_OF_MODULES = ("weight", "bias", "data", "kernel")  # behind the name of a module
+_ANNOTATIONS = ("Tensor", "Float", "Array", "Int", "Param", "Parameter", "tensor", "array")
+# Keys of configs that authors take for dims.
+CONFIG_KEYS = frozenset(
+    [
+        "hidden_size",
+        "intermediate_size",
+        "vocab_size",
+        "num_hidden_layers",
+        "num_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "num_heads",
+        "head_dim",
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "d_model",
+        "d_ff",
+        "d_kv",
+        "n_embd",
+        "n_head",
+        "n_layer",
+        "n_layers",
+        "n_heads",
+        "n_inner",
+        "ffn_dim",
+        "ffn_hidden_size",
+        "max_position_embeddings",
+        "state_size",
+        "conv_kernel",
+        "patch_size",
+        "image_size",
+        "num_channels",
+        "embed_dim",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "encoder_layers",
+        "decoder_layers",
+        "type_vocab_size",
+    ]
+)
 _ORDERS = ("T", "mT", "t", "transpose")  # of torch: the other order of two dims
 _NUMBER_IN_A_NAME = re.compile(r"\\?\*|\(?(?:\\d|\[0-9\])[+*]?\)?|%d|\$\{?\w*\}?|\{\w*\}")
 
@@ -39,6 +83,13 @@ def for_dim(item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: st
         rest = ", ".join(one for one in bracketed if one != name)
         line = f": `{item.path}[{rest}] = ...`" if rest else ""
         return f"take `{name}` out: an index in brackets is a dim of the tensor, and stands for all of its values{line}"
+    kind = name if name in ELEMENT_TYPES else words().dtypes.get(last, "") if len(name) > 3 else ""
+    if name in ("to", "cast", "astype"):
+        kind = next((n for n in _dims_of(item) if n in ELEMENT_TYPES), "")
+    if kind and item.shape is not None and all(c.word != "dtype" for c in item.clauses):
+        shape = tuple(a for a in item.shape if not (isinstance(a, nodes.Dim) and a.name in (name, kind)))
+        typed = evolve(item, shape=shape, clauses=(nodes.Clause("dtype", (kind,)), *item.clauses))
+        return _with_line("the element type stands behind the dims, after `dtype`", typed)
     if (close and len(name) < 3) or not said:
         word = nearest(name, CLAUSE_WORDS) if not close and len(name) > 1 else None
         if close:
@@ -46,6 +97,10 @@ def for_dim(item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: st
         if word:
             return f"did you mean the clause `{word}`?"
     return said or "a dim without a name is written `_`, all that are left `...`"
+
+
+def _dims_of(item: nodes.Entry) -> list[str]:
+    return [a.name for a in item.shape or () if isinstance(a, nodes.Dim)]
 
 
 def for_unread_dim(item: nodes.Record, name: str, names: Iterable[str]) -> str:
@@ -59,13 +114,23 @@ def _renamed(node: nodes.Record, name: str, close: str) -> nodes.Record | None:
     return evolve(node, name=close) if isinstance(node, nodes.Dim) and node.name == name else None
 
 
-def for_extent(item: nodes.Tensor, position: int, names: Iterable[str], left: Sequence[str] = ()) -> str:
+def for_extent(
+    item: nodes.Tensor, position: int, names: Iterable[str], left: Sequence[str] = (), tensors: Collection[str] = ()
+) -> str:
     """Of a name among the dims of a model's tensor that has no size. `left`: all of the model that have none."""
     from ucpl.syntax.habits import foreign, words
 
     name = item.dims[position].name or ""
     bare = evolve(item, dims=item.dims[:position] + item.dims[position + 1 :])
     kind = name if name in ELEMENT_TYPES else words().dtypes.get(name, "") if len(name) > 3 else ""
+    if item.dims[position].range is not None and (kind or name in _ANNOTATIONS):
+        inner = [n.path for n in walk(item.dims[position].range) if isinstance(n, nodes.Name)]  # type: ignore[arg-type]
+        dims = tuple(nodes.Dimension(one) for one in inner)
+        why = "the dims stand side by side behind the `:`, and the element type behind them"
+        return _with_line(why, evolve(item, dims=dims, dtype=kind or item.dtype))
+    said = _said_elsewhere(item, position, tensors)
+    if said:
+        return said
     if kind:
         return _with_line(
             foreign(name) or f"the element type stands behind the dims: `dtype {kind}`", evolve(bare, dtype=kind)
@@ -91,14 +156,47 @@ def for_extent(item: nodes.Tensor, position: int, names: Iterable[str], left: Se
     )
 
 
+def _said_elsewhere(item: nodes.Tensor, position: int, tensors: Collection[str]) -> str:
+    """Of words among the dims that say what another line or clause says; empty for a name that may be a dim."""
+    name, behind = item.dims[position].name or "", [d.name for d in item.dims[position + 1 :]]
+    if name == "_":
+        return "a model names every dim of a tensor, or says its size; `_` and `...` stand in layouts"
+    if name == "extends":
+        return "what a model starts from stands in its first line, before the brace: model big extends gpt() {"
+    if name == "scalar" and len(item.dims) == 1:
+        return _with_line("one tensor without dims has `()`", evolve(item, dims=()))
+    if name in ("or", "optional", "maybe") and (name != "or" or behind == ["none"]):
+        return (
+            f"what is there for some configs only has a condition at its end: {item.path} : ...  when config.use_bias"
+        )
+    if name in ("scale", "scales") and behind[:1] == ["of"]:
+        return (
+            "a scale says so behind `is`, and how many elements a block has along each dim: is scale of w by 128, 128"
+        )
+    if name in ("alias", "tied", "same") and behind:
+        return f"a second name of a tensor is an alias\nwrite: alias {item.path} = {behind[-1]}"
+    if len(item.dims) == 1 and name in tensors:
+        return f"a second name of a tensor is an alias\nwrite: alias {item.path} = {name}"
+    keys = [d.name for d in item.dims if d.name and (d.name.startswith("config.") or d.name in CONFIG_KEYS)]
+    if name not in keys:
+        return ""
+    short = {key: key.removeprefix("config.").replace(".", "_") for key in dict.fromkeys(keys)}
+    dims = ", ".join(f"{one} = {key if key != one else f'config.{one}'}" for key, one in short.items())
+    bare = evolve(item, dims=tuple(evolve(d, name=short.get(d.name or "", d.name)) for d in item.dims))
+    return f"a dim has a name, and its size a line: a key of the config, perhaps\nwrite: dim {dims}\n       {print_item(bare)}"
+
+
 def _with_line(why: str, item: nodes.Record) -> str:
     assert isinstance(item, nodes.Entry | nodes.Tensor)
     return f"{why}\nwrite: {print_item(item)}"
 
 
-def for_tensor(name: str, tensors: Iterable[str]) -> str:
+def for_tensor(name: str, tensors: Iterable[str], otherwise: str = "add it to the model, or take this line out") -> str:
     """Of a tensor that the model does not have."""
     known = list(tensors)
+    part = [k for k in known if name.startswith(f"{k}.") or name.endswith(f".{k}")]
+    if part and name.rpartition(".")[2] in (*_OF_MODULES, part[-1].rpartition(".")[2]):
+        return f"did you mean `{max(part, key=len)}`? Names are those of the model of this text; a file's stand behind `as`"
     head, _, tail = name.rpartition(".")
     if head in known and tail.isidentifier() and len(tail) <= 2:
         return f"an index stands in brackets: `{head}[{tail}]`"
@@ -108,7 +206,48 @@ def for_tensor(name: str, tensors: Iterable[str]) -> str:
             "a tensor's name is no pattern; one line stands for all layers by an index in brackets, as in "
             f'`w[l] = h  as "{key}"`'
         )
-    return for_name(name, known, "add it to the model, or take this line out")
+    return for_name(name, known, otherwise)
+
+
+def for_parts(item: nodes.Entry) -> str:
+    """Of a line that packs parts without labels into a tensor that there is not; empty where it packs none."""
+    stacks = [node for node in walk(*(item.shape or ())) if isinstance(node, nodes.Stack)]
+    if not stacks or any(term.label for stack in stacks for term in stack.terms):
+        return ""
+    return (
+        "each part has a label, the name of a tensor beside the entry, and then its axes: (q: n d + k: g d + v: g d) h"
+    )
+
+
+def for_hole(span: nodes.Span, items: Iterable[nodes.Record], layout: Layout) -> str:
+    """Of a tensor that is stored in part: why, where the pattern shows it; else empty."""
+    item = next((i for i in items if isinstance(i, nodes.Entry) and i.span == span), None)
+    axes = {axis for mesh in layout.meshes for axis in mesh.axes}
+    if item is None or item.shape is None:
+        return ""
+    cuts = [s.mesh_axis for node in walk(*item.shape) if isinstance(node, nodes.Cut) for s in node.splits]
+    sums = any(isinstance(node, nodes.Stack) for node in walk(*item.shape))
+    twice = next((axis for axis in cuts if cuts.count(axis) > 1), None)
+    if twice is not None and not sums:
+        return f"a rank has one coordinate of {twice}, so that it has one piece along both: cut one dim by `@{twice}`"
+    for node in walk(*item.shape):
+        for part in node.range.items if isinstance(node, nodes.Dim) and node.range is not None else ():
+            if isinstance(part, nodes.Name) and part.path in axes:
+                whole = rewritten(item, lambda n, d=node, a=part.path: _cut_by(a, d) if n is d else None)
+                return _with_line(f"some indices of {node.name} stand in its brackets, and a cut behind `@`", whole)
+    return ""
+
+
+def _cut_by(axis: str, dim: nodes.Dim) -> nodes.Cut:
+    return nodes.Cut(nodes.Dim(dim.name), (nodes.Split(axis),))
+
+
+def for_rest(group: str, name: str, tensors: Iterable[str]) -> str:
+    """Of a group that `all` is to be less: what is taken away are groups above, by their names."""
+    if "*" in name or name in tensors:
+        members = "norm.weight, bias" if "*" in name else name
+        return f"`all` is less groups that stand above\nwrite: group others = {members}\n       group {group} = all - others"
+    return f"define it above: `group {name} = ...`, and its members; or correct the name"
 
 
 def for_cut(reason: str) -> str:

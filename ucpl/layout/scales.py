@@ -38,7 +38,11 @@ def with_scalings(
         assert item.scaling is not None
         owner = item.scaling.of
         if owner not in tensors or owner in said:
-            _unfit(item, f"`{owner}`, of which it is to be a scale, is no tensor beside the scales")
+            _unfit(
+                item,
+                f"`{owner}`, of which it is to be a scale, is no tensor beside the scales",
+                f"name the tensor: a line `{owner} : ...` of this model, whose dims the blocks are of",
+            )
         if owner in seen:
             _unfit(item, f"`{owner}` has a scale, `{seen[owner].path}`")
         seen[owner] = item

@@ -105,7 +105,9 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
             remedy="name one with --model FILE:NAME, or give a checkpoint",
         )
     model_items: list[nodes.ModelItem] = own_parameters(model, of_model, given.sizes)
-    model_items += statements_of(library, Known(model, model_file or NO_FILE), reader.uses)
+    model_items += statements_of(
+        library, Known(model, model_file or NO_FILE), lambda items: reader.uses(items, word="model")
+    )
     scope.bind(model_items)
     of_files = {s.span for file in library.files.values() for s in file.statements}
     own = [item for item in model_items if item.span not in of_files]
@@ -279,15 +281,16 @@ class _Reader:
             self.origins.append((name, value, origin))
         given[name] = value
 
-    def uses(self, items: Iterable[Item], chain: tuple[str, ...] = ()) -> list[Item]:
-        """`use vision() as eye`: the statements of the other model or layout under a prefix."""
+    def uses(self, items: Iterable[Item], chain: tuple[str, ...] = (), word: str = "layout") -> list[Item]:
+        """`use vision() as eye`: the statements of the other model, or of the other layout, under a prefix."""
         out: list[Item] = []
         for item in items:
-            out += self.used(item, chain) if isinstance(item, nodes.Use) else (item,)  # type: ignore[arg-type]
+            out += self.used(item, chain, word) if isinstance(item, nodes.Use) else (item,)  # type: ignore[arg-type]
         return out
 
-    def used(self, item: nodes.Use, chain: tuple[str, ...]) -> list[nodes.Record]:
-        known = self.library.find(item.call.name, (nodes.Model, nodes.Layout), "model or layout", item.span)
+    def used(self, item: nodes.Use, chain: tuple[str, ...], word: str) -> list[nodes.Record]:
+        known = self.library.find(item.call.name, (nodes.Model, nodes.Layout), word, item.span)
+        _demand_alike(known.node, item, word)
         if item.call.name in chain:
             fail("E165", f"`{item.call.name}` uses itself: {' -> '.join([*chain, item.call.name])}", at(item.span))
         chain = (*chain, item.call.name)
@@ -301,7 +304,7 @@ class _Reader:
             given = placed(known.node.parameters, item.call)
             own = evolve(known.node, parameters=tuple(p for p in known.node.parameters if p.name not in given))
             inner = [*own_parameters(own, nodes.Call(own.name), {})]
-            inner += statements_of(self.library, known, lambda items: self.uses(items, chain))
+            inner += statements_of(self.library, known, lambda items: self.uses(items, chain, "model"))
             # Arguments are numbers of the outer model: these names get no prefix.
             outer = [nodes.Let((nodes.Binding(f"{item.name}.{n}", a.value, span=a.span),)) for n, a in given.items()]
         self.count.statements += len(inner)
@@ -346,6 +349,15 @@ class _Reader:
         demand_axes(links, call, reader.scope, self.scope)
         demand_groups(items)
         return numbers_within(links, call, reader.scope, self.scope) + on_these_ranks(links, items, self.scope)
+
+
+def _demand_alike(used: nodes.Record, item: nodes.Use, word: str) -> None:
+    """A model uses models, and a layout layouts. Raises E110."""
+    other = "layout" if word == "model" else "model"
+    if isinstance(used, nodes.Layout if word == "model" else nodes.Model):
+        name = item.call.name
+        remedy = f"a model uses models, and a layout layouts: name the {word} that `{name}` belongs to, or define one"
+        fail("E110", f"no {word} is called `{name}`: it is a {other}", at(item.span), remedy=remedy)
 
 
 def _arguments(parameters: tuple[nodes.Parameter, ...], call: nodes.Call, scope: Scope) -> Inherited:

@@ -16,7 +16,8 @@ from ucpl.layout.live import refuse_live
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.naming import Naming, naming_of
 from ucpl.layout.near import for_axis
-from ucpl.layout.patterns import axes_closed, demand_flat, demand_no_flat, dims_in
+from ucpl.layout.patterns import axes_closed, demand_flat, demand_indices, demand_no_flat, dims_in
+from ucpl.layout.remedies import for_rest
 from ucpl.layout.scope import Scope, Value, at, nearest
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
 from ucpl.records import define
@@ -217,9 +218,15 @@ def groups_of_layout(
                 unknown_tensor(m, sorted(stored), item.span)
         for w in item.without or ():
             if w not in found:
-                fail("E157", f"no group is called `{w}`", at(item.span))
+                fail(
+                    "E157",
+                    f"no group is called `{w}`",
+                    at(item.span),
+                    remedy=for_rest(item.name, w, {*stored, *tensors}),
+                )
         demand_no_flat(item.indices, item.span)
         refuse_live(item.indices, item.span, "an index")
+        demand_indices(item.indices, item.span)
         indices = axes_closed(item.indices, ground.scope, item.span)
         found[item.name] = Group(
             item.name, indices, item.members, item.without, item.stated, is_reversed, dealt, False, item.span

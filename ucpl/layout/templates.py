@@ -263,6 +263,20 @@ def _value(rule: Template, part: Hole, variables: Mapping[str, Value]) -> Value:
     return value
 
 
+_COUNTED = re.compile(r"(?:(local|global)_(\w+)|(\w+?)[._](local|global))")
+
+
+def _counted(name: str) -> str:
+    """Of `local_e` and `e.global`: an index counted on the rank, or in the model."""
+    found = _COUNTED.fullmatch(name)
+    if found is None:
+        return ""
+    dim, count = found[2] or found[3], found[1] or found[4]
+    return (
+        f"write {{{dim}.local}}: counted on the rank" if count == "local" else f"write {{{dim}}}: counted in the model"
+    )
+
+
 def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoReturn:
     near = dict(rule.near).get(name)
     close = nearest(name, [*variables, *(n for n, _ in rule.sizes)]) or near
@@ -271,7 +285,10 @@ def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoRe
         f'"{rule.text}" names `{name}`, which has no value here',
         at(rule.span),
         remedy=_rank_word(name)
-        or (f"did you mean `{close}`?" if close else f"known here: {', '.join(sorted(variables))}"),
+        or _counted(name)
+        or (
+            f"did you mean `{close}`?" if close else f"known here: {', '.join(sorted({*variables, *dict(rule.sizes)}))}"
+        ),
     )
 
 

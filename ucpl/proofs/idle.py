@@ -18,6 +18,7 @@ __all__ = [
     "idle_lines",
     "idle_ranges",
     "misspelt_states",
+    "odd_tensors",
     "odd_truths",
     "unknown_drops",
     "unknown_parameters",
@@ -66,6 +67,7 @@ def idle_lines(layout: Layout, items: Iterable[nodes.LayoutItem], *, of_any: boo
 def _idle_conditions(layout: Layout, item: nodes.Entry) -> Iterator[str]:
     """A condition on an index: its name is the number of them there."""
     bracketed = {axis.name for axis in item.indices if isinstance(axis, nodes.Dim)}
+    yield from _coordinates(layout, item)
     asked = [n for c in item.clauses if c.word == "when" for n in walk(c) if isinstance(n, nodes.Name)]
     for name in sorted({n.path for n in asked} & bracketed):
         count = f", {layout.sizes[name]}" if name in layout.sizes else ""
@@ -73,6 +75,19 @@ def _idle_conditions(layout: Layout, item: nodes.Entry) -> Iterator[str]:
             f"{layout.name}: `when` of `{item.path}` (line {item.span.line}) speaks of `{name}`, which is how many there"
             f" are{count}: some of them are `{item.path}[{name}[..2]] = ...`"
         )
+
+
+def _coordinates(layout: Layout, item: nodes.Entry) -> Iterator[str]:
+    """A condition that no number of ranks meets: the name of a mesh axis is how many there are, not who asks."""
+    axes = {axis for mesh in layout.meshes for axis in mesh.axes}
+    asked = [n for c in item.clauses if c.word == "when" for n in walk(c) if isinstance(n, nodes.Binary)]
+    for one in asked:
+        match one:
+            case nodes.Binary("==", nodes.Name(path=name), nodes.Number(value=0)) if name in axes:
+                yield (
+                    f"{layout.name}: `when {name} == 0` of `{item.path}` (line {item.span.line}) never holds: `{name}` is how"
+                    f" many ranks there are. The first of them are `at {name}[0]`"
+                )
 
 
 def _idle_casts(layout: Layout, item: nodes.Entry) -> Iterator[str]:
@@ -200,6 +215,30 @@ def unread_dims(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[s
                     else " In a layout of any model `_` is the next dim, whichever it is"
                 )
             )
+
+
+_BRACES = re.compile(r"\{(\w+)\}")
+
+
+def odd_tensors(file: nodes.File) -> Iterator[str]:
+    """Of a model: a condition on one's own index, which is how many there are, and an index written into a name."""
+    for model in (s for s in file.statements if isinstance(s, nodes.Model)):
+        dims = {d.name for i in model.items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
+        dims |= {b.name for i in model.items if isinstance(i, nodes.Dims) for b in i.bindings}
+        for item in (i for i in model.items if isinstance(i, nodes.Tensor)):
+            own = {d.name for d in item.dims}
+            asked = [] if item.when is None else [n.path for n in walk(item.when) if isinstance(n, nodes.Name)]
+            for name in dict.fromkeys(n for n in asked if n in own):
+                yield (
+                    f"{model.name}: `when` of `{item.path}` (line {item.span.line}) speaks of `{name}`, which is how many there"
+                    f" are: some of them are `{item.path} : {name}[2..] ...`"
+                )
+            for name in dict.fromkeys(n for n in _BRACES.findall(item.path) if n in dims):
+                path = re.sub(r"\.?\{\w+\}", "", item.path).strip(".") or "w"
+                yield (
+                    f'{model.name}: "{item.path}" (line {item.span.line}) is one name, braces and all. An index is a dim: write'
+                    f" `{path} : {' '.join([name, *(d.name or str(d.size) for d in item.dims)])}`"
+                )
 
 
 def odd_truths(file: nodes.File) -> Iterator[str]:

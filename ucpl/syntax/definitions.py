@@ -16,6 +16,12 @@ from ucpl.syntax.source import Source
 __all__ = ["check_definitions"]
 
 
+_SECOND_MESH = (
+    "one `mesh` has all axes; the same ranks seen otherwise have a name, `mesh expert: pp edp ep`,"
+    " and lines say `on expert`"
+)
+
+
 @frozen
 class _Definition:
     kind: str  # "layout", "file", …: the same word for names that would collide
@@ -61,6 +67,7 @@ def _check(definitions: Iterable[_Definition], source: Source) -> None:
                 f"{what} is defined twice",
                 source.label(new.span, "defined again here"),
                 source.label(old.span, "first defined here"),
+                remedy="" if (new.kind, new.name) != ("mesh", "") else _SECOND_MESH,
             )
 
 

@@ -48,7 +48,11 @@ class Layouts(Models):
         for i, axis in enumerate(axes):
             if axis in axes[:i]:
                 parts = [c for c in children if isinstance(c, Part) and c.value == axis]
-                self._twice("E008", f"the mesh axis `{axis}`", parts[-2], parts[-1])
+                others = " ".join(one for one in axes if one != axis)
+                remedy = (
+                    f"axes stand side by side, without a sign between\nwrite: mesh {others}" if axis in "xX" else ""
+                )
+                self._twice("E008", f"the mesh axis `{axis}`", parts[-2], parts[-1], remedy)
         return nodes.Mesh(name, tuple(axes), span=self.span(children))
 
     def file(self, children: Children) -> nodes.Files:

@@ -92,8 +92,9 @@ class Places:
             fail("E023", f"no element type is called `{name}`", self.label(part, "named here"), remedy=remedy)
         return name
 
-    def _twice(self, code: str, what: str, first: Place, second: Place) -> NoReturn:
-        fail(code, f"{what} stands twice", self.label(second, "again here"), self.label(first, "first here"))
+    def _twice(self, code: str, what: str, first: Place, second: Place, remedy: str = "") -> NoReturn:
+        labels = self.label(second, "again here"), self.label(first, "first here")
+        fail(code, f"{what} stands twice", *labels, remedy=remedy)
 
     def path(self, children: Children) -> Part:
         first = children[0]
