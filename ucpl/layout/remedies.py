@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 
 from attrs import evolve
 
@@ -230,16 +231,18 @@ def for_hole(span: nodes.Span, items: Iterable[nodes.Record], layout: Layout) ->
     twice = next((axis for axis in cuts if cuts.count(axis) > 1), None)
     if twice is not None and not sums:
         return f"a rank has one coordinate of {twice}, so that it has one piece along both: cut one dim by `@{twice}`"
-    for node in walk(*item.shape):
-        for part in node.range.items if isinstance(node, nodes.Dim) and node.range is not None else ():
-            if isinstance(part, nodes.Name) and part.path in axes:
-                whole = rewritten(item, lambda n, d=node, a=part.path: _cut_by(a, d) if n is d else None)
-                return _with_line(f"some indices of {node.name} stand in its brackets, and a cut behind `@`", whole)
+    dims = [node for node in walk(*item.shape) if isinstance(node, nodes.Dim) and node.range is not None]
+    for dim in dims:
+        among = dim.range.items if dim.range is not None else ()
+        axis = next((p.path for p in among if isinstance(p, nodes.Name) and p.path in axes), None)
+        if axis is not None:
+            whole = rewritten(item, partial(_cut_instead, axis, dim))
+            return _with_line(f"some indices of {dim.name} stand in its brackets, and a cut behind `@`", whole)
     return ""
 
 
-def _cut_by(axis: str, dim: nodes.Dim) -> nodes.Cut:
-    return nodes.Cut(nodes.Dim(dim.name), (nodes.Split(axis),))
+def _cut_instead(axis: str, dim: nodes.Dim, node: nodes.Record) -> nodes.Record | None:
+    return nodes.Cut(nodes.Dim(dim.name), (nodes.Split(axis),)) if node is dim else None
 
 
 def for_rest(group: str, name: str, tensors: Iterable[str]) -> str:
