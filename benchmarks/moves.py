@@ -1,17 +1,19 @@
 """Moves that are no runs, beside `cp` of the same bytes: transposes, cuts by column, small rows, shards of another number.
 
-    python -m benchmarks.moves [WORD ...] [--pairs 5] [--where /dev/shm] [--check]
+    python -m benchmarks.moves [WORD ...] [--pairs 5] [--where /dev/shm] [--check] [--reflink]
 
 WORD: those cases whose name has it. Sources are made here, element i with the bits of number i. Rounds of `cp -r` and of
 conversions are interleaved; ratios are of medians: of cp's time, and of the phase `move`, in which digests are made and
-what was written is synced. Nothing is read back. In memory (/dev/shm) this shows what moves cost; on a disk, what they ask
-of it. With --check, each target is converted back and must be the source, byte for byte.
+what was written is synced; in brackets, of seconds of a core, which other work hardly moves. Nothing is read back. In
+memory (/dev/shm) this shows what moves cost; on a disk, what they ask of it. --reflink lets a file system share blocks,
+which no row beside `cp` does. With --check, each target is converted back and must be the source, byte for byte.
 """
 
 from __future__ import annotations
 
 import argparse
 import filecmp
+import resource
 import shutil
 import statistics
 import subprocess
@@ -28,6 +30,7 @@ import ucpl
 from ucpl.digests import crc32
 from ucpl.extents import StorageRef, TensorRef
 from ucpl.runtime.counters import Report
+from ucpl.runtime.moving import Mover
 from ucpl.stores.torch_files import layout_torch_file
 
 SPEC = Path(__file__).with_name("moves.ucpl")
@@ -62,10 +65,11 @@ CASES = (
     Case("rows of 256 bytes, back", "by_row()", "first_experts()", "experts", "bf16", EXPERTS, 0.8),
     Case("dim 0 cut over 4 -> 6", "fsdp(dp = 4)", "fsdp(dp = 6)", "layers", "f32", LAYERS, 0.8),
     Case("dim 0 cut over 6 -> 4", "fsdp(dp = 6)", "fsdp(dp = 4)", "layers", "f32", LAYERS, 0.8),
+    Case("as they are", "fsdp(dp = 4)", "fsdp(dp = 4)", "layers", "f32", LAYERS, 0.8),
 )
 HEAD = (
     "case", "read / needed, at 64M", "cp / move", "wanted", "64M / default", "1 worker / 2", "buffers, at 64M",
-    "move", "its CPU", "cp",
+    "move", "its core", "cp", "its core", "shared",
 )  # fmt: skip
 
 
@@ -75,56 +79,82 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--where", default="/dev/shm")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--reflink", action="store_true")
     given = parser.parse_args()
-    chosen = [c for c in CASES if not given.words or any(word in c.name for word in given.words)]
-    for row in bench_moves(chosen, given.pairs, given.where, check=given.check):
-        print("| " + " | ".join(row) + " |", flush=True)
+    print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|")
+    with tempfile.TemporaryDirectory(prefix="ucpl-moves-", dir=given.where) as folder:
+        for case in CASES:
+            if not given.words or any(word in case.name for word in given.words):
+                print("| " + " | ".join(measured(case, Path(folder), given)) + " |", flush=True)
 
 
-def bench_moves(cases: tuple[Case, ...] | list[Case], pairs: int, where: str, *, check: bool) -> Iterator[list[str]]:
-    yield list(HEAD)
-    yield ["---"] * len(HEAD)
-    with tempfile.TemporaryDirectory(prefix="ucpl-moves-", dir=where) as folder:
-        for case in cases:
-            yield list(measured(case, Path(folder), pairs, check))
+@frozen
+class Cost:
+    """Seconds by the clock, and of cores."""
+
+    wall: float
+    core: float
+
+    @staticmethod
+    def median(costs: list[Cost]) -> Cost:
+        return Cost(statistics.median(c.wall for c in costs), statistics.median(c.core for c in costs))
 
 
-def measured(case: Case, top: Path, pairs: int, check: bool) -> Iterator[str]:
+def measured(case: Case, top: Path, given: argparse.Namespace) -> Iterator[str]:
     """The cells of a row. The source is made for it, and removed."""
     source, out = top / "source", top / "out"
     make(case, top / "first", source)
     how: dict[str, dict[str, int]] = {"default": {}, "64M": {"memory": 64 << 20}, "alone": {"workers": 1}}
-    copies: list[float] = []
-    took: dict[str, list[tuple[float, float]]] = {key: [] for key in how}
+    costs: dict[str, list[Cost]] = {key: [] for key in ("cp", *how)}
     reports: dict[str, Report] = {}
-    for _ in range(pairs):
-        begin = time.perf_counter()
-        subprocess.run(["cp", "-r", "--reflink=never", source, out], check=True)
-        copies.append(time.perf_counter() - begin)
+    for _ in range(given.pairs):
+        costs["cp"].append(copied(source, out))
         shutil.rmtree(out)
         for key, more in how.items():
-            before = time.process_time()
-            reports[key] = converted(source, out, (case.source, case.target), more)
-            took[key].append((reports[key].seconds["move"], time.process_time() - before))
-            if check:
+            reports[key], cost = moved(source, out, case, {**more, "reflink": given.reflink})
+            costs[key].append(cost)
+            if given.check:
                 converted(out, top / "back", (case.target, case.source), {})
                 demand_same(source, top / "back")
                 shutil.rmtree(top / "back")
             shutil.rmtree(out)
     shutil.rmtree(source)
-    copy = statistics.median(copies)
-    (move, core), (small, _), (alone, _) = (map(statistics.median, zip(*took[key], strict=True)) for key in how)
+    copy, move, small, alone = (Cost.median(found) for found in costs.values())
     default, little = reports["default"], reports["64M"]
     yield case.name
     yield ", ".join(f"{r.bytes_read / r.bytes_needed:.2f}" for r in (default, little))
-    yield f"{copy / move:.2f}"
+    yield f"{copy.wall / move.wall:.2f}"
     yield f"{case.wanted}"
-    yield f"{small / move:.2f}"
-    yield f"{alone / move:.2f}"
+    yield f"{small.wall / move.wall:.2f} ({small.core / move.core:.2f})"
+    yield f"{alone.wall / move.wall:.2f}"
     yield ", ".join(f"{r.bytes_live_max / 2**20:.0f} MiB" for r in (default, little))
-    yield f"{move:.2f} s"
-    yield f"{core:.2f} s"
-    yield f"{copy:.2f} s"
+    yield from (f"{x:.2f} s" for x in (move.wall, move.core, copy.wall, copy.core))
+    yield f"{default.bytes_cloned / default.bytes_target:.0%}"
+
+
+def copied(source: Path, out: Path) -> Cost:
+    begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(["cp", "-r", "--reflink=never", source, out], check=True)
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Cost(time.perf_counter() - begin, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime)
+
+
+def moved(source: Path, out: Path, case: Case, how: dict[str, int]) -> tuple[Report, Cost]:
+    """A conversion, and what its phase `move` cost. The clock of the process's cores is read around it alone."""
+    core: list[float] = []
+    genuine = Mover.move
+
+    def move(mover: Mover) -> None:
+        begin = time.process_time()
+        genuine(mover)
+        core.append(time.process_time() - begin)
+
+    Mover.move = move  # type: ignore[method-assign]
+    try:
+        report = converted(source, out, (case.source, case.target), how)
+    finally:
+        Mover.move = genuine  # type: ignore[method-assign]
+    return report, Cost(report.seconds["move"], core[0])
 
 
 def converted(source: Path, target: Path, layouts: tuple[str, str], how: dict[str, int]) -> Report:

@@ -15,6 +15,7 @@ A tree is put on a real disk by `lay_out`, and run on by a `Survivor`, which kno
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import stat
@@ -196,6 +197,9 @@ class Recorder(Disk):
         with self._lock:
             super().resize(fd, size)
             self._sized(fd, size)
+
+    def clone(self, source: tuple[int, int], target: tuple[int, int], size: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "what is shared is not recorded")
 
     def allocate(self, fd: int, size: int) -> None:
         with self._lock:

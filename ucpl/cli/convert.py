@@ -52,6 +52,12 @@ def add_run(parser: ArgumentParser) -> None:
         help="none: publish what was synced, without reading it from the disk once more (default all)",
     )
     parser.add_argument(
+        "--reflink",
+        choices=("auto", "never"),
+        default="auto",
+        help="never: write what a file system could share with the source (default auto)",
+    )
+    parser.add_argument(
         "--allow-global", action="append", default=[], metavar="NAME", help="carry this class of a pickle; may repeat"
     )
     parser.add_argument(

@@ -116,6 +116,7 @@ def run_options(options: Namespace) -> How:
         "force": options.force,
         "verify_source": options.verify_source,
         "read_back": options.read_back == "all",
+        "reflink": options.reflink == "auto",
         "allow_globals": options.allow_global,
     }
 

@@ -87,6 +87,7 @@ def run_lines(report: Report) -> list[str]:
     out = [
         f"read          {bytes_text(report.bytes_read)}, {report.bytes_needed:,} needed",
         f"written       {bytes_text(report.bytes_written)}, the target is {report.bytes_target:,} in {report.files} files",
+        *([f"shared        {report.bytes_cloned:,} bytes of the source's blocks"] if report.bytes_cloned else []),
         f"buffers       {bytes_text(report.bytes_live_max)} at most",
         f"verified      {report.bytes_read_back:,} bytes read back from the disk are what was written"
         if report.bytes_read_back or not report.bytes_written

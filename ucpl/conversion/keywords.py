@@ -44,6 +44,7 @@ class How(DataPlane, total=False):
     force: bool  # replace a target that is there
     verify_source: bool  # read the members whole of which a part is moved, for their CRCs
     read_back: bool  # all that was written, from the disk, before the target appears (default)
+    reflink: bool  # whole blocks are shared with the source where the file system can (default)
     allow_globals: Sequence[str]  # classes of a pickle that are carried over
     tag: str | None  # name of the step's folder
     progress: Progress | None  # called with (bytes done, all of them)

@@ -43,6 +43,7 @@ class Report:
     bytes_read: int = 0  # of the source, for the moves
     bytes_read_verify: int = 0  # of the source, for its CRCs and padding alone
     bytes_written: int = 0
+    bytes_cloned: int = 0  # of the target that are the source's own blocks, and were not written
     bytes_target: int = 0  # sum of the sizes of the target's files
     bytes_read_back: int = 0  # of the target, from the disk
     bytes_live_max: int = 0  # peak of all buffers together
@@ -63,6 +64,7 @@ class Report:
         lines += [
             f"  read       {self.bytes_read} bytes, {self.bytes_needed} needed",
             f"  written    {self.bytes_written} bytes",
+            f"  cloned     {self.bytes_cloned} bytes",
             f"  read back  {self.bytes_read_back} bytes",
             f"  source     {self.source_bytes_checked} bytes match their CRC, {self.source_bytes_unverified} unverified, "
             f"{self.source_bytes_without_crc} have none",
@@ -82,6 +84,7 @@ class Counters:
     bytes_read: int = 0
     bytes_read_verify: int = 0
     bytes_written: int = 0
+    bytes_cloned: int = 0
     bytes_read_back: int = 0
     source_bytes_checked: int = 0
     source_bytes_unverified: int = 0
@@ -96,6 +99,7 @@ class Counters:
         *,
         read: int = 0,
         written: int = 0,
+        cloned: int = 0,
         read_back: int = 0,
         read_verify: int = 0,
         tiles: int = 0,
@@ -106,6 +110,7 @@ class Counters:
         with self._lock:
             self.bytes_read += read
             self.bytes_written += written
+            self.bytes_cloned += cloned
             self.bytes_read_back += read_back
             self.bytes_read_verify += read_verify
             self.tiles += tiles

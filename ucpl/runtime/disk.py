@@ -80,6 +80,10 @@ class Disk:
     def allocate(self, fd: int, size: int) -> None:
         linux.allocate(fd, size)
 
+    def clone(self, source: tuple[int, int], target: tuple[int, int], size: int) -> None:
+        """Share a range of one file with another. Each: (descriptor, position), whole blocks."""
+        linux.clone_range(source, target, size)
+
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
 

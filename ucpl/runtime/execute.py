@@ -25,6 +25,7 @@ from ucpl.runtime import earlier
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.bands import bands_of
 from ucpl.runtime.buffers import Budget, Workspace, share_of
+from ucpl.runtime.clones import Clones
 from ucpl.runtime.counters import Counters, Report, Unverified
 from ucpl.runtime.disk import make_file, make_folders, sync_folder, sync_folders
 from ucpl.runtime.evidence import Inspection, allowance, check_blanks, check_members, members_of
@@ -337,10 +338,11 @@ class _Run:
         """All that is between an empty tree and the rename, and the rename."""
         assert self.journal is not None
         again = ReadBack(self.files, known, self.plane) if self.options.read_back else None
+        clones = Clones(self.sources, self.files) if self.options.reflink else None
         with self.counters.phase("move"):
             Mover(
                 self.plane, self.layout, self._assembler(), self.sources, self.files, self.journal, known,
-                self.fragments, self.options.progress, again,
+                self.fragments, self.options.progress, again, clones,
             ).move()  # fmt: skip
         if self.counters.seconds.get("digest"):
             self.counters.seconds["digest"] /= self.plane.workers
@@ -419,6 +421,7 @@ class _Run:
             bytes_read=c.bytes_read,
             bytes_read_verify=c.bytes_read_verify,
             bytes_written=c.bytes_written,
+            bytes_cloned=c.bytes_cloned,
             bytes_target=self.layout.size,
             bytes_read_back=c.bytes_read_back,
             bytes_live_max=self.plane.budget.live_max,

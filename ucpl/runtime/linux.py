@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import struct
 from functools import cache
 from pathlib import Path
 
-__all__ = ["allocate", "exchange", "rename_new"]
+__all__ = ["allocate", "clone_range", "exchange", "rename_new"]
 
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2
+_FICLONERANGE = 0x4020940D  # _IOW(0x94, 13, struct file_clone_range)
 _LACKING = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
@@ -40,6 +43,11 @@ def allocate(fd: int, size: int) -> None:
                 break
             raise OSError(number, os.strerror(number))
     os.ftruncate(fd, size)
+
+
+def clone_range(source: tuple[int, int], target: tuple[int, int], size: int) -> None:
+    """Let a range of one file be the same blocks as one of another. Each: (descriptor, position). Raises: OSError."""
+    fcntl.ioctl(target[0], _FICLONERANGE, struct.pack("=qQQQ", source[0], source[1], size, target[1]))
 
 
 def _renameat2(source: Path, target: Path, flags: int) -> bool:

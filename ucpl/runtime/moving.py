@@ -21,6 +21,7 @@ from ucpl.records import define, frozen
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.bands import cut_bands
 from ucpl.runtime.buffers import Workspace
+from ucpl.runtime.clones import Clones
 from ucpl.runtime.crew import Queue, run_crew
 from ucpl.runtime.evidence import Inspection, damage_of, members_of
 from ucpl.runtime.failpoints import failpoint
@@ -75,6 +76,7 @@ class Mover:
     fragments: Fragments
     progress: Progress | None
     read_back: ReadBack | None
+    clones: Clones | None
     _lock: threading.Lock = field(factory=threading.Lock)
     _finished: list[DoneTile] = field(factory=list)  # not journalled yet
     _fresh: Fragments = field(factory=Fragments)
@@ -127,9 +129,10 @@ class Mover:
             crc = self.assembler.assemble(tiles[0].target, tiles[0].low, tiles[-1].high, reader, space)
         except UcplError as error:
             raise self._cause(error, tiles, space) from None
-        start = 0
+        read, start = reader.fragments, 0
+        run = (read.file[0], read.position[0], crc) if crc is not None and len(tiles) == 1 else None
         for i, tile in enumerate(tiles, first):
-            self._one(i, tile, space.tile_view[start : start + tile.size], crc if len(tiles) == 1 else None)
+            self._one(i, tile, space.tile_view[start : start + tile.size], run)
             start += tile.size
         self.plane.counters.add(read=reader.bytes_read, digest=reader.digest)
         with self._lock:
@@ -137,18 +140,20 @@ class Mover:
         reader.fragments.clear()
         reader.bytes_read, reader.digest = 0, 0.0
 
-    def _one(self, i: int, tile: Tile, view: memoryview, crc: int | None) -> None:
+    def _one(self, i: int, tile: Tile, view: memoryview, run: tuple[int, int, int] | None) -> None:
+        """run: where a tile that is one run of a source lies in it (file, byte), and its CRC."""
         begin = time.perf_counter()
-        if crc is None:
-            crc = crc32(view)
+        crc = crc32(view) if run is None else run[2]
         xxh3 = xxhash.xxh3_64_intdigest(view)
         digest = time.perf_counter() - begin
-        self.files.write(tile.file, view, tile.position)
+        shared = self.clones.put(run[:2], tile.file, view, tile.position) if run is not None and self.clones else 0
+        if not shared:
+            self.files.write(tile.file, view, tile.position)
         failpoint("tile-written")
         with self._lock:
             self._finished.append(DoneTile(i, tile.size, crc, xxh3))
             self._done_bytes += tile.size
-        self.plane.counters.add(written=tile.size, digest=digest)
+        self.plane.counters.add(written=tile.size - shared, cloned=shared, digest=digest)
 
     def _cause(self, error: UcplError, tiles: list[Tile], space: Workspace) -> UcplError:
         """The damaged members of the source that a band was made of, where its values are what fails; else the error."""

@@ -23,6 +23,7 @@ class RunOptions:
     force: bool = False  # replace a target that exists
     verify_source: bool = False  # read the rest of every storage that is touched, however much it is
     read_back: bool = True  # all that was written, from the disk, before it is published
+    reflink: bool = True  # share whole blocks with the source where the file system can
     progress: Progress | None = None
     tag: str | None = None  # of the target's step, where its framework has one
     allow_globals: Sequence[str] = ()  # classes that its pickles may name
