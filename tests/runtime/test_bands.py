@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.test_execute import MEMORY, merged, run, strides_of
 from tests.runtime.world import Stored, moves, open_target, plan_of, read_target, stored, write_source
+from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import bands, buffers, compare
 from ucpl.runtime.bands import cut_bands
@@ -165,7 +166,7 @@ def test_a_run_that_was_stopped_in_a_band_goes_on_with_what_is_left_of_it(tmp_pa
     model = numbers("<u4", (307, 1001))
     plan, source, wanted = world(tmp_path / "src", model, [((0, 1), 0, 2), ((1, 0), 0, 3)])
     set_failpoints("tile-written:150:eio")
-    with pytest.raises(OSError):
+    with pytest.raises(UcplError):
         run(plan, source, tmp_path / "out", memory=4 << 20)
     set_failpoints("")
     report = run(plan, source, tmp_path / "out", memory=4 << 20, resume=True)
