@@ -1112,6 +1112,6 @@ def stages_of_ties_that_names_do_not_tell(folder: Path) -> list[str]:
 
 
 @case
-def experts_of_autoep_at_stage_3(folder: Path) -> list[str]:
+def experts_of_autoep_without_zero(folder: Path) -> list[str]:
     source(folder, "autoep_ep2_dp4_z1")
-    return ["convert", "source", "target", "--to", "zero3(dp=4)"]
+    return ["convert", "source", "target", "--to", "zero0(dp=4)"]

@@ -211,6 +211,7 @@ def test_what_is_not_written_is_named(call: str, said: str) -> None:
 def test_universal_folders_of_it_are_named(tmp_path: Path) -> None:
     """DeepSpeed's own converter puts the experts of a layer together, in one tensor that its loader cuts."""
     assert "AutoEP" in refusal(lambda: convert(FOUR, tmp_path / "t", "universal()"), "E471").message
+    assert "AutoEP" in refusal(lambda: convert(SLICED, tmp_path / "t", "universal(stage=3)"), "E471").message
     step = tmp_path / "peer"
     (step / "zero" / FUSED).mkdir(parents=True)
     shutil.copy(FOUR / STEP / MODEL, step / MODEL)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from ucpl import compare, convert
 from ucpl.errors import UcplError, catalogue
 
@@ -42,3 +43,18 @@ def test_what_cuts_none_goes_over(to: str, muon: bool, tmp_path: Path) -> None:
     made = run_of(tmp_path, muon)
     convert(made, tmp_path / "there", to)
     assert compare(made, tmp_path / "there")
+
+
+def test_a_source_whose_parts_cut_a_tensor_is_refused_as_that(tmp_path: Path) -> None:
+    """As DeepSpeed 0.19.8 has it: each of two ranks keeps the momentum of all that its nine elements touch."""
+    convert(run_of(tmp_path, muon=False), tmp_path / "there", "zero1(dp=2)")
+    whole = {0: 12, 1: 18}  # `up` is cut, and whole on both
+    for file in (tmp_path / "there").glob("*/*_optim_states.pt"):
+        value = torch.load(file, weights_only=False)
+        base = value["optimizer_state_dict"]["base_optimizer_state"]
+        base["param_groups"][0]["use_muon"] = True
+        base["state"][0]["momentum_buffer"] = torch.rand(whole[int(file.name[len("zero_pp_rank_")])])
+        torch.save(value, file)
+    with pytest.raises(UcplError, match=r"E457.*cuts up, which Muon trains") as caught:
+        convert(tmp_path / "there", tmp_path / "plain", "plain()")
+    assert "ZeRO-3" in caught.value.diagnostics[0].message

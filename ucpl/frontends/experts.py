@@ -65,10 +65,13 @@ def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[No
     plain, given = arguments(base, (EP,))
     asked = Label("<call>", where=base.call.name)
     if stage_of(plain) not in ((1, 2, 3) if source.is_fused else (1, 2)):
-        why = "deepspeed.moe, which DeepSpeed saves with ZeRO stage 1 or 2"
+        why, remedy = "deepspeed.moe, which DeepSpeed saves with ZeRO stage 1 or 2", ""
         if source.is_fused:
-            why = "AutoEP, which is written at ZeRO stage 1, 2 or 3"
-        fail("E478", f"`{base.call.name}` for {why}", asked)
+            why, remedy = (
+                "AutoEP, which is written at ZeRO stage 1, 2 or 3",
+                "zero1, zero2 or zero3, with an ep that divides dp",
+            )
+        fail("E478", f"`{base.call.name}` for {why}", asked, remedy=remedy)
     dp, tp = plain.asked("dp"), plain.asked(TP)
     # Experts that were whole stay whole; where there was one tensor-parallel rank, DeepSpeed's default is that they are.
     experts = evolve(source, is_within_tp=tp == 1 or (source.is_within_tp and base.inherited.get(TP, (1, ""))[0] != 1))

@@ -11,7 +11,7 @@ from math import prod
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, Flat, ParameterGroup, key_text
+from ucpl.extents import DTYPES, Flat, ParameterGroup, TensorRef, key_text
 from ucpl.records import frozen
 from ucpl.stores.carrying import lifted
 from ucpl.stores.deepspeed.gathered import Gathered
@@ -107,10 +107,32 @@ class _Read:
             self.gathered.has(members, "fp32")
             states = base.find(g) if self.is_elastic else _states_of(base, g)
             if states is not None:
+                self.demand_cut_momentum(part, states, g, rank)
                 # A rank that holds padding alone has states without elements; elastic lists may hold a pad there.
                 numel = lean if self.is_elastic else whole
                 shapes = ((numel,), (whole,)) if numel == 0 else ((numel,),)
                 self.gathered.state(part, states, shapes, members)
+
+    def demand_cut_momentum(self, part: TorchFile, states: Value, g: int, rank: int) -> None:
+        """Muon's momentum is of whole tensors, those that the rank's part touches: where none is cut, these are the part."""
+        momentum = states.find("momentum_buffer")
+        held = momentum.held if momentum is not None else None
+        if not isinstance(held, TensorRef) or self.is_elastic:
+            return
+        flat, group = self.runs[g], self.module.groups[g]
+        low, high = rank * flat.part(self.sharers.degree), (rank + 1) * flat.part(self.sharers.degree)
+        ends = [
+            (start, start + prod(shape), name) for start, (name, shape) in zip(flat.starts, group.items(), strict=True)
+        ]
+        touched = [(first, last, name) for first, last, name in ends if first < high and last > low]
+        cut = next((name for first, last, name in touched if first < low or last > high), None)
+        if cut is not None and held.shape == (sum(last - first for first, last, _ in touched),) != (high - low,):
+            not_yet(
+                part.path,
+                f"its part cuts {cut}, which Muon trains: DeepSpeed keeps the momentum of such a tensor whole on each rank that"
+                " has a part of it, and no layout says that yet. At ZeRO-3, at one rank, or where no part ends within a tensor,"
+                " it is read",
+            )
 
     # ---- all ranks' ------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,11 @@
 """Muon at ZeRO-1 and 2: a rank's `momentum_buffer` is of whole tensors, all that its part touches, and not of its part.
 
-Read in deepspeed 0.19.8, runtime/zero/stage_1_and_2.py (`_muon_momentum_buffer`, `_get_flat_partition_unpadded`). With the
-optimizer's states on the CPU (`_apply_muon_updates_cpu_offload`), and at stage 3, it is cut as all others are.
+They lie end to end in the order of the flat buffer, and are equal on the ranks that share a tensor: gradients of a matrix that
+is split are reduced to all of these (`muon_copy_ranks`). Where a part ends within a tensor this is neither read nor written: it
+is a group of its own on each rank (`state momentum_buffer of "0 on 1" = flat(each)  at dp[1]`), which changes with dp,
+alignment and round robin, and no layout is made so yet. With the optimizer's states on the CPU, and at stage 3, it is cut as
+all others are. Read in deepspeed 0.19.8, runtime/zero/stage_1_and_2.py (`_muon_momentum_buffer`,
+`_get_flat_partition_unpadded`, `_apply_muon_updates_cpu_offload`).
 """
 
 from __future__ import annotations
