@@ -16,7 +16,8 @@ from typing import Any
 
 from attrs import define, field
 
-SECONDS_MAX = 20.0  # of one input, on a machine that does other things, too
+SECONDS_MAX = 20.0  # of the processor, in one input: what else the machine does is not counted
+WAITING_MAX = 1800.0  # seconds by the clock, for what waits and does nothing
 MEMORY_MAX = 256 << 10  # KiB that the peak may grow by in one input: the first ones import torch
 RUNS = (
     "os.system",
@@ -57,6 +58,7 @@ class Guard:
     folder: str  # where writing is allowed
     seconds_max: float = SECONDS_MAX
     memory_max: int = MEMORY_MAX
+    waiting_max: float = WAITING_MAX
     harm: list[str] = field(factory=list)
 
     def sees(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -89,12 +91,14 @@ class Guard:
         os.environ["UCPL_CACHE"] = ""
         self.harm.clear()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        signal.setitimer(signal.ITIMER_REAL, self.seconds_max)
+        signal.setitimer(signal.ITIMER_PROF, self.seconds_max)
+        signal.setitimer(signal.ITIMER_REAL, self.waiting_max)
         _GUARD = self
         try:
             yield
         finally:
             _GUARD = None
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
             os.environ.pop("UCPL_CACHE")
             os.environ.update({} if kept is None else {"UCPL_CACHE": kept})
@@ -112,14 +116,15 @@ _GUARD: Guard | None = None
 _HOOKED = False
 
 
-def guard_of(folder: Path, seconds_max: float = SECONDS_MAX, memory_max: int = MEMORY_MAX) -> Guard:
+def guard_of(folder: Path) -> Guard:
     """A guard for inputs below a folder. The hook stays with the process and asks for nothing between inputs."""
     global _HOOKED
     if not _HOOKED:
         sys.addaudithook(_hook)
         signal.signal(signal.SIGALRM, _alarm)
+        signal.signal(signal.SIGPROF, _alarm)
         _HOOKED = True
-    return Guard(os.path.realpath(folder), seconds_max, memory_max)
+    return Guard(os.path.realpath(folder))
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:

@@ -54,7 +54,7 @@ class Outcome:
     inputs: int
     codes: Counter[str] = field(factory=Counter)  # of refusals; "" counts the inputs that were read
     failures: tuple[Failure, ...] = ()
-    slowest: tuple[float, int] = (0.0, -1)  # seconds, number
+    slowest: tuple[float, int] = (0.0, -1)  # seconds of the processor, number
 
     def text(self) -> str:
         refused = sum(self.codes.values()) - self.codes[""]
@@ -86,7 +86,7 @@ def run(
     slowest = (0.0, -1)
     count = 0
     for number in numbers:
-        began = time.perf_counter()
+        began = time.process_time()
         try:
             with guard.held():
                 ready.attempt(Random(f"{reader.name}/{seed}/{number}"))
@@ -101,7 +101,7 @@ def run(
         except KeyboardInterrupt:  # of a long run: what was done is said
             break
         count += 1
-        slowest = max(slowest, (time.perf_counter() - began, number))
+        slowest = max(slowest, (time.process_time() - began, number))
         if count % TOLD_EVERY == 0:
             told(f"{reader.name}: {count} inputs, {codes['']} read, {len(codes)} codes, {len(failures)} failures")
         if len(failures) >= failures_max:

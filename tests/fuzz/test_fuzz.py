@@ -1,6 +1,7 @@
 """A small share of the fuzzer in the default suite: each reader, always the same inputs."""
 
 import os
+import resource
 import time
 from pathlib import Path
 from random import Random
@@ -94,28 +95,46 @@ def test_what_goes_wrong_in_memory_counts_where_it_goes_wrong_by_the_file(
 
 
 def test_what_no_reader_does_is_seen(tmp_path: Path) -> None:
-    """Writing elsewhere, starting a program, waiting, taking memory: each is a failure, also where it is caught."""
+    """Writing elsewhere, starting a program, working without end, waiting, taking memory: each is a failure."""
+    harm = ["Harm: open of", "Harm: os.system", "in working", "in waiting", "memory grew by"]
 
     class Harmful:
         damage = "planted"
+        number = 0
 
         def attempt(self, rng: Random) -> str:
-            match rng.randrange(4):
-                case 0:
-                    (tmp_path.parent / "elsewhere").write_text("harm")
+            self.number += 1
+            match self.number % len(harm):
                 case 1:
-                    os.system("true")
+                    (tmp_path.parent / "elsewhere").write_text("harm")
                 case 2:
-                    time.sleep(5)
+                    os.system("true")
+                case 3:
+                    working()
+                case 4:
+                    waiting()
                 case _:
-                    bytearray(b"x" * (64 << 20))
+                    bytearray(b"x" * (beneath_the_peak() + (64 << 20)))
             return "harm"
 
-    guard = guard_of(tmp_path / "inside", seconds_max=0.2, memory_max=32 << 10)
-    outcome = run(Reader("harmful", lambda _: Harmful()), tmp_path, 0, iter(range(12)), 20, guard=guard)
-    assert len(outcome.failures) >= 9  # a peak is a peak once
-    for sign in ("Harm: open of", "Harm: os.system", "TooSlow", "memory grew by"):
-        assert sign in outcome.text()
+    def beneath_the_peak() -> int:
+        """Bytes that the process has freed again since it was largest."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - pages * resource.getpagesize()
+
+    def working() -> None:
+        until = time.process_time() + 20
+        while time.process_time() < until:
+            pass
+
+    def waiting() -> None:
+        time.sleep(60)
+
+    guard = evolve(guard_of(tmp_path / "inside"), seconds_max=0.5, waiting_max=2.0, memory_max=32 << 10)
+    outcome = run(Reader("harmful", lambda _: Harmful()), tmp_path, 0, iter(range(5)), guard=guard)
+    for failure, sign in zip(outcome.failures, harm, strict=True):
+        assert sign in failure.trace
+    assert all("TooSlow" in failure.trace for failure in outcome.failures[2:4])
     assert not (tmp_path.parent / "elsewhere").exists()
 
 

@@ -27,7 +27,7 @@ from ucpl.syntax import format_text, nodes, parse, print_file
 ROOT = Path(__file__).parents[2]
 TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|[A-Za-z_]\w*|\d+|\.\.\.|\.\.|->|[=!<>]=|\n|[^\S\n]+|#[^\n]*|.')
 BLANK = re.compile(r"[^\S\n]+|#[^\n]*")
-SECONDS_MAX = 20  # of one text, on a machine that does other things, too
+SECONDS_MAX = 20  # of the processor, in one text
 
 ODD = [
     "²",
@@ -426,11 +426,11 @@ def main(count: int, seed: int) -> int:
     fuzzer = Fuzzer.of(seed)
     codes: dict[str, int] = {}
     bad: dict[str, int] = {}
-    signal.signal(signal.SIGALRM, _alarm)
+    signal.signal(signal.SIGPROF, _alarm)
     begin = time.monotonic()
     for number in range(count):
         text = fuzzer.text()
-        signal.alarm(SECONDS_MAX)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS_MAX)
         try:
             for code in tried(text, fuzzer.chance):
                 codes[code] = codes.get(code, 0) + 1
@@ -442,7 +442,7 @@ def main(count: int, seed: int) -> int:
             if bad[where] == 1:
                 print(f"== {number}: {where}: {str(error)[:200]}\n{text[:6000]!r}\n", flush=True)
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         if number % 5000 == 4999:
             print(
                 f"{number + 1} texts, {time.monotonic() - begin:.0f} s, {len(codes)} codes; internal: {bad}", flush=True

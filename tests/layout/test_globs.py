@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +87,9 @@ def test_a_name_is_held_against_few_of_many_globs(monkeypatch: pytest.MonkeyPatc
     many = [tuple(text.format(n) for text in kind) for n in range(50) for kind in kinds]
     names = [f"layers.{n}.mlp.x{n % 50}.m{n % 60}.weight" for n in range(2000)]
     known = Globs(many)
-    started = time.monotonic()
     found = [known.of(name) for name in names]
     assert sum(map(len, found)) == sum(bool(re.fullmatch(".*".join(map(re.escape, g)), n)) for g in many for n in names)
     assert asked < 4 * len(names)
-    assert time.monotonic() - started < 5
 
 
 # ---- which line speaks -----------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_a_hostile_text_ends_quickly_in_its_own_error(name):
     with pytest.raises(UcplError) as caught:
         parse(text)
     assert caught.value.diagnostics[0].code == code
-    assert time.process_time() - begin < 12
+    assert time.process_time() - begin < 30  # of the processor, and it takes one or two
 
 
 def test_a_text_of_too_many_statements_is_refused(monkeypatch):
@@ -89,7 +89,7 @@ def test_a_text_of_too_many_statements_is_refused(monkeypatch):
 def test_long_runs_of_space_take_no_more_than_their_length(text):
     begin = time.process_time()
     assert len(read(text).statements[0].items) == 1
-    assert time.process_time() - begin < 2
+    assert time.process_time() - begin < 8  # it takes some tenths
 
 
 def test_what_is_just_allowed_can_be_printed_compared_and_hashed():
