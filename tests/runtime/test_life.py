@@ -41,8 +41,17 @@ FAULTS = st.one_of(
     st.builds("{}:{}:{}".format, st.sampled_from(MOMENTS), st.integers(3, 9), st.sampled_from(("kill", "interrupt"))),
     st.builds("{}:1:{}".format, st.sampled_from(ONCE), st.sampled_from(("kill", "interrupt"))),
 )
+BIT = st.integers(0, 7)
 DONE, KILLED = "done", "killed"
 REFUSALS = {"E500", "E501", "E503", "E505", "E506", "E602", "E610", "E611", "E612", "E620"}
+
+
+def flip(path: Path, at: int, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
 
 
 class Life(RuleBasedStateMachine):
@@ -76,8 +85,18 @@ class Life(RuleBasedStateMachine):
             assert self._outcome(name, self.top / f"wanted-{self.version}-{name}") == DONE
             self.wanted[name] = content(self.top / f"wanted-{self.version}-{name}")
 
+    def _ended(self, plan: str, out: Path, **how: Any) -> str:
+        """One run in this process: how it ended."""
+        try:
+            execute(self.plans[plan], self.source, Torch(), out, RunOptions(memory=MEMORY_MIN, workers=1, **how))
+        except UcplError as error:
+            return error.diagnostics[0].code
+        return DONE
+
     def _outcome(self, plan: str, out: Path, fault: str = "", **how: Any) -> str:
-        """One run in a process of its own: how it ended."""
+        """One run, where it may be killed in a process of its own: how it ended."""
+        if not fault:
+            return self._ended(plan, out, **how)
         told = self.top / "told"
         told.unlink(missing_ok=True)
         pid = os.fork()
@@ -85,10 +104,7 @@ class Life(RuleBasedStateMachine):
             try:
                 set_failpoints(fault)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                execute(self.plans[plan], self.source, Torch(), out, RunOptions(memory=MEMORY_MIN, workers=1, **how))
-                told.write_text(DONE)
-            except UcplError as error:
-                told.write_text(error.diagnostics[0].code)
+                told.write_text(self._ended(plan, out, **how))
             except BaseException as error:
                 told.write_text(repr(error))
             finally:
@@ -154,14 +170,32 @@ class Life(RuleBasedStateMachine):
         if data.draw(st.booleans()) or not size:
             os.truncate(path, at)
             return
-        with path.open("r+b") as file:
-            file.seek(at)
-            byte = file.read(1)[0]
-            file.seek(at)
-            file.write(bytes([byte ^ 1 << data.draw(st.integers(0, 7))]))
+        flip(path, at, data.draw(BIT))
+
+    @rule(plan=PLAN, records=st.integers(3, 6), end=st.booleans(), data=st.data())
+    def damaged_records_are_no_records(self, plan, records, end, data):
+        """What one says that is damaged is done again, and so is what those behind it say: all else is as it was."""
+        assert self._run(plan, f"journal-synced:{records}:kill", force=True) == KILLED
+        journal = self.folder / "journal"
+        first, size = journal.read_bytes().index(b"\n") + 1, journal.stat().st_size
+        at = data.draw(st.integers(first, size - 1))
+        os.truncate(journal, at) if end else flip(journal, at, data.draw(BIT))
+        assert self._run(plan, resume=True, force=True) == DONE
+
+    @rule(plan=PLAN, records=st.integers(3, 6), data=st.data())
+    def damaged_tiles_are_not_published(self, plan, records, data):
+        """They were read back once, and are read back again: a run that goes on may refuse them."""
+        assert self._run(plan, f"journal-synced:{records}:kill", force=True) == KILLED
+        path = data.draw(st.sampled_from([p for p in self.work() if p.name != "journal"]))
+        flip(path, data.draw(st.integers(0, path.stat().st_size - 1)), data.draw(BIT))
+        assert self._run(plan, resume=True, force=True) in (DONE, "E505")
+
+    @property
+    def folder(self) -> Path:
+        return self.out.with_name(".out.ucpl-work")
 
     def work(self) -> list[Path]:
-        return sorted(p for p in self.out.with_name(".out.ucpl-work").rglob("*") if p.is_file())
+        return sorted(p for p in self.folder.rglob("*") if p.is_file())
 
     @precondition(lambda self: self.work())
     @rule()
