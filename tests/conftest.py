@@ -2,9 +2,11 @@
 
 import gc
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 # Tests run in several processes: torch and BLAS must not each take all cores. Set before anything imports them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,6 +16,11 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) == "mutants":
     os.environ["PYTHONDONTWRITEBYTECODE"] = "mutants"  # which edits files faster than their times tell
 elif "PYTHONPYCACHEPREFIX" not in os.environ:
     os.environ["PYTHONPYCACHEPREFIX"] = f"{tempfile.gettempdir()}/ucpl-tests-{os.getuid()}"
+# Checkpoints that tests write are small, and gone with the test: where memory has a folder with room, none waits for a disk.
+MEMORY, ROOM = Path("/dev/shm"), 2 << 30
+if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+    os.environ["TMPDIR"] = str(MEMORY)
+    tempfile.tempdir = None  # asked for above
 # A shell's background job ignores Ctrl-C, and so would all that it starts: tests of interrupts must not depend on it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Imports and the collecting of tests make millions of objects and no garbage: looking for it takes half of that time.
@@ -57,6 +64,7 @@ def pytest_collection_finish() -> None:
     """What was imported stays: whoever collects garbage before it counts something looks at what came since, and no more."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)  # a tenth of the time of tests goes into looking more often
     gc.enable()
 
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -312,6 +312,16 @@ sys.exit(main())
     assert not (tmp_path / "target").exists()
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """What `nohup` and the like have a process ignore, the processes that it starts ignore too: not here."""
+    kept = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("action", ["terminate", "hangup"])
 def test_the_end_of_a_job_is_as_ctrl_c(action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler's SIGTERM, a closed terminal's SIGHUP: what was finished is kept, and going on gives the same bytes."""

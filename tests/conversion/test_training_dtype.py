@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import tempfile
 import zipfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,13 @@ def plain(source: Path, target: Path, **how: Any) -> dict[str, Any]:
     return value
 
 
+@cache
+def held(name: str) -> dict[str, Any]:
+    """The state of a fixture, which no test changes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return plain(FIXTURES / name, Path(scratch) / "plain.pt")
+
+
 def folder(path: Path) -> Path:
     """Of weights alone."""
     (path / "w").mkdir()
@@ -89,7 +98,7 @@ def refused(source: Path | str, to: str, **how: str) -> str:
 @pytest.mark.parametrize(("name", "to"), CASES)
 def test_weights_are_masters_rounded_once(name: str, to: str, tmp_path: Path) -> None:
     flag = next(flag for flag in TYPES if flag in to)
-    before = plain(FIXTURES / name, tmp_path / "a.pt")
+    before = held(name)
     ucpl.convert(FIXTURES / name, tmp_path / "x", to=to)
     after = plain(tmp_path / "x", tmp_path / "b.pt")
     assert after["params"].keys() == before["params"].keys() and before["params"]
@@ -125,7 +134,7 @@ def test_the_file_that_deepspeed_reads(stage: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["z1_dp4", "z3_dp2_subgroup", "tp2_dp2_z1_uneven"])
 def test_there_and_back_gives_masters_and_moments_bit_for_bit(name: str, other: str, tmp_path: Path) -> None:
     """And the weights with them, since an f32 run's weights are its masters. Degrees change on the way."""
-    before = plain(FIXTURES / name, tmp_path / "a.pt")
+    before = held(name)
     away = "zero2" if "tp" not in name else "zero1"
     ucpl.convert(FIXTURES / name, tmp_path / "x", to=f"{away}(dp=3, {other})")
     ucpl.convert(tmp_path / "x", tmp_path / "y", to=f"zero1(dp=2, {other[:4]}=0)")

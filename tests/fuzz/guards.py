@@ -85,10 +85,14 @@ class Guard:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Raises: TooSlow, Harm; AssertionError where memory grew. Nothing is kept for a later process: that lies outside."""
+        """Raises: TooSlow, Harm; AssertionError where memory grew.
+
+        Nothing is kept for a later process, which lies outside: no tree of a text, no compiled module of ours.
+        """
         global _GUARD
         kept = os.environ.get("UCPL_CACHE")
         os.environ["UCPL_CACHE"] = ""
+        compiled, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         self.harm.clear()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         signal.setitimer(signal.ITIMER_PROF, self.seconds_max)
@@ -100,6 +104,7 @@ class Guard:
             _GUARD = None
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
+            sys.dont_write_bytecode = compiled
             os.environ.pop("UCPL_CACHE")
             os.environ.update({} if kept is None else {"UCPL_CACHE": kept})
             self._check(peak)

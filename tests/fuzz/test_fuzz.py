@@ -19,9 +19,9 @@ from ucpl.errors import UcplError
 from ucpl.stores.pickles import dumps, loads
 from ucpl.stores.registry import open_checkpoint
 
-# Of each reader, some twenty seconds in all; `python -m tests.fuzz` runs more.
-INPUTS = 150
-FEWER = {"writers": 40, "journal": 60, "call": 100}
+# Of each reader, some ten seconds in all; `python -m tests.fuzz` runs more.
+INPUTS = 100
+FEWER = {"writers": 25, "journal": 40, "call": 70}
 
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)

@@ -80,7 +80,7 @@ class Case:
 
 
 @given(models().flatmap(layout_pairs))
-@settings(max_examples=80)
+@settings(max_examples=60)
 def test_a_plan_is_right_element_by_element(pair: Pair) -> None:
     case = Case(pair)
     plan = order(case.graph)
@@ -254,7 +254,7 @@ def effect(graph: Graph) -> list[Any]:
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @given(pair=models().flatmap(layout_pairs), chance=st.randoms(use_true_random=False))
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 def test_a_planted_mistake_is_refused_and_the_element_that_is_named_is_a_wrong_one(
     mistake: str, pair: Pair, chance: Any
 ) -> None:
