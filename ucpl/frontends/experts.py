@@ -10,7 +10,6 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.extents.experts import Expert, Experts, expert_file
 from ucpl.extents.pipeline import Pipeline
-from ucpl.frontends import sliced_experts
 from ucpl.frontends.over_edp import edp_for_dp, shapes_of, states_of
 from ucpl.frontends.parallel import Base, Cuts, Extended, Note, extended, pattern
 from ucpl.frontends.stages import arguments, stage_of, with_argument
@@ -143,6 +142,8 @@ def with_experts(base: Base, dealt: DealtExperts, cuts: Cuts, name: str) -> Exte
         nodes.Mesh("expert", ("pp", *axes, *((TP,) if experts.is_within_tp else ()))),
     ]
     if stage_of(base) == 3:
+        from ucpl.frontends import sliced_experts  # what asks a store how sub-groups are packed
+
         items += sliced_experts.entries(base, dealt.experts, dealt.ep)
         items += sliced_experts.groups(base, dealt.experts, dealt.ep, own)
     else:

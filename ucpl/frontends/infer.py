@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
 from ucpl.frontends.blocks import scalings_of
+from ucpl.frontends.expert_dims import bindings, named_dims
 from ucpl.frontends.packed import packed_notes
-from ucpl.frontends.sliced_experts import bindings, named_dims
 from ucpl.layout import Layout, Library, expand, load, resolve
 from ucpl.layout.scope import Value
 from ucpl.records import frozen
