@@ -47,7 +47,7 @@ from ucpl.proofs.idle import (
     unread_dims,
 )
 from ucpl.proofs.side_by_side import side_by_side, twins_text
-from ucpl.proofs.twice import stored_twice
+from ucpl.proofs.twice import parts_twice, stored_twice
 from ucpl.proofs.unstored import holes, tensors_without_entry, tensors_without_key, unkept_states
 from ucpl.proofs.unused import unused
 from ucpl.records import define, frozen
@@ -313,6 +313,13 @@ class _Checker:
             self.remark(
                 f"of one size and side by side: {twins_text(twins)}. Swapped, they pass every check:"
                 " only `ucpl verify MINE --against GENUINE`, or another witness, can tell"
+            )
+        for span, dim, low, high in parts_twice(side.layout):
+            fail(
+                "E304",
+                f"`{dim}[{low}..{high}]` stands in two parts, and each index stands once",
+                at(span),
+                remedy=f"let the second part begin where the first ends: {dim}[..{high}] and {dim}[{high}..]",
             )
         found = next(holes(side.placement), None)
         if found is not None:

@@ -125,13 +125,14 @@ def states_of(items: Iterable[nodes.ModelItem]) -> tuple[LogicalState, ...]:
     )
 
 
-def groups_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTensor]) -> ModelGroups:
-    """The parameter groups that the model names."""
+def groups_of(items: Sequence[nodes.ModelItem], tensors: dict[str, LogicalTensor]) -> ModelGroups:
+    """The parameter groups that the model names. Raises E136, E137, E157, E190."""
     found: list[tuple[str, tuple[str, ...]]] = []
     seen: dict[str, str] = {}
     for item in items:
         if not isinstance(item, nodes.Group):
             continue
+        _demand_plain(item)
         members = item.members
         if members is None:
             for name in item.without or ():
@@ -148,7 +149,30 @@ def groups_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTensor
                 fail("E136", f"`{m}` is in groups `{seen[m]}` and `{item.name}`", at(item.span))
             seen[m] = item.name
         found.append((item.name, members))
+    _demand_groups(items, [name for name, _ in found])
     return tuple(found)
+
+
+def _demand_plain(item: nodes.Group) -> None:
+    """A model says who is trained together; how a buffer of them lies is a layout's. Raises E190."""
+    what = "an order" if item.order is not None else "an index" if item.indices else "a file" if item.stated else ""
+    if what:
+        remedy = "a model's group has members alone: say it in the layout, `group g = a, b  order reversed`"
+        fail(
+            "E190",
+            f"the group `{item.name}` of a model has {what}, which nothing acts on",
+            at(item.span),
+            remedy=remedy,
+        )
+
+
+def _demand_groups(items: Iterable[nodes.ModelItem], names: Sequence[str]) -> None:
+    """The groups that states are kept of are groups of the model. Raises E157."""
+    for item in items:
+        for name in (item.groups or ()) if isinstance(item, nodes.State) else ():
+            if name not in names:
+                remedy = for_name(name, names, f"define it: `group {name} = ...`, and its members")
+                fail("E157", f"no group is called `{name}`", at(item.span), remedy=remedy)
 
 
 def trained_groups(groups: ModelGroups, tensors: dict[str, LogicalTensor]) -> ModelGroups:

@@ -155,6 +155,9 @@ class Ground:
                 at(clause.span),
                 remedy=_NO_FACTOR,
             )
+        if b == 0:
+            remedy = "take it out; `value x - 1` is stored one less"
+            fail("E190", "`value x` stores each number as it is", at(clause.span), remedy=remedy)
         return float(a), float(b)
 
 

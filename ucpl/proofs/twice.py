@@ -6,15 +6,17 @@ home that only the base speaks of beside one that only the extension speaks of: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import product
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
 
 import numpy as np
 
+from ucpl.layout import Layout
+from ucpl.layout import axes as ax
 from ucpl.regions import Part, Pieces, Placement
 from ucpl.syntax.nodes import Span
 
-__all__ = ["stored_twice"]
+__all__ = ["parts_twice", "stored_twice"]
 
 BOXES_MAX = 1_024  # of one tensor in one part: those of more are not looked at
 
@@ -61,3 +63,26 @@ def _overlap(one: Part, other: Part, tensor: int) -> bool:
 
 def _meet(a: Pieces, i: int, b: Pieces, j: int) -> bool:
     return bool((np.maximum(a.low[i], b.low[j]) < np.minimum(a.high[i], b.high[j])).all())
+
+
+def parts_twice(layout: Layout) -> Iterator[tuple[Span, str, int, int]]:
+    """Indices that stand in two parts of one sum, `(n[..3] + n[2..])`: the entry's place, the dim, and from where to where."""
+    for entry in layout.entries:
+        for stack in (a for a in ax.walk(*entry.shape) if isinstance(a, ax.Stack)):
+            said = [
+                (t.label, {d.name: (d.low, d.high) for d in ax.walk(*t.axes) if isinstance(d, ax.Dim)})
+                for t in stack.terms
+            ]
+            parts = [(label, ends) for label, ends in said if any(high is not None for _, high in ends.values())]
+            for (label, one), (other, two) in pairwise(said if parts else []):
+                if label != other or one.keys() != two.keys() or not one:
+                    continue
+                shared = {dim: _both(one[dim], two[dim], layout.sizes[dim]) for dim in one}
+                if all(low < high for low, high in shared.values()):
+                    dim = next((d for d in one if one[d] != two[d]), next(iter(one)))
+                    yield entry.span, dim, *shared[dim]
+
+
+def _both(one: tuple[int, int | None], two: tuple[int, int | None], size: int) -> tuple[int, int]:
+    stops = [size if high is None else high for high in (one[1], two[1])]
+    return max(one[0], two[0]), min(stops)

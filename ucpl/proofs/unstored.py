@@ -74,6 +74,21 @@ def holes(placement: Placement) -> Iterator[Hole]:
             path = placement.tensors[number]
             if held[number] != placement.layout.tensors[path].numel:
                 yield from _hole(placement, state, path, boxes.take(boxes.tensor == number))
+    yield from _nowhere(placement)
+
+
+def _nowhere(placement: Placement) -> Iterator[Hole]:
+    """Tensors whose lines have a key, and of which no rank has an element."""
+    layout = placement.layout
+    if any(d.state == "weight" for d in layout.derived):
+        return
+    held = {placement.tensors[n] for p in placement.parts for n in each(p.folded.tensor[p.folded.volume > 0])}
+    for entry in layout.entries:
+        for path in entry.targets.values() if entry.storing.key is not None else ():
+            tensor = layout.tensors[path]
+            if path not in held and tensor.numel:
+                first = element_name(layout, path, (0,) * len(tensor.counts))
+                yield Hole("weight", path, tensor.numel, tensor.numel, first)
 
 
 def _hole(placement: Placement, state: str, path: str, boxes: Pieces) -> Iterator[Hole]:

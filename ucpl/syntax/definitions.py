@@ -109,7 +109,9 @@ def _of_model(item: nodes.ModelItem) -> list[_Definition]:
             return [_Definition("default dtype", "", item.span)]
         case nodes.Gone(kind="tensor" | "alias"):
             return [_Definition("tensor", name, item.span) for name in item.names]
-        case nodes.State() | nodes.Assert() | nodes.Gone():
+        case nodes.State():
+            return [_Definition("state", name, item.span) for name in item.names]
+        case nodes.Assert() | nodes.Gone():
             return []
 
 
