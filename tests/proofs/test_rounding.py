@@ -42,10 +42,11 @@ def linked(name: str, tmp_path: Path) -> Path:
 def test_what_was_rounded_is_counted_and_the_rest_is_equal(name: str, to: str, tmp_path: Path) -> None:
     source = linked(name, tmp_path)
     ucpl.convert(source, tmp_path / "b", to=to)
+    weights = {side: weights_of(tmp_path / side) for side in ("a", "b")}
     for first, second in (("a", "b"), ("b", "a")):
         found = ucpl.compare(tmp_path / first, tmp_path / second)
         assert found, [str(d) for d in found.differences]
-        ours, theirs = weights_of(tmp_path / first), weights_of(tmp_path / second)
+        ours, theirs = weights[first], weights[second]
         assert {r.name for r in found.rounded} == set(ours)
         for one in found.rounded:
             a, b = ours[one.name].double(), theirs[one.name].double()
