@@ -209,3 +209,18 @@ def test_a_heading_that_is_linked_to_is_there(page: Path) -> None:
         if "://" not in target and anchor not in anchors((page.parent / target) if target else page):
             wrong.append(f"{target}#{anchor}")
     assert wrong == []
+
+
+def test_the_commands_that_repeat_a_fault_are_there() -> None:
+    """Every row of RELIABILITY.md's tables ends in a test, and every `make` and `python -m` of the page is something."""
+    text = (ROOT / "docs" / "RELIABILITY.md").read_text(encoding="utf-8")
+    faults = text.partition("## Faults that are tried")[2].partition("## What is not covered yet")[0]
+    rows = [line for line in faults.splitlines() if line.startswith("| ") and not line.endswith("| test |")]
+    assert len(rows) > 90
+    assert [row for row in rows if re.search(r"`tests/\S+\.py::test_\w+(\[[^`]*\])?` \|$", row) is None] == []
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"`make ([a-z]+)", text))
+    assert named <= targets and {"faults", "powerloss", "mutants", "interop", "test"} <= named
+    for module in re.findall(r"python -m (tests\.[\w.]+)", text):
+        path = ROOT.joinpath(*module.split("."))
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module

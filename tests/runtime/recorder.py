@@ -228,10 +228,10 @@ class Recorder(Disk):
             self._log(Event("swap", 0, self._number(one.parent), one.name, there))
             return True
 
-    def make_folder(self, path: Path) -> None:
+    def make_folder(self, path: Path, *, fresh: bool = False) -> None:
         with self._lock:
             new = not path.exists()
-            super().make_folder(path)
+            super().make_folder(path, fresh=fresh)
             if new:
                 self._log(Event("name", self._number(path), self._number(path.parent), path.name, is_folder=True))
 

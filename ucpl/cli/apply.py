@@ -40,7 +40,7 @@ def run(options: Namespace, console: Console) -> int:
     refuse_existing(target, how)
     plan = load_plan(options.plan)
     opened = open_for(plan, options.source)
-    console.say("\n".join([*plan_lines(plan), *container_lines(opened, plan)]))
+    console.say(*plan_lines(plan), *container_lines(opened, plan))
     if any(
         f.rule is not None and f.rule.fate == "weights" for f in (opened.container.files if opened.container else ())
     ):

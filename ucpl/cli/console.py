@@ -31,10 +31,10 @@ class Console:
 
     # ---- standard output ---------------------------------------------------------------------------------------------
 
-    def say(self, text: str = "") -> None:
-        """A line (or several) of the answer, for people."""
+    def say(self, *lines: str) -> None:
+        """Lines of the answer, for people; without any, an empty one. What would break a line is replaced as well."""
         if not self.json:
-            self._write(sys.stdout, _printable(text) + "\n")
+            self._write(sys.stdout, "".join(f"{_printable(line)}\n" for line in lines or ("",)))
 
     def raw(self, text: str) -> None:
         """A text that is the answer itself: a .ucpl file."""
@@ -117,7 +117,7 @@ def _printable(text: str) -> str:
     """Names come from files that anybody may have written: what a terminal would obey is replaced."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def _escaped(text: str) -> str:

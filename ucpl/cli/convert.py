@@ -80,7 +80,7 @@ def run(options: Namespace, console: Console) -> int:
     described = called(options.layout) if options.layout is not None else None
     made = prepare(Asked(described, options.to, options.source, twice=True), given)
     assert made.checkpoint is not None
-    console.say("\n".join(plan_lines(made.plan)))
+    console.say(*plan_lines(made.plan))
     for text in made.checkpoint.unstored:
         console.say(f"not stored    {text}")
     for text in advice(made.checkpoint, made.plan.target):
@@ -106,7 +106,7 @@ def write(plan: Plan, source: Checkpoint, target: Path, how: How, console: Conso
 
     with console.progress(str(target)) as progress:
         report = carry_out(plan, source, target, {**how, "progress": progress})
-    console.say("\n".join(run_lines(report)))
+    console.say(*run_lines(report))
     console.say(f"done          {target}")
     beside = container_object(source, plan)
     console.answer({"plan": plan_object(plan), **beside, "written": True, "report": run_object(report)})

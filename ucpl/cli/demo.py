@@ -73,7 +73,7 @@ def _converted(console: Console, source: Path, target: Path, to: str, plan_file:
     api.save_plan(made, plan_file)
     _say(console, plan_lines(made))
     console.say(f"   {plan_file.name}: {bytes_text(plan_file.stat().st_size)}")
-    console.say(f"\n2. apply demo.plan: {target.name if target.parent == plan_file.parent else target}")
+    console.say("", f"2. apply demo.plan: {target.name if target.parent == plan_file.parent else target}")
     plan = api.load_plan(plan_file)
     report = api.apply(plan, source, target)
     _say(console, run_lines(report))
@@ -84,7 +84,7 @@ def _verified(console: Console, target: Path) -> Verdict:
     """Step 3."""
     from ucpl import api
 
-    console.say("\n3. verify: everything is read back, and held against all that vouches for it")
+    console.say("", "3. verify: everything is read back, and held against all that vouches for it")
     verdict = api.verify(target)
     whole = verdict.files.bytes_protected + verdict.files.bytes_unprotected
     kept = f"{verdict.files.bytes_protected:,} of {whole:,} bytes are protected by a CRC or the manifest"
@@ -96,11 +96,11 @@ def _compared(console: Console, source: Path, target: Path, folder: Path) -> tup
     """Steps 4 and 5: source and target, and what is made of both as one plain file."""
     from ucpl import api
 
-    console.say("\n4. compare: the same logical state as the source?")
+    console.say("", "4. compare: the same logical state as the source?")
     likeness = api.compare(source, target)
     held = f"{likeness.elements:,} elements of {likeness.tensors} tensors, {likeness.values} values beside them"
     _say(console, [f"{held}: {_word(bool(likeness))}", *map(str, likeness.differences)])
-    console.say("\n5. there and back: as one plain file, from the source and from the target")
+    console.say("", "5. there and back: as one plain file, from the source and from the target")
     files = [folder / "source.pt", folder / "target.pt"]
     for one, file in zip((source, target), files, strict=True):
         api.convert(one, file, "plain()")

@@ -31,9 +31,9 @@ def run(options: Namespace, console: Console) -> int:
             Label("<command line>", where=options.code[:SHOWN]),
             remedy=f"the nearest is {close}: {codes[close].title}",
         )
-    console.say(f"{entry.code}: {entry.title} (exit status {entry.exit_status})\n\n{entry.meaning}\n")
-    console.say("example:\n" + "\n".join(f"    {line}" for line in entry.example.splitlines()))
-    console.say(f"\nwhat to do: {entry.remedy}")
+    console.say(f"{entry.code}: {entry.title} (exit status {entry.exit_status})", "", *entry.meaning.split("\n"), "")
+    console.say("example:", *(f"    {line}" for line in entry.example.splitlines()))
+    console.say("", *f"what to do: {entry.remedy}".split("\n"))
     console.answer(
         {
             "code": entry.code,

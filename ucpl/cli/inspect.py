@@ -28,7 +28,7 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.facts import facts
 
     found = facts(open_checkpoint(Path(options.checkpoint)))
-    console.say("\n".join(lines(found, tensors=options.tensors)))
+    console.say(*lines(found, tensors=options.tensors))
     console.answer(found)
     return Exit.DONE
 

@@ -58,13 +58,13 @@ def run(options: Namespace, console: Console) -> int:
         from ucpl.schedule.files import plan_bytes
 
         write_text(Path(options.output), plan_bytes(plan))
-    console.say(summary(plan).rstrip("\n"))
+    console.say(*summary(plan).rstrip("\n").split("\n"))
     for text in (*container_lines(made.checkpoint, plan, width=11), *loading_lines(made.checkpoint, plan)):
         console.say(text)
     for text in made.remarks:
         console.say(f"remark     {text}")
     if options.rank is not None:
-        console.say("\n".join(rank_lines(plan, options.rank)))
+        console.say(*rank_lines(plan, options.rank))
     if options.output:
         console.say(f"written    {options.output}")
     console.answer({"plan": plan_object(plan), "output": options.output, "remarks": list(made.remarks)})

@@ -58,7 +58,7 @@ def run(options: Namespace, console: Console) -> int:
         console.answer({"good": False, "difference": str(error)})
         return Exit.ANSWER_IS_NO
     for report in reports:
-        console.say(str(report))
+        console.say(*str(report).split("\n"))
     good = all(report.tried for report in reports)
     if not good:
         console.say("no pair of degrees suits the sizes: give others with -D, or degrees with --degrees")

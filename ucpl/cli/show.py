@@ -45,7 +45,7 @@ def run(options: Namespace, console: Console) -> int:
 
         plan = api.load_plan(options.layout)
         text = summary(plan) + graph_text(plan)
-        console.raw(text)
+        console.say(*text.rstrip("\n").split("\n"))
         console.answer({"stage": "order", "text": text})
         return Exit.DONE
     alone = options.rank if options.after == "locate" else None
@@ -70,6 +70,6 @@ def run(options: Namespace, console: Console) -> int:
             lines = summary(plan).splitlines()
             if options.rank is not None:
                 lines += rank_lines(plan, options.rank)
-    console.say("\n".join(lines))
+    console.say(*lines)
     console.answer({"stage": options.after, "layout": here.layout.call, "text": "\n".join(lines)})
     return Exit.DONE

@@ -62,7 +62,7 @@ def run(options: Namespace, console: Console) -> int:
     else:
         answers = element(plan, options, said, found["index"])
     for a in answers[:_RUNS_SHOWN]:
-        console.say(sentence(a))
+        console.say(*sentence(a))
     if len(answers) > _RUNS_SHOWN:
         console.say(f"... and {len(answers) - _RUNS_SHOWN:,} more; --json has all")
     if not answers:
@@ -87,7 +87,8 @@ class Told(TypedDict):
     target_index: list[int]
 
 
-def sentence(a: Told) -> str:
+def sentence(a: Told) -> tuple[str, str, str]:
+    """Three lines: what, where it is put, where it is from."""
     what = f"{a['state']} of {a['element']}"
     there = f"{a['target_file']}: {a['target_key']}{a['target_index']}"
     here = f"{a['source_file']}: {a['source_key']}{a['source_index']}"
@@ -101,7 +102,7 @@ def sentence(a: Told) -> str:
     }[a["kind"]]
     size = f" ({a['elements']:,} elements from there on)" if a["elements"] > 1 else ""
     rounded = ", rounded to nearest even" if a["rounded"] else ""
-    return f"{what}\n  at   {there}\n  {verb.ljust(4)} {here}{size}{rounded}"
+    return what, f"  at   {there}", f"  {verb.ljust(4)} {here}{size}{rounded}"
 
 
 def runs(plan: Plan, name: str, state: str | None) -> list[Told]:

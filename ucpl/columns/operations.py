@@ -288,7 +288,8 @@ def net_text(net: nx.DiGraph[Node]) -> str:
     lines = []
     for node, i in number.items():
         needs = sorted(number[p] for p in net.predecessors(node))
-        lines.append(f"{i:>4}  {node}" + (f"  <-  {_ranges(needs)}" if needs else ""))
+        said = str(node).replace("\n", "\ufffd")  # a name breaks no line
+        lines.append(f"{i:>4}  {said}" + (f"  <-  {_ranges(needs)}" if needs else ""))
     return "\n".join(lines)
 
 

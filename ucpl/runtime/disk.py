@@ -21,6 +21,7 @@ from ucpl.runtime import linux
 __all__ = [
     "LACKING",
     "Disk",
+    "demand_own",
     "disk",
     "forget",
     "make_file",
@@ -95,9 +96,9 @@ class Disk:
         """Swap two names at once; False where the file system cannot."""
         return linux.exchange(one, other)
 
-    def make_folder(self, path: Path) -> None:
-        """One folder, which may be there."""
-        path.mkdir(exist_ok=True)
+    def make_folder(self, path: Path, *, fresh: bool = False) -> None:
+        """One folder, which may be there, unless it is to be a fresh one. Raises: FileExistsError, too."""
+        path.mkdir(exist_ok=not fresh)
 
     def remove(self, path: Path) -> None:
         os.unlink(path)
@@ -162,10 +163,21 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def make_folders(top: Path, below: Path) -> None:
-    """The folder `below`, and all between it and `top`, which is there. Raises: OSError."""
+    """The folder `below`, and all between it and `top`, which is there. Raises: OSError, also where one is a link."""
     missing = [below, *below.parents]
     for folder in reversed(missing[: missing.index(top)]):
         _current.make_folder(folder)
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            raise OSError(errno.ENOTDIR, "it is a link, or no folder", str(folder))
+
+
+def demand_own(folder: Path) -> None:
+    """A folder in which nobody else can put a link where we write. Raises: OSError."""
+    state = os.lstat(folder)
+    if not stat.S_ISDIR(state.st_mode):
+        raise OSError(errno.ENOTDIR, "it is a link, or no folder", str(folder))
+    if state.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, "it belongs to another user", str(folder))
 
 
 def make_file(path: Path, data: bytes) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ucpl.errors import Label, fail
 from ucpl.runtime.buffers import Share
-from ucpl.runtime.disk import disk
+from ucpl.runtime.disk import demand_own, disk
 from ucpl.runtime.journal import Past, read_journal
 from ucpl.runtime.manifest import read_manifest
 from ucpl.runtime.publish import Workplace
@@ -22,7 +22,10 @@ __all__ = ["is_finished", "is_other_run", "is_published", "journal_of", "cut_of"
 def journal_of(work: Workplace) -> Past | None:
     """Raises: UcplError E503."""
     try:
+        demand_own(work.folder)
         return read_journal(work.journal)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         cannot_write(work.journal, error)
 

@@ -27,7 +27,7 @@ from ucpl.runtime.bands import bands_of
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.clones import Clones
 from ucpl.runtime.counters import Counters, Report, Unverified
-from ucpl.runtime.disk import make_file, make_folders, sync_folder, sync_folders
+from ucpl.runtime.disk import demand_own, disk, make_file, make_folders, sync_folder, sync_folders
 from ucpl.runtime.evidence import Inspection, allowance, check_blanks, check_members, members_of
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.fills import Fills, bind_fills, demand_whole
@@ -300,6 +300,9 @@ class _Run:
             self.work.clear()
             self._check_room()
         try:
+            if past is None:
+                disk().make_folder(self.work.folder, fresh=True)
+            demand_own(self.work.folder)
             make_folders(self.target.parent, self.work.tree)
             written = self.files.create()
             self.counters.add(written=written)

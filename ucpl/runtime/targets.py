@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -183,7 +185,7 @@ class _ByStorage:
 
 def _inside(path: str) -> str:
     parts = PurePosixPath(path).parts
-    if not is_inside(path) or parts[0] == "ucpl":
+    if not is_inside(path) or parts[0].casefold() == "ucpl":
         fail("E507", f"a file of the target would be {path!a}, outside of it or among ucpl's own", Label(path))
     return "/".join(parts)
 
@@ -196,6 +198,23 @@ def cannot_write(path: Path, error: OSError, *, resumable: bool = True) -> NoRet
         Label(str(path)),
         remedy="" if resumable else "Remove the cause (space, permission, quota), or choose another target.",
     )
+
+
+def _demand_alone(status: os.stat_result, path: str, known: dict[tuple[int, int], str]) -> None:
+    """A file that has one name: what is written to it is written nowhere else. Raises: OSError, UcplError E507.
+
+    known: files of the target by inode and device, to which it is added.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    other = known.setdefault((status.st_ino, status.st_dev), path)
+    if other != path:
+        what = f"{other} and {path} are one file on this file system, which takes their names for the same"
+        fail(
+            "E507", what, Label(path), remedy="choose another file system, or names that differ by more than their case"
+        )
+    if status.st_nlink > 1:
+        raise OSError(errno.EMLINK, "it has a second name (a hard link), which would be written to as well")
 
 
 class TargetFiles:
@@ -218,12 +237,14 @@ class TargetFiles:
         Returns the bytes written. Raises: UcplError E503.
         """
         written = 0
+        known: dict[tuple[int, int], str] = {}
         for i, file in enumerate(self.files):
             path = self.path(i)
             try:
                 make_folders(self.root, path.parent)
                 fd = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
                 try:
+                    _demand_alone(os.fstat(fd), file.path, known)
                     disk().allocate(fd, file.plan.size)
                     for position, data in file.plan.fixed:
                         write_all(fd, data, position)

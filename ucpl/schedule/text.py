@@ -32,7 +32,7 @@ def summary(plan: Plan) -> str:
     lines += [f"carried    {blob.said}" for blob in plan.target.blobs]
     lines += _limited([f"dropped    {text}" for text in plan.dropped])
     lines += [_line(t) for t in plan.tallies]
-    return "\n".join(lines) + "\n"
+    return "\n".join(line.replace("\n", "\ufffd") for line in lines) + "\n"  # a name breaks no line
 
 
 def graph_text(plan: Plan) -> str:

@@ -1,0 +1,243 @@
+"""Places that are not what they seem: links, hard links and folders of others where a run writes, names that lead out, JSON of
+no use. Nothing outside the source is read, and nothing outside the target is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from attrs import evolve
+from safetensors.torch import save_file
+
+from tests.cli.command import FIXTURES, digest, ucpl
+from tests.runtime.test_execute import code_of
+from tests.runtime.world import Stored, Torch, bits_of, copies, remade, write_source
+from ucpl.errors import UcplError
+from ucpl.runtime import execute
+from ucpl.runtime.buffers import MEMORY_MIN
+from ucpl.runtime.failpoints import set_failpoints
+from ucpl.runtime.options import RunOptions
+
+
+@pytest.fixture(autouse=True)
+def no_failpoints():
+    yield
+    set_failpoints("")
+
+
+@pytest.fixture
+def stopped(tmp_path: Path):
+    """A run that was interrupted, and a file and a folder of somebody's beside it."""
+    tensors = [Stored(f, (f,), "f32", bits_of("f32", (4000,), i)) for i, f in enumerate("ab")]
+    source = write_source(tmp_path / "src", tensors)
+    plan = copies(source, lambda tensor: f"below/{tensor.file}.pt")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "precious").write_text("precious")
+
+    def run(**more):
+        how = RunOptions(memory=MEMORY_MIN, workers=1, **more)
+        return execute(plan, source, Torch(), tmp_path / "out", how)
+
+    set_failpoints("synced:1:interrupt")
+    with pytest.raises(UcplError):
+        run()
+    set_failpoints("")
+    return run, tmp_path / ".out.ucpl-work", tmp_path / "theirs"
+
+
+def linked_folder(work: Path, theirs: Path) -> None:
+    shutil.rmtree(work / "tree" / "below")
+    (work / "tree" / "below").symlink_to(theirs)
+
+
+def linked_work(work: Path, theirs: Path) -> None:
+    shutil.copytree(work, theirs / "work")
+    shutil.rmtree(work)
+    work.symlink_to(theirs / "work")
+
+
+def linked_tree(work: Path, theirs: Path) -> None:
+    os.rename(work / "tree", theirs / "tree")
+    (work / "tree").symlink_to(theirs / "tree")
+
+
+def linked_file(work: Path, theirs: Path) -> None:
+    path = sorted((work / "tree" / "below").iterdir())[0]
+    path.unlink()
+    path.symlink_to(theirs / "precious")
+
+
+def second_name(work: Path, theirs: Path) -> None:
+    path = sorted((work / "tree" / "below").iterdir())[0]
+    path.unlink()
+    os.link(theirs / "precious", path)
+
+
+def pipe(work: Path, theirs: Path) -> None:
+    path = sorted((work / "tree" / "below").iterdir())[0]
+    path.unlink()
+    os.mkfifo(path)
+
+
+def of_another(work: Path, theirs: Path) -> None:
+    os.chown(work, 65534, 65534)
+
+
+@pytest.mark.parametrize("trap", [linked_folder, linked_work, linked_tree, linked_file, second_name, pipe, of_another])
+def test_what_was_put_where_a_run_goes_on_is_not_followed(stopped, trap: Callable[[Path, Path], None]) -> None:
+    run, work, theirs = stopped
+    if trap is of_another and os.geteuid() != 0:
+        pytest.skip("needs another user")
+    trap(work, theirs)
+    before = digest(theirs)
+    with pytest.raises(UcplError) as caught:
+        run(resume=True)
+    assert caught.value.diagnostics[0].code == "E503" and str(work) in str(caught.value.diagnostics[0])
+    assert digest(theirs) == before and not work.with_name("out").exists()
+    run()  # afresh: what is left is cleared, and not what it leads to
+    assert digest(theirs) == before and (work.with_name("out") / "below").is_dir() and not work.exists()
+
+
+def test_a_folder_put_there_while_a_run_begins_is_not_written_into(stopped, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the clearing of the old one and the making of the new one."""
+    from ucpl.runtime.publish import Workplace
+
+    run, work, theirs = stopped
+    clear, before = Workplace.clear, digest(theirs)
+
+    def and_link(self):
+        clear(self)
+        if not os.path.lexists(work):
+            work.symlink_to(theirs)
+
+    monkeypatch.setattr(Workplace, "clear", and_link)
+    with pytest.raises(UcplError) as caught:
+        run()
+    assert caught.value.diagnostics[0].code == "E503" and digest(theirs) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/../../x", "/x", "ucpl/manifest.json", "UCPL/manifest.json", "./ucpl/x", "a\0b", ""]
+)
+def test_no_file_of_a_target_lies_outside_of_it(tmp_path: Path, name: str) -> None:
+    source = write_source(tmp_path / "src", [Stored("a", ("a",), "f32", bits_of("f32", (9,), 1))])
+    plan = copies(source)
+    plan = remade(plan, targets=tuple(evolve(t, file=name) for t in plan.targets))
+    assert (
+        code_of(lambda: execute(plan, source, Torch(), tmp_path / "out", RunOptions(memory=MEMORY_MIN, workers=1)))
+        == "E507"
+    )
+    assert sorted(os.listdir(tmp_path)) == ["src"]
+
+
+def test_names_that_a_file_system_takes_for_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where A and a are one name, or a composed and a decomposed e with an accent."""
+    from ucpl.runtime.disk import Disk, use_disk
+
+    class Folding(Disk):
+        def open(self, path, flags):
+            if path.suffix == ".pt" and "tree" in path.parts:
+                path = path.with_name(path.name.casefold())
+            return super().open(path, flags)
+
+    tensors = [Stored(f, (f,), "f32", bits_of("f32", (9,), 1)) for f in ("A", "a")]
+    source = write_source(tmp_path / "src", tensors)
+    plan = copies(source, lambda tensor: f"{tensor.file}.pt")
+    before = use_disk(Folding())
+    try:
+        assert (
+            code_of(lambda: execute(plan, source, Torch(), tmp_path / "out", RunOptions(memory=MEMORY_MIN, workers=1)))
+            == "E507"
+        )
+    finally:
+        use_disk(before)
+    assert sorted(os.listdir(tmp_path)) == ["src"]
+    execute(plan, source, Torch(), tmp_path / "out", RunOptions(memory=MEMORY_MIN, workers=1))
+
+
+# ---- what a stranger's texts say -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "/etc/secret.safetensors", "a/../../secret.safetensors", "x\0.safetensors"]
+)
+def test_an_index_does_not_lead_out_of_its_folder(tmp_path: Path, name: str) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "secret.safetensors")
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    save_file({"v": torch.ones(2)}, folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"w": name, "v": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    done = ucpl("convert", folder, tmp_path / "out.pt", "--to", "plain()")
+    assert done.status == 3 and ("E385" in done.err or "\0" in name) and not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.parametrize("name", ["../secret.pt", "/secret.pt", "a/../../secret.pt", '{\\"..\\"}/secret.pt'])
+@pytest.mark.parametrize("side", ["--from", "--to"])
+def test_a_layout_does_not_lead_out(tmp_path: Path, name: str, side: str) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "secret.pt")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    torch.save({"w": torch.zeros(2)}, inner / "w.pt")
+    text = 'model m {{\n  w : 2\n}}\nlayout l(self) of m {{\n  framework torch()\n  files weights = "{0}"\n  w\n}}\n'
+    (tmp_path / "in.ucpl").write_text(text.format("w.pt"))
+    (tmp_path / "evil.ucpl").write_text(text.format(name))
+    specs = {"--from": "in.ucpl:l()", "--to": "in.ucpl:l()"} | {side: "evil.ucpl:l()"}
+    specs = {key: f"{tmp_path}/{value}" for key, value in specs.items()}
+    before = digest(tmp_path / "secret.pt")
+    done = ucpl("convert", inner, tmp_path / "out" / "deep", *(part for pair in specs.items() for part in pair))
+    assert done.status != 0 and "internal error" not in done.err, done
+    assert digest(tmp_path / "secret.pt") == before
+    assert sorted(os.listdir(tmp_path)) == ["evil.ucpl", "in.ucpl", "inner", "secret.pt"]
+
+
+JSONS = {
+    "no numbers": '{"hidden_size": NaN, "n": Infinity, "m": -Infinity}',
+    "huge whole numbers": '{"hidden_size": ' + "9" * 4000 + "}",
+    "2^63": '{"hidden_size": 9223372036854775808, "num_hidden_layers": 9223372036854775807}',
+    "deep": "[" * 100_000 + "]" * 100_000,
+    "deep objects": '{"a":' * 50_000 + "1" + "}" * 50_000,
+    "keys twice": '{"hidden_size": 4, "hidden_size": 8}',
+    "half a character": '{"model_type": "\\ud800"}',
+    "nothing": "",
+    "a byte order mark": "\ufeff{}",
+}
+
+
+@pytest.mark.parametrize("name", JSONS)
+@pytest.mark.parametrize("where", ["config.json", "model.safetensors.index.json", "generation_config.json"])
+def test_json_of_no_use_beside_weights_ends_in_our_own_words(tmp_path: Path, name: str, where: str) -> None:
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+    (folder / where).write_text(JSONS[name])
+    for argv in (
+        ("inspect", folder),
+        ("import", "hf", folder),
+        ("convert", folder, tmp_path / "out.pt", "--to", "plain()"),
+    ):
+        done = ucpl(*argv)
+        assert done.status in (0, 1, 2, 3) and "internal error" not in done.err, done
+        assert done.status == 0 or "error[" in done.err
+
+
+@pytest.mark.parametrize("name", ["no numbers", "huge whole numbers", "2^63", "deep", "half a character", "nothing"])
+def test_json_of_no_use_in_a_manifest_or_a_plan_ends_in_our_own_words(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "made"
+    assert ucpl("convert", FIXTURES / "z1_dp2_sgdm", folder, "--to", "zero1(dp=3)").status == 0
+    (folder / "ucpl" / "manifest.json").write_text(JSONS[name])
+    (tmp_path / "x.plan").write_text(JSONS[name])
+    for argv in (
+        ("verify", folder),
+        ("inspect", folder),
+        ("apply", tmp_path / "x.plan", folder, tmp_path / "out"),
+        ("show", tmp_path / "x.plan"),
+    ):
+        done = ucpl(*argv)
+        assert done.status in (0, 1, 2, 3, 5) and "internal error" not in done.err, done
