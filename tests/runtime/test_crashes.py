@@ -48,13 +48,13 @@ def the_disk():
 @pytest.fixture
 def each_tile_is_journalled(monkeypatch):
     """One worker, which syncs and journals after every tile: the same calls in the same order each time."""
-    one = Mover._one
+    one = Mover._band
 
     def and_flush(self, *args):
         one(self, *args)
         self._flush()
 
-    monkeypatch.setattr(Mover, "_one", and_flush)
+    monkeypatch.setattr(Mover, "_band", and_flush)
 
 
 @pytest.fixture

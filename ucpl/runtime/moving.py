@@ -122,7 +122,10 @@ class Mover:
                 self._moved.set()
 
     def _band(self, first: int, end: int, reader: Reader, space: Workspace) -> None:
-        """Tiles [first, end) of one unit: assembled at once, then digested, written and told of one by one."""
+        """Tiles [first, end) of one unit: assembled at once, digested and written one by one.
+
+        They are told of at once, with what was read for them: a journal that has a tile has its runs of the source.
+        """
         tiles = [tile_of(self.layout, self.known.tiles, i) for i in range(first, end)]
         space.hold(sum(tile.size for tile in tiles))
         try:
@@ -131,16 +134,19 @@ class Mover:
             raise self._cause(error, tiles, space) from None
         read, start = reader.fragments, 0
         run = (read.file[0], read.position[0], crc) if crc is not None and len(tiles) == 1 else None
+        done: list[DoneTile] = []
         for i, tile in enumerate(tiles, first):
-            self._one(i, tile, space.tile_view[start : start + tile.size], run)
+            done.append(self._one(i, tile, space.tile_view[start : start + tile.size], run))
             start += tile.size
         self.plane.counters.add(read=reader.bytes_read, digest=reader.digest)
         with self._lock:
+            self._finished.extend(done)
             self._fresh.extend(reader.fragments)
+            self._done_bytes += start
         reader.fragments.clear()
         reader.bytes_read, reader.digest = 0, 0.0
 
-    def _one(self, i: int, tile: Tile, view: memoryview, run: tuple[int, int, int] | None) -> None:
+    def _one(self, i: int, tile: Tile, view: memoryview, run: tuple[int, int, int] | None) -> DoneTile:
         """run: where a tile that is one run of a source lies in it (file, byte), and its CRC."""
         begin = time.perf_counter()
         crc = crc32(view) if run is None else run[2]
@@ -150,10 +156,8 @@ class Mover:
         if not shared:
             self.files.write(tile.file, view, tile.position)
         failpoint("tile-written")
-        with self._lock:
-            self._finished.append(DoneTile(i, tile.size, crc, xxh3))
-            self._done_bytes += tile.size
         self.plane.counters.add(written=tile.size - shared, cloned=shared, digest=digest)
+        return DoneTile(i, tile.size, crc, xxh3)
 
     def _cause(self, error: UcplError, tiles: list[Tile], space: Workspace) -> UcplError:
         """The damaged members of the source that a band was made of, where its values are what fails; else the error."""
