@@ -1,6 +1,6 @@
 """Moves that are no runs, beside `cp` of the same bytes: transposes, cuts by column, small rows, shards of another number.
 
-    python -m benchmarks.moves [WORD ...] [--pairs 5] [--where /dev/shm] [--check] [--reflink]
+    python -m benchmarks.moves [WORD ...] [--pairs 5] [--where /dev/shm] [--check] [--reflink] [--save NAME]
 
 WORD: those cases whose name has it. Sources are made here, element i with the bits of number i. Rounds of `cp -r` and of
 conversions are interleaved; ratios are of medians: of cp's time, and of the phase `move`, in which digests are made and
@@ -27,6 +27,7 @@ import numpy as np
 from attrs import frozen
 
 import ucpl
+from benchmarks.figures import Table, machine, save
 from ucpl.digests import crc32
 from ucpl.extents import StorageRef, TensorRef
 from ucpl.runtime.counters import Report
@@ -80,12 +81,18 @@ def main() -> None:
     parser.add_argument("--where", default="/dev/shm")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--reflink", action="store_true")
+    parser.add_argument("--save", help="keep the table under this name, and write it into docs/PERFORMANCE.md")
     given = parser.parse_args()
+    rows: list[tuple[str, ...]] = []
     print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|")
     with tempfile.TemporaryDirectory(prefix="ucpl-moves-", dir=given.where) as folder:
         for case in CASES:
             if not given.words or any(word in case.name for word in given.words):
-                print("| " + " | ".join(measured(case, Path(folder), given)) + " |", flush=True)
+                rows.append(tuple(measured(case, Path(folder), given)))
+                print("| " + " | ".join(rows[-1]) + " |", flush=True)
+    if given.save:
+        command = f"python -m benchmarks.moves --pairs {given.pairs} --where {given.where}"
+        save(Table(given.save, command + " --reflink" * given.reflink, machine(), HEAD, tuple(rows)))
 
 
 @frozen

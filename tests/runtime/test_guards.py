@@ -16,7 +16,7 @@ from ucpl.errors import UcplError
 from ucpl.runtime import verify_files
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.identity import digest_of_plan
-from ucpl.runtime.journal import DoneTile, Journal, read_journal
+from ucpl.runtime.journal import FORMAT, DoneTile, Journal, read_journal
 from ucpl.runtime.linux import exchange, rename_new
 from ucpl.runtime.manifest import MANIFEST, read_manifest
 from ucpl.runtime.reading import Fragments
@@ -520,7 +520,7 @@ def test_a_journal_comes_back_as_it_was_written(tmp_path):
     journal.publishing(1 << 63, 5)
     journal.close()
     past = read_journal(path)
-    assert past is not None and past.header == {"ucpl journal": 1, "tile": 16}
+    assert past is not None and past.header == {"ucpl journal": FORMAT, "tile": 16}
     assert (past.tile.tolist(), past.tile_crc.tolist(), past.tile_xxh3.tolist()) == ([7], [0xDEAD], [0xBEEF])
     f = past.fragments
     assert list(zip(f.file, f.position, f.size, f.crc, f.count, f.step, strict=True)) == [

@@ -31,7 +31,7 @@ from ucpl.runtime.reading import Fragments
 
 __all__ = ["FORMAT", "DoneTile", "Journal", "Past", "read_journal"]
 
-FORMAT = 1
+FORMAT = 2
 TILE, FRAGMENT, PUBLISH = 1, 2, 3
 _RECORD = np.dtype(
     [
