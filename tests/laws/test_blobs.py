@@ -92,7 +92,7 @@ def by_oracle(source: Side, target: Side) -> dict[Any, Any] | None:
 
 
 @given(sides(), sides())
-@settings(max_examples=100)
+@settings(max_examples=200)
 def test_each_place_gets_the_value_that_the_fate_says(source: Side, target: Side) -> None:
     assert by_compiler(source, target) == by_oracle(source, target)
 

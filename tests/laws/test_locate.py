@@ -124,7 +124,7 @@ def test_a_model_inside_another_means_what_the_oracle_says() -> None:
 
 
 @given(models().flatmap(layouts))
-@settings(max_examples=150)
+@settings(max_examples=250)
 def test_any_layout_means_what_the_oracle_says(example: Example) -> None:
     meaning, layout = both(example.text, example.call, name=example.name)
     agree(meaning, locate(layout))
