@@ -12,7 +12,7 @@ numbers of one place and for columns of many.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import NoReturn
 
@@ -154,11 +154,15 @@ def closed(text: str, span: nodes.Span, scope: Scope, places: frozenset[str]) ->
     values = {n: scope.value(n) for n in sorted(made.names) if scope.knows(n)}
     sizes = tuple((n, v if isinstance(v, int) else str(v)) for n, v in values.items() if not isinstance(v, list | None))
     unknown = sorted(made.names - {n for n, _ in sizes} - PLACE_WORDS)
+    return evolve(made, sizes=sizes, near=_near(unknown, scope, places) if unknown else ())
+
+
+def _near(unknown: Iterable[str], scope: Scope, places: frozenset[str]) -> tuple[tuple[str, str], ...]:
+    """For each of these names the one that may be meant."""
     known = [*scope.names(), *sorted(places - PLACE_WORDS)]
     indices = [n for n in sorted(places - PLACE_WORDS - set(scope.mesh_axes)) if "." not in n]
     alone = indices[0] if len(indices) == 1 else None
-    near = tuple((n, close) for n in unknown if (close := nearest(n, known) or alone) is not None)
-    return evolve(made, sizes=sizes, near=near)
+    return tuple((n, close) for n in unknown if (close := nearest(n, known) or alone) is not None)
 
 
 def _written(part: str | Hole) -> str:

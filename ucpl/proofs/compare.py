@@ -86,7 +86,7 @@ def likeness(
         ]
         if not reach:
             continue
-        source = only(left, {p for p in reach if p in pairs_of(left)} | origins, {p for p, _ in reach})
+        source = only(left, (reach & pairs_of(left)) | origins, {p for p, _ in reach})
         whole = evolve(right, layout=evolve(right.layout, fillings=()))  # what one side lacks is lacking
         target = counted(only(whole, reach))
         known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in x.extents.items()}

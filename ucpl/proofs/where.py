@@ -43,9 +43,12 @@ def pairs_of(placement: Placement) -> set[Pair]:
 def only(placement: Placement, pairs: set[Pair], tensors: set[str] | None = None) -> Placement:
     """The placement with these pairs alone; homes and their order stay, so that numbers of homes keep their meaning."""
     parts = []
+    wanted = {  # by state: parts are as many as tensors where these are not stored alike
+        state: np.array([(path, state) in pairs for path in placement.tensors] or [False])
+        for state in {part.state for part in placement.parts}
+    }
     for part in placement.parts:
-        wanted = np.array([(path, part.state) in pairs for path in placement.tensors] or [False])
-        keep = np.flatnonzero(wanted[part.folded.tensor])
+        keep = np.flatnonzero(wanted[part.state][part.folded.tensor])
         if len(keep):
             parts.append(evolve(part, folded=part.folded.take(keep)))
     known = {path for path, _ in pairs} if tensors is None else tensors

@@ -6,25 +6,21 @@ Not here: which bytes to read (reading).
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
+from ucpl.runtime.descriptors import Descriptors
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
 from ucpl.stores.watching import Identity
 
 __all__ = ["SourceFiles"]
 
-OPEN_MAX = 128  # descriptors of one worker
-
 
 class SourceFiles:
-    """Files by their name relative to `root`. Each thread has descriptors of its own, the least recently used are closed."""
+    """Files by their name relative to `root`, each opened when it is first read."""
 
     def __init__(self, root: Path, files: Iterable[str], opened: Mapping[str, Identity] | None = None) -> None:
         """opened: paths of files whose headers were read before, as they were then. Raises: UcplError E610, E611."""
@@ -32,9 +28,7 @@ class SourceFiles:
         self.files = tuple(dict.fromkeys(files))
         self.index = {file: i for i, file in enumerate(self.files)}
         self.identity: dict[str, Identity] = {}
-        self._local = threading.local()
-        self._all: list[OrderedDict[int, int]] = []
-        self._lock = threading.Lock()
+        self._open = Descriptors()
         for file in self.files:
             now = Identity.of(self._stat(file))
             self.identity[file] = (opened or {}).get(str(self._path(file)), now)
@@ -70,14 +64,8 @@ class SourceFiles:
 
     def descriptor(self, index: int) -> int:
         """A descriptor of this thread. Raises: UcplError E610, E611."""
-        table: OrderedDict[int, int] | None = getattr(self._local, "table", None)
-        if table is None:
-            table = self._local.table = OrderedDict()
-            with self._lock:
-                self._all.append(table)
-        fd = table.get(index)
+        fd = self._open.get(index)
         if fd is not None:
-            table.move_to_end(index)
             return fd
         file = self.files[index]
         try:
@@ -88,11 +76,7 @@ class SourceFiles:
         if now != self.identity[file]:
             disk().close(fd)
             self.changed(file, now)
-        table[index] = fd
-        if len(table) > OPEN_MAX:
-            _, old = table.popitem(last=False)
-            disk().close(old)
-        return fd
+        return self._open.keep(index, fd)
 
     def read_into(self, index: int, position: int, views: list[memoryview], size: int) -> None:
         """Fill `views` (`size` bytes together, at most IOV_MAX of them) from one position of a file.
@@ -140,11 +124,7 @@ class SourceFiles:
 
     def close(self) -> None:
         """Close all descriptors. No other thread may be reading. What was read is read, however closing ends."""
-        with self._lock:
-            for table in self._all:
-                while table:
-                    with suppress(OSError):
-                        disk().close(table.popitem()[1])
+        self._open.close(quietly=True)
 
 
 def _after(views: list[memoryview], done: int) -> list[memoryview]:

@@ -6,8 +6,6 @@ import errno
 import mmap
 import os
 import stat
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NoReturn, Protocol
@@ -15,6 +13,7 @@ from typing import NoReturn, Protocol
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, TensorRef, key_text
 from ucpl.records import frozen
+from ucpl.runtime.descriptors import Descriptors
 from ucpl.runtime.disk import disk, forget, make_folders, read_upto, sync_data, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.rows import Place
@@ -25,8 +24,6 @@ from ucpl.stores.texts import is_inside
 from ucpl.stores.torch_files import layout_torch_file
 
 __all__ = ["FilePlan", "TargetFile", "TargetFiles", "TargetPlan", "cannot_write", "lay_out"]
-
-OPEN_MAX = 128
 
 
 class FilePlan(Protocol):
@@ -218,14 +215,12 @@ def _demand_alone(status: os.stat_result, path: str, known: dict[tuple[int, int]
 
 
 class TargetFiles:
-    """Files below one folder, written by position. Each thread has descriptors of its own."""
+    """Files below one folder, written by position."""
 
     def __init__(self, root: Path, files: Sequence[TargetFile]) -> None:
         self.root = root
         self.files = tuple(files)
-        self._local = threading.local()
-        self._all: list[OrderedDict[int, int]] = []
-        self._lock = threading.Lock()
+        self._open = Descriptors()
         self.forgets = True  # as far as was asked: pages can be dropped here
 
     def path(self, index: int) -> Path:
@@ -256,19 +251,8 @@ class TargetFiles:
         return written
 
     def descriptor(self, index: int) -> int:
-        table: OrderedDict[int, int] | None = getattr(self._local, "table", None)
-        if table is None:
-            table = self._local.table = OrderedDict()
-            with self._lock:
-                self._all.append(table)
-        fd = table.get(index)
-        if fd is None:
-            fd = table[index] = disk().open(self.path(index), os.O_RDWR)
-            if len(table) > OPEN_MAX:
-                disk().close(table.popitem(last=False)[1])
-        else:
-            table.move_to_end(index)
-        return fd
+        fd = self._open.get(index)
+        return self._open.keep(index, disk().open(self.path(index), os.O_RDWR)) if fd is None else fd
 
     def write(self, index: int, view: memoryview, position: int) -> None:
         """Raises: UcplError E503."""
@@ -313,7 +297,4 @@ class TargetFiles:
 
     def close(self) -> None:
         """Close all descriptors. No other thread may be using one."""
-        with self._lock:
-            for table in self._all:
-                while table:
-                    disk().close(table.popitem()[1])
+        self._open.close()

@@ -1,0 +1,159 @@
+"""A small share of `make scale`, counted: what each verb does grows as the checkpoint does, and no faster.
+
+Lines of the product that are run, files that are open, bytes that are held: never seconds.
+"""
+
+import contextlib
+import io
+import os
+import resource
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import ucpl as package
+from benchmarks.sparse import MAKERS, tensors_like
+from ucpl.cli import main
+
+HOUSE = str(Path(package.__file__).parent)
+KINDS = tuple(MAKERS)
+TARGETS = {"huggingface": "plain()", "plain": "safetensors()", "zero1": "zero3(dp=3)", "zero3": "zero1(dp=3)"}
+SIZES = (25, 50, 100)  # tensors: the second step is twice the first, and so is what it adds to what is linear
+GROWTH_MAX = 2.7  # what is quadratic adds four times as much
+LEAST = (
+    2000  # times that a line is run more, below which it is not looked at: what begins beyond some number is no growth
+)
+
+
+def made(top: Path, kind: str, count: int, files: int = 3, shape: tuple[int, ...] = (2, 2)) -> Path:
+    path = top / f"{kind}-{count}-{files}"
+    MAKERS[kind](path, tensors_like(count, shape), files)
+    return path
+
+
+def verbs(source: Path, kind: str) -> Iterator[list[str]]:
+    """Every verb that reads a checkpoint, over this one."""
+    target = source.with_name(source.name + (".out.pt" if kind == "huggingface" else ".out"))
+    yield ["inspect", str(source)]
+    yield ["infer", str(source)]
+    yield ["show", str(source)]
+    yield ["plan", "--from", str(source), "--to", TARGETS[kind]]
+    yield ["convert", str(source), str(target), "--to", TARGETS[kind]]
+    yield ["compare", str(source), str(target)]
+    yield ["verify", str(target)]
+
+
+def writing(source: Path, kind: str) -> list[list[str]]:
+    return list(verbs(source, kind))[-3:]
+
+
+def run(arguments: list[str]) -> None:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        status = main(arguments)
+    assert status == 0, out.getvalue()
+
+
+def lines_run(work: Callable[[], None]) -> Counter[tuple[str, int]]:
+    """How often each line of the product is run: a comprehension's each time round."""
+    counts: Counter[tuple[str, int]] = Counter()
+
+    def line(frame, event, argument):
+        if event == "line":
+            counts[frame.f_code.co_filename, frame.f_lineno] += 1
+        return line
+
+    def call(frame, event, argument):
+        return line if frame.f_code.co_filename.startswith(HOUSE) else None
+
+    sys.settrace(call)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return counts
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "zero1"])
+def test_no_line_is_run_more_often_than_there_are_tensors_more(tmp_path, kind):
+    """Converting infers, locates, plans and writes."""
+    found = []
+    for count in SIZES:
+        source = made(tmp_path, kind, count)
+        if count == SIZES[0]:
+            for arguments in verbs(made(tmp_path, kind, 4), kind):  # what is imported and kept is no cost of a tensor
+                run(arguments)
+        found.append([lines_run(partial(run, arguments)) for arguments in writing(source, kind)])
+    for number, arguments in enumerate(writing(Path("it"), kind)):
+        few, more, many = (each[number] for each in found)
+        steep = {
+            line: (few[line], more[line], many[line])
+            for line in many
+            if many[line] - more[line] > max(LEAST, GROWTH_MAX * (more[line] - few[line]))
+        }
+        assert not steep, (arguments, steep)
+
+
+@contextlib.contextmanager
+def few_descriptors(free: int) -> Iterator[None]:
+    """As `ulimit -n` that is nearly reached: so many more files may be open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = set(map(int, os.listdir("/proc/self/fd")))
+    unused = (number for number in range(before[0]) if number not in taken)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(unused, free, None)), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "plain"])  # which is one file
+def test_more_files_than_descriptors(tmp_path, kind):
+    """None is kept open without a bound, and none is left open."""
+    count = 150
+    source = made(tmp_path, kind, count if kind == "huggingface" else 2, count, (count, 2))
+    for arguments in verbs(made(tmp_path, kind, 4), kind):
+        run(arguments)
+    before = set(os.listdir("/proc/self/fd"))
+    with few_descriptors(100):
+        for arguments in verbs(source, kind):
+            run(arguments)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+def held_by(arguments: list[str]) -> int:
+    """Bytes that are held at most at one time."""
+    tracemalloc.start()
+    try:
+        run(arguments)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_size_of_a_tensor_costs_no_memory(tmp_path, kind):
+    """2^33 elements are as much to look at, to plan for and to show as 2^16."""
+    for verb in range(4):
+        peaks: list[int] = []
+        for rows in (1, 1, 1 << 17):  # the first time is for imports
+            top = tmp_path / f"{verb}-{len(peaks)}"
+            top.mkdir()
+            source = made(top, kind, 1, 1, (rows, 1 << 16))
+            peaks.append(held_by(list(verbs(source, kind))[verb]))
+        assert peaks[2] < 1.2 * peaks[1] + (1 << 18), (kind, verb, peaks)
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "zero1"])
+def test_memory_grows_with_files_no_faster_than_they_do(tmp_path, kind):
+    sources = [made(tmp_path, kind, 60 if kind == "huggingface" else 5, files, (240, 2)) for files in (15, 30, 60)]
+    for arguments in writing(made(tmp_path, kind, 4), kind):
+        run(arguments)
+    for few, more, many in zip(*(map(held_by, writing(source, kind)) for source in sources), strict=True):
+        assert many - more <= GROWTH_MAX * (more - few) + (1 << 18), (few, more, many)
