@@ -167,6 +167,15 @@ def test_deep_definitions_are_refused_and_not_a_stack_overflow() -> None:
         assert error.diagnostics[0].code == "E103"
 
 
+def test_what_is_asked_again_is_no_runaway_and_what_definitions_take_is(monkeypatch) -> None:
+    monkeypatch.setattr("ucpl.layout.scope.STEPS_LIMIT", 50)
+    names = Scope(given={"n": 1}, bindings={"small": parse_expr("n + 1"), "large": parse_expr(" + ".join(["n"] * 60))})
+    assert [names.size("small") for _ in range(200)] == [2] * 200
+    with pytest.raises(UcplError) as caught:
+        names.size("large")
+    assert caught.value.diagnostics[0].code == "E103"
+
+
 def test_definitions_are_nested_a_hundred_deep_and_no_deeper() -> None:
     bindings = {f"n{i}": parse_expr(f"n{i - 1}") for i in range(1, 200)}
     assert Scope(given={"n0": 1}, bindings=bindings).size("n99") == 1
