@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ucpl.extents import Scalar
-from ucpl.stores.scalars import number_of
+from ucpl.stores.scalars import is_counted, number_of
 
 NUMPY = {
     "f64": "<f8",
@@ -53,3 +53,14 @@ def test_bf16_is_the_upper_half_of_f32(number: float) -> None:
 )
 def test_what_is_no_one_number_stays_as_it_is(given: Any) -> None:
     assert number_of(given) is given
+
+
+def test_a_list_that_holds_itself_or_unfolds_without_end_counts_nothing() -> None:
+    """A pickle can say both."""
+    of_itself: list[Any] = [1]
+    of_itself.append(of_itself)
+    doubled: list[Any] = [1]
+    for _ in range(40):
+        doubled = [doubled, doubled]
+    assert not is_counted(of_itself) and not is_counted({"a": of_itself}) and not is_counted(doubled)
+    assert is_counted([1, "a", {"b": [None, 2.5]}]) and is_counted([0.9] * 100_000)

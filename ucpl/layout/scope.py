@@ -128,7 +128,9 @@ class Scope:
         return cast(int, bounded(value, name.span)) if isinstance(value, int) else value
 
     def _step(self, span: nodes.Span) -> None:
-        self.steps += bool(self.pending)  # what statements ask themselves grows with the text: 200,000 tensors may be listed
+        self.steps += bool(
+            self.pending
+        )  # what statements ask themselves grows with the text: 200,000 tensors may be listed
         if self.steps > STEPS_LIMIT:
             fail("E103", "expressions of this file take too many steps", at(span))
 

@@ -9,6 +9,9 @@ from typing import TypeGuard
 
 from ucpl.extents import Counted, Scalar, TensorRef
 
+COUNTED_MAX = 1 << 20  # values in one list or dict of an optimizer's numbers
+DEPTH_MAX = 50
+
 _FORMATS = {
     "f64": "<d",
     "f32": "<f",
@@ -38,11 +41,19 @@ def number_of(value: object) -> object:
 
 
 def is_counted(value: object) -> TypeGuard[Counted]:
-    """A number, a text or None; a list or dict of such."""
+    """A number, a text or None; a list or dict of such, within bounds: a list of a pickle may hold itself."""
+    return _is_counted(value, [COUNTED_MAX], DEPTH_MAX)
+
+
+def _is_counted(value: object, left: list[int], depth: int) -> bool:
+    """As `is_counted`; `left`: how many values more are looked at."""
+    left[0] -= 1
+    if left[0] < 0 or depth < 0:
+        return False
     if isinstance(value, list | tuple):
-        return all(map(is_counted, value))
+        return all(_is_counted(one, left, depth - 1) for one in value)
     if type(value) is dict:
-        return all(isinstance(key, str) and is_counted(one) for key, one in value.items())
+        return all(isinstance(key, str) and _is_counted(one, left, depth - 1) for key, one in value.items())
     return isinstance(value, (int, float, bool, str)) or value is None
 
 

@@ -7,7 +7,7 @@ from math import prod
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Flat, StoredTensor, Structure
+from ucpl.extents import Flat, StoredTensor, Structure, key_text
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed.affine import INFO
 from ucpl.stores.deepspeed.model_states import model_states
@@ -87,8 +87,16 @@ def _atoms(writer: Writer, cuts: Cuts) -> Made:
             by_file.setdefault(target.file, []).append(i)
     files: Made = []
     for path, indices in by_file.items():
+        (i, *more_of_it) = indices
+        if more_of_it or not path.startswith(
+            f"{ATOMS}/"
+        ):  # of a module whose tensors the source has by other names by now
+            fail(
+                "E471",
+                f"a universal folder of what this source has now has no place for {key_text(writer.targets[i].key)} of {path}",
+                Label(str(writer.source.root)),
+            )
         file = writer.file(path)
-        (i,) = indices
         key = writer.targets[i].key
         made = writer.tensor(file, key, path.endswith("/fp32.pt"))
         name = path.split("/")[1]
