@@ -24,6 +24,7 @@ help:
 	@echo "make powerloss power lost at any call of a run, with all that a disk may have kept by then, in any order"
 	@echo "make interop   tests in which DeepSpeed itself loads what ucpl wrote"
 	@echo "make bench     timings, as docs/PERFORMANCE.md reports them (make bench lsp: one of plan, start, lsp, convert, peer)"
+	@echo "make soak      random conversions, killed, resumed and damaged, for MINUTES=60 (SEED=1): nothing lost, nothing silent"
 	@echo "make scale     every verb over 200,000 tensors, over 5,000 files with 256 descriptors, over one tensor of 2^33 elements"
 	@echo "make docs      write what is generated anew (docs/ERRORS.md, README's table, the colours of editors), then the site, links checked"
 	@echo "make fmt       format the code; fmt-check only says whether it is"
@@ -81,9 +82,12 @@ $(TIMED):
 	@:
 
 # `make scale SCALE="--case files --kind zero1"` narrows it.
-.PHONY: scale
+.PHONY: scale soak
 scale: $(VENV)/ready
 	$(VENV)/bin/python -m benchmarks.scale $(SCALE)
+
+soak: $(VENV)/ready
+	$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED))
 
 docs: $(VENV)/ready
 	$(VENV)/bin/python -m ucpl.errors.document docs/ERRORS.md
