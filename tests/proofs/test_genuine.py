@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -198,7 +198,14 @@ def most_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(size)
         read_into(self, index, position, views, size)
 
+    read_runs = SourceFiles.read_runs
+
+    def counted_runs(self: SourceFiles, index: int, position: int, step: int, views: Sequence[memoryview]) -> None:
+        sizes.extend(map(len, views))
+        read_runs(self, index, position, step, views)
+
     monkeypatch.setattr(SourceFiles, "read_into", counted)
+    monkeypatch.setattr(SourceFiles, "read_runs", counted_runs)
     return sizes
 
 

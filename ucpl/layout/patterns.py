@@ -62,7 +62,9 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
                     remedy=f"write {print_axis(evolve(inner, axis=nodes.Trim(inner.axis)))}; parts that are saved without"
                     " padding are x@chunk(dp, grain)",
                 )
-            if not any(isinstance(node, nodes.Pad) for node in walk(inner)):
+            if not any(
+                isinstance(node, nodes.Pad | nodes.Each) for node in walk(inner)
+            ):  # members of a buffer may be padded
                 remedy = f"write {print_axis(inner)}, or pad it: trim(pad({print_axis(inner)}, 8))"
                 fail("E190", f"`{print_axis(node)}` leaves padding out, and there is none", at(here), remedy=remedy)
             return ax.Trim(axis_closed(inner, scope, here))
