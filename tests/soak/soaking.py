@@ -6,6 +6,7 @@ and what stood at the target's place stands there still. No run changes a byte o
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -94,7 +96,19 @@ def content(path: Path) -> Content:
         return {"": zlib.crc32(path.read_bytes())}
     if not path.is_dir():
         return None
-    return {str(p.relative_to(path)): zlib.crc32(p.read_bytes()) for p in sorted(path.rglob("*")) if p.is_file()}
+    return {str(p.relative_to(path)): zlib.crc32(_told(p)) for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+def _told(path: Path) -> bytes:
+    """The bytes of a file; of a manifest without the digest of the source, which a bit that no plan reads changes, too."""
+    raw = path.read_bytes()
+    if (path.parent.name, path.name) != ("ucpl", "manifest.json"):
+        return raw
+    with suppress(ValueError):
+        held = json.loads(raw)
+        if isinstance(held, dict) and held.pop("content", None) is not None:
+            return json.dumps(held).encode()
+    return raw
 
 
 def run(arguments: list[str], told: Path, fault: str = "", kill_after: float | None = None) -> End:

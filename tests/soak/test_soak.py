@@ -62,3 +62,12 @@ def test_a_source_that_a_run_changed_is_seen(case: Case) -> None:
     soaking.flip(case.source / "latest", 3)
     with pytest.raises(Broken, match="the source was changed"):
         case._hold(End(0, ""), before, None, case.out)
+
+
+def test_of_a_manifest_all_but_the_digest_of_the_source_counts(tmp_path: Path) -> None:
+    (tmp_path / "ucpl").mkdir()
+    manifest, seen = tmp_path / "ucpl" / "manifest.json", []
+    for text in ('{"content": "a", "files": 1}', '{"content": "b", "files": 1}', '{"content": "a", "files": 2}', "{"):
+        manifest.write_text(text)
+        seen.append(soaking.content(tmp_path))
+    assert seen[0] == seen[1] and seen[2] not in (seen[0], seen[3]) and seen[3] != seen[0]

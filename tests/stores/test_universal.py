@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 
 import ucpl
+from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.stores.deepspeed.universal import Universal
 
@@ -210,3 +212,13 @@ def test_words_without_padding_beside_weights_that_have_it(tmp_path: Path) -> No
 def test_of_a_pipeline_as_atoms_what_is_lost_is_said(tmp_path: Path) -> None:
     root = as_deepspeed_leaves_it(LISTS, tmp_path / "atoms")
     assert any("1.self_attention.inv_freq" in remark for remark in Universal().open(root).remarks)
+
+
+def test_a_target_that_a_source_has_no_place_for_by_now_is_refused() -> None:
+    """A plan of an earlier source, whose module had one more name."""
+    plan = api.plan(str(DENSE / "z3_dp2_subgroup"), "universal(stage=1, weights=1)")
+    opened = api.open_checkpoint(DENSE / "z3_dp2_subgroup")
+    one = next(t for t in plan.targets if t.key[0] == "module")
+    targets = (*plan.targets, evolve(one, key=("module", "gone.weight")))
+    with pytest.raises(UcplError, match=r"E471: .*gone\.weight of mp_rank_00_model_states\.pt"):
+        Universal().skeleton(plan.target, targets, opened, None)
