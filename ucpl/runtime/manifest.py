@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ MANIFEST = "ucpl/manifest.json"
 LAYOUT = "ucpl/layout.ucpl"
 FORMAT = 1
 BYTES_MAX = 1 << 30
+_ENCODE = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
 def storage_crcs(target: TargetPlan, tiles: Tiles, crc: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -76,7 +78,22 @@ def manifest_of(plan: Plan, digests: Mapping[str, str], written: Written) -> str
         "dropped": list(plan.dropped),
         "files": files,
     }
-    return json.dumps(manifest, indent=1, ensure_ascii=False, default=str) + "\n"
+    return _lined(manifest) + "\n"
+
+
+def _lined(value: object, indent: str = "") -> str:
+    """JSON, a line for whatever holds no table: json's encoder is in C only without `indent`."""
+    inner = indent + " "
+    if isinstance(value, dict) and any(isinstance(held, dict) or _has_tables(held) for held in value.values()):
+        rows = [f"{inner}{_ENCODE(str(key))}: {_lined(held, inner)}" for key, held in value.items()]
+        return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
+    if _has_tables(value):
+        return "[\n" + ",\n".join(inner + _ENCODE(held) for held in value) + f"\n{indent}]"
+    return _ENCODE(value)
+
+
+def _has_tables(value: object) -> TypeGuard[list[object]]:
+    return isinstance(value, list) and any(isinstance(held, dict) for held in value)
 
 
 def _entry_of(written: Written, f: int, units: Sequence[int]) -> dict[str, object]:
