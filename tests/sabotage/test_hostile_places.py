@@ -104,7 +104,10 @@ def test_what_was_put_where_a_run_goes_on_is_not_followed(stopped, trap: Callabl
     assert digest(theirs) == before and (work.with_name("out") / "below").is_dir() and not work.exists()
 
 
-def test_a_folder_put_there_while_a_run_begins_is_not_written_into(stopped, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_a_folder_put_there_while_a_run_begins_is_not_written_into(
+    stopped, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between the clearing of the old one and the making of the new one."""
     from ucpl.runtime.publish import Workplace
 
@@ -114,7 +117,7 @@ def test_a_folder_put_there_while_a_run_begins_is_not_written_into(stopped, monk
     def and_link(self):
         clear(self)
         if not os.path.lexists(work):
-            work.symlink_to(theirs)
+            work.symlink_to(theirs) if kind == "link" else work.mkdir()
 
     monkeypatch.setattr(Workplace, "clear", and_link)
     with pytest.raises(UcplError) as caught:
