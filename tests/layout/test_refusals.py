@@ -149,7 +149,7 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E133", "the index `a` stands twice", text(layout=FILE + '  w[a, ⟦a] = b as "w{a}"\n'), "x(2)", {"remedy": "once"}),
     ("E157", "no group is called `g`", text(model=MODEL + "  w : a b\n  ⟦group h = all - g\n", layout=W), "x(2)", {"remedy": "group g = ..."}),
     ("E157", "no group is called `w`", text(model=MODEL + "  w : a b\n  group h = all - w\n", layout=W), "x(2)", {"remedy": "write: group others = w"}),
-    ("E157", "no group is called `other`", text(model=MODEL + "  w : a b\n  v : b\n  group one = w\n  ⟦group h = all - one, other\n", layout=W), "x(2)", {}),
+    ("E157", "no group is called `other`", text(model=MODEL + "  w : a b\n  v : b\n  group one = w\n  ⟦group h = all - one - other\n", layout=W), "x(2)", {}),
     ("E110", "no model is called `x`: it is a layout", text(model=MODEL + "  w : a b\n  ⟦use x(dp = 1) as y\n", layout=W), "x(2)", {}),
     ("E110", "no layout is called `m`: it is a model", text(layout=W + "  ⟦use m() as y\n"), "x(2)", {}),
     ("E190", "the group `g` of a model has an order", text(model=MODEL + "  w : a b\n  ⟦group g = w order reversed\n", layout=W), "x(2)", {"remedy": "in the layout"}),
