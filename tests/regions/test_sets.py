@@ -87,3 +87,13 @@ def test_a_group_has_the_layers_in_its_brackets_and_no_others() -> None:
     )
     assert cells(located(text)).splitlines() == ["f  1  a1,0 a1,1 b1", "f  3  a3,0 a3,1 b3"]
     assert check(text, "x()")
+
+
+def test_layers_of_a_buffer_are_in_the_order_of_their_index_whatever_is_declared_first() -> None:
+    """A module's parameters go layer by layer: what the first line has is in later layers here."""
+    text = (
+        "ucpl 1\nmodel m {\n  dim l = 4, h = 2\n  a : l[1, 3] h\n  b : l[0, 2]\n  state m : f32\n}\nlayout x() of m {\n"
+        '  file weights = torch "f"\n  a[l] = h\n  b[l] = ()\n  group * = model\n  state m of * = flat(each) as "x"\n}\n'
+    )
+    assert cells(located(text)).splitlines() == ["f  x  b0 a1,0 a1,1 b2 a3,0 a3,1"]
+    assert check(text, "x()")
