@@ -50,6 +50,7 @@ from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import parts_twice, stored_twice
 from ucpl.proofs.unstored import holes, tensors_without_entry, tensors_without_key, unkept_states
 from ucpl.proofs.unused import unused
+from ucpl.proofs.void import void_lines, void_plans, void_trained
 from ucpl.records import define, frozen
 from ucpl.syntax import nodes, parse, parse_call, print_file
 from ucpl.texts import read_text, text_at
@@ -166,7 +167,12 @@ class _Checker:
                 case nodes.Plan():
                     self.count("plan")
                     self.guarded(partial(self.plan, statement))
-        for text in (*odd_truths(self.file), *odd_tensors(self.file), *unused(self.library, self.file)):
+        for text in (
+            *odd_truths(self.file),
+            *odd_tensors(self.file),
+            *void_lines(self.file),
+            *unused(self.library, self.file),
+        ):
             self.remark(text)
 
     def guarded(self, work: Callable[[], object]) -> None:
@@ -329,7 +335,11 @@ class _Checker:
 
     def plan(self, node: nodes.Plan) -> None:
         source, target = (self.located(closed_call(self.file, call, self.given)) for call in (node.source, node.target))
+        for text in void_plans(node):
+            self.remark(text)
         if source.layout.model_name != TRIAL:
+            for text in void_trained(node, source.layout, target.layout):
+                self.remark(text)
             self.drops(node, source.layout)
             for said, remedy in unknown_parameters(node, (source.layout, target.layout)):
                 fail("E300", f"{said}: no parameter of that name", at(node.span), remedy=remedy)

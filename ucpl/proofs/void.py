@@ -1,0 +1,201 @@
+"""What the text of a file alone shows to do nothing, whatever its numbers are: remarks, no faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from ucpl.layout import Layout
+from ucpl.layout.near import nearest
+from ucpl.syntax import nodes, print_expr
+from ucpl.syntax.walk import walk
+
+__all__ = ["void_lines", "void_plans", "void_trained"]
+
+_OF_VALUES = (nodes.Name, nodes.Function)  # what a condition can hang on
+# States that an optimizer makes of gradients. Masters have other names, and are copies of the weight.
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "step")
+
+
+def void_lines(file: nodes.File) -> Iterator[str]:
+    """Conditions that hang on nothing, names twice in one list, lines twice, ranges and padding of all or nothing."""
+    for statement in file.statements:
+        if isinstance(statement, nodes.Assert):
+            yield from _condition("", statement.condition, "assert", statement.span.line)
+        elif isinstance(statement, nodes.Model | nodes.Layout):
+            for item in statement.items:
+                yield from (f"{statement.name}: {text}" for text in _of_an_item(item))
+            yield from (f"{statement.name}: {text}" for text in _lines_twice(statement.items))
+            yield from (f"{statement.name}: {text}" for text in _of_nothing(statement.items))
+
+
+def _of_an_item(item: nodes.Record) -> Iterator[str]:
+    line = item.span.line
+    yield from _conditions(item, line)
+    yield from _names_twice(item, line)
+    match item:
+        case nodes.Entry(shape=shape, clauses=clauses):
+            yield from _places(clauses, line)
+            yield from _axes((*item.indices, *(shape or ())), line)
+        case nodes.States(shape=tuple() as shape):
+            yield from _axes(shape, line)
+        case nodes.Tensor(dims=dims):
+            for dim in dims:
+                yield from _range(dim.name or "_", dim.range, line)
+        case nodes.Index(name=name, axis=nodes.Dim(name=other, range=None)) if name == other:
+            yield f"`index {name} = {name}` (line {line}) does nothing. Write `index {name} = {name}@pp`, or take it out"
+        case nodes.Index(name=name, axis=nodes.Stack(terms=(nodes.Term(axes=(nodes.Dim(),)),))):
+            yield f"`index {name}` (line {line}) has one digit, which is all of `{name}`. Write two, `(two k)`, or take it out"
+        case nodes.State(names=names) if "weight" in names:
+            yield f"`state weight` (line {line}): `weight` is the tensor itself. Take it out, or write `state fp32 : f32`"
+        case nodes.Derive(state=state, source=source) if state in _MOMENTS and source not in _MOMENTS:
+            yield (
+                f"`derive {state} from {source}` (line {line}): `{state}` is made of gradients, and is no copy of `{source}`."
+                f" What the source lacks begins at 0 by `fill state {state} = 0`"
+            )
+
+
+def _conditions(item: nodes.Record, line: int) -> Iterator[str]:
+    if isinstance(item, nodes.Assert):
+        yield from _condition("", item.condition, "assert", line)
+    when = getattr(item, "when", None)
+    if when is not None:
+        yield from _condition(_called(item), when, "when", line)
+    for clause in getattr(item, "clauses", ()):
+        if clause.word == "when":
+            yield from _condition(_called(item), clause.args[0], "when", line)
+
+
+def _called(item: nodes.Record) -> str:
+    name = getattr(item, "path", None) or getattr(item, "name", "")
+    return f" of `{name}`" if name else ""
+
+
+def _condition(of: str, asked: nodes.Expr, word: str, line: int) -> Iterator[str]:
+    """A condition without a name in it is the same at all degrees and for all configs."""
+    if not isinstance(asked, nodes.List) and any(isinstance(node, _OF_VALUES) for node in walk(asked)):
+        return
+    what = "names nothing that could be otherwise"
+    if isinstance(asked, nodes.Text | nodes.List):
+        what = f"is a {'text' if isinstance(asked, nodes.Text) else 'list'}, and no condition"
+    meant = "`when tp > 1`" if word == "when" else "`assert tp <= 8`"
+    yield f"`{word} {print_expr(asked)}`{of} (line {line}) {what}. Write what it hangs on, as in {meant}, or take it out"
+
+
+def _names_twice(item: nodes.Record, line: int) -> Iterator[str]:
+    match item:
+        case nodes.States(names=names, groups=groups):
+            lists: tuple[Sequence[str], ...] = (names or (), groups or ())
+        case nodes.FillStates(names=names, groups=groups):
+            lists = (names or (), groups or ())
+        case nodes.Group(members=members):
+            lists = (members or (),)
+        case _:
+            return
+    for name in (name for one in lists for name in _twice(one)):
+        yield f"`{name}` stands twice in one list (line {line}), and is meant once. Take one out"
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def _places(clauses: Iterable[nodes.Clause], line: int) -> Iterator[str]:
+    """The same place twice."""
+    places = [(c.args[0], print_expr(c.args[1])) for c in clauses if c.word == "at"]
+    for (axis, where), count in Counter(places).items():
+        if count > 1:
+            yield f"`at {axis}[{where}]` stands twice (line {line}). Take one out; another home of the tensor is another line"
+
+
+def _axes(axes: Iterable[nodes.Record], line: int) -> Iterator[str]:
+    for node in walk(*axes):
+        match node:
+            case nodes.Pad(multiple=nodes.Number(value=1)):
+                yield f"`pad` to a multiple of 1 (line {line}) adds nothing. Write the multiple, `pad(n, 128)`, or take it out"
+            case nodes.Trim(axis=nodes.Trim()):
+                yield f"`trim` of a `trim` (line {line}) has nothing left to take. Write it once"
+            case nodes.Dim(name=name, range=among) if among is not None:
+                yield from _range(name, among, line)
+
+
+def _range(name: str, among: nodes.Among | None, line: int) -> Iterator[str]:
+    """`[..]`, which is all, and one number twice."""
+    if among is None or among.others:
+        return
+    match among.items:
+        case (nodes.Range(start=None | nodes.Number(value=0), stop=None, step=None | nodes.Number(value=1)),):
+            yield f"`{name}[..]` (line {line}) is all of `{name}`. Write `{name}`, or a bound, `{name}[1..]`"
+            return
+    for one in _twice(str(part.value) for part in among.items if isinstance(part, nodes.Number)):
+        yield f"`{one}` stands twice in the brackets of `{name}` (line {line}), and is meant once. Write the other number"
+
+
+def _lines_twice(items: Sequence[nodes.Record]) -> Iterator[str]:
+    """The same entry or fill word for word: a second home has a place of its own, a second number another reason."""
+    first: dict[nodes.Record, int] = {}
+    for item in items:
+        if isinstance(item, nodes.Entry | nodes.Fill | nodes.States | nodes.FillStates):
+            line = first.setdefault(item, item.span.line)
+            if line != item.span.line:
+                yield f"line {item.span.line} says what line {line} says, word for word. Take one out"
+
+
+def _of_nothing(items: Sequence[nodes.Record]) -> Iterator[str]:
+    """Fills of what the layout stores nothing of, and members of an optimizer's group that are not trained."""
+    entries = [item for item in items if isinstance(item, nodes.Entry) and not item.glob]
+    gone = {e.path for e in entries if e.shape is None} - {e.path for e in entries if e.shape is not None}
+    kinds = {item.path: item.kind for item in items if isinstance(item, nodes.Tensor) and item.kind != "parameter"}
+    for item in items:
+        match item:
+            case nodes.Fill(path=path) if path in gone:
+                yield f"`fill {path}` (line {item.span.line}), and `{path} = none`: nothing of it is stored. Take one out"
+            case nodes.Group(members=members):
+                for name in (n for n in members or () if n in kinds):
+                    yield (
+                        f"`{name}` of `group {item.name}` (line {item.span.line}) is {kinds[name]}, which no optimizer trains."
+                        f" Take it out of the group, or `is {kinds[name]}` off the tensor"
+                    )
+
+
+def void_plans(plan: nodes.Plan) -> Iterator[str]:
+    """Names that a plan says two things of, or one thing twice; and a plan from a layout to itself."""
+    said = {"drop": list(plan.drop), "freeze": list(plan.freeze), "train": [name for name, _ in plan.train]}
+    for word, names in said.items():
+        for name in _twice(names):
+            yield f"plan {plan.name}: `{word} {name}` stands twice (line {plan.span.line}). Take one out"
+    for word, other in (("drop", "freeze"), ("drop", "train"), ("freeze", "train")):
+        for name in dict.fromkeys(n for n in said[word] if n in said[other]):
+            yield (
+                f"plan {plan.name}: `{word} {name}` and `{other} {name}` (line {plan.span.line}) do not go together."
+                f" Keep one: what is dropped is in the target no more, what is frozen is trained no more"
+            )
+    if plan.source == plan.target and not any(said.values()):
+        yield (
+            f"plan {plan.name}: both sides are one call (line {plan.span.line}), so that nothing changes."
+            f" Write the degrees that the target has, as in `-> {plan.target.name}(tp = 4)`"
+        )
+
+
+def void_trained(plan: nodes.Plan, source: Layout, target: Layout) -> Iterator[str]:
+    """What a plan freezes or trains that is so already, and groups that neither side has."""
+    known = list(dict.fromkeys(name for side in (source, target) for name, _ in side.model_groups))
+    trained = {name for name, tensor in source.tensors.items() if tensor.kind == "parameter"}
+    for word, name in (*(("freeze", n) for n in plan.freeze), *(("train", n) for n, g in plan.train if g is None)):
+        if name in source.tensors and (name in trained) == (word == "train"):
+            is_so = "trained in the source already" if word == "train" else "not trained in the source"
+            yield f"plan {plan.name}: `{word} {name}` (line {plan.span.line}) changes nothing: it is {is_so}. Take it out"
+    for name, group in plan.train:
+        if group is not None and group not in known and ":" not in group:
+            close = nearest(group, known)
+            groups = ", ".join(known)
+            yield (
+                f"plan {plan.name}: `train {name} in {group}` (line {plan.span.line}), and no group is called `{group}`."
+                + (
+                    f" Did you mean `{close}`?"
+                    if close
+                    else f" Write `train {name} in {known[0]}`; the groups are {groups}"
+                    if known
+                    else f" The model has none: write `train {name}`, or `group {group} = ...` in the model"
+                )
+            )
