@@ -169,7 +169,7 @@ def _demand_state(name: str, states: dict[str, bool], item: nodes.States | nodes
             remedy=f"did you mean `{close}`?"
             if close
             else "all of them are `state *`"
-            if name == "all"
+            if name == "all" or "*" in name
             else f"its states are {', '.join(known) or 'none'}; another one is a line of the model: `state {name} : f32`",
         )
 

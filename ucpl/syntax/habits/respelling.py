@@ -250,13 +250,17 @@ def digits_of(found: Match[str]) -> str:
 
 
 def mesh(found: Match[str]) -> str | None:
-    """The names of axes in whatever form: quoted, in a list, with sizes."""
+    """The names of axes in whatever form: quoted, in a list, with sizes. A second mesh keeps its name."""
     text = found[0][len("mesh") :]
+    second = re.match(r"\s*([A-Za-z_]\w*)\s*:", text)
+    text = text[second.end() :] if second else text
     quoted = re.findall(r'"([A-Za-z_]\w*)"', text)
     names = quoted[1:] if "(" in text and quoted[:1] and quoted[0] in _DEVICES else quoted
     names = names or re.findall(r"(?<![\w.])[A-Za-z_]\w*(?!\s*\()", re.sub(r"=\s*\w+", "", text.lstrip(" :=([")))
+    names = [] if not quoted and re.search(r"\w\s*\(", text) else names  # a call, with what is no axis
     names = [] if names in (["none"], ["None"], ["null"]) else names  # no mesh is no line
-    return f"mesh {' '.join(names)}" if names and len(set(names)) == len(names) else None
+    head = f"mesh {second[1]}:" if second else "mesh"
+    return f"{head} {' '.join(names)}" if names and len(set(names)) == len(names) else None
 
 
 def members(found: Match[str]) -> str | None:
