@@ -29,7 +29,7 @@ def void_lines(file: nodes.File) -> Iterator[str]:
             yield from (f"{statement.name}: {text}" for text in _of_nothing(statement.items))
 
 
-def _of_an_item(item: nodes.Record) -> Iterator[str]:
+def _of_an_item(item: nodes.ModelItem | nodes.LayoutItem) -> Iterator[str]:
     line = item.span.line
     yield from _conditions(item, line)
     yield from _names_twice(item, line)
