@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import FIXTURES, digest, good, ucpl
+from ucpl.syntax import parse
 
 ALL = os.environ.get("UCPL_FAULTS") == "all"
 CLONE_NEWNS = 0x20000
@@ -223,9 +224,9 @@ def test_a_folder_that_is_somebody_elses(case: Case) -> None:
         os.chmod(name, 0o755)
         source = Path(shutil.copytree(case.source, Path(name) / "src"))
         case = Case(source, Path(name))
-        assert (
-            ucpl("convert", source, case.place / "no" / "out", "--to", "plain()").status == 4
-        )  # imports what errors need
+        # Imports what errors need, and the parser: neither the interpreter nor our cache of trees may be open to others.
+        assert ucpl("convert", source, case.place / "no" / "out", "--to", "plain()").status == 4
+        parse("ucpl 1\n", "anew")
 
         def work() -> None:
             os.setgroups([])

@@ -8,7 +8,7 @@ import pytest
 from tests.runtime.test_crashes import content, each_tile_is_journalled, run, the_disk, world  # noqa: F401
 from tests.runtime.world import Stored, Torch, bits_of, copies, write_source
 from ucpl.errors import UcplError
-from ucpl.runtime import execute, moving, read_back
+from ucpl.runtime import execute, linux, moving, read_back, targets
 from ucpl.runtime.buffers import MEMORY_MIN, Workspace
 from ucpl.runtime.disk import Disk, use_disk
 from ucpl.runtime.failpoints import set_failpoints
@@ -229,3 +229,28 @@ def test_nothing_is_read_back_where_the_caller_says_so(tmp_path):
     report = run(plan, source, tmp_path / "out", read_back=False)
     assert watching.reads == 0 and set(watching.state.values()) == {"synced"}
     assert report.bytes_read_back == 0 and content(tmp_path / "out") == content(tmp_path / "first")
+
+
+class Beginning(Disk):
+    """What the disk was asked to begin with: bytes by inode."""
+
+    def __init__(self) -> None:
+        self.begun: dict[int, int] = {}
+
+    def start_writing(self, fd, position, size):
+        held = os.fstat(fd)
+        assert position + size <= held.st_size
+        self.begun[held.st_ino] = self.begun.get(held.st_ino, 0) + size
+        super().start_writing(fd, position, size)
+
+
+def test_the_disk_begins_with_what_is_large_before_it_is_synced(tmp_path, monkeypatch):
+    monkeypatch.setattr(targets, "_LARGE", PAGE)
+    source, plan = odd(tmp_path)
+    disk = Beginning()
+    use_disk(disk)
+    report = run(plan, source, tmp_path / "out")
+    assert sum(disk.begun.values()) >= 0.9 * report.bytes_target
+    monkeypatch.setattr(linux, "_libc", lambda: None)  # a hint alone: the same bytes without it
+    run(plan, source, tmp_path / "again")
+    assert content(tmp_path / "out") == content(tmp_path / "again")

@@ -57,6 +57,10 @@ class Disk:
         """Bytes that were written, perhaps fewer than there are. Without a position: at the end of a file opened to append."""
         return os.write(fd, view) if position is None else os.pwrite(fd, view, position)
 
+    def start_writing(self, fd: int, position: int, size: int) -> None:
+        """Let the disk begin with these bytes, which a later sync waits for."""
+        linux.start_writing(fd, position, size)
+
     def sync(self, fd: int, *, data_only: bool = False) -> None:
         if data_only:
             os.fdatasync(fd)

@@ -10,10 +10,11 @@ import struct
 from functools import cache
 from pathlib import Path
 
-__all__ = ["allocate", "clone_range", "exchange", "rename_new"]
+__all__ = ["allocate", "clone_range", "exchange", "rename_new", "start_writing"]
 
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2
+_WRITE = 2  # of sync_file_range: begin to write dirty pages out, wait for none
 _FICLONERANGE = 0x4020940D  # _IOW(0x94, 13, struct file_clone_range)
 _LACKING = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
@@ -48,6 +49,14 @@ def allocate(fd: int, size: int) -> None:
 def clone_range(source: tuple[int, int], target: tuple[int, int], size: int) -> None:
     """Let a range of one file be the same blocks as one of another. Each: (descriptor, position). Raises: OSError."""
     fcntl.ioctl(target[0], _FICLONERANGE, struct.pack("=qQQQ", source[0], source[1], size, target[1]))
+
+
+def start_writing(fd: int, position: int, size: int) -> None:
+    """Ask the kernel to begin writing these bytes to the disk. A hint: nothing is durable by it, nothing is lost without it."""
+    call = getattr(_libc(), "sync_file_range", None)
+    if call is not None:
+        call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+        call(fd, position, size, _WRITE)
 
 
 def _renameat2(source: Path, target: Path, flags: int) -> bool:

@@ -36,7 +36,7 @@ from ucpl.runtime.tiles import Tiles
 
 __all__ = ["Mover", "Tile", "tile_of"]
 
-SYNC_BYTES = 128 << 20  # written bytes after which they are synced and journalled, at the latest
+SYNC_BYTES = 32 << 20  # written bytes after which they are synced and journalled, at the latest
 SYNC_SECONDS = 1.0
 _OF_VALUES = ("E605", "E607", "E613")  # errors that a damaged source makes likely
 

@@ -23,6 +23,7 @@ from ucpl.stores.safetensors_files import layout_safetensors_file
 from ucpl.stores.texts import is_inside
 from ucpl.stores.torch_files import layout_torch_file
 
+_LARGE = 256 << 10  # bytes of a write that the disk is to begin with at once
 __all__ = ["FilePlan", "TargetFile", "TargetFiles", "TargetPlan", "cannot_write", "lay_out"]
 
 
@@ -259,6 +260,10 @@ class TargetFiles:
         try:
             failpoint("target-write")
             write_all(self.descriptor(index), view, position)
+            if (
+                len(view) >= _LARGE
+            ):  # the kernel waits for seconds, or for a share of memory, before it begins by itself
+                disk().start_writing(self.descriptor(index), position, len(view))
         except OSError as error:
             cannot_write(self.path(index), error)
 
