@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from random import Random
@@ -20,7 +19,7 @@ from tests.fuzz.folders import copied
 from tests.fuzz.odd import clear
 from tests.fuzz.small import cut, stored, verb
 from ucpl.conversion.opening import open_for
-from ucpl.schedule.files import MAGIC
+from ucpl.schedule.files import sealed, unsealed
 from ucpl.schedule.plan import Plan
 from ucpl.stores.checkpoint import Checkpoint
 
@@ -45,10 +44,9 @@ class Stored:
     def of(cls, plan: Plan, source: Path, folder: Path) -> Stored:
         path = folder / "made.plan"
         ucpl.save_plan(plan, path)
-        body = path.read_bytes()[len(MAGIC) :].partition(b"\n")[2]
-        head, _, rest = body.partition(b"\n---\n")
-        header, _, columns = rest.partition(b"\n")
-        return cls(head, header.decode(), columns, open_for(plan, source), plan.tensors)
+        text, columns = unsealed(path.read_bytes().split(b"\n", 2)[2])
+        head, _, header = text.partition(b"\n---\n")
+        return cls(head, header.decode().rstrip(), columns, open_for(plan, source), plan.tensors)
 
 
 @define(eq=False)
@@ -107,12 +105,15 @@ class Plans:
                 columns, self.damage = damage_bytes(rng, columns, 0, rng.choice((8, 400, len(columns))))
             case _:
                 header, self.damage = damage_bytes(rng, header)
-        body = b"".join((head, b"\n---\n", header, b"\n", columns))
+        text = b"".join((head, b"\n---\n", header, b"\n"))
         if rng.random() < 0.02:
-            body, how = damage_bytes(rng, body)
+            text, how = damage_bytes(rng, text)
             self.damage += f"; {how}, digest made anew"
-        digest = hashlib.sha256(body if rng.random() < 0.99 else b"").hexdigest().encode()
-        return MAGIC + b"sha256:" + digest + b"\n" + body
+        made = sealed(text, columns)
+        if rng.random() < 0.02:
+            made, how = damage_bytes(rng, made)
+            self.damage += f"; the file: {how}"
+        return made
 
 
 def json_of(value: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.graph.test_alike import located
 from ucpl.errors import UcplError
 from ucpl.graph import build
 from ucpl.schedule import Plan, load_plan, order, plan_bytes, save_plan
-from ucpl.schedule.files import MAGIC
+from ucpl.schedule.files import sealed, unsealed
 from ucpl.schedule.text import graph_text, summary
 
 
@@ -68,13 +69,33 @@ def test_a_plan_of_another_version_says_what_to_do(tmp_path: Path) -> None:
 
 def forged(plan: Plan, change: Callable[[Any], None]) -> bytes:
     """A plan file with another header, and a digest that matches."""
-    data = plan_bytes(plan)
-    head, _, rest = data.partition(b"\n---\n")
-    header, _, columns = rest.partition(b"\n")
+    head, columns = unsealed(plan_bytes(plan).split(b"\n", 2)[2])
+    summed, rule, header = head.partition(b"\n---\n")
     raw = json.loads(header)
     change(raw)
-    body = head.split(b"\n", 2)[2] + b"\n---\n" + json.dumps(raw).encode() + b"\n" + columns
-    return MAGIC + b"sha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+    return sealed(summed + rule + json.dumps(raw).encode() + b"\n", columns)
+
+
+def test_columns_are_compressed_and_no_file_unpacks_to_more_than_a_hundred_times_its_size(tmp_path: Path) -> None:
+    plan = made()
+    head, columns = unsealed(plan_bytes(plan).split(b"\n", 2)[2])
+    assert len(plan_bytes(plan)) < len(head) + len(columns) * 0.5
+    alike = bytes(4 << 20)  # of what compresses better than that, all is written as it is
+    assert unsealed(sealed(head, alike).split(b"\n", 2)[2]) == (head, alike)
+    packed = zlib.compress(alike, 9)
+    for name, body in (
+        ("bomb", head + packed),
+        ("more", head + zlib.compress(columns) + b"x"),
+        ("short", head + packed[:-9]),
+    ):
+        sealing = b"ucpl-plan 9\nsha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n"
+        (tmp_path / name).write_bytes(sealing + body)
+        with pytest.raises(UcplError) as caught:
+            load_plan(tmp_path / name)
+        assert (
+            caught.value.diagnostics[0].code == "E351"
+            and "its columns do not end" in caught.value.diagnostics[0].message
+        )
 
 
 def nodes(raw: Any, kind: str) -> list[Any]:

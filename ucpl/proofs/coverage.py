@@ -21,6 +21,7 @@ from ucpl.proofs.filled import fill_boxes, prove_fills
 from ucpl.proofs.joins import (
     I64,
     Boxes,
+    Held,
     Moves,
     are_exact,
     box_of,
@@ -77,10 +78,13 @@ class _Proof:
         parts = brought(self.told, source, target)
         where = places(parts, self.told.k)
         fills = fill_boxes(self.told)
-        self.filled(target, where, fills)
+        read, filled = source.held(), target.held()
+        del source, target  # the largest tables there are
+        self.filled(filled, where, fills.held())
+        self.whole()
         prove_fills(self.told, fills)
-        self.used(source)
-        demand_members(self.told, source)
+        self.used(read)
+        demand_members(self.told, read)
         demand_parts(self.told, parts, where)
         prove_scales(self.told)
 
@@ -111,8 +115,8 @@ class _Proof:
         volume: I64 = np.where(same, (high - low).clip(0).prod(axis=1), 0)
         return volume
 
-    def filled(self, target: Boxes, together: Boxes, fills: Boxes) -> None:
-        """Every element of every stored tensor of the target once, moved or filled; every tensor of it as a whole.
+    def filled(self, target: Held, together: Held, fills: Held) -> None:
+        """Every element of every stored tensor of the target once, moved or filled.
 
         `together`: where values are put together, each place once.
         """
@@ -120,9 +124,9 @@ class _Proof:
         both = target
         if not (self.told.moves.kind == "copy").all():
             copies = target.take((self.told.moves.kind == "copy")[target.move])
-            both = joined_boxes([copies, together], self.told.k)
+            both = joined_boxes([copies, together])
         if len(fills):
-            both = joined_boxes([both, fills], self.told.k)
+            both = joined_boxes([both, fills])
         i, j = pairs_in(both)
         if len(i):
             index = np.maximum(both.low[i[0]], both.low[j[0]])
@@ -136,7 +140,6 @@ class _Proof:
             index = first_left(low[piece], high[piece], both.low[mine], both.high[mine])
             assert index is not None
             self.blame("E342", "is filled by nothing", 1, piece, index)
-        self.whole()
 
     def whole(self) -> None:
         """The pieces of the target together are all of each tensor that it keeps."""
@@ -160,7 +163,7 @@ class _Proof:
                     Label(layout.call, "target", where=f"{path}/{state}"),
                 )
 
-    def used(self, source: Boxes) -> None:
+    def used(self, source: Held) -> None:
         """Every element of every piece of the source moves or is checked, unless its state is left out or any copy will do.
 
         Of what leads under `any`, elements that are read where the tensor has another home are spared: not those of its equals.

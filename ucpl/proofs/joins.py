@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self, TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,15 +38,13 @@ class Pieces:
 
 
 @frozen(eq=False)
-class Boxes:
-    """What moves take on one side. Element (i, j, ...) of a box is element `begin + i * step...` of its move, row-major."""
+class Held:
+    """Boxes of elements of pieces, and the move that each is of."""
 
     move: I64
     piece: I64
     low: I64  # (M, K) in logical dims, positions of the tensor
     high: I64
-    begin: I64
-    step: I64  # (M, K), in logical dims; 0 along dims of size 1
 
     def __len__(self) -> int:
         return len(self.move)
@@ -54,12 +54,32 @@ class Boxes:
         out: I64 = (self.high - self.low).prod(axis=1)
         return out
 
-    def take(self, rows: I64 | Mask) -> Boxes:
+    def take(self, rows: I64 | Mask) -> Self:
         at = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        return Boxes(*(getattr(self, f).take(at, axis=0) for f in FIELDS))
+        return type(self)(*(getattr(self, f).take(at, axis=0) for f in _fields(type(self))))
 
 
-FIELDS = ("move", "piece", "low", "high", "begin", "step")
+@frozen(eq=False)
+class Boxes(Held):
+    """What moves take on one side. Element (i, j, ...) of a box is element `begin + i * step...` of its move, row-major."""
+
+    begin: I64
+    step: I64  # (M, K), in logical dims; 0 along dims of size 1
+
+    def held(self) -> Held:
+        """Without their places in moves: tables are large, and what is filled and used does not ask for them."""
+        return Held(self.move, self.piece, self.low, self.high)
+
+
+H = TypeVar("H", bound=Held)
+
+
+def _fields(kind: type[Held]) -> tuple[str, ...]:
+    return (
+        ("move", "piece", "low", "high", "begin", "step")
+        if issubclass(kind, Boxes)
+        else ("move", "piece", "low", "high")
+    )
 
 
 @frozen(eq=False)
@@ -158,15 +178,16 @@ def positions_of(offset: I64, shape: I64, stride: I64) -> I64:
     return out.ravel()
 
 
-def joined_boxes(tables: list[Boxes], k: int) -> Boxes:
-    some = [t for t in tables if len(t)]
+def joined_boxes(tables: list[H]) -> H:
+    """The rows of tables, one at least, of which some may be empty."""
+    some = [t for t in tables if len(t)] or tables[:1]
     if len(some) == 1:
         return some[0]
-    none = Boxes(*(np.zeros((0, k) if f in ("low", "high", "step") else 0, np.int64) for f in FIELDS))
-    return Boxes(*(np.concatenate([getattr(t, f) for t in (none, *some)]) for f in FIELDS))
+    kind = type(some[0])
+    return kind(*(np.concatenate([getattr(t, f) for t in some]) for f in _fields(kind)))
 
 
-def distinct_boxes(boxes: Boxes) -> Boxes:
+def distinct_boxes(boxes: H) -> H:
     """One of each box of each piece."""
     if not len(boxes):
         return boxes
@@ -217,7 +238,7 @@ def in_dims(dim: I64, *columns: I64) -> list[I64]:
     return out
 
 
-def pairs_in(boxes: Boxes) -> tuple[I64, I64]:
+def pairs_in(boxes: Held) -> tuple[I64, I64]:
     """Pairs of boxes of one piece that share an element: swept along the dim that has the most different starts."""
     return pairs(boxes.piece, boxes.low, boxes.high)
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 import numpy as np
 
 from ucpl.errors import Label, fail
-from ucpl.proofs.joins import I64, Boxes, Mask, box_of
+from ucpl.proofs.joins import I64, Held, Mask, box_of
 from ucpl.proofs.together import APART
 from ucpl.proofs.told import Told
 from ucpl.regions import POLICIES
@@ -15,7 +15,7 @@ from ucpl.regions import POLICIES
 __all__ = ["demand_members"]
 
 
-def demand_members(told: Told, source: Boxes) -> None:
+def demand_members(told: Told, source: Held) -> None:
     """What is put together is said to be, in that way and over those axes; what is said to be is not copied. E346."""
     pieces, kinds = told.source, told.moves.kind[source.move]
     together = np.isin(kinds, [POLICIES[n] for n in APART])
@@ -42,7 +42,7 @@ def _apart(told: Told) -> Mask:
     return np.isin(told.source.policy, APART)
 
 
-def _met(told: Told, source: Boxes, row: int) -> I64 | None:
+def _met(told: Told, source: Held, row: int) -> I64 | None:
     """The first element of a box that another member of its mean or sum has, too."""
     pieces, piece = told.source, int(source.piece[row])
     low, high = box_of(pieces)
@@ -58,7 +58,7 @@ def _met(told: Told, source: Boxes, row: int) -> I64 | None:
     return meets[0][found[0]] if len(found) else None
 
 
-def _blame(told: Told, source: Boxes, row: int, what: str) -> NoReturn:
+def _blame(told: Told, source: Held, row: int, what: str) -> NoReturn:
     piece = int(source.piece[row])
     (file, key), _ = told.place(0, int(told.source.first[piece]))
     fail("E346", f"{told.name(told.source, piece, source.low[row])} {what}", Label(file, "source", where=key))

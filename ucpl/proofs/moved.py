@@ -30,7 +30,7 @@ def boxes_of(side: int, pieces: Pieces, moves: Moves) -> Boxes:
     is_run &= (moves.stride[side][:, 0] == 1) | ~wide[:, 0]
     runs, boxes = np.flatnonzero(is_run), np.flatnonzero(~is_run)
     found = [_run_boxes(side, pieces, runs[n : n + AT_ONCE], moves) for n in range(0, len(runs), AT_ONCE)]
-    return joined_boxes([*found, _strided_boxes(side, pieces, boxes, moves)], pieces.size.shape[1])
+    return joined_boxes([*found, _strided_boxes(side, pieces, boxes, moves)])
 
 
 def _run_boxes(side: int, pieces: Pieces, rows: I64, moves: Moves) -> Boxes:
@@ -91,7 +91,7 @@ def _strided_boxes(side: int, pieces: Pieces, rows: I64, moves: Moves) -> Boxes:
     )
     lone = rows[~np.isin(np.arange(len(rows)), i[good])]
     few = lone[moves.numel[lone] <= ONE_BY_ONE]  # a longer one counts as a move of what does not lie there
-    return joined_boxes([found, *(element_boxes(side, pieces, int(row), moves) for row in few)], pieces.size.shape[1])
+    return joined_boxes([found, *(element_boxes(side, pieces, int(row), moves) for row in few)])
 
 
 def element_boxes(side: int, pieces: Pieces, row: int, moves: Moves) -> Boxes:

@@ -15,6 +15,7 @@ from ucpl.errors import Label, fail
 from ucpl.proofs.joins import (
     I64,
     Boxes,
+    Held,
     Mask,
     box_of,
     distinct_boxes,
@@ -82,10 +83,10 @@ def same_places(s: Boxes, t: Boxes, low: I64, high: I64) -> Mask:
     return same
 
 
-def places(found: Brought, k: int) -> Boxes:
+def places(found: Brought, k: int) -> Held:
     """Where the target's values are put together: each element of each piece once, of however many parts it is."""
     none = np.zeros(len(found.target), dtype=np.int64)
-    once = distinct_boxes(Boxes(none - 1, found.target, found.low, found.high, none, np.zeros_like(found.low)))
+    once = distinct_boxes(Held(none - 1, found.target, found.low, found.high))
     i, _ = pairs_in(once)
     if not len(i):
         return once
@@ -96,11 +97,11 @@ def places(found: Brought, k: int) -> Boxes:
         rest = [left_of(mine.low[n], mine.high[n], mine.low[:n], mine.high[:n]) for n in range(len(mine))]
         low, high = (np.array([box[end] for some in rest for box in some]).reshape(-1, k) for end in (0, 1))
         at = np.zeros(len(low), dtype=np.int64)
-        tables.append(Boxes(at - 1, at + piece, low, high, at, np.zeros_like(low)))
-    return joined_boxes(tables, k)
+        tables.append(Held(at - 1, at + piece, low, high))
+    return joined_boxes(tables)
 
 
-def demand_parts(told: Told, found: Brought, where: Boxes) -> None:
+def demand_parts(told: Told, found: Brought, where: Held) -> None:
     """Every part of every value that is put together goes into it, once. `where`: its places in the target. E346."""
     if not len(where):
         return
@@ -126,7 +127,7 @@ def demand_parts(told: Told, found: Brought, where: Boxes) -> None:
     assert not wrong.any(), "what came is not what was asked for, and no part is missing"
 
 
-def _asked(told: Told, where: Boxes, of_state: I64) -> I64:
+def _asked(told: Told, where: Held, of_state: I64) -> I64:
     """Of each box of the target, how many elements all of its parts have together."""
     pieces = told.source
     low, high = box_of(pieces)
@@ -153,7 +154,7 @@ def _asked(told: Told, where: Boxes, of_state: I64) -> I64:
     return out
 
 
-def _missing(told: Told, found: Brought, where: Boxes, state: int) -> None:
+def _missing(told: Told, found: Brought, where: Held, state: int) -> None:
     """Refuse the first element of a piece of the target that lacks a part, if one does."""
     pieces, piece = told.source, int(where.piece[0])
     low, high = box_of(pieces)

@@ -1,7 +1,7 @@
 """The schedule: a graph as an ordered, saved plan. `order` is the verb of this room."""
 
 from ucpl.schedule.binding import Bound, Files, bound
-from ucpl.schedule.files import load_plan, plan_bytes, plan_digest, save_plan
+from ucpl.schedule.files import load_plan, plan_bytes, save_plan
 from ucpl.schedule.order import order, structure_digest, structure_of
 from ucpl.schedule.plan import Origin, Plan, Tally
 from ucpl.schedule.runs import Runs
@@ -18,7 +18,6 @@ __all__ = [
     "load_plan",
     "order",
     "plan_bytes",
-    "plan_digest",
     "save_plan",
     "structure_digest",
     "structure_of",

@@ -1,17 +1,18 @@
 """Plans in files: a head that people read, the graph and its stored tensors as JSON, and columns of moves. No pickle.
 
-ucpl-plan 8
+ucpl-plan 9
 sha256:...                  of all that follows
 <summary, line by line>
 ---
 <one line of JSON>
-<columns, in safetensors form>
+<columns, in safetensors form, compressed by zlib>
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -29,9 +30,10 @@ from ucpl.schedule.structures import structure_from, structure_json
 from ucpl.schedule.text import summary
 from ucpl.schedule.unread import Unread
 
-__all__ = ["load_plan", "plan_bytes", "plan_digest", "save_plan"]
+__all__ = ["load_plan", "plan_bytes", "save_plan", "sealed", "unsealed"]
 
-MAGIC = b"ucpl-plan 8\n"
+MAGIC = b"ucpl-plan 9\n"
+_RATIO = 100  # columns may be so many times what they are compressed to, beside a MiB: a small file takes little memory
 _MASTERS = "masters_"  # before names of columns of a plan within this one
 _STEP_MAX = 1 << 56  # elements from one to the next along a dim: in bytes, they are a number of an int64
 
@@ -48,13 +50,35 @@ def plan_bytes(plan: Plan) -> bytes:
     masters, others = _moved_json(plan.masters) if plan.masters is not None else (None, {})
     columns |= {_MASTERS + name: column for name, column in others.items()}
     header = json.dumps({**_header(plan), **moved, "masters": masters}, separators=(",", ":")).encode()
-    body = b"".join((summary(plan).encode(), b"---\n", header, b"\n", save(columns)))
-    return MAGIC + b"sha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+    return sealed(summary(plan).encode() + b"---\n" + header + b"\n", save(columns))
 
 
-def plan_digest(plan: Plan) -> str:
-    """SHA-256 of the plan's bytes: its identity for journals."""
-    return hashlib.sha256(plan_bytes(plan)).hexdigest()
+def sealed(head: bytes, columns: bytes) -> bytes:
+    """A .plan file of its head (what stands before the columns, with the end of its line) and its columns."""
+    packed = zlib.compress(columns, 1)
+    if len(columns) > _most(packed):
+        packed = zlib.compress(columns, 0)
+    made = hashlib.sha256(head)
+    made.update(packed)
+    return b"".join((MAGIC, b"sha256:", made.hexdigest().encode(), b"\n", head, packed))
+
+
+def unsealed(body: bytes) -> tuple[bytes, bytes]:
+    """The head and the columns of what stands behind the digest. Raises: ValueError where columns are not compressed whole."""
+    summed, rule, rest = body.partition(b"\n---\n")
+    header, end, packed = rest.partition(b"\n")
+    inflating = zlib.decompressobj()
+    try:
+        columns = inflating.decompress(packed, _most(packed))
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not inflating.eof or inflating.unused_data:
+        raise ValueError(f"its columns do not end where the file does, or have more than {_most(packed)} bytes")
+    return b"".join((summed, rule, header, end)), columns
+
+
+def _most(packed: bytes) -> int:
+    return _RATIO * len(packed) + (1 << 20)
 
 
 def load_plan(path: Path) -> Plan:
@@ -74,9 +98,8 @@ def load_plan(path: Path) -> Plan:
     if line != b"sha256:" + hashlib.sha256(body).hexdigest().encode():
         fail("E351", f"{path} is damaged: its digest does not match", Label(str(path)), remedy="make the plan anew")
     try:
-        _, _, rest = body.partition(b"\n---\n")
-        header, _, columns = rest.partition(b"\n")
-        plan = _plan(read_json(header), columns)
+        head, columns = unsealed(body)
+        plan = _plan(read_json(head.partition(b"\n---\n")[2]), columns)
         _checked(plan)
         if plan.masters is not None:
             _checked(plan.masters)
