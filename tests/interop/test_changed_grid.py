@@ -23,12 +23,14 @@ JOB = Script(Path(__file__).with_name("grid_job.py"), seconds=400)
 FROZEN = ["2.attention.qkv.weight", "3.between.scale", "2.mlp.grow.weight"]
 EXPERTS = "1.mlp.moe.deepspeed_moe.experts.deepspeed_experts.*"
 FALL = f"{EXPERTS}.fall.weight"
+# On two ranks of four experts, the last of each: DeepSpeed names it in no param_shapes.
+LAST, ITS = EXPERTS.replace("*", "1.*"), [EXPERTS.replace("*", f"{number}.rise.*") for number in (1, 3)]
 RUN: dict[str, Any] = {"stage": 1, "dtype": "fp32"}
 SOURCES: dict[str, dict[str, Any]] = {
     "pipeline": {**RUN, "tp": 1, "stages": [3, 3], "frozen": FROZEN},
     "cut": {**RUN, "tp": 2, "frozen": FROZEN},
     "grid": {**RUN, "tp": 2, "stages": [3, 3], "frozen": FROZEN},
-    "experts": {**RUN, "tp": 1, "ep": 2, "frozen": [*FROZEN[:2], FALL]},
+    "experts": {**RUN, "tp": 1, "ep": 2, "frozen": [*FROZEN[:2], FALL, LAST]},
 }
 
 
@@ -77,14 +79,18 @@ CASES = {
         {"tp": 1, "lean": [BIASES], "frozen": LATER}, "trained by --train 2.mlp.grow.weight",
     ),
     "experts, thawed": Case(
-        "experts", "zero1(dp=4, ep=4)", options("train", [*FROZEN[:2], FALL]), 4, {**WHOLE, "ep": 4},
+        "experts", "zero1(dp=4, ep=4)", options("train", [*FROZEN[:2], FALL, *ITS]), 4, {**WHOLE, "ep": 4},
         f"trained by --train {FALL}: {EXPERTS.replace('*', '0')}.fall.weight and 3 more, 672 elements",
     ),
     "experts, dropped and frozen": Case(
         "experts", "zero1(dp=2, ep=1)",
         (*options("drop", ["3.mlp*.rise.bias"]), *options("freeze", ["3.mlp*.fall.weight", *LATER])), 2,
-        {"ep": 1, "lean": ["3.mlp*.rise.bias"], "frozen": [*FROZEN[:2], FALL, "3.mlp*.fall.weight", *LATER]},
+        {"ep": 1, "lean": ["3.mlp*.rise.bias"], "frozen": [*FROZEN[:2], FALL, *ITS, "3.mlp*.fall.weight", *LATER]},
         "left out by --drop 3.mlp*.rise.bias: 4 tensors, 28 elements",
+    ),
+    "experts, more of them frozen": Case(
+        "experts", "zero1(dp=2, ep=2)", options("freeze", [f"3.mlp*experts.{number}.*" for number in (1, 3)]), 2,
+        {"frozen": [*FROZEN[:2], FALL, LAST, "3.mlp*experts.1.*"]}, "frozen by --freeze 3.mlp*experts.1.*: 3 tensors",
     ),
 }  # fmt: skip
 

@@ -66,6 +66,15 @@ def test_whole_tensors_are_those_that_the_engines_held(path: Path, tmp_path: Pat
     assert_is_truth(tmp_path / "out", path)
 
 
+@pytest.mark.parametrize("path", [MUTE, CUT], ids=lambda p: p.name)
+def test_a_layout_without_a_gate_is_refused_where_there_is_one(path: Path, tmp_path: Path) -> None:
+    """Its shapes are right, and the rows of all ranks would lie in another order."""
+    with pytest.raises(UcplError) as caught:
+        convert(path, tmp_path / "plain", "plain()", layout="megatron_deepspeed.ucpl:gpt()")
+    found = caught.value.diagnostics[0]
+    assert found.code == "E322" and "44 rows, twice the columns" in found.message and "llama()" in found.remedy
+
+
 @pytest.mark.parametrize(
     ("path", "calls"),
     [

@@ -21,6 +21,7 @@ from ucpl.errors import UcplError, catalogue
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 ONE = FIXTURES / "moe_ep2_dp2_z1"  # one layer of four experts, on two ranks
 TWO = FIXTURES / "moe_ep2_dp4_z1"  # layers of four and of eight, on four ranks
+AUTO = FIXTURES / "autoep_ep2_dp4_z1"
 BOTH = pytest.mark.parametrize("path", [ONE, TWO], ids=lambda p: p.name)
 STEP = "global_step3"
 MARK = ".deepspeed_moe.experts.deepspeed_experts."
@@ -185,6 +186,51 @@ def test_groups_that_deepspeed_would_split(monkeypatch: pytest.MonkeyPatch) -> N
     assert plan(str(TWO), "zero1(dp=4, ep=1)")
     monkeypatch.setattr(experts, "GROUP_ELEMENTS_MAX", 265)  # the source's own may be the halves of one
     refusal(lambda: plan(str(TWO), "zero1(dp=4, ep=4)"), "E478")
+
+
+@pytest.mark.parametrize(
+    ("path", "call", "frozen"),
+    [
+        (ONE, "zero1(dp=2, ep=2)", (1, 3)),  # a rank's last one: param_shapes has one of the two
+        (ONE, "zero1(dp=4, ep=2)", (0, 2)),
+        (ONE, "zero1(dp=2, ep=1)", (3,)),
+        (TWO, "zero1(dp=4, ep=2)", (1, 3)),  # of a layer of eight, ranks have 0 to 3 and 4 to 7
+    ],
+)
+def test_experts_of_some_numbers_are_frozen(path: Path, call: str, frozen: tuple[int, ...], tmp_path: Path) -> None:
+    """DeepSpeed names what is trained by numbers on a rank: the degree is what its groups are called by."""
+    each = {ONE: "", TWO: "few"}[path]
+    names = [f"{each}*{MARK}{number}.*" for number in frozen]
+    convert(path, tmp_path / "there", call, freeze=names)
+    opened = open_checkpoint(tmp_path / "there")
+    assert opened.experts is not None and f"ep={opened.experts.ep}" in call
+    convert(tmp_path / "there", tmp_path / "plain", "plain()")
+    found = torch.load(tmp_path / "plain" / "plain.pt")["params"]
+    truth = torch.load(path / "truth_full.pt", weights_only=False)["params"]
+    for name, states in found.items():
+        is_frozen = any(name.startswith(each) and f"{MARK}{number}." in name for number in frozen)
+        assert ("exp_avg" in states) is not is_frozen, name
+        for state in states.keys() & truth[name].keys():
+            assert torch.equal(truth[name][state], states[state]), (name, state)
+
+
+@pytest.mark.parametrize(
+    ("path", "call", "frozen", "said"),
+    [
+        (ONE, "zero1(dp=2, ep=2)", "1", "both are expert 1 of 2 on their ranks"),
+        (ONE, "zero1(dp=4, ep=4)", "1", "both are expert 0 of 1 on their ranks"),
+        (AUTO, "zero1(dp=4, ep=2)", "w1.1", "both are in one tensor of the module"),
+        (AUTO, "zero3(dp=4, ep=4)", "w1.1", "both are in one tensor of the module"),
+    ],
+)
+def test_experts_frozen_on_some_ranks_are_refused_before_writing(path: Path, call: str, frozen: str, said: str) -> None:
+    diagnostic = refusal(lambda: plan(str(path), call, freeze=[f"*experts.{frozen}*"]), "E478")
+    assert said in diagnostic.message and "is trained" in diagnostic.message and "is frozen" in diagnostic.message
+
+
+def test_all_experts_frozen_is_refused_at_any_degree() -> None:
+    for ep in (1, 2):
+        refusal(lambda ep=ep: plan(str(ONE), f"zero1(dp=2, ep={ep})", freeze=[f"*{MARK}*"]), "E328")
 
 
 def test_where_the_degree_comes_from() -> None:

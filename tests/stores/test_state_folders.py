@@ -95,6 +95,19 @@ def test_what_depends_on_the_ranks_is_told(state: Path, tmp_path: Path) -> None:
     assert "Accelerate steps it" not in said("zero1(dp=3)"), "of how many ranks it is, is not known then"
 
 
+def test_the_place_of_a_stateful_loader_goes_along_and_is_told(state: Path, tmp_path: Path) -> None:
+    """As accelerate 1.15 with torchdata 0.11 writes it. Batches of 6 on 2 ranks, 3 of them: on 3 ranks `load_state` goes on
+    with sample 36 with batches of 4, and with sample 54 with those of 6."""
+    place = {"_index_sampler_state": None, "_sampler_iter_yielded": 3, "_num_yielded": 3, "_iterator_finished": False}
+    for name in ("dl_state_dict.bin", "dl_state_dict_1.bin"):
+        torch.save(place, state / name)
+    out = good("convert", state, tmp_path / "t", "--to", "zero1(dp=3)").out
+    assert "dl_state_dict.bin, of 2 ranks for 3: it counts batches, and is at the same place where those of all" in out
+    for name in ("dl_state_dict.bin", "dl_state_dict_1.bin"):
+        assert (tmp_path / "t" / name).read_bytes() == (state / name).read_bytes()
+    assert "it counts batches" not in good("convert", state, tmp_path / "u", "--to", "zero3(dp=2)").out
+
+
 def test_a_state_without_random_numbers_is_told_by_the_name_of_its_shards(state: Path, tmp_path: Path) -> None:
     for rank in range(2):
         (state / DRAWN.format(rank)).unlink()

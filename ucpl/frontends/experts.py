@@ -89,6 +89,7 @@ def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[No
     for module, count in {one.module: one.count for one in experts.of.values()}.items():
         if count % ep:
             fail("E478", f"{count} experts of {module.rstrip('.')} do not divide by ep = {ep}", asked)
+    _demand_alike(base.model, experts, ep, asked)
     if ep != experts.ep:
         _demand_whole_groups(base.model, experts, ep, asked)
     notes: tuple[Note, ...] = (
@@ -106,13 +107,33 @@ def _demand_auto_ep(base: Base, edp: int, asked: Label) -> None:
         fail("E478", "round_robin deals AutoEP's tensors, of several experts each: give round_robin = 0", asked)
 
 
+def _demand_alike(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
+    """DeepSpeed states once, for all ranks, which of a rank's experts are trained, by their numbers on a rank."""
+    trained = {name for item in model.items if isinstance(item, nodes.Group) for name in item.members or ()}
+    first: dict[tuple[str, str, int], str] = {}
+    for name, one in experts.of.items():
+        local, each = one.number % (one.count // ep), one.count // ep
+        other = first.setdefault((one.module, one.inner, 0 if one.is_fused else local), name)
+        if (name in trained) == (other in trained):
+            continue
+        said = [f"{n} is {'trained' if n in trained else 'frozen'}" for n in (other, name)]
+        why = "in one tensor of the module" if one.is_fused else f"expert {local} of {each} on their ranks"
+        fail(
+            "E478",
+            f"{said[0]} and {said[1]}, and at ep = {ep} both are {why}: DeepSpeed states one rank's parameters, for all",
+            asked,
+            remedy=f"Name both alike, or all: '{one.every}'"
+            + ("." if one.is_fused else "; or another ep; ep = 1 has all numbers apart."),
+        )
+
+
 def _demand_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
     """DeepSpeed opens another group once a rank's experts would have too many elements in one: that is not made here."""
     numels = {path: prod(shape) for path, shape in shapes_of(model).items()}
     groups = [g.members or () for g in model.items if isinstance(g, nodes.Group)]
     for degree in (experts.ep, ep):
         local = [[numels[m] for m in g if experts.rank(m, degree) == 0] for g in groups if g and g[0] in experts.of]
-        for held, following in zip(local, (*local[1:], []), strict=True):
+        for held, following in zip(local, (*local[1:], *([[]] if local else [])), strict=True):
             more = following[0] if following and degree == experts.ep else 0  # what opened the next group
             if sum(held) + more > GROUP_ELEMENTS_MAX:
                 fail(

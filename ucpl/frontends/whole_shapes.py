@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from ucpl.errors import Label, fail
 from ucpl.frontends.infer import inherited_settings, model_of
 from ucpl.layout import Library
 from ucpl.layout.expand import wildcards_of
@@ -11,6 +12,10 @@ from ucpl.regions.sharding import TP
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
+
+# Megatron-DeepSpeed's names, and its layout of models without a gate.
+_ONE, _SPEC = "gpt", "specs/megatron_deepspeed.ucpl"
+_UP, _DOWN = ".dense_h_to_4h.weight", ".dense_4h_to_h.weight"
 
 
 def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> Checkpoint:
@@ -33,7 +38,24 @@ def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> C
         if len(dims) == 1 and dims[0] < len(shapes[0]):
             d = dims[0]
             whole[name] = (*shapes[0][:d], sum(s[d] for s in shapes), *shapes[0][d + 1 :])
+    if any(link.node.name == _ONE and link.file.name == _SPEC for link in library.chain(call.name)):
+        _demand_no_gate(whole, lines, checkpoint)
     return evolve(checkpoint, tensors=tuple(evolve(t, shape=whole.get(t.name, t.shape)) for t in checkpoint.tensors))
+
+
+def _demand_no_gate(whole: dict[str, tuple[int, ...]], lines: dict[str, nodes.Entry], checkpoint: Checkpoint) -> None:
+    """A gate above an up projection, cut as one matrix: its rows would be in another order. Raises: UcplError E322."""
+    for name, (rows, *_) in whole.items():
+        back = name.removesuffix(_UP) + _DOWN
+        axis = (lines[name].shape or (None,))[0]
+        if name.endswith(_UP) and rows == 2 * whole.get(back, (0, 0))[-1] and isinstance(axis, nodes.Cut):
+            fail(
+                "E322",
+                f"`{name}` has {rows} rows, twice the columns of `{back}`: a gate and an up projection, of which each rank"
+                f" has its part, and `{_ONE}` takes the ranks' rows for parts of one matrix",
+                Label(str(checkpoint.root), where=name),
+                remedy="--from 'megatron_deepspeed.ucpl:llama()', which cuts the two",
+            )
 
 
 def _is_cut(axis: nodes.Axis) -> bool:

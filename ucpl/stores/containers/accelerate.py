@@ -14,7 +14,10 @@ from ucpl.stores.containers.trainer import MODEL, NUMPY
 __all__ = ["ACCELERATE"]
 
 _SCHEDULE = "Accelerate steps it once for each rank in every training step, unless the loop has split_batches"
-_LOADER = "it counts batches of one rank, and is at the same place where a rank's batch is as large as before"
+_LOADER = (
+    "it counts batches, and is at the same place where those of all ranks together are as large as before: where"
+    " one rank's are, samples are left out or come again"
+)
 
 ACCELERATE = Kind(
     name="accelerate",

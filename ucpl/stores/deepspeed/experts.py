@@ -37,6 +37,7 @@ from ucpl.stores.values import Value
 
 _FILE = re.compile(r"layer_(?P<layer>\d{1,9})_expert_(?P<expert>\d{1,9})_mp_rank_(?P<mp>\d{1,9})_model_states\.pt\Z")
 _MARK = ".deepspeed_moe.experts.deepspeed_experts."
+_DEGREE = re.compile(r"ep_size_(?P<ep>[0-9]{1,9})\Z")
 _NAME = re.compile(rf"(?P<module>.*{re.escape(_MARK)})(?P<number>\d{{1,18}})\.(?P<inner>.+)\Z", re.DOTALL)
 
 
@@ -284,7 +285,8 @@ def _expert_degree(topology: Topology, ours: frozenset[int]) -> int:
 
 def _expert_parallel_degree(topology: Topology, files: _Files, ours: frozenset[int]) -> int:
     """Over how many ranks experts are dealt: num_experts, the files and the local numbers of param_shapes must agree."""
-    degrees: dict[int, str] = {}
+    named = _named_degree(topology, ours)
+    degrees: dict[int, str] = {} if named is None else {named: "the groups' name"}
     for shard in topology.shards:
         file = shard.first
         counts = {one.module: one.count for name, one in files.of.items() if files.stages[name] == shard.pp}
@@ -309,13 +311,29 @@ def _expert_parallel_degree(topology: Topology, files: _Files, ours: frozenset[i
                     local[place[0]] = max(local.get(place[0], 0), place[1])
         for module, last in local.items():
             count = counts.get(module, 0)
-            if not count or count % (last + 1):
+            # These are the trained ones: of a rank's last experts, frozen on all ranks, there is none.
+            mine = last + 1 if named is None or not count or count % named else max(last + 1, count // named)
+            if not count or count % mine:
                 _disagree(file, module, count, last + 1)
-            degrees.setdefault(count // (last + 1), module)
+            degrees.setdefault(count // mine, module)
     if len(degrees) > 1:
         (one, a), (other, b) = list(degrees.items())[:2]
         not_yet(topology.first.path, f"its experts are parallel to several degrees: {one} of {a}, {other} of {b}")
     return next(iter(degrees))
+
+
+def _named_degree(topology: Topology, ours: frozenset[int]) -> int | None:
+    """What DeepSpeed calls all groups of experts by, `ep_size_2`, where hyper-parameters are stored."""
+    names: set[str | None] = set()
+    for shard in topology.shards:
+        state = Value.of(shard.optims[0]).at("optimizer_state_dict").find("base_optimizer_state")
+        groups = state.find("param_groups") if state is not None else None
+        for g in ours:
+            group = groups.find(g) if groups is not None else None
+            name = group.find("name") if group is not None else None
+            names.add(name.held if name is not None and isinstance(name.held, str) else None)
+    only = _DEGREE.match(names.pop() or "") if len(names) == 1 else None
+    return int(only["ep"]) or None if only is not None else None
 
 
 def _disagree(file: TorchFile, module: str, count: int, local: int) -> None:
