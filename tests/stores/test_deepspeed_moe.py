@@ -228,9 +228,9 @@ def test_experts_frozen_on_some_ranks_are_refused_before_writing(path: Path, cal
     assert said in diagnostic.message and "is trained" in diagnostic.message and "is frozen" in diagnostic.message
 
 
-def test_all_experts_frozen_is_refused_at_any_degree() -> None:
-    for ep in (1, 2):
-        refusal(lambda ep=ep: plan(str(ONE), f"zero1(dp=2, ep={ep})", freeze=[f"*{MARK}*"]), "E328")
+@pytest.mark.parametrize("ep", [1, 2])
+def test_all_experts_frozen_is_refused_at_any_degree(ep: int) -> None:
+    refusal(lambda: plan(str(ONE), f"zero1(dp=2, ep={ep})", freeze=[f"*{MARK}*"]), "E328")
 
 
 def test_where_the_degree_comes_from() -> None:
