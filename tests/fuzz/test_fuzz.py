@@ -114,13 +114,18 @@ def test_what_no_reader_does_is_seen(tmp_path: Path) -> None:
                 case 4:
                     waiting()
                 case _:
-                    bytearray(b"x" * (beneath_the_peak() + (64 << 20)))
+                    touched(beneath_the_peak() + (64 << 20))
             return "harm"
 
     def beneath_the_peak() -> int:
         """Bytes that the process has freed again since it was largest."""
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - pages * resource.getpagesize()
+
+    def touched(size: int) -> None:
+        """Memory that is there, a byte of each page: all of them would take seconds of a process that was large."""
+        taken = bytearray(size)
+        taken[:: resource.getpagesize()] = b"x" * -(-size // resource.getpagesize())
 
     def working() -> None:
         until = time.process_time() + 20
