@@ -38,10 +38,12 @@ from ucpl.layout.statements import items_of
 from ucpl.proofs.idle import (
     foreign_texts,
     idle_lines,
+    idle_parts,
     idle_ranges,
     misspelt_states,
     odd_tensors,
     odd_truths,
+    unequal_fills,
     unknown_drops,
     unknown_parameters,
     unread_dims,
@@ -382,6 +384,12 @@ class _Checker:
                 self.remark(text)
             return
         for text in idle_lines(layout, one.layout.items, of_any=one.is_of_any):
+            self.remark(text)
+        for text in unequal_fills(layout):
+            self.remark(text)
+        for text in (
+            idle_parts(layout, one.layout.items) if not one.is_of_any and not self.open_numbers(one.layout) else ()
+        ):
             self.remark(text)
         models = (s for s in self.file.statements if isinstance(s, nodes.Model))
         for text in idle_ranges(layout, [item for model in models for item in model.items]):

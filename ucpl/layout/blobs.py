@@ -39,7 +39,7 @@ def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRul
                     "E149",
                     f"`blob {item.name} @{axis}`: `{axis}` is no mesh axis",
                     at(item.span),
-                    remedy=for_axis(axis, sorted(ground.mesh_axes)),
+                    remedy=for_axis(axis, ground.scope.mesh_axes),
                 )
         clauses = tuple(c for c in item.clauses if c.word != "when")
         storing = ground.storing(clauses, item.span, "meta" if "meta" in ground.files else "weights")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NoReturn
 
 from ucpl.errors import fail
 from ucpl.layout.near import nearest
-from ucpl.layout.scope import at
+from ucpl.layout.scope import Value, at
 from ucpl.syntax import nodes
 
-__all__ = ["SETTINGS", "demand_settings"]
+__all__ = ["SETTINGS", "demand_settings", "demand_values"]
 
 _DEGREES = ("dp", "tp", "pp", "ep", "edp")
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -22,6 +23,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "huggingface": ("shard",),
     "torch": ("tracker", "step"),
 }
+_STAGES = {0: "none", 1: "optimizer states are cut", 2: "gradients, too", 3: "parameters, too"}
 _ELSEWHERE = {"hf": "huggingface", "transformers": "huggingface", "safetensors": "huggingface", "pytorch": "torch"}
 
 
@@ -42,6 +44,22 @@ def demand_settings(item: nodes.Framework) -> None:
             fail("E159", "settings of a framework have names", at(argument.span))
         if argument.name not in SETTINGS[name]:
             _refuse(name, argument)
+
+
+def demand_values(item: nodes.Framework, settings: Mapping[str, Value]) -> None:
+    """Raises: UcplError E192 for a stage of ZeRO that there is not, and for a degree below 1."""
+    for argument in item.call.arguments:
+        name, value = argument.name or "", settings.get(argument.name or "")
+        if name == "stage" and value is not None and value not in _STAGES:
+            stages = ", ".join(f"{n} ({what})" for n, what in _STAGES.items())
+            remedy = f"the stages of ZeRO are {stages}: write, for one, stage = 1"
+        elif name in _DEGREES and isinstance(value, int) and value < 1:
+            remedy = f"a degree is 1 or more: write {name} = {name}, the size of the mesh axis"
+        else:
+            continue
+        fail(
+            "E192", f"framework {item.call.name}({name} = {value}): no {name} is that", at(argument.span), remedy=remedy
+        )
 
 
 def _refuse(framework: str, argument: nodes.Argument) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-__all__ = ["for_axis", "for_name", "nearest"]
+__all__ = ["for_axis", "for_name", "for_place", "nearest"]
 
 
 def for_name(name: str, names: Iterable[str], otherwise: str) -> str:
@@ -20,10 +20,27 @@ def for_axis(name: str, axes: Sequence[str], sign: str = "@") -> str:
     """Of a mesh axis that there is not. `sign`: what stands in front of one there."""
     if not axes:
         return f"this layout has no mesh: add the line `mesh {name}`, and `{name}` to the parameters of the layout"
+    from ucpl.syntax.habits import foreign  # most commands end without an error
+
     close = nearest(name, axes)
     if close:
         return f"did you mean `{sign}{close}`?"
-    return f"the mesh axes are {', '.join(axes)}; another one is added to the line `mesh {' '.join(axes)}`"
+    return (
+        foreign(name)
+        or f"the mesh axes are {', '.join(axes)}; another one is added to the line `mesh {' '.join(axes)}`"
+    )
+
+
+def for_place(name: str, axes: Sequence[str], *, is_number: bool) -> str:
+    """Of what stands behind `at` and is no mesh axis. `is_number`: it is the name of a dim, or of another number."""
+    if axes and name in ("rank", "world", "ranks", "global_rank"):
+        return f"a rank has a coordinate on each axis: the first one is `{' '.join(f'at {axis}[0]' for axis in axes)}`"
+    if axes and is_number and nearest(name, axes) is None:
+        return (
+            f"`{name}` is a number. Some indices of a dim stand in brackets on the left, `w[{name}[0]] = ...`; what some"
+            f" ranks have stands at a coordinate of an axis, `at {axes[0]}[0]`"
+        )
+    return for_axis(name, axes, "at ")
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

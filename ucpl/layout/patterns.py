@@ -266,7 +266,12 @@ def _refuse_circle(name: str, rules: dict[str, ax.Axis], span: nodes.Span, chain
 def _infer_digit(item: nodes.Index, digits: list[str], scope: Scope) -> None:
     unknown = [d for d in digits if not scope.knows(d)]
     if len(unknown) > 1:
-        fail("E143", f"sizes of digits {', '.join(unknown)} are unknown; one may be", at(item.span))
+        fail(
+            "E143",
+            f"sizes of digits {', '.join(unknown)} are unknown; one may be",
+            at(item.span),
+            remedy=f"say the others, as in `dim {unknown[0]} = 2`: the last one is what is left of `{item.name}`",
+        )
     if len(digits) == 1 and (unknown == digits or digits[0] in scope.mesh_axes):
         run = next((a for a in scope.mesh_axes if digits[0] in (f"{item.name}{a}", a)), None)
         remedy = (

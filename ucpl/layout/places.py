@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ucpl.errors import fail
-from ucpl.layout.near import for_axis, for_name, nearest
+from ucpl.layout.near import for_name, for_place, nearest
 from ucpl.layout.patterns import dims_in
 from ucpl.layout.scope import at
 from ucpl.layout.storing import Ground, brackets_of
@@ -47,7 +47,8 @@ def _demand_clause(clause: nodes.Clause, span: nodes.Span, ground: Ground, files
         remedy = f"did you mean `{close}`?" if close else f'write file {clause.args[0]} = torch "..." in the layout'
         fail("E151", f"no file is called `{clause.args[0]}`", at(here), remedy=remedy)
     if clause.word == "at" and clause.args[0] not in ground.mesh_axes:
-        remedy = for_axis(clause.args[0], sorted(ground.mesh_axes), "at ")
+        scope = ground.scope
+        remedy = for_place(clause.args[0], scope.mesh_axes, is_number=scope.knows(clause.args[0]))
         fail("E148", f"at {clause.args[0]}, which is no mesh axis", at(here), remedy=remedy)
 
 

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from ucpl.layout.layout import Layout, LogicalTensor
 from ucpl.layout.near import for_name, nearest
-from ucpl.syntax import nodes, print_item
+from ucpl.syntax import nodes, print_axis, print_item
 from ucpl.syntax.walk import rewritten, walk
 from ucpl.syntax.words import CLAUSE_WORDS, ELEMENT_TYPES
 
@@ -75,6 +75,8 @@ def for_dim(item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: st
         return f"words of the language are small: write `{name.lower()}`"
     said = words().tools.get(item.path.rpartition(".")[2]) or foreign(name)
     last = name.rpartition(".")[2]
+    if name == "config" or name.startswith("config."):
+        return _of_config(item, name, [one for t in of for one in t.dims if "#" not in one])
     if last in ("None", "null", "nil", "NULL"):
         return _with_line(said, evolve(item, shape=None))
     if last in _ORDERS and len(of) == 1 and not item.indices:
@@ -98,6 +100,22 @@ def for_dim(item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: st
         if word:
             return f"did you mean the clause `{word}`?"
     return said or "a dim without a name is written `_`, all that are left `...`"
+
+
+def _of_config(item: nodes.Entry, name: str, dims: Sequence[str]) -> str:
+    """Of a key of the config in a pattern: the dim that it is the size of, where one alone is left."""
+    said = (
+        "a pattern has dims of the model by their names, and their sizes are said there: `dim h = config.hidden_size`"
+    )
+    named = {n.name for n in walk(*item.indices, *(item.shape or ())) if isinstance(n, nodes.Dim)}
+    left = [one for one in dict.fromkeys(dims) if one not in named]
+    if len(left) != 1:
+        return f"{said}. They are {' '.join(dict.fromkeys(dims))}" if dims else said
+    return _with_line(said, rewritten(item, lambda n: nodes.Dim(left[0]) if _is_dim(n, name) else None))
+
+
+def _is_dim(node: nodes.Record, name: str) -> bool:
+    return isinstance(node, nodes.Dim) and node.name == name
 
 
 def _dims_of(item: nodes.Entry) -> list[str]:
@@ -178,6 +196,8 @@ def _said_elsewhere(item: nodes.Tensor, position: int, tensors: Collection[str])
         return f"a second name of a tensor is an alias\nwrite: alias {item.path} = {behind[-1]}"
     if len(item.dims) == 1 and name in tensors:
         return f"a second name of a tensor is an alias\nwrite: alias {item.path} = {name}"
+    item = evolve(item, dims=tuple(map(_subscripted, item.dims)))
+    name = item.dims[position].name or ""
     keys = [d.name for d in item.dims if d.name and (d.name.startswith("config.") or d.name in CONFIG_KEYS)]
     if name not in keys:
         return ""
@@ -185,6 +205,14 @@ def _said_elsewhere(item: nodes.Tensor, position: int, tensors: Collection[str])
     dims = ", ".join(f"{one} = {key if key != one else f'config.{one}'}" for key, one in short.items())
     bare = evolve(item, dims=tuple(evolve(d, name=short.get(d.name or "", d.name)) for d in item.dims))
     return f"a dim has a name, and its size a line: a key of the config, perhaps\nwrite: dim {dims}\n       {print_item(bare)}"
+
+
+def _subscripted(dim: nodes.Dimension) -> nodes.Dimension:
+    """`config["hidden_size"]` as the key that it is elsewhere: a name with one text in brackets."""
+    match dim:
+        case nodes.Dimension(name="config", range=nodes.Among(items=(nodes.Text(value=key),))):
+            return nodes.Dimension(f"config.{key}")
+    return dim
 
 
 def _with_line(why: str, item: nodes.Record) -> str:
@@ -220,7 +248,7 @@ def for_parts(item: nodes.Entry) -> str:
     )
 
 
-def for_hole(span: nodes.Span, items: Iterable[nodes.Record], layout: Layout) -> str:
+def for_hole(span: nodes.Span, items: Sequence[nodes.Record], layout: Layout) -> str:
     """Of a tensor that is stored in part: why, where the pattern shows it; else empty."""
     item = next((i for i in items if isinstance(i, nodes.Entry) and i.span == span), None)
     axes = {axis for mesh in layout.meshes for axis in mesh.axes}
@@ -238,7 +266,37 @@ def for_hole(span: nodes.Span, items: Iterable[nodes.Record], layout: Layout) ->
         if axis is not None:
             whole = rewritten(item, partial(_cut_instead, axis, dim))
             return _with_line(f"some indices of {dim.name} stand in its brackets, and a cut behind `@`", whole)
-    return ""
+    return _for_some(item, [i for i in items if isinstance(i, nodes.Entry) and i.path == item.path and i.shape], layout)
+
+
+def _for_some(item: nodes.Entry, lines: Sequence[nodes.Entry], layout: Layout) -> str:
+    """Of lines of one tensor that have some indices of a dim, written as ranges; empty where they have all."""
+    ranged = {one: [n for n in walk(*one.indices, *(one.shape or ())) if _is_part(n)] for one in (item, *lines)}
+    if not ranged[item]:
+        return ""
+    part = ranged[item][0]
+    assert isinstance(part, nodes.Dim)
+    size = layout.sizes.get(part.name)
+    said, whole = print_axis(part), rewritten(item, lambda n: nodes.Dim(part.name) if n is part else None)
+    if isinstance(size, int) and (low := _first_of(part)) is not None and low >= size:
+        return _with_line(f"`{said}` holds nothing: {part.name} is {size}, and its indices are 0 to {size - 1}", whole)
+    others = [print_axis(n) for one in lines for n in ranged[one] if isinstance(n, nodes.Dim) and n.name == part.name]
+    if len(dict.fromkeys(others)) > 1:
+        them = " and ".join(f"`{one}`" for one in dict.fromkeys(others))
+        return f"no line has the rest of {part.name}: of {them}, let each begin where the one before ends"
+    return _with_line(f"`{said}` is a part of {part.name}, and no line has the rest. All of it is `{part.name}`", whole)
+
+
+def _is_part(node: nodes.Record) -> bool:
+    return isinstance(node, nodes.Dim) and node.range is not None
+
+
+def _first_of(part: nodes.Dim) -> int | None:
+    """The first index of one range, if it is a plain number."""
+    match part.range:
+        case nodes.Among(items=(nodes.Range(start=nodes.Number(value=low)),), others=False):
+            return low
+    return None
 
 
 def _cut_instead(axis: str, dim: nodes.Dim, node: nodes.Record) -> nodes.Record | None:

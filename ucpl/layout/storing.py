@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.copies import copies_of
-from ucpl.layout.frameworks import demand_settings
+from ucpl.layout.frameworks import demand_settings, demand_values
 from ucpl.layout.layout import Derivation, FileRule, Group, Layout, LogicalTensor, States, Storing
 from ucpl.layout.live import refuse_live
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.naming import Naming, naming_of
-from ucpl.layout.near import for_axis
+from ucpl.layout.near import for_place
 from ucpl.layout.patterns import axes_closed, demand_flat, demand_indices, demand_no_flat, dims_in
 from ucpl.layout.remedies import for_rest
 from ucpl.layout.scope import Scope, Value, at, nearest
@@ -124,7 +124,7 @@ class Ground:
         """`at pp[-1]`: a mesh axis and a coordinate on it."""
         axis, expr = clause.args
         if axis not in self.mesh_axes:
-            remedy = for_axis(axis, sorted(self.mesh_axes), "at ")
+            remedy = for_place(axis, self.scope.mesh_axes, is_number=self.scope.knows(axis))
             fail("E149", f"at {axis}, which is no mesh axis", at(clause.span), remedy=remedy)
         degree = self.scope.size(axis, clause.span)
         place = self.scope.integer(expr)
@@ -317,6 +317,7 @@ def framework_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[str, 
         return "", {}
     demand_settings(said[-1])
     settings = {a.name: scope.evaluate(a.value) for a in said[-1].call.arguments if a.name is not None}
+    demand_values(said[-1], settings)
     return said[-1].call.name, settings
 
 

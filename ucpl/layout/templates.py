@@ -29,6 +29,15 @@ from ucpl.syntax.walk import rewritten
 
 _FORMAT = re.compile(r"0?[0-9]{0,3}d?\Z")
 TEMPLATE_LIMIT = 4096  # characters
+_ALL_RANKS = (
+    "world_size",
+    "num_ranks",
+    "n_ranks",
+    "nranks",
+    "nproc",
+    "nprocs",
+    "world",
+)  # how many there are, elsewhere
 _AXES_USUAL = ("tp", "pp", "dp", "ep", "cp", "sp", "edp", "fsdp")
 # What a stored tensor's place gives to a template, beside coordinates and indices.
 PLACE_WORDS = frozenset({"name", "alias", "owner", "key", "state", "bucket", "group", "member", "number", "rank"})
@@ -49,14 +58,15 @@ class Hole:
 
 @frozen(slots=False)
 class Template:
-    """A template in parts. `sizes`: what a name means at a place that does not give it; `near`: known names that a
-    name that has no value may be meant for."""
+    """A template in parts. `sizes`: what a name means at a place that does not give it. Where a name may have no value:
+    `near`, what it may be meant for; `known`, the coordinates and indices of the place."""
 
     text: str
     parts: tuple[str | Hole, ...]
     span: nodes.Span = field(default=nodes.NOWHERE, eq=False, repr=False)
     sizes: tuple[tuple[str, int | str], ...] = ()
     near: tuple[tuple[str, str], ...] = field(default=(), eq=False, repr=False)
+    known: tuple[str, ...] = field(default=(), eq=False, repr=False)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -154,7 +164,11 @@ def closed(text: str, span: nodes.Span, scope: Scope, places: frozenset[str]) ->
     values = {n: scope.value(n) for n in sorted(made.names) if scope.knows(n)}
     sizes = tuple((n, v if isinstance(v, int) else str(v)) for n, v in values.items() if not isinstance(v, list | None))
     unknown = sorted(made.names - {n for n, _ in sizes} - PLACE_WORDS)
-    return evolve(made, sizes=sizes, near=_near(unknown, scope, places) if unknown else ())
+    if not unknown:
+        return evolve(made, sizes=sizes)
+    axes = scope.mesh_axes
+    known = (*axes, *(("rank",) if axes else ()), *sorted(places - PLACE_WORDS - {*axes}))
+    return evolve(made, sizes=sizes, near=_near(unknown, scope, places), known=known)
 
 
 def _near(unknown: Iterable[str], scope: Scope, places: frozenset[str]) -> tuple[tuple[str, str], ...]:
@@ -162,7 +176,9 @@ def _near(unknown: Iterable[str], scope: Scope, places: frozenset[str]) -> tuple
     known = [*scope.names(), *sorted(places - PLACE_WORDS)]
     indices = [n for n in sorted(places - PLACE_WORDS - set(scope.mesh_axes)) if "." not in n]
     alone = indices[0] if len(indices) == 1 else None
-    return tuple((n, close) for n in unknown if (close := nearest(n, known) or alone) is not None)
+    ranks = " * ".join(f"size({axis})" for axis in scope.mesh_axes)
+    all_ = dict.fromkeys(_ALL_RANKS, ranks) if ranks else {}
+    return tuple((n, close) for n in unknown if (close := all_.get(n) or nearest(n, known) or alone) is not None)
 
 
 def _written(part: str | Hole) -> str:
@@ -211,7 +227,8 @@ def nested(outer: Template, inner: Template) -> Template:
         parts += inner.parts if isinstance(part, Hole) and part.path == "key" else (part,)
     text = "".join(map(_written, parts))
     sizes = tuple({**dict(inner.sizes), **dict(outer.sizes)}.items())
-    return Template(text, tuple(parts), outer.span, sizes, (*outer.near, *inner.near))
+    known = tuple(dict.fromkeys((*outer.known, *inner.known)))
+    return Template(text, tuple(parts), outer.span, sizes, (*outer.near, *inner.near), known)
 
 
 # ---- filling in ------------------------------------------------------------------------------------------------------
@@ -283,7 +300,7 @@ def _counted(name: str) -> str:
 
 def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoReturn:
     near = dict(rule.near).get(name)
-    close = nearest(name, [*variables, *(n for n, _ in rule.sizes)]) or near
+    close = near if name in _ALL_RANKS and near else nearest(name, [*variables, *(n for n, _ in rule.sizes)]) or near
     fail(
         "E122",
         f'"{rule.text}" names `{name}`, which has no value here',
@@ -291,7 +308,9 @@ def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoRe
         remedy=_rank_word(name)
         or _counted(name)
         or (
-            f"did you mean `{close}`?" if close else f"known here: {', '.join(sorted({*variables, *dict(rule.sizes)}))}"
+            f"did you mean `{close}`?"
+            if close
+            else f"known here: {', '.join(dict.fromkeys((*rule.known, *sorted({*variables, *dict(rule.sizes)}))))}"
         ),
     )
 

@@ -9,6 +9,7 @@ from ucpl.layout import Layout
 from ucpl.layout.axes import leaves_of
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
+from ucpl.layout.layout import Filling
 from ucpl.layout.near import nearest
 from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
@@ -16,10 +17,12 @@ from ucpl.syntax.walk import walk
 __all__ = [
     "foreign_texts",
     "idle_lines",
+    "idle_parts",
     "idle_ranges",
     "misspelt_states",
     "odd_tensors",
     "odd_truths",
+    "unequal_fills",
     "unknown_drops",
     "unknown_parameters",
     "unread_dims",
@@ -173,15 +176,74 @@ def idle_ranges(layout: Layout, items: Iterable[nodes.ModelItem]) -> Iterator[st
 def _of_a_range(part: nodes.Range, dim: str, size: int | None) -> str:
     """What is odd about one range, with the one that may be meant; else \"\"."""
     match part:
-        case nodes.Range(start=nodes.Number(value=low), stop=nodes.Number(value=high)) if low >= high:
-            meant = f"{dim}[{min(low, high)}..{max(low, high) + (low == high)}]"
-            return f"`{dim}[{low}..{high}]` holds nothing: a range ends before its second number. Write `{meant}`"
         case nodes.Range(start=start, stop=nodes.Number(value=high)) if size is not None and high > size:
             low = start.value if isinstance(start, nodes.Number) else 0
             return (
                 f"`..{high}` goes on behind `{dim}`, which is {size}. Write `{dim}[{low}..]`, or `{dim}[{low}..{size}]`"
             )
     return ""
+
+
+def idle_parts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
+    """Parts of dims in patterns and brackets, written as numbers, that begin behind the end of their dim."""
+    for item in items:
+        match item:
+            case nodes.Entry(indices=indices, shape=tuple() as shape):
+                axes = (*indices, *shape)
+            case nodes.Fill(indices=axes):
+                pass
+            case _:
+                continue
+        for node in walk(*axes):
+            match node:
+                case nodes.Dim(name=name, range=nodes.Among(items=parts, others=False)) if name in layout.sizes:
+                    size = layout.sizes[name]
+                    starts = [
+                        p.start for p in parts if isinstance(p, nodes.Range) and isinstance(p.start, nodes.Number)
+                    ]
+                    for low in (start.value for start in starts if start.value >= size):
+                        yield (
+                            f"{layout.name}: `{name}[{low}..]` (line {item.span.line}) holds nothing: {name} is {size}, and"
+                            f" its indices are 0 to {size - 1}. Write a lower number, or take it out"
+                        )
+
+
+def unequal_fills(layout: Layout) -> Iterator[str]:
+    """Two `fill` lines of one rank that give one element two numbers: refused where the source lacks that element."""
+    for n, one in enumerate(layout.fillings):
+        for other in layout.fillings[:n]:
+            if one.rank != other.rank or one.value == other.value or not _same_states(one, other):
+                continue
+            shared = [name for name in sorted(one.names & other.names) if _meet(one, other, name)]
+            if shared:
+                states = sorted((one.states or set()) & (other.states or set()))
+                own = (
+                    "states of groups of its own, `fill state m of decay = 0`"
+                    if states
+                    else "indices of its own, `fill w[v[8..]] = 0`"
+                )
+                yield (
+                    f"{layout.name}: line {other.span.line} and line {one.span.line} fill"
+                    f" `{f'{states[0]} of ' if states else ''}{shared[0]}` with two values, and neither is the more special"
+                    f" one. Take one out, or let each fill {own}"
+                )
+
+
+def _same_states(one: Filling, other: Filling) -> bool:
+    if one.states is None or other.states is None:
+        return one.states is other.states
+    return bool(one.states & other.states)
+
+
+def _meet(one: Filling, other: Filling, name: str) -> bool:
+    """Whether two lines speak of one element of a tensor; without boxes a line speaks of all."""
+    if name not in one.boxes or name not in other.boxes:
+        return True
+    return any(
+        all(max(a, c) < min(b, d) for a, b, c, d in zip(*box, *there, strict=True))
+        for box in one.boxes[name]
+        for there in other.boxes[name]
+    )
 
 
 def misspelt_states(items: Iterable[nodes.LayoutItem]) -> Iterator[str]:

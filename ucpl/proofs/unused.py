@@ -30,6 +30,7 @@ def unused(library: Library, file: nodes.File) -> Iterator[str]:
         yield from _of_layout(layout, _beside(library, layout))
     if layouts:
         yield from _numbers(library, file)
+        yield from _of_models(library, file)
     if len(file.statements) > sum(isinstance(s, nodes.Import) for s in file.statements):
         yield from _imports(file)
 
@@ -170,6 +171,64 @@ def _is_seen(name: str, axes: tuple[str, ...], items: list[nodes.LayoutItem]) ->
             case nodes.Blob(mesh_axes=along) if mine & {*along}:
                 return True
     return False
+
+
+# ---- what a model says for its layouts -------------------------------------------------------------------------------
+
+_WITH_GROUPS = ("deepspeed", "universal", "plain")  # frameworks whose files have the groups of an optimizer
+
+
+def _of_models(library: Library, file: nodes.File) -> Iterator[str]:
+    """Groups and digits of a model of which the file has layouts, and that no text which is loaded has a use for."""
+    texts = library.files.values()
+    layouts = [s for text in texts for s in text.statements if isinstance(s, nodes.Layout)]
+    items = [item for layout in layouts for item in layout.items]
+    plans = [s for text in texts for s in text.statements if isinstance(s, nodes.Plan)]
+    models = [s for text in texts for s in text.statements if isinstance(s, nodes.Model)]
+    dims = {node.name for node in walk(*items) if isinstance(node, nodes.Dim)}
+    dims |= {d.name for m in models for i in m.items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
+    named = {*_groups(items), *(g for m in models for g in _groups_of(m)), *(g for p in plans for _, g in p.train if g)}
+    for model in (s for s in file.statements if isinstance(s, nodes.Model)):
+        if not any(layout.of == model.name for layout in layouts):
+            continue
+        for item in model.items:
+            where = f"{model.name}: `{type(item).__name__.lower()} {getattr(item, 'name', '')}` (line {item.span.line})"
+            match item:
+                case nodes.Index(axis=axis) if not dims & (digits := {*_dims([axis])}):
+                    one = " and ".join(f"`{d}`" for d in sorted(digits))
+                    yield f"{where} does nothing: no line has {one}. Write them where they are stored, or take it out"
+                case nodes.Group(name=name) if name not in named and not any(map(_has_groups, layouts)):
+                    yield (
+                        f"{where} does nothing: no layout here has the groups of the model. Write `state * of {name} = ...` or"
+                        f" `group * = model` in one, or take it out"
+                    )
+
+
+def _groups_of(model: nodes.Model) -> Iterator[str]:
+    for item in model.items:
+        match item:
+            case nodes.State(groups=tuple(names)) | nodes.Group(without=tuple(names)):
+                yield from names
+
+
+def _has_groups(layout: nodes.Layout) -> bool:
+    """Whether a layout speaks of a model's groups, whichever they are, or is of files that no line describes."""
+    frameworks = [i.call.name for i in layout.items if isinstance(i, nodes.Framework)]
+    return (
+        layout.of == "any"
+        or "huggingface" in frameworks
+        or any(name in _WITH_GROUPS for name in frameworks)
+        or any(isinstance(i, nodes.Group) and i.of_model for i in layout.items)
+        or any(isinstance(i, nodes.States | nodes.FillStates) and i.groups == ("*",) for i in layout.items)
+        or any("{group}" in t or "{number}" in t or "{member}" in t for t in _texts(layout))
+    )
+
+
+def _texts(layout: nodes.Layout) -> Iterator[str]:
+    for node in walk(layout):
+        match node:
+            case nodes.Clause(word="as", args=(str() as text,)) | nodes.Files(template=text):
+                yield text
 
 
 # ---- numbers and imports ---------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ucpl.layout import Layout
 from ucpl.layout.near import nearest
+from ucpl.proofs.truths import of_one_truth
 from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
 
@@ -23,8 +24,9 @@ def void_lines(file: nodes.File) -> Iterator[str]:
         if isinstance(statement, nodes.Assert):
             yield from _condition("", statement.condition, "assert", statement.span.line)
         elif isinstance(statement, nodes.Model | nodes.Layout):
+            axes = {axis for item in statement.items if isinstance(item, nodes.Mesh) for axis in item.axes}
             for item in statement.items:
-                yield from (f"{statement.name}: {text}" for text in _of_an_item(item))
+                yield from (f"{statement.name}: {text}" for text in (*_of_an_item(item), *_truths(item, axes)))
             yield from (f"{statement.name}: {text}" for text in _lines_twice(statement.items))
             yield from (f"{statement.name}: {text}" for text in _of_nothing(statement.items))
 
@@ -39,6 +41,8 @@ def _of_an_item(item: nodes.ModelItem | nodes.LayoutItem) -> Iterator[str]:
             yield from _axes((*item.indices, *(shape or ())), line)
         case nodes.States(shape=tuple() as shape):
             yield from _axes(shape, line)
+        case nodes.Fill(indices=indices) | nodes.Group(indices=indices):
+            yield from _axes(indices, line)
         case nodes.Tensor(dims=dims):
             for dim in dims:
                 yield from _range(dim.name or "_", dim.range, line)
@@ -46,6 +50,8 @@ def _of_an_item(item: nodes.ModelItem | nodes.LayoutItem) -> Iterator[str]:
             yield f"`index {name} = {name}` (line {line}) does nothing. Write `index {name} = {name}@pp`, or take it out"
         case nodes.Index(name=name, axis=nodes.Stack(terms=(nodes.Term(axes=(nodes.Dim(),)),))):
             yield f"`index {name}` (line {line}) has one digit, which is all of `{name}`. Write two, `(two k)`, or take it out"
+        case nodes.Index(name=name, axis=nodes.Cut(axis=inner, splits=splits)):
+            yield from _dealt(name, inner, "".join(f"@{split.mesh_axis}" for split in splits), line)
         case nodes.State(names=names) if "weight" in names:
             yield f"`state weight` (line {line}): `weight` is the tensor itself. Take it out, or write `state fp32 : f32`"
         case nodes.Derive(state=state, source=source) if state in _MOMENTS and source not in _MOMENTS:
@@ -64,6 +70,23 @@ def _conditions(item: nodes.Record, line: int) -> Iterator[str]:
     for clause in getattr(item, "clauses", ()):
         if clause.word == "when":
             yield from _condition(_called(item), clause.args[0], "when", line)
+
+
+def _truths(item: nodes.ModelItem | nodes.LayoutItem, axes: set[str]) -> Iterator[str]:
+    """Conditions with names in them that hold for all of their values, or for none."""
+    asked = [getattr(item, "when", None), *(c.args[0] for c in getattr(item, "clauses", ()) if c.word == "when")]
+    for one in (expr for expr in asked if expr is not None):
+        is_told = any(_is_coordinate(node, axes) for node in walk(one)) and isinstance(item, nodes.Entry)
+        if not is_told and (said := of_one_truth(one, axes)):
+            yield f"`when {print_expr(one)}`{_called(item)} (line {item.span.line}) {said}"
+
+
+def _is_coordinate(node: nodes.Record, axes: set[str]) -> bool:
+    """`tp == 0`, of which there is a remark with more to it."""
+    match node:
+        case nodes.Binary("==", nodes.Name(path=name), nodes.Number(value=0)):
+            return name in axes
+    return False
 
 
 def _called(item: nodes.Record) -> str:
@@ -113,19 +136,60 @@ def _axes(axes: Iterable[nodes.Record], line: int) -> Iterator[str]:
         match node:
             case nodes.Pad(multiple=nodes.Number(value=1)):
                 yield f"`pad` to a multiple of 1 (line {line}) adds nothing. Write the multiple, `pad(n, 128)`, or take it out"
+            case nodes.Pad(axis=nodes.Pad(multiple=inner, kind=kind), multiple=outer, kind=other) if kind == other:
+                yield from _padded(inner, outer, line)
             case nodes.Trim(axis=nodes.Trim()):
                 yield f"`trim` of a `trim` (line {line}) has nothing left to take. Write it once"
             case nodes.Dim(name=name, range=among) if among is not None:
                 yield from _range(name, among, line)
 
 
+def _dealt(name: str, inner: nodes.Axis, cut: str, line: int) -> Iterator[str]:
+    """What is dealt is the index itself, by its own name, and no index is padded."""
+    match inner:
+        case nodes.Dim(name=other) if other != name:
+            yield (
+                f"`index {name} = {other}{cut}` (line {line}) deals nothing of `{name}`: in front of the `@` stands another"
+                f" dim. Write `index {name} = {name}{cut}`, or `index {other} = {other}{cut}`"
+            )
+        case nodes.Pad():
+            chunk = cut[1:].partition("@")[0]
+            yield (
+                f"`pad` of `index {name}` (line {line}) pads what is dealt one by one, so that the first ranks have more of"
+                f" it and the last ones less. Write `index {name} = {name}{cut}`, or `{name}@chunk({chunk})` for a last part"
+                " that is short"
+            )
+
+
+def _padded(inner: nodes.Expr, outer: nodes.Expr, line: int) -> Iterator[str]:
+    """Padding of what is padded alike already, or that one `pad` says."""
+    match inner, outer:
+        case (nodes.Number(value=one), nodes.Number(value=two)) if one and two and not (one % two and two % one):
+            said = str(max(one, two))
+        case _ if inner == outer:
+            said = print_expr(outer)
+        case _:
+            return
+    yield f"`pad` of a `pad` (line {line}) is one: to a multiple of {said}. Write it once, `pad(..., {said})`"
+
+
 def _range(name: str, among: nodes.Among | None, line: int) -> Iterator[str]:
     """`[..]`, which is all, and one number twice."""
     if among is None or among.others:
         return
+    for part in among.items:
+        match part:
+            case nodes.Range(start=None | nodes.Number() as low, stop=nodes.Number(value=stop)):
+                start = 0 if low is None else low.value
+                if stop <= start:
+                    meant = f"{name}[{stop}..{start}]" if stop < start else f"{name}[{start}..{start + 1}]"
+                    said = f"{name}[{'' if low is None else start}..{stop}]"
+                    yield f"`{said}` (line {line}) holds nothing: a range ends before its second number. Write `{meant}`"
+                    return
     match among.items:
-        case (nodes.Range(start=None | nodes.Number(value=0), stop=None, step=None | nodes.Number(value=1)),):
-            yield f"`{name}[..]` (line {line}) is all of `{name}`. Write `{name}`, or a bound, `{name}[1..]`"
+        case (nodes.Range(start=None | nodes.Number(value=0) as low, stop=None, step=None | nodes.Number(value=1)),):
+            said = f"{name}[{'' if low is None else 0}..]"
+            yield f"`{said}` (line {line}) is all of `{name}`. Write `{name}`, or a bound, `{name}[1..]`"
             return
     for one in _twice(str(part.value) for part in among.items if isinstance(part, nodes.Number)):
         yield f"`{one}` stands twice in the brackets of `{name}` (line {line}), and is meant once. Write the other number"
