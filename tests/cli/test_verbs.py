@@ -516,6 +516,21 @@ def test_force_replaces_and_resume_finds_it_done(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["target"]
 
 
+@pytest.mark.parametrize(
+    ("source", "call", "said"),
+    [
+        ("moe_ep2_dp2_z1", "universal()", "no place for experts"),
+        ("tp2_pp2_dp2_z1_bf16", "zero0(tp=2, pp=2, dp=2)", "has no code that loads one"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_does(source: str, call: str, said: str, tmp_path: Path) -> None:
+    """What the target's form has no place for, which its files tell and no plan does."""
+    for more in ((), ("--dry-run",)):
+        done = ucpl("convert", ROOT / "tests/fixtures/deepspeed" / source, tmp_path / "target", "--to", call, *more)
+        assert done.status == 4 and "error[E471]" in done.err and said in done.err
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     done = good("convert", SOURCE, tmp_path / "target", "--to", "zero1(dp=2)", "--dry-run")
     assert "nothing was written" in done.out and list(tmp_path.iterdir()) == []

@@ -16,6 +16,7 @@ from torch import nn
 
 from tests.frontends.autotp_records import cuts_in, network_in, recorded
 from tests.frontends.facts import base_of, model_of, text_of
+from ucpl.api import plan
 from ucpl.errors import UcplError
 from ucpl.extents import Sharding
 from ucpl.frontends import ranks
@@ -309,3 +310,8 @@ def test_without_transformers_a_config_says_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UcplError, match=r"E396.*transformers is not installed"):
         classes.built_of({"model_type": "llama"})
+    # Of a folder whose headers say all, tp asks for more than headers.
+    with pytest.raises(UcplError, match="E396") as caught:
+        plan(str(Path(__file__).parents[1] / "fixtures" / "trainer" / "checkpoint-3"), "zero1(tp=2)")
+    remedy = caught.value.diagnostics[0].remedy
+    assert "pip install" in remedy and "extends zero1" in remedy and "headers suffice" not in remedy

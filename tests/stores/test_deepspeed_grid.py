@@ -226,6 +226,14 @@ def test_degrees_that_cannot_be(path: Path, call: str, code: str, tmp_path: Path
     assert refusal(lambda: convert(path, tmp_path / "out", call, layout=described(path)), code)
 
 
+def test_a_degree_that_leaves_a_rank_nothing_names_the_next_one() -> None:
+    """16 positions in parts of 4: a fifth rank would have none."""
+    with pytest.raises(UcplError, match="E473") as caught:
+        plan(str(LISTS), "zero1(dp=1, tp=5, pp=1)")
+    remedy = caught.value.diagnostics[0].remedy
+    assert remedy.startswith("tp = 4,") and "kv_heads" not in remedy
+
+
 def test_degrees_of_experts_that_contradict_each_other(tmp_path: Path) -> None:
     folder = shutil.copytree(CUT, tmp_path / "save")
     for path in (folder / STEP).glob("*optim*"):

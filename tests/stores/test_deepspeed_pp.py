@@ -222,6 +222,12 @@ def test_impossible_stages(call: str, code: str) -> None:
     assert refusal(lambda: plan(str(TIED), call), code).remedy
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_stage_that_deepspeed_has_for_no_pipeline_is_told_what_it_is_for(stage: int) -> None:
+    assert f"zero{stage}(...) without pp" in refusal(lambda: plan(str(TIED), f"zero{stage}(pp=2)"), "E477").remedy
+    plan(str(TIED), f"zero{stage}(dp=2)")
+
+
 def test_a_stage_without_parameters_of_a_group(tmp_path: Path) -> None:
     found = refusal(lambda: convert(FUNCTIONS, tmp_path / "there", "zero1(stages=[1, 1, 5], dp=1)"), "E471")
     assert "stage 0 of the pipeline" in found.message

@@ -141,8 +141,9 @@ def test_a_spec_says_cuts_where_the_source_does_not_and_the_folder_keeps_them(tm
 
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UcplError, match=r"E471: .*every rank would load the first ones"):
+    with pytest.raises(UcplError, match=r"E471: .*every rank would load the first ones") as caught:
         ucpl.convert(DENSE / "pp2_ep2_dp2_z1", tmp_path / "out", to="universal()")
+    assert "zero1(...)" in caught.value.diagnostics[0].remedy
 
 
 def as_deepspeed_leaves_it(source: Path, folder: Path, words: int | None = None) -> Path:

@@ -71,7 +71,7 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.given import called
     from ucpl.conversion.keywords import bounds_of
     from ucpl.conversion.planning import Asked, prepare
-    from ucpl.conversion.running import refuse_existing
+    from ucpl.conversion.running import demand_a_place, refuse_existing
     from ucpl.conversion.staging import with_made
     from ucpl.stores.registry import advice
 
@@ -89,6 +89,7 @@ def run(options: Namespace, console: Console) -> int:
     for text in (*container_lines(known.source, made.plan), *(f"beside        {one}" for one in known.held)):
         console.say(text)
     if options.dry_run:
+        demand_a_place(made.plan, known.source, how)
         console.say(
             "proved        every element of the target has one source, and stands where it belongs; nothing was written"
         )

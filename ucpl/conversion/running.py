@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["refuse_existing", "run"]
+__all__ = ["demand_a_place", "refuse_existing", "run"]
 
 _NAME_MAX = 255 - len("..ucpl-work")  # bytes of a target's name: a folder beside it has this one, marked
 K = TypeVar("K")
@@ -48,8 +48,7 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How) -> Report:
 
     for blob in plan.target.blobs:
         demand_alike(blob.alike, blob.name, source.root)
-    kept = _without(source, {name for name, fate in plan.carry.items() if fate == "drop"})
-    kept = _with_begun(lessened(kept, plan.gone), plan.begun)
+    kept = _as_told(source, plan)
     try:
         report = execute(plan, kept, framework(plan.target.framework), target, options_from(how))
     except UcplError as error:
@@ -61,6 +60,22 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How) -> Report:
         raise
     _look_again(target, plan)
     return report
+
+
+def demand_a_place(plan: Plan, source: Checkpoint, how: How) -> None:
+    """The target's form has a place for everything: what a run asks before it writes. Raises: UcplError E470-E471."""
+    from ucpl.extents import as_filed
+    from ucpl.stores.registry import framework
+
+    framework(plan.target.framework).skeleton(
+        plan.target, as_filed(plan.targets), _as_told(source, plan), how.get("tag")
+    )
+
+
+def _as_told(source: Checkpoint, plan: Plan) -> Checkpoint:
+    """The source without what the plan leaves out, and with the numbers that begin."""
+    kept = _without(source, {name for name, fate in plan.carry.items() if fate == "drop"})
+    return _with_begun(lessened(kept, plan.gone), plan.begun)
 
 
 def _look_again(target: Path, plan: Plan) -> None:

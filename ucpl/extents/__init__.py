@@ -31,7 +31,7 @@ from ucpl.extents.records import (
 )
 from ucpl.extents.sharding import Section, Sharding
 from ucpl.extents.shelves import Shelf, Shelves
-from ucpl.extents.structure import BlobWay, CarriedBlob, Flat, NamedTensor, Plain, StoredTensor, Structure
+from ucpl.extents.structure import BlobWay, CarriedBlob, Flat, NamedTensor, Plain, StoredTensor, Structure, as_filed
 
 __all__ = [
     "STORED",
@@ -70,6 +70,7 @@ __all__ = [
     "bits_of",
     "holds",
     "in_elements",
+    "as_filed",
     "in_file",
     "key_text",
     "largest",

@@ -7,10 +7,12 @@ is not structure from the source's Envelope.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from attrs import field
+from attrs import evolve, field
 
+from ucpl.extents.dtypes import in_file
 from ucpl.extents.records import Key
 from ucpl.extents.sharding import Sharding
 from ucpl.records import frozen
@@ -113,3 +115,12 @@ class Structure:
         factory=dict
     )  # by tensor, where it is cut over tp in sections; empty at tp 1
     blobs: tuple[CarriedBlob, ...] = ()  # of a target: what a layout of torch files carries beside its tensors
+
+
+def as_filed(targets: Sequence[StoredTensor]) -> tuple[StoredTensor, ...]:
+    """Targets with the dtypes and shapes that files state."""
+    stated = [in_file(t.dtype, t.shape) for t in targets]
+    return tuple(
+        t if (t.dtype, t.shape) == (dtype, shape) else evolve(t, dtype=dtype, shape=shape)
+        for t, (dtype, shape) in zip(targets, stated, strict=True)
+    )

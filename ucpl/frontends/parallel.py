@@ -250,6 +250,8 @@ def _chunked(shardings: Cuts, degree: int, origin: str) -> tuple[Cuts, tuple[Not
                     f"{x.size} positions of dim {s.dim} of `{name}` leave a rank of tp = {degree} without any",
                     Label("<call>", where=f"tp = {degree}"),
                     Label("<source>", where=origin),
+                    remedy=f"tp = {next(n for n in range(degree, 0, -1) if 0 not in chunked(x.size, n))}, the next that"
+                    " leaves each rank some; or a layout of your own that extends zero1, which cuts it otherwise",
                 )
             if x.widths is not None and len(set(x.widths)) > 1:
                 uneven.append(f"{name} {list(x.widths)}")

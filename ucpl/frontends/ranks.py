@@ -79,7 +79,13 @@ def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
         base, pipeline, of_names = layered.of_names(base, source)
     if pipeline is not None and not _is_pipelined(base, source):  # the same tensors in a module that is no pipeline
         if evolve(base, inherited={}).asked("pp") > 1 or stages.is_dealt(base):
-            fail("E477", f"`{base.call.name}` for a PipelineModule, which DeepSpeed trains at ZeRO stage 0 or 1", asked)
+            fail(
+                "E477",
+                f"`{base.call.name}` for a PipelineModule, which DeepSpeed trains at ZeRO stage 0 or 1",
+                asked,
+                remedy=f"zero1(...) with these stages; or {base.call.name}(...) without pp and stages, for one module of the"
+                " same names",
+            )
         base, pipeline = stages.with_argument(base, "pp", 1), None
     notes: tuple[Note, ...] = ()
     of_cuts: tuple[Note, ...] = ()

@@ -19,7 +19,7 @@ from attrs import evolve
 from ucpl.columns import each
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
-from ucpl.extents import StoredTensor, in_file
+from ucpl.extents import as_filed
 from ucpl.records import frozen
 from ucpl.runtime import earlier
 from ucpl.runtime.assemble import Assembler
@@ -77,7 +77,7 @@ def execute(
     with counters.phase("plan"):
         share = share_of(options.memory, options.workers)
         sources = fit(plan.sources, source.extents)
-        skeleton = framework.skeleton(plan.target, _as_filed(plan.targets), source, options.tag)
+        skeleton = framework.skeleton(plan.target, as_filed(plan.targets), source, options.tag)
         skeleton = with_beside(skeleton, source, plan.target)
         _refuse_globals(skeleton, options)
         layout = lay_out(skeleton, plan.targets)
@@ -106,15 +106,6 @@ def execute(
         raise run.interrupted() from None
     said = (network_remark(place), lock.lacking, "" if run.files.forgets else FROM_MEMORY, lock.left)
     return evolve(report, remarks=(*report.remarks, *filter(None, said)))
-
-
-def _as_filed(targets: Sequence[StoredTensor]) -> tuple[StoredTensor, ...]:
-    """Targets with the dtypes and shapes that files state."""
-    stated = [in_file(t.dtype, t.shape) for t in targets]
-    return tuple(
-        t if (t.dtype, t.shape) == (dtype, shape) else evolve(t, dtype=dtype, shape=shape)
-        for t, (dtype, shape) in zip(targets, stated, strict=True)
-    )
 
 
 def _files(sources: Sequence[Place], layout: TargetPlan, planned: int) -> Files:

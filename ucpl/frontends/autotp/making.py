@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Sharding
 from ucpl.frontends.autotp.drawn import Asked, Drawn
 from ucpl.frontends.autotp.plans import by_plan
@@ -15,7 +15,7 @@ from ucpl.frontends.autotp.policies import by_policies
 from ucpl.frontends.autotp.vocabulary import head_of
 from ucpl.frontends.hf.ties import with_ties
 from ucpl.frontends.parallel import GRAIN, KV_HEADS, Base, Cuts, Note, origins
-from ucpl.layout.scope import Scope
+from ucpl.layout.scope import Config, Scope
 from ucpl.regions.sharding import TP
 from ucpl.syntax import nodes
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["cuts_of", "dealt"]
 
 VOCABULARY = "vocab_parallel_lm_head"  # of DeepSpeed's config, beside autotp_size
+_WITHOUT_CLASS = (
+    "AutoTP cuts a model by its class, which files do not hold: install a transformers that has it beside ucpl (pip install"
+    " transformers); or say the cuts in a layout of your own that extends zero1: --to 'FILE.ucpl:NAME(tp=2)'"
+)
 _ARGUMENTS = (KV_HEADS, GRAIN, VOCABULARY)
 
 
@@ -36,10 +40,8 @@ def dealt(base: Base) -> tuple[Base, Cuts, tuple[Note, ...]]:
     Raises: UcplError E396 where the class cannot be asked, E472 where DeepSpeed cuts it in no way, or the config is of another
     model, E473 where a rank would hold nothing.
     """
-    from ucpl.frontends.hf.networks import network_of
-
     assert base.config is not None
-    network = network_of(dict(base.config))
+    network = _network_of(base.config)
     call = base.call
     given = {a.name: Scope().integer(a.value) for a in call.arguments if a.name in _ARGUMENTS}
     plain = evolve(base, call=evolve(call, arguments=tuple(a for a in call.arguments if a.name not in _ARGUMENTS)))
@@ -60,6 +62,19 @@ def dealt(base: Base) -> tuple[Base, Cuts, tuple[Note, ...]]:
         *ties,
     )
     return plain, cuts, notes
+
+
+def _network_of(config: Config) -> Network:
+    """The class that a config names. Raises: UcplError E396."""
+    from ucpl.frontends.hf.networks import network_of
+
+    try:
+        return network_of(dict(config))
+    except UcplError as error:
+        first, *more = error.diagnostics
+        if first.code != "E396":
+            raise
+        raise UcplError(evolve(first, remedy=_WITHOUT_CLASS), *more) from None
 
 
 def cuts_of(network: Network, asked: Asked) -> dict[str, Sharding]:

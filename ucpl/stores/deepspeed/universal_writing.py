@@ -64,6 +64,7 @@ def _refuse_experts(source: Checkpoint) -> None:
             "E471",
             f"a universal folder has no place for experts such as those of {apart}: every rank would load the first ones",
             Label(str(source.root / apart)),
+            remedy="zero1(...) or zero2(...), with ep = ...: DeepSpeed loads these plainly; or plain(), one file.",
         )
 
 
