@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.interop import deepspeed_tp_job as tp_job  # sets what DeepSpeed must find in the environment first
+from tests.interop import deepspeed_job  # sets what DeepSpeed must find in the environment first
+from tests.interop import deepspeed_tp_job as tp_job
 
 import deepspeed  # isort: skip
 import torch
@@ -91,4 +92,4 @@ tp_job.engine_of, tp_job.losses = engine_of, losses
 tp_job.JOBS |= {"weights": weights, "warm": warm}
 
 if __name__ == "__main__":
-    tp_job.main()
+    deepspeed_job.main(tp_job.JOBS)

@@ -6,14 +6,16 @@ is compared was neither cut nor joined by ucpl.
 
 from __future__ import annotations
 
-import json
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.interop.deepspeed_job import CLIENT, differences  # sets what DeepSpeed must find in the environment first
+from tests.interop.deepspeed_job import (  # sets what DeepSpeed must find in the environment first
+    CLIENT,
+    differences,
+    main,
+)
 
 import deepspeed  # isort: skip
 import torch
@@ -277,24 +279,5 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
 JOBS = {"train": train, "load": load}
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    for job in json.loads(Path(sys.argv[1]).read_text()):
-        try:
-            result = JOBS[job["do"]](job)
-        except Exception:  # whatever ends a job is its result, which a test shows: the other jobs still run
-            result = {"error": traceback.format_exc()[-3000:]}
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, result)
-        if dist.get_rank() == 0:
-            worst = next((r for r in every if "error" in r), None) or next(
-                (r for r in every if r.get("differences")), every[0]
-            )
-            Path(job["result"]).write_text(json.dumps(worst))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    main(JOBS)

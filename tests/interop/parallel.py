@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -217,3 +218,19 @@ def check_spoiled(target: Target, sources: dict[str, Source], folder: Path) -> N
     assert found["differences"][0].endswith("/exp_avg differs")
     tolerance = TOLERANCE[sources[target.source].run["dtype"]]
     assert found["after"] != pytest.approx(source["after"], rel=0, abs=tolerance)
+
+
+def check_source(name: str, folder: Path) -> None:
+    """What the losses are compared with must itself move, and all ranks have the same."""
+    found = result(folder, name)
+    assert len({*found["before"], *found["after"]}) == STEPS + 2
+    assert found["apart"] == []
+
+
+def whole(targets: Iterable[Target]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("target", [t for t in targets if not t.spoiled], ids=str)
+
+
+def spoiled(targets: Iterable[Target]) -> pytest.MarkDecorator:
+    """Targets in which a moment was changed on purpose: that must be found."""
+    return pytest.mark.parametrize("target", [t for t in targets if t.spoiled], ids=str)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.parallel import STEPS, Source, Target, check, check_spoiled, result, work
+from tests.interop.parallel import Source, Target, check, check_source, check_spoiled, spoiled, whole, work
 
 pytestmark = pytest.mark.interop
 
@@ -42,18 +42,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work(SOURCES, TARGETS, tmp_path_factory.mktemp("autoep"))
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
+@whole(TARGETS)
 def test_deepspeed_loads_experts_of_autoep_on_other_ranks_and_trains_on(target: Target, folder: Path) -> None:
     check(target, SOURCES, folder)
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if t.spoiled], ids=str)
+@spoiled(TARGETS)
 def test_a_changed_moment_is_found(target: Target, folder: Path) -> None:
     check_spoiled(target, SOURCES, folder)
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_sources_train_and_ranks_agree(name: str, folder: Path) -> None:
-    found = result(folder, name)
-    assert len({*found["before"], *found["after"]}) == STEPS + 2
-    assert found["apart"] == []
+    check_source(name, folder)

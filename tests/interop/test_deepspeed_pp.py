@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.interop import parallel_models
-from tests.interop.parallel import STEPS, Source, Target, check, check_spoiled, result, work
+from tests.interop.parallel import STEPS, Source, Target, check, check_spoiled, result, spoiled, whole, work
 from ucpl.extents.pipeline import balanced, uniform
 
 pytestmark = pytest.mark.interop
@@ -53,12 +53,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work(SOURCES, TARGETS, tmp_path_factory.mktemp("pipelines"))
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
+@whole(TARGETS)
 def test_deepspeed_loads_a_pipeline_at_other_stages_and_trains_on(target: Target, folder: Path) -> None:
     check(target, SOURCES, folder)
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if t.spoiled], ids=str)
+@spoiled(TARGETS)
 def test_a_changed_moment_is_found(target: Target, folder: Path) -> None:
     check_spoiled(target, SOURCES, folder)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.parallel import Script, Source, Target, check, check_spoiled, result, work
+from tests.interop.parallel import Script, Source, Target, check, check_spoiled, result, spoiled, whole, work
 
 pytestmark = pytest.mark.interop
 
@@ -48,12 +48,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work(SOURCES, TARGETS, tmp_path_factory.mktemp("trainer"), SCRIPT)
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
+@whole(TARGETS)
 def test_the_trainer_goes_on_from_a_folder_that_was_converted(target: Target, folder: Path) -> None:
     check(target, SOURCES, folder)
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if t.spoiled], ids=str)
+@spoiled(TARGETS)
 def test_a_changed_moment_is_found(target: Target, folder: Path) -> None:
     check_spoiled(target, SOURCES, folder)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.parallel import PEER, Source, Target, check, check_spoiled, work
+from tests.interop.parallel import PEER, Source, Target, check, check_spoiled, spoiled, whole, work
 from tests.interop.test_deepspeed_grid import ALONE, GRID, NARROW, ONE, SCRIPT
 
 pytestmark = pytest.mark.interop
@@ -55,13 +55,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work(SOURCES, TARGETS, tmp_path_factory.mktemp("universal-grid"), SCRIPT)
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
+@whole(TARGETS)
 def test_deepspeed_loads_a_universal_folder_of_a_grid_at_other_degrees_and_trains_on(
     target: Target, folder: Path
 ) -> None:
     check(target, SOURCES, folder)
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if t.spoiled], ids=str)
+@spoiled(TARGETS)
 def test_a_changed_moment_is_found(target: Target, folder: Path) -> None:
     check_spoiled(target, SOURCES, folder)

@@ -7,39 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import ucpl
+from tests.runtime.casting import MASTERS, MEAN, PLAIN, cast
 from ucpl.errors import UcplError
-
-HEAD = "ucpl 1\n\nmodel m {\n  dim a = 6\n  dtype f32\n  w : a\n  state fp32 : f32\n}\n\n"
-LAYOUTS = """layout x(tp) of m {{
-  mesh tp
-  framework torch()
-  file weights = torch "{{tp}}.pt"
-  {source}
-}}
-layout y(tp) of m {{
-  mesh tp
-  framework torch()
-  file weights = torch "{{tp}}.pt"
-  w = a@tp dtype bf16 {word} as "w"
-  state fp32 = none
-}}
-"""
-PLAIN = 'w = a@tp as "w"\n  derive fp32 from weight'
-MEAN = 'w = a mean @tp as "w"\n  derive fp32 from weight'
-MASTERS = 'w = a@tp\n  state fp32 = like as "w"\n  derive weight from fp32'
 
 
 def converted(folder: Path, source: str, word: str, values: list[list[float]]) -> list[float]:
-    (folder / "in").mkdir()
-    for rank, held in enumerate(values):
-        torch.save({"w": torch.tensor(held)}, folder / "in" / f"{rank}.pt")
-    spec = folder / "spec.ucpl"
-    spec.write_text(HEAD + LAYOUTS.format(source=source, word=word))
-    ucpl.convert(folder / "in", folder / "out", layout=f"{spec}:x(tp={len(values)})", to=f"{spec}:y(tp=3)")
-    found = [torch.load(folder / "out" / f"{rank}.pt")["w"] for rank in range(3)]
-    assert all(t.dtype == torch.bfloat16 for t in found)
-    return [x for t in found for x in t.tolist()]
+    found = cast(folder, source, f"bf16 {word}", values)
+    assert found.dtype == torch.bfloat16
+    return found.tolist()
 
 
 @pytest.mark.parametrize("source", [PLAIN, MASTERS])

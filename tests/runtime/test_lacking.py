@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.test_crashes import content, run
+from tests.runtime.test_crashes import content, run, the_disk  # noqa: F401  (a fixture for every test)
 from tests.runtime.world import Stored, bits_of, copies, write_source
 from ucpl.errors import UcplError
 from ucpl.runtime.disk import Disk, use_disk
@@ -45,13 +45,6 @@ class Lacking(Disk):
 
     def exchange(self, one, other):
         return False if "exchange" in self.lacks else super().exchange(one, other)
-
-
-@pytest.fixture(autouse=True)
-def the_disk():
-    before = use_disk(Disk())
-    yield
-    use_disk(before)
 
 
 @pytest.fixture

@@ -9,40 +9,17 @@ import pytest
 import torch
 
 import ucpl
+from tests.runtime.casting import MASTERS, PLAIN, SUM, cast
 from ucpl.errors import Diagnostic, UcplError
 
-HEAD = "ucpl 1\n\nmodel m {\n  dim a = 6\n  dtype f32\n  w : a\n  state fp32 : f32\n}\n\n"
-LAYOUTS = """layout x(tp) of m {{
-  mesh tp
-  framework torch()
-  file weights = torch "{{tp}}.pt"
-  {source}
-}}
-layout y(tp) of m {{
-  mesh tp
-  framework torch()
-  file weights = torch "{{tp}}.pt"
-  w = a@tp dtype {dtype} lossy as "w"
-  state fp32 = none
-}}
-"""
-PLAIN = 'w = a@tp as "w"\n  derive fp32 from weight'
-MASTERS = 'w = a@tp\n  state fp32 = like as "w"\n  derive weight from fp32'
-SUM = 'w = a sum @tp as "w"\n  derive fp32 from weight'
 TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f8_e5m2": torch.float8_e5m2, "f32": torch.float32}
 
 
 def converted(folder: Path, source: str, dtype: str, values: list[list[float]]) -> list[float]:
-    (folder / "in").mkdir(parents=True)
-    kept = torch.float64 if dtype == "f32" else torch.float32
-    for rank, held in enumerate(values):
-        torch.save({"w": torch.tensor(held, dtype=kept)}, folder / "in" / f"{rank}.pt")
-    spec, head = folder / "spec.ucpl", HEAD.replace("f32", "f64") if dtype == "f32" else HEAD
-    spec.write_text(head + LAYOUTS.format(source=source, dtype=dtype))
-    ucpl.convert(folder / "in", folder / "out", layout=f"{spec}:x(tp={len(values)})", to=f"{spec}:y(tp=3)")
-    found = [torch.load(folder / "out" / f"{rank}.pt")["w"] for rank in range(3)]
-    assert all(t.dtype == TYPES[dtype] for t in found)
-    return [x for t in found for x in t.float().tolist()]
+    """To f32 from f64, to all others from f32."""
+    found = cast(folder, source, f"{dtype} lossy", values, "f64" if dtype == "f32" else "f32")
+    assert found.dtype == TYPES[dtype]
+    return found.float().tolist()
 
 
 def refused(folder: Path, source: str, dtype: str, values: list[list[float]]) -> Diagnostic:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
-from tests.stores.test_deepspeed_moe import FIXTURES, STEP, edited, loaded, refusal
+from tests.stores.refusals import refusal
+from tests.stores.test_deepspeed_moe import FIXTURES, STEP, edited, loaded
 from tests.stores.test_deepspeed_writing import assert_described_by, assert_written_as_by_deepspeed
 from ucpl.api import compare, convert, infer, open_checkpoint, plan
 

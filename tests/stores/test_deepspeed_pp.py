@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from tests.stores.refusals import refusal
 from tests.stores.test_deepspeed_writing import (
     assert_described_by,
     assert_written_as_by_deepspeed,
 )
 from ucpl.api import compare, convert, infer, open_checkpoint, plan
-from ucpl.errors import UcplError, catalogue
+from ucpl.errors import UcplError
 from ucpl.extents.pipeline import balanced, uniform
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
@@ -31,15 +32,6 @@ WORD = "tied_modules.embed.word.weight"
 def folder(tmp_path: Path) -> Path:
     """A copy that a test may damage."""
     return shutil.copytree(FUNCTIONS, tmp_path / "save")
-
-
-def refusal(run: Callable[[], Any], code: str) -> Any:
-    with pytest.raises(UcplError) as caught:
-        run()
-    diagnostic = caught.value.diagnostics[0]
-    assert diagnostic.code == code
-    assert code in catalogue()
-    return diagnostic
 
 
 def edited(folder: Path, stage: int, change: Callable[[list[dict[str, Any]]], None]) -> Path:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from attrs import evolve
 
+from tests.stores.refusals import refusal
 from tests.stores.test_deepspeed_writing import plain, unlike
 from ucpl.api import compare, convert, infer, open_checkpoint, plan
 from ucpl.errors import UcplError, catalogue
@@ -69,14 +70,6 @@ def edited(folder: Path, change: Callable[[dict[str, Any]], None], ranks: tuple[
         change(value)
         torch.save(value, file)
     return folder
-
-
-def refusal(run: Callable[[], Any], code: str) -> Any:
-    with pytest.raises(UcplError) as caught:
-        run()
-    diagnostic = caught.value.diagnostics[0]
-    assert diagnostic.code == code
-    return diagnostic
 
 
 def digests(params: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
-from tests.stores.test_deepspeed_moe import refusal
+from tests.stores.refusals import refusal
 from ucpl.api import compare, convert, open_checkpoint, plan
 from ucpl.stores.registry import advice
 
