@@ -261,6 +261,10 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
     ),
     "experts of which ranks hold fewer than files have": (
         *(MOE, meta(), lambda v: _without_last_local(v["param_shapes"]), "E456"),
+        "parameters, and param_shapes names",
+    ),
+    "experts of other numbers than files have": (
+        *(MOE, meta(), lambda v: _next_local(v["param_shapes"]), "E456"),
         "experts have files, and each rank holds",
     ),
     "a frozen parameter without a fragment": (
@@ -311,12 +315,25 @@ def _frozen(value: dict[str, Any]) -> None:
     value["module"]["more"] = TensorRef(StorageRef("9000", "f32", 0), 0, (0,), (1,))
 
 
+MARK = "deepspeed_experts."
+
+
 def _without_last_local(groups: list[dict[str, Any]]) -> None:
-    mark = "deepspeed_experts."
-    last = max(name.partition(mark)[2].partition(".")[0] for group in groups for name in group if mark in name)
+    last = _last_local(groups)
     for group in groups:
-        for name in [name for name in group if f"{mark}{last}." in name]:
+        for name in [name for name in group if f"{MARK}{last}." in name]:
             del group[name]
+
+
+def _next_local(groups: list[dict[str, Any]]) -> None:
+    last = _last_local(groups)
+    for group in groups:
+        for name in list(group):
+            group[name.replace(f"{MARK}{last}.", f"{MARK}{last + 1}.")] = group.pop(name)
+
+
+def _last_local(groups: list[dict[str, Any]]) -> int:
+    return max(int(name.partition(MARK)[2].partition(".")[0]) for group in groups for name in group if MARK in name)
 
 
 @pytest.mark.parametrize("name", CASES)

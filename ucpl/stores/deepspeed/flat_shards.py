@@ -258,7 +258,16 @@ def _alignment(gathered: Gathered, module: Module, part: TorchFile) -> int:
         ends = [start + prod(shape) for start, shape in zip(flat.starts, group.values(), strict=True)]
         afters = (*flat.starts[1:], flat.numel) if ends else ()
         expected.append([after - end for after, end in zip(afters, ends, strict=True)])
-    if [[gap.whole() for gap in gaps.items()] for gaps in stated.items()] != expected:
+    found = [[gap.whole() for gap in gaps.items()] for gaps in stated.items()]
+    for g, (gaps, wanted) in enumerate(zip(found, expected, strict=False)):
+        if len(gaps) != len(wanted):
+            fail(
+                "E456",
+                f"group {g} has paddings of {len(gaps)} parameters, and param_shapes names {len(wanted)} of it",
+                Label(str(part.path), where=f"{_STATE}/param_alignment_paddings/{g}"),
+                Label(str(module.file.path), where="param_shapes"),
+            )
+    if found != expected:
         fail(
             "E456",
             "param_alignment_paddings are not those that ds_config's parameter_alignment makes",
