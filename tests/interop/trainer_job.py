@@ -23,7 +23,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.interop import deepspeed_job
+from tests.interop import deepspeed_job, deepspeed_tp_job
 
 BATCH, SAVED, STEPS = 12, 3, 6  # sequences of all ranks a step; the step that is saved; all steps
 WORDS, LENGTH = 61, 9
@@ -80,6 +80,8 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
         "bf16": {"enabled": "auto"},
         "steps_per_print": 1_000_000,
     }
+    if run.get("tp", 1) > 1:
+        out["tensor_parallel"] = {"autotp_size": run["tp"]}
     if run.get("universal"):
         out["checkpoint"] = {"load_universal": True}
     if run.get("schedule"):  # DeepSpeed's own, which the engine keeps
@@ -93,7 +95,7 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
 def arguments(run: dict[str, Any], folder: Path) -> transformers.TrainingArguments:
     return transformers.TrainingArguments(
         output_dir=str(folder),
-        per_device_train_batch_size=BATCH // dist.get_world_size(),
+        per_device_train_batch_size=BATCH // (dist.get_world_size() // run.get("tp", 1)),
         max_steps=STEPS,
         save_steps=SAVED,
         save_total_limit=None,
@@ -141,8 +143,8 @@ class Trainer(transformers.Trainer):
 class Held(transformers.TrainerCallback):
     """What the engine holds after the step that is saved: where it was trained to, or where a load has brought it."""
 
-    def __init__(self) -> None:
-        self.facts: Any = None
+    def __init__(self, tp: int | None) -> None:
+        self.tp, self.facts = tp, None
         self.trainer: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -156,7 +158,9 @@ class Held(transformers.TrainerCallback):
     def look(self, state: Any) -> None:
         trainer = self.trainer
         self.facts = {
-            "params": deepspeed_job.whole_state(trainer.deepspeed),
+            "params": deepspeed_tp_job.whole_state(trainer.deepspeed, self.tp)
+            if self.tp
+            else deepspeed_job.whole_state(trainer.deepspeed),
             "schedule": trainer.lr_scheduler.state_dict() if hasattr(trainer.lr_scheduler, "state_dict") else {},
             "logs": [
                 {key: entry[key] for key in ("step", "learning_rate")} for entry in state.log_history[: SAVED - 1]
@@ -173,7 +177,7 @@ def trainer_of(run: dict[str, Any], folder: str, spoil: bool) -> Trainer:
     model = MODELS[run["model"]](run.get("dropout", 0.0))
     if run.get("lora"):
         model = adapted(model, spoil)
-    held = Held()
+    held = Held(run.get("tp"))
     made = Trainer(model=model, args=chosen, train_dataset=Data(), callbacks=[held])
     made.held, held.trainer = held, made
     return made
