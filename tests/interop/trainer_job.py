@@ -144,7 +144,8 @@ class Held(transformers.TrainerCallback):
     """What the engine holds after the step that is saved: where it was trained to, or where a load has brought it."""
 
     def __init__(self, tp: int | None) -> None:
-        self.tp, self.facts = tp, None
+        self.tp = tp  # None: not compared with a run that is cut
+        self.facts: Any = None
         self.trainer: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
