@@ -7,12 +7,32 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
+_here: dict[str, list[str]] = {}  # of each file that this process collected as a whole: names of its tests
+
+
+def keep(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+    """What this process has collected, before anything is deselected. A run that was asked for single tests tells nothing."""
+    _here.clear()
+    if any("::" in asked for asked in config.args) or getattr(config.option, "lf", False):
+        return
+    for item in items:
+        _here.setdefault(item.nodeid.partition("::")[0], []).append(item.nodeid)
 
 
 def collected(files: Iterable[str | Path]) -> list[str]:
-    """The names of all tests of these files, as one process tells them; nothing of a file that cannot be collected here."""
+    """The names of all tests of these files; nothing of a file that cannot be collected here.
+
+    What this process did not collect itself another does, all at once.
+    """
+    names = [(ROOT / file).relative_to(ROOT).as_posix() for file in files]
+    found = [test for name in names for test in _here.get(name, ())]
+    others = [name for name in names if name not in _here]
+    if not others:
+        return found
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += ["--continue-on-collection-errors", *map(str, files)]
+    command += ["--continue-on-collection-errors", *others]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    return [line for line in done.stdout.splitlines() if line.startswith("tests/") and "::" in line]
+    return found + [line for line in done.stdout.splitlines() if line.startswith("tests/") and "::" in line]

@@ -29,6 +29,8 @@ gc.disable()
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, Phase, settings  # noqa: E402
 
+from tests import collecting  # noqa: E402
+
 # No deadline: the first example of a law pays for imports. A failure prints the blob that repeats it. The same examples in
 # every run, so that a change is judged by what it changes; new ones are looked for with `hunt`.
 settings.register_profile(
@@ -48,8 +50,10 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "laws"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A hunt looks at more examples than a law asks for itself."""
+    collecting.keep(config, items)
     if os.environ.get("HYPOTHESIS_PROFILE") != "hunt":
         return
     times = int(os.environ.get("HUNT", "10"))
@@ -64,7 +68,8 @@ def pytest_collection_finish() -> None:
     """What was imported stays: whoever collects garbage before it counts something looks at what came since, and no more."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)  # a tenth of the time of tests goes into looking more often
+    # Most of what a test makes goes with it, and is no garbage before: each look costs what is there.
+    gc.set_threshold(500_000, 20, 50)
     gc.enable()
 
 

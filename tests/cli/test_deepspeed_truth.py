@@ -156,29 +156,30 @@ def test_through_three_others_and_back_is_the_truth(name: str, tmp_path: Path) -
             assert same(plain["params"][path][state], value), (path, state)
 
 
+CHANGED = {"exp_avg": ("blocks.1.mlp.down.weight", 23, 36), "exp_avg_sq": ("mix", 0, 0), "fp32": ("wte.weight", 41, 7)}
+
+
 @pytest.mark.parametrize("layout", ["zero1(dp=3)", "zero2(dp=5)", "zero3(dp=2)", "plain()"])
-@pytest.mark.parametrize(
-    ("state", "tensor", "index"),
-    [("exp_avg", "blocks.1.mlp.down.weight", (23, 36)), ("exp_avg_sq", "mix", (0, 0)), ("fp32", "wte.weight", (41, 7))],
-)
-def test_one_changed_value_is_named(
-    layout: str, state: str, tensor: str, index: tuple[int, int], tmp_path: Path
-) -> None:
-    """The change is made in a plain file by torch, so that no placement of ours has a say in where it lies."""
+def test_each_changed_value_is_named(layout: str, tmp_path: Path) -> None:
+    """The changes are made in a plain file by torch, so that no placement of ours has a say in where they lie."""
     source = FIXTURES / "z1_dp2_bf16"
     plain = plain_to_change(source)
-    plain["params"][tensor][state][index] += 1
+    for state, (tensor, *index) in CHANGED.items():
+        plain["params"][tensor][state][tuple(index)] += 1
     torch.save(plain, tmp_path / "changed.pt")
     good("convert", tmp_path / "changed.pt", tmp_path / "changed", "--to", layout)
     done = ucpl("compare", source, tmp_path / "changed", "--json")
-    assert done.status == 1
-    (found,) = (d for d in done.json["differences"] if d["state"] == state)
-    assert found["name"] == tensor and found["kind"] == "value"
-    assert found["element"] == f"{tensor}[{index[0]}, {index[1]}]"
-    now = float(plain["params"][tensor][state][index])
-    assert number(found["b"]) == pytest.approx(now, rel=1e-6) and number(found["a"]) != number(found["b"])
     text = ucpl("compare", tmp_path / "changed", source)
-    assert text.status == 1 and f"{state} of {tensor}[{index[0]}, {index[1]}]" in text.out
+    assert done.status == text.status == 1
+    differences = done.json["differences"]
+    for state, (tensor, *index) in CHANGED.items():
+        (found,) = (d for d in differences if d["state"] == state)
+        assert found["name"] == tensor and found["kind"] == "value"
+        assert found["element"] == f"{tensor}{index}"
+        now = float(plain["params"][tensor][state][tuple(index)])
+        assert number(found["b"]) == pytest.approx(now, rel=1e-6) and number(found["a"]) != number(found["b"])
+        assert f"{state} of {tensor}{index}" in text.out
+    assert {d["state"] for d in differences} <= {*CHANGED, "weight"}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 import ucpl
 from tests.cli.command import ucpl as command
+from tests.gathered import plain_of
 from ucpl.api import open_checkpoint
 from ucpl.conversion.changes import Changes, Dealt
 from ucpl.conversion.changing import changed_model
@@ -137,8 +138,7 @@ def test_a_new_group_has_the_hyper_parameters_of_another(target: str, tmp_path: 
     assert plan.changed[-1].startswith("new groups have places in lr_scheduler (base_lrs")
     ucpl.save_plan(plan, tmp_path / "a.plan")
     ucpl.apply(tmp_path / "a.plan", FROZEN, tmp_path / "new")
-    (tmp_path / "was").mkdir()
-    before, after = held(FROZEN, tmp_path / "was"), held(tmp_path / "new", tmp_path)
+    before, after = plain_of(FROZEN), held(tmp_path / "new", tmp_path)
     assert members(after) == [*members(before), ["wpe.weight"]]
     hyper = [{k: v for k, v in group.items() if k not in ("params", "name")} for group in after["groups"]]
     assert hyper[2] == hyper[1] != hyper[0]
@@ -177,7 +177,7 @@ def test_bf16_masters_are_made_of_the_weights_that_were_frozen(tmp_path: Path) -
     ucpl.convert(source, tmp_path / "frozen", "zero1(dp = 3)", freeze=["wpe.weight", "ln_f.*"])
     ucpl.convert(tmp_path / "frozen", tmp_path / "new", "zero3(dp = 2)", train=["wpe.weight", "ln_f.*"])
     found, truth = held(tmp_path / "new", tmp_path), truth_of(source)
-    was = {name for group in members(held(source, tmp_path / "frozen")) for name in group}
+    was = {name for group in members(plain_of(source)) for name in group}
     assert {name for group in members(found) for name in group} == was
     for name in ("wpe.weight", "ln_f.weight", "ln_f.bias"):
         rounded = truth[name]["fp32"].bfloat16()
@@ -258,7 +258,7 @@ layout tuned3(dp) of tuned extends zero3(dp = dp) {{
 def test_a_model_of_ones_own_says_the_same(tmp_path: Path) -> None:
     """The model may say what is trained: what a name then leaves out is still to be named."""
     text, _, _ = ucpl.infer(FROZEN).text().partition("layout ")
-    order = ["wte.weight", "wpe.weight", *members(held(FROZEN, tmp_path))[0][2:]]
+    order = ["wte.weight", "wpe.weight", *members(plain_of(FROZEN))[0][2:]]
     spec = tmp_path / "spec.ucpl"
     spec.write_text(text + MODELS.format(", ".join(f'"{name}"' for name in order)))
     call = f"{spec}:tuned3(dp = 2)"
@@ -281,12 +281,7 @@ GROWN = """
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_new_is_a_line_of_the_model(target: str, tmp_path: Path) -> None:
     """The inferred model with lines more is all there is to write: layouts, settings and states are as they were."""
-    text, _, _ = ucpl.infer(FROZEN).text().partition("layout ")
-    text = text.replace("checkpoint {\n", "checkpoint {" + GROWN, 1).replace('"0" = mix', '"0" = adapter.down, mix')
-    text = text.replace('"1" = temp', '"1" = adapter.bias, temp').replace(" is frozen", "")
-    text = text.replace("mix, wte.weight, ", "mix, wte.weight, wpe.weight, ")
-    (tmp_path / "grown.ucpl").write_text(text)
-    model, fill = f"{tmp_path}/grown.ucpl:checkpoint", ["adapter.down=0.5", "adapter.bias=0"]
+    model, fill = grown(tmp_path), ["adapter.down=0.5", "adapter.bias=0"]
     made = ucpl.convert(FROZEN, tmp_path / "new", target, model=model, fill=fill, train=["adapter.*", "wpe.weight"])
     assert made.plan.changed == (
         "trained by --train adapter.*: adapter.down, adapter.bias, as checkpoint has it",
@@ -299,6 +294,20 @@ def test_what_is_new_is_a_line_of_the_model(target: str, tmp_path: Path) -> None
         assert not any(found["params"][name][state].count_nonzero() for state in MOMENTS)
         assert float(found["params"][name]["step"]) == 3.0
     assert kept(found, truth, set(truth) - {"wpe.weight"}) == []
+
+
+def grown(folder: Path) -> str:
+    """The inferred model of the fixture, with an adapter that it does not have."""
+    text, _, _ = ucpl.infer(FROZEN).text().partition("layout ")
+    text = text.replace("checkpoint {\n", "checkpoint {" + GROWN, 1).replace('"0" = mix', '"0" = adapter.down, mix')
+    text = text.replace('"1" = temp', '"1" = adapter.bias, temp').replace(" is frozen", "")
+    text = text.replace("mix, wte.weight, ", "mix, wte.weight, wpe.weight, ")
+    (folder / "grown.ucpl").write_text(text)
+    return f"{folder}/grown.ucpl:checkpoint"
+
+
+def test_what_is_new_is_begun_where_somebody_says_so_and_is_in_the_model_s_group(tmp_path: Path) -> None:
+    model, fill, target = grown(tmp_path), ["adapter.down=0.5", "adapter.bias=0"], "zero1(dp = 2)"
     with pytest.raises(UcplError) as caught:  # what nobody says is not begun
         ucpl.plan(str(FROZEN), target, model=model, fill=fill, train=["wpe.weight"])
     assert caught.value.diagnostics[0].code == "E303"
@@ -391,9 +400,8 @@ def test_parameters_on_model_parallel_ranks(
     source: Path, target: str, how: dict[str, Any], frozen: int, tmp_path: Path
 ) -> None:
     """There, and back: what was frozen on the way is trained again."""
-    before = held(source, tmp_path)["params"]
+    before = plain_of(source)["params"]
     ucpl.convert(source, tmp_path / "new", target, **how)
-    (tmp_path / "plain.pt").unlink()
     after = held(tmp_path / "new", tmp_path)["params"]
     assert set(after) <= set(before)
     still = [name for name in after if "exp_avg" not in after[name] and "exp_avg" in before[name]]

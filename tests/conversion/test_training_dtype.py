@@ -130,8 +130,15 @@ def test_the_file_that_deepspeed_reads(stage: int, tmp_path: Path) -> None:
         assert {m.dtype for m in masters} == {torch.float32} and len(masters) == len(truth)
 
 
-@pytest.mark.parametrize("other", ["bf16=1", "fp16=1"])
-@pytest.mark.parametrize("name", ["z1_dp4", "z3_dp2_subgroup", "tp2_dp2_z1_uneven"])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("z1_dp4", "bf16=1"),
+        ("z1_dp4", "fp16=1"),
+        ("z3_dp2_subgroup", "fp16=1"),
+        ("tp2_dp2_z1_uneven", "bf16=1"),
+    ],
+)
 def test_there_and_back_gives_masters_and_moments_bit_for_bit(name: str, other: str, tmp_path: Path) -> None:
     """And the weights with them, since an f32 run's weights are its masters. Degrees change on the way."""
     before = held(name)
@@ -227,18 +234,16 @@ def test_grad_accum_dtype_makes_bf16_optimizer_on_the_way_back(tmp_path: Path) -
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_losses_are_scaled_in_fp16_and_nowhere_else(stage: int, tmp_path: Path) -> None:
     """As DeepSpeed begins: dynamic, 2 ** 16, hysteresis 2. A fixed scale of another dtype would never move."""
-    made = ucpl.plan(str(FIXTURES / "z1_dp2_bf16"), f"zero{stage}(dp=2, fp16=1)")
+    made = ucpl.convert(FIXTURES / "z1_dp2_bf16", tmp_path / "x", to=f"zero{stage}(dp=2, fp16=1)").plan
     assert "loss_scaler is new, for fp16 training: dynamic, from 65536 (DeepSpeed's defaults)" in made.derived
-    ucpl.convert(FIXTURES / "z1_dp2_bf16", tmp_path / "x", to=f"zero{stage}(dp=2, fp16=1)")
     name, state, blobs = scaler_of(tmp_path / "x")
     assert name == "DynamicLossScaler"
     wanted = {"cur_scale": 65536.0, "cur_iter": 0, "last_overflow_iter": -1, "scale_factor": 2.0, "scale_window": 1000}
     wanted |= {"min_scale": 1, "delayed_shift": 2, "cur_hysteresis": 2, "dynamic": True}
     assert {key: state[key] for key in wanted} == wanted
     assert blobs["dynamic_loss_scale"] is True and blobs["overflow"] is False
-    back = ucpl.plan(str(tmp_path / "x"), f"zero{stage}(dp=2, bf16=1)")
+    back = ucpl.convert(tmp_path / "x", tmp_path / "y", to=f"zero{stage}(dp=2, bf16=1)").plan
     assert "loss_scaler of fp16 training is left out: losses are not scaled" in back.derived
-    ucpl.convert(tmp_path / "x", tmp_path / "y", to=f"zero{stage}(dp=2, bf16=1)")
     name, state, blobs = scaler_of(tmp_path / "y")
     assert name == "LossScaler" and state == {"cur_scale": 1.0, "dynamic": False}
     assert blobs["dynamic_loss_scale"] is False
@@ -297,9 +302,8 @@ def test_weights_alone(dtype: torch.dtype, to: str, now: torch.dtype, tmp_path: 
     """A folder of weights has no settings: each weight that is not of the dtype asked for is cast, and the plan says which."""
     weights = {"a": torch.randn(40, dtype=torch.float64).to(dtype), "b": torch.arange(15.0).reshape(3, 5).to(dtype) / 7}
     save_file(weights, folder(tmp_path) / "model.safetensors")
-    made = ucpl.plan(str(tmp_path / "w"), to)
+    made = ucpl.convert(tmp_path / "w", tmp_path / "x", to=to).plan
     assert bool([text for text in made.derived if "`a`, `b`" in text]) == (dtype != now)
-    ucpl.convert(tmp_path / "w", tmp_path / "x", to=to)
     stored = model_states(tmp_path / "x")["module"]
     assert all(same(stored[name], value.to(now)) for name, value in weights.items())
 

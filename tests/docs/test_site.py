@@ -28,12 +28,40 @@ def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
 
 
+FAULTS = [
+    ("TUTORIAL.md", "[x](LANGUAGE.md#no-such-heading)", "no-such-heading"),
+    ("TUTORIAL.md", "[x](NOWHERE.md)", "NOWHERE.md"),
+    ("LOST.md", "# Nobody leads here", "LOST.md"),
+]
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site") / "site"
-    done = build(ROOT, folder)
-    assert done.returncode == 0, done.stderr
-    return folder
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The site of these pages with all the faults at once, and what is said of it, one by one.
+
+    A site with a warning is written, and then refused: it is looked at all the same, and nothing but the faults is to be said.
+    """
+    top = tmp_path_factory.mktemp("site")
+    for name in ("docs", "editors", "examples"):
+        shutil.copytree(ROOT / name, top / name, ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "mkdocs.yml"):
+        shutil.copy(ROOT / name, top)
+    for page, line, _ in FAULTS:
+        with (top / "docs" / page).open("a", encoding="utf-8") as file:
+            file.write(f"\n{line}\n")
+    done = build(top, top / "site")
+    assert done.returncode != 0 and f"Aborted with {len(FAULTS)} warnings in strict mode" in done.stdout + done.stderr
+    return top / "site", re.findall(r"^(?:WARNING|ERROR).*\n(?: .*\n)*", done.stderr, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def site(built: tuple[Path, list[str]]) -> Path:
+    return built[0]
+
+
+@pytest.fixture(scope="module")
+def refused(built: tuple[Path, list[str]]) -> list[str]:
+    return built[1]
 
 
 def test_every_page_is_there_and_is_found(site: Path) -> None:
@@ -65,29 +93,6 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     assert {name: hits for name, hits in found.items() if hits} == {}
     styles = "\n".join(p.read_text(encoding="utf-8") for p in site.rglob("*.css"))
     assert "fonts.googleapis" not in styles and re.search(r"url\(['\"]?https?:", styles) is None
-
-
-FAULTS = [
-    ("TUTORIAL.md", "[x](LANGUAGE.md#no-such-heading)", "no-such-heading"),
-    ("TUTORIAL.md", "[x](NOWHERE.md)", "NOWHERE.md"),
-    ("LOST.md", "# Nobody leads here", "LOST.md"),
-]
-
-
-@pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What is said of pages with all the faults at once, one by one."""
-    top = tmp_path_factory.mktemp("faults")
-    for name in ("docs", "editors", "examples"):
-        shutil.copytree(ROOT / name, top / name, ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
-    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "mkdocs.yml"):
-        shutil.copy(ROOT / name, top)
-    for page, line, _ in FAULTS:
-        with (top / "docs" / page).open("a", encoding="utf-8") as file:
-            file.write(f"\n{line}\n")
-    done = build(top, top / "site")
-    assert done.returncode != 0
-    return re.findall(r"^WARNING.*\n(?: .*\n)*", done.stderr, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("page", "line", "said"), FAULTS)

@@ -183,8 +183,8 @@ def test_no_construct_is_without_a_law() -> None:
         for example in pair:
             found.update(used(parse(example.text, example.name)))
 
-    for number in range(10):  # the same draws each time, and no more than it takes
-        some = settings(max_examples=60, database=None, suppress_health_check=list(HealthCheck), deadline=None)
+    for number in range(40):  # the same draws each time, and no more than it takes
+        some = settings(max_examples=15, database=None, suppress_health_check=list(HealthCheck), deadline=None)
         run: Any = seed(number)(some(given(models().flatmap(layout_pairs))(drawn)))
         run()
         if missing(found, LAW_ELSEWHERE) == (set(), set(), set()):

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ucpl.runtime.crc import combine, combine_groups, crc_of_zeros, shift
@@ -34,6 +34,13 @@ def test_shifting_is_appending(data: bytes, nbytes: int) -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**61), st.integers(0, 2**61))
 def test_shifts_add_up_for_any_length(crc: int, a: int, b: int) -> None:
     assert shift(shift([crc], [a]), [b])[0] == shift([crc], [a + b])[0]
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**61)), min_size=17, max_size=40))
+def test_many_are_shifted_as_each_by_itself(pairs: list[tuple[int, int]]) -> None:
+    crcs, lengths = zip(*pairs, strict=True)
+    assert shift(crcs, lengths).tolist() == [shift([crc], [n])[0] for crc, n in pairs]
 
 
 def test_lengths_are_not_negative() -> None:

@@ -438,9 +438,10 @@ def test_a_pickle_that_would_run_code_is_refused(source: Path, tmp_path: Path, n
     assert done.status == 4 and "error[E504]: the target's pickles would name posix.system" in done.err
     assert f"--drop {name}" in done.err and not (tmp_path / "t").exists()
     assert f"{name} names posix.system" in good("inspect", source).out
-    good(*command, "--drop", name)
-    assert name not in files_of(tmp_path / "t") or name == "rng_state_1.pth"
-    shutil.rmtree(tmp_path / "t")
+    if not bare:
+        good(*command, "--drop", name)
+        assert name not in files_of(tmp_path / "t") or name == "rng_state_1.pth"
+        shutil.rmtree(tmp_path / "t")
     good(*command, "--allow-global", "posix.system")
     assert (tmp_path / "t" / name).read_bytes() == (source / name).read_bytes()
 

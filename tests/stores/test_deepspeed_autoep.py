@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.gathered import plain_bytes
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from tests.stores.refusals import refusal
 from tests.stores.test_deepspeed_moe import FIXTURES, STEP, edited, loaded
@@ -38,8 +39,8 @@ def assert_is_truth(path: Path) -> None:
 
 
 def test_plain_is_the_truth(tmp_path: Path) -> None:
-    convert(FOUR, tmp_path / "plain", "plain()")
-    assert_is_truth(tmp_path / "plain")
+    (tmp_path / "plain.pt").write_bytes(plain_bytes(FOUR))
+    assert_is_truth(tmp_path)
 
 
 def test_the_inferred_text_converts_identically(tmp_path: Path) -> None:
@@ -126,8 +127,8 @@ def assert_sliced_truth(path: Path) -> None:
 
 def test_stage_3_has_a_slice_of_what_a_rank_holds_of_a_layer(tmp_path: Path) -> None:
     """Two experts are one parameter there, which the ranks that hold the same ones cut, wherever an expert ends."""
-    convert(SLICED, tmp_path / "plain", "plain()")
-    assert_sliced_truth(tmp_path / "plain")
+    (tmp_path / "plain.pt").write_bytes(plain_bytes(SLICED))
+    assert_sliced_truth(tmp_path)
 
 
 def test_at_stage_3_a_target_is_what_deepspeed_wrote() -> None:

@@ -18,6 +18,7 @@ __all__ = ["combine", "combine_groups", "crc_of_comb", "crc_of_zeros", "overlay"
 
 _POLYNOMIAL = 0xEDB88320  # reflected
 _BITS = 63  # of a length in bytes
+_FEW = 16  # CRCs that numbers of Python shift sooner than columns do: most members of a checkpoint are read in a few pieces
 
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
@@ -58,6 +59,9 @@ def shift(crcs: npt.ArrayLike, nbytes: npt.ArrayLike) -> U32:
     left = np.broadcast_to(np.asarray(nbytes, dtype=np.int64), moved.shape)
     if moved.size and left.min() < 0:
         raise ValueError("a length is negative")
+    if moved.size <= _FEW:
+        each = [_shifted(crc, n) for crc, n in zip(moved.reshape(-1).tolist(), left.reshape(-1).tolist(), strict=True)]
+        return np.array(each, np.uint32).reshape(moved.shape)
     for bit in range(int(left.max()).bit_length() if moved.size else 0):
         chosen = np.flatnonzero((left >> bit) & 1)
         if chosen.size:
@@ -92,6 +96,18 @@ def crc_of_comb(crcs: npt.ArrayLike, size: int, step: int) -> int:
     return int(runs[0]) ^ crc_of_zeros(total)
 
 
+def _shifted(crc: int, nbytes: int) -> int:
+    """As `shift`, of one."""
+    bit = 0
+    while nbytes:
+        if nbytes & 1:
+            first, second, third, fourth = _rows(bit)
+            crc = first[crc & 0xFF] ^ second[crc >> 8 & 0xFF] ^ third[crc >> 16 & 0xFF] ^ fourth[crc >> 24]
+        nbytes >>= 1
+        bit += 1
+    return crc
+
+
 @lru_cache(maxsize=256)
 def _moved(nbytes: int) -> U32:
     """The table of so many appended bytes: (4, 256) u32."""
@@ -111,6 +127,13 @@ def _apply(table: U32, crcs: U32) -> U32:
     found ^= table[1][(crcs >> 8) & 0xFF]
     found ^= table[2][(crcs >> 16) & 0xFF]
     found ^= table[3][crcs >> 24]
+    return found
+
+
+@cache
+def _rows(bit: int) -> list[list[int]]:
+    """`_power` as numbers of Python."""
+    found: list[list[int]] = _power(bit).tolist()
     return found
 
 
