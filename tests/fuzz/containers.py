@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from attrs import define, field
+from attrs import define
 
 from tests.fuzz.damage import LONELY, NAMES, damage_bytes, damage_value
 from ucpl.stores.pickles import dumps, loads
@@ -199,35 +199,6 @@ def _json(value: Any, rng: Random) -> bytes:
     except (TypeError, ValueError, RecursionError):
         raw = b"[" * 2000
     return damage_bytes(rng, raw)[0] if rng.random() < 0.1 else raw
-
-
-@define(eq=False)
-class NamedFiles:
-    """Files that a spec names, of either form, with values exchanged."""
-
-    path: Path
-    inputs: list[tuple[TorchFile, bytes, bytes]] = field(factory=list)  # as read, its pickle, its bytes
-    damage: str = ""
-
-    @classmethod
-    def prepare(cls, folder: Path) -> NamedFiles:
-        made = cls(folder / "named.pt")
-        for path in torch_files():
-            made.inputs.append((read_torch_file(path.parent, path.name), pickle_of(path), path.read_bytes()))
-        return made
-
-    def attempt(self, rng: Random) -> str:
-        from ucpl.stores.generic import below, open_files
-
-        part, pickle, raw = rng.choice(self.inputs)
-        tensors = tensors_of(part)
-        value, self.damage = damage_value(rng, loads(pickle), tensors)
-        write_torch_file(self.path, value, part, raw)
-        name = self.path.name
-        open_files(
-            self.path.parent, [name], below([(name, ("module", "a")), (name, (rng.choice(("optimizer", "module")),))])
-        )
-        return self.damage
 
 
 def tensors_of(part: TorchFile) -> list[Any]:

@@ -10,7 +10,7 @@ from random import Random
 from attrs import define, evolve, field, frozen
 
 import ucpl
-from tests.fuzz.containers import FIXTURES, tensors_of, torch_file_of
+from tests.fuzz.containers import FIXTURES, tensors_of, torch_file_of, torch_files
 from tests.fuzz.damage import LONELY, Kept, damage_bytes, damage_value
 from tests.fuzz.odd import ODD, clear
 from tests.fuzz.remembered import Remembered
@@ -19,6 +19,7 @@ from ucpl.errors import UcplError
 from ucpl.extents import TensorRef
 from ucpl.schedule.plan import Plan
 from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.generic import below, open_files
 from ucpl.stores.pickles import dump_pickle
 from ucpl.stores.registry import framework, open_checkpoint
 from ucpl.stores.torch_files import TorchFile, read_torch_file
@@ -144,9 +145,12 @@ class Folders:
         instead: dict[Path, TorchFile] | None = None,
     ) -> None:
         with self.remembered.but(changed, instead):
-            opened = open_checkpoint(folder.path)
+            opened = self.opened(folder.path)
         if plan is not None:
             self._write(plan, opened)
+
+    def opened(self, path: Path) -> Checkpoint:
+        return open_checkpoint(path)
 
     def _write(self, plan: Plan, opened: Checkpoint) -> None:
         self.damage += f", to {plan.target.framework} {dict(plan.target.settings)}"
@@ -155,6 +159,26 @@ class Folders:
         kinds = {tuple(value) if isinstance(value, dict) else (): value for value in values}
         for value in (*values[:1], *kinds.values()):  # shards are many and alike
             dump_pickle(value)
+
+
+@define(eq=False)
+class NamedFiles(Folders):
+    """Files that a spec names, read as it names them: what lies at some places is no part of the model."""
+
+    def opened(self, path: Path) -> Checkpoint:
+        places = ((path.name, ("module", "a")), (path.name, ("optimizer",)))
+        return open_files(path.parent, [path.name], below(places))
+
+
+def named(folder: Path) -> NamedFiles:
+    """The files of several frameworks, each by itself."""
+    made = []
+    for number, source in enumerate(torch_files()):
+        path = folder / f"{number}" / source.name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(source.read_bytes())
+        made.append(Folder.of(path))
+    return NamedFiles(made)
 
 
 def deepspeed(folder: Path) -> Folders:
@@ -167,39 +191,46 @@ def deepspeed(folder: Path) -> Folders:
 
 
 def universal(folder: Path) -> Folders:
-    """Those that DeepSpeed's converter made, of a hundred files; and small ones, which are read four times as often."""
+    """Those that DeepSpeed's converter made, of a hundred files; and small ones, which are read eight times as often."""
     made = []
     for source in sorted((FIXTURES / "universal").iterdir()):
         for step in sorted(source.glob("*_universal")):
             made.append(Folder.of(copied(step, folder / source.name)))
     few = [Folder.of(small(name, f"universal(stage={name[1]})", folder)) for name in ("z1_dp4", "z3_dp2_subgroup")]
-    return Folders([*made, *few * 4])
+    return Folders([*made, *few * 8])
 
 
 def plain(folder: Path) -> Folders:
-    """Plain files that were made of dense checkpoints: a whole one, and small ones, which are read four times as often."""
+    """Plain files that were made of dense checkpoints: a whole one, and small ones, which are read ten times as often."""
     whole = folder / "plain.pt"
     if not whole.exists():
         ucpl.convert(str(FIXTURES / "deepspeed" / "z2_dp3_frozen"), str(whole), "plain()", workers=1)
     few = [Folder.of(small(name, "plain()", folder)) for name in ("z1_dp2_bf16", "z0_dp2_bf16")]
-    return Folders([Folder.of(whole), *few * 2])
+    return Folders([Folder.of(whole), *few * 5])
 
 
 FEW = ("blocks.1.*", "blocks.0.attn.*", "blocks.0.mlp.*", "blocks.0.ln2.*", "wpe.weight", "ln_f.*", "mix")
 
 
+DENSE = (("z0_dp2_bf16", "zero0(dp=2)"), ("z2_dp3_frozen", "zero2(dp=3)"), ("z3_dp2_subgroup", "zero3(dp=2)"))
+
+
 def small(name: str, to: str, folder: Path) -> Path:
     """A dense checkpoint with the parameters of one norm, a scalar, a buffer and the tied head, in another layout."""
-    made = folder / f"{name}-few"
+    made = folder / f"{name}-{to[:5]}-few"
     if not made.exists():
         ucpl.convert(str(FIXTURES / "deepspeed" / name), str(made), to, workers=1, drop=FEW)
-    return next((p for p in made.iterdir() if (p / "zero").is_dir()), made / "plain.pt")
+    if (made / "plain.pt").exists():
+        return made / "plain.pt"
+    return next((p for p in made.iterdir() if (p / "zero").is_dir()), made)
 
 
 def writers(folder: Path) -> Folders:
-    """Every source, handed on to writers of every kind."""
+    """Every source, handed on to writers of every kind; small ones of dense stages three times out of four."""
     every = [*deepspeed(folder).folders, *universal(folder).folders, *plain(folder).folders]
-    return Folders([one for one in every if one.parts], writes=True)
+    every = [one for one in every if one.parts]
+    few = [Folder.of(small(name, to, folder)) for name, to in DENSE]
+    return Folders([*every, *few * (3 * len(every) // len(few))], writes=True)
 
 
 TAGS = (
@@ -286,15 +317,14 @@ class Latest:
 
 
 def latest(folder: Path) -> Latest:
-    made = []
-    for source in (FIXTURES / "deepspeed" / "z0_dp2_bf16", FIXTURES / "deepspeed" / "pp2_dp2_z1_functions"):
-        target = copied(source, folder)
+    few = small("z0_dp2_bf16", "zero0(dp=2)", folder)
+    whole = [copied(FIXTURES / "deepspeed" / name, folder) for name in ("z0_dp2_bf16", "pp2_dp2_z1_functions")]
+    for target in (few, *whole):
         (target / "other").mkdir()
         (target / "link").symlink_to(next(p for p in target.iterdir() if p.is_dir()).name)
         (target / "loop").symlink_to("loop")
         (target / "up").symlink_to("..")
-        made.append(target)
-    return Latest(made)
+    return Latest([few] * 10 + whole)
 
 
 def copied(source: Path, folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz import folders
-from tests.fuzz.containers import HuggingFaceFolders, NamedFiles, Pickles, Safetensors, TorchFiles
+from tests.fuzz.containers import HuggingFaceFolders, Pickles, Safetensors, TorchFiles
 from tests.fuzz.imports import Imports
 from tests.fuzz.plans import Plans
 from tests.fuzz.reader import Reader
@@ -15,7 +15,7 @@ READERS: tuple[Reader, ...] = (
     Reader("torch", TorchFiles.prepare),
     Reader("safetensors", Safetensors.prepare),
     Reader("huggingface", HuggingFaceFolders.prepare),
-    Reader("named-files", NamedFiles.prepare),
+    Reader("named-files", folders.named),
     Reader("plain", folders.plain),
     Reader("deepspeed", folders.deepspeed),
     Reader("universal", folders.universal),

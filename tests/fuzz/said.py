@@ -11,6 +11,7 @@ from attrs import define, frozen
 
 from tests.fuzz.containers import FIXTURES
 from tests.fuzz.damage import damage_bytes, damage_value
+from tests.fuzz.folders import DENSE, small
 from tests.fuzz.plans import json_of
 from tests.fuzz.small import stored
 from ucpl.conversion.given import Called, Given, called, config_at
@@ -138,13 +139,10 @@ RANKS_WRITTEN = 64
 LIKELY = ("1", "2", "3", "4", "1", "2")
 OTHERS = ("stages", "partition", "kv_heads", "ep", "etp", "mp", "dp", "n", "", "²", "layers", "vocab", "sequence", "tp")
 SOURCES = (
-    "z1_dp2_bf16",
-    "z0_dp2_bf16",
-    "z3_dp2_subgroup",
     "tp2_dp2_z1_uneven",
     "pp2_dp2_z1_functions",
     "moe_ep2_dp2_z1",
-)
+)  # and small ones of dense stages, twice as often
 
 
 @frozen(eq=False)
@@ -174,7 +172,10 @@ class Calls:
 
     @classmethod
     def prepare(cls, folder: Path) -> Calls:
-        made = [source_side(open_checkpoint(FIXTURES / "deepspeed" / name), None, Given()) for name in SOURCES]
+        few = [small(name, to, folder) for name, to in DENSE]
+        every = [*(FIXTURES / "deepspeed" / name for name in SOURCES), *few]
+        made = [source_side(open_checkpoint(path), None, Given()) for path in every]
+        made += made[len(SOURCES) :]
         spec, whole = stored(folder)
         described = called(f"{spec}:whole()")
         made.append(source_side(open_checkpoint(whole, described), described, Given()))

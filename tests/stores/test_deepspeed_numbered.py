@@ -14,6 +14,7 @@ from tests.cli.command import FIXTURES
 from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.deepspeed import numbered
 
 Groups = list[list[str]]
 WEIGHTS = {"a.weight": (2, 3), "a.bias": (3,), "b.weight": (2, 3), "b.bias": (3,), "c.weight": (2, 3)}
@@ -136,6 +137,21 @@ def test_masters_tell_any_order(form: str, groups: Groups, tmp_path: Path) -> No
     assert members(opened) == groups
     assert told_by(opened) == "shapes and values of the masters"
     demand_moments(source, tmp_path, groups)
+
+
+def test_weights_and_masters_are_read_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many weights are held against a master: of n parameters, 2 n are read and not n * n."""
+    reads = []
+    read = numbered._Contents._read
+
+    def counted(self: Any, part: Any, tensor: Any) -> bytes:
+        reads.append(tensor)
+        return read(self, part, tensor)
+
+    monkeypatch.setattr(numbered._Contents, "_read", counted)
+    opened = api.open_checkpoint(FIXTURES / "z0_dp2_bf16")
+    assert told_by(opened) == "shapes and values of the masters"
+    assert len(opened.tensors) <= len(reads) <= 2 * len(opened.tensors)
 
 
 @pytest.mark.parametrize("form", ["each", "flat"])

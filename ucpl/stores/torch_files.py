@@ -45,9 +45,10 @@ class TorchFile:
     _shared: dict[str, bytes] = field(
         factory=dict, init=False, eq=False, repr=False
     )  # small storages of several numbers
+    path: Path = field(init=False, eq=False, repr=False)  # asked for at each value that is read
 
-    @property
-    def path(self) -> Path:
+    @path.default
+    def _path(self) -> Path:
         return self.root / self.file
 
     def extent(self, key: tuple[str | int, ...], tensor: TensorRef) -> Extent:

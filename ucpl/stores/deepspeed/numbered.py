@@ -14,7 +14,7 @@ from typing import NoReturn
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, Extent, TensorRef
+from ucpl.extents import DTYPES, TensorRef
 from ucpl.records import frozen
 from ucpl.stores.checkpoint import Order
 from ucpl.stores.deepspeed.module import Module
@@ -23,6 +23,7 @@ from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
 _COMPARED_MAX = 1 << 14  # elements of a weight and its master, where the order has to be found by content
+_MASTERS_KEPT = 64  # places whose masters are kept in memory while weights are held against them
 Named = list[list[str]]  # the parameters of each group, in the optimizer's order
 
 
@@ -347,51 +348,62 @@ class _Contents:
 
     found: Numbered
     _known: dict[tuple[str, int, int], bool] = field(factory=dict)
-    _bytes: dict[Extent, bytes] = field(factory=dict)
+    _weights: dict[str, bytes] = field(factory=dict)
+    _masters: dict[tuple[int, int, str], bytes] = field(factory=dict)  # rounded, by group, place and dtype
 
     def agree(self, name: str, g: int, at: int) -> bool:
         """at: the number in the group, or the element of its flat buffer where the parameter begins."""
         key = (name, g, at)
         if key not in self._known:
-            master = self._master(name, g, at)
-            self._known[key] = master is None or name in self.found.apart or self._compare(name, master)
+            self._known[key] = name in self.found.apart or self._compare(name, g, at)
         return self._known[key]
 
-    def _master(self, name: str, g: int, at: int) -> TensorRef | None:
+    def _compare(self, name: str, g: int, at: int) -> bool:
+        dtype = self.found.module.tensors[name].storage.dtype
+        rounded = self._rounded(g, at, dtype)
+        if rounded is None:
+            return True
+        if name not in self._weights:
+            part = self.found.files.get(name, self.found.module.file)
+            self._weights[name] = self._read(part, self.found.module.tensors[name])
+        held = self._weights[name]
+        if dtype == "f32":
+            return held == rounded[: len(held)]
+        size = min(len(held), len(rounded))
+        return held[:size] == rounded[:size]
+
+    def _rounded(self, g: int, at: int, dtype: str) -> bytes | None:
+        """What lies at a place, as a weight that was rounded from it has it, read once for all weights. None: unknown."""
+        import numpy as np
+
+        master = self._master(g, at)
+        if master is None or master.storage.dtype != "f32" or dtype not in ("f32", "bf16", "f16"):
+            return None
+        if (g, at, dtype) not in self._masters:
+            wide = np.frombuffer(self._read(self.found.module.file, master), dtype="<f4")
+            if dtype == "bf16":
+                bits = wide.view("<u4").astype(np.uint64)
+                wide = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+            elif dtype == "f16":
+                with np.errstate(over="ignore"):
+                    wide = wide.astype("<f2")
+            if len(self._masters) >= _MASTERS_KEPT:
+                self._masters.clear()
+            self._masters[g, at, dtype] = wide.tobytes()
+        return self._masters[g, at, dtype]
+
+    def _master(self, g: int, at: int) -> TensorRef | None:
         group = self.found.groups[g]
         if group.flat is not None:
             flat = group.flat.tensor()
-            return TensorRef(flat.storage, flat.offset + at, (prod(self.found.module.shapes[name]),), (1,))
+            size = min(_COMPARED_MAX, max(0, group.room - at))  # as far as any weight is compared, whichever it is
+            return TensorRef(flat.storage, flat.offset + at, (size,), (1,))
         return group.masters[at].tensor() if group.masters is not None else None
-
-    def _compare(self, name: str, master: TensorRef) -> bool:
-        import numpy as np
-
-        if master.storage.dtype != "f32":
-            return True
-        module, weight = self.found.module, self.found.module.tensors[name]
-        a, b = self._read(self.found.files.get(name, module.file), weight), self._read(module.file, master)
-        wide = np.frombuffer(b, dtype="<f4")
-        match weight.storage.dtype:
-            case "f32":
-                return a == b
-            case "bf16":
-                bits = wide.view("<u4").astype(np.uint64)
-                rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-            case "f16":
-                with np.errstate(over="ignore"):
-                    rounded = wide.astype("<f2").view("<u2")
-            case _:
-                return True
-        held = min(len(a) // 2, len(rounded))
-        return bool((np.frombuffer(a, dtype="<u2")[:held] == rounded[:held]).all())
 
     def _read(self, part: TorchFile, tensor: TensorRef) -> bytes:
         """The first elements of a tensor, as far as they are compared."""
         extent = part.extent((), tensor)
-        if extent not in self._bytes:
-            itemsize = DTYPES[extent.dtype].itemsize
-            size = min(extent.numel, _COMPARED_MAX) * itemsize if extent.is_contiguous else 0
-            with part.path.open("rb") as file:
-                self._bytes[extent] = os.pread(file.fileno(), size, extent.storage_start + extent.offset * itemsize)
-        return self._bytes[extent]
+        itemsize = DTYPES[extent.dtype].itemsize
+        size = min(extent.numel, _COMPARED_MAX) * itemsize if extent.is_contiguous else 0
+        with part.path.open("rb") as file:
+            return os.pread(file.fileno(), size, extent.storage_start + extent.offset * itemsize)
