@@ -226,11 +226,11 @@ def small(name: str, to: str, folder: Path) -> Path:
 
 
 def writers(folder: Path) -> Folders:
-    """Every source, handed on to writers of every kind; small ones of dense stages three times out of four."""
+    """Every source, handed on to writers of every kind; small ones of dense stages every second time."""
     every = [*deepspeed(folder).folders, *universal(folder).folders, *plain(folder).folders]
     every = [one for one in every if one.parts]
     few = [Folder.of(small(name, to, folder)) for name, to in DENSE]
-    return Folders([*every, *few * (3 * len(every) // len(few))], writes=True)
+    return Folders([*every, *few * (len(every) // len(few))], writes=True)
 
 
 TAGS = (

@@ -138,11 +138,14 @@ NUMBERS = (
 RANKS_WRITTEN = 64
 LIKELY = ("1", "2", "3", "4", "1", "2")
 OTHERS = ("stages", "partition", "kv_heads", "ep", "etp", "mp", "dp", "n", "", "²", "layers", "vocab", "sequence", "tp")
-SOURCES = (
+SOURCES = (  # and small ones of dense stages, twice as often
+    "z1_dp2_bf16",
+    "z0_dp2_bf16",
+    "z3_dp2_subgroup",
     "tp2_dp2_z1_uneven",
     "pp2_dp2_z1_functions",
     "moe_ep2_dp2_z1",
-)  # and small ones of dense stages, twice as often
+)
 
 
 @frozen(eq=False)

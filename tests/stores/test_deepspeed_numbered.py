@@ -228,6 +228,24 @@ def test_an_order_may_name_frozen_parameters_in_16_bits(form: str, tmp_path: Pat
     assert members(api.open_checkpoint(source, call)) == EACH
 
 
+@pytest.mark.parametrize("say", ["is a second name of wte.weight", "has no elements"])
+def test_shapes_of_what_is_no_parameter_of_its_own_are_refused(say: str, tmp_path: Path) -> None:
+    """Ours alone have param_shapes at stage 0. A second name, or an empty parameter, ended in an internal error."""
+    made = tmp_path / "z0"
+    ucpl.convert(FIXTURES / "z0_dp2_bf16", made, "zero0(dp=1)", workers=1)
+    file = next(made.rglob("*model_states.pt"))
+    held = torch.load(file, weights_only=False)
+    group, name = next((group, name) for group in held["param_shapes"] for name in group if name.endswith("ln1.weight"))
+    if "second" in say:
+        held["module"][name] = held["module"]["wte.weight"]
+    else:
+        held["module"][name], group[name] = torch.zeros(0, dtype=torch.bfloat16), torch.Size([0])
+    torch.save(held, file)
+    code, message = refusal(made)
+    assert code == "E456"
+    assert f"param_shapes names {name}, which {say}" in message
+
+
 def test_groups_of_a_spec_say_the_order(tmp_path: Path) -> None:
     groups = [["b.weight", "c.weight"], ["a.weight"], ["b.bias", "a.bias"]]
     source = saved(tmp_path / "s", groups, "plain")

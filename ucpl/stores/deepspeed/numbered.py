@@ -112,6 +112,14 @@ def names_of(found: Numbered) -> tuple[Named, str]:
 
 def _stated(found: Numbered) -> Named:
     named = [list(group) for group in found.module.groups]
+    for name in (name for names in named for name in names if name not in found.module.shapes):
+        owner = found.module.aliases.get(name)
+        fail(
+            "E456",
+            f"param_shapes names {name}, which {f'is a second name of {owner}' if owner else 'has no elements'}",
+            Label(str(found.module.file.path), where="param_shapes"),
+            Label(str(found.module.file.path), where=f"module/{name}"),
+        )
     for g, (group, names) in enumerate(zip(found.groups, named, strict=False)):
         if sum(found.cost(found.module.shapes[name]) for name in names) != group.room:
             group.value.wrong(f"a group of the {len(names)} parameters that param_shapes has in group {g}")
