@@ -46,9 +46,11 @@ def layout(*lines: str) -> str:
         layout('file bare = torch "{tp}b.pt" key "b"; b = h in bare as ""'),
         layout('file one = torch "{tp}l.pt" key "layer{l}"; w[l] = h in one as "w"'),
         layout('index l = l@tp; w[l[..2]] = h as "w{l}"; w[l[2..]] = h as "v{l}"'),
-        layout('index l = l@tp; group g[l] = w; w[l] = h as "w{l}"; state * of g = flat(each) as "s{l}"'),
+        layout(
+            'index l = l@tp; group g[l] = w; w[l] = h as "w{l}"; state * of g = flat(each) as "s{l}"',
+            'group o = b; state * of o = like as "o"',
+        ),
         layout('dim two = 2, k = 4; index h = (two k); w = l (k two) as "w"'),
-        layout('group g = b; group rest = all - g; state * of rest = flat(each) as "s"'),
         layout('mesh expert: ep; let ep = tp; file more = torch "{ep}.pt"; b = h in more as "b"'),
         layout('mesh expert: ep; let ep = tp; b = h@ep on expert as "b{ep}"'),
         layout('let a = 3; assert tp > 0, "not {a}"'),
@@ -60,6 +62,11 @@ def layout(*lines: str) -> str:
 )
 def test_what_is_used_is_not_remarked_on(text: str) -> None:
     assert remarks(text) == ()
+
+
+def test_a_group_that_another_leaves_out_is_used() -> None:
+    found = remarks(layout('group g = b; group rest = all - g; state * of rest = flat(each) as "s"'))
+    assert [text.partition(":")[0] for text in found] == ["x stores no m of `b`"]
 
 
 def test_a_text_that_others_import_declares_for_them() -> None:

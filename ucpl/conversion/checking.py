@@ -35,6 +35,7 @@ from ucpl.layout.library import Known, Reader
 from ucpl.layout.remedies import for_hole
 from ucpl.layout.scope import Scope, Value, at
 from ucpl.layout.statements import items_of
+from ucpl.proofs.astray import astray_lines
 from ucpl.proofs.idle import (
     foreign_texts,
     idle_lines,
@@ -48,9 +49,17 @@ from ucpl.proofs.idle import (
     unknown_parameters,
     unread_dims,
 )
+from ucpl.proofs.kinds import kinds_astray
 from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import parts_twice, stored_twice
-from ucpl.proofs.unstored import holes, tensors_without_entry, tensors_without_key, unkept_states
+from ucpl.proofs.unstored import (
+    holes,
+    kept_drops,
+    states_of_some,
+    tensors_without_entry,
+    tensors_without_key,
+    unkept_states,
+)
 from ucpl.proofs.unused import unused
 from ucpl.proofs.void import void_lines, void_plans, void_trained
 from ucpl.records import define, frozen
@@ -173,6 +182,7 @@ class _Checker:
             *odd_truths(self.file),
             *odd_tensors(self.file),
             *void_lines(self.file),
+            *kinds_astray(self.file),
             *unused(self.library, self.file),
         ):
             self.remark(text)
@@ -311,6 +321,12 @@ class _Checker:
                 f"{node.name} stores nothing of {listed(nowhere)}: no `as` stands behind, and no flat buffer has"
                 f' {"it" if len(nowhere) == 1 else "them"}. Write `as "{nowhere[0]}"` behind the line, or `{nowhere[0]} = none`'
             )
+        for some, left_out in states_of_some(side.placement):
+            self.remark(
+                f"{node.name} stores no {', '.join(some)} of {listed(left_out)}: no group that a state line is of has"
+                f" {'it' if len(left_out) == 1 else 'them'}. Name {'it' if len(left_out) == 1 else 'them'} in one, or write"
+                f" `group rest = {left_out[0]}` and `state * of rest = ...`"
+            )
         states = unkept_states(side.placement)
         if states and side.layout.state_lines:
             self.remark(
@@ -340,7 +356,7 @@ class _Checker:
         for text in void_plans(node):
             self.remark(text)
         if source.layout.model_name != TRIAL:
-            for text in void_trained(node, source.layout, target.layout):
+            for text in (*void_trained(node, source.layout, target.layout), *kept_drops(node, target.placement)):
                 self.remark(text)
             self.drops(node, source.layout)
             for said, remedy in unknown_parameters(node, (source.layout, target.layout)):
@@ -385,7 +401,8 @@ class _Checker:
             return
         for text in idle_lines(layout, one.layout.items, of_any=one.is_of_any):
             self.remark(text)
-        for text in unequal_fills(layout):
+        items = tuple(items_of(self.library, nodes.Call(one.layout.name)))
+        for text in (*unequal_fills(layout), *astray_lines(layout, one.layout.items, items)):
             self.remark(text)
         for text in (
             idle_parts(layout, one.layout.items) if not one.is_of_any and not self.open_numbers(one.layout) else ()

@@ -268,7 +268,7 @@ def _demand_dims(item: nodes.Entry, of: list[LogicalTensor], scope: Scope) -> No
                 f"no dim is called `{node.name}`: {paths} {'has' if len(of) == 1 else 'have'} {' '.join(dims) or 'none'}",
                 at(node.span if node.span.line else item.span, "named here"),
                 at(of[0].span, "its dims"),
-                remedy=for_dim(item, node.name, of, close),
+                remedy=for_dim(item, node.name, of, close, scope.mesh_axes),
             )
 
 

@@ -190,6 +190,10 @@ def _is_weight(value: nodes.Expr) -> bool:
 
 def _value(item: nodes.Fill | nodes.FillStates, scope: Scope) -> float:
     """A whole number, or a quoted one with a point."""
+    if isinstance(item.value, nodes.Name) and item.value.path in ("none", "None", "null"):
+        _refuse(
+            item, f"`{item.value.path}` is no number", "take the line out: what nothing fills is asked of the source"
+        )
     value = scope.evaluate(item.value)
     if isinstance(value, str):
         try:

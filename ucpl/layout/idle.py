@@ -11,6 +11,7 @@ from ucpl.layout.by_index import whole_name
 from ucpl.layout.near import for_axis, for_name, nearest
 from ucpl.layout.remedies import for_unread_dim
 from ucpl.layout.scope import Scope, at
+from ucpl.layout.templates import template
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
 
@@ -185,6 +186,10 @@ def demand_known(items: Iterable[nodes.Record], scope: Scope, *, with_dims: bool
     for item in items:
         if not isinstance(item, _WITH_NUMBERS):
             continue
+        if isinstance(item, nodes.Assert) and item.message:
+            for name in sorted(template(item.message, item.span).names):
+                if not _is_known(name, scope):
+                    scope.lookup(name, item.span)
         for node in walk(*_with_arguments(item)):
             if isinstance(node, nodes.Name) and node.path not in _OF_OTHERS and not _is_known(node.path, scope):
                 scope.lookup(node.path, node.span)

@@ -207,6 +207,18 @@ def meshes_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Mesh, ..
     said = [i for i in items if isinstance(i, nodes.Mesh)]
     found: list[Mesh] = []
     for item in said:
+        for axis in item.axes:
+            if not scope.knows(axis):
+                fail(
+                    "E101",
+                    f"mesh axis `{axis}` has no size",
+                    at(item.span),
+                    remedy=for_name(
+                        axis,
+                        scope.names(),
+                        f"make it a parameter of the layout, `layout x({axis}) of ...`, or write `let {axis} = 2`",
+                    ),
+                )
         degrees = [scope.size(axis, item.span) for axis in item.axes]
         for axis, degree in zip(item.axes, degrees, strict=True):
             if degree < 1:

@@ -65,7 +65,9 @@ _ORDERS = ("T", "mT", "t", "transpose")  # of torch: the other order of two dims
 _NUMBER_IN_A_NAME = re.compile(r"\\?\*|\(?(?:\\d|\[0-9\])[+*]?\)?|%d|\$\{?\w*\}?|\{\w*\}")
 
 
-def for_dim(item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: str | None) -> str:
+def for_dim(
+    item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: str | None, mesh_axes: Sequence[str] = ()
+) -> str:
     """Of a name in an entry's pattern that is no dim; with the line to write, where it can be known."""
     from ucpl.syntax.habits import foreign, words
 
@@ -77,6 +79,9 @@ def for_dim(item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: st
     last = name.rpartition(".")[2]
     if name == "config" or name.startswith("config."):
         return _of_config(item, name, [one for t in of for one in t.dims if "#" not in one])
+    placed = _as_placed(item, of, mesh_axes)
+    if placed is not None and last in ("None", *mesh_axes):
+        return _with_line("the mesh axis stands behind the dim that it cuts, and what is not cut has no word", placed)
     if last in ("None", "null", "nil", "NULL"):
         return _with_line(said, evolve(item, shape=None))
     if last in _ORDERS and len(of) == 1 and not item.indices:
@@ -100,6 +105,25 @@ def for_dim(item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: st
         if word:
             return f"did you mean the clause `{word}`?"
     return said or "a dim without a name is written `_`, all that are left `...`"
+
+
+def _as_placed(item: nodes.Entry, of: Sequence[LogicalTensor], mesh_axes: Sequence[str]) -> nodes.Entry | None:
+    """The line that `w = tp None` is meant for, as a PartitionSpec has it: an axis or None for each dim."""
+    bracketed = {n.name for n in walk(*item.indices) if isinstance(n, nodes.Dim)}
+    dims = [d for d in of[0].dims if d not in bracketed] if len(of) == 1 else []
+    words = [a.name for a in item.shape or () if isinstance(a, nodes.Dim)]
+    if (
+        len(words) != len(dims)
+        or len(words) != len(item.shape or ())
+        or not {*words} <= {"None", *mesh_axes}
+        or {*words} <= {"None"}
+    ):
+        return None
+    axes = [
+        nodes.Dim(d) if w == "None" else nodes.Cut(nodes.Dim(d), (nodes.Split(w),))
+        for d, w in zip(dims, words, strict=True)
+    ]
+    return evolve(item, shape=tuple(axes))
 
 
 def _of_config(item: nodes.Entry, name: str, dims: Sequence[str]) -> str:
@@ -262,10 +286,13 @@ def for_hole(span: nodes.Span, items: Sequence[nodes.Record], layout: Layout) ->
     dims = [node for node in walk(*item.shape) if isinstance(node, nodes.Dim) and node.range is not None]
     for dim in dims:
         among = dim.range.items if dim.range is not None else ()
-        axis = next((p.path for p in among if isinstance(p, nodes.Name) and p.path in axes), None)
+        axis = next((p.path for p in walk(*among) if isinstance(p, nodes.Name) and p.path in axes), None)
         if axis is not None:
             whole = rewritten(item, partial(_cut_instead, axis, dim))
-            return _with_line(f"some indices of {dim.name} stand in its brackets, and a cut behind `@`", whole)
+            why = f"some indices of {dim.name} stand in its brackets, and a cut behind `@`"
+            if any(not isinstance(part, nodes.Name) for part in among):
+                why = f"`{axis}` is how many ranks there are, and no rank's place: `@{axis}` gives each its piece"
+            return _with_line(why, whole)
     return _for_some(item, [i for i in items if isinstance(i, nodes.Entry) and i.path == item.path and i.shape], layout)
 
 

@@ -280,6 +280,7 @@ def unread_dims(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[s
 
 
 _BRACES = re.compile(r"\{(\w+)\}")
+_WITHOUT_GRADIENT = ("bool", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8")
 
 
 def odd_tensors(file: nodes.File) -> Iterator[str]:
@@ -287,7 +288,13 @@ def odd_tensors(file: nodes.File) -> Iterator[str]:
     for model in (s for s in file.statements if isinstance(s, nodes.Model)):
         dims = {d.name for i in model.items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
         dims |= {b.name for i in model.items if isinstance(i, nodes.Dims) for b in i.bindings}
+        is_trained = any(isinstance(i, nodes.State) and i.groups is None and not i.scalar for i in model.items)
         for item in (i for i in model.items if isinstance(i, nodes.Tensor)):
+            if is_trained and item.kind == "parameter" and item.scaling is None and item.dtype in _WITHOUT_GRADIENT:
+                yield (
+                    f"{model.name}: `{item.path}` (line {item.span.line}) is trained, and {item.dtype} has no gradient. Write"
+                    f" `is buffer`, or `is frozen` for what is a parameter all the same"
+                )
             own = {d.name for d in item.dims}
             asked = [] if item.when is None else [n.path for n in walk(item.when) if isinstance(n, nodes.Name)]
             for name in dict.fromkeys(n for n in asked if n in own):

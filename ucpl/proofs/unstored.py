@@ -12,8 +12,17 @@ from ucpl.layout.by_index import whole_name
 from ucpl.records import frozen
 from ucpl.regions import Pieces, Placement, element_name
 from ucpl.regions.boxes import subtract
+from ucpl.syntax import nodes
 
-__all__ = ["Hole", "holes", "tensors_without_entry", "tensors_without_key", "unkept_states"]
+__all__ = [
+    "Hole",
+    "holes",
+    "kept_drops",
+    "states_of_some",
+    "tensors_without_entry",
+    "tensors_without_key",
+    "unkept_states",
+]
 
 BOXES_MAX = 4_096  # of one tensor: more of them are counted, and not looked at one by one
 
@@ -61,6 +70,37 @@ def unkept_states(placement: Placement) -> tuple[str, ...]:
     if "*" in known:
         return ()
     return tuple(s.name for s in layout.states if not s.scalar and s.name not in known)
+
+
+def states_of_some(placement: Placement) -> Iterator[tuple[list[str], tuple[str, ...]]]:
+    """States that lines store, with the trained tensors of the layout of which they store none, in the model's order."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    layout = placement.layout
+    derived = {d.state for d in layout.derived}
+    spoken = {path for entry in layout.entries for path in entry.targets.values()}
+    groups = dict(layout.model_groups)
+    for state in (s for s in layout.states if not s.scalar and s.name not in derived):
+        parts = [p for p in placement.parts if p.state == state.name]
+        held = {placement.tensors[n] for p in parts for n in each(p.folded.tensor)}
+        of = spoken if state.groups is None else {m for g in state.groups for m in groups.get(g, ())} & spoken
+        left = tuple(
+            p for p, t in layout.tensors.items() if t.kind == "parameter" and t.numel and p in of and p not in held
+        )
+        if held and left:
+            found.setdefault(left, []).append(state.name)
+    yield from ((states, left) for left, states in found.items())
+
+
+def kept_drops(plan: nodes.Plan, target: Placement) -> Iterator[str]:
+    """States that a plan drops and that its target stores all the same: nothing is left out."""
+    kept = {p.state for p in target.parts if len(p.folded)}
+    for name in dict.fromkeys(plan.drop):
+        if name in kept and name not in target.layout.tensors:
+            line = "" if name == "weight" else f", or write `state {name} = none` in a layout of its own"
+            yield (
+                f"plan {plan.name}: `drop {name}` (line {plan.span.line}) drops nothing: {target.layout.name} stores it."
+                f" Take the name out{line}"
+            )
 
 
 def holes(placement: Placement) -> Iterator[Hole]:

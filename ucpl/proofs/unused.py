@@ -31,6 +31,7 @@ def unused(library: Library, file: nodes.File) -> Iterator[str]:
     if layouts:
         yield from _numbers(library, file)
         yield from _of_models(library, file)
+    yield from _hidden(file)
     if len(file.statements) > sum(isinstance(s, nodes.Import) for s in file.statements):
         yield from _imports(file)
 
@@ -87,6 +88,8 @@ def _in_file(name: str, items: list[nodes.LayoutItem]) -> list[nodes.LayoutItem]
     out: list[nodes.LayoutItem] = []
     for item in items:
         match item:
+            case nodes.States(shape=None) if has_optim:
+                continue
             case nodes.Entry(clauses=clauses):
                 default = "weights"
             case nodes.States(clauses=clauses):
@@ -255,6 +258,30 @@ def _numbers(library: Library, file: nodes.File) -> Iterator[str]:
                             f"{where}nothing uses `{word} {binding.name} = {print_expr(binding.value)}`"
                             f" (line {item.span.line}). Name it where it is meant, or take it out"
                         )
+
+
+def _hidden(file: nodes.File) -> Iterator[str]:
+    """Numbers of the file that all models and layouts that name them have under the same name: nothing reads the file's."""
+    inner = [s for s in file.statements if isinstance(s, nodes.Model | nodes.Layout)]
+    others = {*_named(s for s in file.statements if not isinstance(s, nodes.Model | nodes.Layout))}
+    for item in (s for s in file.statements if isinstance(s, nodes.Let)):
+        for name in (b.name for b in item.bindings if b.name not in others):
+            over = [s for s in inner if name in {*_bound(s)}]
+            users = [s for s in inner if name in {*_named([s])} and getattr(s, "of", "") not in {o.name for o in over}]
+            users += [s for s in over if s not in users]
+            if over and len(over) == len(users):
+                yield (
+                    f"`let {name}` (line {item.span.line}) is read by nothing: {over[0].name} has a `{name}` of its own."
+                    " Take one of the two out"
+                )
+
+
+def _bound(node: nodes.Model | nodes.Layout) -> Iterator[str]:
+    """Numbers that a model or layout defines."""
+    yield from (p.name for p in node.parameters)
+    for item in node.items:
+        if isinstance(item, nodes.Let | nodes.Dims):
+            yield from (b.name for b in item.bindings)
 
 
 def _named(texts: Iterable[nodes.Record]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from ucpl.layout import Layout
 from ucpl.layout.near import nearest
 from ucpl.proofs.truths import of_one_truth
 from ucpl.syntax import nodes, print_expr
+from ucpl.syntax.quoting import HOLE
 from ucpl.syntax.walk import walk
 
 __all__ = ["void_lines", "void_plans", "void_trained"]
@@ -27,6 +28,9 @@ def void_lines(file: nodes.File) -> Iterator[str]:
             axes = {axis for item in statement.items if isinstance(item, nodes.Mesh) for axis in item.axes}
             for item in statement.items:
                 yield from (f"{statement.name}: {text}" for text in (*_of_an_item(item), *_truths(item, axes)))
+            yield from (f"{statement.name}: {text}" for text in _spaced(statement.items))
+            if not getattr(statement, "extends", None):  # where a base is taken back, both lines act
+                yield from (f"{statement.name}: {text}" for text in _stored_and_not(statement.items))
             yield from (f"{statement.name}: {text}" for text in _lines_twice(statement.items))
             yield from (f"{statement.name}: {text}" for text in _of_nothing(statement.items))
 
@@ -54,6 +58,11 @@ def _of_an_item(item: nodes.ModelItem | nodes.LayoutItem) -> Iterator[str]:
             yield from _dealt(name, inner, "".join(f"@{split.mesh_axis}" for split in splits), line)
         case nodes.State(names=names) if "weight" in names:
             yield f"`state weight` (line {line}): `weight` is the tensor itself. Take it out, or write `state fp32 : f32`"
+        case nodes.Derive(state=state, source=source) if source in _MOMENTS and state not in _MOMENTS:
+            yield (
+                f"`derive {state} from {source}` (line {line}): `{source}` is made of gradients, and `{state}` is no copy of"
+                f" it. Write `derive {state} from {'fp32' if state == 'weight' else 'weight'}`"
+            )
         case nodes.Derive(state=state, source=source) if state in _MOMENTS and source not in _MOMENTS:
             yield (
                 f"`derive {state} from {source}` (line {line}): `{state}` is made of gradients, and is no copy of `{source}`."
@@ -138,10 +147,29 @@ def _axes(axes: Iterable[nodes.Record], line: int) -> Iterator[str]:
                 yield f"`pad` to a multiple of 1 (line {line}) adds nothing. Write the multiple, `pad(n, 128)`, or take it out"
             case nodes.Pad(axis=nodes.Pad(multiple=inner, kind=kind), multiple=outer, kind=other) if kind == other:
                 yield from _padded(inner, outer, line)
+            case nodes.Stack(terms=terms):
+                whole = [t.label for t in terms if t.label and not any(_is_part(n) for n in walk(*t.axes))]
+                for label in _twice(whole):
+                    yield f"`{label}:` stands twice in one sum (line {line}), and is one tensor. Write the other's label"
+            case nodes.Cut(axis=nodes.Rest(), splits=splits):
+                cut = "".join(f"@{split.mesh_axis}" for split in splits)
+                yield (
+                    f"`...{cut}` (line {line}) is one axis, the product of all dims that are left. Where the first of them is"
+                    f" meant, write `_{cut} ...`; where their product is, `(...){cut}`"
+                )
+            case nodes.Split(mesh_axis=axis, kind="sizes", sizes=(nodes.Number(value=size),)):
+                yield (
+                    f"`@{axis}[{size}]` (line {line}) is one piece for one rank: in brackets stands a size for each."
+                    f" Write `@{axis}` for equal ones, or all sizes, `@{axis}[{size}, {size}]`"
+                )
             case nodes.Trim(axis=nodes.Trim()):
                 yield f"`trim` of a `trim` (line {line}) has nothing left to take. Write it once"
             case nodes.Dim(name=name, range=among) if among is not None:
                 yield from _range(name, among, line)
+
+
+def _is_part(node: nodes.Record) -> bool:
+    return isinstance(node, nodes.Dim | nodes.Any_) and node.range is not None
 
 
 def _dealt(name: str, inner: nodes.Axis, cut: str, line: int) -> Iterator[str]:
@@ -195,6 +223,26 @@ def _range(name: str, among: nodes.Among | None, line: int) -> Iterator[str]:
         yield f"`{one}` stands twice in the brackets of `{name}` (line {line}), and is meant once. Write the other number"
 
 
+def _spaced(items: Iterable[nodes.Record]) -> Iterator[str]:
+    """`{tp:2}`, which fills with spaces, and characters that nobody sees."""
+    for item in items:
+        match item:
+            case nodes.Files(template=text, key=key):
+                said = [text, key or ""]
+            case nodes.Entry(clauses=clauses) | nodes.States(clauses=clauses) | nodes.Blob(clauses=clauses):
+                said = [c.args[0] for c in clauses if c.word == "as"]
+            case _:
+                continue
+        for sign in dict.fromkeys(c for text in said for c in text if not c.isprintable()):
+            yield (
+                f"a text (line {item.span.line}) has U+{ord(sign):04X}, which no one sees. Take it out; a backslash begins an"
+                " escape, and folders are divided by `/`"
+            )
+        for hole in (found for text in said for found in HOLE.finditer(text)):
+            if (hole[2] or "0")[0] != "0":
+                yield f"`{hole[0]}` (line {item.span.line}) fills up with spaces. Write `{{{hole[1]}:0{hole[2]}}}`"
+
+
 def _lines_twice(items: Sequence[nodes.Record]) -> Iterator[str]:
     """The same entry or fill word for word: a second home has a place of its own, a second number another reason."""
     first: dict[nodes.Record, int] = {}
@@ -203,6 +251,18 @@ def _lines_twice(items: Sequence[nodes.Record]) -> Iterator[str]:
             line = first.setdefault(item, item.span.line)
             if line != item.span.line:
                 yield f"line {item.span.line} says what line {line} says, word for word. Take one out"
+
+
+def _stored_and_not(items: Sequence[nodes.Record]) -> Iterator[str]:
+    """`b = none` beside another line of `b`: the one that stores it holds."""
+    entries = [i for i in items if isinstance(i, nodes.Entry) and all(c.word != "when" for c in i.clauses)]
+    stored = {e.path: e.span.line for e in entries if e.shape is not None}
+    for entry in entries:
+        if entry.shape is None and entry.path in stored and not entry.glob and entry.path != "*":
+            yield (
+                f"`{entry.path} = none` (line {entry.span.line}) does nothing: line {stored[entry.path]} stores `{entry.path}`."
+                " Take one of the two out"
+            )
 
 
 def _of_nothing(items: Sequence[nodes.Record]) -> Iterator[str]:

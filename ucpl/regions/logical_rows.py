@@ -67,7 +67,7 @@ class LogicalRows:
                 f" the pattern names {' '.join([*sorted(bracket), *names])}",
                 at(self.entry.span, "each dim must be named exactly once"),
                 at(tensor.span, "defined here"),
-                remedy=f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, tensor.dims)}`",
+                remedy=f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, path, tensor.dims)}`",
             )
 
     def _runs(self, path: str, tensor: LogicalTensor, i: int, by_name: Digits, bracket: set[str]) -> list[Run]:
@@ -114,12 +114,26 @@ class LogicalRows:
         return out
 
 
-def _every_dim(entry: Entry, dims: tuple[str, ...]) -> str:
-    """The plainest entry of a tensor that has these brackets."""
+def _every_dim(entry: Entry, path: str, dims: tuple[str, ...]) -> str:
+    """The plainest entry of a tensor that has these brackets and cuts; of several that are packed, its part."""
     bracket = [name for axis in entry.indices for name in ax.dims_of(axis) if name in dims]
-    left = " ".join("_" if "#" in d else d for d in dims if d not in bracket)
+    cuts = {
+        a.axis.name: _cut_text(a) for a in ax.walk(*entry.shape) if isinstance(a, ax.Cut) and isinstance(a.axis, ax.Dim)
+    }
+    left = " ".join("_" if "#" in d else f"{d}{cuts.get(d, '')}" for d in dims if d not in bracket)
+    label = next((one for one, target in entry.targets.items() if target == path), None)
+    if label is not None:
+        around = {a.name for a in entry.shape if isinstance(a, ax.Dim)}  # what all parts have behind them
+        left = " ".join(d for d in left.split() if d not in around)
+        return f"{label}: {left or '()'}"
     indices = f"[{', '.join(bracket)}]" if bracket else ""
     return f"{entry.path}{indices} = {left or '()'}"
+
+
+def _cut_text(cut: ax.Cut) -> str:
+    """Its plain cuts; sizes and grains are said where they stand."""
+    kinds = {"equal": "@{}", "chunk": "@chunk({})", "spread": "@spread({})"}
+    return "".join(kinds[s.kind].format(s.mesh_axis) for s in cut.splits if s.kind in kinds and s.grain == 1)
 
 
 def _dims_remedy(need: list[str], have: list[str]) -> str:

@@ -27,6 +27,7 @@ class _Definition:
     kind: str  # "layout", "file", …: the same word for names that would collide
     name: str
     span: Span
+    remedy: str = ""  # where it is this one that may be meant otherwise
 
 
 def check_definitions(file: nodes.File, source: Source) -> None:
@@ -59,7 +60,8 @@ def check_definitions(file: nodes.File, source: Source) -> None:
 def _check(definitions: Iterable[_Definition], source: Source) -> None:
     seen: dict[tuple[str, str], _Definition] = {}
     for new in definitions:
-        old = seen.setdefault((new.kind, new.name), new)
+        kind = "number" if new.kind == "dim" else new.kind  # one name, one value
+        old = seen.setdefault((kind, new.name), new)
         if old is not new:
             what = f"the {new.kind} `{new.name}`" if new.name else f"the {new.kind}"
             fail(
@@ -67,7 +69,7 @@ def _check(definitions: Iterable[_Definition], source: Source) -> None:
                 f"{what} is defined twice",
                 source.label(new.span, "defined again here"),
                 source.label(old.span, "first defined here"),
-                remedy="" if (new.kind, new.name) != ("mesh", "") else _SECOND_MESH,
+                remedy=_SECOND_MESH if (new.kind, new.name) == ("mesh", "") else new.remedy or old.remedy,
             )
 
 
@@ -97,8 +99,11 @@ def _of_model(item: nodes.ModelItem) -> list[_Definition]:
             return _numbers(item.bindings, "number")
         case nodes.Dims():
             return _numbers(item.bindings, "dim")
-        case nodes.Tensor() | nodes.Alias():
+        case nodes.Tensor():
             return [] if item.when is not None else [_Definition("tensor", item.path, item.span)]
+        case nodes.Alias(path=path, owner=owner):
+            remedy = f"remove one of the two; of an alias the new name stands first: alias {owner} = {path}"
+            return [] if item.when is not None else [_Definition("tensor", path, item.span, remedy)]
         case nodes.Index():
             return [] if item.when is not None else [_Definition("index", item.name, item.span)]
         case nodes.Group():

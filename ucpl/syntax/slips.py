@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 from functools import cache
 
 from lark import Lark, Token
@@ -106,7 +107,43 @@ def _unreadable(source: Source, place: int) -> Diagnostic:
         )
     character = text[place]
     shown = character if character.isprintable() else f"U+{ord(character):04X}"
-    return _diagnostic("E004", f"`{shown}` means nothing in this language", source.label(source.span(place, place + 1)))
+    return _diagnostic(
+        "E004",
+        f"`{shown}` means nothing in this language",
+        source.label(source.span(place, place + 1)),
+        remedy=_lookalike(character),
+    )
+
+
+# Signs that stand for one of the language's, where the tables of Unicode do not say so.
+_LIKE = {
+    "−": "-",
+    "–": "-",
+    "—": "-",
+    "×": "*",
+    "·": "*",
+    "÷": "/",
+    "→": "->",
+    "⋅": "*",
+    "∗": "*",
+    "≤": "<=",
+    "≥": ">=",
+    "≠": "!=",
+}
+_LETTERS = dict(
+    zip("асеорхуіјѕԁһАВЕКМНОРСТХαορνΑΒΕΖΗΙΚΜΝΟΡΤΥΧ", "aceopxyijsdhABEKMHOPCTXaopvABEZHIKMNOPTYX", strict=True)
+)
+
+
+def _lookalike(character: str) -> str:
+    """What to write for a sign or a letter that looks like one of the language's; empty for any other."""
+    if character.isascii():
+        return ""
+    like = _LIKE.get(character) or _LETTERS.get(character) or unicodedata.normalize("NFKC", character)
+    if not like.isascii() or not like.strip():
+        return ""
+    name = unicodedata.name(character, "a sign that has no name")
+    return f"write `{'..' if like == '...' else like}`: this one is U+{ord(character):04X}, {name}"
 
 
 def _unexpected(error: UnexpectedToken, source: Source, parser: Lark) -> Diagnostic:

@@ -9,9 +9,10 @@ from itertools import permutations, product
 from attrs import field
 
 from ucpl.conversion.degrees import Degrees, call_at, degrees_of, degrees_text, hangs_on_a_number, is_part
-from ucpl.errors import UcplError, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.layout import Library, load, resolve
 from ucpl.layout.bases import called_model
+from ucpl.layout.near import for_axis
 from ucpl.layout.scope import Config, Value
 from ucpl.records import define, frozen
 from ucpl.regions import Placement, locate
@@ -82,6 +83,15 @@ def roundtrip(
     if not kept:
         fail("E114", f"{name} has no layout of a model of its own", remedy="name a model with --model FILE:NAME")
     given = _Given(library, model, config or {}, dict(sizes or {}), dict(degrees or {}))
+    known = {axis for layout in kept for axis in _axes(library, layout)}
+    for axis in degrees or ():
+        if axis not in known:
+            fail(
+                "E148",
+                f"--degrees {axis}: no layout that is tried has a mesh axis of that name",
+                Label("<command line>", where=f"--degrees {axis}"),
+                remedy=for_axis(axis, sorted(known), ""),
+            )
     return tuple(_tried(given, s, max(1, examples), random.Random(f"{seed} {s.name}")) for s in kept)
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "entry",
     "grouped",
     "import_path",
+    "inclusive",
     "in_parentheses",
     "key",
     "kind",
@@ -223,6 +224,11 @@ def cast(found: Match[str]) -> str:
 def stepped(found: Match[str]) -> str:
     """`[l[::2]` as `[l[0.. by 2]`."""
     return f"[{found[1]}[{found[2] or 0}..{found[3]} by {found[4]}]"
+
+
+def inclusive(found: Match[str]) -> str | None:
+    """`[0..=3]` as `[0..4]`."""
+    return f"[{found[1]}..{int(found[2]) + 1}]" if len(found[2]) < 10 else None
 
 
 def stripped(found: Match[str]) -> str:

@@ -1,0 +1,140 @@
+"""Lines of a layout that speak of what is not there: copies where there is one home, states of what no optimizer trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ucpl.layout import Layout
+from ucpl.layout.layout import Entry
+from ucpl.layout.templates import template
+from ucpl.syntax import nodes
+from ucpl.syntax.nodes import NOWHERE
+from ucpl.syntax.walk import walk
+
+__all__ = ["astray_lines"]
+
+
+def astray_lines(layout: Layout, own: Iterable[nodes.LayoutItem], items: tuple[nodes.LayoutItem, ...]) -> Iterator[str]:
+    """`own`: the layout's own statements; `items`: those of layouts that it extends, too. Each remark names a line of its
+    own, and says what to write instead.
+    """
+    rules = {i.name: i for i in items if isinstance(i, nodes.Index)}
+    entries = {entry.span: entry for entry in layout.entries}
+    own = tuple(own)
+    for item in own:
+        match item:
+            case nodes.Entry(shape=tuple()):
+                yield from _copies(layout, item, entries.get(item.span), rules)
+            case nodes.Group(name=name, members=tuple(members)) if _keeps_states(name, items):
+                yield from _untrained(layout, item, members)
+            case nodes.Derive(state="weight", source=source, when=None):
+                yield from _stored_too(layout, item, source)
+    yield from _uncounted(layout, own, rules)
+    yield from _in_two_groups(layout, own)
+
+
+def _cuts(axis: nodes.Axis) -> set[str]:
+    return {split.mesh_axis for node in walk(axis) if isinstance(node, nodes.Cut) for split in node.splits}
+
+
+def _copies(layout: Layout, item: nodes.Entry, entry: Entry | None, rules: dict[str, nodes.Index]) -> Iterator[str]:
+    """What is said of copies along an axis that deals the index, or that no name tells apart."""
+    bracketed = {axis.name for axis in item.indices if isinstance(axis, nodes.Dim)}
+    dealt = {name: _cuts(rule.axis) for name, rule in rules.items() if rule.when is None}
+    fixed = {c.args[0] for c in item.clauses if c.word == "at"}
+    for word, axes in (c.args for c in item.clauses if c.word == "copies"):
+        for axis in (a for a in axes if a not in fixed):
+            said = f"{layout.name}: `{word} @{axis}` of `{item.path}` (line {item.span.line})"
+            by = next((i for i in sorted(bracketed) if axis in dealt.get(i, ())), None)
+            if by is not None:
+                yield f"{said} speaks of copies along {axis}, over which `index {by}` deals {by}: there are none. Take it out"
+            elif entry is not None and entry.storing.file in layout.files and word != "same":
+                file = layout.files[entry.storing.file]
+                text = file.path.text if file.path else file.name
+                texts = [t for t in (file.path, file.key, entry.storing.key) if t is not None]
+                names = frozenset[str]().union(*(text.names for text in texts))
+                if not {axis, "rank"} & names and not _made_of(layout, axis):
+                    yield (
+                        f"{said} speaks of copies along {axis}, and all its ranks share one file, `{text}`."
+                        f" Write {{{axis}}} in the file's name, or take it out"
+                    )
+
+
+def _made_of(layout: Layout, axis: str) -> bool:
+    """Whether the axis is one of a second mesh, whose ranks other names tell apart."""
+    return len(layout.meshes) > 1 and axis not in layout.meshes[0].axes
+
+
+def _uncounted(layout: Layout, own: Iterable[nodes.LayoutItem], rules: dict[str, nodes.Index]) -> Iterator[str]:
+    """`{l.local}` where nothing deals `l`: every rank counts all of them. The first line of each dim is told."""
+    told: set[str] = set()
+    axes = layout.meshes[0].axes if layout.ranks > 1 else ()
+    for item in (i for i in own if axes and isinstance(i, nodes.Entry)):
+        texts = [c.args[0] for c in item.clauses if c.word == "as"]
+        for name in sorted(name for text in texts for name in template(text, NOWHERE).names):
+            dim = name.removesuffix(".local")
+            if name != dim and nodes.Dim(dim) in item.indices and dim not in {*rules, *told}:
+                told.add(dim)
+                known = [a for mesh in layout.meshes for a in mesh.axes]
+                axis = next((a for a in (f"{dim}p", "pp") if a in known), axes[0])
+                yield (
+                    f"{layout.name}: `{{{name}}}` of `{item.path}` (line {item.span.line}) counts what a rank has of {dim},"
+                    f" and no `index {dim}` deals it: every rank has all. Write `index {dim} = {dim}@{axis}`, or `{{{dim}}}`"
+                )
+
+
+def _keeps_states(group: str, items: Iterable[nodes.LayoutItem]) -> bool:
+    """Whether a state line of a group is of more than the weights."""
+    return any(
+        isinstance(i, nodes.States) and i.shape is not None and group in (i.groups or ()) and i.names != ("weight",)
+        for i in items
+    )
+
+
+def _untrained(layout: Layout, item: nodes.Group, members: tuple[str, ...]) -> Iterator[str]:
+    for name in members:
+        kinds = {layout.tensors[t].kind for e in layout.entries if e.path == name for t in e.targets.values()}
+        if kinds and "parameter" not in kinds:
+            kind = sorted(kinds)[0]
+            yield (
+                f"{layout.name}: `{name}` of `group {item.name}` (line {item.span.line}) is {kind}, which no optimizer trains"
+                f" and which has no states. Take it out of the group, or `is {kind}` off the tensor"
+            )
+
+
+def _stored_too(layout: Layout, item: nodes.Derive, source: str) -> Iterator[str]:
+    """Weights that are derived, and stored under a key all the same."""
+    trained = {path for path, tensor in layout.tensors.items() if tensor.kind == "parameter"}
+    kept = [e for e in layout.entries if e.storing.key is not None and trained & {*e.targets.values()}]
+    if kept and any(state.name == source for state in layout.states):
+        yield (
+            f"{layout.name}: `derive weight from {source}` (line {item.span.line}) says that no weight is stored, and the line"
+            f" of `{kept[0].path}` has a key. Take the `as` out of the lines of what is trained, or the `derive`"
+        )
+
+
+def _in_two_groups(layout: Layout, items: tuple[nodes.LayoutItem, ...]) -> Iterator[str]:
+    """Members of two groups of which one state is stored: it would lie twice."""
+    lines = [i for i in items if isinstance(i, nodes.States) and isinstance(i.shape, tuple) and i.names != ("weight",)]
+    groups = [i for i in items if isinstance(i, nodes.Group) and i.members is not None and not i.indices]
+    for n, one in enumerate(groups):
+        for other in groups[:n]:
+            shared = [name for name in one.members or () if name in (other.members or ())]
+            both = [_of_group(lines, group.name) for group in (one, other)]
+            if shared and any(_same_state(a, b) for a in both[0] for b in both[1]):
+                yield (
+                    f"{layout.name}: `{shared[0]}` is in `group {other.name}` (line {other.span.line}) and in"
+                    f" `group {one.name}` (line {one.span.line}), and its states lie in both. Take it out of one"
+                )
+
+
+def _of_group(lines: Iterable[nodes.States], name: str) -> list[tuple[str, ...] | None]:
+    return [line.names for line in lines if name in (line.groups or ()) and not _is_conditional(line)]
+
+
+def _is_conditional(line: nodes.States) -> bool:
+    return any(c.word == "when" for c in line.clauses)
+
+
+def _same_state(one: tuple[str, ...] | None, other: tuple[str, ...] | None) -> bool:
+    return one is None or other is None or bool({*one} & {*other})

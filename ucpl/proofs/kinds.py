@@ -1,0 +1,88 @@
+"""Lists of kinds, `let kinds = ["mamba", "attention"]`, and what asks them for positions: words that stand in no list, and
+lists of another length than the dim that they are of. Of lists that the text itself has; a config's are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ucpl.layout.near import nearest
+from ucpl.syntax import nodes, print_expr
+from ucpl.syntax.walk import walk
+
+__all__ = ["kinds_astray"]
+
+Numbers = dict[str, nodes.Expr]
+
+
+def kinds_astray(file: nodes.File) -> Iterator[str]:
+    """Remarks on `where(list, word)`, each with its line."""
+    top = _bound(s for s in file.statements if isinstance(s, nodes.Let))
+    for statement in file.statements:
+        match statement:
+            case nodes.Let():
+                yield from _asked(statement, top)
+            case nodes.Model(items=items, name=name, parameters=parameters):
+                given = {p.name: p.default for p in parameters if p.default is not None}
+                known = {**top, **given, **_bound(i for i in items if isinstance(i, nodes.Let | nodes.Dims))}
+                for item in items:
+                    yield from (f"{name}: {text}" for text in _asked(item, known))
+                    if isinstance(item, nodes.Tensor):
+                        yield from (f"{name}: {text}" for text in _shorter(item, known))
+
+
+def _bound(items: Iterator[nodes.Let | nodes.Dims]) -> Numbers:
+    return {b.name: b.value for item in items for b in item.bindings}
+
+
+def _listed(expr: nodes.Expr, known: Numbers) -> tuple[str, list[str | int]] | None:
+    """The name and the values of a list that the text has."""
+    name = print_expr(expr)
+    value = known.get(expr.path) if isinstance(expr, nodes.Name) else expr
+    if not isinstance(value, nodes.List):
+        return None
+    values = [i.value for i in value.items if isinstance(i, nodes.Text | nodes.Number)]
+    return (name, values) if len(values) == len(value.items) else None
+
+
+def _asked(item: nodes.Record, known: Numbers) -> Iterator[str]:
+    """Words that a list does not have, and lists of words that are asked for numbers."""
+    for node in walk(item):
+        if not isinstance(node, nodes.Function) or node.name != "where" or not node.args:
+            continue
+        listed = _listed(node.args[0], known)
+        if listed is None:
+            continue
+        name, values = listed
+        line = f"(line {node.span.line or getattr(item, 'span', nodes.NOWHERE).line})"
+        words = list(dict.fromkeys(v for v in values if isinstance(v, str)))
+        match node.args[1:]:
+            case (nodes.Text(value=word),) if word not in values:
+                alike = next((w for w in words if w[:3] == word[:3]), words[0] if words else "")
+                meant = nearest(word, words) or alike
+                has = ", ".join(words) or "numbers"
+                yield (
+                    f'`{print_expr(node)}` {line}: "{word}" stands nowhere in {name}, which has {has}.'
+                    + (f' Write `where({name}, "{meant}")`' if meant else " Write one of them")
+                )
+            case () if words:
+                yield (
+                    f"`{print_expr(node)}` {line} is of the positions that are not 0, and {name} has words. Write which one,"
+                    f' `where({name}, "{words[0]}")`'
+                )
+
+
+def _shorter(item: nodes.Tensor, known: Numbers) -> Iterator[str]:
+    """A dim in whose brackets stands a list of kinds with fewer or more values than the dim has."""
+    for dim in (d for d in item.dims if d.range is not None):
+        size = known.get(dim.name or "")
+        size = known.get(size.path) if isinstance(size, nodes.Name) else size
+        asked = [known.get(n.path, n) if isinstance(n, nodes.Name) else n for n in dim.range.items] if dim.range else []
+        for one in (a for a in asked if isinstance(a, nodes.Function) and a.name == "where" and a.args):
+            listed = _listed(one.args[0], known)
+            if isinstance(size, nodes.Number) and listed is not None and len(listed[1]) != size.value:
+                name, values = listed
+                yield (
+                    f"`{item.path}` (line {item.span.line}) has `{dim.name}` by {name}, which has {len(values)} values for"
+                    f" {size.value} of {dim.name}. Write one for each"
+                )
