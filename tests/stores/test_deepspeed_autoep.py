@@ -202,12 +202,20 @@ def test_the_inferred_text_of_stage_3_converts_identically(tmp_path: Path) -> No
     [
         ("zero0(dp=4)", "AutoEP, which is written at ZeRO stage 1, 2 or 3"),
         ("zero1(dp=4, ep=3)", "does not divide"),
-        ("zero1(dp=4, ep=2, round_robin=1)", "round_robin = 0"),
+        ("zero1(dp=4, ep=2, round_robin=1)", "round_robin deals AutoEP"),
         ("zero1(dp=4, tp=2)", "tensor parallelism"),
     ],
 )
 def test_what_is_not_written_is_named(call: str, said: str) -> None:
     assert said in refusal(lambda: plan(str(FOUR), call), "E478").message
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [("zero1(dp=4, tp=2)", "tp = 1"), ("zero1(dp=4, ep=2, round_robin=1)", "round_robin_gradients off")],
+)
+def test_what_is_not_written_is_refused_with_what_to_do(call: str, said: str) -> None:
+    assert said in refusal(lambda: plan(str(FOUR), call), "E478").remedy
 
 
 def test_universal_folders_of_it_are_named(tmp_path: Path) -> None:

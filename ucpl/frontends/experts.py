@@ -102,9 +102,11 @@ def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[No
 def _demand_auto_ep(base: Base, edp: int, asked: Label) -> None:
     """What AutoEP's layers are written beside: their tensors hold several experts, which round robin would deal as one."""
     if base.asked(TP) > 1:
-        fail("E478", "AutoEP's experts beside tensor parallelism are not written", asked)
+        remedy = "tp = 1, with an ep that divides dp; plain() is one file of all"
+        fail("E478", "AutoEP's experts beside tensor parallelism are not written", asked, remedy=remedy)
     if edp > 1 and base.asked("round_robin"):
-        fail("E478", "round_robin deals AutoEP's tensors, of several experts each: give round_robin = 0", asked)
+        remedy = "round_robin = 0, and round_robin_gradients off in the config of the run that loads it"
+        fail("E478", "round_robin deals AutoEP's tensors, of several experts each", asked, remedy=remedy)
 
 
 def _demand_alike(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
