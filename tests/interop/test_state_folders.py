@@ -1,5 +1,5 @@
-"""Accelerate's `save_state` and Lightning's ModelCheckpoint write folders around shards, ucpl converts them, and `load_state`
-and `fit(ckpt_path=...)` go on from the results.
+"""Accelerate's `save_state`, Lightning's ModelCheckpoint and its `fabric.save` write folders around shards, ucpl converts them,
+and `load_state`, `fit(ckpt_path=...)` and `fabric.load` go on from the results.
 
 One torchrun a world size and framework trains, one loads: about two minutes on two quiet cores.
 """
@@ -24,7 +24,7 @@ LORA = {**LLAMA, "stage": 2, "schedule": False, "lora": True}  # the adapter alo
 NET: dict[str, Any] = {"model": "net", "stage": 2, "dtype": "fp32"}
 
 STATES = {"gpt2": Source(2, GPT2), "llama": Source(2, LLAMA), "drops": Source(2, DROPS), "lora": Source(2, LORA)}
-FOLDERS = {"net.ckpt": Source(2, NET)}
+FOLDERS = {"net.ckpt": Source(2, NET), "fabric": Source(2, {**NET, "fabric": True})}
 OF_STATES = (
     Target("gpt2", 3, "zero2(dp=3)", {"stage": 2}),
     Target("gpt2", 3, "zero1(dp=3)", {}, spoiled=True),
@@ -35,6 +35,7 @@ OF_STATES = (
     Target("drops", 2, "zero2(dp=2)", {}, via=("zero3(dp=3)",)),
 )
 OF_FOLDERS = (Target("net.ckpt", 3, "zero3(dp=3)", {"stage": 3}), Target("net.ckpt", 1, "zero1(dp=1)", {"stage": 1}))
+OF_FABRIC = (Target("fabric", 3, "zero3(dp=3)", {"stage": 3}), Target("fabric", 1, "zero1(dp=1)", {"stage": 1}))
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +45,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return work(FOLDERS, OF_FOLDERS, tmp_path_factory.mktemp("lightning"), LIGHTNING)
+    return work(FOLDERS, (*OF_FOLDERS, *OF_FABRIC), tmp_path_factory.mktemp("lightning"), LIGHTNING)
 
 
 @pytest.mark.parametrize("target", [t for t in OF_STATES if not t.spoiled], ids=str)
@@ -59,6 +60,11 @@ def test_lightning_goes_on_from_a_folder_that_was_converted(target: Target, fold
     check(target, FOLDERS, folders)
 
 
+@pytest.mark.parametrize("target", OF_FABRIC, ids=str)
+def test_fabric_goes_on_from_a_folder_that_was_converted(target: Target, folders: Path) -> None:
+    check(target, FOLDERS, folders)
+
+
 @pytest.mark.parametrize("target", [t for t in OF_STATES if t.spoiled], ids=str)
 def test_a_changed_moment_is_found(target: Target, states: Path) -> None:
     check_spoiled(target, STATES, states)
@@ -70,6 +76,7 @@ def test_sources_train_with_accelerate(name: str, states: Path) -> None:
     assert len({*found["before"], *found["after"]}) == 4
 
 
-def test_sources_train_with_lightning(folders: Path) -> None:
-    found = result(folders, "net.ckpt")
+@pytest.mark.parametrize("name", FOLDERS)
+def test_sources_train_with_lightning(name: str, folders: Path) -> None:
+    found = result(folders, name)
     assert len({*found["before"], *found["after"]}) == 4
