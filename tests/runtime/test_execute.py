@@ -603,15 +603,17 @@ def test_bytes_that_the_disk_changed_are_found_by_reading_back(simple, monkeypat
     source, plan, out = simple
     from ucpl.runtime import targets
 
-    real = targets.TargetFiles.sync
+    real, left = targets.TargetFiles.sync, [0]
 
     def sync(self, indexes, *, drop=False):
         real(self, indexes, drop=drop)
-        if drop:
-            path = self.path(0)
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
+        if left:  # the first: all was moved
+            file = self.path(left.pop())
+            with file.open("r+b") as opened:
+                opened.seek(file.stat().st_size // 2)
+                byte = opened.read(1)[0]
+                opened.seek(-1, os.SEEK_CUR)
+                opened.write(bytes([byte ^ 1]))
 
     monkeypatch.setattr(targets.TargetFiles, "sync", sync)
     assert code_of(lambda: run(plan, source, out)) == "E505"

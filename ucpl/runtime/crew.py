@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 from attrs import field
 
@@ -35,12 +35,15 @@ class Queue:
             return self._next - 1
 
 
-def run_crew(works: Sequence[Work], meanwhile: Callable[[], None] = lambda: None) -> None:
+def run_crew(
+    works: Sequence[Work], meanwhile: Callable[[], None] = lambda: None, look: threading.Event | None = None
+) -> None:
     """Run each work in a thread of its own, calling `meanwhile` now and then in this one, until all have ended.
 
-    The first error stops all, as does one of `meanwhile` or the user's (KeyboardInterrupt). It is raised once all have ended.
+    look: whoever sets it has `meanwhile` called at once. The first error stops all, as does one of `meanwhile` or the user's
+    (KeyboardInterrupt). It is raised once all have ended.
     """
-    stop = threading.Event()
+    stop, wake = threading.Event(), look or threading.Event()
     errors: list[BaseException] = []
 
     def one(work: Work) -> None:
@@ -53,7 +56,11 @@ def run_crew(works: Sequence[Work], meanwhile: Callable[[], None] = lambda: None
     with ThreadPoolExecutor(len(works), thread_name_prefix="ucpl") as pool:
         try:
             ends = [pool.submit(one, work) for work in works]
-            while wait(ends, EVERY).not_done:
+            for end in ends:
+                end.add_done_callback(lambda _: wake.set())
+            while not all(end.done() for end in ends):
+                wake.wait(EVERY)
+                wake.clear()
                 if not stop.is_set():
                     meanwhile()
         except BaseException:

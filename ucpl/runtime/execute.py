@@ -332,19 +332,22 @@ class _Run:
         """All that is between an empty tree and the rename, and the rename."""
         assert self.journal is not None
         again = ReadBack(self.files, known, self.plane) if self.options.read_back else None
+        if again is not None:
+            for i, parts in enumerate(patches_of(self.layout, np.zeros(len(self.layout.units), np.uint32))):
+                for position, data in parts:
+                    again.late(i, position, len(data))
         clones = Clones(self.sources, self.files) if self.options.reflink else None
-        with self.counters.phase("move"):
-            Mover(
-                self.plane, self.layout, self._assembler(), self.sources, self.files, self.journal, known,
-                self.fragments, self.options.progress, again, clones,
-            ).move()  # fmt: skip
+        Mover(
+            self.plane, self.layout, self._assembler(), self.sources, self.files, self.journal, known,
+            self.fragments, self.options.progress, again, clones,
+        ).move()  # fmt: skip
         if self.counters.seconds.get("digest"):
             self.counters.seconds["digest"] /= self.plane.workers
         with self.counters.phase("source"):
             self._check_source()
         unit_crc = storage_crcs(self.layout, known.tiles, known.crc)
         patches = patches_of(self.layout, unit_crc)
-        beside = self._finish(patches, again)
+        beside = self._finish(patches)
         with self.counters.phase("fsync"):
             self.files.sync(range(len(self.files.files)), drop=again is not None)
         failpoint("synced")
@@ -368,14 +371,12 @@ class _Run:
         if findings:
             raise UcplError(*findings[:20])
 
-    def _finish(self, patches: Sequence[Parts], again: ReadBack | None) -> list[Parts]:
+    def _finish(self, patches: Sequence[Parts]) -> list[Parts]:
         """Patch what depends on CRCs. Returns, for each file, every byte that is no payload."""
         for i, parts in enumerate(patches):
             for position, data in parts:
                 self.files.write(i, memoryview(data), position)
                 self.counters.add(written=len(data))
-                if again is not None:
-                    again.written(i, position, len(data))
         return [[*file.plan.fixed, *parts] for file, parts in zip(self.layout.files, patches, strict=True)]
 
     def _write_texts(self, manifest: str) -> None:

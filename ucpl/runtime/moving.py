@@ -1,14 +1,15 @@
 """Tiles on their way: assembled, digested, written and journalled, in a few threads over one queue.
 
 The threads share one queue of tiles, or of bands of them, in the order of the target's files. The thread that waits for
-them syncs what they wrote and journals it; one more reads that back from the disk meanwhile (read_back). Not here: what a
-tile is made of (assemble), and what is done before and after (execute).
+them syncs what they wrote and journals it; one more reads that back from the disk meanwhile (read_back), and so do those
+that have no more to move. Not here: what a tile is made of (assemble), and what is done before and after (execute).
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import xxhash
@@ -84,10 +85,15 @@ class Mover:
     _flushed_bytes: int = 0
     _flushed_at: float = 0.0
     _movers: int = 0  # threads that still move
-    _moved: threading.Event = field(factory=threading.Event)
+    _moved: threading.Event = field(factory=threading.Event)  # and all that they moved is durable
+    _look: threading.Event = field(factory=threading.Event)  # there is something to sync
+    _phase: ExitStack = field(factory=ExitStack)
 
     def move(self) -> None:
-        """Assemble, digest and write. Raises: what a tile raises; those that were finished are journalled."""
+        """Assemble, digest and write. Raises: what a tile raises; those that were finished are journalled.
+
+        Counts two phases: `move` ends when all is durable, and what is read back from then on is `read-back`.
+        """
         tiles, known = self.known.tiles, self.known
         self._done_bytes = self._flushed_bytes = int(tiles.size[known.done].sum())
         self._flushed_at = time.monotonic()
@@ -96,30 +102,35 @@ class Mover:
         queue = Queue(len(bands))
         self._movers = self.plane.workers
 
+        again = self.read_back
+
         def work(stop: threading.Event) -> None:
-            try:
-                with Workspace(self.plane.share, self.plane.budget) as space:
-                    reader = Reader(self.sources)
-                    while not stop.is_set() and (i := queue.take()) is not None:
-                        self._band(*bands[i], reader, space)
-            finally:
-                self._ends()
+            with Workspace(self.plane.share, self.plane.budget) as space:
+                reader = Reader(self.sources)
+                while not stop.is_set() and (i := queue.take()) is not None:
+                    self._band(*bands[i], reader, space)
+                with self._lock:
+                    self._movers -= 1
+                self._look.set()
+                if again is not None:
+                    again.beside(stop, self._moved, space)
+
+        def read(stop: threading.Event) -> None:
+            assert again is not None
+            with Workspace(self.plane.share, self.plane.budget) as space:
+                again.beside(stop, self._moved, space)
 
         works = [work] * self.plane.workers
-        if (again := self.read_back) is not None:
+        if again is not None:
             again.durable(np.flatnonzero(known.done).tolist())
-            works.append(lambda stop: again.beside(stop, self._moved))
-        try:
-            run_crew(works, self._meanwhile)
-        finally:
-            self._flush()
+            works.append(read)
+        with self._phase:
+            self._phase.enter_context(self.plane.counters.phase("move"))
+            try:
+                run_crew(works, self._meanwhile, self._look)
+            finally:
+                self._flush()
         self._say()
-
-    def _ends(self) -> None:
-        with self._lock:
-            self._movers -= 1
-            if not self._movers:
-                self._moved.set()
 
     def _band(self, first: int, end: int, reader: Reader, space: Workspace) -> None:
         """Tiles [first, end) of one unit: assembled at once, digested and written one by one.
@@ -143,6 +154,8 @@ class Mover:
             self._finished.extend(done)
             self._fresh.extend(reader.fragments)
             self._done_bytes += start
+            if self._done_bytes - self._flushed_bytes >= SYNC_BYTES:
+                self._look.set()
         reader.fragments.clear()
         reader.bytes_read, reader.digest = 0, 0.0
 
@@ -173,8 +186,15 @@ class Mover:
     def _meanwhile(self) -> None:
         self._say()
         late = time.monotonic() - self._flushed_at >= SYNC_SECONDS
-        if late or self._done_bytes - self._flushed_bytes >= SYNC_BYTES:
+        is_end = not self._movers and not self._moved.is_set()
+        if is_end or late or self._done_bytes - self._flushed_bytes >= SYNC_BYTES:
             self._flush()
+        if is_end:
+            self._moved.set()
+            self._phase.close()
+            if self.read_back is not None:
+                self._phase.enter_context(self.plane.counters.phase("read-back"))
+                self.read_back.look()
 
     def _say(self) -> None:
         if self.progress is not None:

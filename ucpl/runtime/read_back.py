@@ -1,6 +1,7 @@
 """What was written, once more from the disk: every tile against its digest, and every byte that is no payload as it is.
 
-Tiles that are durable are read back beside those that are still moved, the rest once all are synced. A page holds bytes of
+Tiles that are durable are read back while later ones are moved and synced: by a thread of its own, and by those that have no
+more to move. What shares a page with bytes that are written after all that is left for the end. A page holds bytes of
 several tiles where they end within it: a tile counts once nothing is written any more to a page that it has bytes in.
 """
 
@@ -44,54 +45,82 @@ class ReadBack:
         self._last = _page(tiles.file, tiles.position + tiles.size - 1)
         self._is_read = np.zeros(len(tiles), np.bool_)
         self._waiting: list[int] = []  # durable, and a neighbour in one of their pages is not
+        self._is_late = np.zeros(len(tiles), np.bool_)  # something is written to a page of theirs when all is moved
         self._ready: deque[int] = deque()
+        self._news = threading.Condition()  # some are ready
 
     def durable(self, indexes: Iterable[int]) -> None:
         """These tiles were synced, and `known` says so. Raises: UcplError E503."""
+        tiles = self._known.tiles
         waiting: list[int] = []
         some: list[int] = []
         for i in (*self._waiting, *indexes):
-            first, last = self._first[i], self._last[i]
-            mates = slice(np.searchsorted(self._last, first), np.searchsorted(self._first, last, "right"))
+            if self._is_late[i]:
+                continue
+            mates = self._sharing(self._first[i], self._last[i])
             (some if self._known.done[mates].all() else waiting).append(i)
         self._waiting = waiting
-        tiles = self._known.tiles
         for i in sorted(some):
             self._files.forget(int(tiles.file[i]), int(tiles.position[i]), int(tiles.size[i]))
             self._ready.append(i)
+        self.look()
 
-    def beside(self, stop: threading.Event, moved: threading.Event) -> None:
-        """Read back what is durable, until all is moved. Raises: UcplError E505."""
-        with Workspace(self._plane.share, self._plane.budget) as space:
-            while not (stop.is_set() or moved.is_set()):
-                if not self._ready:
-                    moved.wait(EVERY)
-                    continue
-                begin = time.perf_counter()
-                self._one(self._ready.popleft(), space)
+    def look(self) -> None:
+        """Those that wait for more look whether there is any, or whether all is moved."""
+        with self._news:
+            self._news.notify_all()
+
+    def beside(self, stop: threading.Event, moved: threading.Event, space: Workspace) -> None:
+        """Read back what is durable, until all is moved and durable and nothing of it is left. Raises: UcplError E505."""
+        while not stop.is_set():
+            is_all = moved.is_set()  # before it is looked whether there is more
+            if (i := self._take()) is None:
+                if is_all:
+                    return
+                with self._news:
+                    self._news.wait(EVERY)
+                continue
+            begin = time.perf_counter()
+            self._one(i, space)
+            if not is_all:
                 self._plane.counters.add(beside=time.perf_counter() - begin)
 
-    def written(self, file: int, position: int, size: int) -> None:
-        """Bytes that are no payload were written: what shares a page with them is read back once more."""
+    def _take(self) -> int | None:
+        """One that is ready, for whoever asks first."""
+        try:
+            return self._ready.popleft()
+        except IndexError:
+            return None
+
+    def late(self, file: int, position: int, size: int) -> None:
+        """Bytes that are no payload will be written when all is moved: what shares a page with them is left for then."""
         first, last = _page(file, position), _page(file, position + size - 1)
-        self._is_read[np.searchsorted(self._last, first) : np.searchsorted(self._first, last, "right")] = False
+        self._is_late[self._sharing(first, last)] = True
+
+    def _sharing(self, first: int, last: int) -> slice:
+        """Tiles that have bytes in these pages."""
+        return slice(np.searchsorted(self._last, first), np.searchsorted(self._first, last, "right"))
 
     def rest(self, beside: Sequence[Parts]) -> None:
         """All that was not read back yet. `beside[f]` are the bytes of file f that are no payload. Raises: UcplError E505."""
         left = np.flatnonzero(~self._is_read)
-        queue = Queue(len(left))
+        queue = Queue(len(left) + len(beside))
 
         def work(stop: threading.Event) -> None:
             with Workspace(self._plane.share, self._plane.budget) as space:
                 while not stop.is_set() and (i := queue.take()) is not None:
-                    self._one(int(left[i]), space)
+                    if i < len(left):
+                        self._one(int(left[i]), space)
+                    else:
+                        self._parts(i - len(left), beside[i - len(left)])
 
         run_crew([work] * self._plane.workers)
-        for file, parts in enumerate(beside):
-            for position, data in parts:
-                if not holds(self._files, file, position, data):
-                    _differs(self._files, file, position, len(data))
-                self._plane.counters.add(read_back=len(data))
+
+    def _parts(self, file: int, parts: Parts) -> None:
+        for position, data in parts:
+            if not holds(self._files, file, position, data):
+                _differs(self._files, file, position, len(data))
+            self._plane.counters.add(read_back=len(data))
 
     def _one(self, i: int, space: Workspace) -> None:
         files, known, tiles = self._files, self._known, self._known.tiles
