@@ -26,7 +26,7 @@ from tests.runtime.world import (
 )
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
-from ucpl.runtime import execute, verify_files
+from ucpl.runtime import execute, moving, verify_files
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.disk import Disk, use_disk
 from ucpl.runtime.failpoints import set_failpoints
@@ -47,8 +47,13 @@ def the_disk():
 
 @pytest.fixture
 def each_tile_is_journalled(monkeypatch):
-    """One worker, which syncs and journals after every tile: the same calls in the same order each time."""
+    """One worker, which syncs and journals after every tile: the same calls in the same order each time.
+
+    Nobody else does so meanwhile, however long a tile takes.
+    """
     one = Mover._band
+    monkeypatch.setattr(moving, "SYNC_SECONDS", float("inf"))
+    monkeypatch.setattr(moving, "SYNC_BYTES", float("inf"))
 
     def and_flush(self, *args):
         one(self, *args)
