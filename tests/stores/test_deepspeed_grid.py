@@ -75,6 +75,25 @@ def test_a_layout_without_a_gate_is_refused_where_there_is_one(path: Path, tmp_p
     assert found.code == "E322" and "44 rows, twice the columns" in found.message and "llama()" in found.remedy
 
 
+@pytest.mark.parametrize("path", [MUTE, CUT], ids=lambda p: p.name)
+def test_a_target_without_a_gate_is_refused_where_there_is_one(path: Path) -> None:
+    """Its first ranks would hold the gate. On one rank there is nothing to cut."""
+    to = "megatron_deepspeed.ucpl:gpt(dp=2, tp={})"
+    with pytest.raises(UcplError) as caught:
+        plan(LLAMA, to.format(2), checkpoint=path)
+    found = caught.value.diagnostics[0]
+    assert found.code == "E322" and "44 rows, twice the columns" in found.message and "llama(...)" in found.remedy
+    assert plan(LLAMA, to.format(1), checkpoint=path)
+
+
+def test_a_layout_that_cuts_at_a_degree_that_does_not_divide_is_refused_with_its_line() -> None:
+    with pytest.raises(UcplError) as caught:
+        plan(str(LISTS), "megatron_deepspeed.ucpl:llama(dp=1, tp=3)")
+    found = caught.value.diagnostics[0]
+    assert found.code == "E204" and "32 does not divide by tp = 3" in found.message
+    assert found.labels[0].line and found.remedy.startswith("choose another tp;")
+
+
 @pytest.mark.parametrize(
     ("path", "calls"),
     [

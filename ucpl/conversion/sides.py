@@ -114,6 +114,10 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     if change is not None and one.is_of_any:
         given = in_other_dtype(given, source, change)
         made = _cut_as_deepspeed(one, base, given, notes)
+    if given.model is not None:
+        from ucpl.frontends.whole_shapes import demand_gate_kept
+
+        demand_gate_kept(*one, made.layout)
     return made if changes is None else _changed(made, source, changes)
 
 

@@ -6,9 +6,9 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.frontends.infer import inherited_settings, model_of
-from ucpl.layout import Library
+from ucpl.layout import Layout, Library
 from ucpl.layout.expand import wildcards_of
-from ucpl.regions.sharding import TP
+from ucpl.regions.sharding import TP, shardings_of
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
@@ -38,9 +38,33 @@ def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> C
         if len(dims) == 1 and dims[0] < len(shapes[0]):
             d = dims[0]
             whole[name] = (*shapes[0][:d], sum(s[d] for s in shapes), *shapes[0][d + 1 :])
-    if any(link.node.name == _ONE and link.file.name == _SPEC for link in library.chain(call.name)):
+    if _has_no_gate(library, call):
         _demand_no_gate(whole, lines, checkpoint)
     return evolve(checkpoint, tensors=tuple(evolve(t, shape=whole.get(t.name, t.shape)) for t in checkpoint.tensors))
+
+
+def demand_gate_kept(library: Library, call: nodes.Call, layout: Layout) -> None:
+    """A target that cuts a gate above an up projection as one matrix: no rank could compute with it. Raises: UcplError E322."""
+    if not _has_no_gate(library, call):
+        return
+    for name, sharding in shardings_of(layout).items():
+        back = layout.tensors.get(name.removesuffix(_UP) + _DOWN)
+        if not name.endswith(_UP) or back is None or sharding.dim != 0 or len(sharding.sections) != 1:
+            continue
+        if sharding.shape[0] == 2 * back.counts[-1]:
+            fail(
+                "E322",
+                f"`{name}` has {sharding.shape[0]} rows, twice the columns of `{name.removesuffix(_UP) + _DOWN}`: a gate and"
+                f" an up projection, of which each rank needs its part, and `{_ONE}` would cut them as one matrix: the first"
+                " ranks would hold the gate",
+                Label(_SPEC, where=name),
+                remedy="--to 'megatron_deepspeed.ucpl:llama(...)', with the same degrees, which cuts the two",
+            )
+
+
+def _has_no_gate(library: Library, call: nodes.Call) -> bool:
+    """Whether a layout is, or extends, the one of models without a gate."""
+    return any(link.node.name == _ONE and link.file.name == _SPEC for link in library.chain(call.name))
 
 
 def _demand_no_gate(whole: dict[str, tuple[int, ...]], lines: dict[str, nodes.Entry], checkpoint: Checkpoint) -> None:

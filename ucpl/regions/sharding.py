@@ -5,22 +5,32 @@ Not here: patterns that are no sections of one dim (heads of q, k and v in turn,
 
 from __future__ import annotations
 
+from ucpl.errors import fail
 from ucpl.extents import Section, Sharding
 from ucpl.layout import Entry, Layout
 from ucpl.layout import axes as ax
+from ucpl.layout.remedies import for_cut
+from ucpl.layout.scope import at
 
 TP = "tp"  # the mesh axis of tensor parallelism
 
 
 def shardings_of(layout: Layout) -> dict[str, Sharding]:
-    """Every tensor whose pattern is sections of one dim, or none, by its path. Empty without tensor parallelism."""
+    """Every tensor whose pattern is sections of one dim, or none, by its path. Empty without tensor parallelism.
+
+    Raises: UcplError E204 where a cut leaves a remainder.
+    """
     degree = next((n for m in layout.meshes for a, n in zip(m.axes, m.degrees, strict=True) if a == TP), 1)
     out: dict[str, Sharding] = {}
     if degree == 1:
         return out
     for entry in layout.entries:
         if entry.alias is None and entry.path not in out and entry.path in layout.tensors and not entry.indices:
-            found = _sharding(layout, entry, degree)
+            try:
+                found = _sharding(layout, entry, degree)
+            except ValueError as error:  # of a layout that is asked before any rank of it was looked at
+                remedy = f"choose another tp; in a layout of your own, {for_cut(str(error))}"
+                fail("E204", f"`{entry.path}`: {error}", at(entry.span, "cut here"), remedy=remedy)
             if found is not None:
                 out[entry.path] = found
     return out
