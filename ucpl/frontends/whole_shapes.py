@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.frontends.infer import inherited_settings, model_of
 from ucpl.layout import Layout, Library
 from ucpl.layout.expand import wildcards_of
 from ucpl.regions.sharding import TP, shardings_of
-from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
+
+if TYPE_CHECKING:
+    from ucpl.stores.checkpoint import Checkpoint
 
 # Megatron-DeepSpeed's names, and its layout of models without a gate.
 _ONE, _SPEC = "gpt", "specs/megatron_deepspeed.ucpl"
@@ -20,6 +23,8 @@ _UP, _DOWN = ".dense_h_to_4h.weight", ".dense_4h_to_h.weight"
 
 def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> Checkpoint:
     """The checkpoint with whole shapes of tensors whose cut only a layout says: the dim it cuts is as long as all parts."""
+    from ucpl.frontends.infer import inherited_settings, model_of  # a plan of two texts reads no checkpoint
+
     local = checkpoint.local_shapes
     unknown = {name: shapes for name, shapes in local.items() if name not in checkpoint.shardings}
     if not unknown:
