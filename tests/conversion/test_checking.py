@@ -71,6 +71,51 @@ def test_a_degree_that_axes_are_made_of_is_tried(spec: Path) -> None:
     assert found.tried == ("x holds at tp = 2; pp = 2; tp = 2, pp = 2",)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ("w     = r@tp c", "w     = (r[..2] + r[2..8]) c", 15),
+        ("w     = r@tp c", "w     = r@tp[5, -1] c", 15),
+        ("w     = r@tp c", "w     = r@tp[5, 4] c", 15),
+        ("w     = r@tp c", "w     = r@chunk(tp, 0) c", 15),
+        ("w     = r@tp c", "w     = r@spread(tp, 4) c", 15),
+        ("w     = r@tp c", "w     = pad(r, 0)@tp c", 15),
+        ("w     = r@tp c", "w     = pad(r, -8)@tp c", 15),
+        ("dim r = 6", "dim r = 9 / 2", 4),
+        ("dim r = 6", "let n = 3\n  dim r = 1 - n", 6),
+        ("dim r = 6", 'dim r = "6"', 5),
+        ("  mesh pp tp", "  assert 4 == 5\n  mesh pp tp", 12),
+    ],
+)
+def test_what_the_text_itself_says_wrong_is_no_matter_of_the_degrees(
+    before: str, after: str, line: int, spec: Path
+) -> None:
+    found = checked(spec, before, after)
+    assert [d.labels[0].line for d in found.findings] == [line], found
+    assert not any("not checked further" in one for one in found.remarks)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        ("  mesh pp tp", "  assert tp > 64\n  mesh pp tp"),
+        ("w     = r@tp c", "w     = pad(r, tp - 1)@tp c"),
+        ("w     = r@tp c", "let n = tp - 1, k = n\n  w     = pad(r, k)@tp c"),
+        ('r@tp c  as "w"', 'pad(r, 0)@tp c  as "w"  when tp < 16'),
+        ("w     = r@tp c", "w     = r@tp@spread(pp, 4) c"),
+        ("w     = r@tp c", "w     = r@tp[1, 1, 1, 3] c"),
+        ("model tiny {", "model tiny(wide) {", "r = 6", "r = wide", "w     = r@tp c", "w     = r@spread(tp, 4) c"),
+        ("model tiny {", "model tiny(wide) {", "r = 6", "r = wide", "w     = r@tp c", "w     = _@spread(tp, 4) c"),
+        ("model tiny {", "model tiny(wide = 6) {", "r = 6", "r = wide", "of tiny {", "of tiny(wide = tp) {", "w     = r@tp c",
+         "w     = r@spread(tp, 4) c"),
+    ],
+)  # fmt: skip
+def test_what_another_degree_may_suit_stays_a_remark(edits: tuple[str, ...], spec: Path) -> None:
+    found = checked(spec, *edits)
+    assert not found.findings
+    assert found.tried or any("x is not checked further: at " in one for one in found.remarks), found
+
+
 def test_axes_that_suit_only_together_are_found(spec: Path) -> None:
     found = checked(spec, "  mesh pp tp\n", "  mesh pp tp\n  assert tp == 1 or pp == 3\n", "l = 2", "l = 3")
     assert found.tried == ("x holds at pp = 3; tp = 2, pp = 3",) and not found.remarks

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice, product
 from pathlib import Path
 
 from attrs import evolve, field
@@ -26,6 +27,7 @@ from ucpl.conversion.degrees import (
 )
 from ucpl.conversion.given import Called, Given
 from ucpl.conversion.planning import closed_call
+from ucpl.conversion.resting import rests_on_a_try, same_place
 from ucpl.conversion.side import Side, located
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.layout import Layout, Library, load
@@ -73,6 +75,8 @@ _OF_PYTHON = ("self", "cls")
 _OTHER_SIZE = "E115"
 _CARRYING = ("deepspeed", "universal", "plain")  # frameworks whose files hold what a caller put beside the model
 _ALONE = "<nothing stored>"  # the name of no layout that a text has
+OTHERS = (2, 3, 8)  # what a parameter is tried at where 1 fails for something that says nothing of it
+MOST_OTHERS = 12
 TRIAL = "<trial>"  # the name of no model that a text has
 _TRIAL = f"""ucpl 1
 model "{TRIAL}" {{
@@ -283,10 +287,24 @@ class _Checker:
             self.stored(node, base)
         except UcplError as error:
             was_tried = any(p.default is None for p in node.parameters) or self.open_numbers(node)
-            if was_tried and hangs_on_a_number(error):
+            if was_tried and hangs_on_a_number(error) and self.may_suit_others(node, base, error.diagnostics[0]):
                 return error.diagnostics[0].message
             raise
         return ""
+
+    def may_suit_others(self, node: nodes.Layout, base: Degrees, found: Diagnostic) -> bool:
+        """Whether what fails at the numbers that were tried might hold at others: it rests on them, or does not fail there."""
+        if rests_on_a_try(found, self.library, self.given.sizes, has_config=self.given.config is not None):
+            return True
+        open_ones = [p.name for p in node.parameters if p.default is None]
+        for name, n in islice(product(open_ones, OTHERS), MOST_OTHERS):
+            try:
+                self.stored(node, {**base, name: n})
+            except UcplError as error:
+                if same_place(found, error.diagnostics[0]):
+                    continue
+            return True
+        return False
 
     def open_numbers(self, node: nodes.Layout) -> dict[str, Value]:
         """What a layout leaves open of its model, tried at 1: a base for layouts of models that say it."""

@@ -31,6 +31,7 @@ __all__ = [
 
 RANK_LIMIT = 1 << 18
 MULTIPLE_MAX = 1 << 40  # elements: of padding, grains and units; so that no sum of padded lengths leaves 64 bits
+_MULTIPLES = f"give a whole number from 1 to {MULTIPLE_MAX:,}"
 
 
 # ---- one axis --------------------------------------------------------------------------------------------------------
@@ -51,7 +52,7 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
         case nodes.Pad(axis=inner, multiple=multiple, kind=kind):
             n = scope.integer(multiple)
             if not 1 <= n <= MULTIPLE_MAX:
-                fail("E145", f"pad to a multiple of {n}", at(here))
+                fail("E145", f"pad to a multiple of {n}", at(here), remedy=_MULTIPLES)
             return ax.Pad(axis_closed(inner, scope, here), n, kind)
         case nodes.Trim(axis=inner):
             if isinstance(inner, nodes.Cut):
@@ -139,11 +140,12 @@ def _split(split: nodes.Split, scope: Scope, span: nodes.Span) -> ax.Split:
         value = scope.evaluate(expr)
         for one in value if isinstance(value, list) else [value]:
             if not isinstance(one, int) or one < 0:
-                fail("E104", f"{one!r} is no size of a piece", at(place))
+                remedy = "the sizes of the pieces are whole numbers from 0, and together they are the dim: @tp[19, 18]"
+                fail("E104", f"{one!r} is no size of a piece", at(place), remedy=remedy)
             sizes.append(one)
     grain = 1 if split.grain is None else scope.integer(split.grain)
     if not 1 <= grain <= MULTIPLE_MAX:
-        fail("E145", f"a grain of {grain}", at(place))
+        fail("E145", f"a grain of {grain}", at(place), remedy=_MULTIPLES)
     return ax.Split(split.mesh_axis, split.kind, tuple(sizes), grain)
 
 

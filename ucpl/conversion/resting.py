@@ -1,0 +1,146 @@
+"""Does what is wrong rest on a number that was only tried, or does the text itself say it?
+
+`pad(r, 0)` is wrong at every degree; `r@tp` of r = 6 is wrong at tp = 4. Names at the place that is blamed are followed to what
+they are made of. Where that cannot be told, a finding counts as one of the number that was tried: a legal spec that only suits
+other degrees is never refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+
+from attrs import AttrsInstance
+
+from ucpl.errors import Diagnostic, Label
+from ucpl.layout import Library
+from ucpl.layout.scope import at
+from ucpl.syntax import nodes
+from ucpl.syntax.walk import walk
+
+__all__ = ["rests_on_a_try", "same_place"]
+
+# Findings that a text can say alone: of the number, of the condition, of the range that stands at the place that is blamed.
+_SAID_ALONE = frozenset(("E104", "E108", "E132", "E145", "E160", "E161", "E204"))
+_UNITS = re.compile(r"is not a whole number of units of \d+$")
+_SIZES = re.compile(r"\d+ sizes that add up to (\d+) do not cut (\d+) over ")
+
+
+def same_place(one: Diagnostic, other: Diagnostic) -> bool:
+    """The same thing at the same place of the text."""
+    return one.code == other.code and [_place(x) for x in one.labels] == [_place(x) for x in other.labels]
+
+
+def _place(label: Label) -> tuple[str, int | None, int | None, int]:
+    return label.file, label.line, label.column, label.length
+
+
+def rests_on_a_try(found: Diagnostic, library: Library, given: Collection[str], *, has_config: bool) -> bool:
+    """Whether other degrees might not have it. `given`: names that -D gives; `has_config`: config.x is what the caller said."""
+    if found.code not in _SAID_ALONE or not found.labels or found.labels[0].file not in library.files:
+        return True
+    file = library.files[found.labels[0].file]
+    blamed = next((n for n in walk(*file.statements) if _spans(n, found.labels[0])), None)
+    read = None if blamed is None else _read_by(blamed, found)
+    if blamed is None or read is None:
+        return True
+    conditions = [c for holder in _around(file, blamed) for c in _conditions(holder)]
+    names = {*_names(read), *_names(conditions)}
+    return not all(_Fixed(library, given, has_config).has(name) for name in names)
+
+
+def _spans(node: AttrsInstance, label: Label) -> bool:
+    span = getattr(node, "span", nodes.NOWHERE)
+    return bool(span.line) and _place(at(span)) == _place(label)
+
+
+def _read_by(node: AttrsInstance, found: Diagnostic) -> list[AttrsInstance] | None:
+    """What of the place that is blamed takes part in the finding. None: it hangs on the degrees themselves."""
+    match node:
+        case nodes.Pad(multiple=multiple) if found.code == "E145":
+            return [multiple]
+        case nodes.Split() if found.code in ("E104", "E145"):
+            return _numbers_of([node])
+        case nodes.Assert(condition=condition):
+            return [condition]
+        case nodes.Entry(shape=shape) if found.code == "E204":
+            splits = [n for n in walk(*(shape or ())) if isinstance(n, nodes.Split)]
+            sizes_said = _SIZES.search(found.message)
+            uneven = sizes_said is not None and sizes_said[1] != sizes_said[2]
+            unnamed = any(isinstance(n, nodes.Any_ | nodes.Rest) for n in walk(*(shape or ())))
+            if unnamed or len(splits) != 1 or not (uneven or _UNITS.search(found.message)):
+                return None  # a cut in front of it takes a part of the dim, as many as it has ranks
+            return [n for n in walk(*(shape or ())) if isinstance(n, nodes.Dim)] + _numbers_of(shape or ())
+    return None if found.code == "E204" else [node]
+
+
+def _numbers_of(shape: Iterable[AttrsInstance]) -> list[AttrsInstance]:
+    """What an entry's pattern says in numbers: of padding, pieces and grains."""
+    found: list[AttrsInstance] = []
+    for node in walk(*shape):
+        match node:
+            case nodes.Pad(multiple=multiple):
+                found.append(multiple)
+            case nodes.Split(sizes=sizes, grain=grain):
+                found += [*sizes, *([grain] if grain is not None else [])]
+    return found
+
+
+def _around(file: nodes.File, node: AttrsInstance) -> Iterator[AttrsInstance]:
+    """The statement at the place, and what it stands in."""
+    open_ones: list[AttrsInstance] = list(file.statements)
+    while open_ones:
+        one = open_ones.pop()
+        if any(inner is node for inner in walk(one)):
+            yield one
+            open_ones = list(getattr(one, "items", ()))
+
+
+def _conditions(item: AttrsInstance) -> list[AttrsInstance]:
+    when = getattr(item, "when", None)
+    clauses = [c for c in getattr(item, "clauses", ()) if isinstance(c, nodes.Clause) and c.word == "when"]
+    return [*([when] if when is not None else []), *clauses]
+
+
+def _names(read: Iterable[AttrsInstance]) -> Iterator[str]:
+    """All that is called by its name there. Of the parts of a record, each is met by itself."""
+    for node in walk(*read):
+        match node:
+            case nodes.Name(path=name):
+                yield name
+            case nodes.Dim(name=name) | nodes.Index(name=name):
+                yield name
+            case nodes.Dimension(name=str(name)):
+                yield name
+            case nodes.Split(mesh_axis=name):
+                yield name
+            case nodes.Mesh(axes=axes):
+                yield from axes
+
+
+class _Fixed:
+    """Names whose value the texts say, or the caller: whatever a parameter without a default is, they are the same."""
+
+    def __init__(self, library: Library, given: Collection[str], has_config: bool) -> None:
+        self.given, self.has_config = given, has_config
+        self.values: dict[str, list[nodes.Expr]] = {}
+        self.placed: set[str] = set()  # parameters: a call may say them
+        self.seen: set[str] = set()
+        for node in walk(*(s for file in library.files.values() for s in file.statements)):
+            match node:
+                case nodes.Binding(name=name, value=value):
+                    self.values.setdefault(name, []).append(value)
+                case nodes.Parameter(name=name):
+                    self.placed.add(name)
+                case nodes.Index(axis=axis):  # the size of a digit may be what is left of the whole
+                    self.placed.update(n.name for n in walk(axis) if isinstance(n, nodes.Dim) and n.name != node.name)
+
+    def has(self, name: str) -> bool:
+        if name.startswith("config."):
+            return self.has_config
+        if name in self.placed:
+            return False
+        if name in self.given or name in self.seen:
+            return True
+        self.seen.add(name)
+        return name in self.values and all(self.has(inner) for v in self.values[name] for inner in _names([v]))
