@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tests.cli.command import good, ucpl
 from ucpl.conversion.checking import Checked, check
+from ucpl.conversion.degrees import TOGETHER, combinations
 from ucpl.conversion.given import Given
 from ucpl.layout import load, resolve
 from ucpl.regions import locate
@@ -69,6 +71,21 @@ def test_a_degree_that_none_suits_is_said_with_what_does_not_divide(spec: Path) 
 def test_a_degree_that_axes_are_made_of_is_tried(spec: Path) -> None:
     found = checked(spec, "  mesh pp tp\n", "  let t = tp\n  mesh pp t\n", "r@tp c", "r@t c", "{tp}", "{t}")
     assert found.tried == ("x holds at tp = 2; pp = 2; tp = 2, pp = 2",)
+
+
+def test_more_axes_than_a_mesh_has_ranks_for_are_tried_alone(spec: Path) -> None:
+    names = [f"a{n}" for n in range(30)]
+    defaults = "".join(f", {name} = 1" for name in names)
+    found = checked(spec, "pp = 1", f"pp = 1{defaults}", "mesh pp tp", f"mesh pp tp {' '.join(names)}")
+    assert [text.partition("all of its 32 axes above 1: ")[2] for text in found.remarks] == [
+        "a mesh of 4,294,967,296 ranks, and 262,144 are the limit"
+    ]
+
+
+def test_combinations_come_with_few_ones_and_small_first() -> None:
+    axes = ("a", "b", "c")
+    every = sorted(product(TOGETHER, repeat=3), key=lambda c: (c.count(1), sum(c)))
+    assert [tuple(c.values()) for c in combinations(axes, {"a": 3})] == [(3, 2, 2), *every]
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,8 @@ class _Checker:
         elif failed:
             self.remark(f"{node.name} is not checked further: at {degrees_text(base)}, {failed}")
             return
+        if tried.too_many:
+            self.remark(f"{node.name} is not tried with all of its {len(axes)} axes above 1: {tried.too_many}")
         for axis, why in tried.unsuited:
             self.remark(
                 f"no {axis} from {ALONE[0]} to {ALONE[-1]} suits {node.name}: {why}."

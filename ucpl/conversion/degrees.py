@@ -6,7 +6,7 @@ At degree 1 nothing is cut, and a mistake in a cut does not show: two ranks that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice, product
+from itertools import islice
 
 from attrs import evolve, field
 
@@ -23,6 +23,7 @@ __all__ = [
     "Degrees",
     "Tried",
     "call_at",
+    "combinations",
     "degrees_of",
     "degrees_text",
     "hangs_on_a_number",
@@ -37,6 +38,7 @@ Attempt = Callable[[Degrees], None]  # raises UcplError where the layout does no
 ALONE = range(2, 9)
 TOGETHER = (2, 3, 4, 1)
 TOGETHER_MAX = 27  # combinations
+_TOO_MANY = "E141"
 
 # Findings that hang on a number: with a number that was only tried, they say nothing of the file.
 # E211: an order that only a checkpoint states.
@@ -102,6 +104,7 @@ class Tried:
 
     good: tuple[Degrees, ...]
     unsuited: tuple[tuple[str, str], ...] = ()
+    too_many: str = ""  # why all axes were not tried together: their ranks are more than a mesh may have
 
 
 def try_degrees(base: Degrees, axes: tuple[str, ...], attempt: Attempt) -> Tried:
@@ -111,7 +114,8 @@ def try_degrees(base: Degrees, axes: tuple[str, ...], attempt: Attempt) -> Tried
     if len(axes) > 1:
         search.together(axes, least)
     reached = {axis for degrees in search.good for axis in axes if degrees[axis] > 1}
-    return Tried(tuple(search.good), tuple((a, search.why[a]) for a in axes if a not in reached and a in search.why))
+    unsuited = tuple((a, search.why[a]) for a in axes if a not in reached and a in search.why)
+    return Tried(tuple(search.good), unsuited, search.too_many)
 
 
 @define
@@ -120,6 +124,7 @@ class _Search:
     attempt: Attempt
     good: list[Degrees] = field(factory=list)
     why: dict[str, str] = field(factory=dict)  # of an axis: why its least degree does not suit
+    too_many: str = ""
 
     def alone(self, axis: str) -> int | None:
         if self.base[axis] > 1:  # a default that is a degree is tried as it stands
@@ -130,10 +135,12 @@ class _Search:
         return None
 
     def together(self, axes: tuple[str, ...], least: Degrees) -> None:
-        """The least of each axis; else the first combination that suits all."""
-        for degrees in islice(_combinations(axes, least), TOGETHER_MAX):
-            if self.holds({**self.base, **degrees}):
+        """The least of each axis; else the first combination that suits all. Two of each being too many, none is left."""
+        for degrees in islice(combinations(axes, least), TOGETHER_MAX):
+            self.too_many = ""
+            if self.holds({**self.base, **degrees}) or (self.too_many and set(degrees.values()) == {2}):
                 return
+        self.too_many = ""
 
     def holds(self, degrees: Degrees, axis: str = "") -> bool:
         if degrees in self.good:
@@ -142,6 +149,8 @@ class _Search:
             self.attempt(degrees)
         except UcplError as error:
             if hangs_on_a_number(error):
+                if error.diagnostics[0].code == _TOO_MANY:
+                    self.too_many = error.diagnostics[0].message
                 self.why.setdefault(axis, f"at {degrees_text(degrees)}, {error.diagnostics[0].message}")
                 return False
             raise UcplError(*(_noted(d, degrees) for d in error.diagnostics)) from None
@@ -149,10 +158,29 @@ class _Search:
         return True
 
 
-def _combinations(axes: tuple[str, ...], least: Degrees) -> Iterator[Degrees]:
+def combinations(axes: tuple[str, ...], least: Degrees) -> Iterator[Degrees]:
+    """The least of each axis, then all of TOGETHER: few ones first, and of those small sums."""
     yield {axis: least.get(axis, 2) for axis in axes}
-    every = sorted(product(TOGETHER, repeat=len(axes)), key=lambda c: (c.count(1), sum(c)))
-    yield from (dict(zip(axes, c, strict=True)) for c in every)
+    for ones in range(len(axes) + 1):
+        for total in range(_bounds(len(axes), ones)[0], _bounds(len(axes), ones)[1] + 1):
+            yield from (dict(zip(axes, c, strict=True)) for c in _with_sum(len(axes), ones, total))
+
+
+def _bounds(count: int, ones: int) -> tuple[int, int]:
+    """The least sum and the greatest of so many numbers of TOGETHER, of which some are 1."""
+    above = [n for n in TOGETHER if n > 1]
+    return ones + (count - ones) * min(above), ones + (count - ones) * max(above)
+
+
+def _with_sum(count: int, ones: int, total: int) -> Iterator[tuple[int, ...]]:
+    """Combinations one after the other: there are 4 ** count of them, and a few are looked at."""
+    if count == 0:
+        yield ()
+        return
+    for n in TOGETHER:
+        left = count - 1, ones - (n == 1)
+        if 0 <= left[1] <= left[0] and _bounds(*left)[0] <= total - n <= _bounds(*left)[1]:
+            yield from ((n, *rest) for rest in _with_sum(*left, total - n))
 
 
 def _noted(d: Diagnostic, degrees: Degrees) -> Diagnostic:

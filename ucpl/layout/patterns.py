@@ -228,7 +228,7 @@ def meshes_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Mesh, ..
         found.append(Mesh(item.name, item.axes, tuple(degrees)))
         total, first = prod(degrees), prod(found[0].degrees)
         if total > RANK_LIMIT:
-            fail("E141", f"a mesh of {total} ranks", at(item.span))
+            fail("E141", f"a mesh of {total:,} ranks, and {RANK_LIMIT:,} are the limit", at(item.span))
         if total != first:
             fail(
                 "E142",
