@@ -23,7 +23,7 @@ def taken(*given: str) -> str:
         located(*given)
     (found,) = caught.value.diagnostics
     assert found.code == "E215"
-    return found.message
+    return f"{found.message}; {found.remedy}"
 
 
 REST = ('v = a as "v"', 'u = a as "u"')
@@ -31,6 +31,31 @@ REST = ('v = a as "v"', 'u = a as "u"')
 
 def test_pieces_of_one_tensor_that_no_name_tells_apart() -> None:
     assert "v of f.pt" in taken("f.pt", 'w[l] = a as "w.{l}"', 'v = a@tp as "v"', 'u = a as "u"')
+
+
+@pytest.mark.parametrize(
+    ("lines", "remedy", "mended"),
+    [
+        (('w[l] = a as "w.{l}"', 'v = a@tp as "v"', 'u = a as "u"'), "template: {tp}", ("v.{tp}",)),
+        (('w[l] = a as "w.{l.local}"', 'v = a as "v"', 'u = a as "u"'), "template: {l}", ("w.{l}",)),
+        (('w[l] = a as "w.{l}"', 'v = a as "v"', 'u = a as "v"'), 'two tensors, u and v: give one of them another key\n'
+         'write: as "u"', ("u",)),
+        (('w[l] = a as "w.{l}"', 'v = a as "w.0"', 'u = a as "u"'), 'two tensors, v and w: give one of them another key\n'
+         'write: as "v"', ("v",)),
+        (('v = a as "w.0"', 'w[l] = a as "w.{l}"', 'u = a as "u"'), 'write: as "w.{l}"', ()),
+        (('* = ... as "w"',), 'the line stands for v and w: name the tensor in the key, as in "{name}"', ("{name}",)),
+    ],
+)  # fmt: skip
+def test_what_to_write_hangs_on_how_the_two_differ(
+    lines: tuple[str, ...], remedy: str, mended: tuple[str, ...]
+) -> None:
+    assert remedy in taken("f.pt", *lines)
+    at_fault = {"v.{tp}": 1, "w.{l}": 0, "u": 2, "v": 1, "{name}": 0}
+    for key in mended:
+        fixed = [
+            f'{line.rpartition(" as ")[0]} as "{key}"' if n == at_fault[key] else line for n, line in enumerate(lines)
+        ]
+        assert located("f.pt", *fixed)
 
 
 def test_layers_of_two_stages_that_both_count_from_nought() -> None:

@@ -154,6 +154,10 @@ def for_unread_dim(item: nodes.Record, name: str, names: Iterable[str]) -> str:
 
 
 def _renamed(node: nodes.Record, name: str, close: str) -> nodes.Record | None:
+    if isinstance(node, nodes.Clause) and node.word == "as":
+        return evolve(
+            node, args=tuple(re.sub(rf"\{{{re.escape(name)}(?=[}}.:])", f"{{{close}", one) for one in node.args)
+        )
     return evolve(node, name=close) if isinstance(node, nodes.Dim) and node.name == name else None
 
 
@@ -283,6 +287,9 @@ def for_hole(span: nodes.Span, items: Sequence[nodes.Record], layout: Layout) ->
     twice = next((axis for axis in cuts if cuts.count(axis) > 1), None)
     if twice is not None and not sums:
         return f"a rank has one coordinate of {twice}, so that it has one piece along both: cut one dim by `@{twice}`"
+    dealt = _dealt_twice(item, items, cuts, [axis for mesh in layout.meshes for axis in mesh.axes])
+    if dealt:
+        return dealt
     dims = [node for node in walk(*item.shape) if isinstance(node, nodes.Dim) and node.range is not None]
     for dim in dims:
         among = dim.range.items if dim.range is not None else ()
@@ -294,6 +301,31 @@ def for_hole(span: nodes.Span, items: Sequence[nodes.Record], layout: Layout) ->
                 why = f"`{axis}` is how many ranks there are, and no rank's place: `@{axis}` gives each its piece"
             return _with_line(why, whole)
     return _for_some(item, [i for i in items if isinstance(i, nodes.Entry) and i.path == item.path and i.shape], layout)
+
+
+def _dealt_twice(item: nodes.Entry, items: Sequence[nodes.Record], cuts: Sequence[str], axes: Sequence[str]) -> str:
+    """Of an index that is dealt over a mesh axis by which the entry is cut, too; empty where none is."""
+    named = {n.name for n in walk(*item.indices) if isinstance(n, nodes.Dim)}
+    for rule in items:
+        if not isinstance(rule, nodes.Index) or rule.name not in named:
+            continue
+        over = [s.mesh_axis for n in walk(rule.axis) if isinstance(n, nodes.Cut) for s in n.splits]
+        both = next((axis for axis in over if axis in cuts), None)
+        if both is None:
+            continue
+        why = (
+            f"{rule.name} is dealt over {both} (line {rule.span.line}), and the entry is cut over {both}, too:"
+            " a rank has one piece of both"
+        )
+        free = next((axis for axis in axes if axis not in cuts and axis not in over), None)
+        if free is None:
+            return f"{why}. Deal {rule.name} over another axis of the mesh"
+        return f"{why}\nwrite: {print_item(rewritten(rule, partial(_over_another, both, free)))}"
+    return ""
+
+
+def _over_another(axis: str, other: str, node: nodes.Record) -> nodes.Record | None:
+    return evolve(node, mesh_axis=other) if isinstance(node, nodes.Split) and node.mesh_axis == axis else None
 
 
 def _for_some(item: nodes.Entry, lines: Sequence[nodes.Entry], layout: Layout) -> str:
@@ -310,8 +342,31 @@ def _for_some(item: nodes.Entry, lines: Sequence[nodes.Entry], layout: Layout) -
     others = [print_axis(n) for one in lines for n in ranged[one] if isinstance(n, nodes.Dim) and n.name == part.name]
     if len(dict.fromkeys(others)) > 1:
         them = " and ".join(f"`{one}`" for one in dict.fromkeys(others))
+        joined = _without_gap(item, ranged[item])
+        if joined is not None:
+            return _with_line(
+                f"no line has the rest of {part.name}: let each part begin where the one before ends", joined
+            )
         return f"no line has the rest of {part.name}: of {them}, let each begin where the one before ends"
     return _with_line(f"`{said}` is a part of {part.name}, and no line has the rest. All of it is `{part.name}`", whole)
+
+
+def _without_gap(item: nodes.Entry, parts: Sequence[nodes.Record]) -> nodes.Entry | None:
+    """Two parts of one line, `r[..1] + r[2..]`, of which the second begins where the first ends; None for other ones."""
+    match parts:
+        case [
+            nodes.Dim(
+                name=name, range=nodes.Among(items=(nodes.Range(stop=nodes.Number() as end, step=None),), others=False)
+            ),
+            nodes.Dim(
+                range=nodes.Among(
+                    items=(nodes.Range(start=nodes.Number() as begin, step=None) as second,), others=False
+                )
+            ) as later,
+        ] if later.name == name and end.value < begin.value:
+            closer = evolve(later, range=nodes.Among((evolve(second, start=end),)))
+            return rewritten(item, lambda n: closer if n is later else None)
+    return None
 
 
 def _is_part(node: nodes.Record) -> bool:

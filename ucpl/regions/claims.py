@@ -16,7 +16,7 @@ from ucpl.records import define, frozen
 from ucpl.regions.homes import Homes
 from ucpl.syntax.nodes import NOWHERE, Span
 
-__all__ = ["Claims", "Holder", "Place", "Spot"]
+__all__ = ["Claims", "Holder", "Mark", "Place", "Spot"]
 
 _HOLE = "\0"
 _NUMBER = re.compile(r"((?:-?[0-9]|\0)+)")
@@ -32,7 +32,9 @@ class Holder:
 
     homes: Homes
     mark: Callable[[Spot], Mark]
-    blame: Callable[[Place, Holder], NoReturn]  # of the later part, with the place and the earlier part
+    blame: Callable[
+        [Place, Holder, Mark, Mark], NoReturn
+    ]  # of the later part: the place, the earlier part, what both store
     span: Span = NOWHERE
 
     @property
@@ -84,7 +86,7 @@ class Claims:
                 mine[place] = (mark, holder)
                 kept.append(spot)
             elif known[0] != mark:
-                holder.blame(place, known[1])
+                holder.blame(place, known[1], mark, known[0])
         self.listed[id(holder)] = mine
         return None if len(kept) == len(holder.homes) else kept
 

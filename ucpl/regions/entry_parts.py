@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
-
 import numpy as np
 from attrs import field
 
@@ -16,16 +13,16 @@ from ucpl.layout.scope import at
 from ucpl.layout.templates import Template, nested
 from ucpl.records import define, frozen
 from ucpl.regions import flats as fl
-from ucpl.regions.claims import Holder, Place, Spot
+from ucpl.regions.blame import Stored, taken
+from ucpl.regions.claims import Holder, Spot
 from ucpl.regions.entries import Choices, EntryPlacer, Local
 from ucpl.regions.homes import Homes
 from ucpl.regions.names import MixedError, Variables
 from ucpl.regions.placement import Part, Pieces
 from ucpl.regions.runs import runs_of
 from ucpl.regions.site import Site
-from ucpl.syntax.nodes import Span
 
-__all__ = ["EntryParts", "taken"]
+__all__ = ["EntryParts"]
 
 HOME_LIMIT = 20_000_000
 
@@ -159,13 +156,15 @@ class EntryParts:
         if len(homes) > HOME_LIMIT:
             fail("E214", f"`{entry.path}` is stored in more than {HOME_LIMIT} tensors", at(entry.span))
 
+        targets = tuple(entry.targets.items())
+
         def mark(spot: Spot) -> object:
             b, c, j = spot
-            coordinates = tuple(spreads[b].here[c][a] for a in placer.shape_axes)
-            return state, tuple(entry.targets.items()), entry.shape, coordinates, spreads[b].choices.digits_of(j)
+            coordinates = tuple((a, spreads[b].here[c][a]) for a in placer.shape_axes)
+            return Stored(state, targets, entry.shape, coordinates, spreads[b].choices.digits_of(j))
 
         span = entry.span if like is None or not like.span.line else like.span
-        kept = site.claims.claim(Holder(homes, mark, taken(span, like is not None), span))
+        kept = site.claims.claim(Holder(homes, mark, taken(span, entry), span))
         if kept is not None:
             spreads = [spreads[b].at(c, spreads[b].choices.take([j])) for b, c, j in kept]
             homes = Homes(blocks(spreads))
@@ -292,31 +291,3 @@ class EntryParts:
                     )
                 )
         return Pieces.concat(tables, self.site.k)
-
-
-def taken(span: Span, states: bool = False) -> Callable[[Place, Holder], NoReturn]:
-    """What to say where a tensor's place is another one's. E215."""
-
-    def blame(place: Place, other: Holder) -> NoReturn:
-        fail(
-            "E215",
-            f"two tensors, or two pieces of one, have one place: {'/'.join(map(str, place[1]))} of {place[0]}",
-            at(span, "this one"),
-            at(other.span, "and this one"),
-            remedy='name the state in the key, as in "{key}.{state}"; or give each state a file of its own'
-            if states and span == other.span
-            else _telling_apart("/".join(map(str, place[1]))),
-        )
-
-    return blame
-
-
-def _telling_apart(key: str) -> str:
-    """With the key as it should be, where it has a sign of another tool in the place of an index."""
-    said = "name the index or mesh axis that tells them apart in the file's or the key's template"
-    sign = next((s for s in ("%d", "%s", "*", "\\d+") if s in key), "")
-    return (
-        f'{said}: an index stands in braces, as in "{key.replace(sign, "{l}")}"'
-        if sign
-        else f"{said}, as {{l}} or {{tp}}"
-    )

@@ -18,10 +18,10 @@ from ucpl.layout.scope import at
 from ucpl.layout.templates import Template
 from ucpl.records import define, frozen
 from ucpl.regions import flats as fl
+from ucpl.regions.blame import taken
 from ucpl.regions.cells import CutError
 from ucpl.regions.claims import Holder, Spot
 from ucpl.regions.entries import EntryPlacer, parts_of
-from ucpl.regions.entry_parts import taken
 from ucpl.regions.flat_boxes import FlatBoxes, FlatCut
 from ucpl.regions.homes import Homes
 from ucpl.regions.names import Variables
