@@ -25,6 +25,7 @@ from ucpl.conversion.degrees import (
     open_parameters,
     try_degrees,
 )
+from ucpl.conversion.forms import demand_names
 from ucpl.conversion.given import Called, Given
 from ucpl.conversion.planning import closed_call
 from ucpl.conversion.resting import rests_on_a_try, same_place
@@ -402,6 +403,7 @@ class _Checker:
         one = Called(self.library, call)
         given = evolve(self.given, sizes={**self.open_numbers(one.layout), **self.given.sizes})
         side = located(one, given, rank=rank)
+        demand_names(side.layout)
         if self.given.model is not None and self.given.model.name != TRIAL:
             for taken in side.layout.taken:
                 if not taken.names:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.layout.blobs import blobs_of, demand_carried
 from ucpl.layout.entries import entries_of
 from ucpl.layout.fills import fillings_of
@@ -79,7 +79,11 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     if opened.layout.of != "any":
         demand_founded(opened.fresh, items, model_items)
     ground = ground_of(items, scope, indices)
-    entries, taken = entries_of(items, ground, tensors, aliases)
+    try:
+        entries, taken = entries_of(items, ground, tensors, aliases)
+    except UcplError as error:
+        _say_what_left_out(error, model_items, scope)
+        raise
     demand_block_edges(entries, tensors, _sizes(scope), indices)
     groups = groups_of_layout(items, ground, tensors, frozenset(e.path for e in entries), model_groups)
     framework, settings = framework_of(items, scope)
@@ -160,6 +164,26 @@ def _refuse_unknown_sizes(sizes: Mapping[str, Value], scope: Scope, model_items:
             f"-D {unknown}: neither model nor layout has a size of that name",
             Label("<command line>", where=f"-D {unknown}"),
             remedy=f"did you mean `{close}`?" if close else f"sizes: {', '.join(sorted(scope.bindings)[:20])}",
+        )
+
+
+def _say_what_left_out(error: UcplError, model_items: Iterable[nodes.ModelItem], scope: Scope) -> None:
+    """Of a tensor that the model has under a condition that does not hold. Raises E137, or E105 where a config decides."""
+    found = error.diagnostics[0]
+    for item in model_items:
+        if not isinstance(item, nodes.Tensor | nodes.Alias) or item.when is None:
+            continue
+        if found.code != "E137" or found.message != f"no tensor is called `{item.path}`":
+            continue
+        condition = print_expr(item.when)
+        open_now = scope.lacks_config(item.when)
+        fail(
+            "E105" if open_now else "E137",
+            f"`{item.path}` is in the model when {condition}, which {'has no value' if open_now else 'does not hold'}",
+            *found.labels,
+            at(item.span, "its condition"),
+            remedy=("give the key in --config, or " if open_now else "")
+            + f"put the condition behind this line, too: when {condition}",
         )
 
 
