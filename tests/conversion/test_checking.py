@@ -12,6 +12,7 @@ from ucpl.conversion.checking import Checked, check
 from ucpl.conversion.degrees import TOGETHER, combinations
 from ucpl.conversion.given import Given
 from ucpl.layout import load, resolve
+from ucpl.layout.scope import Value
 from ucpl.regions import locate
 from ucpl.syntax import parse_call
 
@@ -73,6 +74,33 @@ def test_a_degree_that_axes_are_made_of_is_tried(spec: Path) -> None:
     assert found.tried == ("x holds at tp = 2; pp = 2; tp = 2, pp = 2",)
 
 
+WIDE = ("dim r = 6,", "dim r = wide,", "model tiny")
+
+
+@pytest.mark.parametrize(
+    ("edit", "sizes", "code", "places"),
+    [
+        (("pp = 1)", "pp = 0)"), {}, "E140", ((11, ""), (12, "needed here"))),
+        (("pp = 1)", 'pp = "2")'), {}, "E104", ((11, ""), (12, "needed here"))),
+        ((*WIDE, "let wide = 6\nmodel tiny"), {"wide": -4}, "E132", ((None, ""), (6, "needed here"))),
+        ((*WIDE, "let wide = 6\nmodel tiny"), {"wide": "2.5"}, "E104", ((None, ""), (6, "needed here"))),
+        ((*WIDE, 'let wide = "six"\nmodel tiny'), {}, "E104", ((3, ""), (6, "needed here"))),
+        (("none\n}", "none\n}\nplan go = x(tp = 1) -> x(tp = 0)"), {}, "E140", ((20, ""), (12, "needed here"))),
+        (("none\n}", "none\n}\nplan go = x(tp = 1) -> xx(tp = 2)"), {}, "E110", ((20, ""),)),
+    ],
+)  # fmt: skip
+def test_a_value_is_blamed_where_it_is_said(
+    edit: tuple[str, ...], sizes: dict[str, Value], code: str, places: tuple[tuple[int | None, str], ...], spec: Path
+) -> None:
+    text = SPEC
+    for before, after in zip(edit[::2], edit[1::2], strict=True):
+        text = text.replace(before, after)
+    spec.write_text(text)
+    (found,) = check("x.ucpl", Given(sizes=sizes)).findings
+    assert (found.code, tuple((label.line, label.text) for label in found.labels)) == (code, places)
+    assert not sizes or found.labels[0].where == f"-D wide={sizes['wide']}"
+
+
 def test_more_axes_than_a_mesh_has_ranks_for_are_tried_alone(spec: Path) -> None:
     names = [f"a{n}" for n in range(30)]
     defaults = "".join(f", {name} = 1" for name in names)
@@ -99,8 +127,8 @@ def test_combinations_come_with_few_ones_and_small_first() -> None:
         ("w     = r@tp c", "w     = pad(r, 0)@tp c", 15),
         ("w     = r@tp c", "w     = pad(r, -8)@tp c", 15),
         ("dim r = 6", "dim r = 9 / 2", 4),
-        ("dim r = 6", "let n = 3\n  dim r = 1 - n", 6),
-        ("dim r = 6", 'dim r = "6"', 5),
+        ("dim r = 6", "let n = 3\n  dim r = 1 - n", 5),
+        ("dim r = 6", 'dim r = "6"', 4),
         ("  mesh pp tp", "  assert 4 == 5\n  mesh pp tp", 12),
     ],
 )

@@ -44,7 +44,8 @@ class Called(NamedTuple):
     def layout(self) -> nodes.Layout:
         from ucpl.syntax import nodes
 
-        node = self.library.layout(self.call.name).node
+        span = self.call.span  # of a plan's line; a call of the command line has none
+        node = self.library.layout(self.call.name, span if span.file in self.library.files else nodes.NOWHERE).node
         assert isinstance(node, nodes.Layout)
         return node
 

@@ -21,7 +21,7 @@ from ucpl.syntax.walk import walk
 __all__ = ["rests_on_a_try", "same_place"]
 
 # Findings that a text can say alone: of the number, of the condition, of the range that stands at the place that is blamed.
-_SAID_ALONE = frozenset(("E104", "E108", "E132", "E145", "E160", "E161", "E204"))
+_SAID_ALONE = frozenset(("E104", "E108", "E132", "E140", "E145", "E160", "E161", "E204"))
 _UNITS = re.compile(r"is not a whole number of units of \d+$")
 _SIZES = re.compile(r"\d+ sizes that add up to (\d+) do not cut (\d+) over ")
 
@@ -37,6 +37,8 @@ def _place(label: Label) -> tuple[str, int | None, int | None, int]:
 
 def rests_on_a_try(found: Diagnostic, library: Library, given: Collection[str], *, has_config: bool) -> bool:
     """Whether other degrees might not have it. `given`: names that -D gives; `has_config`: config.x is what the caller said."""
+    if found.labels and found.labels[0].where.startswith("-D "):
+        return False
     if found.code not in _SAID_ALONE or not found.labels or found.labels[0].file not in library.files:
         return True
     file = library.files[found.labels[0].file]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import cast
 
-from attrs import field
+from attrs import evolve, field
 
-from ucpl.errors import UcplError, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.layout.arithmetic import NUMBER_LIMIT, Value, at, bounded, evaluated, integer
 from ucpl.layout.near import for_name, nearest
 from ucpl.records import define
 from ucpl.syntax import nodes
+from ucpl.syntax.walk import walk
 from ucpl.texts import Json
 
 __all__ = ["NUMBER_LIMIT", "Config", "Scope", "Value", "at", "literal", "nearest"]
@@ -30,6 +32,7 @@ class Scope:
     bindings: dict[str, nodes.Expr] = field(factory=dict)
     config: Config = field(factory=dict)
     values: dict[str, Value] = field(factory=dict)  # of bindings, as they were found
+    places: dict[str, Label] = field(factory=dict)  # where what is given was said
     mesh_axes: tuple[str, ...] = ()  # of the layout, as far as they are known yet
     pending: list[str] = field(factory=list)
     steps: int = 0
@@ -102,7 +105,7 @@ class Scope:
         except UcplError as error:
             if error.diagnostics[0].code == "E105":
                 self._refuse_absent(expr)
-            raise
+            raise self._where_said(expr, error) from None
 
     def integer(self, expr: nodes.Expr) -> int:
         """Value of an expression that must be a whole number. Raises E104 otherwise."""
@@ -112,7 +115,37 @@ class Scope:
         except UcplError as error:
             if error.diagnostics[0].code == "E105":
                 self._refuse_absent(expr)
-            raise
+            raise self._where_said(expr, error) from None
+
+    def said_at(self, name: str, here: Label) -> tuple[Label, ...]:
+        """Where the value of a name is said, and the place that asks for it; the place alone where they are one."""
+        found, seen = None, set[str]()
+        while name not in seen:
+            seen.add(name)
+            if name in self.given:
+                found = self.places.get(name, found)
+            elif name in self.bindings and self.bindings[name].span.line:
+                value = self.bindings[name]
+                found = at(value.span)
+                name = value.path if isinstance(value, nodes.Name) else name
+        return (here,) if found is None else (found, evolve(here, text=here.text or "needed here"))
+
+    def _where_said(self, expr: nodes.Expr, error: UcplError) -> UcplError:
+        """What is no whole number is blamed where it stands, not where it is used."""
+        found = error.diagnostics[0]
+        names = (n for n in walk(expr) if isinstance(n, nodes.Name) and (at(n.span),) == found.labels)
+        name = next(names, None)
+        if name is None or not found.message.startswith("a whole number is needed here,"):
+            return error
+        quoted = re.search(r", not '(-?\d+)'$", found.message)
+        return UcplError(
+            evolve(
+                found,
+                message=found.message.replace("needed here,", "needed,"),
+                labels=self.said_at(name.path, found.labels[0]),
+                remedy=f"give a whole number: {quoted[1]}, without quotes" if quoted else found.remedy,
+            )
+        )
 
     def holds(self, condition: nodes.Expr | None) -> bool:
         """Whether a statement under a condition is there."""

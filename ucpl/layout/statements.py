@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from attrs import evolve, field
 
-from ucpl.errors import fail
+from ucpl.errors import Label, fail
 from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
 from ucpl.layout.by_index import written_out
 from ucpl.layout.fills import with_filled_states
@@ -86,6 +86,14 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
     """`model`: what a layout `of any` is over. Raises E1xx."""
     chain = library.chain(call.name, call.span)
     scope = Scope(given=dict(given.sizes), config=given.config)
+    scope.places = {name: Label("<command line>", where=f"-D {name}={value}") for name, value in given.sizes.items()}
+    for name, argument in placed(chain[0].node.parameters, call).items():
+        if argument.span.file in library.files:  # of a plan; one of the command line has no line
+            scope.places[name] = at(argument.span)
+    tried = {a.name: a.value for a in call.arguments if not a.span.line}
+    for p in chain[0].node.parameters:
+        if p.default is not None and tried.get(p.name) == p.default:  # what stands in the text, as a call
+            scope.places[p.name] = at(p.span)
     reader = _Reader(library, scope, given.inherited, [(name, value, "-D") for name, value in given.sizes.items()])
     items = reader.statements(chain, _arguments(chain[0].node.parameters, call, Scope(config=given.config)))
     outermost = chain[0].node
@@ -260,6 +268,7 @@ class _Reader:
             value, origin = self.inherited[name]
         elif parameter.default is not None:
             value = self.scope.evaluate(parameter.default)
+            self.scope.places.setdefault(name, at(parameter.span))
             origin = f"default of {layout.span.file}:{parameter.span.line}"
         elif name in given and not outermost:
             return  # the derived layout's own parameter of that name
