@@ -91,7 +91,7 @@ PLACES = {
     "dims, ranged": lambda w: model(nodes.Tensor("t", (dim(w, None, None, TWO), dim(w, TWO)))),
     "alias": lambda w: model(nodes.Alias(w, w, TWO)),
     "state": lambda w: model(nodes.State((w, f"{w}2"), "f32", True, (w, w))),
-    "sizes": lambda w: model(nodes.Dims((nodes.Binding(w, TWO, w),)), nodes.Let((nodes.Binding(w, TWO),))),
+    "sizes": lambda w: model(nodes.Dims((nodes.Binding(w, TWO, w),)), nodes.Let((nodes.Binding(f"{w}2", TWO),))),
     "model": lambda w: nodes.Model(w, ()),
     "import": lambda w: nodes.Import("a.ucpl", (w, f"{w}2")),
     "plan": lambda w: nodes.Plan(
