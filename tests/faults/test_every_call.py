@@ -22,6 +22,16 @@ def test_a_fault_at_any_call_is_said_and_harms_nothing(job: Job, tmp_path: Path)
     assert not [str(found) for fault in drawn if (found := bench.under(fault)).broken]
 
 
+def test_what_is_read_to_make_a_file_anew_is_not_done_without(tmp_path: Path) -> None:
+    """Weights beside the shards, and the config that tells their dtype: without them, other files would be written."""
+    bench = Bench(next(job for job in JOBS if job.name == "anew"), tmp_path)
+    reads = enumerate(bench.counted["read"], 1)
+    last = {(call.split()[0], Path(call.split()[1]).name): hit for hit, call in reads}
+    for what in (("pread", "model.safetensors"), ("pread", "config.json"), ("read", "config.json")):
+        found = bench.under(Fault("read", last[what], "eio"))
+        assert (found.status, found.broken) == (3, ()), (what, str(found))
+
+
 def test_every_kind_of_call_is_seen(tmp_path: Path) -> None:
     """Of a run that replaces a target: a kind that nobody counts would never fail."""
     bench = Bench(next(job for job in JOBS if job.name == "force"), tmp_path)

@@ -235,9 +235,9 @@ def _indexes(container: Container, wish: Wish) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in (file for file in wish.files if file.endswith(INDEX)):
         try:
-            value = json.loads((container.top / name).read_text())
+            value = json.loads(_text_of(container, name))
             metadata = dict(value.get("metadata") or {})
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             raise Impossible(f"{name} cannot be read") from None
         elements = {line.key: _numel(line.shape) for line in wish.lines}
         metadata["total_size"] = sum(elements[line.key] * DTYPES[line.dtype].itemsize for line in wish.lines)
@@ -246,6 +246,14 @@ def _indexes(container: Container, wish: Wish) -> dict[str, str]:
         value |= {"metadata": metadata, "weight_map": {line.key: Path(line.file).name for line in wish.lines}}
         found[name] = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     return found
+
+
+def _text_of(container: Container, name: str) -> str:
+    """Raises: UcplError E400, where the disk refuses; UnicodeDecodeError."""
+    from ucpl.stores.watching import reading
+
+    with reading(container.top / name):
+        return (container.top / name).read_text(encoding="utf-8")
 
 
 def _numel(shape: tuple[int, ...]) -> int:
@@ -263,8 +271,8 @@ def with_dtype(container: Container, made: tuple[Anew, ...]) -> dict[str, str]:
     if not whole or all(file.name != CONFIG for file in container.files):
         return {}
     try:
-        text = (container.top / CONFIG).read_text()
-    except (OSError, UnicodeDecodeError):
+        text = _text_of(container, CONFIG)
+    except UnicodeDecodeError:
         return {}
     now = written(text, whole[0].plan.targets)
     return {CONFIG: now} if now != text else {}

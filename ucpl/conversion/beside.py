@@ -75,6 +75,8 @@ def held_weights(
         try:
             out.append(HeldWeights(name, files, _agreement(checkpoint, placement, name, bounds)))
         except UcplError as error:
+            if error.is_of_the_disk:
+                raise
             out.append(HeldWeights(name, files, None, error.diagnostics[0].message))
     return tuple(out)
 
@@ -178,8 +180,10 @@ class _Decided:
         assert made.checkpoint is not None
         try:
             wish = wished(made, self.container, name, files)
-        except UcplError:  # as who holds it against the shards says
-            wish = None
+        except UcplError as error:
+            if error.is_of_the_disk:
+                raise
+            wish = None  # as who holds it against the shards says
         why = wish.why if wish is not None else ""
         if not why and bounds is not None:
             found = held_weights(made.checkpoint, made.source.placement, bounds, only=name)

@@ -83,6 +83,11 @@ class UcplError(Exception):
     def exit_status(self) -> int:
         return catalogue()[self.diagnostics[0].code].exit_status
 
+    @property
+    def is_of_the_disk(self) -> bool:
+        """Whether a file could not be read, whatever is in it: who goes on with what it can read must not go on with this."""
+        return self.diagnostics[0].code == "E400"
+
 
 @frozen
 class CodeEntry:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from ucpl.errors import UcplError
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.texts import read_small
 from ucpl.texts import Json
@@ -32,7 +31,7 @@ def read_texts(folder: Path) -> tuple[dict[str, str], list[str]]:
                     remarks.append(f"{path.name} is too large a text to be carried")
                 else:
                     texts[path.name] = raw.decode("utf-8")
-            except (UcplError, UnicodeDecodeError):
+            except UnicodeDecodeError:
                 remarks.append(f"{path.name} is no UTF-8 text: not carried")
         elif path.suffix == ".model":
             remarks.append(f"{path.name} is no text: copy it beside a converted checkpoint yourself")
@@ -46,11 +45,9 @@ def config_of(checkpoint: Checkpoint) -> dict[str, Json] | None:
 
 
 def config_at(folder: Path) -> dict[str, Json] | None:
-    """The config.json of a folder; None where it has none that is an object."""
-    try:
-        data = read_small(folder / "config.json", TEXT_BYTES_MAX)
-    except UcplError:
-        return None
+    """The config.json of a folder; None where it has none that is an object. Raises: UcplError E400."""
+    path = folder / "config.json"
+    data = read_small(path, TEXT_BYTES_MAX) if path.is_file() else None
     return None if data is None else _object(data)
 
 

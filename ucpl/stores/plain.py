@@ -64,7 +64,9 @@ class Plain:
             return False
         try:
             value = read_torch_file(path.parent, path.name).value
-        except UcplError:
+        except UcplError as error:
+            if error.is_of_the_disk:
+                raise
             return False
         return isinstance(value, dict) and isinstance(value.get("params"), dict)
 

@@ -79,8 +79,10 @@ def _refuse_distributed(path: Path) -> NoReturn:
 def _refuse_one_file(path: Path) -> None:
     try:
         value = read_torch_file(path.parent, path.name).value
-    except UcplError:  # no file of torch.save
-        return
+    except UcplError as error:
+        if error.is_of_the_disk:
+            raise
+        return  # no file of torch.save
     if isinstance(value, dict) and LIGHTNING in value and "state_dict" in value:
         _refuse(
             path,
