@@ -25,10 +25,11 @@ def test_a_fault_at_any_call_is_said_and_harms_nothing(job: Job, tmp_path: Path)
 def test_what_is_read_to_make_a_file_anew_is_not_done_without(tmp_path: Path) -> None:
     """Weights beside the shards, and the config that tells their dtype: without them, other files would be written."""
     bench = Bench(next(job for job in JOBS if job.name == "anew"), tmp_path)
-    reads = enumerate(bench.counted["read"], 1)
-    last = {(call.split()[0], Path(call.split()[1]).name): hit for hit, call in reads}
+    reads = [(call.split()[0], Path(call.split()[1]).name) for call in bench.counted["read"]]
+    decided = reads.index(("read", "config.json"))  # what comes later moves data
     for what in (("pread", "model.safetensors"), ("pread", "config.json"), ("read", "config.json")):
-        found = bench.under(Fault("read", last[what], "eio"))
+        hit = max(at for at, one in enumerate(reads[: decided + 1], 1) if one == what)
+        found = bench.under(Fault("read", hit, "eio"))
         assert (found.status, found.broken) == (3, ()), (what, str(found))
 
 
