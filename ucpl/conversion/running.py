@@ -79,21 +79,23 @@ def _as_told(source: Checkpoint, plan: Plan) -> Checkpoint:
 
 
 def _look_again(target: Path, plan: Plan) -> None:
-    """Open what was written and find every tensor of the plan where it should be. Raises: UcplError."""
+    """Open what was written and find every tensor of the plan where it should be. Raises: UcplError, and E400 of the disk."""
     from ucpl.conversion.opening import read_named
     from ucpl.runtime.rows import fit
     from ucpl.stores.generic import NAME, open_files
     from ucpl.stores.registry import open_checkpoint
+    from ucpl.stores.watching import reading
 
     written = [t for t in plan.targets if t.numel]
-    if target.is_file():  # one file, called as the target is
-        written = [evolve(t, file=target.name) for t in written]
     described = plan.target.framework == NAME  # files that nothing but a layout describes
-    files = dict.fromkeys(t.file for t in written)
-    if described:
-        opened = open_files(target, files)
-    else:
-        opened = read_named(target, plan.target.framework, files) or open_checkpoint(target)
+    with reading(target):
+        if target.is_file():  # one file, called as the target is
+            written = [evolve(t, file=target.name) for t in written]
+        files = dict.fromkeys(t.file for t in written)
+        if described:
+            opened = open_files(target, files)
+        else:
+            opened = read_named(target, plan.target.framework, files) or open_checkpoint(target)
     fit(written, opened.extents, "target")
 
 

@@ -115,16 +115,20 @@ def _files(sources: Sequence[Place], layout: TargetPlan, planned: int) -> Files:
 
 
 def _place(target: Path, source: Checkpoint) -> Path:
-    """The target's absolute path, its folder's links followed. Raises: UcplError E507."""
+    """The target's absolute path, its folder's links followed. Raises: UcplError E503, E507."""
     if target.name in ("", "..") or (
         target.name.startswith(".") and target.name.endswith((".ucpl-work", ".ucpl-lock", ".ucpl-made"))
     ):
         fail("E507", f"{target} cannot be the name of a target", Label(str(target)))
     parent = target.absolute().parent
-    if not parent.is_dir():
+    try:
+        is_folder = parent.is_dir()
+        place = parent.resolve() / target.name
+        top = source.top.resolve()
+    except OSError as error:
+        cannot_write(parent, error, resumable=False)
+    if not is_folder:
         fail("E507", f"{parent} is no folder", Label(str(target)))
-    place = parent.resolve() / target.name
-    top = source.top.resolve()
     if place == top or top in place.parents or place in top.parents:
         what = "holds" if place in top.parents else "is, or lies in,"
         remedy = "the source is only read: choose a DST beside it, or anywhere else outside of it"
