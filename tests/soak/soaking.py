@@ -106,7 +106,8 @@ def _told(path: Path) -> bytes:
         return raw
     with suppress(ValueError):
         held = json.loads(raw)
-        if isinstance(held, dict) and held.pop("content", None) is not None:
+        plan = held.get("plan") if isinstance(held, dict) else None
+        if isinstance(plan, dict) and plan.pop("content", None) is not None:
             return json.dumps(held).encode()
     return raw
 
