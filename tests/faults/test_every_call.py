@@ -34,8 +34,16 @@ def test_what_is_read_to_make_a_file_anew_is_not_done_without(tmp_path: Path) ->
 
 
 def test_every_kind_of_call_is_seen(tmp_path: Path) -> None:
-    """Of a run that replaces a target: a kind that nobody counts would never fail."""
+    """Of a run that replaces a target: a kind that nobody counts would never fail. A place that cannot be looked at is told:
+    before any work, and once it is there.
+    """
     bench = Bench(next(job for job in JOBS if job.name == "force"), tmp_path)
+    looks = [
+        hit for hit, call in enumerate(bench.counted["stat"], 1) if call == f"stat {bench.place / bench.job.writes}"
+    ]
+    above = bench.counted["stat"].index(f"stat {bench.place}") + 1
+    for hit in (looks[0], above, looks[-1]):
+        assert bench.under(Fault("stat", hit, "eio")).broken == ()
     assert {kind for kind in KINDS if bench.counted[kind]} >= set(KINDS) - {"mode"}
     assert len(bench.counted["read"]) > 100 and len(bench.counted["write"]) > 20
 

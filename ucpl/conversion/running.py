@@ -27,7 +27,9 @@ T = TypeVar("T")
 
 
 def refuse_existing(target: Path, how: How) -> None:
-    """Before any work. Raises: UcplError E500, and E186 for what no file can be called."""
+    """Before any work. Raises: UcplError E500, E186 for what no file can be called, E400 where it cannot be looked at."""
+    from ucpl.stores.watching import reading
+
     name = os.fsencode(target.name)
     if len(name) > _NAME_MAX or b"\0" in os.fsencode(target):
         fail("E186", f"no target can be called so: {len(name)} bytes, {_NAME_MAX} at most", Label(str(target)[:80]))
@@ -35,7 +37,9 @@ def refuse_existing(target: Path, how: How) -> None:
         return
     if not (how.get("force") or how.get("resume")):
         fail("E500", f"{target} exists", Label(str(target)))
-    if not (target.is_file() or target.is_dir()):
+    with reading(target):
+        is_known = target.is_file() or target.is_dir()
+    if not is_known:
         fail("E500", f"{target} is no file and no folder", Label(str(target)), remedy="choose another place")
 
 
