@@ -65,8 +65,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: whoever collects garbage before it counts something looks at what came since, and no more."""
-    gc.collect()
+    """What was imported stays: whoever collects garbage before it counts something looks at what came since, and no more.
+
+    It is not looked through for garbage first: that takes a second of each process, for little.
+    """
     gc.freeze()
     # Most of what a test makes goes with it, and is no garbage before: each look costs what is there.
     gc.set_threshold(500_000, 20, 50)

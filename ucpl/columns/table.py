@@ -41,7 +41,9 @@ def column(dtype: type[np.generic] = np.int64) -> object:
 def once(values: NDArray[S]) -> NDArray[S]:
     """The numbers that occur, each once, ascending. (NumPy's `unique` imports its masked arrays for that.)"""
     ordered: NDArray[S] = np.sort(values, axis=None)
-    return ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))]
+    is_new = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
+    return ordered[is_new]
 
 
 def each(values: NDArray[S]) -> list[int]:

@@ -132,7 +132,11 @@ class Graph:
 
     def with_joints(self, change: Callable[[Joint], Joint]) -> Graph:
         """The graph with other joints in the same places."""
-        return evolve(self, net=nx.relabel_nodes(self.net, {j: change(j) for j in self.joints}))
+        here = {node: change(node) if isinstance(node, Joint) else node for node in self.net}
+        net: nx.DiGraph[Drawn] = nx.DiGraph()
+        net.add_nodes_from(here.values())
+        net.add_edges_from((here[a], here[b]) for a, after in self.net.adj.items() for b in after)
+        return evolve(self, net=net)
 
     def with_moves(self, change: Callable[[Joined], Joined]) -> Graph:
         """The graph with other moves in its joints."""

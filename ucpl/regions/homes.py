@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class Homes:
     @cached_property
     def starts(self) -> I64:
         """(blocks + 1,): the number of each block's first tensor."""
-        return np.concatenate([[0], np.cumsum([len(b) for b in self.blocks], dtype=np.int64)]).astype(np.int64)
+        return np.array([0, *accumulate(map(len, self.blocks))], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self.starts[-1])

@@ -57,7 +57,7 @@ class Place:
 
     @property
     def numel(self) -> int:
-        return int(np.prod(self.shape, dtype=object))
+        return int(prod(self.shape))
 
     @property
     def text(self) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -28,7 +29,7 @@ from ucpl.syntax.walk import walk
 
 __all__ = ["find", "find_hole", "store"]
 
-TREES_MAX = 200  # kept at a time
+TREES_MAX = 200  # kept at a time, and a quarter more at most
 CHARACTERS_MAX = 200_000  # of a text whose tree is kept
 HOLES_MAX = 10_000  # known at a time
 Read = Callable[[Source, str], object]
@@ -88,9 +89,17 @@ def store(tree: attrs.AttrsInstance, source: Source, start: str, read: Read) -> 
     body = json.dumps([_encoded(tree), holes], separators=(",", ":"))
     keep(path, f"{_digest(body)}\n{body}")
     with contextlib.suppress(OSError):
-        found = sorted(path.parent.glob("tree-*.json"), key=lambda p: p.stat().st_mtime)
+        _let_go(path.parent)
+
+
+def _let_go(folder: Path) -> None:
+    """The oldest trees of too many. A few more may stand: to ask each for its time costs more than to keep a tree."""
+    with os.scandir(folder) as entries:
+        found = [e for e in entries if e.name.startswith("tree-") and e.name.endswith(".json")]
+    if len(found) > TREES_MAX + TREES_MAX // 4:
+        found.sort(key=lambda e: e.stat().st_mtime)
         for old in found[:-TREES_MAX]:
-            old.unlink()
+            os.unlink(old.path)
 
 
 def _know(holes: dict[str, object]) -> None:
