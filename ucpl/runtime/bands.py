@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ucpl.runtime.groups import narrow_bands
 from ucpl.runtime.rows import Place, Rows
 from ucpl.runtime.tiles import Tiles, Unit
 
@@ -27,7 +28,8 @@ def bands_of(
 ) -> I64:
     """Bytes of each unit that are a band, of at most `limit`: whole rows of the target, as far as it has room for one.
 
-    A unit that needs none is in bands of one tile. places: of the source, and of the target.
+    A unit that needs none is in bands of one tile, or of less where it shares windows of the source with others (groups).
+    places: of the source, and of the target.
     """
     reach, row = _reach(rows, *places)
     order = np.lexsort((reach, rows.target))  # the last of each target reaches farthest
@@ -38,7 +40,11 @@ def bands_of(
     count = -(-np.array([u.size for u in units], np.int64) // step)  # of rows
     each = np.maximum(band // step, 1)
     even = -(-count // np.maximum(-(-count // each), 1))  # none is much narrower than the others
-    return np.where(band <= tile, tile, np.where(band >= step, even * step, limit))
+    found = np.where(band <= tile, tile, np.where(band >= step, even * step, limit))
+    for unit, size in narrow_bands(rows, places, units, tile, limit).items():
+        if band[unit] <= tile:
+            found[unit] = size
+    return found
 
 
 def cut_bands(tiles: Tiles, most: int, done: NDArray[np.bool_]) -> list[tuple[int, int]]:

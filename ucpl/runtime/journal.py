@@ -31,7 +31,7 @@ from ucpl.runtime.reading import Fragments
 
 __all__ = ["FORMAT", "DoneTile", "Journal", "Past", "read_journal"]
 
-FORMAT = 2
+FORMAT = 3  # how tiles are cut, too: what is told of them is of no use to who cuts them in another way
 TILE, FRAGMENT, PUBLISH = 1, 2, 3
 _RECORD = np.dtype(
     [

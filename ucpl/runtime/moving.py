@@ -26,6 +26,7 @@ from ucpl.runtime.clones import Clones
 from ucpl.runtime.crew import Queue, run_crew
 from ucpl.runtime.evidence import Inspection, damage_of, members_of
 from ucpl.runtime.failpoints import failpoint
+from ucpl.runtime.groups import Group, group_bands
 from ucpl.runtime.journal import DoneTile, Journal
 from ucpl.runtime.known import Known
 from ucpl.runtime.options import DataPlane, Progress
@@ -99,7 +100,10 @@ class Mover:
         self._flushed_at = time.monotonic()
         share = self.plane.share
         bands = cut_bands(tiles, share.band // share.tile, known.done)
-        queue = Queue(len(bands))
+        a = self.assembler
+        assembled = (a.rows, a.sources, a.file_of, a.targets)
+        groups = group_bands(assembled, self.layout.units, tiles, bands, share.band - share.tile)
+        queue = Queue(len(groups))
         self._movers = self.plane.workers
 
         again = self.read_back
@@ -108,7 +112,7 @@ class Mover:
             with Workspace(self.plane.share, self.plane.budget) as space:
                 reader = Reader(self.sources)
                 while not stop.is_set() and (i := queue.take()) is not None:
-                    self._band(*bands[i], reader, space)
+                    self._band(groups[i], reader, space)
                 with self._lock:
                     self._movers -= 1
                 self._look.set()
@@ -132,13 +136,30 @@ class Mover:
                 self._flush()
         self._say()
 
-    def _band(self, first: int, end: int, reader: Reader, space: Workspace) -> None:
-        """Tiles [first, end) of one unit: assembled at once, digested and written one by one.
+    def _band(self, group: Group, reader: Reader, space: Workspace) -> None:
+        """One band, or those that share windows of the source, one by one.
 
         They are told of at once, with what was read for them: a journal that has a tile has its runs of the source.
         """
-        tiles = [tile_of(self.layout, self.known.tiles, i) for i in range(first, end)]
-        space.hold(sum(tile.size for tile in tiles))
+        bands = [[tile_of(self.layout, self.known.tiles, i) for i in range(*band)] for band in group.bands]
+        front = max(sum(tile.size for tile in tiles) for tiles in bands)
+        space.hold(front + group.held)
+        reader.hold(group.windows, space.tile[front:])
+        done: list[DoneTile] = []
+        for (first, _), tiles in zip(group.bands, bands, strict=True):
+            done += self._tiles(first, tiles, reader, space)
+        self.plane.counters.add(read=reader.bytes_read, digest=reader.digest)
+        with self._lock:
+            self._finished.extend(done)
+            self._fresh.extend(reader.fragments)
+            self._done_bytes += sum(tile.size for tile in done)
+            if self._done_bytes - self._flushed_bytes >= SYNC_BYTES:
+                self._look.set()
+        reader.fragments.clear()
+        reader.bytes_read, reader.digest = 0, 0.0
+
+    def _tiles(self, first: int, tiles: list[Tile], reader: Reader, space: Workspace) -> list[DoneTile]:
+        """Tiles of one unit: assembled at once, digested and written one by one."""
         try:
             crc = self.assembler.assemble(tiles[0].target, tiles[0].low, tiles[-1].high, reader, space)
         except UcplError as error:
@@ -149,15 +170,7 @@ class Mover:
         for i, tile in enumerate(tiles, first):
             done.append(self._one(i, tile, space.tile_view[start : start + tile.size], run))
             start += tile.size
-        self.plane.counters.add(read=reader.bytes_read, digest=reader.digest)
-        with self._lock:
-            self._finished.extend(done)
-            self._fresh.extend(reader.fragments)
-            self._done_bytes += start
-            if self._done_bytes - self._flushed_bytes >= SYNC_BYTES:
-                self._look.set()
-        reader.fragments.clear()
-        reader.bytes_read, reader.digest = 0, 0.0
+        return done
 
     def _one(self, i: int, tile: Tile, view: memoryview, run: tuple[int, int, int] | None) -> DoneTile:
         """run: where a tile that is one run of a source lies in it (file, byte), and its CRC."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -23,7 +24,7 @@ from ucpl.records import frozen
 from ucpl.runtime.crc import crc_of_comb
 from ucpl.runtime.sources import SourceFiles
 
-__all__ = ["Fragments", "Reader", "strided"]
+__all__ = ["Fragments", "Reader", "Window", "strided"]
 
 U8 = NDArray[np.uint8]
 Ints = tuple[int, ...]
@@ -83,14 +84,41 @@ class Fragments:
             del column[:]
 
 
+@frozen
+class Window:
+    """Bytes [low, high) of a file, which are held for several boxes. Those below `seen` are of another window, too."""
+
+    file: int
+    low: int
+    seen: int
+    high: int
+
+    @property
+    def size(self) -> int:
+        return self.high - self.low
+
+
 class Reader:
-    """Reads for one worker. `bytes_read` and `fragments` are taken, and reset, once a tile."""
+    """Reads for one worker. `bytes_read` and `fragments` are taken, and reset, once a group of tiles."""
 
     def __init__(self, sources: SourceFiles) -> None:
         self.sources = sources
         self.fragments = Fragments()
         self.bytes_read = 0
         self.digest = 0.0  # seconds in CRCs
+        self._held: list[tuple[Window, U8]] = []
+
+    def hold(self, windows: Sequence[Window], room: U8) -> None:
+        """Read these, one behind the other, into a buffer: `gather` finds what lies there, until others are held."""
+        self._held = []
+        at = 0
+        for window in windows:
+            there = room[at : at + window.size]
+            for low, high in ((window.low, window.seen), (window.seen, window.high)):
+                if low < high:
+                    self.run(window.file, low, there.data[low - window.low : high - window.low])
+            self._held.append((window, there))
+            at += window.size
 
     def run(self, file: int, position: int, view: memoryview) -> int:
         """One run of a file into one run of a buffer. Returns its CRC."""
@@ -141,7 +169,13 @@ class Reader:
         staging: U8,
     ) -> None:
         """Read a box: element j lies at `position + sum(j * step)` of the file, goes to `at + sum(j * out_step)`. In bytes."""
-        self._gather(_Strip(file, position, *_merged(shape, step, out_step), at, itemsize), out, staging)
+        strip = _Strip(file, position, *_merged(shape, step, out_step), at, itemsize)
+        for window, held in self._held:
+            if window.file == file and window.low <= position and position + strip.span <= window.high:
+                there = strided(out, at, strip.shape, strip.out_step, itemsize)
+                there[...] = strided(held, position - window.low, strip.shape, strip.step, itemsize)
+                return
+        self._gather(strip, out, staging)
 
     def _gather(self, s: _Strip, out: U8, staging: U8) -> None:
         if not s.shape:

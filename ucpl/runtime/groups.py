@@ -1,0 +1,299 @@
+"""Groups: tiles, of several targets mostly, that are made of the same bytes of the source, in runs too short to be read alone.
+
+A matrix that is cut by column is the case: a rank of the target has a few hundred bytes of each row of the source, and the
+next rank those behind them. What lies between the first byte and the last that the tiles of a group need is a window: it
+is read once, and each tile takes its runs from there, one tile after the other. Tiles stay what is digested, written and
+journalled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+from attrs import evolve
+from numpy.typing import NDArray
+
+from ucpl.columns import within
+from ucpl.records import frozen
+from ucpl.runtime.reading import CALL_BYTES, RUN_MIN, WASTE_MAX, Window
+from ucpl.runtime.rows import Place, Rows
+from ucpl.runtime.tiles import Tiles, Unit
+
+__all__ = ["Group", "group_bands", "narrow_bands"]
+
+WINDOW_BYTES = 4 << 20  # of a window that tiles are cut for, where they need not become small for it
+PARTS_MAX = 4  # of a tile: it is not cut smaller for that
+PARTS_MOST = 16  # and where memory is short, not smaller than this
+
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@frozen
+class Group:
+    """Bands, each tiles [first, end) of one unit, in their order, and what is read for all of them at once."""
+
+    bands: tuple[tuple[int, int], ...]
+    windows: tuple[Window, ...] = ()
+
+    @property
+    def held(self) -> int:
+        """Bytes of its windows."""
+        return sum(w.size for w in self.windows)
+
+
+@frozen(eq=False)
+class _Narrow:
+    """Rows whose runs are short and have gaps between them, where another row needs bytes of the same source."""
+
+    row: I64  # their numbers
+    run: I64  # bytes that lie together in the file
+    share: NDArray[np.float64]  # bytes from the first to the last of what a tile needs, over those that it needs
+
+
+def _narrow(rows: Rows, sources: Sequence[Place], tile: int) -> _Narrow:
+    """Only rows that go through the source in the order of the target: of others, a tile has something of every run."""
+    size = np.array([p.itemsize for p in sources] or [1], np.int64)[rows.source]
+    run, needed, span = size.copy(), size.copy(), size.copy()
+    together, falls = np.ones(len(size), np.bool_), rows.shape[:, 0] > 1
+    last = np.zeros_like(size)
+    for d in reversed(range(rows.shape.shape[1])):
+        n, step = rows.shape[:, d], rows.source_step[:, d]
+        real = n > 1
+        falls &= ~real | ((step > 0) & (step >= last))
+        last = np.where(real, step, last)
+        together &= ~real | (step == run)
+        run = np.where(together, run * n, run)
+        grows = real & (needed < tile)
+        span, needed = np.where(grows, span + (n - 1) * step, span), np.where(grows, needed * n, needed)
+    chosen = falls & ~rows.run & (run < RUN_MIN) & (span - needed > needed // WASTE_MAX)
+    chosen &= np.bincount(rows.source[chosen], minlength=len(sources) or 1)[rows.source] > 1
+    row = np.flatnonzero(chosen)
+    return _Narrow(row, run[row], span[row] / needed[row])
+
+
+def narrow_bands(
+    rows: Rows, places: tuple[Sequence[Place], Sequence[Place]], units: Sequence[Unit], tile: int, limit: int
+) -> dict[int, int]:
+    """Bytes after which tiles of a unit begin anew, for each that has bytes in windows: rows of the target, of one
+    number for all that are made of the same sources, as many as have a window in what memory has beside a tile.
+
+    places: of the source, and of the target. Units that are not named are cut as they would be without windows.
+    """
+    sources, targets = places
+    narrow = _narrow(rows, sources, tile)
+    if not len(narrow.row):
+        return {}
+    room = limit - tile
+    target, source = rows.target[narrow.row], rows.source[narrow.row]
+    unit_of = {unit.target: u for u, unit in enumerate(units)}
+    share: dict[int, float] = {}
+    for t, more in zip(target.tolist(), narrow.share.tolist(), strict=True):
+        share[t] = max(share.get(t, 1.0), more)
+    wanted = {t: max(WINDOW_BYTES / q, tile / PARTS_MAX) for t, q in share.items()}
+    most = {t: int(min(tile, wanted[t], room / q)) for t, q in share.items()}
+    # Where tiles of two ranks end at other rows, two groups have in common what a few tiles are made of.
+    least = {t: int(min(most[t], max(room / q / WASTE_MAX, tile / PARTS_MOST))) // 16 * 16 for t, q in share.items()}
+    found: dict[int, int] = {}
+    links = set(zip(target.tolist(), (-1 - source).tolist(), strict=True))  # sources are below 0
+    for some in _components(links):
+        among = [t for t in some if t >= 0]
+        pitch = {t: _pitch(rows, t, targets[t].itemsize) for t in among}
+        count = min((most[t] // pitch[t] if pitch[t] else 0) for t in among)  # of rows
+        for t in among:
+            cut = count * pitch[t] or least[t]
+            if cut * PARTS_MOST >= tile and t in unit_of:
+                found[unit_of[t]] = cut
+    return found
+
+
+def _pitch(rows: Rows, target: int, itemsize: int) -> int:
+    """Bytes from one row of a target to the next, if all its boxes have rows of one length; else 0."""
+    mine = slice(int(rows.starts[target]), int(rows.starts[target + 1]))
+    shape, step = rows.shape[mine], rows.target_step[mine]
+    return int(step[0, 0]) * itemsize if (shape[:, 0] > 1).all() and (step[:, 0] == step[0, 0]).all() else 0
+
+
+def group_bands(
+    assembled: tuple[Rows, Sequence[Place], Sequence[int], Sequence[Place]],
+    units: Sequence[Unit],
+    tiles: Tiles,
+    bands: Sequence[tuple[int, int]],
+    room: int,
+) -> list[Group]:
+    """Every band in one group, groups in the order of their first bands; windows of one group have `room` bytes at most.
+
+    assembled: the rows, places of the source, the file of each, and places of the target.
+    """
+    rows, sources, file_of, targets = assembled
+    items = _items(rows, (sources, file_of, targets), units, tiles, bands)
+    groups: list[Group] = []
+    grouped: set[int] = set()
+    for some in _joined(items, room):
+        mine = sorted({item.band for item in some})
+        windows = _windows(some)
+        if windows and sum(w.size for w in windows) <= room:
+            groups.append(Group(tuple(bands[b] for b in mine), tuple(windows)))
+            grouped.update(mine)
+    groups += [Group((band,)) for b, band in enumerate(bands) if b not in grouped]
+    groups.sort(key=lambda group: group.bands[0])
+    return _apart(groups)
+
+
+@frozen
+class _Item:
+    """What a band needs of one row: bytes [low, high) of a file from the first to the last."""
+
+    file: int
+    low: int
+    high: int
+    band: int  # its number
+    cost: int  # bytes that are read for it alone, with what a call costs reckoned as bytes
+    along: float  # how far into its source it begins
+
+
+def _items(
+    rows: Rows,
+    places: tuple[Sequence[Place], Sequence[int], Sequence[Place]],
+    units: Sequence[Unit],
+    tiles: Tiles,
+    bands: Sequence[tuple[int, int]],
+) -> list[_Item]:
+    sources, file_of, targets = places
+    most = int(tiles.size.max(initial=1))
+    narrow = _narrow(rows, sources, most)
+    if not len(narrow.row) or not bands:
+        return []
+    unit_of = {unit.target: u for u, unit in enumerate(units)}
+    head = np.array([first for first, _ in bands], np.int64)
+    end = np.array([end for _, end in bands], np.int64)
+    which = tiles.unit[head]
+    itemsize = np.array([p.itemsize for p in targets], np.int64)[np.array([u.target for u in units], np.int64)][which]
+    low, high = tiles.low[head] // itemsize, (tiles.low[end - 1] + tiles.size[end - 1]) // itemsize
+    row, run = narrow.row, narrow.run
+    unit = np.array([unit_of.get(t, -1) for t in rows.target[row].tolist()], np.int64)
+    row, run, unit = row[unit >= 0], run[unit >= 0], unit[unit >= 0]
+    a, b = np.searchsorted(which, unit), np.searchsorted(which, unit, "right")
+    count = b - a
+    row, run = np.repeat(row, count), np.repeat(run, count)
+    band = np.repeat(a, count) + within(count)
+    meets = (rows.low[row] < high[band]) & (low[band] < rows.high[row])
+    row, run, band = row[meets], run[meets], band[meets]
+    size = np.array([p.itemsize for p in sources], np.int64)[rows.source[row]]
+    begin, stop, needed = _spans(rows, row, (low[band], high[band]), size)
+    calls = needed // np.minimum(run, needed)
+    cost = np.minimum(stop - begin, needed + calls * CALL_BYTES)
+    file = np.array(file_of, np.int64)[rows.source[row]]
+    length = np.array([max(p.numel, 1) for p in sources], np.int64)[rows.source[row]]
+    along = (rows.logical[row] + (begin - rows.position[row]) / size) / length
+    columns: tuple[NDArray[np.integer] | NDArray[np.floating], ...] = (file, begin, stop, band, cost, along)
+    order = np.lexsort((begin, file))
+    return [_Item(*item) for item in zip(*(c[order].tolist() for c in columns), strict=True)]
+
+
+def _spans(rows: Rows, row: I64, part: tuple[I64, I64], size: I64) -> tuple[I64, I64, I64]:
+    """Of parts [low, high) of boxes: bytes from the first to the last in the file, and how many are needed at most."""
+    low, high = part[0] - rows.low[row], part[1] - rows.low[row]
+    shape, step, along = rows.shape[row], rows.source_step[row], rows.target_step[row]
+    begin = rows.position[row].copy()
+    inner = ((shape - 1) * along).sum(axis=1)
+    stop, needed, open_ = begin.copy(), size.copy(), np.ones(len(row), np.bool_)
+    for d in range(shape.shape[1]):
+        inner = inner - (shape[:, d] - 1) * along[:, d]  # of the dims below
+        apart = np.maximum(along[:, d], 1)
+        first: I64 = np.where(open_, np.maximum(-((inner - low) // apart), 0), 0)
+        most = shape[:, d] - 1
+        last: I64 = np.maximum(first, np.where(open_, np.minimum((high - 1) // apart, most), most))
+        begin, stop = begin + first * step[:, d], stop + last * step[:, d]
+        needed = needed * (last - first + 1)
+        open_ &= first == last
+        low, high = (np.where(open_, x - first * along[:, d], x) for x in (low, high))
+    return begin, stop + size, needed
+
+
+def _joined(items: Sequence[_Item], room: int) -> list[list[_Item]]:
+    """Items by the bands that have bytes together; as many bands at once as leave windows within `room`."""
+    of: dict[int, list[_Item]] = {}
+    for item in items:
+        of.setdefault(item.band, []).append(item)
+    links = ((one.band, other.band) for some in _clusters(items) for one, other in pairwise(some))
+    found: list[list[_Item]] = []
+    for among in _components(links):
+        taken: list[_Item] = []
+        spans: dict[int, tuple[int, int]] = {}
+        for band in sorted(among, key=lambda b: (min(item.along for item in of[b]), b)):
+            more = dict(spans)
+            for item in of[band]:
+                low, high = more.get(item.file, (item.low, item.high))
+                more[item.file] = min(low, item.low), max(high, item.high)
+            if taken and sum(high - low for low, high in more.values()) > room:
+                found.append(taken)
+                taken = []
+                more = {item.file: (item.low, item.high) for item in of[band]}
+            taken += of[band]
+            spans = more
+        found.append(taken)
+    return found
+
+
+def _components(links: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Numbers that are linked, directly or over others."""
+    first: dict[int, int] = {}
+
+    def root(of: int) -> int:
+        first.setdefault(of, of)
+        while first[of] != of:
+            first[of] = of = first[first[of]]
+        return of
+
+    for one, other in links:
+        a, b = root(one), root(other)
+        first[max(a, b)] = min(a, b)
+    found: dict[int, list[int]] = {}
+    for number in sorted(first):
+        found.setdefault(root(number), []).append(number)
+    return list(found.values())
+
+
+def _clusters(items: Sequence[_Item]) -> list[list[_Item]]:
+    """Neighbours in a file that have more than a row or two together. Items are in order of file and byte."""
+    found: list[list[_Item]] = []
+    reach = 0
+    for item in items:
+        together = reach - item.low if found and found[-1][0].file == item.file else 0
+        if together * WASTE_MAX > item.high - item.low:
+            found[-1].append(item)
+            reach = max(reach, item.high)
+        else:
+            found.append([item])
+            reach = item.high
+    return found
+
+
+def _windows(items: Sequence[_Item]) -> list[Window]:
+    """What is worth being read at once: not where it would be more than is read for each item alone."""
+    found = []
+    for some in _clusters(sorted(items, key=lambda item: (item.file, item.low))):
+        low, high = some[0].low, max(item.high for item in some)
+        if len(some) > 1 and high - low < sum(item.cost for item in some):
+            found.append(Window(some[0].file, low, low, high))
+    return found
+
+
+def _apart(groups: Sequence[Group]) -> list[Group]:
+    """With the place in each window up to which others have its bytes: runs of CRCs that do not overlap cover them all."""
+    reach: dict[int, int] = {}
+    made: dict[tuple[int, int], Window] = {}
+    order = sorted(
+        (w.file, w.low, -w.high, g, i) for g, group in enumerate(groups) for i, w in enumerate(group.windows)
+    )
+    for file, low, below, g, i in order:
+        seen = min(max(reach.get(file, low), low), -below)
+        made[g, i] = evolve(groups[g].windows[i], seen=seen)
+        reach[file] = max(seen, -below)
+    return [
+        evolve(group, windows=tuple(made[g, i] for i in range(len(group.windows)))) if group.windows else group
+        for g, group in enumerate(groups)
+    ]
