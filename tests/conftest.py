@@ -12,10 +12,11 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where the user's shell keeps Python from writing compiled modules, every verb that a test starts as a process would compile
 # all of ours anew, which takes longer than what most of them do. They are kept apart from the tree, as the user wants it.
-if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) == "mutants":
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "mutants"  # which edits files faster than their times tell
-elif "PYTHONPYCACHEPREFIX" not in os.environ:
-    os.environ["PYTHONPYCACHEPREFIX"] = f"{tempfile.gettempdir()}/ucpl-tests-{os.getuid()}"
+# `tests.mutants` edits files faster than their times tell: nothing is kept for it. Everybody else has them where Python puts
+# them, those of what is installed too, which are there from the beginning.
+if os.environ.get("PYTHONDONTWRITEBYTECODE", "mutants") != "mutants":
+    del os.environ["PYTHONDONTWRITEBYTECODE"]
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", f"{tempfile.gettempdir()}/ucpl-tests-{os.getuid()}")
 # Checkpoints that tests write are small, and gone with the test: where memory has a folder with room, none waits for a disk.
 MEMORY, ROOM = Path("/dev/shm"), 2 << 30
 if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:

@@ -74,7 +74,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def run(command: str, here: Path) -> Done:
-    """What a shell in that folder does with the command. Where it is a verb and no more, it is run here: a start takes longer."""
+    """What a shell in that folder does with the command. A verb and no more is run here: a start takes longer."""
     argv = shlex.split(command)
     if argv[0] == "ucpl" and not set(command) & set("|&;<>$`"):
         with contextlib.chdir(here):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import numpy as np
 from tests.oracle import Meaning, Padding, homes, mean
 from ucpl.layout import Layout, load, resolve
 from ucpl.regions import POLICIES, Part, Placement, locate
+from ucpl.regions.placement import Pieces
 from ucpl.syntax import nodes, parse_call
 from ucpl.texts import text_at
 
@@ -42,14 +45,20 @@ def cells_of(placement: Placement, part: Part, number: int) -> list[Any]:
     home, pieces = part.homes[number], part.pieces
     out: list[Any] = [None] * int(np.prod(home.shape, dtype=np.int64))
     for row in np.flatnonzero(pieces.home == number).tolist():
-        low, high = pieces.low[row], pieces.high[row]
         path = placement.tensors[int(pieces.tensor[row])]
         dims = len(placement.layout.tensors[path].dims)
-        for index in np.ndindex(*(high - low).tolist()):
-            place = int(pieces.offset[row] + (np.array(index, dtype=np.int64) * pieces.stride[row]).sum())
+        for place, index in _placed(pieces, row):
             assert out[place] is None, (home.key, place, "holds two elements")
-            out[place] = (path, tuple((low + index).tolist()[:dims]))
+            out[place] = (path, index[:dims])
     return out
+
+
+def _placed(pieces: Pieces, row: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Each position of a box, with the index that it holds."""
+    low, high, stride = (numbers[row].tolist() for numbers in (pieces.low, pieces.high, pieces.stride))
+    first = int(pieces.offset[row]) - sum(a * s for a, s in zip(low, stride, strict=True))
+    for index in product(*map(range, low, high)):
+        yield first + sum(i * s for i, s in zip(index, stride, strict=True)), index
 
 
 def _coordinates(layout: Layout, over: int, rank: int) -> str:
@@ -72,11 +81,10 @@ def live_of(placement: Placement, part: Part, number: int) -> dict[int, Any]:
     out: dict[int, Any] = {}
     for row in np.flatnonzero(live.home == number).tolist():
         path = placement.tensors[int(live.tensor[row])]
-        low, high = live.low[row], live.high[row]
-        for index in np.ndindex(*(high - low).tolist()):
-            place = int(live.offset[row] + (np.array(index, dtype=np.int64) * live.stride[row]).sum())
+        dims = len(placement.layout.tensors[path].dims)
+        for place, index in _placed(live, row):
             assert place not in out, (part.homes[number].key, place, "holds two live rows")
-            out[place] = (path, tuple((low + index).tolist()[: len(placement.layout.tensors[path].dims)]))
+            out[place] = (path, index[:dims])
     return out
 
 

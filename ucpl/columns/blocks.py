@@ -37,6 +37,8 @@ Name = tuple[str | Slot, ...]
 
 
 def name_text(name: Name, coordinate: int, choice: int) -> str:
+    if len(name) == 1 and isinstance(name[0], str):
+        return name[0]
     return "".join(p if isinstance(p, str) else p.text(choice if p.axis else coordinate) for p in name)
 
 

@@ -105,7 +105,7 @@ class Table:
         """Some rows, in the order asked for."""
         if isinstance(rows, slice):
             return type(self)(**{name: array[rows] for name, array in self.arrays().items()})
-        numbers = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        numbers = rows.nonzero()[0] if rows.dtype == np.bool_ else rows
         return type(self)(**{name: array.take(numbers, axis=0) for name, array in self.arrays().items()})
 
     def sort(self, *keys: Array) -> Self:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve, field
+from numpy.typing import NDArray
 
 from ucpl.columns import I64
 from ucpl.errors import Diagnostic, Label, catalogue
@@ -62,15 +63,23 @@ def counted(placement: Placement) -> Placement:
     It is what a conversion reads. Nothing is said of what the others hold.
     """
     parts = list(placement.parts)
-    for state in dict.fromkeys(p.state for p in parts if np.isin(p.folded.policy, LOOSE).any()):
+    for state in dict.fromkeys(p.state for p in parts if _is_loose(p.folded.policy).any()):
         numbers = sorted((n for n, p in enumerate(parts) if p.state == state), key=lambda n: parts[n].is_alias)
         held = _Held()
         for n in numbers:
-            held.add(parts[n].folded.take(~np.isin(parts[n].folded.policy, LOOSE)))
+            held.add(parts[n].folded.take(~_is_loose(parts[n].folded.policy)))
         for n in numbers:
-            if np.isin(parts[n].folded.policy, LOOSE).any():
+            if _is_loose(parts[n].folded.policy).any():
                 parts[n] = evolve(parts[n], folded=held.first(parts[n].folded))
     return Placement(placement.layout, placement.tensors, tuple(parts), placement.flats, placement.blobs)
+
+
+def _is_loose(policy: I64) -> NDArray[np.bool_]:
+    """Of each piece. (Written out: tables are many and small, and NumPy's `isin` sorts.)"""
+    found: NDArray[np.bool_] = policy == LOOSE[0]
+    for other in LOOSE[1:]:
+        found |= policy == other
+    return found
 
 
 @define
@@ -88,7 +97,7 @@ class _Held:
 
         Of what leads, boxes that are equal to one that is left are left, too: they are equal, and are checked.
         """
-        is_loose = np.isin(pieces.policy, LOOSE)
+        is_loose = _is_loose(pieces.policy)
         kept = [pieces.take(~is_loose)]
         led: set[tuple[int, bytes]] = set()
         for row in sorted(np.flatnonzero(is_loose).tolist(), key=lambda row: int(pieces.policy[row] != LEAD)):

@@ -154,6 +154,8 @@ def _are_distinct(blocks: tuple[Block, ...]) -> bool:
     Two are apart where their slots of coordinates differ, or those of choices. So they are, if both are distinct within each
     block, and one of the two over all blocks.
     """
+    if len(blocks) == 1 and len(blocks[0]) == 1:
+        return True
     tables = [[_codes(b, axis) for b in blocks] for axis in (COORDINATE, CHOICE)]
     over_all = False
     for of_axis in tables:

@@ -121,12 +121,12 @@ class FlatBoxes:
         tables, owner = [], []
         count = np.zeros(len(members), dtype=np.int64)
         for e in each(members.entry):
-            which = np.flatnonzero(members.entry == e)
+            (which,) = (members.entry == e).nonzero()
             placer, local = self.site.placers[e], body.locals[e]
             rows = len(local.offset)
             if not rows:
                 continue
-            low, high = np.tile(local.low, (len(which), 1, 1)), np.tile(local.high, (len(which), 1, 1))
+            low, high = (np.concatenate([ends[None]] * len(which)) for ends in (local.low, local.high))
             paths = [placer.entry.targets[label] for label in local.label_of]
             for path in dict.fromkeys(paths):
                 mine = [i for i, p in enumerate(paths) if p == path]
@@ -141,14 +141,14 @@ class FlatBoxes:
             whose = (e << _ROW_BITS) + (np.arange(rows, dtype=np.int64) if apart else np.zeros(rows, dtype=np.int64))
             tables.append(
                 Pieces(
-                    np.tile(np.array([self.site.number[p] for p in paths], dtype=np.int64), len(which)),
+                    np.array([self.site.number[p] for p in paths] * len(which), dtype=np.int64),
                     np.zeros(every, dtype=np.int64),
                     low.reshape(every, k),
                     high.reshape(every, k),
-                    np.tile(local.stride, (len(which), 1)),
+                    np.concatenate([local.stride] * len(which)),
                     np.zeros((every, k), dtype=np.int64),
-                    np.tile(local.offset, len(which)),
-                    np.tile(whose, len(which)),
+                    np.concatenate([local.offset] * len(which)),
+                    np.concatenate([whose] * len(which)),
                     np.zeros(every, dtype=np.int64),
                 )
             )

@@ -205,11 +205,14 @@ def _reach(tensor: TensorRef) -> tuple[int, int]:
 
 def _check_geometry(tensor: TensorRef, member: Member, file: str, path: Path) -> None:
     numel, last = _reach(tensor)
+    negative = min(tensor.offset, *tensor.shape, *tensor.stride) < 0 if tensor.shape else tensor.offset < 0
+    elements = member.size // DTYPES[tensor.storage.dtype].itemsize
+    is_outside = negative or (numel and last >= elements)
+    if not is_outside and numel <= REPEATS_MAX:
+        return
     where = f"storage {tensor.storage.name}"
     geometry = f"shape {list(tensor.shape)}, stride {list(tensor.stride)}, offset {tensor.offset}"
-    negative = tensor.offset < 0 or any(n < 0 for n in tensor.shape) or any(step < 0 for step in tensor.stride)
-    elements = member.size // DTYPES[tensor.storage.dtype].itemsize
-    if negative or (numel and last >= elements):
+    if is_outside:
         fail(
             "E415",
             f"{file}: a tensor lies outside its storage of {elements} elements",
