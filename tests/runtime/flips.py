@@ -69,13 +69,23 @@ def storages_of(folder: Path) -> list[Storage]:
 
 
 def planned(folder: Path, target: str) -> Plan | None:
-    """The plan, or None where the checkpoint as it is cannot be converted to that target."""
+    """The plan, or None where there is none from the checkpoint as it is to that target."""
+    try:
+        return api.plan(str(folder), target)
+    except (UcplError, ValueError) as error:
+        print(f"  {folder.name} to {target}: none: {str(error).splitlines()[0]}", file=sys.stderr)
+        return None
+
+
+def is_refused(folder: Path, target: str) -> bool:
+    """Whether the checkpoint as it is cannot be converted, though it is planned: laying out files sees more."""
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            return api.convert(folder, Path(scratch) / _name(target), target).plan
+            api.convert(folder, Path(scratch) / _name(target), target)
         except (UcplError, ValueError) as error:
             print(f"  {folder.name} to {target}: none: {str(error).splitlines()[0]}", file=sys.stderr)
-            return None
+            return True
+    return False
 
 
 def _name(target: str) -> str:
@@ -93,12 +103,12 @@ def flips(
         storages = storages_of(copy)
         for target in targets:
             plan = planned(copy, target)
-            some = rng.sample(storages, min(most, len(storages))) if plan is not None else []
-            for storage in some:
-                for _ in range(bits):
-                    bit = rng.randrange(8 * storage.size)
-                    assert plan is not None
-                    yield judged(copy, storage, bit, plan, target)
+            if plan is None:
+                continue
+            drawn = [s for s in rng.sample(storages, min(most, len(storages))) for _ in range(bits)]
+            seen = [judged(copy, s, rng.randrange(8 * s.size), plan, target) for s in drawn]
+            if all(flip.verdict != "named in part" for flip in seen) or not is_refused(folder, target):
+                yield from seen
 
 
 def judged(copy: Path, storage: Storage, bit: int, plan: Plan, target: str) -> Flip:
