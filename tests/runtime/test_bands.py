@@ -11,8 +11,9 @@ from tests.runtime.test_execute import MEMORY, merged, run, strides_of
 from tests.runtime.world import Stored, moves, open_target, plan_of, read_target, stored, write_source
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
-from ucpl.runtime import bands, buffers, compare
+from ucpl.runtime import bands, buffers, compare, reading
 from ucpl.runtime.bands import cut_bands
+from ucpl.runtime.crc import crc_of_comb
 from ucpl.runtime.disk import Disk, use_disk
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.tiles import Unit, cut_tiles
@@ -160,6 +161,21 @@ def test_a_transposed_matrix_that_is_cast_is_read_once(tmp_path, to):
     values = found.view("<f8") if to == "f64" else (found.astype("<u4") << 16).view("<f4")
     assert np.array_equal(values, model.T)
     assert report.bytes_read <= 1.02 * report.bytes_needed
+
+
+def test_the_runs_of_a_band_are_one_record_of_the_journal(tmp_path, monkeypatch):
+    """CRCs of a few runs take as long to join as those of thousands."""
+    joined: list[int] = []
+
+    def counted(crcs, size, step):
+        joined.append(len(crcs))
+        return crc_of_comb(crcs, size, step)
+
+    monkeypatch.setattr(reading, "crc_of_comb", counted)
+    monkeypatch.setattr(reading, "SPREAD_BYTES", 8192)
+    plan, source, _ = world(tmp_path / "src", numbers("<u4", (512, 512)), [((0, 1), 0, 1), ((1, 0), 0, 1)])
+    run(plan, source, tmp_path / "out", workers=1, memory=4 << 20)
+    assert joined == [512] * 2  # a band has half of the rows of the target
 
 
 def test_a_run_that_was_stopped_in_a_band_goes_on_with_what_is_left_of_it(tmp_path):

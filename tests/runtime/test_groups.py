@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.test_bands import SMALL, numbers, pieces, world
+from tests.runtime.test_bands import SMALL, Counting, numbers, pieces, world
 from tests.runtime.test_execute import MEMORY, merged, run
 from tests.runtime.world import Stored, moves, open_target, plan_of, read_target, stored, write_source
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import buffers, compare
 from ucpl.runtime.boxes import Box, clip
+from ucpl.runtime.disk import use_disk
 from ucpl.runtime.failpoints import set_failpoints
 
 
@@ -41,6 +42,21 @@ def test_columns_are_read_once(tmp_path, here, there, workers):
     # What was read for all of them vouches for the source, too.
     assert report.source_bytes_checked == report.bytes_needed and report.bytes_read_verify == 0
     assert report.bytes_live_max <= memory
+
+
+def test_columns_in_runs_of_kilobytes_are_read_in_few_calls(tmp_path, monkeypatch):
+    """Not in one for each run: to copy it once more takes less."""
+    monkeypatch.setattr(buffers, "TILE_MAX", 1 << 17)
+    plan, source, wanted = columns(tmp_path / "src", (128, 7168), 1, 2)
+    disk = Counting()
+    before = use_disk(disk)
+    try:
+        report = run(plan, source, tmp_path / "out", memory=4 << 20)
+    finally:
+        use_disk(before)
+    for j, array in enumerate(wanted):
+        assert read_target(tmp_path / "out", f"d{j}.pt")["w"].tobytes() == array.tobytes()
+    assert len(disk.sizes) <= 8 and sum(disk.sizes) == report.bytes_read == report.bytes_needed
 
 
 def test_halves_of_a_row_that_go_to_two_places_of_one_tensor_are_read_once(tmp_path):

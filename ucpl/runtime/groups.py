@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from ucpl.columns import within
 from ucpl.records import frozen
-from ucpl.runtime.reading import CALL_BYTES, RUN_MIN, WASTE_MAX, Window
+from ucpl.runtime.reading import CALL_BYTES, WASTE_MAX, Window
 from ucpl.runtime.rows import Place, Rows
 from ucpl.runtime.tiles import Tiles, Unit
 
 __all__ = ["Group", "group_bands", "narrow_bands"]
 
+RUN_MAX = 16384  # bytes of a run from which on a call for it takes less than copying it once more
 WINDOW_BYTES = 4 << 20  # of a window that tiles are cut for, where they need not become small for it
 PARTS_MAX = 4  # of a tile: it is not cut smaller for that
 PARTS_MOST = 16  # and where memory is short, not smaller than this
@@ -68,7 +69,7 @@ def _narrow(rows: Rows, sources: Sequence[Place], tile: int) -> _Narrow:
         run = np.where(together, run * n, run)
         grows = real & (needed < tile)
         span, needed = np.where(grows, span + (n - 1) * step, span), np.where(grows, needed * n, needed)
-    chosen = falls & ~rows.run & (run < RUN_MIN) & (span - needed > needed // WASTE_MAX)
+    chosen = falls & ~rows.run & (run < RUN_MAX) & (span - needed > needed // WASTE_MAX)
     chosen &= np.bincount(rows.source[chosen], minlength=len(sources) or 1)[rows.source] > 1
     row = np.flatnonzero(chosen)
     return _Narrow(row, run[row], span[row] / needed[row])
