@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,7 +64,9 @@ def alone(*argv: object, code: str = "from ucpl.cli import main; import sys; sys
 def digest(folder: Path) -> str:
     """SHA-256 over every file's path, size and bytes."""
     found = hashlib.sha256()
-    for path in sorted([folder] if folder.is_file() else (p for p in folder.rglob("*") if p.is_file())):
-        found.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
-        found.update(path.read_bytes())
+    files = [folder] if folder.is_file() else [Path(top, name) for top, _, names in os.walk(folder) for name in names]
+    for path in sorted(path for path in files if path.is_file()):
+        data = path.read_bytes()
+        found.update(f"{path.relative_to(folder)}\0{len(data)}\0".encode())
+        found.update(data)
     return found.hexdigest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,13 @@ def claim_of(entry: dict[str, Any]) -> Claim:
 
 def names(pattern: str, test: str) -> bool:
     """Whether a name in the list is this test: `*` is any text, and no [...] is any parameters."""
+    return _matched(pattern).fullmatch(test) is not None
+
+
+@cache
+def _matched(pattern: str) -> re.Pattern[str]:
     text = ".*".join(re.escape(part) for part in pattern.split("*"))
-    return re.fullmatch(text if pattern.endswith("]") else rf"{text}(\[.*\])?", test, re.DOTALL) is not None
+    return re.compile(text if pattern.endswith("]") else rf"{text}(\[.*\])?", re.DOTALL)
 
 
 def markdown(found: Capabilities) -> str:

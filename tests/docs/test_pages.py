@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -204,13 +205,15 @@ def test_the_readme_is_the_description_of_the_package() -> None:
     assert 'readme = "README.md"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
+@cache
+def anchors(path: Path) -> set[str]:
+    prose = re.sub(r"^(```+).*?^\1", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    heads = re.findall(r"^#+ +(.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in heads}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_a_heading_that_is_linked_to_is_there(page: Path) -> None:
-    def anchors(path: Path) -> set[str]:
-        prose = re.sub(r"^(```+).*?^\1", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-        heads = re.findall(r"^#+ +(.*)$", prose, re.MULTILINE)
-        return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in heads}
-
     text = re.sub(r"`[^`\n]*`", "", page.read_text(encoding="utf-8"))
     wrong = []
     for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", text):

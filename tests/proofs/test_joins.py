@@ -34,11 +34,8 @@ def test_pairs_are_those_of_a_group_that_share_an_element(case: tuple[int, list[
     k, found, groups = case
     group = np.array(groups[: len(found)], dtype=np.int64)
     i, j = pairs(group, *ends(found, k))
-    wanted = {
-        (a, b)
-        for a, b in combinations(range(len(found)), 2)
-        if group[a] == group[b] and elements(found[a]) & elements(found[b])
-    }
+    held = [elements(box) for box in found]
+    wanted = {(a, b) for a, b in combinations(range(len(found)), 2) if groups[a] == groups[b] and held[a] & held[b]}
     assert sorted((min(p), max(p)) for p in zip(i.tolist(), j.tolist(), strict=True)) == sorted(wanted)
 
 

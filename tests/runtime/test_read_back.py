@@ -80,8 +80,11 @@ class Pages(Disk):
         for (file, page), parts in self.seen.items():
             ends[file] = max(ends.get(file, 0), max((part.stop for part in parts), default=(page + 1) * PAGE))
         for (file, page), parts in self.seen.items():
-            wanted = range(page * PAGE, min((page + 1) * PAGE, ends[file]))
-            count += sum(not any(at in part for part in parts) for at in wanted)
+            at, end = page * PAGE, min((page + 1) * PAGE, ends[file])
+            for part in sorted(parts, key=lambda part: part.start):
+                count += max(0, min(part.start, end) - at)
+                at = max(at, part.stop)
+            count += max(0, end - at)
         return count
 
 
