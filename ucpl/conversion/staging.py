@@ -45,9 +45,7 @@ def with_made(known: Checked, target: Path, how: How) -> Iterator[Checkpoint]:
         cannot_write(folder, error, resumable=False)
     try:
         with Lock(folder / "all"):
-            for old in sorted(folder.iterdir()):
-                if old.is_dir() and not old.is_symlink():
-                    disk().remove_tree(old)
+            _empty(folder)
             paths = {
                 name: path for n, one in enumerate(known.anew) for name, path in _made(one, known, folder / str(n), how)
             }
@@ -57,6 +55,19 @@ def with_made(known: Checked, target: Path, how: How) -> Iterator[Checkpoint]:
             disk().remove_tree(folder)
         except OSError as error:
             cannot_write(folder, error, resumable=False)
+
+
+def _empty(folder: Path) -> None:
+    """Raises: UcplError E503."""
+    from ucpl.runtime.disk import disk
+    from ucpl.runtime.targets import cannot_write
+
+    try:
+        for old in sorted(folder.iterdir()):
+            if old.is_dir() and not old.is_symlink():
+                disk().remove_tree(old)
+    except OSError as error:
+        cannot_write(folder, error, resumable=False)
 
 
 def clear_made(target: Path) -> None:
@@ -105,10 +116,14 @@ def _made(one: Anew, known: Checked, folder: Path, how: How) -> Iterator[tuple[s
 
 
 def _with_paths(source: Checkpoint, paths: dict[str, Path]) -> Checkpoint:
+    from ucpl.stores.watching import reading
+
     container = source.container
     assert container is not None
+    with reading(container.top):
+        sizes = {name: os.path.getsize(path) for name, path in paths.items()}
     files = (
-        evolve(f, path=paths[f.name], size=os.path.getsize(paths[f.name])) if f.name in paths else f
+        evolve(f, path=paths[f.name], size=sizes[f.name]) if f.name in paths else f
         for f in container.files
         if f.name in paths or not f.anew  # a shard of which nothing is left
     )

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.texts import read_small
+from ucpl.stores.watching import reading
 from ucpl.texts import Json
 
 __all__ = ["TEXTS", "TEXT_BYTES_MAX", "carried_texts", "config_at", "config_of", "read_texts", "version_of"]
@@ -47,7 +48,9 @@ def config_of(checkpoint: Checkpoint) -> dict[str, Json] | None:
 def config_at(folder: Path) -> dict[str, Json] | None:
     """The config.json of a folder; None where it has none that is an object. Raises: UcplError E400."""
     path = folder / "config.json"
-    data = read_small(path, TEXT_BYTES_MAX) if path.is_file() else None
+    with reading(path):
+        is_there = path.is_file()
+    data = read_small(path, TEXT_BYTES_MAX) if is_there else None
     return None if data is None else _object(data)
 
 

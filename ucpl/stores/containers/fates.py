@@ -16,6 +16,7 @@ from ucpl.extents import Extent, Structure
 from ucpl.extents.containers import Beside, Container, Rule
 from ucpl.records import frozen
 from ucpl.stores.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.watching import reading
 
 __all__ = ["Placed", "Sorted", "sorted_into", "with_beside"]
 
@@ -193,7 +194,8 @@ def _demand_unchanged(container: Container, made: Iterable[Placed]) -> None:
     """A file that has grown since it was opened would be carried in part. Raises: UcplError E611."""
     for one in made:
         path = container.where(one.of)
-        now = path.stat().st_size if path.is_file() else 0
+        with reading(path):
+            now = path.stat().st_size if path.is_file() else 0
         if now != one.of.size:
             fail("E611", f"{one.of.name} changed while it was read: size {one.of.size}, now {now}", Label(str(path)))
 
