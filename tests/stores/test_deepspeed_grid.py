@@ -229,6 +229,16 @@ def test_tensor_parallel_ranks_with_other_tensors(folder: Path) -> None:
     assert "the same tensors in layer 2" in refusal(lambda: open_checkpoint(folder), "E463")
 
 
+def test_a_shard_of_a_parameter_that_no_layer_has(tmp_path: Path) -> None:
+    folder = shutil.copytree(FIXTURES / "tp2_pp2_dp2_z1_bf16", tmp_path / "save")
+    path = max(folder.glob("*/mp_rank_*_model_states.pt"))
+    value = torch.load(path, weights_only=False)
+    first = value["param_shapes"][0]
+    value["param_shapes"][0] = {name.replace("2.mlp.dense_h_to_4h.weight", "another"): first[name] for name in first}
+    torch.save(value, path)
+    assert "'another', which no layer's file has" in refusal(lambda: open_checkpoint(folder), "E456")
+
+
 @pytest.mark.parametrize(
     ("path", "call", "code"),
     [

@@ -96,7 +96,7 @@ def facts(c: Checkpoint) -> Facts:
         "version": envelope.version or c.version,
         "tag": c.tag,
         "files": len(c.files),
-        "bytes": sum((c.root / f).stat().st_size for f in c.files if (c.root / f).is_file()),
+        "bytes": _bytes_of_files(c),
         "mesh": {n: s.value for n in _DEGREES if (s := settings.get(n)) is not None},
         "settings": {n: {"value": s.value, "origin": s.origin} for n, s in settings.items() if n not in _DEGREES},
         "kinds": _kinds(c.tensors),
@@ -138,6 +138,13 @@ def _kinds(tensors: Iterable[NamedTensor]) -> dict[str, Count]:
         entry["tensors"] += 1
         entry["elements"] += prod(t.shape)
     return out
+
+
+def _bytes_of_files(c: Checkpoint) -> int:
+    from ucpl.stores.watching import reading
+
+    with reading(c.root):
+        return sum((c.root / f).stat().st_size for f in c.files if (c.root / f).is_file())
 
 
 def _bytes_by_dtype(c: Checkpoint) -> dict[str, int]:

@@ -176,6 +176,13 @@ def common_groups(topology: Topology, by_shard: list[list[ParameterGroup]], name
     for g, mine in enumerate(zip(*by_shard, strict=True)):
         for shard, meta, group in zip(topology.shards, metas, mine, strict=True):
             s = shard.pp
+            if (unknown := next((name for name in group.members if name not in place), None)) is not None:
+                fail(
+                    "E456",
+                    f"param_shapes names {unknown!a}, which no layer's file has",
+                    Label(str(meta.path), where="param_shapes"),
+                    Label(str(topology.listing.root), "the layers' files"),
+                )
             if list(group.members) != sorted(group.members, key=place.__getitem__):
                 not_yet(meta.path, f"the parameters of group {g} are not in the order of the module on stage {s}")
             if not group.members:
