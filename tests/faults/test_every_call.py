@@ -31,6 +31,9 @@ def test_what_is_read_to_make_a_file_anew_is_not_done_without(tmp_path: Path) ->
         hit = max(at for at, one in enumerate(reads[: decided + 1], 1) if one == what)
         found = bench.under(Fault("read", hit, "eio"))
         assert (found.status, found.broken) == (3, ()), (what, str(found))
+    listed = [hit for hit, call in enumerate(bench.counted["list"], 1) if call == f"scandir {bench.top / 'src'}"]
+    found = bench.under(Fault("list", listed[-1], "eio"))
+    assert (found.status, found.broken) == (3, ()), str(found)
     looks = [Path(call.split()[1]) for call in bench.counted["stat"]]
     for path in (bench.top / "src" / "training_args.bin", bench.place / ".out.ucpl-made" / "0" / "model.safetensors"):
         assert bench.under(Fault("stat", looks.index(path) + 1, "eio")).broken == ()

@@ -14,6 +14,7 @@ from ucpl.layout import FileRule, Layout
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Hole, render
 from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.watching import walked
 
 __all__ = ["left_over"]
 
@@ -65,7 +66,7 @@ def _named_so(rule: FileRule, root: Path) -> Iterator[str]:
     assert rule.path is not None
     text = "".join(re.escape(p) if isinstance(p, str) else "[0-9]+" for p in rule.path.parts)
     pattern, deep = re.compile(text), text.count("/")
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in walked(root):
         here = os.path.relpath(folder, root).replace(os.sep, "/")
         head = "" if here == "." else f"{here}/"
         if head.count("/") >= deep:

@@ -24,7 +24,7 @@ from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.huggingface_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
 from ucpl.stores.huggingface_writing import EMPTY, INDEX, Shards
 from ucpl.stores.safetensors_files import SafetensorsFile, read_safetensors_file
-from ucpl.stores.texts import demand_inside, is_text, read_small
+from ucpl.stores.texts import demand_inside, is_text, names_like, read_small
 from ucpl.stores.watching import watched
 
 __all__ = ["FILE", "TEXTS", "HuggingFace", "carried_texts", "config_of", "read_texts"]
@@ -42,7 +42,7 @@ class HuggingFace:
         """A .safetensors file, or a folder with some of which each is whole by itself, a shard, or listed by an index."""
         if path.is_file():
             return path.suffix == ".safetensors"
-        return path.is_dir() and any(path.glob("*.safetensors"))
+        return path.is_dir() and bool(names_like(path, ".safetensors"))
 
     @watched
     def open(self, path: Path) -> Checkpoint:
@@ -94,8 +94,8 @@ class _Folder:
     def of(cls, path: Path) -> _Folder:
         if path.is_file():
             return cls(path.parent, [path.name], None)
-        here = sorted(p.name for p in path.glob("*.safetensors") if p.is_file())
-        indexes = sorted(p.name for p in path.glob("*" + INDEX))
+        here = [name for name in names_like(path, ".safetensors") if (path / name).is_file()]
+        indexes = names_like(path, INDEX)
         if len(indexes) > 1 and "model" + INDEX in indexes:
             indexes = ["model" + INDEX]
         if len(indexes) > 1:
@@ -116,7 +116,7 @@ class _Folder:
         path = (root / file).parent
         name = PurePosixPath(file).name
         stem = name.removesuffix(".safetensors")
-        here = sorted(p.name for p in path.glob("*.safetensors") if p.is_file()) if path.is_dir() else []
+        here = [n for n in names_like(path, ".safetensors") if (path / n).is_file()] if path.is_dir() else []
         mine = [n for n in here if n == name or ((m := _SHARD.fullmatch(n)) is not None and m["stem"] == stem)]
         if (path / (stem + INDEX)).is_file():
             made = cls._indexed(path, stem + INDEX, mine)

@@ -47,6 +47,11 @@ def read_name(path: Path) -> str | None:
     return name if name and "\n" not in name and "\0" not in name else None
 
 
+def names_like(folder: Path, end: str) -> list[str]:
+    """What in a folder ends so, sorted. Raises: OSError, where it cannot be listed: globs may find nothing there."""
+    return sorted(name for name in os.listdir(folder) if name.endswith(end))
+
+
 def is_inside(path: str) -> bool:
     """Whether a path, relative to a folder, stays in it: as it is written, whatever links the folder has."""
     parts = PurePosixPath(path).parts

@@ -17,7 +17,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 
-__all__ = ["Identity", "reading", "saw", "watched"]
+__all__ = ["Identity", "reading", "saw", "walked", "watched"]
 
 P = ParamSpec("P")
 Opened = TypeVar("Opened", bound="_Remembers")
@@ -61,6 +61,16 @@ def reading(path: str | Path) -> Iterator[None]:
     except OSError as error:
         where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(path)
         fail("E400", f"{where} cannot be read: {error.strerror or error}", Label(where))
+
+
+def walked(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, from the top; but a folder that cannot be listed is no empty one. Raises: UcplError E400."""
+
+    def refuse(error: OSError) -> None:
+        with reading(top):
+            raise error
+
+    return os.walk(top, onerror=refuse)
 
 
 def watched(call: Callable[P, Opened]) -> Callable[P, Opened]:

@@ -21,6 +21,7 @@ from ucpl.stores.inert import HOLDERS
 from ucpl.stores.pickles import loads, unsafe_globals
 from ucpl.stores.texts import is_text, read_small
 from ucpl.stores.torch_files import read_torch_file
+from ucpl.stores.watching import walked
 from ucpl.stores.zips import open_file, read_zip_directory
 
 __all__ = ["KINDS", "container_of"]
@@ -76,7 +77,7 @@ def _demand_one_engine(kind: Kind, top: Path) -> None:
 def _names(kind: Kind, top: Path, root: Path, skipped: dict[str, str]) -> Iterator[str]:
     """Regular files below the container, but those of the step and our own, and those of folders that are left whole."""
     step, count = root.resolve(), 0
-    for folder, folders, files in os.walk(top):
+    for folder, folders, files in walked(top):
         here = Path(folder)
         listed, folders[:] = sorted(folders), []
         for name in listed:

@@ -32,7 +32,7 @@ from ucpl.stores.deepspeed.target import KNOWN_GLOBALS
 from ucpl.stores.deepspeed.topology import not_yet
 from ucpl.stores.deepspeed.universal_module import cuts, lost_buffers, whole_module
 from ucpl.stores.deepspeed.universal_writing import ATOMS, GLOBAL_STATE, LATEST, skeleton
-from ucpl.stores.texts import read_name
+from ucpl.stores.texts import names_like, read_name
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 
@@ -201,7 +201,8 @@ class _Universal:
                     Label(str(root / ATOMS / name), "not there"),
                     Label(str(file.path), where=f"param_shapes/{name}"),
                 )
-            for path in sorted(folders[name].glob("*.pt"), key=lambda p: (p.stem != "fp32", p.stem)):
+            paths = [folders[name] / atom for atom in names_like(folders[name], ".pt")]
+            for path in sorted(paths, key=lambda p: (p.stem != "fp32", p.stem)):
                 atom = read_atom(root, path)
                 self.atoms.append(atom)
                 self.atom(atom, name, path.stem, shapes)
