@@ -74,6 +74,23 @@ def test_halves_of_a_row_that_go_to_two_places_of_one_tensor_are_read_once(tmp_p
     assert report.bytes_read <= 1.02 * report.bytes_needed
 
 
+def test_a_band_and_the_windows_of_its_columns_have_room_together(tmp_path):
+    """A tensor of which one half is transposed, in bands that take most of memory, and the other shares columns."""
+    square, wide = numbers("<u4", (512, 512)), numbers("<u4", (1024, 1024))
+    source = write_source(tmp_path / "src", [Stored("s0", ("w",), "i32", square), Stored("s1", ("w",), "i32", wide)])
+    rows = [
+        (0, 0, 0, (512, 512), 0, (1, 512), 0, (512, 1)),
+        (0, 1, 0, (1024, 512), 0, (1024, 1), 512 * 512, (512, 1)),
+        (0, 1, 1, (1024, 512), 512, (1024, 1), 0, (512, 1)),
+    ]
+    targets = [StoredTensor(f"d{t}.pt", ("w",), "i32", (n, 512), "weight", "w") for t, n in enumerate((1536, 1024))]
+    plan = plan_of([stored(e) for e in source.extents.values()], targets, moves("copy", rows))
+    # No more is taken than may be: that is asserted where it is taken.
+    assert run(plan, source, tmp_path / "out", workers=1, memory=3 << 20).bytes_live_max <= 3 << 20
+    found = read_target(tmp_path / "out", "d0.pt")["w"]
+    assert np.array_equal(found, np.concatenate([square.T, wide[:, :512]]).view(found.dtype))
+
+
 def flat_world(root, model, degrees, lead, parts):
     """Columns of a matrix to ranks of another number, each of which has its own in a flat buffer behind `lead` elements,
     cut into parts: (plan, source, targets)."""

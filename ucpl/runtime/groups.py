@@ -181,6 +181,7 @@ def _items(
     row, run = np.repeat(row, count), np.repeat(run, count)
     band = np.repeat(a, count) + within(count)
     meets = (rows.low[row] < high[band]) & (low[band] < rows.high[row])
+    meets &= (end == head + 1)[band]  # of several tiles, it leaves no room for a window
     row, run, band = row[meets], run[meets], band[meets]
     size = np.array([p.itemsize for p in sources], np.int64)[rows.source[row]]
     begin, stop, needed = _spans(rows, row, (low[band], high[band]), size)
