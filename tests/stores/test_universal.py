@@ -11,6 +11,7 @@ import torch
 from attrs import evolve
 
 import ucpl
+from tests.stores.universal_of import universal_of
 from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.stores.deepspeed.universal import Universal
@@ -118,7 +119,7 @@ def atoms(folder: Path) -> dict[str, dict[str, Any]]:
 
 def test_each_atom_says_how_a_loader_cuts_it(tmp_path: Path) -> None:
     """Of a pipeline whose lists of patterns say the cuts: rows, columns, halves, copies, and words."""
-    ucpl.convert(LISTS, tmp_path / "out", to="universal()")
+    universal_of(LISTS, tmp_path / "out")
     found = atoms(tmp_path / "out")
     assert found["1.self_attention.query_key_value.weight"] == {"cat_dim": 0}
     assert found["2.self_attention.dense.weight"] == {"cat_dim": 1}
@@ -151,7 +152,7 @@ def as_deepspeed_leaves_it(source: Path, folder: Path, words: int | None = None)
 
     words: how many rows of the vocabulary it keeps.
     """
-    ucpl.convert(source, folder, to="universal()")
+    universal_of(source, folder)
     root = folder / "global_step3_universal"
     for path in source.glob("global_step*/mp_rank_*"):
         shutil.copyfile(path, root / path.name)
@@ -200,7 +201,7 @@ def test_atoms_alone_become_a_folder_with_weights(tmp_path: Path) -> None:
 
 def test_words_without_padding_beside_weights_that_have_it(tmp_path: Path) -> None:
     """DeepSpeed strips the masters alone: weights are rounded from those."""
-    ucpl.convert(LISTS, tmp_path / "atoms", to="universal()")
+    universal_of(LISTS, tmp_path / "atoms")
     for path in (tmp_path / "atoms").glob("*/zero/*word_embeddings*/*.pt"):
         value = torch.load(path, weights_only=False)
         if isinstance(value, dict):

@@ -10,6 +10,7 @@ import torch
 
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from tests.stores.refusals import refusal
+from tests.stores.universal_of import universal_of
 from ucpl.api import compare, convert, open_checkpoint, plan
 from ucpl.stores.registry import advice
 
@@ -22,8 +23,7 @@ SLICED = "zero_pp_rank_{}_mp_rank_0{}_model_states.pt"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    convert(FUNCTIONS, tmp_path / "whole", "universal()")
-    return tmp_path / "whole"
+    return universal_of(FUNCTIONS, tmp_path / "whole")
 
 
 def loaded(file: Path) -> Any:
