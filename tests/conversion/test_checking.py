@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import good, ucpl
+from tests.cli.command import FIXTURES, good, ucpl
 from ucpl.conversion.checking import Checked, check
 from ucpl.conversion.degrees import TOGETHER, combinations
 from ucpl.conversion.given import Given
@@ -346,3 +346,12 @@ def test_parts_of_one_size_side_by_side_are_a_remark(spec: Path) -> None:
         spec, "www", "q: w + k: w + v: w", "  dim w = [2, 3] by l\n"
     )  # layers of one size are no line each
     assert remark.startswith("of one size and side by side: q, k and v in qkv. Swapped")
+
+
+@pytest.mark.parametrize(
+    "name", ["z0_dp2_bf16", "z2_dp2_roundrobin", "z3_dp2_subgroup", "autoep_ep2_dp4_z3", "pp2_dp2_z1_functions"]
+)
+def test_of_a_text_that_infer_writes_nothing_is_remarked(spec: Path, name: str) -> None:
+    spec.write_text(good("infer", FIXTURES / name).out)
+    found = check("x.ucpl", Given())
+    assert (found.findings, found.remarks) == ((), ())

@@ -1,7 +1,8 @@
 """A layout written out as one that needs no other file. What `infer` writes, and what lies beside a written checkpoint.
 
 `expand`: of any model over one model, one line a tensor. Expressions stay as they are (`2 * dp`), so that the text still shows
-the rule; conditions are decided and gone. `close`: of a named model, its numbers filled in.
+the rule; conditions are decided and gone, and what they alone named.
+`close`: of a named model, its numbers filled in.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ucpl.layout.resolve import resolved
 from ucpl.layout.scope import Config, Scope, Value, literal
 from ucpl.layout.statements import Given, Inherited, Opened, items_of, open_layout
 from ucpl.layout.storing import is_there, said_clauses
+from ucpl.layout.used import without_unused
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import rewritten
 
@@ -52,7 +54,9 @@ def expand(
             entries = []
         else:
             out += _written(item, opened.scope, tuple(g for g in groups if g[0] not in apart))
-    return nodes.Layout(name, _parameters(opened), model.name, None, tuple(_founded(out, opened.model_items)))
+    return nodes.Layout(
+        name, _parameters(opened), model.name, None, tuple(without_unused(_founded(out, opened.model_items)))
+    )
 
 
 def _written(item: nodes.LayoutItem, scope: Scope, groups: ModelGroups) -> Iterable[nodes.LayoutItem]:

@@ -105,7 +105,13 @@ def _untrained(layout: Layout, item: nodes.Group, members: tuple[str, ...]) -> I
 def _stored_too(layout: Layout, item: nodes.Derive, source: str) -> Iterator[str]:
     """Weights that are derived, and stored under a key all the same."""
     trained = {path for path, tensor in layout.tensors.items() if tensor.kind == "parameter"}
-    kept = [e for e in layout.entries if e.storing.key is not None and trained & {*e.targets.values()}]
+    kept = [
+        e
+        for e in layout.entries
+        if e.storing.key is not None
+        and layout.files[e.storing.file].form is not None
+        and trained & {*e.targets.values()}
+    ]
     if kept and any(state.name == source for state in layout.states):
         yield (
             f"{layout.name}: `derive weight from {source}` (line {item.span.line}) says that no weight is stored, and the line"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import prod
 
 from ucpl.layout import Entry, Layout
@@ -46,4 +48,11 @@ def _alike(entry: Entry, layout: Layout) -> Iterator[tuple[str, ...]]:
             if term.label in entry.targets:
                 size = prod(ax.longest(a, lambda name: layout.sizes.get(name, 0)) for a in term.axes)
                 by_size.setdefault(size, []).append(entry.targets[term.label])
-        yield from (tuple(paths) for size, paths in by_size.items() if size and len(paths) > 1)
+        yield from (tuple(p) for size, p in by_size.items() if size and len(p) > 1 and not _in_order(p))
+
+
+def _in_order(paths: Sequence[str]) -> bool:
+    """Whether they are numbered, and stand as they are counted: experts.0, experts.1. Nothing else could be meant."""
+    said = [re.split(r"(\d+)", path) for path in paths]
+    numbers = [tuple(map(int, one[1::2])) for one in said]
+    return len({tuple(one[::2]) for one in said}) == 1 and all(a < b for a, b in pairwise(numbers))

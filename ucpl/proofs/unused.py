@@ -5,19 +5,17 @@ The text alone is asked, not what it comes to under some degrees: a line under `
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
 from ucpl.errors import UcplError
 from ucpl.layout import Library
 from ucpl.layout.templates import PLACE_WORDS
+from ucpl.layout.used import holes_of, lines_in_file, names_of
 from ucpl.syntax import nodes, print_expr
-from ucpl.syntax.quoting import HOLE
 from ucpl.syntax.walk import walk
 
 __all__ = ["unused"]
 
-_NAME = re.compile(r"[A-Za-z_][\w.]*")
 _MANY = PLACE_WORDS - {"rank"}  # what tells one stored tensor from another in a template, beside indices
 
 
@@ -43,7 +41,7 @@ def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[str
     for item in layout.items:
         match item:
             case nodes.Files(name=name, form=str()):
-                yield from _of_file(layout, item, items, _in_file(name, items))
+                yield from _of_file(layout, item, items, lines_in_file(name, items))
             case nodes.Use(name=name, key=str() as key) if _is_one_key(key):
                 yield (
                     f'{layout.name}: `key "{key}"` of `use ... as {name}` (line {item.span.line}) is one key for all that'
@@ -82,30 +80,6 @@ def _of_file(
         )
 
 
-def _in_file(name: str, items: list[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
-    """The lines that are in a file, by their `in` or because they name none."""
-    has_optim = any(isinstance(i, nodes.Files) and i.name == "optim" for i in items)
-    out: list[nodes.LayoutItem] = []
-    for item in items:
-        match item:
-            case nodes.States(shape=None) if has_optim:
-                continue
-            case nodes.Entry(clauses=clauses):
-                default = "weights"
-            case nodes.States(clauses=clauses):
-                default = "optim" if has_optim else "weights"
-            case nodes.Blob(clauses=clauses):
-                default = "meta"
-            case nodes.Group(stated=(str() as of, _)) if of == name:
-                out.append(item)
-                continue
-            case _:
-                continue
-        if next((c.args[0] for c in clauses if c.word == "in"), default) == name:
-            out.append(item)
-    return out
-
-
 def _key(item: nodes.LayoutItem) -> str:
     """What a line says behind `as`."""
     said = item.clauses if isinstance(item, nodes.Entry | nodes.States | nodes.Blob) else ()
@@ -114,7 +88,7 @@ def _key(item: nodes.LayoutItem) -> str:
 
 def _is_one_key(key: str, template: str = "", indices: Iterable[str] = ()) -> bool:
     """Whether a wrapping key, and the name of the file, say nothing of which stored tensor it is."""
-    return not {name.removesuffix(".local") for name in _holes(key + template)} & {*_MANY, *indices}
+    return not {name.removesuffix(".local") for name in holes_of(key + template)} & {*_MANY, *indices}
 
 
 def _with_key(key: str) -> str:
@@ -169,7 +143,7 @@ def _is_seen(name: str, axes: tuple[str, ...], items: list[nodes.LayoutItem]) ->
             case nodes.Entry(clauses=clauses) | nodes.States(clauses=clauses):
                 if any(c.word == "on" and c.args[0] == name for c in clauses):
                     return True
-            case nodes.Files(template=template, key=key) if mine & {*_holes(template + (key or ""))}:
+            case nodes.Files(template=template, key=key) if mine & {*holes_of(template + (key or ""))}:
                 return True
             case nodes.Blob(mesh_axes=along) if mine & {*along}:
                 return True
@@ -239,7 +213,7 @@ def _texts(layout: nodes.Layout) -> Iterator[str]:
 
 def _numbers(library: Library, file: nodes.File) -> Iterator[str]:
     """`let`, `dim` and parameters of models that no text which is loaded names, here or where it is imported from."""
-    known = {*_named(library.files.values())}
+    known = {*names_of(library.files.values())}
     for statement in file.statements:
         where = ""
         inside: Iterable[nodes.Record] = (statement,)
@@ -263,11 +237,13 @@ def _numbers(library: Library, file: nodes.File) -> Iterator[str]:
 def _hidden(file: nodes.File) -> Iterator[str]:
     """Numbers of the file that all models and layouts that name them have under the same name: nothing reads the file's."""
     inner = [s for s in file.statements if isinstance(s, nodes.Model | nodes.Layout)]
-    others = {*_named(s for s in file.statements if not isinstance(s, nodes.Model | nodes.Layout))}
+    others = {*names_of(s for s in file.statements if not isinstance(s, nodes.Model | nodes.Layout))}
     for item in (s for s in file.statements if isinstance(s, nodes.Let)):
         for name in (b.name for b in item.bindings if b.name not in others):
             over = [s for s in inner if name in {*_bound(s)}]
-            users = [s for s in inner if name in {*_named([s])} and getattr(s, "of", "") not in {o.name for o in over}]
+            users = [
+                s for s in inner if name in {*names_of([s])} and getattr(s, "of", "") not in {o.name for o in over}
+            ]
             users += [s for s in over if s not in users]
             if over and len(over) == len(users):
                 yield (
@@ -282,40 +258,6 @@ def _bound(node: nodes.Model | nodes.Layout) -> Iterator[str]:
     for item in node.items:
         if isinstance(item, nodes.Let | nodes.Dims):
             yield from (b.name for b in item.bindings)
-
-
-def _named(texts: Iterable[nodes.Record]) -> Iterator[str]:
-    """Every name that expressions, patterns and templates have, and of dotted ones each end: `eye.h.size` has `h`."""
-    for node in walk(*texts):
-        for name in _own_names(node):
-            steps = name.removesuffix(".size").removesuffix(".local").split(".")
-            yield from (".".join(steps[i:]) for i in range(len(steps)))
-
-
-def _own_names(node: nodes.Record) -> Iterator[str]:
-    match node:
-        case nodes.Name(path=name) | nodes.Dim(name=name) | nodes.Dimension(name=str() as name):
-            yield name
-        case nodes.Split(mesh_axis=name):
-            yield name
-        case nodes.Binding(by=str() as name):
-            yield name
-        case nodes.Mesh(axes=names):
-            yield from names
-        case nodes.Files(template=text, key=key):
-            yield from _holes(text + (key or ""))
-        case nodes.Use(key=str() as text) | nodes.Assert(message=str() as text):
-            yield from _holes(text)
-        case nodes.Group(stated=(_, str() as text)):
-            yield from _holes(text)
-        case nodes.Clause(word="as", args=(str() as text,)):
-            yield from _holes(text)
-
-
-def _holes(text: str) -> Iterator[str]:
-    """Names in the braces of a template."""
-    for hole in HOLE.finditer(text):
-        yield from _NAME.findall(hole[1])
 
 
 def _imports(file: nodes.File) -> Iterator[str]:
