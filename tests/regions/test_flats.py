@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from ucpl.layout import axes as ax
-from ucpl.regions.cells import CutError
+from ucpl.layout.axes import UnevenCut
 from ucpl.regions.flats import Cut, Members, chain_of, windows_of_chain, windows_of_tree
 
 DEGREES = {"dp": 3, "tp": 2}
@@ -69,8 +69,8 @@ def test_a_chain_gives_what_the_tree_of_cells_gives(axis: ax.Axis, lengths: list
     members = Members(np.zeros_like(size), np.zeros_like(size), size, size)
     try:
         tree = windows_of_tree(axis, members, LAYOUT, DEGREES, places)
-    except CutError:
-        with pytest.raises(CutError):
+    except UnevenCut:
+        with pytest.raises(UnevenCut):
             windows_of_chain(chain, size, DEGREES, places)
         assume(False)
     fast = windows_of_chain(chain, size, DEGREES, places)

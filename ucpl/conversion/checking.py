@@ -53,8 +53,10 @@ from ucpl.proofs.idle import (
     unread_dims,
 )
 from ucpl.proofs.kinds import kinds_astray
+from ucpl.proofs.repeated import repeated_lines
 from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import parts_twice, stored_twice
+from ucpl.proofs.unheld import demand_held_fills, odd_scales
 from ucpl.proofs.unstored import (
     holes,
     kept_drops,
@@ -63,7 +65,7 @@ from ucpl.proofs.unstored import (
     tensors_without_key,
     unkept_states,
 )
-from ucpl.proofs.unused import unused
+from ucpl.proofs.unused import reads_config, unused
 from ucpl.proofs.void import void_lines, void_plans, void_trained
 from ucpl.records import define, frozen
 from ucpl.syntax import nodes, parse, parse_call, print_file
@@ -169,6 +171,7 @@ class _Checker:
         """Every statement of the file, or the layout that is called and nothing else."""
         if call is not None:
             self.guarded(lambda: self.called(call))
+            self.config_unread()
             return
         if not any(isinstance(s, nodes.Model | nodes.Layout) for s in self.file.statements):
             self.guarded(self.numbers)
@@ -189,8 +192,17 @@ class _Checker:
             *void_lines(self.file),
             *kinds_astray(self.file),
             *unused(self.library, self.file),
+            *repeated_lines(self.library, self.file),
         ):
             self.remark(text)
+        self.config_unread()
+
+    def config_unread(self) -> None:
+        if self.given.config is not None and not reads_config(self.library):
+            self.remark(
+                "nothing here reads the config: no text names a key of it. Write it where a size is meant, as in"
+                " `dim h = config.hidden_size`, or leave the config out"
+            )
 
     def guarded(self, work: Callable[[], object]) -> None:
         try:
@@ -404,6 +416,7 @@ class _Checker:
         given = evolve(self.given, sizes={**self.open_numbers(one.layout), **self.given.sizes})
         side = located(one, given, rank=rank)
         demand_names(side.layout)
+        demand_held_fills(side.layout)
         if self.given.model is not None and self.given.model.name != TRIAL:
             for taken in side.layout.taken:
                 if not taken.names:
@@ -424,7 +437,7 @@ class _Checker:
         for text in idle_lines(layout, one.layout.items, of_any=one.is_of_any):
             self.remark(text)
         items = tuple(items_of(self.library, nodes.Call(one.layout.name)))
-        for text in (*unequal_fills(layout), *astray_lines(layout, one.layout.items, items)):
+        for text in (*unequal_fills(layout), *odd_scales(layout), *astray_lines(layout, one.layout.items, items)):
             self.remark(text)
         for text in (
             idle_parts(layout, one.layout.items) if not one.is_of_any and not self.open_numbers(one.layout) else ()

@@ -7,13 +7,13 @@ other degrees is never refused.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator
 
 from attrs import AttrsInstance
 
 from ucpl.errors import Diagnostic, Label
 from ucpl.layout import Library
+from ucpl.layout.axes import UnevenCut
 from ucpl.layout.scope import at
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
@@ -22,8 +22,6 @@ __all__ = ["rests_on_a_try", "same_place"]
 
 # Findings that a text can say alone: of the number, of the condition, of the range that stands at the place that is blamed.
 _SAID_ALONE = frozenset(("E104", "E108", "E132", "E140", "E145", "E160", "E161", "E204"))
-_UNITS = re.compile(r"is not a whole number of units of \d+$")
-_SIZES = re.compile(r"\d+ sizes that add up to (\d+) do not cut (\d+) over ")
 
 
 def same_place(one: Diagnostic, other: Diagnostic) -> bool:
@@ -67,13 +65,19 @@ def _read_by(node: AttrsInstance, found: Diagnostic) -> list[AttrsInstance] | No
             return [condition]
         case nodes.Entry(shape=shape) if found.code == "E204":
             splits = [n for n in walk(*(shape or ())) if isinstance(n, nodes.Split)]
-            sizes_said = _SIZES.search(found.message)
-            uneven = sizes_said is not None and sizes_said[1] != sizes_said[2]
             unnamed = any(isinstance(n, nodes.Any_ | nodes.Rest) for n in walk(*(shape or ())))
-            if unnamed or len(splits) != 1 or not (uneven or _UNITS.search(found.message)):
+            if unnamed or len(splits) != 1 or not _is_said(found):
                 return None  # a cut in front of it takes a part of the dim, as many as it has ranks
             return [n for n in walk(*(shape or ())) if isinstance(n, nodes.Dim)] + _numbers_of(shape or ())
     return None if found.code == "E204" else [node]
+
+
+def _is_said(found: Diagnostic) -> bool:
+    """Whether the sizes of a cut, or its units, are what does not come out even, over how many ranks it may be."""
+    if not isinstance(found.about, UnevenCut):
+        return False
+    split = found.about.split
+    return split.kind == "spread" or (split.kind == "sizes" and sum(split.sizes) != found.about.length)
 
 
 def _numbers_of(shape: Iterable[AttrsInstance]) -> list[AttrsInstance]:

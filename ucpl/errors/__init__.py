@@ -70,6 +70,7 @@ class Diagnostic:
     labels: tuple[Label, ...] = ()
     notes: tuple[str, ...] = field(default=(), converter=_all_printable)
     remedy: str = field(default="", converter=_printable)  # what to write or do instead
+    about: object = field(default=None, eq=False, repr=False)  # the values that it speaks of, for who raises it anew
 
 
 class UcplError(Exception):

@@ -14,13 +14,15 @@ from typing import Union
 import numpy as np
 from numpy.typing import NDArray
 
-from ucpl.errors import Label, catalogue, fail
+from ucpl.errors import Diagnostic, Label, UcplError, catalogue, fail
+from ucpl.records import frozen
 from ucpl.syntax import nodes, print_expr
 
 __all__ = [
     "FUNCTIONS",
     "I64",
     "NUMBER_LIMIT",
+    "NotWhole",
     "Look",
     "Number",
     "Operand",
@@ -39,6 +41,7 @@ Operand = Value | I64
 Look = Callable[[nodes.Name], Operand]
 
 NUMBER_LIMIT = 1 << 62  # sizes are 64-bit in files and columns
+DIGITS_MAX = 19  # of such a number
 
 
 def at(span: nodes.Span, text: str = "") -> Label:
@@ -82,6 +85,19 @@ def evaluated(expr: nodes.Expr, look: Look) -> Operand:
     raise TypeError(expr)
 
 
+@frozen
+class NotWhole:
+    """What stands where a whole number is needed."""
+
+    value: object
+
+    @property
+    def remedy(self) -> str:
+        if isinstance(self.value, str) and self.value.removeprefix("-").isdecimal() and len(self.value) <= DIGITS_MAX:
+            return f"give a whole number: {self.value}, without quotes"
+        return catalogue()["E104"].remedy
+
+
 def integer(expr: nodes.Expr, look: Look) -> Number:
     """The value of an expression that must be a whole number, or a column of them. Raises E104 or E105 otherwise."""
     value = evaluated(expr, look)
@@ -89,7 +105,9 @@ def integer(expr: nodes.Expr, look: Look) -> Number:
         what = f"`{expr.path}`" if isinstance(expr, nodes.Name) else "this"
         fail("E105", f"{what} has no value", at(expr.span, "absent from the config"))
     if isinstance(value, bool) or not isinstance(value, int | np.ndarray):
-        fail("E104", f"a whole number is needed here, not {value!r}", at(expr.span))
+        about = NotWhole(value)
+        said = f"a whole number is needed here, not {value!r}"
+        raise UcplError(Diagnostic("E104", said, (at(expr.span),), remedy=about.remedy, about=about))
     return value
 
 

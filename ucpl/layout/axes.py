@@ -11,7 +11,7 @@ from typing import Literal, assert_never
 
 from attrs import evolve
 
-from ucpl.records import frozen
+from ucpl.records import define, frozen
 
 PadKind = Literal["zero", "live", "undefined"]
 
@@ -77,23 +77,34 @@ class Each:
 Axis = Dim | Cut | Stack | Pad | Trim | Flat | Each
 
 
+@define
+class UnevenCut(ValueError):
+    """A cut that leaves a remainder, or whose sizes do not add up; the caller knows the place."""
+
+    reason: str
+    split: Split
+    length: int
+    ways: int
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 def piece_of(split: Split, length: int, ways: int, here: int) -> tuple[int, int]:
     """The half-open range of positions of an axis of `length` that coordinate `here` of `ways` keeps.
 
-    Raises ValueError where the cut leaves a remainder or the sizes do not add up; the caller knows the place.
+    Raises UnevenCut where the cut leaves a remainder or the sizes do not add up; the caller knows the place.
     """
     match split.kind:
         case "sizes":
             if len(split.sizes) != ways or sum(split.sizes) != length:
-                raise ValueError(
-                    f"{len(split.sizes)} sizes that add up to {sum(split.sizes)} do not cut {length}"
-                    f" over {split.mesh_axis} = {ways}"
-                )
+                said = f"{len(split.sizes)} sizes that add up to {sum(split.sizes)} do not cut {length}"
+                raise UnevenCut(f"{said} over {split.mesh_axis} = {ways}", split, length, ways)
             start = sum(split.sizes[:here])
             return start, start + split.sizes[here]
         case "spread":
             if length % split.grain:
-                raise ValueError(f"{length} is not a whole number of units of {split.grain}")
+                raise UnevenCut(f"{length} is not a whole number of units of {split.grain}", split, length, ways)
             step, extra = divmod(length // split.grain, ways)
             start = here * step + min(here, extra)
             return start * split.grain, (start + step + (here < extra)) * split.grain
@@ -102,7 +113,7 @@ def piece_of(split: Split, length: int, ways: int, here: int) -> tuple[int, int]
             return min(here * step, length), min((here + 1) * step, length)
         case "equal":
             if length % ways:
-                raise ValueError(f"{length} does not divide by {split.mesh_axis} = {ways}")
+                raise UnevenCut(f"{length} does not divide by {split.mesh_axis} = {ways}", split, length, ways)
             step = length // ways
             return here * step, (here + 1) * step
 

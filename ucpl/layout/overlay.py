@@ -11,7 +11,7 @@ from ucpl.errors import fail
 from ucpl.layout.scope import at, nearest
 from ucpl.syntax import nodes
 
-__all__ = ["each_state", "fresh", "overlay", "without_gone"]
+__all__ = ["each_state", "fresh", "left_side", "overlay", "without_gone"]
 
 Item = TypeVar("Item", bound=nodes.Record)
 
@@ -20,34 +20,34 @@ def overlay(base: list[Item], body: list[Item]) -> list[Item]:
     """Replace statements with the same left side in place, keep the rest, put new ones last."""
     mine: dict[Hashable, list[Item]] = {}
     for item in body:
-        mine.setdefault(_left_side(item), []).append(item)
-    known = {_left_side(item) for item in base}
+        mine.setdefault(left_side(item), []).append(item)
+    known = {left_side(item) for item in base}
     out: list[Item] = []
     placed: set[Hashable] = set()
     for item in base:
-        side = _left_side(item)
+        side = left_side(item)
         if side not in mine:
             out.append(item)
         elif side not in placed:
             placed.add(side)
             out += mine[side]
-    return without_gone(base, out + [item for item in body if _left_side(item) not in known])
+    return without_gone(base, out + [item for item in body if left_side(item) not in known])
 
 
 def fresh(base: Iterable[Item], body: Iterable[Item]) -> list[Item]:
     """The statements of a body whose left side the base does not have."""
-    known = {_left_side(item) for item in base}
-    return [item for item in body if _left_side(item) not in known]
+    known = {left_side(item) for item in base}
+    return [item for item in body if left_side(item) not in known]
 
 
 def without_gone(base: Iterable[nodes.Record], items: Iterable[Item]) -> list[Item]:
     """Without what is taken back, and what took it back. Raises E139 where the base says nothing of the kind."""
-    known = {_left_side(item): item for item in base}
+    known = {left_side(item): item for item in base}
     out: list[Item] = []
     for item in items:
         if not isinstance(item, nodes.Gone):
             out.append(item)
-        elif _left_side(item) not in known:
+        elif left_side(item) not in known:
             names = [side[1] for side in known if isinstance(side, tuple) and side[0] == _KIND[item.kind]]
             close = nearest(item.names[0], [n for n in names if isinstance(n, str)])
             fail(
@@ -73,7 +73,8 @@ def each_state(items: Iterable[nodes.ModelItem]) -> list[nodes.ModelItem]:
 _KIND = {"tensor": "tensor", "alias": "tensor", "state": "kept", "group": "Group"}
 
 
-def _left_side(item: nodes.Record) -> Hashable:
+def left_side(item: nodes.Record) -> Hashable:
+    """What a statement is told by: of two with one, that of the layout that extends holds."""
     match item:
         case nodes.Entry():
             return "entry", item.path, item.of, item.glob

@@ -8,6 +8,7 @@ from functools import partial
 
 from attrs import evolve
 
+from ucpl.layout.axes import UnevenCut
 from ucpl.layout.layout import Layout, LogicalTensor
 from ucpl.layout.near import for_name, nearest
 from ucpl.syntax import nodes, print_axis, print_item
@@ -16,6 +17,7 @@ from ucpl.syntax.words import CLAUSE_WORDS, ELEMENT_TYPES
 
 __all__ = ["for_cut", "for_dim", "for_extent", "for_hole", "for_parts", "for_rest", "for_tensor", "for_unread_dim"]
 
+_SIZES_SHOWN = 16
 _GROUPS = 'the parameter groups of the model are `group * = model`; a line for all tensors is `* = ... as "{name}"`'
 _OF_MODULES = ("weight", "bias", "data", "kernel")  # behind the name of a module
 _ANNOTATIONS = ("Tensor", "Float", "Array", "Int", "Param", "Parameter", "tensor", "array")
@@ -393,10 +395,17 @@ def for_rest(group: str, name: str, tensors: Iterable[str]) -> str:
     return f"define it above: `group {name} = ...`, and its members; or correct the name"
 
 
-def for_cut(reason: str) -> str:
+def for_cut(found: UnevenCut) -> str:
     """What to write instead of a cut that does not come out even."""
-    if "units" in reason:
-        return "pad it to whole units, pad(n, 64)@spread(tp, 64), or let the last piece be short: @chunk(tp, 64)"
-    if "sizes" in reason:
-        return "give one size for each coordinate, which together are the whole: @tp[19, 18]"
+    axis, grain = found.split.mesh_axis, found.split.grain
+    if found.split.kind == "spread":
+        return (
+            f"pad it to whole units, pad(n, {grain})@spread({axis}, {grain}), or let the last piece be short:"
+            f" @chunk({axis}, {grain})"
+        )
+    if found.split.kind == "sizes":
+        ways = found.ways if found.ways > 1 else max(2, len(found.split.sizes))
+        each = [found.length // ways + (i < found.length % ways) for i in range(ways)]
+        shown = ", ".join(map(str, each)) if ways <= _SIZES_SHOWN else f"{each[0]}, {each[1]}, ..."
+        return f"give one size for each coordinate, which together are the whole: @{axis}[{shown}]"
     return "pad it, cut by @chunk or @spread, or give the sizes: @tp[19, 18]"

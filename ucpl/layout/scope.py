@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import cast
 
 from attrs import evolve, field
 
-from ucpl.errors import Label, UcplError, fail
-from ucpl.layout.arithmetic import NUMBER_LIMIT, Value, at, bounded, evaluated, integer
+from ucpl.errors import Diagnostic, Label, UcplError, fail
+from ucpl.layout.arithmetic import NUMBER_LIMIT, NotWhole, Value, at, bounded, evaluated, integer
 from ucpl.layout.near import for_name, nearest
 from ucpl.records import define
 from ucpl.syntax import nodes
@@ -135,17 +134,23 @@ class Scope:
         found = error.diagnostics[0]
         names = (n for n in walk(expr) if isinstance(n, nodes.Name) and (at(n.span),) == found.labels)
         name = next(names, None)
-        if name is None or not found.message.startswith("a whole number is needed here,"):
+        if name is None or not isinstance(found.about, NotWhole):
             return error
-        quoted = re.search(r", not '(-?\d+)'$", found.message)
-        return UcplError(
-            evolve(
-                found,
-                message=found.message.replace("needed here,", "needed,"),
-                labels=self.said_at(name.path, found.labels[0]),
-                remedy=f"give a whole number: {quoted[1]}, without quotes" if quoted else found.remedy,
-            )
-        )
+        said = f"a whole number is needed, not {found.about.value!r}"
+        labels = self.said_at(name.path, found.labels[0])
+        return UcplError(evolve(found, message=said, labels=labels, remedy=self._of_whole(name.path, found)))
+
+    def _of_whole(self, name: str, found: Diagnostic) -> str:
+        """What to write where a name's value is no whole number: it hangs on who says it."""
+        value = found.about.value if isinstance(found.about, NotWhole) else None
+        if name in self.given and name in self.places and self.places[name].where.startswith("-D "):
+            return f"give a whole number: -D {name}=4"
+        said = self.bindings.get(name)
+        if isinstance(said, nodes.Name) and said.path.startswith("config."):
+            return f"`{said.path}` is {value!r}: name a key of the config that has a whole number"
+        if isinstance(said, nodes.List):
+            return f"sizes that differ by another dim say by which: dim {name} = [...] by l. {found.remedy}"
+        return found.remedy
 
     def holds(self, condition: nodes.Expr | None) -> bool:
         """Whether a statement under a condition is there."""

@@ -14,7 +14,7 @@ from ucpl.layout.used import holes_of, lines_in_file, names_of
 from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
 
-__all__ = ["unused"]
+__all__ = ["reads_config", "unused"]
 
 _MANY = PLACE_WORDS - {"rank"}  # what tells one stored tensor from another in a template, beside indices
 
@@ -32,6 +32,11 @@ def unused(library: Library, file: nodes.File) -> Iterator[str]:
     yield from _hidden(file)
     if len(file.statements) > sum(isinstance(s, nodes.Import) for s in file.statements):
         yield from _imports(file)
+
+
+def reads_config(library: Library) -> bool:
+    """Whether a text that is loaded names a key of a config, or the whole of it."""
+    return any(name.partition(".")[0] == "config" for name in names_of(library.files.values()))
 
 
 def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[str]:

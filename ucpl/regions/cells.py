@@ -11,7 +11,7 @@ from functools import cached_property
 from attrs import evolve
 
 from ucpl.layout import axes as ax
-from ucpl.records import define, frozen
+from ucpl.records import frozen
 
 Digit = tuple[str, int, int, int]  # (name, low, high, stride in elements)
 
@@ -82,13 +82,6 @@ class Labelled:
 
 
 Cells = Range | Padding | Product | Concat | Labelled
-
-
-@define
-class CutError(ValueError):
-    """A cut that leaves a remainder; the caller knows the place."""
-
-    reason: str
 
 
 def cut(cells: Cells, low: int, high: int) -> Cells:
@@ -201,7 +194,7 @@ def build(
     """Cells of one axis at the mesh coordinates `here`.
 
     bound: index rules that names stand for (inside brackets only). each, flat: what those words mean here.
-    Raises CutError for a cut that leaves a remainder.
+    Raises UnevenCut for a cut that leaves a remainder.
     """
 
     def inner(node: ax.Axis) -> Cells:
@@ -230,10 +223,7 @@ def build(
         case ax.Cut(axis=node, splits=splits):
             cells = inner(node)
             for split in splits:
-                try:
-                    low, high = ax.piece_of(split, cells.length, degrees[split.mesh_axis], here[split.mesh_axis])
-                except ValueError as error:
-                    raise CutError(str(error)) from None
+                low, high = ax.piece_of(split, cells.length, degrees[split.mesh_axis], here[split.mesh_axis])
                 cells = cut(cells, low, high)
             return cells
         case ax.Each():

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import field
 from numpy.typing import NDArray
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.layout import Entry, Layout, LogicalTensor
 from ucpl.layout import axes as ax
 from ucpl.layout.indices import Indices, before, places_of
@@ -21,7 +21,6 @@ from ucpl.records import define, frozen
 from ucpl.regions.cells import (
     Cells,
     Concat,
-    CutError,
     Labelled,
     Product,
     Range,
@@ -220,7 +219,7 @@ class EntryPlacer:
         whole = axis if parts is None else ax.Dim(name)
         try:
             cells = build(whole, self.layout.sizes, self.degrees, here, dict(self.layout.indices))
-        except CutError as error:
+        except ax.UnevenCut as error:
             fail(
                 "E203",
                 f"index `{name}` of `{self.entry.path}`: {error.reason}",
@@ -289,13 +288,9 @@ class EntryPlacer:
         for axis in self.entry.shape:
             try:
                 built = build(axis, self.layout.sizes, self.degrees, here)
-            except CutError as error:
-                fail(
-                    "E204",
-                    f"`{self.entry.path}`: {error.reason}",
-                    at(self.entry.span, "cut here"),
-                    remedy=for_cut(error.reason),
-                )
+            except ax.UnevenCut as error:
+                said, place = f"`{self.entry.path}`: {error.reason}", at(self.entry.span, "cut here")
+                raise UcplError(Diagnostic("E204", said, (place,), remedy=for_cut(error), about=error)) from None
             cells.append(self._restricted(built))
         shape = tuple(c.length for c in cells)
         whole: Cells = Product(tuple(cells)) if cells else Product(())

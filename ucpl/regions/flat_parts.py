@@ -19,7 +19,6 @@ from ucpl.layout.templates import Template
 from ucpl.records import define, frozen
 from ucpl.regions import flats as fl
 from ucpl.regions.blame import taken
-from ucpl.regions.cells import CutError
 from ucpl.regions.claims import Holder, Spot
 from ucpl.regions.entries import EntryPlacer, parts_of
 from ucpl.regions.flat_boxes import FlatBoxes, FlatCut
@@ -335,7 +334,7 @@ class FlatParts:
                 made = fl.windows_of_chain(line.chain, members.length, degrees, places, members.real)
             else:
                 made = fl.windows_of_tree(line.axis, members, self.site.layout, degrees, places)
-        except CutError as error:
+        except ax.UnevenCut as error:
             fail(
                 "E204",
                 f"a flat buffer: {error.reason}",

@@ -20,7 +20,7 @@ from ucpl.layout import Group, Layout, States
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
 from ucpl.records import frozen
-from ucpl.regions.cells import Cells, Concat, CutError, Labelled, Padding, Range, build, padding_of, pieces_of
+from ucpl.regions.cells import Cells, Concat, Labelled, Padding, Range, build, padding_of, pieces_of
 from ucpl.regions.entries import Choices, EntryPlacer, Local
 
 Stated = Callable[[str, str, dict[str, int]], list[list[tuple[str, tuple[int, ...]]]]]
@@ -239,15 +239,10 @@ def _pieces(split: ax.Split, length: I64, ways: int, here: int) -> tuple[I64, I6
     if split.kind == "equal":
         if (length % ways).any():
             bad = int(length[length % ways != 0][0])
-            raise CutError(f"{bad} does not divide by {split.mesh_axis} = {ways}")
+            raise ax.UnevenCut(f"{bad} does not divide by {split.mesh_axis} = {ways}", split, bad, ways)
         step = length // ways
         return step * here, step * (here + 1)
-    pairs = []
-    for n in length.tolist():
-        try:
-            pairs.append(ax.piece_of(split, n, ways, here))
-        except ValueError as error:
-            raise CutError(str(error)) from None
+    pairs = [ax.piece_of(split, n, ways, here) for n in length.tolist()]
     both = np.array(pairs, dtype=np.int64).reshape(len(pairs), 2)
     return both[:, 0], both[:, 1]
 
@@ -317,10 +312,7 @@ def _wrapped(
             undefined = undefined or (kind == "undefined" and tail > 0)
         case ax.Cut(splits=splits):
             for split in splits:
-                try:
-                    a, b = ax.piece_of(split, length, degrees[split.mesh_axis], here[split.mesh_axis])
-                except ValueError as error:
-                    raise CutError(str(error)) from None
+                a, b = ax.piece_of(split, length, degrees[split.mesh_axis], here[split.mesh_axis])
                 low, length = low + a, b - a
             high = min(high, low + length)
     return low, high, length, undefined

@@ -28,8 +28,8 @@ def shardings_of(layout: Layout) -> dict[str, Sharding]:
         if entry.alias is None and entry.path not in out and entry.path in layout.tensors and not entry.indices:
             try:
                 found = _sharding(layout, entry, degree)
-            except ValueError as error:  # of a layout that is asked before any rank of it was looked at
-                remedy = f"choose another tp; in a layout of your own, {for_cut(str(error))}"
+            except ax.UnevenCut as error:  # of a layout that is asked before any rank of it was looked at
+                remedy = f"choose another tp; in a layout of your own, {for_cut(error)}"
                 fail("E204", f"`{entry.path}`: {error}", at(entry.span, "cut here"), remedy=remedy)
             if found is not None:
                 out[entry.path] = found

@@ -1,0 +1,83 @@
+"""Numbers and types that a text says, and that what is stored does not hold: a plan refuses them, whatever it is between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ucpl.errors import fail
+from ucpl.extents import AS_U8, bits_of, holds
+from ucpl.graph.casts import EXACT
+from ucpl.layout import Layout
+from ucpl.layout.layout import Entry, Filling
+from ucpl.layout.scope import at
+
+__all__ = ["demand_held_fills", "odd_scales"]
+
+_SCALES = ("f32", "bf16", "f16", "f64", "f8_e8m0fnu")
+_PRODUCTS = ("f32", "bf16", "f16", "f64")
+_BYTES = "u8"  # what a file calls numbers of any form, which a line of a layout may say
+
+
+def demand_held_fills(layout: Layout) -> None:
+    """That a fill by name has a number of the type that it is stored in. Of globs and classes the plan tells: the source
+    may have what they cannot fill. Raises: UcplError E315.
+    """
+    for line in layout.fillings:
+        if line.value is None:
+            continue
+        for what, dtype, stored in _of_states(layout, line) if line.states is not None else _of_weights(layout, line):
+            if not holds(dtype, stored):
+                fail("E315", f"{what} is {dtype}, which has no {stored:g}", at(line.span), remedy=_nearest(dtype))
+
+
+def _nearest(dtype: str) -> str:
+    if dtype.startswith(("i", "u", "bool")):
+        return f"write a whole number that {dtype} holds, or store the tensor in a wider type"
+    return f'write a number that {dtype} holds: a whole one, "0.5", "0.25"; or store the tensor in a wider type'
+
+
+def _of_states(layout: Layout, line: Filling) -> Iterator[tuple[str, str, float]]:
+    for state in layout.states:
+        if state.name in (line.states or ()) and not state.scalar and state.dtype and line.value is not None:
+            yield f"`{state.name}`", state.dtype, line.value
+
+
+def _of_weights(layout: Layout, line: Filling) -> Iterator[tuple[str, str, float]]:
+    """`fill NAME = value`: what lies in the file, which `value x - 1` may shift."""
+    if line.rank[0] < 2 or line.value is None:
+        return
+    for entry in layout.entries:
+        for path in entry.targets.values():
+            dtype = entry.storing.dtype or layout.tensors[path].dtype
+            if path in line.names and entry.storing.key is not None and dtype and bits_of(dtype) not in AS_U8:
+                factor, shift = entry.storing.value
+                yield f"`{path}`", dtype, factor * line.value + shift
+
+
+def odd_scales(layout: Layout) -> Iterator[str]:
+    """Scales that nothing can be multiplied by, and products of what their type does not hold."""
+    for path, tensor in layout.tensors.items():
+        if tensor.scaling is not None and tensor.dtype and tensor.dtype not in (*_SCALES, _BYTES):
+            yield (
+                f"`{path}` (line {tensor.span.line}) is a scale of {tensor.dtype}, and scales are f32, bf16, f16 or f8_e8m0fnu:"
+                " no product is made with it. Write `dtype f32`"
+            )
+    for entry in (e for e in layout.entries if e.storing.scaled):
+        for path in entry.targets.values():
+            yield from _of_product(layout, entry, path)
+
+
+def _of_product(layout: Layout, entry: Entry, path: str) -> Iterator[str]:
+    dtype, product = layout.tensors[path].dtype, entry.storing.dtype
+    if not dtype or not product or dtype == product or (bits_of(dtype), product) in EXACT:
+        if product and product not in _PRODUCTS:
+            yield (
+                f"{layout.name}: `{path}` times its scales is {product} (line {entry.span.line}), and products are bf16, f16"
+                " or f32. Write `dtype bf16`"
+            )
+        return
+    yield (
+        f"{layout.name}: `{path}` is {dtype}, and its product with the scales {product} (line {entry.span.line}), which does"
+        f" not hold every {dtype}. Elements in blocks are of 8 bits or 4: write `dtype f8_e4m3fn` in the model, or"
+        " `dtype f32` here"
+    )
