@@ -27,6 +27,7 @@ layout a() of m {
 layout b() of m extends a() {
   bias = r  as "bias"
 }
+plan p = a() -> b() drop "hed.*"
 """
 
 

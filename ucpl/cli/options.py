@@ -173,7 +173,7 @@ def sizes_of(texts: Sequence[str]) -> dict[str, Value]:
         if not equals or not _NAME.fullmatch(name) or not value:
             fail("E177", f"-D {text[:SHOWN]}: not of the form NAME=VALUE", here)
         if name in out:
-            fail("E177", f"-D {name[:SHOWN]} is given twice", here)
+            fail("E177", f"-D {name[:SHOWN]} is given twice", here, remedy="give it once: one name has one value")
         if not _WHOLE.fullmatch(value.strip()):
             out[name] = value
         elif len(value) > DIGITS_MAX:

@@ -41,6 +41,19 @@ def run(options: Namespace, console: Console) -> int:
     head, colon, layout = options.file.partition(".ucpl:")
     name = head + ".ucpl" if colon else options.file
     given = given_of(options)
+    if "(" in layout:
+        said, _, arguments = layout.partition("(")
+        degrees = " ".join(
+            f"--degrees {a.strip()},{'1' if a.strip().endswith('2') else '2'}" for a in arguments.rstrip(")").split(",")
+        )
+        fail(
+            "E177",
+            f"{layout[:60]}: a round trip is between degrees, and a call has one of each",
+            Label("<command line>", where=layout[:60]),
+            remedy=f"write ucpl roundtrip {name}:{said} {degrees}"
+            if "=" in arguments
+            else f"write ucpl roundtrip {name}:{said} --degrees tp=1,2",
+        )
     try:
         reports = roundtrip(
             read_text(Path(name)),
@@ -61,7 +74,12 @@ def run(options: Namespace, console: Console) -> int:
         console.say(*str(report).split("\n"))
     good = all(report.tried for report in reports)
     if not good:
-        console.say("no pair of degrees suits the sizes: give others with -D, or degrees with --degrees")
+        given_alone = [r.layout for r in reports if not r.tried and not r.refused]
+        console.say(
+            f"{given_alone[0]} was tried at one degree of each axis alone, and a round trip is between two: --degrees tp=1,2"
+            if given_alone
+            else "no pair of degrees suits the sizes: give others with -D, or degrees with --degrees"
+        )
     console.answer({"good": good, "layouts": list(map(report_object, reports))})
     return Exit.DONE if good else Exit.ANSWER_IS_NO
 

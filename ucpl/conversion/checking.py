@@ -35,7 +35,7 @@ from ucpl.layout import Layout, Library, load
 from ucpl.layout.bases import called_model
 from ucpl.layout.idle import demand_known
 from ucpl.layout.library import Known, Reader
-from ucpl.layout.remedies import for_hole
+from ucpl.layout.remedies import for_buffer, for_hole
 from ucpl.layout.scope import Scope, Value, at
 from ucpl.layout.statements import items_of
 from ucpl.proofs.astray import astray_lines
@@ -68,7 +68,7 @@ from ucpl.proofs.unstored import (
 from ucpl.proofs.unused import reads_config, unused
 from ucpl.proofs.void import void_lines, void_plans, void_trained
 from ucpl.records import define, frozen
-from ucpl.syntax import nodes, parse, parse_call, print_file
+from ucpl.syntax import nodes, parse, parse_call, print_expr, print_file
 from ucpl.texts import read_text, text_at
 
 __all__ = ["Checked", "check", "check_text"]
@@ -344,10 +344,18 @@ class _Checker:
             self.remark(twice)
         absent = tensors_without_entry(side.layout, gone)
         if absent and "*" not in gone:
-            self.remark(
-                f"{node.name} stores nothing of {listed(absent)}: no entry speaks of {'it' if len(absent) == 1 else 'them'}."
-                f" Where that is meant, write `{absent[0]} = none`"
-            )
+            under = self.under_conditions(node, absent)
+            told = tuple(name for name in absent if name not in under)
+            for name, (line, condition) in under.items():
+                self.remark(
+                    f"{node.name} does not always store `{name}`: its line ({line}) holds when {condition}. Where that is"
+                    f" meant, write `{name} = none  when not ({condition})`"
+                )
+            if told:
+                self.remark(
+                    f"{node.name} stores nothing of {listed(told)}: no entry speaks of {'it' if len(told) == 1 else 'them'}."
+                    f" Where that is meant, write `{told[0]} = none`"
+                )
         nowhere = tensors_without_key(side.placement)
         if nowhere:
             self.remark(
@@ -382,7 +390,20 @@ class _Checker:
         if found is not None:
             entry = next(e for e in side.layout.entries if found.path in e.targets.values())
             remedy = for_hole(entry.span, node.items, side.layout)
+            buffer = for_buffer(side.layout, found.path, found.state) if found.state != "weight" else None
+            if buffer is not None:
+                fail("E313", f"{found}, the first {found.first}", at(buffer[1], "stored here"), remedy=buffer[0])
             fail("E313", f"{found}, the first {found.first}", at(entry.span, "stored here"), remedy=remedy)
+
+    def under_conditions(self, node: nodes.Layout, absent: Sequence[str]) -> dict[str, tuple[int, str]]:
+        """Tensors by whose names lines stand that do not hold here, with the line and its condition."""
+        found: dict[str, tuple[int, str]] = {}
+        for item in items_of(self.library, nodes.Call(node.name)):
+            if isinstance(item, nodes.Entry) and item.path in absent and item.shape is not None:
+                asked = next((c.args[0] for c in item.clauses if c.word == "when"), None)
+                if asked is not None:
+                    found.setdefault(item.path, (item.span.line, print_expr(asked)))
+        return found
 
     def plan(self, node: nodes.Plan) -> None:
         source, target = (self.located(closed_call(self.file, call, self.given)) for call in (node.source, node.target))

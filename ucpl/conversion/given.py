@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from attrs import field
+from attrs import evolve, field
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.records import frozen
 from ucpl.texts import json_object, read_text
 
@@ -112,7 +112,14 @@ def called(text: str | Called) -> Called:
     head, colon, rest = text.partition(".ucpl:")
     if colon:
         return Called(library_of(head + ".ucpl"), parse_call(rest, keep=True))
-    return Called(load(), parse_call(text, keep=True))
+    library, call = load(), parse_call(text, keep=True)
+    if "(" not in text:
+        try:
+            library.layout(call.name)
+        except UcplError as error:
+            said = f"no checkpoint lies at `{text}`, and no layout is called so"
+            raise UcplError(evolve(error.diagnostics[0], message=said)) from None
+    return Called(library, call)
 
 
 def is_checkpoint(text: str) -> bool:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ucpl.errors import fail
 from ucpl.layout.scope import Scope, at
-from ucpl.syntax import nodes
+from ucpl.syntax import nodes, print_expr
 
 __all__ = ["Indices", "before", "chosen", "compact", "places_of", "runs_in"]
 
@@ -40,13 +40,20 @@ def _steps(item: nodes.Range, name: str, size: int, scope: Scope) -> range:
 def _said(item: nodes.Expr, name: str, size: int, scope: Scope) -> Iterator[int]:
     """The indices of one number or list; a negative one counts from the end, as bounds of ranges do."""
     if isinstance(item, nodes.Unary | nodes.Binary) and item.operator in _TRUTHS:
-        fail("E138", f"the indices of `{name}` are numbers and lists, not what is true of them", at(item.span))
+        said = f"the indices of `{name}` are numbers and lists, not what is true of them"
+        match item:
+            case nodes.Binary("==", left, nodes.Text() as word):
+                remedy = f"write {name}[where({print_expr(left)}, {print_expr(word)})]"
+                fail("E138", said, at(item.span), remedy=remedy)
+        fail("E138", said, at(item.span))
     value = scope.evaluate(item)
     if value is None:
         scope.integer(item)  # says which key of the config is absent
     for one in value if isinstance(value, list) else [value]:
         if not isinstance(one, int):
-            fail("E138", f"{one!r} is no index of `{name}`", at(item.span))
+            listed = isinstance(item, nodes.Name) and isinstance(one, str)
+            remedy = f'the positions of a word in a list: {name}[where({print_expr(item)}, "{one}")]' if listed else ""
+            fail("E138", f"{one!r} is no index of `{name}`", at(item.span), remedy=remedy)
         if not -size <= one < size:
             fail("E138", f"{one} is no index of `{name}`, which is {size}", at(item.span))
         yield one % size

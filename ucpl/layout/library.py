@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from posixpath import dirname, join
+from typing import NoReturn
 
 from attrs import evolve, field
 
@@ -83,6 +84,8 @@ class Library:
         found = self.known.get(name)
         if found is not None and isinstance(found.node, kind):
             return found
+        if found is not None and not found.file.name.startswith("specs/"):
+            _refuse_kind(found, word, [k.node for k in self.known.values() if isinstance(k.node, kind)], span)
         shipped = _index() if self.shipped else {}
         files = shipped.get(name, ())
         if len(files) > 1:
@@ -120,6 +123,21 @@ class Library:
                 self._lend(_shipped(item.file))
         self.add(file)
         self.known.update(known)
+
+
+def _refuse_kind(
+    found: Known, word: str, others: list[nodes.Model | nodes.Layout | nodes.Plan], span: nodes.Span
+) -> NoReturn:
+    """Of a name that is something else. Raises E110."""
+    node, file = found.node, found.file.name
+    mine = [o.name for o in others if o.span.file == node.span.file]
+    what = "model" if isinstance(node, nodes.Model) else "layout" if isinstance(node, nodes.Layout) else "plan"
+    if isinstance(node, nodes.Plan):
+        remedy = f"a plan is planned: ucpl plan {file} {node.name}"
+    else:
+        remedy = f"{word}s of that file: {', '.join(mine)}" if mine else f"{file} has no {word}"
+    place = at(span) if span.line else Label("<command line>", where=node.name)
+    fail("E110", f"`{node.name}` is a {what}, and no {word}", place, remedy=remedy)
 
 
 def load(*texts: tuple[str, str], shipped: bool = True, read: Reader | None = None, keep: bool = False) -> Library:

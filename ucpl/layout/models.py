@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import NoReturn
 
 from ucpl.errors import fail
 from ucpl.layout.indices import Indices, chosen
 from ucpl.layout.layout import LogicalState, LogicalTensor
-from ucpl.layout.near import for_name
+from ucpl.layout.near import for_name, nearest
 from ucpl.layout.remedies import for_extent, for_rest, for_tensor
 from ucpl.layout.scales import with_scalings
 from ucpl.layout.scope import Scope, at
 from ucpl.syntax import nodes
 
-__all__ = ["ModelGroups", "aliases_of", "groups_of", "states_of", "tensors_of", "trained_groups", "unknown_tensor"]
+__all__ = [
+    "ModelGroups",
+    "aliases_of",
+    "for_alias",
+    "groups_of",
+    "states_of",
+    "tensors_of",
+    "trained_groups",
+    "unknown_tensor",
+]
 
 TENSOR_LIMIT = 4_000_000
 ELEMENTS_LIMIT = 1 << 61
@@ -144,13 +153,27 @@ def groups_of(items: Sequence[nodes.ModelItem], tensors: dict[str, LogicalTensor
             members = tuple(p for p, t in tensors.items() if t.kind == "parameter" and p not in out)
         for m in members:
             if m not in tensors:
-                unknown_tensor(m, tensors, item.span)
+                unknown_tensor(m, tensors, item.span, _no_member(m, items, tensors))
             if m in seen:
                 fail("E136", f"`{m}` is in groups `{seen[m]}` and `{item.name}`", at(item.span))
             seen[m] = item.name
         found.append((item.name, members))
     _demand_groups(items, [name for name, _ in found])
     return tuple(found)
+
+
+def _no_member(name: str, items: Iterable[nodes.ModelItem], tensors: Iterable[str]) -> str:
+    """Of a second name; and of a name that may be an entry's, of layouts."""
+    said = for_alias(name, {i.path: i.owner for i in items if isinstance(i, nodes.Alias)})
+    if said or nearest(name, tensors) or "*" in name:
+        return said
+    return f"a model's group has tensors of the model, and entries of layouts are members there: {', '.join(list(tensors)[:6])}"
+
+
+def for_alias(name: str, aliases: Mapping[str, str]) -> str:
+    """Of a member that is a second name; else empty."""
+    owner = aliases.get(name)
+    return f"`{name}` is a second name of `{owner}`, which is trained under its own: name `{owner}`" if owner else ""
 
 
 def _demand_plain(item: nodes.Group) -> None:

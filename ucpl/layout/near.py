@@ -25,12 +25,11 @@ def for_axis(name: str, axes: Sequence[str], sign: str = "@") -> str:
     close = nearest(name, axes)
     if close:
         return f"did you mean `{sign}{close}`?"
-    if name in ("size", "shard", "equal", "even", "cut", "rank"):
+    if sign == "@" and name in ("size", "shard", "equal", "even", "cut", "rank"):
         return f"a cut names the mesh axis alone: `{sign}{axes[-1]}`, `@chunk({axes[-1]})` or `@spread({axes[-1]})`"
     return (
-        foreign(name)
-        or f"the mesh axes are {', '.join(axes)}; another one is added to the line `mesh {' '.join(axes)}`"
-    )
+        foreign(name) if sign == "@" else ""
+    ) or f"the mesh axes are {', '.join(axes)}; another one is added to the line `mesh {' '.join(axes)}`"
 
 
 def for_place(name: str, axes: Sequence[str], *, is_number: bool) -> str:

@@ -8,14 +8,24 @@ from functools import partial
 
 from attrs import evolve
 
-from ucpl.layout.axes import UnevenCut
+from ucpl.layout.axes import UnevenCut, mesh_axes_of
 from ucpl.layout.layout import Layout, LogicalTensor
 from ucpl.layout.near import for_name, nearest
 from ucpl.syntax import nodes, print_axis, print_item
 from ucpl.syntax.walk import rewritten, walk
 from ucpl.syntax.words import CLAUSE_WORDS, ELEMENT_TYPES
 
-__all__ = ["for_cut", "for_dim", "for_extent", "for_hole", "for_parts", "for_rest", "for_tensor", "for_unread_dim"]
+__all__ = [
+    "for_buffer",
+    "for_cut",
+    "for_dim",
+    "for_extent",
+    "for_hole",
+    "for_parts",
+    "for_rest",
+    "for_tensor",
+    "for_unread_dim",
+]
 
 _SIZES_SHOWN = 16
 _GROUPS = 'the parameter groups of the model are `group * = model`; a line for all tensors is `* = ... as "{name}"`'
@@ -64,7 +74,7 @@ CONFIG_KEYS = frozenset(
     ]
 )
 _ORDERS = ("T", "mT", "t", "transpose")  # of torch: the other order of two dims
-_NUMBER_IN_A_NAME = re.compile(r"\\?\*|\(?(?:\\d|\[0-9\])[+*]?\)?|%d|\$\{?\w*\}?|\{\w*\}")
+_NUMBER_IN_A_NAME = re.compile(r"\\?\*|\(?(?:\\d|\[0-9\])[+*]?\)?|%d|\$\{?\w*\}?|\{[\w,]*\}|\?|\[\w+\]")
 
 
 def for_dim(
@@ -263,7 +273,7 @@ def for_tensor(name: str, tensors: Iterable[str], otherwise: str = "add it to th
         key = _NUMBER_IN_A_NAME.sub("{l}", name)
         return (
             "a tensor's name is no pattern; one line stands for all layers by an index in brackets, as in "
-            f'`w[l] = h  as "{key}"`'
+            f'`w[l] = h  as "{key}"`. In a layout of any model a star is the only wildcard: "{key.replace("{l}", "*")}"'
         )
     return for_name(name, known, otherwise)
 
@@ -292,6 +302,9 @@ def for_hole(span: nodes.Span, items: Sequence[nodes.Record], layout: Layout) ->
     dealt = _dealt_twice(item, items, cuts, [axis for mesh in layout.meshes for axis in mesh.axes])
     if dealt:
         return dealt
+    unnamed = _open_end(item)
+    if unnamed is not None:
+        return _with_line("no part has the rest of the dim: the last one goes on to its end", unnamed)
     dims = [node for node in walk(*item.shape) if isinstance(node, nodes.Dim) and node.range is not None]
     for dim in dims:
         among = dim.range.items if dim.range is not None else ()
@@ -303,6 +316,34 @@ def for_hole(span: nodes.Span, items: Sequence[nodes.Record], layout: Layout) ->
                 why = f"`{axis}` is how many ranks there are, and no rank's place: `@{axis}` gives each its piece"
             return _with_line(why, whole)
     return _for_some(item, [i for i in items if isinstance(i, nodes.Entry) and i.path == item.path and i.shape], layout)
+
+
+def _open_end(item: nodes.Entry) -> nodes.Entry | None:
+    """Parts of a dim without a name, `_[..12] + _[12..24]`, of which the last is without an end."""
+    parts = [n for n in walk(*(item.shape or ())) if isinstance(n, nodes.Any_) and n.range is not None]
+    match parts:
+        case [*_, nodes.Any_(range=nodes.Among(items=(nodes.Range() as part,))) as last]:
+            if part.stop is not None and any(isinstance(n, nodes.Stack) for n in walk(*(item.shape or ()))):
+                longer = evolve(last, range=nodes.Among((evolve(part, stop=None),)))
+                return rewritten(item, lambda n: longer if n is last else None)
+    return None
+
+
+def for_buffer(layout: Layout, path: str, state: str) -> tuple[str, nodes.Span] | None:
+    """Of a state that lies in part in a flat buffer, which is cut by an axis that cuts its members: why, and the line."""
+    entry = next((e for e in layout.entries if path in e.targets.values()), None)
+    for line in layout.state_lines if entry is not None else ():
+        cut = mesh_axes_of(*line.shape) if isinstance(line.shape, tuple) else ()
+        both = [axis for axis in cut if entry is not None and axis in {a for x in entry.shape for a in mesh_axes_of(x)}]
+        if both and (line.names is None or state in line.names):
+            free = next((a for mesh in layout.meshes for a in mesh.axes if a not in cut and a not in both), "")
+            where = f"over another axis, `@{free}`" if free else "over another axis of the mesh, which has none yet"
+            return (
+                f"`{entry.path if entry is not None else path}` is cut over {both[0]} by its own line, and the buffer is cut"
+                f" over {both[0]}, too: a rank has one piece of both. Cut the buffer {where}",
+                line.span,
+            )
+    return None
 
 
 def _dealt_twice(item: nodes.Entry, items: Sequence[nodes.Record], cuts: Sequence[str], axes: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from ucpl.layout.fills import fillings_of
 from ucpl.layout.idle import demand_acting, demand_founded, demand_known
 from ucpl.layout.layout import Layout, Taken
 from ucpl.layout.library import Library
-from ucpl.layout.models import aliases_of, groups_of, states_of, tensors_of
+from ucpl.layout.models import aliases_of, for_alias, groups_of, states_of, tensors_of
 from ucpl.layout.on_mesh import demand_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
 from ucpl.layout.places import demand_places
@@ -67,7 +67,7 @@ def resolve(
 def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     """The layout of these statements. Afterwards the scope knows the sizes of digits, too."""
     items, model_items, scope = opened.items, opened.model_items, opened.scope
-    _refuse_unknown_sizes(sizes, scope, model_items)
+    _refuse_unknown_sizes(sizes, opened)
     meshes = meshes_of(items, scope)
     scope.mesh_axes = tuple(dict.fromkeys(axis for mesh in meshes for axis in mesh.axes))
     indices = index_rules([*model_items, *items], scope)
@@ -81,11 +81,13 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     ground = ground_of(items, scope, indices)
     try:
         entries, taken = entries_of(items, ground, tensors, aliases)
+        groups = groups_of_layout(items, ground, tensors, frozenset(e.path for e in entries), model_groups)
     except UcplError as error:
         _say_what_left_out(error, model_items, scope)
+        _say_whose_it_is(error, opened, tensors)
+        _say_second_name(error, aliases)
         raise
     demand_block_edges(entries, tensors, _sizes(scope), indices)
-    groups = groups_of_layout(items, ground, tensors, frozenset(e.path for e in entries), model_groups)
     framework, settings = framework_of(items, scope)
     state_lines = states_lines(items, ground, groups, model_groups)
     derived, states = derived_of(items, scope), states_of(model_items)
@@ -153,17 +155,24 @@ def _sizes(scope: Scope) -> dict[str, int]:
     return {n: v for n in [*scope.bindings, *scope.given] if isinstance(v := scope.value(n), int)}
 
 
-def _refuse_unknown_sizes(sizes: Mapping[str, Value], scope: Scope, model_items: Iterable[nodes.ModelItem]) -> None:
+def _refuse_unknown_sizes(sizes: Mapping[str, Value], opened: Opened) -> None:
     """A dim that tensors name and nobody defines is one whose size is to be given."""
-    open_dims = {d.name for i in model_items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
+    scope = opened.scope
+    open_dims = {d.name for i in opened.model_items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
     unknown = next((n for n in sizes if n not in scope.bindings and n not in open_dims), None)
     if unknown is not None:
         close = nearest(unknown, sorted({*scope.bindings, *open_dims}))
+        remedy = f"did you mean `{close}`?" if close else f"sizes: {', '.join(sorted(scope.bindings)[:20])}"
+        known = [k.node for k in opened.library.known.values() if isinstance(k.node, nodes.Layout)]
+        of = next((k for k in (opened.layout, *known) if unknown in {p.name for p in k.parameters}), None)
+        if of is not None:
+            call = f"{of.name}({unknown} = {sizes[unknown]})"
+            remedy = f"`{unknown}` is a parameter of {of.name}: write it in the call, {call}"
         fail(
             "E115",
             f"-D {unknown}: neither model nor layout has a size of that name",
             Label("<command line>", where=f"-D {unknown}"),
-            remedy=f"did you mean `{close}`?" if close else f"sizes: {', '.join(sorted(scope.bindings)[:20])}",
+            remedy=remedy,
         )
 
 
@@ -185,6 +194,56 @@ def _say_what_left_out(error: UcplError, model_items: Iterable[nodes.ModelItem],
             remedy=("give the key in --config, or " if open_now else "")
             + f"put the condition behind this line, too: when {condition}",
         )
+
+
+def _say_second_name(error: UcplError, aliases: Mapping[str, str]) -> None:
+    """Of a group's member that is no tensor by itself. Raises E137."""
+    found = error.diagnostics[0]
+    name = next((n for n in aliases if found.message == f"no tensor is called `{n}`"), "")
+    if found.code == "E137" and name:
+        fail("E137", found.message, *found.labels, remedy=for_alias(name, aliases))
+
+
+_BASES_MAX = 100
+
+
+def _say_whose_it_is(error: UcplError, opened: Opened, tensors: Iterable[str]) -> None:
+    """Of a tensor of a layout that is used, or extended, and that is of another model. Raises E137."""
+    found, node = error.diagnostics[0], opened.layout
+    chain = opened.library.chain(node.name, node.span)
+    used = [i for link in chain for i in link.node.items if isinstance(i, nodes.Use)]
+    known = {path.partition(".")[0] for path in tensors if "." in path}
+    for use in used:
+        if (
+            found.code == "E137"
+            and found.message.startswith(f"no tensor is called `{use.name}.")
+            and use.name not in known
+        ):
+            parts = [i.name for i in opened.model.items if isinstance(i, nodes.Use)]
+            close = nearest(use.name, parts)
+            has = f"it uses {', '.join(parts)}" if parts else f"write `use ... as {use.name}` in the model, too"
+            said = f"the model {opened.model.name} uses nothing as `{use.name}`"
+            remedy = f"did you mean `{close}`?" if close else has
+            fail("E137", said, at(use.span, "used here"), *found.labels, remedy=remedy)
+    for link in chain[1:]:
+        paths = [i.path for i in link.node.items if isinstance(i, nodes.Entry)]
+        if link.node.of not in (node.of, "any") and found.message in [f"no tensor is called `{p}`" for p in paths]:
+            if not _extends(opened, node.of, link.node.of):
+                said = f"`{link.node.name}` is of {link.node.of}, and `{node.name}`, which extends it, of {node.of}"
+                remedy = f"write `of {link.node.of}`, or let {node.of} extend {link.node.of}"
+                fail("E137", said, at(node.span), *found.labels, remedy=remedy)
+
+
+def _extends(opened: Opened, name: str, other: str) -> bool:
+    """Whether a model stands on another."""
+    for _ in range(_BASES_MAX):
+        node = opened.library.model(name).node
+        if not isinstance(node, nodes.Model) or node.extends is None:
+            return False
+        name = node.extends.name
+        if name == other:
+            return True
+    return False
 
 
 def _check_asserts(opened: Opened) -> None:

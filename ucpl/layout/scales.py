@@ -13,7 +13,8 @@ from ucpl.extents import AS_U8
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import Entry, LogicalTensor, Scaling, Storing
 from ucpl.layout.scope import Scope, at
-from ucpl.syntax import nodes
+from ucpl.syntax import nodes, print_expr, print_item
+from ucpl.syntax.walk import walk
 
 __all__ = ["demand_block_edges", "scaled", "scales_of", "with_scalings"]
 
@@ -41,7 +42,9 @@ def with_scalings(
             _unfit(
                 item,
                 f"`{owner}`, of which it is to be a scale, is no tensor beside the scales",
-                f"name the tensor: a line `{owner} : ...` of this model, whose dims the blocks are of",
+                f"`{owner}` is a scale: name the tensor that it is of, as in `is scale of w by 128, 128`"
+                if owner in said
+                else f"name the tensor: a line `{owner} : ...` of this model, whose dims the blocks are of",
             )
         if owner in seen:
             _unfit(item, f"`{owner}` has a scale, `{seen[owner].path}`")
@@ -54,6 +57,10 @@ def with_scalings(
 def _scaling(item: nodes.Tensor, scale: LogicalTensor, owner: LogicalTensor, scope: Scope) -> Scaling:
     """Dims of one name are the same; the others are, in order, blocks of the dims that the scale lacks."""
     assert item.scaling is not None
+    for e in item.scaling.by:
+        if isinstance(e, nodes.List):
+            numbers = ", ".join(map(print_expr, e.items))
+            _unfit(item, "a list is no size of a block", f"the numbers stand side by side: by {numbers}")
     sizes = [scope.integer(e) for e in item.scaling.by]
     blocked = [i for i, d in enumerate(owner.dims) if d not in scale.dims]
     own = [d for d in scale.dims if d not in owner.dims]
@@ -62,7 +69,11 @@ def _scaling(item: nodes.Tensor, scale: LogicalTensor, owner: LogicalTensor, sco
             item,
             f"`{owner.path}` has {len(blocked)} dims that `{scale.path}` lacks ({_names(owner, blocked)}), which has"
             f" {len(own)} of its own, and {len(sizes)} sizes of blocks are given",
+            f"give a number for each dim: by {', '.join([str(sizes[0])] * len(own))}"
+            if sizes and len(blocked) == len(own) != len(sizes)
+            else "",
         )
+    _demand_order(item, own, [owner.dims[i] for i in blocked], scope)
     blocks = dict(zip(own, zip(blocked, sizes, strict=True), strict=True))
     pairs = [blocks.get(d) or (owner.dims.index(d), 1) for d in scale.dims]
     for i, (dim, size) in enumerate(pairs):
@@ -79,6 +90,24 @@ def _scaling(item: nodes.Tensor, scale: LogicalTensor, owner: LogicalTensor, sco
                 f"write dim {_names(scale, [i])} = ceil({_names(owner, [dim])}, {size})",
             )
     return Scaling(owner.path, tuple(d for d, _ in pairs), tuple(n for _, n in pairs))
+
+
+def _demand_order(item: nodes.Tensor, own: Sequence[str], blocked: Sequence[str], scope: Scope) -> None:
+    """Dims that are made of others, `rb = ceil(r, 128)`, stand in their order. Raises E129."""
+    made = [
+        {n.path for n in walk(scope.bindings[d]) if isinstance(n, nodes.Name)} if d in scope.bindings else set()
+        for d in own
+    ]
+    wanted = [next((d for d, of in zip(own, made, strict=True) if b in of), "") for b in blocked]
+    if sorted(wanted) == sorted(own) and wanted != list(own):
+        turned = iter(wanted)
+        dims = tuple(evolve(d, name=next(turned)) if d.name in own else d for d in item.dims)
+        better = print_item(evolve(item, dims=dims))
+        _unfit(
+            item,
+            f"{own[0]} is made of {blocked[wanted.index(own[0])]}, and counts blocks of {blocked[0]} here",
+            f"write: {better}",
+        )
 
 
 def _names(tensor: LogicalTensor, dims: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.layout.arithmetic import NUMBER_LIMIT, NotWhole, Value, at, bounded, evaluated, integer
 from ucpl.layout.near import for_name, nearest
 from ucpl.records import define
-from ucpl.syntax import nodes
+from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
 from ucpl.texts import Json
 
@@ -149,7 +149,7 @@ class Scope:
         if isinstance(said, nodes.Name) and said.path.startswith("config."):
             return f"`{said.path}` is {value!r}: name a key of the config that has a whole number"
         if isinstance(said, nodes.List):
-            return f"sizes that differ by another dim say by which: dim {name} = [...] by l. {found.remedy}"
+            return f"sizes that differ by another dim say by which: dim {name} = {print_expr(said)} by l"
         return found.remedy
 
     def holds(self, condition: nodes.Expr | None) -> bool:
@@ -265,6 +265,8 @@ def literal(value: Value) -> nodes.Expr:
 
 def _define(name: str) -> str:
     """How a number that nothing gives is given. A name with a dot is of a model that is used, and no `let` has one."""
+    if name == "size":
+        return "a size is asked by a name: `size(_)` of the dim that is meant, `size(tp)` of a mesh axis"
     if "." not in name:
         return f"define it with `let {name} = ...` or give it with -D {name}=..."
     return (

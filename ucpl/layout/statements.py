@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from attrs import evolve, field
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
 from ucpl.layout.by_index import written_out
 from ucpl.layout.fills import with_filled_states
@@ -31,6 +31,7 @@ from ucpl.layout.within import (
 from ucpl.records import define, frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.limits import STATEMENTS_MAX
+from ucpl.syntax.walk import walk
 
 __all__ = ["Given", "Inherited", "Note", "Opened", "open_layout", "items_of"]
 
@@ -258,6 +259,21 @@ class _Reader:
             items = overlay(items, body)
         return items
 
+    def _of_default(self, layout: nodes.Layout, parameter: nodes.Parameter, default: nodes.Expr) -> Value:
+        """Its value. Of other parameters it knows those that stand in front of it. Raises E101."""
+        try:
+            return self.scope.evaluate(default)
+        except UcplError as error:
+            later = {p.name for p in layout.parameters} - {*self.scope.given}
+            name = next((n.path for n in walk(default) if isinstance(n, nodes.Name) and n.path in later), None)
+            found = error.diagnostics[0]
+            if found.code != "E101" or name is None:
+                raise
+            remedy = (
+                f"a default knows what stands in front of it: put `{name}` before `{parameter.name}`, or give a number"
+            )
+            raise UcplError(evolve(found, remedy=remedy)) from None
+
     def parameter(
         self, layout: nodes.Layout, parameter: nodes.Parameter, arguments: Inherited, *, outermost: bool
     ) -> None:
@@ -267,7 +283,7 @@ class _Reader:
         elif outermost and name in self.inherited:
             value, origin = self.inherited[name]
         elif parameter.default is not None:
-            value = self.scope.evaluate(parameter.default)
+            value = self._of_default(layout, parameter, parameter.default)
             self.scope.places.setdefault(name, at(parameter.span))
             origin = f"default of {layout.span.file}:{parameter.span.line}"
         elif name in given and not outermost:

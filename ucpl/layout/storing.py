@@ -82,7 +82,7 @@ class Ground:
                 "E151",
                 f"no file is called `{name}`",
                 at(said["in"].span if "in" in said else span),
-                remedy=f"did you mean `{close}`?" if close else f'write file {name} = torch "..." in the layout',
+                remedy=f"did you mean `{close}`?" if close else _of_no_file(name, self.files),
             )
         if "lossy" in said and "exact" in said:
             fail("E175", "`lossy` and `exact` on one line", *(at(said[word].span, word) for word in ("lossy", "exact")))
@@ -161,12 +161,21 @@ class Ground:
         return float(a), float(b)
 
 
+def _of_no_file(name: str, files: Iterable[str]) -> str:
+    """What stands behind `in`: a name, and no path."""
+    if "." in name or "/" in name:
+        return f"behind `in` stands the name of a `file` line, and no path: {', '.join(files) or 'there is none yet'}"
+    return f'write file {name} = torch "..." in the layout'
+
+
 def _demand_x(expr: nodes.Expr, scope: Scope) -> None:
     """What stands behind `value` is a sum of numbers and x. Raises: UcplError E101 of another name, E153 of a quotient."""
     for node in walk(expr):
         if isinstance(node, nodes.Name) and not node.path.startswith("config."):
             if node.path not in ("x", "scale") and not scope.knows(node.path):
                 remedy = "write a sum, x - 1: `x` is each number of the tensor"
+                if "scale" in node.path:
+                    remedy = "`scale` is the scale of the tensor, by this word alone: value x * scale"
                 fail("E101", f"no number is called `{node.path}`", at(node.span, "used here"), remedy=remedy)
         elif isinstance(node, nodes.Binary) and node.operator == "/":
             if any(isinstance(n, nodes.Name) and n.path == "x" for n in walk(node)):

@@ -9,10 +9,10 @@ from ucpl.errors import fail
 from ucpl.layout import Entry
 from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
-from ucpl.regions.claims import Holder, Mark, Place
+from ucpl.regions.claims import Holder, Mark, Place, Spot
 from ucpl.syntax.nodes import Span
 
-__all__ = ["Stored", "taken"]
+__all__ = ["Buffer", "Stored", "taken"]
 
 _STATE = 'name the state in the key, as in "{key}.{state}"; or give each state a file of its own'
 _APART = "name the index or mesh axis that tells them apart in the file's or the key's template"
@@ -26,6 +26,14 @@ class Stored(NamedTuple):
     shape: tuple[ax.Axis, ...]
     coordinates: tuple[tuple[str, int], ...]  # along the mesh axes that cut it
     digits: tuple[tuple[str, int], ...]
+
+
+class Buffer(NamedTuple):
+    """A flat buffer of a state line: of which line and state, and which of its buffers and pieces."""
+
+    line: int
+    state: str
+    spot: Spot
 
 
 def taken(span: Span, entry: Entry | None = None) -> Callable[[Place, Holder, Mark, Mark], NoReturn]:
@@ -47,6 +55,10 @@ def _remedy(place: Place, entry: Entry | None, mine: Mark, theirs: Mark, *, one_
     key = "/".join(map(str, place[1]))
     if not place[0]:
         return 'the file has no name: file weights = torch "rank_{tp}.pt"'
+    if isinstance(mine, Buffer) and isinstance(theirs, Buffer) and one_line:
+        lacks = "state" if mine.state != theirs.state else "bucket"
+        more = "; where ranks differ, the mesh axis in the file's name, as {dp}" if lacks == "bucket" else ""
+        return f'a line of many buffers names each in its key by {{{lacks}}}, as in "{{bucket}}/{{state}}"{more}'
     if entry is None or not isinstance(mine, Stored) or not isinstance(theirs, Stored):
         return _telling_apart(key, ())
     if mine.state != theirs.state:
@@ -59,6 +71,8 @@ def _remedy(place: Place, entry: Entry | None, mine: Mark, theirs: Mark, *, one_
             return f'the line stands for {names[0]} and {names[1]}: name the tensor in the key, as in "{word}"{of}'
         indices = "".join(f".{{{name}}}" for axis in entry.indices for name in list(ax.dims_of(axis))[:1])
         said = f"they are two tensors, {names[0]} and {names[1]}: give one of them another key"
+        if f"{entry.path}{indices}" == key:  # its own: the other one's is to be another
+            return f'{said}\nwrite: as "{names[1]}"'
         return f'{said}\nwrite: as "{entry.path}{indices}"'
     differing = [n for (n, a), (_, b) in zip(mine.digits, theirs.digits, strict=False) if a != b]
     cut = [n for (n, a), (_, b) in zip(mine.coordinates, theirs.coordinates, strict=False) if a != b]

@@ -18,7 +18,7 @@ from ucpl.layout.scope import at
 from ucpl.layout.templates import Template
 from ucpl.records import define, frozen
 from ucpl.regions import flats as fl
-from ucpl.regions.blame import taken
+from ucpl.regions.blame import Buffer, taken
 from ucpl.regions.claims import Holder, Spot
 from ucpl.regions.entries import EntryPlacer, parts_of
 from ucpl.regions.flat_boxes import FlatBoxes, FlatCut
@@ -391,7 +391,7 @@ class FlatParts:
         homes = Homes(blocks)
 
         def mark(spot: Spot) -> object:
-            return id(line), state, spot
+            return Buffer(id(line), state, spot)
 
         storing = line.line.storing
         kept = self.site.claims.claim(Holder(homes, mark, taken(line.line.span), line.line.span))
