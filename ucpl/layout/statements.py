@@ -264,7 +264,7 @@ class _Reader:
         try:
             return self.scope.evaluate(default)
         except UcplError as error:
-            later = {p.name for p in layout.parameters} - {*self.scope.given}
+            later = {p.name for p in layout.parameters} - {*self.scope.given, parameter.name}
             name = next((n.path for n in walk(default) if isinstance(n, nodes.Name) and n.path in later), None)
             found = error.diagnostics[0]
             if found.code != "E101" or name is None:
