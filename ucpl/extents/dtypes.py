@@ -93,6 +93,19 @@ def largest(dtype: str) -> float | None:
     return _FLOATS[dtype][2] if dtype in _FLOATS else None
 
 
+# Every value of the first is exactly a value of the second.
+EXACT = {
+    ("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64"), ("u8", "i16"), ("u8", "i32"),
+    ("u8", "i64"),
+    ("i8", "i16"), ("i8", "i32"), ("i8", "i64"), ("i16", "i32"), ("i16", "i64"), ("i32", "i64"), ("i32", "f64"), ("i16", "f32"),
+    ("i8", "bf16"), ("i8", "f16"), ("i8", "f32"), ("u8", "bf16"), ("u8", "f16"), ("u8", "f32"),
+    ("f8_e4m3fn", "f16"), ("f8_e5m2", "f16"),
+    ("bool", "u8"), ("f8_e4m3fn", "f32"), ("f8_e5m2", "f32"), ("f8_e4m3fn", "bf16"), ("f8_e5m2", "bf16"),
+    ("f8_e8m0fnu", "bf16"), ("f8_e8m0fnu", "f32"), ("f8_e8m0fnu", "f64"), ("f4_e2m1fn", "f8_e4m3fn"), ("f4_e2m1fn", "f8_e5m2"),
+    ("f4_e2m1fn", "bf16"), ("f4_e2m1fn", "f16"), ("f4_e2m1fn", "f32"), ("f4_e2m1fn", "f64"),
+}  # fmt: skip
+
+
 def holds(dtype: str, value: float) -> bool:
     """Whether a finite number is exactly one of a type's.
 

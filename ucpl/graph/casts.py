@@ -10,26 +10,13 @@ from attrs import evolve
 from ucpl.columns import distinct, each, expanded
 from ucpl.columns.operations import Fill, Node, Read, Write
 from ucpl.errors import Label, fail
-from ucpl.extents import AS_U8, StoredTensor, bits_of, holds
+from ucpl.extents import AS_U8, EXACT, StoredTensor, bits_of, holds
 from ucpl.graph.graph import Graph, Joined, Joint
 from ucpl.graph.kept_bits import demand_bits, demand_one_order
 from ucpl.layout.scope import at
 from ucpl.records import define
 
 __all__ = ["settle"]
-
-# Every value of the first is exactly a value of the second.
-EXACT = {
-    ("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64"), ("u8", "i16"), ("u8", "i32"),
-    ("u8", "i64"),
-    ("i8", "i16"), ("i8", "i32"), ("i8", "i64"), ("i16", "i32"), ("i16", "i64"), ("i32", "i64"), ("i32", "f64"), ("i16", "f32"),
-    ("i8", "bf16"), ("i8", "f16"), ("i8", "f32"), ("u8", "bf16"), ("u8", "f16"), ("u8", "f32"),
-    ("f8_e4m3fn", "f16"), ("f8_e5m2", "f16"),
-    ("bool", "u8"), ("f8_e4m3fn", "f32"), ("f8_e5m2", "f32"), ("f8_e4m3fn", "bf16"), ("f8_e5m2", "bf16"),
-    ("f8_e8m0fnu", "bf16"), ("f8_e8m0fnu", "f32"), ("f8_e8m0fnu", "f64"), ("f4_e2m1fn", "f8_e4m3fn"), ("f4_e2m1fn", "f8_e5m2"),
-    ("f4_e2m1fn", "bf16"), ("f4_e2m1fn", "f16"), ("f4_e2m1fn", "f32"), ("f4_e2m1fn", "f64"),
-}  # fmt: skip
-
 
 _FLOATS = ("bf16", "f16", "f32", "f64")
 

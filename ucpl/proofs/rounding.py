@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import evolve, field
 
+from ucpl.extents import EXACT
 from ucpl.graph import build
-from ucpl.graph.casts import EXACT
 from ucpl.layout.layout import Derivation
 from ucpl.proofs.against import hold_against, measure_against
 from ucpl.proofs.envelopes import Difference

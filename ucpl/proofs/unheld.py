@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ucpl.errors import fail
-from ucpl.extents import AS_U8, bits_of, holds
-from ucpl.graph.casts import EXACT
+from ucpl.extents import AS_U8, EXACT, bits_of, holds
 from ucpl.layout import Layout
 from ucpl.layout.layout import Entry, Filling
 from ucpl.layout.scope import at
