@@ -30,10 +30,14 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl.conversion.checking import check
+    from attrs import evolve
+
+    from ucpl.conversion.checking import CONFIG_UNREAD, check
 
     given = given_of(options)
     checked = [check(name, given) for name in options.files]
+    if not all(CONFIG_UNREAD in one.remarks for one in checked):  # of several files one has a use for it
+        checked = [evolve(one, remarks=tuple(r for r in one.remarks if r != CONFIG_UNREAD)) for one in checked]
     for one in checked:
         for text in (*one.tried, *one.remarks):
             console.say(f"{one.name}: {text}")

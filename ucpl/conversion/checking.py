@@ -71,13 +71,17 @@ from ucpl.records import define, frozen
 from ucpl.syntax import nodes, parse, parse_call, print_expr, print_file
 from ucpl.texts import read_text, text_at
 
-__all__ = ["Checked", "check", "check_text"]
+__all__ = ["CONFIG_UNREAD", "Checked", "check", "check_text"]
 
 _NO_CONFIG = "E105"
 _OF_PYTHON = ("self", "cls")
 _OTHER_SIZE = "E115"
 _CARRYING = ("deepspeed", "universal", "plain")  # frameworks whose files hold what a caller put beside the model
 _ALONE = "<nothing stored>"  # the name of no layout that a text has
+CONFIG_UNREAD = (
+    "nothing here reads the config: no text names a key of it. Write it where a size is meant, as in"
+    " `dim h = config.hidden_size`, or leave the config out"
+)
 OTHERS = (2, 3, 8)  # what a parameter is tried at where 1 fails for something that says nothing of it
 MOST_OTHERS = 12
 TRIAL = "<trial>"  # the name of no model that a text has
@@ -199,10 +203,7 @@ class _Checker:
 
     def config_unread(self) -> None:
         if self.given.config is not None and not reads_config(self.library):
-            self.remark(
-                "nothing here reads the config: no text names a key of it. Write it where a size is meant, as in"
-                " `dim h = config.hidden_size`, or leave the config out"
-            )
+            self.remark(CONFIG_UNREAD)
 
     def guarded(self, work: Callable[[], object]) -> None:
         try:
