@@ -89,14 +89,15 @@ class Bench:
     def under(self, fault: Fault) -> Outcome:
         """One run with this fault, and one more without."""
         self._again()
-        done = self._forked(fault)
-        call = self.counted[fault.kind][fault.hit - 1]
+        done, call = self._forked(fault)
+        call = call or self.counted[fault.kind][fault.hit - 1]
         broken = [*self._told(fault, call, done), *self._states(done)]
         if not broken:
             broken += self._goes_on()
         return Outcome(fault, call, done.status, done.err, tuple(broken))
 
-    def _forked(self, fault: Fault) -> Done:
+    def _forked(self, fault: Fault) -> tuple[Done, str]:
+        """How it ended, and the call that failed: threads that sync files side by side make theirs in any order."""
         told = self.folder / "told"
         told.write_text("")
         pid = os.fork()
@@ -106,16 +107,17 @@ class Bench:
                 layer = Layer((self.top,), fault)
                 with layer.put_in():
                     done = ucpl(*self.job.argv(self.top))
-                told.write_text(f"{done.status}\n{done.err}")
+                calls = layer.calls[fault.kind][fault.hit - 1 : fault.hit]
+                told.write_text("\n".join([str(done.status), *(calls or [""]), done.err]))
             except BaseException:
-                told.write_text("99\n" + traceback.format_exc())
+                told.write_text("99\n\n" + traceback.format_exc())
             finally:
                 os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status:
-            return Done(status, "", "")
-        first, _, rest = told.read_text().partition("\n")
-        return Done(int(first), "", rest)
+            return Done(status, "", ""), ""
+        first, call, rest = told.read_text().split("\n", 2)
+        return Done(int(first), "", rest), call
 
     def _told(self, fault: Fault, call: str, done: Done) -> Iterator[str]:
         if done.status == KILLED:
