@@ -158,9 +158,10 @@ def _axes(axes: Iterable[nodes.Record], line: int) -> Iterator[str]:
                     f" meant, write `_{cut} ...`; where their product is, `(...){cut}`"
                 )
             case nodes.Split(mesh_axis=axis, kind="sizes", sizes=(nodes.Number(value=size),)):
+                sizes = f"{size - size // 2}, {size // 2}"  # for two ranks
                 yield (
                     f"`@{axis}[{size}]` (line {line}) is one piece for one rank: in brackets stands a size for each."
-                    f" Write `@{axis}` for equal ones, or all sizes, `@{axis}[{size}, {size}]`"
+                    f" Write `@{axis}` for equal ones, or all sizes, `@{axis}[{sizes}]`"
                 )
             case nodes.Trim(axis=nodes.Trim()):
                 yield f"`trim` of a `trim` (line {line}) has nothing left to take. Write it once"
