@@ -140,6 +140,26 @@ def test_any_is_counted_wherever_it_is_said() -> None:
     assert isinstance(function, ast.FunctionDef) and parameters(function) == 5
 
 
+def test_nobody_reads_what_a_message_says(parsed: dict[str, ast.Module]) -> None:
+    """What a diagnostic speaks of is in `about`, as values: a text may be written anew."""
+
+    def is_text(node: ast.AST) -> bool:
+        return isinstance(node, ast.Attribute) and node.attr in ("message", "remedy")
+
+    found = []
+    for path, tree in parsed.items():
+        for node in (one for one in ast.walk(tree) if isinstance(one, ast.expr)):
+            asked = isinstance(node, ast.Attribute) and is_text(node.value)  # d.message.startswith
+            held = (
+                isinstance(node, ast.Compare)
+                and any(map(is_text, (node.left, *node.comparators)))
+                and not all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
+            )
+            if asked or held:
+                found.append(f"{path}:{node.lineno}")
+    assert found == []
+
+
 def test_functions_ask_for_little(parsed: dict[str, ast.Module]) -> None:
     functions = [
         (path, node.name, parameters(node))

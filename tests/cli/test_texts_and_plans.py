@@ -39,6 +39,13 @@ def test_check_says_what_a_config_would_tell(spec: Path) -> None:
     assert good("check", "own.ucpl", "--json").json["remarks"] == [remark]
 
 
+def test_of_several_files_one_that_reads_the_config_is_enough(spec: Path) -> None:
+    (spec / "plain.ucpl").write_text(SPEC.replace("config.width", "8").replace("config.has_norm", "1"))
+    unread = "nothing here reads the config"
+    assert f"plain.ucpl: {unread}" in good("check", "plain.ucpl", "--config", "config.json").out
+    assert unread not in good("check", "plain.ucpl", "own.ucpl", "--config", "config.json").out
+
+
 def test_check_says_of_a_layout_that_no_degree_tried_suits_it(spec: Path) -> None:
     text = SPEC.replace("  mesh pp tp\n", '  mesh pp tp\n  assert tp > 64, "many"\n')
     (spec / "own.ucpl").write_text(text.partition("plan ")[0])
@@ -227,3 +234,29 @@ def test_roundtrip_of_sizes_that_no_degree_suits(spec: Path, monkeypatch: pytest
     monkeypatch.setattr("ucpl.testing.roundtrip", lambda *_, **__: (nothing,))
     done = ucpl("roundtrip", "own.ucpl")
     assert done.status == 1 and "no pair of degrees suits the sizes" in done.out
+
+
+def test_roundtrip_of_one_degree_of_each_axis_says_which_to_give(spec: Path) -> None:
+    argv = ("roundtrip", "own.ucpl:cut", "--config", "config.json", "--degrees", "tp=2", "--degrees", "pp=1")
+    done = ucpl(*argv)
+    assert done.status == 1
+    assert "cut was tried at one degree of each axis alone" in done.out
+    assert "write --degrees tp=1,2 --degrees pp=1" in done.out
+    good(*argv[:4], "--degrees", "tp=1,2", "--degrees", "pp=1")
+
+
+# ---- what plan and convert say, as check does ------------------------------------------------------------------------
+
+
+def test_a_config_that_no_text_reads_is_told(spec: Path) -> None:
+    unread = "nothing here reads the config"
+    line = ("plan", "--from", "own.ucpl:whole()", "--to", "own.ucpl:cut(tp = 2)", "--config", "config.json")
+    assert unread not in good(*line).out
+    (spec / "plain.ucpl").write_text(SPEC.replace("config.width", "8").replace("config.has_norm", "1"))
+    said = good(*(text.replace("own", "plain") for text in line))
+    assert f"remark     {unread}" in said.out
+    good("infer", SOURCE, "-o", "source.ucpl")
+    ours = ("--from", "source.ucpl:stored()", "--to", "source.ucpl:stored()", "--config", "config.json", "--dry-run")
+    assert f"remark        {unread}" in good("convert", SOURCE, "made", *ours).out
+    class_of = ("--to", "zero1(dp=2)", "--config", "config.json", "--dry-run")
+    assert unread not in good("convert", SOURCE, "made", *class_of).out, "its class may be asked for ties and cuts"

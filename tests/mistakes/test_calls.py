@@ -28,6 +28,7 @@ layout b() of m extends a() {
   bias = r  as "bias"
 }
 plan p = a() -> b() drop "hed.*"
+plan odd = b() -> a() drop bias freeze bias
 """
 
 

@@ -32,7 +32,8 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, console: Console) -> int:
     from attrs import evolve
 
-    from ucpl.conversion.checking import CONFIG_UNREAD, check
+    from ucpl.conversion.checking import check
+    from ucpl.proofs.unused import CONFIG_UNREAD
 
     given = given_of(options)
     checked = [check(name, given) for name in options.files]

@@ -83,6 +83,8 @@ def run(options: Namespace, console: Console) -> int:
     console.say(*plan_lines(made.plan))
     for text in made.checkpoint.unstored:
         console.say(f"not stored    {text}")
+    for text in made.odd:
+        console.say(f"remark        {text}")
     for text in advice(made.checkpoint, made.plan.target):
         console.say(f"to load it    {text}")
     known = checked(made, bounds_of(how), look=not options.dry_run)

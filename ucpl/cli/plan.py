@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.cli.options import add_changes, add_json, add_model, add_sizes, given_of, write_text
 from ucpl.cli.report import container_lines, plan_object
-from ucpl.errors import Exit, Label, UcplError, fail
+from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -50,10 +50,7 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.planning import prepare
     from ucpl.schedule.text import summary
 
-    try:
-        made = prepare(*asked_of(options))
-    except UcplError as error:
-        raise (error if options.name is None else as_said(error, options.file, options.name)) from None
+    made = prepare(*asked_of(options))
     plan = made.plan
     if options.rank is not None:
         demand_rank(options.rank, made.target.layout)
@@ -100,36 +97,12 @@ def asked_of(options: Namespace) -> tuple[Asked, Given]:
     asked = Asked(source, target, options.checkpoint, said.name, options.prove)
     train = (name if group is None else f"{name}={group}" for name, group in said.train)
     return asked, evolve(
-        given, drop=(*said.drop, *given.drop), freeze=(*said.freeze, *given.freeze), train=(*train, *given.train)
+        given,
+        drop=(*said.drop, *given.drop),
+        freeze=(*said.freeze, *given.freeze),
+        train=(*train, *given.train),
+        said_by=said,
     )
-
-
-def as_said(error: UcplError, file: str, name: str) -> UcplError:
-    """What a plan statement drops, freezes or trains is blamed there: it goes on as if it were said by options."""
-    from attrs import evolve
-
-    from ucpl.conversion.given import library_of
-    from ucpl.layout.scope import at
-    from ucpl.syntax import nodes
-
-    node = library_of(file).plan(name).node
-    assert isinstance(node, nodes.Plan)
-    said = {f"--{word} {one}": f"{word} {one}" for word in ("drop", "freeze") for one in getattr(node, word)}
-    for one, group in node.train:
-        said[f"--train {one}" + (f"={group}" if group else "")] = f"train {one}" + (f" in {group}" if group else "")
-    found = []
-    for d in error.diagnostics:
-        label = next((x for x in d.labels if x.file == "<command line>" and x.where in said), None)
-        if label is not None:
-            option = label.where
-            d = evolve(
-                d,
-                message=d.message.replace(option, said[option]).replace("leave =", "leave in "),
-                labels=tuple(at(node.span) if x is label else x for x in d.labels),
-                remedy=d.remedy.replace("take the option out", "take it out of the plan"),
-            )
-        found.append(d)
-    return UcplError(*found)
 
 
 def demand_rank(rank: int, layout: Layout) -> None:

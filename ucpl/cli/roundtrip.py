@@ -74,10 +74,11 @@ def run(options: Namespace, console: Console) -> int:
         console.say(*str(report).split("\n"))
     good = all(report.tried for report in reports)
     if not good:
-        given_alone = [r.layout for r in reports if not r.tried and not r.refused]
+        alone = [r.layout for r in reports if not r.tried and not r.refused]
         console.say(
-            f"{given_alone[0]} was tried at one degree of each axis alone, and a round trip is between two: --degrees tp=1,2"
-            if given_alone
+            f"{alone[0]} was tried at one degree of each axis alone, and a round trip is between two:"
+            f" write {two_of(options.degrees)}"
+            if alone
             else "no pair of degrees suits the sizes: give others with -D, or degrees with --degrees"
         )
     console.answer({"good": good, "layouts": list(map(report_object, reports))})
@@ -92,6 +93,13 @@ def report_object(r: Report) -> dict[str, object]:
         "sizes": r.sizes,
         "elements": r.elements,
     }
+
+
+def two_of(texts: Sequence[str]) -> str:
+    """The options again, with two degrees of the first axis."""
+    axis, numbers = next(iter(degrees_of(texts).items()), ("tp", [2]))
+    two = f"{axis}=1,{numbers[0] if numbers[0] > 1 else 2}"
+    return " ".join(f"--degrees {text}" for text in (two, *texts[1:]))
 
 
 def degrees_of(texts: Sequence[str]) -> dict[str, list[int]]:

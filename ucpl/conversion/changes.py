@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import field
 
+from ucpl.conversion.voice import Voice
 from ucpl.records import frozen
 
 __all__ = ["Changes", "Dealt"]
@@ -30,6 +31,7 @@ class Changes:
     trained: frozenset[str] = frozenset()
     dealt: Dealt = field(factory=Dealt)  # the optimizer's groups, made anew
     said: tuple[str, ...] = ()
+    voice: Voice = field(factory=Voice)
 
     @property
     def gone(self) -> dict[str, tuple[str, ...]]:

@@ -13,10 +13,11 @@ from attrs import evolve
 
 from ucpl.conversion.changes import Changes, Dealt
 from ucpl.conversion.grouping import dealt
+from ucpl.conversion.voice import Voice
 from ucpl.errors import Label, fail
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
-from ucpl.layout.scope import nearest
+from ucpl.layout.near import for_dropped, for_parameter
 from ucpl.records import frozen
 from ucpl.syntax import nodes
 
@@ -41,6 +42,7 @@ class _Known:
     states: frozenset[str]
     beside: frozenset[str]  # values of the module that are no tensors, and tensors without elements
     others: frozenset[str]  # keys of client_state, numbers, blobs: left out elsewhere
+    voice: Voice
 
     def named(self, text: str) -> tuple[list[str], list[str], list[str]]:
         """Tensors, second names and values that a name or a glob stands for, in the model's order."""
@@ -59,13 +61,13 @@ def changes_of(source: Side, given: Given, own: nodes.Model | None) -> Changes:
 
     own: the target's model, where it is another than the source's. It has what is new, and says itself who is in which group.
     """
-    known = _known(source)
+    known = _known(source, Voice(given.said_by))
     drop, tensors, said = _dropped(known, given.drop)
     _demand_whole_ties(known, tensors, drop)
     frozen_, of_frozen = _frozen(known, given.freeze, tensors)
     asked = _trained(known, given.train, (tensors, frozen_), _fresh(known, own))
     left = {path for path, t in known.tensors.items() if t.kind == "parameter"} - tensors - frozen_
-    groups = dealt(source, left, asked) if own is None else _said_by(own, asked)
+    groups = dealt(source, left, asked, known.voice) if own is None else _said_by(known, own, asked)
     if not left and not asked and any(t.kind == "parameter" for t in known.tensors.values()):
         _demand_some(known, tensors, given)
     trained = frozenset(asked)
@@ -77,10 +79,11 @@ def changes_of(source: Side, given: Given, own: nodes.Model | None) -> Changes:
         trained=trained,
         dealt=groups,
         said=(*said, *of_frozen, *groups.said),
+        voice=known.voice,
     )
 
 
-def _known(source: Side) -> _Known:
+def _known(source: Side, voice: Voice) -> _Known:
     layout, opened = source.layout, source.checkpoint
     beside: set[str] = set()
     others = {blob.name for blob in source.placement.blobs}
@@ -92,7 +95,12 @@ def _known(source: Side) -> _Known:
         others |= {key for key in opened.envelope.carried if isinstance(key, str)} | opened.envelope.scalars.keys()
     states = {p.state for p in source.placement.parts} | {s.name for s in layout.states}
     return _Known(
-        layout.tensors, layout.aliases, frozenset(states), frozenset(beside - layout.tensors.keys()), frozenset(others)
+        layout.tensors,
+        layout.aliases,
+        frozenset(states),
+        frozenset(beside - layout.tensors.keys()),
+        frozenset(others),
+        voice,
     )
 
 
@@ -107,9 +115,8 @@ def _dropped(known: _Known, texts: Sequence[str]) -> tuple[tuple[str, ...], froz
     for text in texts:
         mine, aliases, values = known.named(text)
         if not (mine or aliases or values) and ("*" in text or text not in known.states | known.others):
-            _refuse_unknown(
-                "drop", text, [*sorted(known.states), *known.tensors, *known.aliases, *sorted(known.beside)]
-            )
+            others = [*known.tensors, *known.aliases, *sorted(known.beside)]
+            _refuse_unknown(known, ("drop", text), for_dropped(text, sorted(known.states), others))
         said += [f"left out by --drop {text}: {what}" for what in _told(known, mine, aliases, values)]
         tensors |= dict.fromkeys(mine)
         names |= dict.fromkeys([*mine, *aliases, *values] or [text])
@@ -148,10 +155,10 @@ def _demand_whole_ties(known: _Known, tensors: frozenset[str], drop: Iterable[st
             fail(
                 "E328",
                 f"{owner} is dropped, and {alias} is a second name of it that is not",
-                Label("<command line>", where=f"--drop {owner}"),
+                known.voice.place("drop", owner),
                 Label("<source>", f"one tensor with {owner}", where=alias),
-                remedy=f"--drop {alias} beside it leaves out both; --drop {alias} alone leaves the numbers where they"
-                f" are, as {owner}",
+                remedy=f"{(other := known.voice.other('drop', owner, alias))} beside it leaves out both; {other} alone"
+                f" leaves the numbers where they are, as {owner}",
             )
 
 
@@ -172,7 +179,7 @@ def _frozen(known: _Known, texts: Sequence[str], dropped: frozenset[str]) -> tup
     found: set[str] = set()
     said = []
     for text in texts:
-        mine = _of_kind(known, ("freeze", text), "parameter", dropped)
+        mine = _of_kind(known, ("freeze", text), "parameter", (text, dropped))
         found |= set(mine)
         kept = sorted(s for s in known.states if s != "weight")
         states = f"; what the optimizer has of {'it' if len(mine) == 1 else 'them'} is left out ({', '.join(kept)})"
@@ -192,12 +199,12 @@ def _trained(
             name, group = text, ""
         name = name.strip()
         new = [path for path in fresh if is_called(name, path)]
-        mine = [] if new and not known.owners(name) else _of_kind(known, ("train", name), "frozen", dropped)
+        mine = [] if new and not known.owners(name) else _of_kind(known, ("train", text), "frozen", (name, dropped))
         for path in (*mine, *new):
             if path in frozen_:
-                _refuse(("train", name), f"{path} is to be frozen and to be trained")
+                known.voice.refuse(("train", text), f"{path} is to be frozen and to be trained")
             if path in out and out[path][1] != (group.strip() or None):
-                _refuse(("train", name), f"{path} is to be in two groups")
+                known.voice.refuse(("train", text), f"{path} is to be in two groups")
             out[path] = (text, group.strip() or None)
     return out
 
@@ -209,51 +216,46 @@ def _fresh(known: _Known, own: nodes.Model | None) -> list[str]:
     return [i.path for i in items if isinstance(i, nodes.Tensor) and i.kind == "parameter" and i.path not in had]
 
 
-def _said_by(own: nodes.Model, asked: Mapping[str, tuple[str, str | None]]) -> Dealt:
+def _said_by(known: _Known, own: nodes.Model, asked: Mapping[str, tuple[str, str | None]]) -> Dealt:
     """Groups are as the target's model has them. Raises: UcplError E327 where a name asks for one."""
     by_text: dict[str, list[str]] = {}
     for path, (text, group) in asked.items():
         if group is not None:
-            _refuse(("train", text), f"groups are those of {own.name}, which the target is of: leave ={group} out")
+            behind = f"in {group}" if known.voice.is_of_plan("train", text) else f"={group}"
+            known.voice.refuse(
+                ("train", text), f"groups are those of {own.name}, which the target is of: leave {behind} out"
+            )
         by_text.setdefault(text, []).append(path)
     return Dealt(said=tuple(f"trained by --train {t}: {_listed(p)}, as {own.name} has it" for t, p in by_text.items()))
 
 
-def _of_kind(known: _Known, said: tuple[str, str], kind: str, dropped: frozenset[str]) -> list[str]:
-    """Tensors that a text stands for; of a glob those of the kind, and there must be one. Raises: UcplError E300, E327."""
-    word, text = said
+def _of_kind(known: _Known, said: tuple[str, str], kind: str, of: tuple[str, frozenset[str]]) -> list[str]:
+    """Tensors that a text stands for; of a glob those of the kind, and there must be one. `of`: the name in what is said,
+    and what is dropped. Raises: UcplError E300, E327.
+    """
+    text, dropped = of
     named = known.owners(text)
     if not named:
-        _refuse_unknown(word, text, [*known.tensors, *known.aliases])
+        _refuse_unknown(known, said, for_parameter(text, [*known.tensors, *known.aliases]))
     mine = [path for path in named if known.tensors[path].kind == kind]
     for path in named:
         if path in dropped and ("*" not in text or not set(mine) - dropped):
-            _refuse(said, f"{path} is dropped")
+            known.voice.refuse(said, f"{path} is dropped")
     mine = [path for path in mine if path not in dropped]
     if not mine or ("*" not in text and len(mine) < len(named)):
         other = next(path for path in named if path not in mine)
-        _refuse(said, f"{other} is {_KINDS[known.tensors[other].kind]}")
+        known.voice.refuse(said, f"{other} is {_KINDS[known.tensors[other].kind]}")
     return mine
 
 
 _KINDS = {"parameter": "trained already", "frozen": "frozen already", "buffer": "a buffer, which nothing trains"}
 
 
-def _refuse(said: tuple[str, str], what: str) -> NoReturn:
-    option = f"--{said[0]} {said[1]}"
-    fail("E327", f"{option}: {what}", Label("<command line>", where=option))
-
-
-def _refuse_unknown(word: str, text: str, known: Sequence[str]) -> NoReturn:
-    close = nearest(text, known)
-    states = ", ".join(s for s in known if "." not in s and word == "drop")
-    kinds = "tensor or state" if word == "drop" else "parameter"
-    fail(
-        "E300",
-        f"--{word} {text}: no {kinds} of that name" if "*" not in text else f"--{word} {text}: it matches no tensor",
-        Label("<command line>", where=f"--{word} {text}"),
-        remedy=f"did you mean `{close}`?" if close else f"its states: {states}" if states else "",
-    )
+def _refuse_unknown(known: _Known, said: tuple[str, str], remedy: str) -> NoReturn:
+    """Raises: UcplError E300."""
+    kinds = "tensor or state" if said[0] == "drop" else "parameter"
+    what = "it matches no tensor" if "*" in said[1] else f"no {kinds} of that name"
+    fail("E300", f"{known.voice.words(*said)}: {what}", known.voice.place(*said), remedy=remedy)
 
 
 # ---- the model that the target is over ---------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ def demand_acting(changes: Changes, layout: Layout) -> None:
             tensor = layout.tensors.get(path)
             if tensor is not None and tensor.kind != kind:
                 said = f"`{whole_name(path)} : ... is frozen`" if kind == "frozen" else "it without `is frozen`"
-                _refuse(
+                changes.voice.refuse(
                     (word, path),
                     f"in {layout.model_name}, which the target is of, it is {_KINDS[tensor.kind]}: write {said}",
                 )

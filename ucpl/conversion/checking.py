@@ -56,7 +56,7 @@ from ucpl.proofs.kinds import kinds_astray
 from ucpl.proofs.repeated import repeated_lines
 from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import parts_twice, stored_twice
-from ucpl.proofs.unheld import demand_held_fills, odd_scales
+from ucpl.proofs.unheld import demand_held_fills, odd_fills, odd_scales
 from ucpl.proofs.unstored import (
     holes,
     kept_drops,
@@ -65,23 +65,19 @@ from ucpl.proofs.unstored import (
     tensors_without_key,
     unkept_states,
 )
-from ucpl.proofs.unused import reads_config, unused
+from ucpl.proofs.unused import CONFIG_UNREAD, reads_config, unused
 from ucpl.proofs.void import void_lines, void_plans, void_trained
 from ucpl.records import define, frozen
 from ucpl.syntax import nodes, parse, parse_call, print_expr, print_file
 from ucpl.texts import read_text, text_at
 
-__all__ = ["CONFIG_UNREAD", "Checked", "check", "check_text"]
+__all__ = ["Checked", "check", "check_text"]
 
 _NO_CONFIG = "E105"
 _OF_PYTHON = ("self", "cls")
 _OTHER_SIZE = "E115"
 _CARRYING = ("deepspeed", "universal", "plain")  # frameworks whose files hold what a caller put beside the model
 _ALONE = "<nothing stored>"  # the name of no layout that a text has
-CONFIG_UNREAD = (
-    "nothing here reads the config: no text names a key of it. Write it where a size is meant, as in"
-    " `dim h = config.hidden_size`, or leave the config out"
-)
 OTHERS = (2, 3, 8)  # what a parameter is tried at where 1 fails for something that says nothing of it
 MOST_OTHERS = 12
 TRIAL = "<trial>"  # the name of no model that a text has
@@ -202,7 +198,7 @@ class _Checker:
         self.config_unread()
 
     def config_unread(self) -> None:
-        if self.given.config is not None and not reads_config(self.library):
+        if self.given.config is not None and not reads_config(self.library.files.values()):
             self.remark(CONFIG_UNREAD)
 
     def guarded(self, work: Callable[[], object]) -> None:
@@ -459,7 +455,8 @@ class _Checker:
         for text in idle_lines(layout, one.layout.items, of_any=one.is_of_any):
             self.remark(text)
         items = tuple(items_of(self.library, nodes.Call(one.layout.name)))
-        for text in (*unequal_fills(layout), *odd_scales(layout), *astray_lines(layout, one.layout.items, items)):
+        odd = (*unequal_fills(layout), *odd_fills(layout), *odd_scales(layout))
+        for text in (*odd, *astray_lines(layout, one.layout.items, items)):
             self.remark(text)
         for text in (
             idle_parts(layout, one.layout.items) if not one.is_of_any and not self.open_numbers(one.layout) else ()

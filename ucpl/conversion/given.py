@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import evolve, field
 
-from ucpl.errors import Label, UcplError, fail
+from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.records import frozen
 from ucpl.texts import json_object, read_text
 
@@ -30,6 +30,9 @@ __all__ = [
     "model_named",
 ]
 
+_NO_PATH = (
+    "give the path of a checkpoint that is there, FILE.ucpl:LAYOUT(...), or a layout that ships, as in zero1(dp=4)"
+)
 Config = dict[str, "Json"]  # a config.json
 Inherited = dict[str, tuple["Value", str]]  # values for what a call leaves open, each with its origin
 
@@ -76,6 +79,7 @@ class Given:
     drop: tuple[str, ...] = ()  # tensors, states and keys of client_state that are left out; globs over tensors
     freeze: tuple[str, ...] = ()  # parameters that are not trained from here on; globs, too
     train: tuple[str, ...] = ()  # frozen ones that are, as NAME or NAME=GROUP
+    said_by: nodes.Plan | None = None  # the statement that says some of drop, freeze and train
     weights_alone: bool = False  # of a source whose optimizer is gone, too
 
 
@@ -112,14 +116,27 @@ def called(text: str | Called) -> Called:
     head, colon, rest = text.partition(".ucpl:")
     if colon:
         return Called(library_of(head + ".ucpl"), parse_call(rest, keep=True))
-    library, call = load(), parse_call(text, keep=True)
-    if "(" not in text:
-        try:
+    library = load()
+    try:
+        call = parse_call(text, keep=True)
+        if "(" not in text:
             library.layout(call.name)
-        except UcplError as error:
-            said = f"no checkpoint lies at `{text}`, and no layout is called so"
-            raise UcplError(evolve(error.diagnostics[0], message=said)) from None
+    except UcplError as error:
+        raise _no_layout(text, error) from None
     return Called(library, call)
+
+
+def _no_layout(text: str, error: UcplError) -> UcplError:
+    """What is no call, or by its name alone no layout: a path that is not there, or a file that is called otherwise."""
+    found = error.diagnostics[0]
+    file, colon, rest = text.partition(":")
+    if colon and "(" not in file:
+        return UcplError(evolve(found, remedy=f"the file of a layout ends in .ucpl: {file}.ucpl:{rest}"))
+    if "(" in text:
+        return error
+    said = f"no checkpoint lies at `{text}`, and no layout is called so"
+    remedy = found.remedy if found.code == "E110" and found.about else _NO_PATH
+    return UcplError(Diagnostic("E110", said, (Label("<command line>", where=text),), remedy=remedy))
 
 
 def is_checkpoint(text: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from ucpl.conversion.changes import Dealt
+from ucpl.conversion.voice import Voice
 from ucpl.errors import Label, fail
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Filling
@@ -40,6 +41,7 @@ class _Groups:
     left: dict[str, list[str]]
     order: dict[str, int]  # of the model's tensors
     new: dict[str, str]  # groups that are to be, each with the one that it is like
+    voice: Voice
 
     @property
     def layout(self) -> Layout:
@@ -82,14 +84,15 @@ class _Groups:
 
     def refuse(self, text: str, path: str, what: str) -> NoReturn:
         shown = [f"{g} ({len(ms)} parameters, the first {ms[0]})" if ms else g for g, ms in self.left.items()]
-        name = text.rpartition("=")[0] or text
+        name, first = text.rpartition("=")[0] or text, next(iter(self.left), "0")
+        begun = self.voice.other("train", text, name, f"{len(self.left)}:{first}")
         fail(
             "E329",
-            f"--train {text}: {path}: {what}",
-            Label("<command line>", where=f"--train {text}"),
+            f"{self.voice.words('train', text)}: {path}: {what}",
+            self.voice.place("train", text),
             Label("<source>", f"groups {', '.join(shown)}" if shown else "no groups"),
-            remedy=f"write --train {name}={(first := next(iter(self.left), 0))}, with the group's name, or"
-            f" {name}={len(self.left)}:{first} for a new group with the hyper-parameters of {first}",
+            remedy=f"write {self.voice.other('train', text, name, first)}, with the group's name, or"
+            f" {begun} for a new group with the hyper-parameters of {first}",
         )
 
     def place(self, group: str, new: Sequence[str]) -> str:
@@ -102,11 +105,11 @@ class _Groups:
         return "behind its others, which are in an order of their own"
 
 
-def dealt(source: Side, left: set[str], asked: Asked) -> Dealt:
+def dealt(source: Side, left: set[str], asked: Asked, voice: Voice) -> Dealt:
     """Groups with those parameters of the source that are left, and those that are asked for. Raises: UcplError E329."""
     known = source.layout.model_groups
     order = {path: i for i, path in enumerate(source.layout.tensors)}
-    groups = _Groups(source, {name: [m for m in members if m in left] for name, members in known}, order, {})
+    groups = _Groups(source, {name: [m for m in members if m in left] for name, members in known}, order, {}, voice)
     placed: dict[tuple[str, str, str], list[str]] = {}
     for path, (text, named) in asked.items():
         if known:

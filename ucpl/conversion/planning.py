@@ -48,6 +48,7 @@ class Prepared:
     plan: Plan
     source: Side
     target: Side
+    config_unread: bool = False  # a config was given, and no text names a key of it
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -56,11 +57,20 @@ class Prepared:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What looks odd in either spec, and is no fault."""
+        lacking = () if self.checkpoint is None else (f"not stored: {text}" for text in self.checkpoint.unstored)
+        return tuple(dict.fromkeys((*lacking, *self.odd)))
+
+    @property
+    def odd(self) -> tuple[str, ...]:
+        """The same, without what the source does not store."""
         from ucpl.proofs.twice import stored_twice
 
-        lacking = () if self.checkpoint is None else (f"not stored: {text}" for text in self.checkpoint.unstored)
-        twice = (text for side in (self.source, self.target) for text in stored_twice(side.placement))
-        return tuple(dict.fromkeys((*lacking, *twice)))
+        out = [text for side in (self.source, self.target) for text in stored_twice(side.placement)]
+        if self.config_unread:
+            from ucpl.proofs.unused import CONFIG_UNREAD
+
+            out.append(CONFIG_UNREAD)
+        return tuple(dict.fromkeys(out))
 
 
 def prepare(asked: Asked, given: Given) -> Prepared:
@@ -73,7 +83,22 @@ def prepare(asked: Asked, given: Given) -> Prepared:
     if opened is not None and opened.lacking and not given.weights_alone:
         _refuse_gone(opened)
     here, there = sides(described, called(asked.target), given, opened)
-    return Prepared(make_plan(here, there, name=asked.name, twice=asked.twice), here, there)
+    made = make_plan(here, there, name=asked.name, twice=asked.twice)
+    return Prepared(made, here, there, config_unread=_is_unread((here, there), given))
+
+
+def _is_unread(sides: tuple[Side, Side], given: Given) -> bool:
+    """Whether a config is given that says nothing. Beside a checkpoint its class is asked for ties and cuts, where a layout
+    is of any model.
+    """
+    if given.config is None:
+        return False
+    from ucpl.proofs.unused import reads_config
+
+    if any(one.checkpoint is not None for one in sides) and any(one.called.is_of_any for one in sides):
+        return False
+    models = [given.model] if given.model is not None else []
+    return not reads_config([*models, *(file for one in sides for file in one.library.files.values())])
 
 
 def _refuse_gone(checkpoint: Checkpoint) -> NoReturn:

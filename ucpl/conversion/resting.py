@@ -35,7 +35,7 @@ def _place(label: Label) -> tuple[str, int | None, int | None, int]:
 
 def rests_on_a_try(found: Diagnostic, library: Library, given: Collection[str], *, has_config: bool) -> bool:
     """Whether other degrees might not have it. `given`: names that -D gives; `has_config`: config.x is what the caller said."""
-    if found.labels and found.labels[0].where.startswith("-D "):
+    if found.labels and found.labels[0].file == "<command line>":  # -D says it
         return False
     if found.code not in _SAID_ALONE or not found.labels or found.labels[0].file not in library.files:
         return True

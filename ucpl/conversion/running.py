@@ -111,7 +111,7 @@ def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
     files = {f.name: f.unsafe for f in checkpoint.container.files} if checkpoint.container is not None else {}
     found = []
     for d in error.diagnostics:
-        name = d.message.rpartition(" ")[2]
+        name = str(d.about)  # the class
         keys = [str(key) for key, names in holders.items() if name in names]
         remedy = f"--allow-global {name} carries it over, where you trust it"
         remedy += "".join(f"; --drop {key} leaves out what holds it" for key in keys[:3])
@@ -125,9 +125,9 @@ def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
 
 def _with_line(error: UcplError, plan: Plan, checkpoint: Checkpoint) -> UcplError:
     """Each rank of stage 3 saves buffers of its own: where they may differ, the layout that takes one of them is shown."""
-    buffers = {f"module/{t.name}": t.name for t in checkpoint.tensors if t.kind == "buffer"}
-    keys = [label.where.partition("[")[0] for label in error.diagnostics[0].labels]
-    name = next((buffers[key] for key in keys if key in buffers), None)
+    buffers = {("module", t.name): t.name for t in checkpoint.tensors if t.kind == "buffer"}
+    about = error.diagnostics[0].about
+    name = buffers.get(about) if isinstance(about, tuple) else None  # the key of what is stored
     if name is None or not plan.source_call.startswith("zero3("):
         return error
     remedy = (

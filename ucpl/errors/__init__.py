@@ -129,9 +129,10 @@ def fail(
     *labels: Label,
     notes: tuple[str, ...] = (),
     remedy: str = "",
+    about: object = None,
 ) -> NoReturn:
     """Raise one diagnostic. The remedy of the catalogue stands where none is given.
 
     Raises: UcplError, always.
     """
-    raise UcplError(Diagnostic(code, message, labels, notes, remedy or catalogue()[code].remedy))
+    raise UcplError(Diagnostic(code, message, labels, notes, remedy or catalogue()[code].remedy, about))

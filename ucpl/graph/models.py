@@ -7,7 +7,8 @@ from ucpl.graph.lacking import line_to_write
 from ucpl.layout import LogicalTensor
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.indices import Indices
-from ucpl.layout.scope import at, nearest
+from ucpl.layout.near import for_dropped
+from ucpl.layout.scope import at
 from ucpl.regions import Placement
 
 __all__ = ["check_drops", "check_models"]
@@ -21,12 +22,11 @@ def check_drops(source: Placement, drop: tuple[str, ...]) -> None:
     for name in drop:
         known = held | set(source.tensors) | set(map(whole_name, source.tensors)) | set(source.layout.aliases)
         if name not in known and not any(s.name == name for s in source.layout.states):
-            close = nearest(name, [*sorted(held), *source.tensors])
             fail(
                 "E300",
                 f"--drop {name}: no tensor or state of that name",
                 Label("<command line>", where=f"--drop {name}"),
-                remedy=f"did you mean `{close}`?" if close else f"its states: {', '.join(sorted(held))}",
+                remedy=for_dropped(name, sorted(held), list(source.tensors)),
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ucpl.errors import fail
+from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.layout import BlobRule, FileRule
 from ucpl.layout.near import for_axis
 from ucpl.layout.scope import at
@@ -40,6 +41,7 @@ def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRul
                     f"`blob {item.name} @{axis}`: `{axis}` is no mesh axis",
                     at(item.span),
                     remedy=for_axis(axis, ground.scope.mesh_axes),
+                    about=UnknownAxis(axis),
                 )
         clauses = tuple(c for c in item.clauses if c.word != "when")
         storing = ground.storing(clauses, item.span, "meta" if "meta" in ground.files else "weights")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from ucpl.errors import fail
+from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.layout import Policy
-from ucpl.layout.scope import at, nearest
+from ucpl.layout.near import for_axis
+from ucpl.layout.scope import at
 from ucpl.records import frozen
 from ucpl.syntax import nodes
 
@@ -44,13 +46,13 @@ def copies_of(clauses: Iterable[nodes.Clause], mesh_axes: Set[str]) -> Copies:
 def _demand_axis(axis: str, clause: nodes.Clause, mesh_axes: Set[str]) -> None:
     if axis in mesh_axes:
         return
-    word, close = clause.args[0], nearest(axis, sorted(mesh_axes))
-    known = ", ".join(sorted(mesh_axes)) or "there is none"
+    word = clause.args[0]
     fail(
         "E148",
         f"`{word} @{axis}` speaks of copies along `{axis}`, which no mesh has",
         at(clause.span),
-        remedy=f"did you mean `{word} @{close}`?" if close else f"mesh axes: {known}; add it, as in mesh {axis}",
+        remedy=for_axis(axis, sorted(mesh_axes), f"{word} @"),
+        about=UnknownAxis(axis),
     )
 
 

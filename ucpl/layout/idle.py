@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from attrs import has
 
 from ucpl.errors import fail
+from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.near import for_axis, for_name, nearest
 from ucpl.layout.remedies import for_unread_dim
@@ -199,6 +200,7 @@ def demand_known(items: Iterable[nodes.Record], scope: Scope, *, with_dims: bool
                     f"`@{node.mesh_axis}` cuts over a mesh axis that there is not",
                     at(node.span if node.span.line else item.span),
                     remedy=for_axis(node.mesh_axis, scope.mesh_axes),
+                    about=UnknownAxis(node.mesh_axis),
                 )
             elif with_dims and isinstance(node, nodes.Dim) and not scope.knows(node.name):
                 fail(

@@ -14,6 +14,7 @@ from typing import NoReturn
 from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.layout.near import alike_names
 from ucpl.layout.scope import at, nearest
 from ucpl.records import define, frozen
 from ucpl.resources import spec_files, spec_text
@@ -21,6 +22,20 @@ from ucpl.syntax import nodes, parse
 
 IMPORT_LIMIT = 32  # files deep
 EXTENDS_LIMIT = 32
+_NAMES_SHOWN = 6
+# What tools are called, where a layout is asked for: the layouts that ship of each, or how it is said.
+_TOOLS = {
+    "deepspeed": "DeepSpeed's layouts are zero0(dp=4) to zero3(dp=4), and universal()",
+    "zero": "DeepSpeed's layouts are zero0(dp=4) to zero3(dp=4), and universal()",
+    "huggingface": "folders of Hugging Face are safetensors(); with the names of a class, `ucpl import hf CONFIG`",
+    "transformers": "folders of Hugging Face are safetensors(); with the names of a class, `ucpl import hf CONFIG`",
+    "fsdp": "FSDP's cuts are said by a layout of your own, `w = o@chunk(dp) i`, with `framework torch()`",
+    "fsdp2": "FSDP's cuts are said by a layout of your own, `w = o@chunk(dp) i`, with `framework torch()`",
+    "dcp": "files of torch.save are said by a layout of your own, with `framework torch()`; folders of DCP are not read yet",
+    "torch": "one file of torch.save is plain(); files of your own are said by a layout with `framework torch()`",
+    "pytorch": "one file of torch.save is plain(); files of your own are said by a layout with `framework torch()`",
+    "ddp": "ranks that hold copies save one file: plain()",
+}
 
 Reader = Callable[[str], str | None]  # the text of a file by its path; None: there is none
 
@@ -100,13 +115,15 @@ class Library:
             return self.find(name, kind, word, span)
         names = [n for n, k in self.known.items() if isinstance(k.node, kind)]
         names += [n for n in shipped if n not in self.known]
-        close = nearest(name, names)
-        listed = ", ".join(sorted(names)[:20]) or "none"
+        mine = [n for n in names if n in self.known and not self.known[n].file.name.startswith("specs/")]
+        alike = alike_names(name, sorted(_shipped_names(word) - set(mine)) if self.shipped else [])
+        close = nearest(name, names) if name.casefold() not in _TOOLS or word != "layout" else None
         fail(
             "E110",
             f"no {word} is called `{name}`",
             at(span) if span.line else Label("<command line>", where=name),
-            remedy=f"did you mean `{close}`?" if close else f"known {word}s: {listed}",
+            remedy=f"did you mean `{close}`?" if close else _instead(name, word, mine, alike),
+            about=tuple(dict.fromkeys([*([close] if close else []), *alike])),
         )
 
     def add(self, file: nodes.File) -> None:
@@ -123,6 +140,21 @@ class Library:
                 self._lend(_shipped(item.file))
         self.add(file)
         self.known.update(known)
+
+
+def _instead(name: str, word: str, mine: list[str], alike: list[str]) -> str:
+    """What to write for a name that there is not, and that no name is close to: those of the texts at hand, the most alike."""
+    tool = _TOOLS.get(name.casefold())
+    if tool and word == "layout":
+        return tool
+    texts = []
+    if mine:
+        more = f" and {len(mine) - _NAMES_SHOWN} more" if len(mine) > _NAMES_SHOWN else ""
+        texts.append(f"the {word}s here are {', '.join(mine[:_NAMES_SHOWN])}{more}")
+    if alike:
+        texts.append(f"of those that ship, the most alike {'are' if len(alike) > 1 else 'is'} {', '.join(alike)}")
+    line = {"plan": f"plan {name} = x() -> y()", "model": f"model {name} {{", "layout": f"layout {name}() of ... {{"}
+    return "; ".join(texts) or f'define it, `{line[word]}`, or import it: from "FILE.ucpl" import {name}'
 
 
 def _refuse_kind(
@@ -158,7 +190,7 @@ def load(*texts: tuple[str, str], shipped: bool = True, read: Reader | None = No
 
 
 _SHIPPED: dict[str, nodes.File] = {}
-_HEAD = re.compile(r"^(?:model|layout|plan)[ \t]+(\w+|\"[^\"]+\")", re.MULTILINE)
+_HEAD = re.compile(r"^(model|layout|plan)[ \t]+(\w+|\"[^\"]+\")", re.MULTILINE)
 
 
 @cache
@@ -166,9 +198,15 @@ def _index() -> dict[str, tuple[str, ...]]:
     """Which shipped files define a name, from the lines that begin a statement: nothing is parsed for it."""
     found: dict[str, list[str]] = {}
     for file, _ in spec_files():
-        for name in dict.fromkeys(_HEAD.findall(spec_text(file))):
+        for name in dict.fromkeys(name for _, name in _HEAD.findall(spec_text(file))):
             found.setdefault(name.strip('"'), []).append(file)
     return {name: tuple(files) for name, files in found.items()}
+
+
+def _shipped_names(word: str) -> set[str]:
+    """The names of layouts, models or plans that ship."""
+    heads = (head for file, _ in spec_files() for head in _HEAD.findall(spec_text(file)))
+    return {name.strip('"') for kind, name in heads if kind == word}
 
 
 def _shipped(name: str) -> nodes.File:

@@ -6,17 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import NoReturn
 
-from ucpl.errors import fail
+from attrs import evolve
+
+from ucpl.errors import UcplError, fail
+from ucpl.layout.arithmetic import NotWhole
 from ucpl.layout.indices import Indices, chosen
 from ucpl.layout.layout import LogicalState, LogicalTensor
 from ucpl.layout.near import for_name, nearest
 from ucpl.layout.remedies import for_extent, for_rest, for_tensor
 from ucpl.layout.scales import with_scalings
 from ucpl.layout.scope import Scope, at
-from ucpl.syntax import nodes
+from ucpl.records import frozen
+from ucpl.syntax import nodes, print_expr, print_item
 
 __all__ = [
     "ModelGroups",
+    "UnknownTensor",
     "aliases_of",
     "for_alias",
     "groups_of",
@@ -30,6 +35,13 @@ TENSOR_LIMIT = 4_000_000
 ELEMENTS_LIMIT = 1 << 61
 
 ModelGroups = tuple[tuple[str, tuple[str, ...]], ...]  # (group, its members)
+
+
+@frozen
+class UnknownTensor:
+    """What an E137 speaks of: the name that no tensor of the model has. Who knows why that is says more of it."""
+
+    name: str
 
 
 def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope) -> dict[str, LogicalTensor]:
@@ -97,10 +109,47 @@ def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[
                 at(dim.span, "named here"),
                 remedy=remedy,
             )
-        return dim.name, scope.size(dim.name, dim.span)
+        try:
+            return dim.name, scope.size(dim.name, dim.span)
+        except UcplError as error:
+            found = error.diagnostics[0]
+            if isinstance(found.about, NotWhole) and isinstance(found.about.value, list):
+                remedy = _by_which(item, dim.name, len(found.about.value), scope, items)
+                raise UcplError(evolve(found, remedy=remedy or found.remedy)) from None
+            raise
     name = f"{item.path}#{position}"
     scope.given[name] = size = dim.size or 0
     return name, size
+
+
+def _by_which(item: nodes.Tensor, name: str, count: int, scope: Scope, items: Sequence[nodes.ModelItem]) -> str:
+    """What to write where a dim is a list: by which dim, of as many indices, its sizes differ."""
+    said = scope.bindings.get(name)
+    is_key = isinstance(said, nodes.Name) and said.path.startswith("config.")
+    if said is None or not (is_key or isinstance(said, nodes.List)):
+        return ""
+    line = f"dim {name} = {print_expr(said)} by"
+    known = [d.name for i in items if isinstance(i, nodes.Tensor) for d in i.dims if d.name and d.name != name]
+    new = ""
+    fitting = [n for n in dict.fromkeys(known) if _is(n, count, scope)]
+    mine = [n for n in fitting if n in {d.name for d in item.dims}]
+    why = "a dim with a size for each index of another says of which"
+    if len(mine or fitting) > 1:
+        return f"{why}: {' or '.join(f'`{line} {n}`' for n in mine or fitting)}, which have {count} indices each"
+    if not fitting:
+        new = next(n for n in ("s", "stage", f"{name}_index") if not scope.knows(n))
+        why, line = f"{why}, and no dim here has {count} indices", line.replace("dim ", f"dim {new} = {count}, ", 1)
+    one = next(iter(mine or fitting), "") or new
+    tensor = "" if mine else "\n       " + print_item(evolve(item, dims=(nodes.Dimension(one), *item.dims)))
+    return f"{why}\nwrite: {line} {one}{tensor}"
+
+
+def _is(name: str, count: int, scope: Scope) -> bool:
+    """Whether a dim has so many indices. What is wrong with others is said of them."""
+    try:
+        return scope.knows(name) and scope.value(name) == count
+    except UcplError:
+        return False
 
 
 def _open_dims(items: Iterable[nodes.ModelItem], scope: Scope) -> list[str]:
@@ -204,4 +253,10 @@ def trained_groups(groups: ModelGroups, tensors: dict[str, LogicalTensor]) -> Mo
 
 
 def unknown_tensor(name: str, tensors: Iterable[str], span: nodes.Span, remedy: str = "") -> NoReturn:
-    fail("E137", f"no tensor is called `{name}`", at(span, "named here"), remedy=remedy or for_tensor(name, tensors))
+    fail(
+        "E137",
+        f"no tensor is called `{name}`",
+        at(span, "named here"),
+        remedy=remedy or for_tensor(name, tensors),
+        about=UnknownTensor(name),
+    )

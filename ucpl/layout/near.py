@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-__all__ = ["for_axis", "for_name", "for_place", "nearest"]
+__all__ = ["alike_names", "for_axis", "for_dropped", "for_name", "for_parameter", "for_place", "may_be_new", "nearest"]
+
+_OF_RANKS = ("rank", "world", "ranks", "global_rank")
+_ALL = ("all", "world", "every", "mesh")
+_OF_CUTS = ("size", "shard", "equal", "even", "cut", "rank")  # words that stand behind an `@` elsewhere
 
 
 def for_name(name: str, names: Iterable[str], otherwise: str) -> str:
@@ -19,22 +23,54 @@ def for_name(name: str, names: Iterable[str], otherwise: str) -> str:
 def for_axis(name: str, axes: Sequence[str], sign: str = "@") -> str:
     """Of a mesh axis that there is not. `sign`: what stands in front of one there."""
     if not axes:
-        return f"this layout has no mesh: add the line `mesh {name}`, and `{name}` to the parameters of the layout"
+        return f"this layout has no mesh: the line `mesh {name}` says it, and a parameter of the layout how many ranks"
     from ucpl.syntax.habits import foreign  # most commands end without an error
 
     close = nearest(name, axes)
     if close:
         return f"did you mean `{sign}{close}`?"
-    if sign == "@" and name in ("size", "shard", "equal", "even", "cut", "rank"):
+    if name in _ALL and sign.endswith("@") and sign != "@":
+        return f"name each axis: `{sign}{' @'.join(axes)}`"
+    if sign == "@" and name in _OF_CUTS:
         return f"a cut names the mesh axis alone: `{sign}{axes[-1]}`, `@chunk({axes[-1]})` or `@spread({axes[-1]})`"
     return (
         foreign(name) if sign == "@" else ""
-    ) or f"the mesh axes are {', '.join(axes)}; another one is added to the line `mesh {' '.join(axes)}`"
+    ) or f"the mesh axes are {', '.join(axes)}; another one is added to them"
+
+
+def may_be_new(name: str, axes: Sequence[str]) -> bool:
+    """Whether a name that is no mesh axis may be meant as one: no word of another tool, and like none that there is."""
+    from ucpl.syntax.habits import foreign  # most commands end without an error
+
+    return not axes or (
+        nearest(name, axes) is None and name not in (*_OF_CUTS, *_OF_RANKS, *_ALL) and not foreign(name)
+    )
+
+
+def for_dropped(name: str, states: Sequence[str], tensors: Sequence[str]) -> str:
+    """Of what is to be left out and is no tensor and no state."""
+    close = nearest(name, [*states, *tensors])
+    if close:
+        return f"did you mean `{close}`?"
+    state = f"a state ({', '.join(states)}), or " if states else ""
+    return f"write {state}a tensor, as in {_first(tensors)}"
+
+
+def for_parameter(name: str, parameters: Sequence[str]) -> str:
+    """Of what is to be frozen or trained, and is no parameter."""
+    close = nearest(name, parameters)
+    return f"did you mean `{close}`?" if close else f"write a parameter of the model, as in {_first(parameters)}"
+
+
+def _first(names: Sequence[str]) -> str:
+    """The first of some names; those of a few more beside it."""
+    shown = " or ".join(f"`{name}`" for name in names[:2])
+    return f"{shown} (there are {len(names):,})" if len(names) > 2 else shown
 
 
 def for_place(name: str, axes: Sequence[str], *, is_number: bool) -> str:
     """Of what stands behind `at` and is no mesh axis. `is_number`: it is the name of a dim, or of another number."""
-    if axes and name in ("rank", "world", "ranks", "global_rank"):
+    if axes and name in _OF_RANKS:
         return f"a rank has a coordinate on each axis: the first one is `{' '.join(f'at {axis}[0]' for axis in axes)}`"
     if axes and is_number and nearest(name, axes) is None:
         return (
@@ -47,6 +83,13 @@ def for_place(name: str, axes: Sequence[str], *, is_number: bool) -> str:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The known name that is spelled most like this one, if any is close."""
     return _nearest(name, tuple(names))
+
+
+def alike_names(name: str, names: Iterable[str], most: int = 3) -> list[str]:
+    """A few known names that look like this one, the nearest first, where none is close enough to be meant."""
+    import difflib
+
+    return difflib.get_close_matches(name, list(names), most, 0.65)
 
 
 @lru_cache(maxsize=256)  # templates ask the same of the same names again and again

@@ -10,6 +10,7 @@ from attrs import evolve
 
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
+from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.indices import chosen, runs_in
 from ucpl.layout.layout import Mesh
 from ucpl.layout.live import refuse_live
@@ -134,6 +135,7 @@ def _split(split: nodes.Split, scope: Scope, span: nodes.Span) -> ax.Split:
             f"`@{split.mesh_axis}` cuts over a mesh axis that there is not",
             at(place),
             remedy=for_axis(split.mesh_axis, scope.mesh_axes),
+            about=UnknownAxis(split.mesh_axis),
         )
     sizes: list[int] = []
     for expr in split.sizes:
@@ -217,9 +219,10 @@ def meshes_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Mesh, ..
                     at(item.span),
                     remedy=for_name(
                         axis,
-                        scope.names(),
-                        f"make it a parameter of the layout, `layout x({axis}) of ...`, or write `let {axis} = 2`",
+                        scope.given,
+                        f"make it a parameter of the layout, or write `let {axis} = 2`",
                     ),
+                    about=UnknownAxis(axis, is_of_mesh=True),
                 )
         degrees = [scope.size(axis, item.span) for axis in item.axes]
         for axis, degree in zip(item.axes, degrees, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ucpl.errors import fail
+from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.near import for_name, for_place, nearest
 from ucpl.layout.patterns import dims_in
 from ucpl.layout.scope import at
@@ -49,7 +50,8 @@ def _demand_clause(clause: nodes.Clause, span: nodes.Span, ground: Ground, files
     if clause.word == "at" and clause.args[0] not in ground.mesh_axes:
         scope = ground.scope
         remedy = for_place(clause.args[0], scope.mesh_axes, is_number=scope.knows(clause.args[0]))
-        fail("E148", f"at {clause.args[0]}, which is no mesh axis", at(here), remedy=remedy)
+        about = UnknownAxis(clause.args[0]) if not scope.knows(clause.args[0]) else None
+        fail("E148", f"at {clause.args[0]}, which is no mesh axis", at(here), remedy=remedy, about=about)
 
 
 def _demand_template(text: str, span: nodes.Span, ground: Ground, brackets: Iterable[str]) -> None:

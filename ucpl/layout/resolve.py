@@ -10,14 +10,15 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
-from ucpl.errors import Label, UcplError, fail
+from ucpl.errors import Diagnostic, Label, UcplError, fail
+from ucpl.layout.axis_lines import UnknownAxis, with_lines
 from ucpl.layout.blobs import blobs_of, demand_carried
 from ucpl.layout.entries import entries_of
 from ucpl.layout.fills import fillings_of
 from ucpl.layout.idle import demand_acting, demand_founded, demand_known
 from ucpl.layout.layout import Layout, Taken
 from ucpl.layout.library import Library
-from ucpl.layout.models import aliases_of, for_alias, groups_of, states_of, tensors_of
+from ucpl.layout.models import UnknownTensor, aliases_of, for_alias, groups_of, states_of, tensors_of
 from ucpl.layout.on_mesh import demand_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
 from ucpl.layout.places import demand_places
@@ -60,7 +61,14 @@ def resolve(
     Raises UcplError E1xx.
     """
     given = Given(config or {}, define_sizes or {}, inherited or {})
-    layout = resolved(open_layout(library, call, given, model), given.sizes)
+    opened = open_layout(library, call, given, model)
+    try:
+        layout = resolved(opened, given.sizes)
+    except UcplError as error:
+        found = error.diagnostics[0]
+        if isinstance(found.about, UnknownAxis):
+            raise UcplError(with_lines(found, found.about, opened.layout, opened.items)) from None
+        raise
     return evolve(layout, origins=(*layout.origins, *notes)) if notes else layout
 
 
@@ -83,9 +91,12 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         entries, taken = entries_of(items, ground, tensors, aliases)
         groups = groups_of_layout(items, ground, tensors, frozenset(e.path for e in entries), model_groups)
     except UcplError as error:
-        _say_what_left_out(error, model_items, scope)
-        _say_whose_it_is(error, opened, tensors)
-        _say_second_name(error, aliases)
+        found = error.diagnostics[0]
+        if isinstance(found.about, UnknownTensor):
+            _say_what_left_out(found, found.about.name, model_items, scope)
+            _say_whose_it_is(found, found.about.name, opened, tensors)
+            if found.about.name in aliases:  # of a group's member that is no tensor by itself
+                raise UcplError(evolve(found, remedy=for_alias(found.about.name, aliases))) from None
         raise
     demand_block_edges(entries, tensors, _sizes(scope), indices)
     framework, settings = framework_of(items, scope)
@@ -176,13 +187,10 @@ def _refuse_unknown_sizes(sizes: Mapping[str, Value], opened: Opened) -> None:
         )
 
 
-def _say_what_left_out(error: UcplError, model_items: Iterable[nodes.ModelItem], scope: Scope) -> None:
+def _say_what_left_out(found: Diagnostic, name: str, model_items: Iterable[nodes.ModelItem], scope: Scope) -> None:
     """Of a tensor that the model has under a condition that does not hold. Raises E137, or E105 where a config decides."""
-    found = error.diagnostics[0]
     for item in model_items:
-        if not isinstance(item, nodes.Tensor | nodes.Alias) or item.when is None:
-            continue
-        if found.code != "E137" or found.message != f"no tensor is called `{item.path}`":
+        if not isinstance(item, nodes.Tensor | nodes.Alias) or item.when is None or item.path != name:
             continue
         condition = print_expr(item.when)
         open_now = scope.lacks_config(item.when)
@@ -196,29 +204,17 @@ def _say_what_left_out(error: UcplError, model_items: Iterable[nodes.ModelItem],
         )
 
 
-def _say_second_name(error: UcplError, aliases: Mapping[str, str]) -> None:
-    """Of a group's member that is no tensor by itself. Raises E137."""
-    found = error.diagnostics[0]
-    name = next((n for n in aliases if found.message == f"no tensor is called `{n}`"), "")
-    if found.code == "E137" and name:
-        fail("E137", found.message, *found.labels, remedy=for_alias(name, aliases))
-
-
 _BASES_MAX = 100
 
 
-def _say_whose_it_is(error: UcplError, opened: Opened, tensors: Iterable[str]) -> None:
+def _say_whose_it_is(found: Diagnostic, name: str, opened: Opened, tensors: Iterable[str]) -> None:
     """Of a tensor of a layout that is used, or extended, and that is of another model. Raises E137."""
-    found, node = error.diagnostics[0], opened.layout
+    node = opened.layout
     chain = opened.library.chain(node.name, node.span)
     used = [i for link in chain for i in link.node.items if isinstance(i, nodes.Use)]
     known = {path.partition(".")[0] for path in tensors if "." in path}
     for use in used:
-        if (
-            found.code == "E137"
-            and found.message.startswith(f"no tensor is called `{use.name}.")
-            and use.name not in known
-        ):
+        if name.startswith(f"{use.name}.") and use.name not in known:
             parts = [i.name for i in opened.model.items if isinstance(i, nodes.Use)]
             close = nearest(use.name, parts)
             has = f"it uses {', '.join(parts)}" if parts else f"write `use ... as {use.name}` in the model, too"
@@ -227,7 +223,7 @@ def _say_whose_it_is(error: UcplError, opened: Opened, tensors: Iterable[str]) -
             fail("E137", said, at(use.span, "used here"), *found.labels, remedy=remedy)
     for link in chain[1:]:
         paths = [i.path for i in link.node.items if isinstance(i, nodes.Entry)]
-        if link.node.of not in (node.of, "any") and found.message in [f"no tensor is called `{p}`" for p in paths]:
+        if link.node.of not in (node.of, "any") and name in paths:
             if not _extends(opened, node.of, link.node.of):
                 said = f"`{link.node.name}` is of {link.node.of}, and `{node.name}`, which extends it, of {node.of}"
                 remedy = f"write `of {link.node.of}`, or let {node.of} extend {link.node.of}"

@@ -143,13 +143,13 @@ class Scope:
     def _of_whole(self, name: str, found: Diagnostic) -> str:
         """What to write where a name's value is no whole number: it hangs on who says it."""
         value = found.about.value if isinstance(found.about, NotWhole) else None
-        if name in self.given and name in self.places and self.places[name].where.startswith("-D "):
+        if name in self.given and name in self.places and self.places[name].line is None:  # no text says it
             return f"give a whole number: -D {name}=4"
         said = self.bindings.get(name)
         if isinstance(said, nodes.Name) and said.path.startswith("config."):
             return f"`{said.path}` is {value!r}: name a key of the config that has a whole number"
         if isinstance(said, nodes.List):
-            return f"sizes that differ by another dim say by which: dim {name} = {print_expr(said)} by l"
+            return f"a dim with a size for each index of another says of which: dim {name} = {print_expr(said)} by NAME"
         return found.remedy
 
     def holds(self, condition: nodes.Expr | None) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
+from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.copies import copies_of
 from ucpl.layout.frameworks import demand_settings, demand_values
 from ucpl.layout.layout import Derivation, FileRule, Group, Layout, LogicalTensor, States, Storing
@@ -125,7 +126,8 @@ class Ground:
         axis, expr = clause.args
         if axis not in self.mesh_axes:
             remedy = for_place(axis, self.scope.mesh_axes, is_number=self.scope.knows(axis))
-            fail("E149", f"at {axis}, which is no mesh axis", at(clause.span), remedy=remedy)
+            about = UnknownAxis(axis) if not self.scope.knows(axis) else None  # a dim's name is no new axis
+            fail("E149", f"at {axis}, which is no mesh axis", at(clause.span), remedy=remedy, about=about)
         degree = self.scope.size(axis, clause.span)
         place = self.scope.integer(expr)
         if not -degree <= place < degree:

@@ -10,7 +10,7 @@ from ucpl.layout.axes import leaves_of
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
 from ucpl.layout.layout import Filling
-from ucpl.layout.near import nearest
+from ucpl.layout.near import for_dropped, for_parameter, nearest
 from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
 
@@ -118,18 +118,11 @@ def _line(layout: Layout, of: str | None) -> str:
 
 def unknown_drops(layout: Layout, drop: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Names of a plan's `drop` that are no tensor and no state of its source, each with what to write instead. Globs, too."""
-    known = [
-        *(s.name for s in layout.states),
-        "weight",
-        *layout.tensors,
-        *map(whole_name, layout.tensors),
-        *layout.aliases,
-    ]
+    states = [*(s.name for s in layout.states), "weight"]
+    tensors = list(dict.fromkeys((*layout.tensors, *map(whole_name, layout.tensors), *layout.aliases)))
     for name in drop:
-        if not any(is_called(name, one) for one in known):
-            close = nearest(name, known)
-            states = ", ".join(s.name for s in layout.states) or "none"
-            yield name, f"did you mean `{close}`?" if close else f"write a tensor, or a state; the states are {states}"
+        if not any(is_called(name, one) for one in (*states, *tensors)):
+            yield name, for_dropped(name, states, tensors)
 
 
 def unknown_parameters(plan: nodes.Plan, sides: Iterable[Layout]) -> Iterator[tuple[str, str]]:
@@ -137,8 +130,7 @@ def unknown_parameters(plan: nodes.Plan, sides: Iterable[Layout]) -> Iterator[tu
     known = {whole_name(path) for one in sides for path in (*one.tensors, *one.aliases)}
     for word, name in (*(("freeze", n) for n in plan.freeze), *(("train", n) for n, _ in plan.train)):
         if not any(is_called(name, one) for one in known):
-            close = nearest(name, sorted(known))
-            yield f"{word} {name}", f"did you mean `{close}`?" if close else ""
+            yield f"{word} {name}", for_parameter(name, sorted(known))
 
 
 def foreign_texts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[str]:

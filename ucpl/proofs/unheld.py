@@ -10,7 +10,7 @@ from ucpl.layout import Layout
 from ucpl.layout.layout import Entry, Filling
 from ucpl.layout.scope import at
 
-__all__ = ["demand_held_fills", "odd_scales"]
+__all__ = ["demand_held_fills", "odd_fills", "odd_scales"]
 
 _SCALES = ("f32", "bf16", "f16", "f64", "f8_e8m0fnu")
 _PRODUCTS = ("f32", "bf16", "f16", "f64")
@@ -18,15 +18,39 @@ _BYTES = "u8"  # what a file calls numbers of any form, which a line of a layout
 
 
 def demand_held_fills(layout: Layout) -> None:
-    """That a fill by name has a number of the type that it is stored in. Of globs and classes the plan tells: the source
+    """That a fill by name has a number of the type that it is stored in. Of globs and classes `odd_fills` tells: the source
     may have what they cannot fill. Raises: UcplError E315.
     """
     for line in layout.fillings:
-        if line.value is None:
+        if line.value is None or _is_of_many(line):
             continue
         for what, dtype, stored in _of_states(layout, line) if line.states is not None else _of_weights(layout, line):
             if not holds(dtype, stored):
                 fail("E315", f"{what} is {dtype}, which has no {stored:g}", at(line.span), remedy=_nearest(dtype))
+
+
+def odd_fills(layout: Layout) -> Iterator[str]:
+    """Fills by globs and classes whose number the type of a tensor does not hold: a plan refuses it that has to fill one."""
+    for line in layout.fillings:
+        if line.value is None or not _is_of_many(line):
+            continue
+        bad = {what: (dtype, stored) for what, dtype, stored in _of_weights(layout, line) if not holds(dtype, stored)}
+        if bad:
+            what, (dtype, stored) = next(iter(bad.items()))
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            yield (
+                f"{layout.name}: `{line.text}` (line {line.span.line}) speaks of {what}{more}, which is {dtype} and has no"
+                f" {stored:g}: what the source lacks of it cannot be filled. {_sentence(_nearest(dtype))}"
+            )
+
+
+def _is_of_many(line: Filling) -> bool:
+    """Whether a line is of tensors by a glob or a class."""
+    return line.states is None and line.rank[0] < 2
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _nearest(dtype: str) -> str:
@@ -43,7 +67,7 @@ def _of_states(layout: Layout, line: Filling) -> Iterator[tuple[str, str, float]
 
 def _of_weights(layout: Layout, line: Filling) -> Iterator[tuple[str, str, float]]:
     """`fill NAME = value`: what lies in the file, which `value x - 1` may shift."""
-    if line.rank[0] < 2 or line.value is None:
+    if line.value is None:
         return
     for entry in layout.entries:
         for path in entry.targets.values():
@@ -61,9 +85,16 @@ def odd_scales(layout: Layout) -> Iterator[str]:
                 f"`{path}` (line {tensor.span.line}) is a scale of {tensor.dtype}, and scales are f32, bf16, f16 or f8_e8m0fnu:"
                 " no product is made with it. Write `dtype f32`"
             )
+    bytes_ = {t.scaling.of: t for t in layout.tensors.values() if t.scaling is not None and t.dtype == _BYTES}
     for entry in (e for e in layout.entries if e.storing.scaled):
         for path in entry.targets.values():
             yield from _of_product(layout, entry, path)
+            if path in bytes_:
+                yield (
+                    f"{layout.name}: `{path}` is stored times its scales (line {entry.span.line}), and `{bytes_[path].path}`"
+                    f" (line {bytes_[path].span.line}) is u8, which nothing is multiplied by. If its bytes are exponents, write"
+                    " `dtype f8_e8m0fnu` in the model, and `dtype u8` on the line of a file that calls them so"
+                )
 
 
 def _of_product(layout: Layout, entry: Entry, path: str) -> Iterator[str]:

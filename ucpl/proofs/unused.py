@@ -14,7 +14,12 @@ from ucpl.layout.used import holes_of, lines_in_file, names_of
 from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
 
-__all__ = ["reads_config", "unused"]
+__all__ = ["CONFIG_UNREAD", "reads_config", "unused"]
+
+CONFIG_UNREAD = (
+    "nothing here reads the config: no text names a key of it. Write it where a size is meant, as in"
+    " `dim h = config.hidden_size`, or leave the config out"
+)
 
 _MANY = PLACE_WORDS - {"rank"}  # what tells one stored tensor from another in a template, beside indices
 
@@ -34,9 +39,9 @@ def unused(library: Library, file: nodes.File) -> Iterator[str]:
         yield from _imports(file)
 
 
-def reads_config(library: Library) -> bool:
-    """Whether a text that is loaded names a key of a config, or the whole of it."""
-    return any(name.partition(".")[0] == "config" for name in names_of(library.files.values()))
+def reads_config(texts: Iterable[nodes.Record]) -> bool:
+    """Whether one of the texts names a key of a config, or the whole of it."""
+    return any(name.partition(".")[0] == "config" for name in names_of(texts))
 
 
 def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[str]:

@@ -385,6 +385,7 @@ class Assembler:
             f"{key_text(copy.key)} in {copy.file}",
             *labels,
             notes=(f"both go to {there.text}{there.index_text(found.target_position)} of {there.file}",),
+            about=copy.key,
         )
 
     def _members_differ(self, tile: Assembly, among: list[int], row: int, box: Box, at: int) -> NoReturn:

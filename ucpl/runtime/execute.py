@@ -142,7 +142,7 @@ def _refuse_globals(skeleton: Skeleton, options: RunOptions) -> None:
         raise UcplError(
             *(
                 Diagnostic("E504", f"the target's pickles would name {name}", (Label(skeleton.folder or "target"),),
-                           remedy=codes()["E504"].remedy)
+                           remedy=codes()["E504"].remedy, about=name)
                 for name in unknown
             )
         )  # fmt: skip

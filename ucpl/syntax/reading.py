@@ -7,11 +7,11 @@ import threading
 from attrs import evolve
 from lark.exceptions import UnexpectedInput
 
-from ucpl.errors import Diagnostic, UcplError, catalogue, fail
+from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.syntax.forms import form_of
 from ucpl.syntax.limits import TEXT_CHARACTERS_MAX
 from ucpl.syntax.rewriting import instead_of, standing, standing_call
-from ucpl.syntax.slips import diagnose
+from ucpl.syntax.slips import GENERAL, diagnose
 from ucpl.syntax.source import Source
 from ucpl.syntax.tables import Tables, tables
 
@@ -59,7 +59,7 @@ def _with_the_line(found: Diagnostic, source: Source, start: str, parser: Tables
     instead = instead_of(at, parser)
     if instead is not None:
         return evolve(found, remedy=instead.remedy)
-    if found.remedy == catalogue()["E001"].remedy:
+    if found.code == "E001" and found.about == GENERAL:
         return evolve(found, remedy=form_of(at.place, (at.before + at.line).strip()))
     return found
 

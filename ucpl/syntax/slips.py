@@ -19,7 +19,9 @@ from ucpl.syntax.brackets import CLOSING, open_brackets
 from ucpl.syntax.source import Source
 from ucpl.syntax.words import CLAUSE_WORDS, LAYOUT_WORDS, MODEL_WORDS
 
-__all__ = ["HINTS", "diagnose", "expected_kinds"]
+__all__ = ["GENERAL", "HINTS", "diagnose", "expected_kinds"]
+
+GENERAL = "no slip that is known"  # what a diagnostic is about whose remedy is the code's own
 
 _IN_LAYOUT = "layout x() of y {\n  %s\n}"
 _IN_MODEL = "model y {\n  %s\n}"
@@ -85,7 +87,7 @@ def diagnose(error: UnexpectedInput, source: Source, parser: Lark) -> Diagnostic
 
 
 def _diagnostic(code: str, message: str, *labels: Label, notes: tuple[str, ...] = (), remedy: str = "") -> Diagnostic:
-    return Diagnostic(code, message, labels, notes, remedy or catalogue()[code].remedy)
+    return Diagnostic(code, message, labels, notes, remedy or catalogue()[code].remedy, None if remedy else GENERAL)
 
 
 def _unreadable(source: Source, place: int) -> Diagnostic:

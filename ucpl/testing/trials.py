@@ -12,7 +12,7 @@ from ucpl.conversion.degrees import Degrees, call_at, degrees_of, degrees_text, 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.layout import Library, load, resolve
 from ucpl.layout.bases import called_model
-from ucpl.layout.near import for_axis
+from ucpl.layout.near import nearest
 from ucpl.layout.scope import Config, Value
 from ucpl.records import define, frozen
 from ucpl.regions import Placement, locate
@@ -84,15 +84,27 @@ def roundtrip(
         fail("E114", f"{name} has no layout of a model of its own", remedy="name a model with --model FILE:NAME")
     given = _Given(library, model, config or {}, dict(sizes or {}), dict(degrees or {}))
     known = {axis for layout in kept for axis in _axes(library, layout)}
-    for axis in degrees or ():
+    degrees = degrees or {}
+    for axis in degrees:
         if axis not in known:
             fail(
                 "E148",
                 f"--degrees {axis}: no layout that is tried has a mesh axis of that name",
                 Label("<command line>", where=f"--degrees {axis}"),
-                remedy=for_axis(axis, sorted(known), ""),
+                remedy=_for_degrees(axis, degrees[axis], kept, sorted(known)),
             )
     return tuple(_tried(given, s, max(1, examples), random.Random(f"{seed} {s.name}")) for s in kept)
+
+
+def _for_degrees(axis: str, tried: Sequence[int], kept: Sequence[nodes.Layout], known: Sequence[str]) -> str:
+    """What to write instead of degrees of an axis that there is not."""
+    if not known:
+        return f"{kept[0].name} has no mesh, and lies in its files in one way: leave --degrees out"
+    close = nearest(axis, known)
+    numbers = ",".join(map(str, tried if len(tried) > 1 else (1, 2)))
+    if close:
+        return f"did you mean --degrees {close}={numbers}?"
+    return f"name one of {', '.join(known)}, as in --degrees {known[-1]}={numbers}"
 
 
 @frozen
