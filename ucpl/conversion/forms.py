@@ -21,6 +21,7 @@ FORMS = {
     "plain": ("torch",),
     "huggingface": ("safetensors",),
     "torch": ("torch", "safetensors"),
+    "dcp": ("dcp",),
 }
 _SUFFIX = ".safetensors"
 

@@ -169,7 +169,12 @@ def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note
     if not (parallel.is_open(*one) or (is_apart and parallel.says_cuts_alone(*one))):
         return located(one, given, notes=notes)
     base = parallel.Base(*one, given.model, given.inherited, given.config)
-    made = ranks.target(base, source.checkpoint, shardings_of(source.layout))
+    if one.library.chain(one.call.name)[-1].node.name == "dcp":
+        from ucpl.frontends import dcp
+
+        made = dcp.target(base, shardings_of(source.layout))
+    else:
+        made = ranks.target(base, source.checkpoint, shardings_of(source.layout))
     given = evolve(given, model=made.model or given.model)
     return located(Called(made.library, made.call), given, notes=(*notes, *made.notes))
 

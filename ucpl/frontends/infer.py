@@ -59,7 +59,12 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     call = nodes.Call(layout_name(checkpoint))
     model = model_of(checkpoint, {})
     notes: tuple[Note, ...] = ()
-    if is_model_parallel(checkpoint):
+    if checkpoint.framework == "dcp":
+        from ucpl.frontends import dcp, parallel
+
+        made = dcp.stored(parallel.Base(library, call, model, settings), checkpoint)
+        library, call, notes = made.library, made.call, made.notes
+    elif is_model_parallel(checkpoint):
         from ucpl.frontends import parallel, ranks  # most checkpoints have nothing of these
 
         made = ranks.stored(parallel.Base(library, call, model, settings), checkpoint)

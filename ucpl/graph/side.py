@@ -159,17 +159,17 @@ class Side:
             shares = np.full(len(part.homes), -1, dtype=np.int64)
             for i, home in enumerate(part.homes):
                 owner = owners.get((home.file, part.state, part.label))
-                if owner is not None and owner[1] == home.shape and not self._is_apart(home.file):
+                if owner is not None and owner[1] == home.shape and not self._is_apart(part.form, home.file):
                     shares[i] = owner[0]
             out[n] = shares
         return out
 
-    def _is_apart(self, file: str) -> bool:
-        """Whether a file has the bytes of each name by themselves: safetensors has no storage under two names.
+    def _is_apart(self, form: str, file: str) -> bool:
+        """Whether a file has the bytes of each name by themselves: safetensors has no storage under two names, nor chunks have.
 
         A Hugging Face folder leaves second names out, and says them in the file's metadata.
         """
-        return file.endswith(".safetensors") and self.placement.layout.framework == "torch"
+        return form == "dcp" or (file.endswith(".safetensors") and self.placement.layout.framework == "torch")
 
     def shelves(self, dtype_of: DtypeOf | None, *, sharing: bool = True) -> Shelves:
         """All stored tensors, by number."""

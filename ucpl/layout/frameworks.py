@@ -12,7 +12,7 @@ from ucpl.syntax import nodes
 
 __all__ = ["SETTINGS", "demand_settings", "demand_values"]
 
-_DEGREES = ("dp", "tp", "pp", "ep", "edp")
+_DEGREES = ("dp", "tp", "pp", "ep", "edp", "fsdp")
 SETTINGS: dict[str, tuple[str, ...]] = {
     "universal": ("stage", "files", "bf16", "fp16", "weights", "shaped"),
     "deepspeed": (
@@ -22,6 +22,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "plain": ("file", "has_masters"),
     "huggingface": ("shard",),
     "torch": ("tracker", "step"),
+    "dcp": ("fsdp", "tp", "masters", "prefix", "states"),
 }
 _STAGES = {0: "none", 1: "optimizer states are cut", 2: "gradients, too", 3: "parameters, too"}
 _ELSEWHERE = {"hf": "huggingface", "transformers": "huggingface", "safetensors": "huggingface", "pytorch": "torch"}

@@ -69,7 +69,7 @@ def verdict(
     asked: which witnesses are called for the spec; None calls none but those that the checkpoint itself is.
     """
     files = verify_files(checkpoint, memory=memory, workers=workers)
-    findings = list(files.findings)
+    findings = [*checkpoint.amiss, *files.findings]
     notes: list[str] = []
     copied = rounded = 0
     try:

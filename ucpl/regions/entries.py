@@ -107,6 +107,7 @@ class EntryPlacer:
     locals: dict[tuple[int, ...], Local] = field(init=False)
     choices_found: dict[Indexed, Choices] = field(factory=dict)  # of all placers of a layout
     locals_found: dict[Kin, dict[tuple[int, ...], Local]] = field(factory=dict)  # of all placers of a layout, by kin
+    begins_found: dict[tuple[int, ...], tuple[int, ...]] = field(factory=dict)
     degrees: dict[str, int] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -318,6 +319,28 @@ class EntryPlacer:
         )
         self.locals[memo] = found
         return found
+
+    def begins(self, here: dict[str, int]) -> tuple[int, ...]:
+        """Where the box that is stored at a coordinate begins, along each stored axis. Raises: UcplError E238."""
+        memo = tuple(here[a] for a in self.shape_axes)
+        if memo not in self.begins_found:
+            self.begins_found[memo] = tuple(self._begin(axis, here) for axis in self.entry.shape)
+        return self.begins_found[memo]
+
+    def _begin(self, axis: ax.Axis, here: dict[str, int]) -> int:
+        inner, splits = (axis.axis, axis.splits) if isinstance(axis, ax.Cut) else (axis, ())
+        if ax.mesh_axes_of(inner):
+            fail(
+                "E238",
+                f"`{self.entry.path}`: parts of an axis are cut on their own, and a chunk of a dcp file is one box",
+                at(self.entry.span),
+                remedy="cut the axis as a whole, (a: r + b: r)@tp, or write an entry with a name of its own for each part",
+            )
+        begin, length = 0, build(inner, self.layout.sizes, self.degrees, here).length if splits else 0
+        for split in splits:
+            low, high = ax.piece_of(split, length, self.degrees[split.mesh_axis], here[split.mesh_axis])
+            begin, length = begin + low, high - low
+        return begin
 
     def is_copied(self, local: Local, axis: str) -> NDArray[np.bool_]:
         """Which rows of a Local other coordinates of a mesh axis have, too: where it cuts some terms of a sum, the others."""

@@ -6,6 +6,7 @@ import numpy as np
 from attrs import field
 
 from ucpl.columns import I64, Block, Bools
+from ucpl.columns.blocks import COORDINATE, Slot
 from ucpl.errors import fail
 from ucpl.layout import FileRule, States, Storing
 from ucpl.layout import axes as ax
@@ -25,6 +26,7 @@ from ucpl.regions.site import Site
 __all__ = ["EntryParts"]
 
 HOME_LIMIT = 20_000_000
+BY_BEGIN = "dcp"  # the form of files in which a stored tensor is found by its name and by where it begins in the whole
 
 
 @frozen(eq=False)
@@ -35,11 +37,15 @@ class Spread:
     here: tuple[dict[str, int], ...]
     rank: tuple[int, ...]
     locals: tuple[Local, ...]
+    begins: tuple[
+        tuple[int, ...], ...
+    ] = ()  # of files that find a tensor by that, too: where each box begins in the whole
 
     def at(self, coordinate: int, choices: Choices) -> Spread:
         """One coordinate, with some of the choices."""
         c = coordinate
-        return Spread(choices, self.here[c : c + 1], self.rank[c : c + 1], self.locals[c : c + 1])
+        here = (self.here[c : c + 1], self.rank[c : c + 1], self.locals[c : c + 1], self.begins[c : c + 1])
+        return Spread(choices, *here)
 
 
 @frozen(eq=False)
@@ -94,6 +100,7 @@ class EntryParts:
     spreads_of: dict[object, list[Spread]] = field(factory=dict)
     arrays_of: dict[tuple[Spread, tuple[str, ...]], Arrays] = field(factory=dict)
     pieces_of: dict[object, Found] = field(factory=dict)  # states of one line share them
+    chunks_of: dict[Spread, Spread] = field(factory=dict)
 
     def weight(self, placer: EntryPlacer, rule: FileRule, key: Template) -> Part:
         """What an entry stores of the tensor itself."""
@@ -142,6 +149,8 @@ class EntryParts:
         shared = {a for a in used if a not in placer.axes} | ax.partly_cut(entry.shape)
         replica = tuple(a for a in used if a in shared and site.ranks.degrees[a] > 1)
         spreads = self.spreads(placer, used, where)
+        if rule.form == BY_BEGIN:
+            spreads = [self.chunks(placer, s) for s in spreads if any(x.numel for x in s.locals)]
         constants: dict[str, str | int] = {**entry.variables, **counts, "state": state}
 
         def blocks(of: list[Spread]) -> tuple[Block, ...]:
@@ -171,7 +180,7 @@ class EntryParts:
         said = entry.storing if like is None or entry.storing.speaks_of_copies else storing
         policy = (said.policy, said.policy_axes, said.loose, said.at) if said.speaks_of_copies else None
         number = site.number[next(iter(entry.targets.values()))]
-        alike = (placer.kin, used, where, policy, tuple(id(s.choices) for s in spreads))
+        alike = (placer.kin, used, where, policy, rule.form == BY_BEGIN, tuple(id(s.choices) for s in spreads))
         found = self.pieces_of.get((alike, number)) if kept is None else None
         if found is None and kept is None and alike in self.pieces_of:  # of another tensor of this kind
             found = self.pieces_of[alike].of(number)
@@ -208,6 +217,20 @@ class EntryParts:
             self.spreads_of[memo] = self.found_spreads(placer, used, where)
         return self.spreads_of[memo]
 
+    def chunks(self, placer: EntryPlacer, spread: Spread) -> Spread:
+        """The coordinates at which there are elements (no file tells of the others), and where each box begins in the whole."""
+        if spread not in self.chunks_of:
+            kept = [c for c, local in enumerate(spread.locals) if local.numel]
+            here = tuple(spread.here[c] for c in kept)
+            self.chunks_of[spread] = Spread(
+                spread.choices,
+                here,
+                tuple(spread.rank[c] for c in kept),
+                tuple(spread.locals[c] for c in kept),
+                tuple(placer.begins(at) for at in here),
+            )
+        return self.chunks_of[spread]
+
     def found_spreads(
         self, placer: EntryPlacer, used: tuple[str, ...], where: tuple[tuple[str, int], ...]
     ) -> list[Spread]:
@@ -236,6 +259,9 @@ class EntryParts:
             len(spread.choices),
         )
         file, steps, counted = self.site.namer.place(rule.path, rule.key, key, variables)
+        for column in zip(*spread.begins, strict=True):  # a step for each stored axis
+            steps += ((Slot(COORDINATE, np.array(column, dtype=np.int64)),),)
+            counted += (True,)
         held = (arrays.padding, arrays.undefined, arrays.live)
         rank = arrays.coordinates["rank"]
         return Block(file, steps, counted, len(spread.choices), arrays.shape, rank, *held, arrays.replica)

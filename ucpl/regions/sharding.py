@@ -82,9 +82,10 @@ def _sections(axis: ax.Axis, dim: str, size: int, degree: int) -> tuple[Section,
     for part in parts:
         inner, split = part, None
         if isinstance(part, ax.Cut):
-            if len(part.splits) != 1 or part.splits[0].mesh_axis != TP:
+            first, *others = part.splits  # what other axes cut of it, they cut on each tp rank
+            if TP in (one.mesh_axis for one in others):
                 return None
-            inner, split = part.axis, part.splits[0]
+            inner, split = part.axis, first if first.mesh_axis == TP else None
         if not isinstance(inner, ax.Dim) or inner.name != dim or inner.low != end:
             return None
         end = size if inner.high is None else inner.high

@@ -8,9 +8,13 @@ import os
 import stat
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import NoReturn, Protocol
 
+from attrs import field
+
+from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, TensorRef, key_text
 from ucpl.records import frozen
@@ -20,10 +24,10 @@ from ucpl.runtime.disk import disk, forget, make_folders, read_upto, sync_data, 
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.rows import Place
 from ucpl.runtime.tiles import Unit
-from ucpl.stores.checkpoint import Skeleton, SkeletonFile
+from ucpl.stores.checkpoint import Archive, Skeleton, SkeletonFile
 from ucpl.stores.safetensors_files import layout_safetensors_file
 from ucpl.stores.texts import is_inside
-from ucpl.stores.torch_files import layout_torch_file
+from ucpl.stores.torch_files import TorchFilePlan, layout_torch_file
 
 __all__ = ["FilePlan", "TargetFile", "TargetFiles", "TargetPlan", "cannot_write", "lay_out"]
 
@@ -137,6 +141,10 @@ def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
 def _file_plan(entry: SkeletonFile) -> FilePlan:
     if entry.form == "whole":
         return _Whole(entry.value)
+    if entry.form == "bytes":
+        return _Known(entry.value)
+    if entry.form == "archives":
+        return _Archives.of(entry.value)
     if entry.form == "torch":
         name = PurePosixPath(entry.path).name
         return layout_torch_file(entry.value, name.rpartition(".")[0] or name)
@@ -160,6 +168,69 @@ class _Whole:
 
     def finish(self, crcs: Mapping[str, int]) -> tuple[tuple[int, bytes], ...]:
         return ()
+
+
+@frozen(eq=False)
+class _Known:
+    """A file whose bytes are all known."""
+
+    data: bytes
+    storages: dict[str, tuple[int, int]] = field(factory=dict)
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    @property
+    def fixed(self) -> tuple[tuple[int, bytes], ...]:
+        return ((0, self.data),)
+
+    def finish(self, crcs: Mapping[str, int]) -> tuple[tuple[int, bytes], ...]:
+        return ()
+
+
+@frozen(eq=False)
+class _Archives:
+    """Archives of torch.save, one behind the other."""
+
+    plans: tuple[TorchFilePlan, ...]
+    known: tuple[dict[str, bytes], ...]  # of each archive, storages whose bytes are known
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, archives: Sequence[Archive]) -> _Archives:
+        plans = tuple(layout_torch_file(one.value) for one in archives)
+        starts = tuple(accumulate((plan.size for plan in plans), initial=0))
+        return cls(plans, tuple(one.known for one in archives), starts)
+
+    @property
+    def size(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def fixed(self) -> tuple[tuple[int, bytes], ...]:
+        out: list[tuple[int, bytes]] = []
+        for start, plan, known in zip(self.starts, self.plans, self.known, strict=False):
+            mine = [*plan.fixed, *((plan.storages[name][0], data) for name, data in known.items())]
+            out += [(start + at, data) for at, data in sorted(mine)]
+        return tuple(out)
+
+    @property
+    def storages(self) -> dict[str, tuple[int, int]]:
+        return {
+            f"{n}:{name}": (start + at, size)
+            for n, (start, plan) in enumerate(zip(self.starts, self.plans, strict=False))
+            for name, (at, size) in plan.storages.items()
+            if name not in self.known[n]
+        }
+
+    def finish(self, crcs: Mapping[str, int]) -> tuple[tuple[int, bytes], ...]:
+        out: list[tuple[int, bytes]] = []
+        for n, (start, plan) in enumerate(zip(self.starts, self.plans, strict=False)):
+            mine = {name: crcs[f"{n}:{name}"] for name in plan.storages if f"{n}:{name}" in crcs}
+            mine |= {name: crc32(data) for name, data in self.known[n].items()}
+            out += [(start + at, data) for at, data in plan.finish(mine)]
+        return tuple(out)
 
 
 @frozen(eq=False)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from attrs import field
 
+from ucpl.errors import Diagnostic
 from ucpl.extents import Envelope, Extent, Flat, Key, NamedTensor, Sharding, StoredTensor, Structure
 from ucpl.extents.containers import Container
 from ucpl.extents.experts import Experts
@@ -76,6 +77,7 @@ class Checkpoint:
     stated: tuple[Flat, ...] = ()  # flat buffers as the checkpoint itself states them (authoritative order)
     files: tuple[str, ...] = ()  # every file that belongs to it, relative to root
     remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
+    amiss: tuple[Diagnostic, ...] = ()  # what is wrong with it and was put right as it was read: findings of `verify`
     unstored: tuple[str, ...] = ()  # what the model has and the checkpoint does not, for `inspect` and plans
     lacking: tuple[str, ...] = ()  # files of the optimizer that its other files tell of, all of which are gone
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)  # state -> parameter -> where its number lies
@@ -103,12 +105,21 @@ class Carried:
 
 
 @frozen(eq=False)
+class Archive:
+    """One of several archives of torch.save in a file. Its storages are called "N:NAME" there, N the archive's number."""
+
+    value: object
+    known: dict[str, bytes] = field(factory=dict)  # bytes of storages, by NAME, that are known before data moves
+
+
+@frozen(eq=False)
 class SkeletonFile:
     """One target file before its payload: a value tree whose TensorRefs point to named storages ("0", "1", ...)."""
 
     path: str  # relative to the step's folder of the target
-    value: Any  # for torch files; for safetensors files a dict name -> TensorRef; the size of a whole one
-    form: str = "torch"  # or "safetensors", or "whole": one run of bytes, carried
+    # for torch files; for safetensors files a dict name -> TensorRef; the size of a whole one; bytes; a tuple of Archive
+    value: Any
+    form: str = "torch"  # or "safetensors", "whole": one run of bytes, carried, "bytes": known ones, "archives"
     metadata: dict[str, str] | None = None  # of a safetensors header
     storage_of: dict[int, str] = field(factory=dict)  # index into the plan's targets -> storage name
     carried: tuple[Carried, ...] = ()

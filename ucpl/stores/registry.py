@@ -12,6 +12,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Structure
 from ucpl.stores.checkpoint import Checkpoint, Framework, Order
 from ucpl.stores.containers import container_of
+from ucpl.stores.dcp import DCP
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.advice import advice as deepspeed_advice
 from ucpl.stores.deepspeed.advice import universal_advice
@@ -22,7 +23,7 @@ from ucpl.stores.plain import Plain
 from ucpl.stores.strangers import overlooked, refuse_stranger
 from ucpl.stores.watching import watched
 
-FRAMEWORKS: tuple[Framework, ...] = (Universal(), DeepSpeed(), Plain(), HuggingFace(), Generic())
+FRAMEWORKS: tuple[Framework, ...] = (Universal(), DeepSpeed(), DCP(), Plain(), HuggingFace(), Generic())
 
 
 # Classes that files of some framework name and that it needs: no reason to ask the user.

@@ -36,8 +36,9 @@ def refuse_stranger(path: Path) -> None:
     for below in _distributed_below(path):
         _refuse(
             path,
-            f"{path} has its model in {below}, a folder of PyTorch's distributed format, as FSDP saves it",
-            f"weights alone: `accelerate merge-weights {quote(str(below))} OUT` writes model.safetensors, which is read",
+            f"{path} has its model in {below}, a folder of PyTorch's distributed format, and its optimizer in another, as FSDP"
+            " saves them",
+            f"weights alone: name {quote(str(below))}, which is read",
             below,
         )
     for below in sorted(path.glob("pytorch_model_fsdp*.bin")):
@@ -69,9 +70,8 @@ def _refuse_distributed(path: Path) -> NoReturn:
         )
     _refuse(
         path,
-        f"{path} is a folder of PyTorch's distributed format (DCP)",
-        f"`python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quote(str(path))} FILE` makes one file of it, "
-        f'{BY_LAYOUT} "FILE"',
+        f"{path} is a folder of Megatron-Core's distributed format (torch_dist)",
+        "its weights, saved as a Hugging Face folder or as one state dict by tools of Megatron's, are read",
         path / METADATA,
     )
 

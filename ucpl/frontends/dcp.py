@@ -1,0 +1,156 @@
+"""How the chunks of PyTorch's distributed format lie, as a layout in the language: one that extends the shipped `dcp`.
+
+A line is written for each tensor that does not lie as the shipped layout has its kind. Where no mesh of FSDP and tensor
+parallelism makes the chunks, each dim is cut over an axis of its own, by the widths that are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.frontends.parallel import STORED, TARGET, Base, Extended, extended
+from ucpl.stores.dcp.mesh import Boxes, Cut, boxes_by, boxes_of, mesh_of
+from ucpl.stores.dcp.metadata import METADATA
+from ucpl.syntax import nodes, parse
+from ucpl.syntax.quoting import quote
+
+if TYPE_CHECKING:
+    from ucpl.extents import Sharding
+    from ucpl.stores.checkpoint import Checkpoint
+
+FSDP, TP = "fsdp", "tp"
+_AXIS = "dim"  # of the mesh where no other is known: dim0, dim1
+
+Shape = tuple[int, ...]
+
+
+def stored(base: Base, checkpoint: Checkpoint) -> Extended:
+    """The layout of an opened folder. Raises: UcplError E523."""
+    prefix = str(checkpoint.envelope.settings["prefix"].value)
+    shapes = {t.name: t.shape for t in checkpoint.tensors}
+    kinds = {t.name: t.kind for t in checkpoint.tensors}
+    shapes |= {alias: shapes[owner] for alias, owner in checkpoint.aliases.items()}
+    found = boxes_of(checkpoint.extents.values(), {prefix + name: len(shape) for name, shape in shapes.items()})
+    boxes = {name: found[prefix + name] for name in shapes}
+    mesh = mesh_of(shapes, boxes)
+    if mesh is None:
+        return _by_dims(base, checkpoint, shapes, boxes)
+    entries = []
+    for name, shape in shapes.items():
+        usual = (nodes.Rest(),) if kinds.get(name) == "buffer" else (_by_fsdp(), nodes.Rest())
+        cut = mesh.cuts[name]
+        is_usual = shape != () and boxes_by(shape, Cut(whole=len(usual) == 1), mesh.fsdp, mesh.tp) == boxes[name]
+        axes = usual if is_usual else _pattern(shape, cut)
+        if axes != usual:
+            entries.append(_entry(name, axes))
+    return extended(base, STORED, (), entries) if entries else Extended(base.library, base.call)
+
+
+def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
+    """The shipped layout at a tensor-parallel degree: every tensor cut along the dim that the source cuts, as torch.chunk does.
+
+    Raises: UcplError E472 where nothing says which dims these are.
+    """
+    degree = base.asked(TP)
+    if degree <= 1:
+        return Extended(base.library, base.call)
+    if not any(one.dim is not None for one in shardings.values()):
+        fail(
+            "E472",
+            f"`{base.call.name}` at tp = {degree}: the source is not tensor parallel, and nothing says how its tensors are cut",
+            Label("<call>", where=f"tp = {degree}"),
+            remedy="write a layout that extends dcp, with a line for each tensor that tp cuts: "
+            '"layers.0.q.weight" = _@chunk(tp)@chunk(fsdp) ...  as "{prefix}layers.0.q.weight"',
+        )
+    aliases = {item.path: item.owner for item in base.model.items if isinstance(item, nodes.Alias)}
+    places = [(name, name) for name in shardings] + [
+        (alias, owner) for alias, owner in aliases.items() if owner in shardings
+    ]
+    entries = [
+        _entry(place, _pattern(shardings[owner].shape, Cut(shardings[owner].dim)))
+        for place, owner in places
+        if shardings[owner].dim is not None
+    ]
+    note = ("cuts over tp", f"{len(entries)} tensors", "along the dims that the source cuts, as torch.chunk does")
+    return evolve(extended(base, TARGET, (), entries), notes=(note,))
+
+
+def _by_fsdp() -> nodes.Axis:
+    return nodes.Cut(nodes.Any_(), (nodes.Split(FSDP, "chunk"),))
+
+
+def _entry(name: str, axes: tuple[nodes.Axis, ...]) -> nodes.Entry:
+    return nodes.Entry(name, (), axes, (nodes.Clause("as", ("{prefix}" + name,)),), None)
+
+
+def _pattern(shape: tuple[int, ...], cut: Cut) -> tuple[nodes.Axis, ...]:
+    """`_@chunk(tp)@chunk(fsdp) ...`, `_@chunk(fsdp) _@chunk(tp)`, `...`."""
+    splits: list[list[nodes.Split]] = [[] for _ in shape]
+    if cut.dim is not None:
+        splits[cut.dim].append(nodes.Split(TP, "chunk"))
+    if shape and not cut.whole:
+        splits[0].append(nodes.Split(FSDP, "chunk"))
+    last = max((d for d, one in enumerate(splits) if one), default=-1)
+    axes: list[nodes.Axis] = [
+        nodes.Cut(nodes.Any_(), tuple(one)) if one else nodes.Any_() for one in splits[: last + 1]
+    ]
+    return (*axes, nodes.Rest()) if last + 1 < len(shape) or not axes else tuple(axes)
+
+
+# ---- any other mesh ----------------------------------------------------------------------------------------------------
+
+
+def _by_dims(base: Base, checkpoint: Checkpoint, shapes: Mapping[str, Shape], boxes: Mapping[str, Boxes]) -> Extended:
+    """Each dim over an axis of its own, by widths: of a tensor with fewer parts than another, the last ones are empty."""
+    widths = {name: _widths(name, shape, boxes[name], checkpoint) for name, shape in shapes.items()}
+    dims = max(map(len, widths.values()), default=0)
+    degrees = [max((len(w[d]) for w in widths.values() if d < len(w)), default=1) for d in range(dims)]
+    lines = []
+    for name, parts in widths.items():
+        axes = [
+            f"_@{_AXIS}{d}[{', '.join(map(str, (*w, *(0 for _ in range(degrees[d] - len(w))))))}]"
+            if len(w) > 1
+            else "_"
+            for d, w in enumerate(parts)
+        ]
+        lines.append(f"  {quote(name)} = {' '.join(axes) if axes else '...'}  as {quote('{prefix}' + name)}")
+    asked = {n: base.inherited[n][0] for n in ("prefix", "states")}
+    said = ", ".join(f"{n} = {quote(str(value))}" for n, value in asked.items())
+    axes_said = [f"{_AXIS}{d}" for d in range(dims)]
+    text = "\n".join(
+        (
+            "ucpl 1",
+            f"layout {STORED}({', '.join((*(f'{a} = {n}' for a, n in zip(axes_said, degrees, strict=True)), said))}) of any {{",
+            "  framework dcp(prefix = prefix, states = states)",
+            *((f"  mesh {' '.join(axes_said)}",) if axes_said else ()),
+            '  file weights = dcp ".metadata"',
+            "  group * = model",
+            *lines,
+            '  state * of * = like  as "{states}{name}.{state}"',
+            "}",
+        )
+    )
+    larger = evolve(base.library, known=dict(base.library.known), files=dict(base.library.files))
+    file = f"{STORED}.ucpl"
+    larger.add(parse(text + "\n", file))
+    return Extended(larger, nodes.Call(STORED))
+
+
+def _widths(name: str, shape: Shape, found: Boxes, checkpoint: Checkpoint) -> tuple[tuple[int, ...], ...]:
+    """The widths of a tensor's parts along each dim. Raises: UcplError E523 where its chunks are no grid."""
+    starts = [sorted({at[d] for at in found}) for d in range(len(shape))]
+    widths = tuple(tuple(b - a for a, b in pairwise((*begins, n))) for begins, n in zip(starts, shape, strict=True))
+    for at, size in found.items():
+        whole = tuple(w[s.index(a)] for w, s, a in zip(widths, starts, at, strict=True))
+        if whole != size:
+            fail(
+                "E523",
+                f"the chunks of `{name}` are no grid: that at {list(at)} is {list(size)}, and others begin within its rows",
+                Label(str(checkpoint.root / METADATA), f"{list(size)} at {list(at)}", where=name),
+            )
+    return widths

@@ -1,0 +1,47 @@
+"""PyTorch's distributed format (torch.distributed.checkpoint): a folder with `.metadata` and a file of each rank.
+
+A chunk of a tensor is found by the tensor's name and by where it begins; which rank's file has it says nothing. So layouts
+speak of one file, `.metadata`, of form dcp, and a key is a name. Read by ranges of bytes, without a process group.
+
+Not here: what torch.distributed.checkpoint saves through stream extensions or as safetensors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ucpl.extents import StoredTensor, Structure
+from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.dcp.metadata import METADATA, read_metadata
+from ucpl.stores.texts import names_like
+from ucpl.stores.watching import watched
+
+__all__ = ["DCP", "METADATA"]
+
+OTHERS = ("meta.pt", "common.pt", "metadata.json")
+
+
+class DCP:
+    name = "dcp"
+    known_globals: frozenset[str] = frozenset()
+
+    def recognises(self, path: Path) -> bool:
+        """A folder with `.metadata` and *.distcp, and none of the files that Lightning or Megatron-Core have beside them."""
+        if not path.is_dir() or not (path / METADATA).is_file() or any((path / name).exists() for name in OTHERS):
+            return False
+        return bool(names_like(path, ".distcp"))
+
+    @watched
+    def open(self, path: Path) -> Checkpoint:
+        """Read all headers. Raises: UcplError E452, E455, E520-E524, and what the files raise (E400-E427)."""
+        from ucpl.stores.dcp.reading import opened  # most checkpoints are others
+
+        return opened(path, read_metadata(path))
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """A file of each rank, and `.metadata`. Raises: UcplError E471."""
+        from ucpl.stores.dcp.writing import skeleton
+
+        return skeleton(structure, targets, source)

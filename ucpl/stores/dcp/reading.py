@@ -1,0 +1,288 @@
+"""A folder of DCP as a checkpoint: chunks as extents, numbers, groups, and what else the run saved, carried."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+from attrs import evolve, field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Counted, Envelope, Extent, Key, NamedTensor, ParameterGroup, Setting, TensorRef
+from ucpl.records import define
+from ucpl.stores.carrying import lifted, mapped
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.dcp.chunks import Chunks, address
+from ucpl.stores.dcp.mesh import boxes_of, mesh_of
+from ucpl.stores.dcp.metadata import ENVELOPE, METADATA, Metadata, Place
+from ucpl.stores.dcp.roles import Roles, roles_of
+from ucpl.stores.pickles import walk
+from ucpl.stores.plain_values import decode
+from ucpl.stores.scalars import is_counted
+from ucpl.stores.values import Value
+
+__all__ = ["opened"]
+
+EMPTY = "empty_tensors"  # as all stores note tensors without elements, which stand in no plan
+_LEAST = 2  # elements of a tensor of which equal bytes say something
+
+
+def opened(path: Path, metadata: Metadata) -> Checkpoint:
+    """Read the headers of all archives. Raises: UcplError E455, E457, E460, E521, E522, E524."""
+    return _Opened(path, metadata, roles_of(metadata, path), Chunks(path)).checkpoint()
+
+
+@define(eq=False)
+class _Opened:
+    root: Path
+    metadata: Metadata
+    roles: Roles
+    chunks: Chunks
+    extents: dict[tuple[str, Key], Extent] = field(factory=dict)
+    carried: dict[tuple[str, Key], Extent] = field(factory=dict)
+    scalars: dict[str, dict[str, Counted]] = field(factory=dict)
+    scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
+    states: dict[str, tuple[str, ...]] = field(factory=dict)
+    empty: dict[str, object] = field(factory=dict)
+
+    def checkpoint(self) -> Checkpoint:
+        for name, entry in self.roles.weights.items():
+            self.payload(name, entry)
+        for name, states in self.roles.states.items():
+            self.read_states(name, states)
+        groups = self.groups()
+        aliases = self.aliases()
+        tensors = tuple(
+            self.named(name) for name in self.roles.weights if name not in aliases and name not in self.empty
+        )
+        settings = self.settings(tensors, aliases)
+        carried = self.rest()
+        framework, version, blobs = self.kept(carried)
+        return Checkpoint(
+            top=self.root,
+            root=self.root,
+            tag=None,
+            framework="dcp",
+            version=version,
+            extents=self.extents,
+            carried_extents=self.carried,
+            envelope=Envelope(
+                framework,
+                version,
+                settings=settings,
+                groups=groups,
+                scalars=self.scalars,
+                blobs={**blobs, EMPTY: self.empty} if self.empty else blobs,
+                carried=carried,
+            ),
+            tensors=tensors,
+            aliases=aliases,
+            files=self.metadata.files,
+            remarks=(
+                *(one.message for one in self.chunks.amiss),
+                *(f"`{a}` has the bytes of `{o}`: tied" for a, o in aliases.items()),
+            ),
+            scalar_extents=self.scalar_extents,
+            amiss=tuple(self.chunks.amiss),
+        )
+
+    # ---- tensors ---------------------------------------------------------------------------------------------------
+
+    def payload(self, name: str, entry: str) -> None:
+        stored = self.metadata.tensors[entry]
+        if 0 in stored.shape:
+            self.empty[name] = {"dtype": stored.dtype, "shape": list(stored.shape), "buffer": True}
+            return
+        for key, extent in self.chunks.extents(entry, stored).items():
+            self.extents[METADATA, key] = extent
+
+    def read_states(self, name: str, states: dict[str, str]) -> None:
+        """Those of a parameter's shape are its tensors, a number of one element is one of the whole parameter."""
+        weight = self.metadata.tensors[self.roles.weights[name]]
+        found = []
+        for state, entry in states.items():
+            stored = self.metadata.tensors.get(entry)
+            if stored is None:
+                self.keep_number(state, name, self.value(entry))
+            elif stored.shape == weight.shape and not self.is_number(state):
+                self.payload(name, entry)
+                found.append(state)
+            elif prod(stored.shape) == 1 and len(stored.chunks) == 1:
+                part, tensor = self.chunks.tensor(stored.chunks[0].place, entry)
+                extent = self.chunks.extent(entry, stored.chunks[0], part, tensor)
+                self.scalars.setdefault(state, {})[name] = part.read_scalar(extent.key, tensor)
+                self.scalar_extents.setdefault(state, {})[name] = extent
+            else:
+                fail(
+                    "E460",
+                    f"`{state}` of `{name}` is {list(stored.shape)}, and the parameter is {list(weight.shape)}",
+                    Label(str(self.root / METADATA), where=entry),
+                )
+        self.states[name] = tuple(found)
+
+    def is_number(self, state: str) -> bool:
+        """Whether a state is no tensor of a parameter of several elements: so it is none where there is one."""
+        return state in self.counted
+
+    @property
+    def counted(self) -> frozenset[str]:
+        tensors = self.metadata.tensors
+        return frozenset(
+            state
+            for name, states in self.roles.states.items()
+            if prod(shape := tensors[self.roles.weights[name]].shape) != 1
+            for state, entry in states.items()
+            if entry not in tensors or tensors[entry].shape != shape
+        )
+
+    def keep_number(self, state: str, name: str, value: object) -> None:
+        if not is_counted(value):
+            Value(self.root / METADATA, METADATA, (self.roles.states[name][state],), value, "E460").wrong("a number")
+        self.scalars.setdefault(state, {})[name] = value
+
+    def named(self, name: str) -> NamedTensor:
+        stored = self.metadata.tensors[self.roles.weights[name]]
+        return NamedTensor(name, stored.shape, stored.dtype, self.kind(name), self.states.get(name, ()))
+
+    def kind(self, name: str) -> str:
+        """Where there is an optimizer, what it does not train is a buffer where FSDP cuts others and not it, else frozen."""
+        if not self.roles.states or name in self.roles.states:
+            return "parameter"
+        stored = self.metadata.tensors[self.roles.weights[name]]
+        is_float = stored.dtype.startswith(("f", "bf"))
+        several = any(len(self.metadata.tensors[self.roles.weights[n]].chunks) > 1 for n in self.roles.states)
+        could_be_cut = bool(stored.shape) and stored.shape[0] > 1
+        return "buffer" if not is_float or (several and could_be_cut and len(stored.chunks) == 1) else "frozen"
+
+    def aliases(self) -> dict[str, str]:
+        """Second names of tied tensors, whose optimizer states are saved under one: the bytes of all chunks have equal CRCs."""
+        if not self.roles.states:
+            return {}
+        owners: dict[object, list[str]] = {}
+        for name in self.roles.states:
+            owners.setdefault(self.mark(name), []).append(name)
+        out = {}
+        for name in self.roles.weights:
+            mark = self.mark(name) if name not in self.roles.states and name not in self.empty else None
+            if mark is not None and len(owners.get(mark, ())) == 1 and prod(self.shape(name)) >= _LEAST:
+                out[name] = owners[mark][0]
+        return out
+
+    def mark(self, name: str) -> object:
+        entry = self.roles.weights[name]
+        stored = self.metadata.tensors[entry]
+        found = [self.extents.get((METADATA, address(entry, c.offset))) for c in stored.chunks]
+        crcs = tuple((e.offset, e.shape, e.stride, e.storage_bytes, e.crc) if e is not None else None for e in found)
+        return stored.dtype, stored.shape, crcs
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.metadata.tensors[self.roles.weights[name]].shape
+
+    def settings(self, tensors: tuple[NamedTensor, ...], aliases: dict[str, str]) -> dict[str, Setting]:
+        """The prefixes of names, and the mesh that the chunks lie on, where there is one."""
+        origin = f"names in {METADATA}"
+        out = {"prefix": Setting(self.roles.prefix, origin), "states": Setting(self.roles.states_prefix, origin)}
+        out["masters"] = Setting(int(any("fp32" in states for states in self.states.values())), origin)
+        shapes = {self.roles.weights[n]: self.shape(n) for n in (*(t.name for t in tensors), *aliases)}
+        found = boxes_of(self.extents.values(), {name: len(shape) for name, shape in shapes.items()})
+        mesh = mesh_of(shapes, found)
+        if mesh is not None:
+            out["fsdp"] = Setting(mesh.fsdp, f"chunks in {METADATA}")
+            out["tp"] = Setting(mesh.tp, f"chunks in {METADATA}")
+            if mesh.tp > 1:
+                out["tp_rule"] = Setting("chunk", "DTensor cuts as torch.chunk does")
+        return out
+
+    # ---- what is no tensor of the model ------------------------------------------------------------------------------
+
+    def value(self, entry: str) -> object:
+        """A value that is no tensor, ready to be carried with the tensors in it."""
+        place = self.metadata.objects[entry]
+        return self.carry(place, (entry,))
+
+    def carry(self, place: Place, key: Key) -> object:
+        part = self.chunks.archive(place)
+        for step, tensor in walk(part.value, place.file):
+            if type(tensor) is TensorRef:
+                made = part.extent((*key, *step), tensor)
+                self.carried[place.file, made.key] = evolve(made, storage=f"{place.start}:{made.storage}")
+        own = mapped(part.value, lambda t: evolve(t, storage=evolve(t.storage, name=f"{place.start}:{t.storage.name}")))
+        return lifted(own, place.file)
+
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        """Raises: UcplError E455."""
+        out = []
+        for number, entries in sorted(self.roles.groups.items()):
+            hyper = {key: self.hyper(entry) for key, entry in entries.items()}
+            params = hyper.pop("params", None)
+            members = params if isinstance(params, list) else []
+            where = Value(self.root / METADATA, METADATA, (entries.get("params", f"param_groups {number}"),), params)
+            if params is None or any(not isinstance(name, str) or name not in self.roles.weights for name in members):
+                where.wrong("a list of parameters of the model")
+            out.append(ParameterGroup(str(number), tuple(str(name) for name in members), hyper))
+        return tuple(out) if out else self.flat_groups()
+
+    def hyper(self, entry: str) -> object:
+        stored = self.metadata.tensors.get(entry)
+        if stored is None:
+            return self.value(entry)
+        if len(stored.chunks) != 1:
+            fail("E460", f"`{entry}` is a tensor in chunks", Label(str(self.root / METADATA), where=entry))
+        return self.carry(stored.chunks[0].place, (entry,))
+
+    def flat_groups(self) -> tuple[ParameterGroup, ...]:
+        """Of a state dict whose optimizer was flattened, each parameter has its hyper-parameters: equal ones are a group."""
+        found: dict[str, tuple[dict[str, object], list[str]]] = {}
+        for name in self.roles.states:
+            hyper = {key: self.hyper(entry) for key, entry in self.roles.hypers.get(name, {}).items()}
+            found.setdefault(repr(sorted(hyper.items())), (hyper, []))[1].append(name)
+        return tuple(ParameterGroup(str(n), tuple(names), h) for n, (h, names) in enumerate(found.values()))
+
+    def kept(self, carried: dict[object, object]) -> tuple[str, str, dict[str, object]]:
+        """Framework, version and values of the run that a conversion has kept, which are taken out of what is carried."""
+        top, last = ENVELOPE
+        held = carried.get(top)
+        if not isinstance(held, dict) or last not in held:
+            return "dcp", "", {}
+        said = Value(self.root / METADATA, METADATA, ENVELOPE, held.pop(last))
+        if not held:
+            del carried[top]
+        blobs = decode(said.at("blobs").held)
+        if not isinstance(blobs, dict) or not all(isinstance(key, str) for key in blobs):
+            said.at("blobs").wrong("a dict whose keys are texts")
+        return said.at("framework").text(), said.at("version").text(), {str(key): one for key, one in blobs.items()}
+
+    def rest(self) -> dict[object, object]:
+        """What the run saved beside model and optimizer, in the dicts and lists that it came from."""
+        out = _Node()
+        for entry in self.roles.rest:
+            stored = self.metadata.tensors.get(entry)
+            if stored is not None and len(stored.chunks) != 1:
+                fail(
+                    "E457",
+                    f"`{entry}` is a tensor in {len(stored.chunks)} chunks, and neither of the model nor of the optimizer",
+                    Label(str(self.root / METADATA), where=entry),
+                    remedy="write a spec that names it, and read the folder with --from",
+                )
+            place = self.metadata.objects[entry] if stored is None else stored.chunks[0].place
+            *steps, last = self.metadata.paths[entry]
+            here = out
+            for step in steps:
+                inner = here.setdefault(step, _Node())
+                if not isinstance(inner, _Node):  # a name that is a leaf and a dict, too
+                    inner = here[step] = _Node()
+                here = inner
+            here[last] = self.carry(place, (entry,))
+        return {key: _listed(value) for key, value in out.items()}
+
+
+class _Node(dict[object, object]):
+    """A dict or list of the state dict, as `.metadata` tells of it: keys of a list are its numbers."""
+
+
+def _listed(value: object) -> object:
+    """Plain dicts, and lists where keys count from 0."""
+    if not isinstance(value, _Node):
+        return value
+    made = {key: _listed(inner) for key, inner in value.items()}
+    return [made[n] for n in range(len(made))] if made and set(made) == set(range(len(made))) else made

@@ -1,0 +1,313 @@
+"""A folder of DCP as a target: a file of each rank with an archive a chunk, and `.metadata`, which is known before data moves.
+
+Every chunk is in the file of the first rank that holds it, numbers and other values in rank 0's. `.metadata` is as torch 2.13
+pickles it, which later releases read, too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from attrs import evolve, field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import (
+    Call,
+    Envelope,
+    Global,
+    Scalar,
+    Size,
+    StorageRef,
+    StoredTensor,
+    Structure,
+    TensorRef,
+    TorchDType,
+    key_text,
+)
+from ucpl.records import define
+from ucpl.stores.carrying import Storages, by_place, strides
+from ucpl.stores.checkpoint import Archive, Carried, Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.dcp.metadata import ENVELOPE, METADATA, Step
+from ucpl.stores.inert import LEAVES
+from ucpl.stores.pickles import dumps, unsafe_globals
+from ucpl.stores.plain import EMPTY, empty_tensors
+from ucpl.stores.plain_values import encode
+from ucpl.stores.scalars import number_of
+from ucpl.stores.torch_files import layout_torch_file
+
+__all__ = ["skeleton"]
+
+Shape = tuple[int, ...]
+_ADAM = frozenset({"exp_avg", "exp_avg_sq"})
+# What torch.optim.AdamW keeps of a group beside lr, betas, eps and weight_decay: `dcp.load` wants each key of the optimizer.
+_KEPT = {
+    "amsgrad": False, "foreach": None, "maximize": False, "capturable": False,
+    "differentiable": False, "fused": None, "decoupled_weight_decay": True,
+}  # fmt: skip
+
+
+def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:
+    """Raises: UcplError E471 for a value that would have the name of another."""
+    return _Writer(structure, targets, source).skeleton()
+
+
+@define(eq=False)
+class _File:
+    """One rank's file under construction."""
+
+    archives: list[Archive] = field(factory=list)
+    storage_of: dict[int, str] = field(factory=dict)
+    carried: list[Carried] = field(factory=list)
+    size: int = 0
+
+    def add(self, archive: Archive) -> tuple[int, int, int]:
+        """Its number, where it starts, and its bytes."""
+        number, start, size = len(self.archives), self.size, layout_torch_file(archive.value).size
+        self.archives.append(archive)
+        self.size += size
+        return number, start, size
+
+
+@define(eq=False)
+class _Writer:
+    structure: Structure
+    targets: tuple[StoredTensor, ...]
+    source: Checkpoint
+    files: dict[str, _File] = field(factory=dict)
+    described: dict[str, Call] = field(factory=dict)  # state_dict_metadata
+    chunks: dict[str, list[object]] = field(factory=dict)  # of a tensor: ChunkStorageMetadata
+    places: dict[Call, Call] = field(factory=dict)  # storage_data
+    paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # planner_data
+
+    @property
+    def prefix(self) -> str:
+        return str(self.structure.settings.get("prefix", "model."))
+
+    @property
+    def states(self) -> str:
+        return str(self.structure.settings.get("states") or "optim.state.")
+
+    def skeleton(self) -> Skeleton:
+        self.tensors()
+        self.empty()
+        self.numbers()
+        self.groups()
+        for steps, value in _leaves((), self.source.envelope.carried):
+            self.value(steps, value)
+        self.envelope()
+        files = tuple(
+            SkeletonFile(
+                path=path,
+                value=tuple(file.archives),
+                form="archives",
+                storage_of=file.storage_of,
+                carried=tuple(file.carried),
+            )
+            for path, file in sorted(self.files.items(), key=lambda item: (len(item[0]), item[0]))
+        )
+        held = [one.value for file in self.files.values() for one in file.archives]
+        unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)}))
+        return Skeleton("", (*files, SkeletonFile(METADATA, self.metadata(), "bytes")), unsafe_globals=unsafe)
+
+    def file(self, rank: int) -> tuple[str, _File]:
+        name = f"__{rank}_0.distcp"
+        return name, self.files.setdefault(name, _File())
+
+    # ---- tensors ---------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> None:
+        whole = _whole_shapes(self.targets)
+        for t in sorted(range(len(self.targets)), key=lambda t: self.targets[t].rank):
+            target = self.targets[t]
+            name, offset = _address(target)
+            made = TensorRef(StorageRef("0", target.dtype, target.numel), 0, target.shape, strides(target.shape))
+            number = self.chunk(target.rank, name, offset, Archive(made), whole[name])
+            self.file(target.rank)[1].storage_of[t] = f"{number}:0"
+
+    def chunk(self, rank: int, name: str, offset: Shape, archive: Archive, whole: Shape) -> int:
+        """Raises: UcplError E471."""
+        tensor = archive.value
+        assert isinstance(tensor, TensorRef)
+        mine = self.chunks.get(name)
+        if mine is None:
+            self.claim(name, self.path_of(name))
+            mine = self.chunks[name] = []
+            self.described[name] = _described(tensor.storage.dtype, whole, mine)
+        path, file = self.file(rank)
+        number, start, size = file.add(archive)
+        self.places[_index(name, offset, len(mine))] = _stored(path, start, size)
+        mine.append(_record("ChunkStorageMetadata", {"offsets": Size(offset), "sizes": Size(tensor.shape)}))
+        return number
+
+    def claim(self, name: str, steps: tuple[Step, ...]) -> None:
+        if name in self.paths:
+            fail(
+                "E471",
+                f"two values of the target would be called `{name}`",
+                Label(METADATA, where=name),
+                remedy="another `prefix` or `states` of dcp(...) keeps them apart",
+            )
+        self.paths[name] = steps
+
+    def path_of(self, name: str) -> tuple[Step, ...]:
+        """The nested dicts that a name comes from: those of the prefixes, then the tensor's own, dots and all."""
+        if name.startswith(self.states):
+            owner, _, state = name.removeprefix(self.states).rpartition(".")
+            return (*_split(self.states), owner, state)
+        return (*_split(self.prefix), name.removeprefix(self.prefix))
+
+    def empty(self) -> None:
+        for name, one in empty_tensors(self.source.envelope, self.source.root).items():
+            made = TensorRef(StorageRef("0", one.dtype, 0), 0, one.shape, strides(one.shape))
+            self.chunk(0, self.prefix + name, (0,) * len(one.shape), Archive(made), one.shape)
+
+    def numbers(self) -> None:
+        """Numbers of whole parameters: torch's optimizers keep `step` as a tensor without dims, others as they are."""
+        for state, values in self.source.envelope.scalars.items():
+            for name, value in values.items():
+                entry = f"{self.states}{name}.{state}"
+                one = _tensor_of(value) if state == "step" else value
+                if isinstance(one, Scalar):
+                    made = TensorRef(StorageRef("0", one.dtype, prod(one.shape)), 0, one.shape, strides(one.shape))
+                    self.chunk(0, entry, (0,) * len(one.shape), Archive(made, {"0": one.data}), one.shape)
+                else:
+                    self.value((*_split(self.states), name, state), value)
+
+    # ---- what is no tensor of the model ------------------------------------------------------------------------------
+
+    def groups(self) -> None:
+        top = _split(self.states)[:-1]
+        if not self.source.envelope.scalars and not any(t.states for t in self.structure.tensors):
+            return  # weights alone
+        for number, (name, members) in enumerate(self.structure.groups):
+            hyper = _hyper_of(self.source.envelope, number, name, members)
+            is_adam = any(set(t.states) >= _ADAM for t in self.structure.tensors if t.name in members)
+            for key, value in {**(_KEPT if is_adam else {}), **hyper, "params": list(members)}.items():
+                self.value((*top, "param_groups", number, key), value)
+
+    def value(self, steps: tuple[Step, ...], value: object) -> None:
+        name = ".".join(map(str, steps))
+        storages = Storages(by_place(self.source.carried_extents.values()))
+        made = storages.value(value)
+        path, file = self.file(0)
+        if isinstance(made, TensorRef):
+            self.claim(name, steps)
+            self.chunks[name] = []
+            self.described[name] = _described(made.storage.dtype, made.shape, self.chunks[name])
+            number = self.chunk(0, name, (0,) * len(made.shape), Archive(made), made.shape)
+        else:
+            self.claim(name, steps)
+            number, start, size = file.add(Archive(made))
+            self.described[name] = _record("BytesStorageMetadata", None)
+            self.places[_index(name, None, None)] = _stored(path, start, size)
+        file.carried += [evolve(one, storage=f"{number}:{one.storage}") for one in storages.carried]
+
+    def envelope(self) -> None:
+        """What a framework keeps of a run beside these, for the way back: torch.distributed.checkpoint passes it by."""
+        said = self.source.envelope
+        blobs = {key: value for key, value in said.blobs.items() if key != EMPTY}
+        if blobs:
+            self.value(ENVELOPE, {"framework": said.framework, "version": said.version, "blobs": encode(blobs)})
+
+    def metadata(self) -> bytes:
+        return dumps(
+            _record(
+                "Metadata",
+                {
+                    "state_dict_metadata": dict(self.described),
+                    "planner_data": dict(self.paths),
+                    "storage_data": dict(self.places),
+                    "storage_meta": None,
+                    "version": "1.0.0",
+                },
+            )
+        )
+
+
+# ---- records of torch.distributed.checkpoint ---------------------------------------------------------------------------
+
+
+def _record(name: str, state: object, module: str = "metadata") -> Call:
+    return Call(Global(f"torch.distributed.checkpoint.{module}", name), new=True, state=state)
+
+
+def _index(name: str, offset: Shape | None, number: int | None) -> Call:
+    state: dict[str, object] = {"fqn": name, "index": number}
+    return _record("MetadataIndex", state if offset is None else {**state, "offset": Size(offset)})
+
+
+def _stored(path: str, start: int, size: int) -> Call:
+    return _record("_StorageInfo", {"relative_path": path, "offset": start, "length": size}, "filesystem")
+
+
+def _described(dtype: str, shape: Shape, chunks: list[object]) -> Call:
+    strided = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+    encoding = Call(Global("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"), (0,))
+    properties = _record("TensorProperties", (TorchDType(dtype), strided, False, encoding, False))
+    return _record("TensorStorageMetadata", {"properties": properties, "size": Size(shape), "chunks": chunks})
+
+
+# ---- helpers -----------------------------------------------------------------------------------------------------------
+
+
+def _address(target: StoredTensor) -> tuple[str, Shape]:
+    """Name and begin of a chunk, from its key: as many steps at its end as it has dims are numbers."""
+    name, offset = target.key[: len(target.key) - len(target.shape)], target.key[len(target.key) - len(target.shape) :]
+    begin = tuple(step for step in offset if isinstance(step, int))
+    if len(begin) != len(offset) or not name:
+        fail("E471", f"dcp() has no place for {key_text(target.key)}", Label(METADATA, where=key_text(target.key)))
+    return "/".join(map(str, name)), begin
+
+
+def _whole_shapes(targets: tuple[StoredTensor, ...]) -> dict[str, Shape]:
+    """Of each tensor: as far as its chunks reach."""
+    out: dict[str, Shape] = {}
+    for target in targets:
+        name, begin = _address(target)
+        ends = tuple(a + n for a, n in zip(begin, target.shape, strict=True))
+        out[name] = tuple(map(max, out.get(name, ends), ends)) if ends else ()
+    return out
+
+
+def _split(prefix: str) -> tuple[Step, ...]:
+    """ "optim.state." as steps."""
+    return tuple(step for step in prefix.split(".") if step)
+
+
+def _tensor_of(value: object) -> object:
+    """A count of steps as torch's optimizers keep it: a tensor of f32 without dims."""
+    number = number_of(value)
+    if isinstance(value, Scalar) and value.shape == ():
+        return value
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        return Scalar("f32", (), struct.pack("<f", number))
+    return value
+
+
+def _hyper_of(envelope: Envelope, number: int, name: str, members: tuple[str, ...]) -> dict[str, object]:
+    """The hyper-parameters of a group of the target: of the source's group of the same members, else of its name or number."""
+    groups = envelope.groups
+    same = next((g for g in groups if g.members == members), None) or next((g for g in groups if g.name == name), None)
+    if same is None and number < len(groups):
+        same = groups[number]
+    return dict(same.hyper) if same is not None else {}
+
+
+def _leaves(steps: tuple[Step, ...], value: object) -> Iterator[tuple[tuple[Step, ...], object]]:
+    """The leaves of nested dicts, and of lists that have dicts or tensors in them, as torch.distributed.checkpoint flattens."""
+    if isinstance(value, Mapping) and value and all(type(key) in (str, int) for key in value):
+        for key, inner in value.items():
+            yield from _leaves((*steps, key), inner)
+    elif isinstance(value, list) and any(_has_parts(one) for one in value):
+        for number, inner in enumerate(value):
+            yield from _leaves((*steps, number), inner)
+    elif steps:
+        yield steps, value
+
+
+def _has_parts(value: object) -> bool:
+    if type(value) in LEAVES:
+        return False
+    return isinstance(value, TensorRef | Mapping) or (isinstance(value, list) and any(map(_has_parts, value)))
