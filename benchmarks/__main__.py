@@ -1,6 +1,6 @@
 """make bench: planning, start-up, and conversion beside its peers, in one run on this machine.
 
-    python -m benchmarks [plan] [start] [lsp] [convert] [peer] [--gib 1.5 6] [--pairs 5] [--folder DISK]
+    python -m benchmarks [plan] [start] [lsp] [convert] [peer] [--gib 1.5 6] [--pairs 15 5] [--folder DISK]
 
 Each prints a table in Markdown, keeps it in benchmarks/figures/ and writes it into docs/PERFORMANCE.md. `convert` and `peer`
 need an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python). `convert` makes a checkpoint with real DeepSpeed
@@ -161,12 +161,12 @@ def interop_python() -> str:
 def tables(given: argparse.Namespace) -> dict[str, tuple[Row, Callable[[], Iterable[Row]]]]:
     """The head of each table, and what makes its rows."""
     return {
-        "plan": (PLAN_HEAD, lambda: bench_plan(given.pairs)),
+        "plan": (PLAN_HEAD, lambda: bench_plan(given.pairs[0])),
         "start": (
             ("what", "of a core", "the base's", "ratio", "by the clock", "the base's", "wanted"),
-            lambda: bench_start(given.pairs),
+            lambda: bench_start(given.pairs[0]),
         ),
-        "lsp": (LSP_HEAD, lambda: bench_lsp(given.pairs)),
+        "lsp": (LSP_HEAD, lambda: bench_lsp(given.pairs[0])),
         "convert": (HEAD, lambda: bench_convert(interop_python(), given.pairs, given.gib, given.folder)),
         "peer": (
             ("checkpoint", "ucpl", "ds_to_universal", "ucpl", "ds_to_universal"),
@@ -181,7 +181,13 @@ def main() -> None:
     parser.add_argument(
         "--gib", type=float, nargs="+", default=[1.5, 6.0], help="sizes of the checkpoints of `convert`"
     )
-    parser.add_argument("--pairs", type=int, default=5, help="rounds that count")
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        nargs="+",
+        default=[5],
+        help="rounds that count; of `convert` a number a size, the last for the rest",
+    )
     parser.add_argument("--folder", help="where `convert` writes: on the disk that is to be measured")
     given = parser.parse_args()
     for name, (head, rows) in tables(given).items():
@@ -191,7 +197,9 @@ def main() -> None:
         for cells in rows():
             print(" | ".join(cells), flush=True)
             found.append(cells)
-        table = Table(name, f"make bench {name}", machine(), head, tuple(found))
+        asked = [a for a in sys.argv[1:] if a not in given.which]
+        command = f"python -m benchmarks {' '.join([name, *asked])}" if asked else f"make bench {name}"
+        table = Table(name, command, machine(), head, tuple(found))
         print(f"\n{table}\n", flush=True)
         save(table)
 

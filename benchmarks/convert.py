@@ -133,14 +133,16 @@ class Rounds:
         return statistics.median(run.wall for run in self.runs[name])
 
 
-def bench_convert(python: str, pairs: int, sizes: Sequence[float], folder: str | None) -> Iterator[tuple[str, ...]]:
+def bench_convert(
+    python: str, pairs: Sequence[int], sizes: Sequence[float], folder: str | None
+) -> Iterator[tuple[str, ...]]:
     """A row for each case and size. python: one with DeepSpeed; sizes in GiB; folder: on the disk that is to be measured."""
-    for gib in sizes:
+    for i, gib in enumerate(sizes):
         with tempfile.TemporaryDirectory(prefix="ucpl-bench-", dir=folder) as made:
             top = Path(made)
             source = _checkpoint(python, top, gib)
             size = sum(p.stat().st_size for p in source.rglob("*") if p.is_file())
-            found = _rounds(python, source, top, pairs)
+            found = _rounds(python, source, top, pairs[min(i, len(pairs) - 1)])
             yield from rows_of(found, size)
 
 
