@@ -13,7 +13,9 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from tests.fuzz.reader import run
+from attrs import evolve
+
+from tests.fuzz.reader import Reader, Ready, run
 from tests.fuzz.readers import READERS
 
 # Most of what an input writes is gone with it: where memory has a folder with room, none waits for a disk.
@@ -23,6 +25,14 @@ MEMORY, ROOM = Path("/dev/shm"), 1 << 30
 def memory() -> Path | None:
     has_room = "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM
     return MEMORY if has_room else None
+
+
+def prepared(reader: Reader, folder: Path) -> Ready:
+    """What is there before the first input is no garbage later on, either."""
+    ready = reader.prepare(folder)
+    gc.collect()
+    gc.freeze()
+    return ready
 
 
 def main() -> int:
@@ -41,7 +51,8 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory(prefix="ucpl-fuzz-", dir=memory()) as folder:
             numbers = iter(range(given.first, given.first + given.inputs))
-            outcome = run(reader, Path(folder), given.seed, numbers, given.failures, told=partial(print, flush=True))
+            ready = evolve(reader, prepare=partial(prepared, reader))
+            outcome = run(ready, Path(folder), given.seed, numbers, given.failures, told=partial(print, flush=True))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         print(outcome.text(), f"  peak so far: {peak} MiB", sep="\n", flush=True)
         failed |= bool(outcome.failures)

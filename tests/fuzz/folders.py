@@ -12,6 +12,7 @@ from attrs import define, evolve, field, frozen
 import ucpl
 from tests.fuzz.containers import FIXTURES, tensors_of, torch_file_of, torch_files
 from tests.fuzz.damage import LONELY, Kept, damage_bytes, damage_value
+from tests.fuzz.lessened import every_kind, small
 from tests.fuzz.odd import ODD, clear
 from tests.fuzz.remembered import Remembered
 from ucpl.conversion.opening import infer
@@ -157,7 +158,9 @@ class Folders:
         made = framework(plan.target.framework).skeleton(plan.target, plan.targets, opened, None)
         values = [file.value for file in made.files if file.form == "torch"]
         kinds = {tuple(value) if isinstance(value, dict) else (): value for value in values}
-        for value in (*values[:1], *kinds.values()):  # shards are many and alike
+        for value in {
+            id(value): value for value in (*values[:1], *kinds.values())
+        }.values():  # shards are many and alike
             dump_pickle(value)
 
 
@@ -182,12 +185,14 @@ def named(folder: Path) -> NamedFiles:
 
 
 def deepspeed(folder: Path) -> Folders:
-    """A copy of each stored checkpoint, whatever its kind."""
-    made = []
-    for source in sorted((FIXTURES / "deepspeed").iterdir()):
-        if source.is_dir():
-            made.append(Folder.of(copied(source, folder)))
-    return Folders(made)
+    """A copy of each stored checkpoint, whatever its kind; and small ones, which are read eight times as often."""
+    few = [Folder.of(path) for path in every_kind(folder)]
+    return Folders([*stored(folder), *few * 8])
+
+
+def stored(folder: Path) -> list[Folder]:
+    found = sorted(path for path in (FIXTURES / "deepspeed").iterdir() if path.is_dir())
+    return [Folder.of(copied(source, folder)) for source in found]
 
 
 def universal(folder: Path) -> Folders:
@@ -209,28 +214,11 @@ def plain(folder: Path) -> Folders:
     return Folders([Folder.of(whole), *few * 5])
 
 
-FEW = ("blocks.1.*", "blocks.0.attn.*", "blocks.0.mlp.*", "blocks.0.ln2.*", "wpe.weight", "ln_f.*", "mix")
-
-
-DENSE = (("z0_dp2_bf16", "zero0(dp=2)"), ("z2_dp3_frozen", "zero2(dp=3)"), ("z3_dp2_subgroup", "zero3(dp=2)"))
-
-
-def small(name: str, to: str, folder: Path) -> Path:
-    """A dense checkpoint with the parameters of one norm, a scalar, a buffer and the tied head, in another layout."""
-    made = folder / f"{name}-{to[:5]}-few"
-    if not made.exists():
-        ucpl.convert(str(FIXTURES / "deepspeed" / name), str(made), to, workers=1, drop=FEW)
-    if (made / "plain.pt").exists():
-        return made / "plain.pt"
-    return next((p for p in made.iterdir() if (p / "zero").is_dir()), made)
-
-
 def writers(folder: Path) -> Folders:
-    """Every source, handed on to writers of every kind; small ones of dense stages every second time."""
-    every = [*deepspeed(folder).folders, *universal(folder).folders, *plain(folder).folders]
-    every = [one for one in every if one.parts]
-    few = [Folder.of(small(name, to, folder)) for name, to in DENSE]
-    return Folders([*every, *few * (len(every) // len(few))], writes=True)
+    """Every source, handed on to writers of every kind; small ones are read eight times as often."""
+    every = [*stored(folder), *universal(folder).folders[:2], *plain(folder).folders[:1]]
+    some = [*every_kind(folder), small("z1_dp4", "universal(stage=1)", folder), small("z1_dp2_bf16", "plain()", folder)]
+    return Folders([*every, *[Folder.of(path) for path in some] * 8], writes=True)
 
 
 TAGS = (

@@ -11,7 +11,7 @@ from attrs import define, frozen
 
 from tests.fuzz.containers import FIXTURES
 from tests.fuzz.damage import damage_bytes, damage_value
-from tests.fuzz.folders import DENSE, small
+from tests.fuzz.lessened import every_kind
 from tests.fuzz.plans import json_of
 from tests.fuzz.small import stored
 from ucpl.conversion.given import Called, Given, called, config_at
@@ -138,7 +138,7 @@ NUMBERS = (
 RANKS_WRITTEN = 64
 LIKELY = ("1", "2", "3", "4", "1", "2")
 OTHERS = ("stages", "partition", "kv_heads", "ep", "etp", "mp", "dp", "n", "", "²", "layers", "vocab", "sequence", "tp")
-SOURCES = (  # and small ones of dense stages, twice as often
+SOURCES = (  # and small ones of each, eight times as often
     "z1_dp2_bf16",
     "z0_dp2_bf16",
     "z3_dp2_subgroup",
@@ -175,10 +175,9 @@ class Calls:
 
     @classmethod
     def prepare(cls, folder: Path) -> Calls:
-        few = [small(name, to, folder) for name, to in DENSE]
-        every = [*(FIXTURES / "deepspeed" / name for name in SOURCES), *few]
+        every = [*(FIXTURES / "deepspeed" / name for name in SOURCES), *every_kind(folder, *SOURCES)]
         made = [source_side(open_checkpoint(path), None, Given()) for path in every]
-        made += made[len(SOURCES) :]
+        made += made[len(SOURCES) :] * 7
         spec, whole = stored(folder)
         described = called(f"{spec}:whole()")
         made.append(source_side(open_checkpoint(whole, described), described, Given()))
