@@ -307,3 +307,48 @@ def test_chunks_that_are_no_grid_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UcplError, match="the chunks of `w` are no grid") as found:
         ucpl.infer(tmp_path)
     assert found.value.diagnostics[0].code == "E523"
+
+
+def test_shards_of_safetensors_are_read_exactly(tmp_path: Path) -> None:
+    """As HuggingFaceStorageWriter saves them: weights alone, an empty chunk among them."""
+    ucpl.convert(FIXTURES / "hf_sharded_w4", tmp_path / "plain.pt", to="plain()")
+    assert_equal(
+        {n.removeprefix("model."): t for n, t in held_by_plain(tmp_path / "plain.pt").items()}, truth("hf_sharded_w4")
+    )
+    found = open_checkpoint(FIXTURES / "hf_sharded_w4")
+    assert (found.envelope.settings["fsdp"].value, found.envelope.settings["tp"].value) == (4, 1)
+    ucpl.convert(FIXTURES / "hf_sharded_w4", tmp_path / "made", to="dcp(fsdp = 3)")
+    held = {name: torch.zeros_like(tensor) for name, tensor in truth("hf_sharded_w4").items()}
+    state: dict[str, object] = {**held}
+    load(state, checkpoint_id=tmp_path / "made", no_dist=True)
+    assert_equal(held, truth("hf_sharded_w4"))
+
+
+@pytest.mark.parametrize(
+    ("gone", "code", "said"),
+    [
+        (2, "E452", "the shard of rank 2 is missing"),
+        (3, "E452", "the shard of rank 3 is missing"),
+        (1, "E452", "rank 1"),
+    ],
+)
+def test_a_shard_that_is_gone_is_named(tmp_path: Path, gone: int, code: str, said: str) -> None:
+    shutil.copytree(FIXTURES / "hf_sharded_w4", tmp_path / "folder")
+    (tmp_path / f"folder/shard-0000{gone}-model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(UcplError, match=said) as found:
+        open_checkpoint(tmp_path / "folder")
+    assert found.value.diagnostics[0].code == code
+
+
+def test_what_lightning_keeps_beside_the_chunks_goes_along(tmp_path: Path) -> None:
+    """Its FSDPStrategy saves model and optimizers in chunks, and loops, callbacks and schedulers in a file beside them."""
+    shutil.copytree(FIXTURES / "hsdp_2x2", tmp_path / "run")
+    meta = {"epoch": 2, "loops": {"fit_loop": {"state": torch.arange(3)}}, "pytorch-lightning_version": "2.6.6"}
+    torch.save(meta, tmp_path / "run/meta.pt")
+    ucpl.convert(tmp_path / "run", tmp_path / "made", to="dcp(fsdp = 3)")
+    found = torch.load(tmp_path / "made/meta.pt")
+    assert found.pop("loops")["fit_loop"]["state"].tolist() == [0, 1, 2] and found == {
+        "epoch": 2,
+        "pytorch-lightning_version": "2.6.6",
+    }
+    assert ucpl.compare(tmp_path / "run", tmp_path / "made")

@@ -57,8 +57,11 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
     Raises: UcplError E472 where nothing says which dims these are.
     """
     degree = base.asked(TP)
+    tensors = (item for item in base.model.items if isinstance(item, nodes.Tensor))
+    # What has no dims is no buffer, and FSDP would cut it.
+    pointlike = [_entry(t.path, (nodes.Rest(),)) for t in tensors if t.kind != "buffer" and not t.dims]
     if degree <= 1:
-        return Extended(base.library, base.call)
+        return extended(base, TARGET, (), pointlike) if pointlike else Extended(base.library, base.call)
     if not any(one.dim is not None for one in shardings.values()):
         fail(
             "E472",
@@ -77,7 +80,7 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
         if shardings[owner].dim is not None
     ]
     note = ("cuts over tp", f"{len(entries)} tensors", "along the dims that the source cuts, as torch.chunk does")
-    return evolve(extended(base, TARGET, (), entries), notes=(note,))
+    return evolve(extended(base, TARGET, (), [*entries, *pointlike]), notes=(note,))
 
 
 def _by_fsdp() -> nodes.Axis:
@@ -119,7 +122,7 @@ def _by_dims(base: Base, checkpoint: Checkpoint, shapes: Mapping[str, Shape], bo
             for d, w in enumerate(parts)
         ]
         lines.append(f"  {quote(name)} = {' '.join(axes) if axes else '...'}  as {quote('{prefix}' + name)}")
-    asked = {n: base.inherited[n][0] for n in ("prefix", "states")}
+    asked = {n: base.inherited[n][0] for n in ("prefix", "states", "file")}
     said = ", ".join(f"{n} = {quote(str(value))}" for n, value in asked.items())
     axes_said = [f"{_AXIS}{d}" for d in range(dims)]
     text = "\n".join(
@@ -128,7 +131,7 @@ def _by_dims(base: Base, checkpoint: Checkpoint, shapes: Mapping[str, Shape], bo
             f"layout {STORED}({', '.join((*(f'{a} = {n}' for a, n in zip(axes_said, degrees, strict=True)), said))}) of any {{",
             "  framework dcp(prefix = prefix, states = states)",
             *((f"  mesh {' '.join(axes_said)}",) if axes_said else ()),
-            '  file weights = dcp ".metadata"',
+            '  file weights = dcp "{file}"',
             "  group * = model",
             *lines,
             '  state * of * = like  as "{states}{name}.{state}"',

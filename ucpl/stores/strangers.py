@@ -60,14 +60,6 @@ def _distributed_below(path: Path) -> Iterator[Path]:
 
 
 def _refuse_distributed(path: Path) -> NoReturn:
-    if (path / "meta.pt").is_file():
-        _refuse(
-            path,
-            f"{path} is a sharded checkpoint of Lightning's FSDPStrategy or ModelParallelStrategy",
-            f"`python -m lightning.pytorch.utilities.consolidate_checkpoint {quote(str(path))}` makes one file of it, "
-            f'{BY_LAYOUT} "{path.name}.consolidated" key "state_dict/{{key}}"',
-            path / METADATA,
-        )
     _refuse(
         path,
         f"{path} is a folder of Megatron-Core's distributed format (torch_dist)",

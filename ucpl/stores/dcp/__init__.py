@@ -13,12 +13,13 @@ from pathlib import Path
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.dcp.metadata import METADATA, read_metadata
+from ucpl.stores.dcp.shards import opened_shards, shards_in
 from ucpl.stores.texts import names_like
 from ucpl.stores.watching import watched
 
 __all__ = ["DCP", "METADATA"]
 
-OTHERS = ("meta.pt", "common.pt", "metadata.json")
+OTHERS = ("common.pt", "metadata.json")
 
 
 class DCP:
@@ -26,7 +27,9 @@ class DCP:
     known_globals: frozenset[str] = frozenset()
 
     def recognises(self, path: Path) -> bool:
-        """A folder with `.metadata` and *.distcp, and none of the files that Lightning or Megatron-Core have beside them."""
+        """A folder with `.metadata` and *.distcp, and none of the files that Megatron-Core has beside them."""
+        if path.is_dir() and shards_in(path):
+            return True
         if not path.is_dir() or not (path / METADATA).is_file() or any((path / name).exists() for name in OTHERS):
             return False
         return bool(names_like(path, ".distcp"))
@@ -34,6 +37,8 @@ class DCP:
     @watched
     def open(self, path: Path) -> Checkpoint:
         """Read all headers. Raises: UcplError E452, E455, E520-E524, and what the files raise (E400-E427)."""
+        if shards_in(path):
+            return opened_shards(path)
         from ucpl.stores.dcp.reading import opened  # most checkpoints are others
 
         return opened(path, read_metadata(path))

@@ -18,7 +18,7 @@ from ucpl.records import define
 from ucpl.stores.dcp.metadata import METADATA, Chunk, Place, Stored
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 
-__all__ = ["Chunks", "address"]
+__all__ = ["Chunks", "address", "demand_whole"]
 
 CELLS_MAX = 1 << 22  # of the grid that the edges of a tensor's boxes make
 
@@ -72,7 +72,7 @@ class Chunks:
                     Label(str(self.root / METADATA), stored.dtype, where=name),
                     Label(str(self.root / extent.file), extent.dtype, where=f"byte {chunk.place.start}"),
                 )
-        _demand_whole(name, stored, self.root)
+        demand_whole(name, stored, self.root / METADATA)
         return {extent.key: extent for _, extent in found}
 
     def extent(self, name: str, chunk: Chunk, part: TorchFile, tensor: TensorRef) -> Extent:
@@ -110,8 +110,8 @@ class Chunks:
         return placed, self.extent(name, placed, part, tensor)
 
 
-def _demand_whole(name: str, stored: Stored, root: Path) -> None:
-    """Boxes cover each element once. Raises: UcplError E521."""
+def demand_whole(name: str, stored: Stored, path: Path) -> None:
+    """Boxes cover each element once. path: the file that describes them. Raises: UcplError E521, E523."""
     shape = stored.shape
     if 0 in shape:
         return
@@ -123,7 +123,7 @@ def _demand_whole(name: str, stored: Stored, root: Path) -> None:
     for edge in edges:
         cells *= len(edge) - 1
     if cells > CELLS_MAX:
-        fail("E523", f"`{name}` falls into more than {CELLS_MAX} cells", Label(str(root / METADATA), where=name))
+        fail("E523", f"`{name}` falls into more than {CELLS_MAX} cells", Label(str(path), where=name))
     count = np.zeros(tuple(len(edge) - 1 for edge in edges), dtype=np.int32)
     for c in stored.chunks:
         box = tuple(
@@ -140,7 +140,7 @@ def _demand_whole(name: str, stored: Stored, root: Path) -> None:
     ]
     what = "is in no chunk" if not holders else f"is in {len(holders)} chunks"
     places = [
-        Label(str(root / c.place.file), f"{list(c.shape)} at {list(c.offset)}", where=f"byte {c.place.start}")
+        Label(str(path.parent / c.place.file), f"{list(c.shape)} at {list(c.offset)}", where=f"byte {c.place.start}")
         for c in holders[:2]
     ]
-    fail("E521", f"element {element} of `{name}` {what}", Label(str(root / METADATA), where=name), *places)
+    fail("E521", f"element {element} of `{name}` {what}", Label(str(path), where=name), *places)

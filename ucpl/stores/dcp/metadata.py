@@ -20,9 +20,12 @@ from ucpl.stores.pickles import load_pickle
 from ucpl.stores.texts import demand_inside, read_small
 from ucpl.stores.values import Value
 
-__all__ = ["ENVELOPE", "METADATA", "Chunk", "Metadata", "Place", "Step", "Stored", "read_metadata"]
+__all__ = ["ENVELOPE", "META", "METADATA", "Chunk", "Metadata", "Place", "Step", "Stored", "read_metadata"]
 
 METADATA = ".metadata"
+META = (
+    "meta.pt"  # beside it, where Lightning's FSDPStrategy saves all that is in no chunk: loops, callbacks, schedulers
+)
 ENVELOPE = ("ucpl", "envelope")  # where a target keeps what a framework's run has that has no place in a state dict
 Shape = tuple[int, ...]
 Step = str | int
@@ -35,7 +38,7 @@ class Place:
 
     file: str  # relative to the folder
     start: int
-    size: int
+    size: int | None  # None: to its end
 
 
 @frozen

@@ -14,7 +14,7 @@ from ucpl.stores.carrying import lifted, mapped
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.chunks import Chunks, address
 from ucpl.stores.dcp.mesh import boxes_of, mesh_of
-from ucpl.stores.dcp.metadata import ENVELOPE, METADATA, Metadata, Place
+from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Metadata, Place
 from ucpl.stores.dcp.roles import Roles, roles_of
 from ucpl.stores.pickles import walk
 from ucpl.stores.plain_values import decode
@@ -58,6 +58,8 @@ class _Opened:
         settings = self.settings(tensors, aliases)
         carried = self.rest()
         framework, version, blobs = self.kept(carried)
+        if (self.root / META).is_file():
+            blobs[META] = self.carry(Place(META, 0, None), (META,))
         return Checkpoint(
             top=self.root,
             root=self.root,
@@ -77,7 +79,7 @@ class _Opened:
             ),
             tensors=tensors,
             aliases=aliases,
-            files=self.metadata.files,
+            files=(*self.metadata.files, *((META,) if META in blobs else ())),
             remarks=(
                 *(one.message for one in self.chunks.amiss),
                 *(f"`{a}` has the bytes of `{o}`: tied" for a, o in aliases.items()),
@@ -182,6 +184,7 @@ class _Opened:
         """The prefixes of names, and the mesh that the chunks lie on, where there is one."""
         origin = f"names in {METADATA}"
         out = {"prefix": Setting(self.roles.prefix, origin), "states": Setting(self.roles.states_prefix, origin)}
+        out["file"] = Setting(METADATA, "its name")
         out["masters"] = Setting(int(any("fp32" in states for states in self.states.values())), origin)
         shapes = {self.roles.weights[n]: self.shape(n) for n in (*(t.name for t in tensors), *aliases)}
         found = boxes_of(self.extents.values(), {name: len(shape) for name, shape in shapes.items()})

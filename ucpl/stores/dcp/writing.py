@@ -29,7 +29,7 @@ from ucpl.extents import (
 from ucpl.records import define
 from ucpl.stores.carrying import Storages, by_place, strides
 from ucpl.stores.checkpoint import Archive, Carried, Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.dcp.metadata import ENVELOPE, METADATA, Step
+from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Step
 from ucpl.stores.inert import LEAVES
 from ucpl.stores.pickles import dumps, unsafe_globals
 from ucpl.stores.plain import EMPTY, empty_tensors
@@ -107,9 +107,18 @@ class _Writer:
             )
             for path, file in sorted(self.files.items(), key=lambda item: (len(item[0]), item[0]))
         )
-        held = [one.value for file in self.files.values() for one in file.archives]
+        more = self.meta()
+        held = [one.value for file in self.files.values() for one in file.archives] + [one.value for one in more]
         unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)}))
-        return Skeleton("", (*files, SkeletonFile(METADATA, self.metadata(), "bytes")), unsafe_globals=unsafe)
+        return Skeleton("", (*files, SkeletonFile(METADATA, self.metadata(), "bytes"), *more), unsafe_globals=unsafe)
+
+    def meta(self) -> tuple[SkeletonFile, ...]:
+        """Lightning's file of all that is in no chunk, as it was."""
+        if META not in self.source.envelope.blobs:
+            return ()
+        storages = Storages(by_place(self.source.carried_extents.values()))
+        value = storages.value(self.source.envelope.blobs[META])
+        return (SkeletonFile(path=META, value=value, carried=tuple(storages.carried)),)
 
     def file(self, rank: int) -> tuple[str, _File]:
         name = f"__{rank}_0.distcp"
@@ -207,7 +216,7 @@ class _Writer:
     def envelope(self) -> None:
         """What a framework keeps of a run beside these, for the way back: torch.distributed.checkpoint passes it by."""
         said = self.source.envelope
-        blobs = {key: value for key, value in said.blobs.items() if key != EMPTY}
+        blobs = {key: value for key, value in said.blobs.items() if key not in (EMPTY, META)}
         if blobs:
             self.value(ENVELOPE, {"framework": said.framework, "version": said.version, "blobs": encode(blobs)})
 
