@@ -13,6 +13,7 @@ from pathlib import Path
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.dcp.metadata import METADATA, read_metadata
+from ucpl.stores.dcp.per_rank import opened_ranks, ranks_in
 from ucpl.stores.dcp.shards import opened_shards, shards_in
 from ucpl.stores.texts import names_like
 from ucpl.stores.watching import watched
@@ -28,7 +29,7 @@ class DCP:
 
     def recognises(self, path: Path) -> bool:
         """A folder with `.metadata` and *.distcp, and none of the files that Megatron-Core has beside them."""
-        if path.is_dir() and shards_in(path):
+        if path.is_dir() and (shards_in(path) or ranks_in(path)):
             return True
         if not path.is_dir() or not (path / METADATA).is_file() or any((path / name).exists() for name in OTHERS):
             return False
@@ -39,6 +40,8 @@ class DCP:
         """Read all headers. Raises: UcplError E452, E455, E520-E524, and what the files raise (E400-E427)."""
         if shards_in(path):
             return opened_shards(path)
+        if ranks_in(path):
+            return opened_ranks(path)
         from ucpl.stores.dcp.reading import opened  # most checkpoints are others
 
         return opened(path, read_metadata(path))

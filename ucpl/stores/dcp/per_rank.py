@@ -1,0 +1,214 @@
+"""State dicts of DTensors, one of each rank: `model_world_size_8_rank_3.pt`, as verl names them. Weights alone.
+
+A DTensor's pickle has the rank's part, the whole shape, the placements and the rank's coordinates on the mesh. Where a mesh dim
+replicates, the first copy is read, and the others are held against it by their CRCs.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from attrs import evolve, field
+
+from ucpl.errors import Diagnostic, Label, fail
+from ucpl.extents import Call, Envelope, Extent, Global, Key, NamedTensor, Setting, TensorRef
+from ucpl.records import define, frozen
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.dcp.chunks import address, demand_whole
+from ucpl.stores.dcp.mesh import boxes_of, mesh_of
+from ucpl.stores.dcp.metadata import Chunk, Place, Stored
+from ucpl.stores.texts import names_like
+from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.values import Value
+
+__all__ = ["FILE", "opened_ranks", "ranks_in"]
+
+FILE = "model.pt"  # what layouts call the weights, however many ranks have saved them
+_RANK = re.compile(r"(?P<what>model|optim|extra_state)_world_size_(?P<ranks>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt")
+
+Shape = tuple[int, ...]
+
+
+def ranks_in(path: Path) -> list[str]:
+    """Files of a folder that are called as ranks' weights are."""
+    found = ((name, _RANK.fullmatch(name)) for name in names_like(path, ".pt"))
+    return [name for name, match in found if match is not None and match["what"] == "model"]
+
+
+@frozen
+class _Part:
+    """What one rank has of a tensor. begin, coordinates: None of a tensor that is no DTensor."""
+
+    extent: Extent
+    shape: Shape  # whole
+    placements: tuple[
+        tuple[str, int], ...
+    ] = ()  # of each mesh dim: the class of its placement, and the dim that it cuts
+    at: Shape = ()  # coordinates on the mesh
+
+
+@define(eq=False)
+class _Ranks:
+    root: Path
+    parts: dict[str, list[_Part]] = field(factory=dict)
+    extents: dict[tuple[str, Key], Extent] = field(factory=dict)
+    amiss: list[Diagnostic] = field(factory=list)
+
+    def read(self, name: str) -> None:
+        part = read_torch_file(self.root, name)
+        for tensor, value in Value.of(part).named():
+            found = _dtensor(value, part)
+            if found is not None:
+                self.parts.setdefault(tensor, []).append(found)
+
+    def settle(self, name: str) -> NamedTensor | None:
+        """The tensor, with a chunk for each box that it falls into. Raises: UcplError E521, E522."""
+        parts = self.parts[name]
+        first = parts[0]
+        sizes = [max(p.at[i] for p in parts) + 1 for i in range(len(first.placements))]
+        chunks: dict[Shape, tuple[Chunk, Extent]] = {}
+        for one in parts:
+            if one.shape != first.shape or one.extent.dtype != first.extent.dtype:
+                self.unlike(name, first, one)
+            begin, shape = _box(one, sizes)
+            if shape != one.extent.shape:
+                fail(
+                    "E522",
+                    f"`{name}` of {one.extent.file} is {list(one.extent.shape)}, and its placements make {list(shape)} of it",
+                    Label(str(self.root / one.extent.file), where=name),
+                )
+            if 0 in shape:
+                continue
+            chunk = Chunk(begin, shape, Place(one.extent.file, one.extent.storage_start, None))
+            known = chunks.setdefault(begin, (chunk, evolve(one.extent, key=address(name, begin))))
+            self.hold(name, known[1], one.extent)
+        if 0 in first.shape:
+            return None
+        held = tuple(chunk for chunk, _ in chunks.values())
+        demand_whole(name, Stored(first.extent.dtype, first.shape, held), self.root / first.extent.file)
+        self.extents |= {(FILE, extent.key): extent for _, extent in chunks.values()}
+        kind = "buffer" if not first.placements and any(p[0].placements for p in self.parts.values()) else "parameter"
+        return NamedTensor(name, first.shape, first.extent.dtype, kind)
+
+    def hold(self, name: str, kept: Extent, other: Extent) -> None:
+        """Copies of one box have equal bytes, as far as CRCs tell of storages that they fill."""
+        fill = [e.numel and e.is_contiguous and e.crc is not None for e in (kept, other)]
+        if all(fill) and kept.storage_bytes == other.storage_bytes and kept.crc != other.crc:
+            self.amiss.append(
+                Diagnostic(
+                    "E700",
+                    f"copies of `{name}` differ: {kept.file} is read, and {other.file} has other values",
+                    (Label(str(self.root / kept.file), where=name), Label(str(self.root / other.file), where=name)),
+                    remedy="find out which rank is right before you convert: replicas of one run are equal",
+                )
+            )
+
+    def unlike(self, name: str, a: _Part, b: _Part) -> None:
+        fail(
+            "E456",
+            f"`{name}` is {list(a.shape)} {a.extent.dtype} in one file, and {list(b.shape)} {b.extent.dtype} in another",
+            Label(str(self.root / a.extent.file), f"{list(a.shape)} {a.extent.dtype}", where=name),
+            Label(str(self.root / b.extent.file), f"{list(b.shape)} {b.extent.dtype}", where=name),
+        )
+
+
+def opened_ranks(root: Path) -> Checkpoint:
+    """Read all headers. Raises: UcplError E452, E455, E456, E521, E522, and what the files raise (E400-E427)."""
+    names = _all_ranks(root, ranks_in(root))
+    ranks = _Ranks(root)
+    for name in names:
+        ranks.read(name)
+    tensors = tuple(t for t in map(ranks.settle, ranks.parts) if t is not None)
+    origin = f"state dicts of {len(names)} ranks"
+    settings = {"prefix": Setting("", origin), "states": Setting("", origin), "masters": Setting(0, origin)}
+    settings["file"] = Setting(FILE, origin)
+    shapes = {t.name: t.shape for t in tensors}
+    mesh = mesh_of(shapes, boxes_of(ranks.extents.values(), {name: len(shape) for name, shape in shapes.items()}))
+    if mesh is not None:
+        settings |= {axis: Setting(n, origin) for axis, n in (("fsdp", mesh.fsdp), ("tp", mesh.tp))}
+        settings |= {"tp_rule": Setting("chunk", "DTensor cuts as torch.chunk does")} if mesh.tp > 1 else {}
+    others = sorted({m["what"] for n in names_like(root, ".pt") if (m := _RANK.fullmatch(n)) and m["what"] != "model"})
+    return Checkpoint(
+        top=root,
+        root=root,
+        tag=None,
+        framework="dcp",
+        version="",
+        extents=ranks.extents,
+        carried_extents={},
+        envelope=Envelope("dcp", settings=settings),
+        tensors=tensors,
+        aliases={},
+        files=tuple(names),
+        remarks=(
+            *(one.message for one in ranks.amiss),
+            *(f"{what}_world_size_* is not read: the weights alone are converted" for what in others),
+        ),
+        amiss=tuple(ranks.amiss),
+    )
+
+
+def _all_ranks(root: Path, names: list[str]) -> list[str]:
+    """In order of their ranks: as many as each says. Raises: UcplError E452, E454."""
+    found = {int(m["rank"]): (name, int(m["ranks"])) for name in names if (m := _RANK.fullmatch(name)) is not None}
+    said = sorted({ranks for _, ranks in found.values()})
+    if len(said) > 1:
+        fail("E454", f"{root} has weights of runs of {' and of '.join(map(str, said))} ranks", Label(str(root)))
+    missing = next((rank for rank in range(said[0]) if rank not in found), None)
+    if missing is not None:
+        name = f"model_world_size_{said[0]}_rank_{missing}.pt"
+        fail("E452", f"{name} is missing: {said[0]} ranks have saved", Label(str(root / name), "not there"))
+    return [name for _, (name, _) in sorted(found.items())]
+
+
+def _dtensor(value: Value, part: TorchFile) -> _Part | None:
+    """A DTensor, or a tensor that every rank has whole. None: a value that is no tensor."""
+    held = value.held
+    if isinstance(held, TensorRef):
+        return _Part(part.extent(value.key, held), held.shape)
+    if not isinstance(held, Call) or Global("torch.distributed.tensor", "DTensor") not in held.args:
+        return None
+    state = held.args[-1]
+    slots = state[1] if isinstance(state, tuple) and len(state) > 1 else state
+    told = Value(value.path, value.file, value.key, slots)
+    local, spec = told.at("_local_tensor").tensor(), _state(told.at("_spec"))
+    meta = spec.at("tensor_meta")
+    size = meta.held.args[0] if isinstance(meta.held, Call) and meta.held.args else None
+    shape = Value(meta.path, meta.file, meta.key, size)
+    at = _state(spec.at("mesh")).at("_coordinate_on_dim")
+    placements = tuple(_placement(one) for one in spec.at("placements").items())
+    if len(at.shape()) != len(placements):
+        at.wrong(f"coordinates on {len(placements)} dims")
+    return _Part(part.extent(value.key, local), shape.shape(), placements, at.shape())
+
+
+def _placement(value: Value) -> tuple[str, int]:
+    held = value.held
+    if not isinstance(held, Call) or not isinstance(held.function, Global):
+        value.wrong("a placement")
+    name = held.function.name
+    if name == "Replicate":
+        return name, -1
+    if name not in ("Shard", "_StridedShard"):
+        value.wrong("Shard or Replicate")
+    return name, _state(value).at("dim").whole()
+
+
+def _state(value: Value) -> Value:
+    """The attributes of an object."""
+    state = value.held.state if isinstance(value.held, Call) else None
+    return Value(value.path, value.file, value.key, state)
+
+
+def _box(part: _Part, sizes: list[int]) -> tuple[Shape, Shape]:
+    """Where a rank's part begins, and its shape: strided placements cut what the others leave."""
+    begin, shape = [0] * len(part.shape), list(part.shape)
+    order = sorted(range(len(part.placements)), key=lambda i: part.placements[i][0] == "_StridedShard")
+    for i in order:
+        dim = part.placements[i][1]
+        if 0 <= dim < len(shape):
+            each = -(-shape[dim] // sizes[i])
+            low = min(shape[dim], part.at[i] * each)
+            begin[dim], shape[dim] = begin[dim] + low, min(each, shape[dim] - low)
+    return tuple(begin), tuple(shape)
