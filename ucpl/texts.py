@@ -29,7 +29,9 @@ def read_text(path: Path) -> str:
                 fail("E184", f"{path} is no regular file", Label(str(path)))
             data = file.read(TEXT_MAX + 1)
     except (OSError, ValueError) as error:  # a ValueError: a path that no file can have
-        fail("E170", f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", Label(str(path)))
+        remedy = "a layout of a file is FILE.ucpl:LAYOUT(...), in quotes for the shell" if "(" in str(path) else ""
+        said = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        fail("E170", said, Label(str(path)), remedy=remedy)
     if len(data) > TEXT_MAX:
         fail("E184", f"{path} has more than {TEXT_MAX:,} bytes", Label(str(path)))
     try:

@@ -260,3 +260,11 @@ def test_a_config_that_no_text_reads_is_told(spec: Path) -> None:
     assert f"remark        {unread}" in good("convert", SOURCE, "made", *ours).out
     class_of = ("--to", "zero1(dp=2)", "--config", "config.json", "--dry-run")
     assert unread not in good("convert", SOURCE, "made", *class_of).out, "its class may be asked for ties and cuts"
+
+
+def test_a_drop_of_what_the_target_stores_is_told(spec: Path) -> None:
+    line = ("plan", "--from", "own.ucpl:whole()", "--to", "own.ucpl:cut(tp = 2)", "--config", "config.json")
+    assert "remark     --drop weight drops nothing: cut stores it" in good(*line, "--drop", "weight").out
+    (spec / "own.ucpl").write_text(SPEC.replace("-> cut(tp = 2)", "-> cut(tp = 2) drop weight"))
+    said = good("plan", "own.ucpl", "grow", "--config", "config.json").out
+    assert "remark     drop weight drops nothing: cut stores it" in said

@@ -33,6 +33,8 @@ __all__ = [
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PAIR = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*[=:]\s*(-?[0-9]+)")  # in whatever form
+_SEVERAL = re.compile(r"(?:\w+=-?[0-9]+[,; ]+)+\w+=-?[0-9]+")
 _WHOLE = re.compile(r"[+-]?[0-9](?:_?[0-9])*")
 WORKERS_MAX = 1024
 DIGITS_MAX = 18  # of a number that surely fits 64 bits
@@ -170,8 +172,15 @@ def sizes_of(texts: Sequence[str]) -> dict[str, Value]:
     for text in texts:
         name, equals, value = text.partition("=")
         here = Label("<command line>", where=f"-D {text[:SHOWN]}")
-        if not equals or not _NAME.fullmatch(name) or not value:
-            fail("E177", f"-D {text[:SHOWN]}: not of the form NAME=VALUE", here)
+        if not equals or not _NAME.fullmatch(name) or not value or _SEVERAL.fullmatch(text):
+            found = _PAIR.findall(text)
+            better = " ".join(f"-D {one}={number}" for one, number in found)
+            fail(
+                "E177",
+                f"-D {text[:SHOWN]}: not of the form NAME=VALUE",
+                here,
+                remedy=f"write {better}" if found else "",
+            )
         if name in out:
             fail("E177", f"-D {name[:SHOWN]} is given twice", here, remedy="give it once: one name has one value")
         if not _WHOLE.fullmatch(value.strip()):

@@ -92,7 +92,9 @@ def asked_of(options: Namespace) -> tuple[Asked, Given]:
             fail("E178", "a plan needs both --from and --to, or FILE NAME", Label("<command line>", where="ucpl plan"))
         return Asked(options.source, options.target, options.checkpoint, twice=options.prove), given
     if options.name is None or options.source or options.target:
-        fail("E178", "a plan is FILE NAME, or --from LAYOUT --to LAYOUT", Label("<command line>", where="ucpl plan"))
+        remedy = to_write(options.file) if options.name is None and not options.source and not options.target else ""
+        here = Label("<command line>", where="ucpl plan")
+        fail("E178", "a plan is FILE NAME, or --from LAYOUT --to LAYOUT", here, remedy=remedy)
     source, target, said = statement(options.file, options.name, given)
     asked = Asked(source, target, options.checkpoint, said.name, options.prove)
     train = (name if group is None else f"{name}={group}" for name, group in said.train)
@@ -103,6 +105,26 @@ def asked_of(options: Namespace) -> tuple[Asked, Given]:
         train=(*train, *given.train),
         said_by=said,
     )
+
+
+def to_write(text: str) -> str:
+    """What to write for a file alone, with a colon or without: the plans that it has. Raises: UcplError E170 and others."""
+    from ucpl.conversion.given import library_of
+    from ucpl.syntax import nodes
+
+    head, colon, name = text.partition(".ucpl:")
+    file = f"{head}.ucpl" if colon else text
+    if not file.endswith(".ucpl") or not Path(file).is_file():
+        return ""
+    if name and "(" not in name:
+        return f"write ucpl plan {file} {name}"
+    known = [k.node for k in library_of(file).known.values()]
+    plans = [node.name for node in known if isinstance(node, nodes.Plan)]
+    if plans:
+        return "write " + " or ".join(f"ucpl plan {file} {one}" for one in plans[:3])
+    layouts = [node.name for node in known if isinstance(node, nodes.Layout) and node.span.file == file][:2]
+    calls = [f"'{file}:{one}(...)'" for one in (*layouts, *layouts[:1])[:2]]
+    return f"{file} has no plan: ucpl plan --from {calls[0]} --to {calls[1]}" if calls else ""
 
 
 def demand_rank(rank: int, layout: Layout) -> None:

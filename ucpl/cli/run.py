@@ -22,6 +22,12 @@ __all__ = ["run"]
 
 GARBAGE = 300_000  # new objects that may be garbage before it is looked for: more than a start makes
 _ASKED = ("E114",)  # what is missing is an argument, wherever the finding points
+_OPTIONS = ("version", "help")  # which are no verbs
+# What other tools have as options, and a layout as parameters.
+_DEGREES = frozenset(
+    ("tp", "dp", "pp", "ep", "cp", "degrees", "stage", "zero-stage", "world-size", "tensor-model-parallel-size")
+    + ("pipeline-model-parallel-size", "tp-size", "pp-size", "dp-size", "target-tp", "target-pp", "nproc-per-node")
+)
 _OF_THE_CALLER = ("<command line>", "<call>", "<layout>")  # files of labels that are no files
 
 
@@ -43,12 +49,18 @@ class Parser(argparse.ArgumentParser):
             return options
         wrong = next((x for x in extra if x.startswith("-")), extra[0])
         known = [name for action in self._actions for name in action.option_strings]
-        close = nearest(wrong.partition("=")[0], known) if wrong.startswith("-") else ""
+        bare = wrong.partition("=")[0]
+        if bare.lstrip("-").replace("_", "-") in _DEGREES:
+            degree = f"{bare.lstrip('-') if len(bare) < 6 else 'tp'} = 2"
+            remedy = f"degrees stand in the call of a layout, in quotes for the shell: 'FILE.ucpl:LAYOUT({degree})'"
+        else:
+            close = nearest(bare, known) if wrong.startswith("-") else ""
+            remedy = f"did you mean `{close}`?" if close else f"`{self.prog} --help` shows all, with an example"
         fail(
             "E171",
             f"{self.prog} has no option `{wrong}`" if wrong.startswith("-") else f"`{wrong}` is one argument too many",
             Label("<command line>", where=self.prog),
-            remedy=f"did you mean `{close}`?" if close else f"`{self.prog} --help` shows all, with an example",
+            remedy=remedy,
         )
 
 
@@ -107,12 +119,13 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
     demand_texts(rest)
     parser.parse(before)
     if name not in VERBS:
-        close = nearest(name, list(VERBS))
+        close = None if name in _OPTIONS else nearest(name, list(VERBS))
+        others = f"write ucpl --{name}" if name in _OPTIONS else f"verbs: {', '.join(VERBS)}"
         fail(
             "E172",
             f"there is no verb `{name}`",
             Label("<command line>", where=f"ucpl {name}"),
-            remedy=f"did you mean `{close}`?" if close else f"verbs: {', '.join(VERBS)}",
+            remedy=f"did you mean `{close}`?" if close else others,
         )
     verb = load_verb(name)
     sub = Parser(

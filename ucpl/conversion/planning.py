@@ -66,6 +66,15 @@ class Prepared:
         from ucpl.proofs.twice import stored_twice
 
         out = [text for side in (self.source, self.target) for text in stored_twice(side.placement)]
+        changes = self.target.changes
+        if changes is not None:
+            from ucpl.proofs.unstored import stored_states
+
+            for name in stored_states(changes.drop, self.target.placement):
+                said = changes.voice.words("drop", name)
+                out.append(
+                    f"{said} drops nothing: {self.target.layout.name} stores it. Take it out, or choose another target"
+                )
         if self.config_unread:
             from ucpl.proofs.unused import CONFIG_UNREAD
 

@@ -299,6 +299,9 @@ def for_hole(span: nodes.Span, items: Sequence[nodes.Record], layout: Layout) ->
     twice = next((axis for axis in cuts if cuts.count(axis) > 1), None)
     if twice is not None and not sums:
         return f"a rank has one coordinate of {twice}, so that it has one piece along both: cut one dim by `@{twice}`"
+    packed = next((n for n in walk(*item.shape) if isinstance(n, nodes.Cut) and _cut_twice(n)), None)
+    if packed is not None:
+        return f"a rank has one coordinate of {_cut_twice(packed)}, and one piece along it: write `@{_cut_twice(packed)}` once"
     dealt = _dealt_twice(item, items, cuts, [axis for mesh in layout.meshes for axis in mesh.axes])
     if dealt:
         return dealt
@@ -316,6 +319,12 @@ def for_hole(span: nodes.Span, items: Sequence[nodes.Record], layout: Layout) ->
                 why = f"`{axis}` is how many ranks there are, and no rank's place: `@{axis}` gives each its piece"
             return _with_line(why, whole)
     return _for_some(item, [i for i in items if isinstance(i, nodes.Entry) and i.path == item.path and i.shape], layout)
+
+
+def _cut_twice(cut: nodes.Cut) -> str:
+    """The axis that stands twice behind one axis, or a sum of them."""
+    axes = [split.mesh_axis for split in cut.splits]
+    return next((axis for axis in axes if axes.count(axis) > 1), "")
 
 
 def _open_end(item: nodes.Entry) -> nodes.Entry | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from ucpl.layout import Layout
@@ -9,9 +10,12 @@ from ucpl.layout.layout import Entry
 from ucpl.layout.templates import template
 from ucpl.syntax import nodes
 from ucpl.syntax.nodes import NOWHERE
+from ucpl.syntax.quoting import HOLE
 from ucpl.syntax.walk import walk
 
 __all__ = ["astray_lines"]
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def astray_lines(layout: Layout, own: Iterable[nodes.LayoutItem], items: tuple[nodes.LayoutItem, ...]) -> Iterator[str]:
@@ -25,12 +29,30 @@ def astray_lines(layout: Layout, own: Iterable[nodes.LayoutItem], items: tuple[n
         match item:
             case nodes.Entry(shape=tuple()):
                 yield from _copies(layout, item, entries.get(item.span), rules)
+                yield from _sizes_in_keys(layout, item)
             case nodes.Group(name=name, members=tuple(members)) if _keeps_states(name, items):
                 yield from _untrained(layout, item, members)
             case nodes.Derive(state="weight", source=source, when=None):
                 yield from _stored_too(layout, item, source)
     yield from _uncounted(layout, own, rules)
     yield from _in_two_groups(layout, own)
+
+
+def _sizes_in_keys(layout: Layout, item: nodes.Entry) -> Iterator[str]:
+    """`{l}` of a dim that is in no brackets: one number for all of it, its size."""
+    dims = {name for tensor in layout.tensors.values() for name in tensor.dims}
+    dims -= {n.name for n in walk(*item.indices) if isinstance(n, nodes.Dim)}
+    dims -= {axis for mesh in layout.meshes for axis in mesh.axes}
+    for text in (c.args[0] for c in item.clauses if c.word == "as"):
+        for hole in HOLE.finditer(text):
+            name = next((n for n in _NAME.findall(hole[1]) if n in dims and f"size({n})" not in hole[1]), None)
+            if name is not None:
+                indices = ", ".join([*(n.name for n in walk(*item.indices) if isinstance(n, nodes.Dim)), name])
+                yield (
+                    f"{layout.name}: `{{{hole[1]}}}` in the key of `{item.path}` (line {item.span.line}) is a number of sizes:"
+                    f" {name} is {layout.sizes.get(name)}, and in no brackets. Write `{item.path}[{indices}] = ...` for a key"
+                    f" of each {name}, or `{{size({name})}}` where the size is meant"
+                )
 
 
 def _cuts(axis: nodes.Axis) -> set[str]:

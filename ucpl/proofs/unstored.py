@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -19,6 +19,7 @@ __all__ = [
     "holes",
     "kept_drops",
     "states_of_some",
+    "stored_states",
     "tensors_without_entry",
     "tensors_without_key",
     "unkept_states",
@@ -93,14 +94,19 @@ def states_of_some(placement: Placement) -> Iterator[tuple[list[str], tuple[str,
 
 def kept_drops(plan: nodes.Plan, target: Placement) -> Iterator[str]:
     """States that a plan drops and that its target stores all the same: nothing is left out."""
-    kept = {p.state for p in target.parts if len(p.folded)}
-    for name in dict.fromkeys(plan.drop):
-        if name in kept and name not in target.layout.tensors:
-            line = "" if name == "weight" else f", or write `state {name} = none` in a layout of its own"
-            yield (
-                f"plan {plan.name}: `drop {name}` (line {plan.span.line}) drops nothing: {target.layout.name} stores it."
-                f" Take the name out{line}"
-            )
+    for name in stored_states(plan.drop, target):
+        line = "" if name == "weight" else f", or write `state {name} = none` in a layout of its own"
+        yield (
+            f"plan {plan.name}: `drop {name}` (line {plan.span.line}) drops nothing: {target.layout.name} stores it."
+            f" Take the name out{line}"
+        )
+
+
+def stored_states(names: Iterable[str], target: Placement) -> list[str]:
+    """Those of the names that are states, and that a target stores."""
+    some = {*names} - target.layout.tensors.keys()
+    kept = {p.state for p in target.parts if p.state in some and len(p.folded)}
+    return [name for name in dict.fromkeys(names) if name in kept]
 
 
 def holes(placement: Placement) -> Iterator[Hole]:

@@ -239,6 +239,14 @@ def _spaced(items: Iterable[nodes.Record]) -> Iterator[str]:
                 f"a text (line {item.span.line}) has U+{ord(sign):04X}, which no one sees. Take it out; a backslash begins an"
                 " escape, and folders are divided by `/`"
             )
+        for text in said if isinstance(item, nodes.Entry | nodes.States) else said[1:]:
+            steps = HOLE.sub("x", text).split("/")
+            if text and not all(steps):
+                good = "/".join(step for step in text.split("/") if step)
+                yield (
+                    f'the key "{text}" (line {item.span.line}) has a step without a name: `/` divides dicts inside of the file.'
+                    f' Write "{good}"'
+                )
         for hole in (found for text in said for found in HOLE.finditer(text)):
             if (hole[2] or "0")[0] != "0":
                 yield f"`{hole[0]}` (line {item.span.line}) fills up with spaces. Write `{{{hole[1]}:0{hole[2]}}}`"

@@ -67,8 +67,19 @@ class LogicalRows:
                 f" the pattern names {' '.join([*sorted(bracket), *names])}",
                 at(self.entry.span, "each dim must be named exactly once"),
                 at(tensor.span, "defined here"),
-                remedy=f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, path, tensor.dims)}`",
+                remedy=self._in_the_brackets(path, tensor.dims, bracket - {*need})
+                or f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, path, tensor.dims)}`",
             )
+
+    def _in_the_brackets(self, path: str, dims: tuple[str, ...], odd: set[str]) -> str:
+        """Of an index that the tensor has not; empty where there is none."""
+        if not odd:
+            return ""
+        kept = [name for axis in self.entry.indices for name in ax.dims_of(axis) if name not in odd]
+        line = f"{self.entry.path}[{', '.join(kept)}]" if kept else self.entry.path
+        return (
+            f"take {', '.join(sorted(odd))} out of the brackets, `{line} = ...`: `{path}` has the dims {' '.join(dims)}"
+        )
 
     def _runs(self, path: str, tensor: LogicalTensor, i: int, by_name: Digits, bracket: set[str]) -> list[Run]:
         """What a piece has of dim i: one run, or one for each value of its outer digits; an open one in brackets."""

@@ -61,7 +61,9 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
     except PermissionError as error:
         fail("E400", f"{path} cannot be read: {error.strerror}", Label(str(path)))
     except OSError:
-        fail("E437", f"{path} does not exist", Label(str(path)))
+        text = str(path)
+        remedy = f"a checkpoint is a folder or a file; where {text} describes it, it stands behind --from"
+        fail("E437", f"{path} does not exist", Label(text), remedy=remedy if ".ucpl:" in text or "(" in text else "")
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         fail("E400", f"{path} is neither a folder nor a regular file", Label(str(path)))
     for one in FRAMEWORKS:
@@ -76,9 +78,17 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
         f"{path} is no checkpoint that is known here",
         Label(str(path)),
         remedy=_below(path)
+        or _of_language(path)
         or "give the save folder (with `latest`), one step's folder, or a plain file; known: "
         + ", ".join(f.name for f in FRAMEWORKS),
     )
+
+
+def _of_language(path: Path) -> str:
+    """Of a text that describes checkpoints, and is none."""
+    if path.suffix != ".ucpl":
+        return ""
+    return f"{path} is a text: its layouts are called, as in '{path}:NAME()'; `ucpl check {path}` reads it"
 
 
 def _below(path: Path) -> str:

@@ -10,7 +10,7 @@ from lark.exceptions import UnexpectedInput
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.syntax.forms import form_of
 from ucpl.syntax.limits import TEXT_CHARACTERS_MAX
-from ucpl.syntax.rewriting import instead_of, standing, standing_call
+from ucpl.syntax.rewriting import comma_above, instead_of, standing, standing_call
 from ucpl.syntax.slips import GENERAL, diagnose
 from ucpl.syntax.source import Source
 from ucpl.syntax.tables import Tables, tables
@@ -56,6 +56,11 @@ def _with_the_line(found: Diagnostic, source: Source, start: str, parser: Tables
     at = standing_call(source.text, place) if is_call else standing(source.text, place, found.code == "E002")
     if at is None:
         return found
+    if not is_call and (comma := comma_above(source.text, place)) is not None:
+        line = source.text.count("\n", 0, comma) + 1
+        label = source.label(source.span(comma, comma + 1), "the line goes on behind a comma")
+        why = f"take the comma at the end of line {line} out: a statement ends with its line"
+        return evolve(found, labels=(label, *found.labels), remedy=why)
     instead = instead_of(at, parser)
     if instead is not None:
         return evolve(found, remedy=instead.remedy)

@@ -19,7 +19,7 @@ from ucpl.syntax.source import Source
 from ucpl.syntax.tables import Tables
 from ucpl.syntax.words import CLAUSE_WORDS, ELEMENT_TYPES, LAYOUT_WORDS, MODEL_WORDS
 
-__all__ = ["Instead", "Standing", "instead_of", "standing", "standing_call"]
+__all__ = ["Instead", "Standing", "comma_above", "instead_of", "standing", "standing_call"]
 
 _LINE_MAX = 400  # characters of a line that is looked at: no person wrote a longer one
 _LINES_MAX = 20  # of a statement, above and below
@@ -27,6 +27,10 @@ _ROUNDS_MAX = 6  # habits in one line
 _AXES_USUAL = ("tp", "pp", "dp", "ep", "cp", "edp", "sp", "fsdp")
 _CLAUSES = CLAUSE_WORDS | {"of", "is", "key", "order", "drop", "freeze", "train", "extends"}
 _CLAUSE = re.compile(rf"[ \t]*(?:{'|'.join(sorted(_CLAUSES))})\b(?![ \t]*[=.:\[])")
+_STATEMENT = re.compile(
+    rf"[ \t]*(?:(?:{'|'.join(sorted(LAYOUT_WORDS | MODEL_WORDS | {'model', 'layout', 'plan', 'from'}))})[ \t]+[\w\"]"
+    r"|[\w.\"]+(?:\[[^]]*\])?[ \t]*(?P<sign>:|=[^=])|\})"
+)
 _OWN = CLAUSE_WORDS | ELEMENT_TYPES | LAYOUT_WORDS | MODEL_WORDS | {"from", "like", "buffer", "frozen", "x", "name"}
 _FRAMES = {"l": "ucpl 1\nlayout x() of y {\n", "m": "ucpl 1\nmodel y {\n", "t": "ucpl 1\n", "h": "", "c": ""}
 
@@ -89,6 +93,23 @@ def standing_call(text: str, place: int) -> Standing | None:
     if len(text) > _LINE_MAX or "\n" in text:
         return None
     return Standing("c", "", text, min(place, len(text)), "", _AXES_USUAL)
+
+
+def comma_above(text: str, place: int) -> int | None:
+    """The comma that ends the line above, where the refused line begins as a statement does, outside of brackets."""
+    begin = text.rfind("\n", 0, place) + 1
+    above = text.rfind("\n", 0, max(0, begin - 1)) + 1
+    code = _without_comment(text[above : max(0, begin - 1)])
+    stop = text.find("\n", place)
+    here = text[begin : stop if stop >= 0 else len(text)]
+    begins = _STATEMENT.match(here)
+    if not code.endswith(",") or len(here) > _LINE_MAX or begins is None:
+        return None
+    sign, word = (begins["sign"] or "")[:1], code.split()[0]
+    if (sign == ":" and word == "state") or (sign == "=" and word in ("let", "dim")):  # which may go on so
+        return None
+    opened = open_brackets(text, begin)
+    return above + len(code) - 1 if not opened or text[opened[-1]] == "{" else None
 
 
 def _without_comment(line: str) -> str:

@@ -231,6 +231,23 @@ def inclusive(found: Match[str]) -> str | None:
     return f"[{found[1]}..{int(found[2]) + 1}]" if len(found[2]) < 10 else None
 
 
+def listed(found: Match[str]) -> str:
+    """`[0 1]` as `[0, 1]`."""
+    return f"[{', '.join(found[1].split())}]"
+
+
+def counted(found: Match[str]) -> str | None:
+    """`0..4` as the list of its numbers."""
+    if len(found[2]) > 4 or len(found[3]) > 4 or not 0 < int(found[3]) - int(found[2]) <= 16:
+        return None
+    return f"{found[1]}[{', '.join(map(str, range(int(found[2]), int(found[3]))))}]"
+
+
+def one_of(found: Match[str]) -> str:
+    """`tp in [2, 4]` as `tp == 2 or tp == 4`."""
+    return f"{found[1]}{found[2]}{' or '.join(f'{found[3]} == {one}' for one in re.split(r'[ ,]+', found[4]))}"
+
+
 def stripped(found: Match[str]) -> str:
     """The right side of an einops pattern."""
     return found[1].strip()
