@@ -29,8 +29,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import ucpl
 from ucpl.errors import UcplError
 from ucpl.extents import Call, Size
+from ucpl.layout import load as load_texts
+from ucpl.layout import resolve
+from ucpl.regions import locate
 from ucpl.stores.pickles import dumps, loads
 from ucpl.stores.registry import open_checkpoint
+from ucpl.syntax import parse_call
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "dcp"
 WHOLE = ("fsdp2_w4", "fsdp2_tp_2x2", "hsdp_2x2")
@@ -155,6 +159,62 @@ def test_chunks_of_any_grid_are_read(tmp_path: Path) -> None:
     assert "= _@dim0[3, 30, 8, 0] _@dim1[10, 4, 0] " in text and "= _ _@dim1[5, 5, 4] " in text
     ucpl.convert(tmp_path / "made", tmp_path / "plain.pt", to="plain()")
     assert_equal(held_by_plain(tmp_path / "plain.pt"), truth("fsdp2_w4"))
+
+
+OWN = """ucpl 1
+
+layout own(fsdp) of any {
+  framework dcp()
+  mesh fsdp
+  file weights = dcp "__{rank}_0.distcp"  key "model.{key}"
+  file optim   = dcp "__{rank}_0.distcp"  key "optim.state.{key}.{state}"
+
+  group * = model
+  *              = _@chunk(fsdp) ...  as "{name}"
+  * of buffer    = ...                as "{name}"
+  * of alias     = _@chunk(fsdp) ...  as "{alias}"
+  state * of *   = like  in optim
+}
+"""
+
+
+def test_a_layout_may_name_the_files_of_ranks(tmp_path: Path) -> None:
+    """They stand for the folder: a buffer that all ranks hold is one chunk, whichever file has it."""
+    (tmp_path / "own.ucpl").write_text(OWN)
+    own = f"{tmp_path}/own.ucpl:own"
+    ucpl.convert(FIXTURES / "fsdp2_w4", tmp_path / "plain.pt", to="plain()", layout=f"{own}(fsdp = 4)")
+    assert_equal(held_by_plain(tmp_path / "plain.pt"), truth("fsdp2_w4"))
+    ucpl.convert(FIXTURES / "fsdp2_w4", tmp_path / "made", to=f"{own}(fsdp = 3)")
+    held, _ = loaded_by_torch(tmp_path / "made", truth("fsdp2_w4"))
+    assert_equal(held, truth("fsdp2_w4"))
+
+
+def begins(pattern: str, **sizes: int) -> list[int]:
+    """Where the chunks of a tensor `w : n d` begin along its one stored axis, over tp = 2 and fsdp = 2."""
+    text = f"ucpl 1\nmodel m {{\n  dim n = {sizes['n']}, d = {sizes['d']}\n  w : n d\n}}\n"
+    text += "layout x(fsdp = 2, tp = 2) of m {\n  mesh fsdp tp\n"
+    text += f'  file weights = dcp ".metadata"\n  w = {pattern}  as "w"\n}}\n'
+    (part,) = locate(resolve(load_texts(("x.ucpl", text)), parse_call("x()"))).parts
+    return [int(home.key[1]) for home in part.homes]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("(n@tp d)@chunk(fsdp)", [0, 12, 6, 18]),
+        ("(n d)@chunk(tp)@chunk(fsdp)", [0, 12, 6, 18]),
+        ("(n@tp@fsdp d)", [0, 12, 6, 18]),
+        ("pad((n d), 16)@tp@fsdp", [0, 16, 8, 24]),
+    ],
+)
+def test_where_chunks_begin(pattern: str, wanted: list[int]) -> None:
+    assert begins(pattern, n=4, d=6) == wanted
+
+
+def test_a_broken_run_begins_nowhere() -> None:
+    with pytest.raises(UcplError) as found:
+        begins("(n d@tp)", n=4, d=6)
+    assert found.value.diagnostics[0].code == "E238"
 
 
 def test_parts_that_are_cut_each_on_their_own_are_no_chunk(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ __all__ = [
 
 SCALED = ("x * scale", "scale * x")  # each element times the scale of its block
 
+_OF_A_RANK = (
+    ".distcp"  # which rank has written a chunk says nothing: a layout speaks of the folder, as `.metadata` does
+)
 _NO_FACTOR = (
     "write a sum, x - 1: a factor would scale the moments of a trained tensor, too;"
     " or x * scale, of a tensor that has a scale"
@@ -193,6 +196,9 @@ def ground_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str
     for item in items:
         if isinstance(item, nodes.Files) and scope.holds(item.when):
             path = ground.template(item.template, item.span, brackets) if item.form is not None else None
+            if item.form == "dcp" and item.template.endswith(_OF_A_RANK):
+                folder = item.template[: item.template.rfind("/") + 1]
+                path = ground.template(f"{folder}.metadata", item.span, brackets)
             key = ground.template(item.key, item.span, brackets) if item.key is not None else None
             ground.files[item.name] = FileRule(item.name, item.form, path, key, item.span)
     return ground

@@ -18,6 +18,7 @@ from ucpl.layout.indices import Indices, before, places_of
 from ucpl.layout.remedies import for_cut
 from ucpl.layout.scope import at
 from ucpl.records import define, frozen
+from ucpl.regions.begins import BrokenRun, begin_of
 from ucpl.regions.cells import (
     Cells,
     Concat,
@@ -328,19 +329,15 @@ class EntryPlacer:
         return self.begins_found[memo]
 
     def _begin(self, axis: ax.Axis, here: dict[str, int]) -> int:
-        inner, splits = (axis.axis, axis.splits) if isinstance(axis, ax.Cut) else (axis, ())
-        if ax.mesh_axes_of(inner):
+        try:
+            return begin_of(axis, self.layout.sizes, self.degrees, here)
+        except BrokenRun:
             fail(
                 "E238",
                 f"`{self.entry.path}`: parts of an axis are cut on their own, and a chunk of a dcp file is one box",
                 at(self.entry.span),
                 remedy="cut the axis as a whole, (a: r + b: r)@tp, or write an entry with a name of its own for each part",
             )
-        begin, length = 0, build(inner, self.layout.sizes, self.degrees, here).length if splits else 0
-        for split in splits:
-            low, high = ax.piece_of(split, length, self.degrees[split.mesh_axis], here[split.mesh_axis])
-            begin, length = begin + low, high - low
-        return begin
 
     def is_copied(self, local: Local, axis: str) -> NDArray[np.bool_]:
         """Which rows of a Local other coordinates of a mesh axis have, too: where it cuts some terms of a sum, the others."""
