@@ -22,7 +22,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "plain": ("file", "has_masters"),
     "huggingface": ("shard",),
     "torch": ("tracker", "step"),
-    "dcp": ("fsdp", "tp", "masters", "prefix", "states"),
+    "dcp": ("fsdp", "tp", "masters", "prefix", "states", "flat"),
 }
 _STAGES = {0: "none", 1: "optimizer states are cut", 2: "gradients, too", 3: "parameters, too"}
 _ELSEWHERE = {"hf": "huggingface", "transformers": "huggingface", "safetensors": "huggingface", "pytorch": "torch"}

@@ -16,7 +16,6 @@ from ucpl.errors import Label, fail
 from ucpl.extents import (
     Call,
     Envelope,
-    Extent,
     Global,
     Scalar,
     Size,
@@ -28,7 +27,6 @@ from ucpl.extents import (
     key_text,
 )
 from ucpl.records import define
-from ucpl.stores.carrying import Place as Lying
 from ucpl.stores.carrying import Storages, by_place, strides
 from ucpl.stores.checkpoint import Archive, Carried, Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Step
@@ -82,10 +80,6 @@ class _Writer:
     chunks: dict[str, list[object]] = field(factory=dict)  # of a tensor: ChunkStorageMetadata
     places: dict[Call, Call] = field(factory=dict)  # storage_data
     paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # planner_data
-    lying: dict[Lying, Extent] = field(init=False)  # what is carried, by where it lies
-
-    def __attrs_post_init__(self) -> None:
-        self.lying = by_place(self.source.carried_extents.values())
 
     @property
     def prefix(self) -> str:
@@ -94,6 +88,11 @@ class _Writer:
     @property
     def states(self) -> str:
         return str(self.structure.settings.get("states") or "optim.state.")
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the optimizer's names are keys as a whole, each parameter with hyper-parameters of its own."""
+        return bool(self.structure.settings.get("flat"))
 
     def skeleton(self) -> Skeleton:
         self.tensors()
@@ -170,10 +169,13 @@ class _Writer:
         """The nested dicts that a name comes from: those of the prefixes, then the tensor's own, dots and all."""
         if name.startswith(self.states):
             owner, _, state = name.removeprefix(self.states).rpartition(".")
-            steps = (*_split(self.states), owner, state)
-        else:
-            steps = (*_split(self.prefix), name.removeprefix(self.prefix))
-        return steps if ".".join(map(str, steps)) == name else (name,)
+            return self.within("state", owner, state)
+        return (*_split(self.prefix), name.removeprefix(self.prefix))
+
+    def within(self, *steps: Step) -> tuple[Step, ...]:
+        """Where the optimizer's dict has a value of these steps: of a flat one, they are one key."""
+        top = _split(self.states)[:-1]
+        return (*top, ".".join(map(str, steps))) if self.is_flat else (*top, *steps)
 
     def empty(self) -> None:
         for name, one in empty_tensors(self.source.envelope, self.source.root).items():
@@ -190,23 +192,26 @@ class _Writer:
                     made = TensorRef(StorageRef("0", one.dtype, prod(one.shape)), 0, one.shape, strides(one.shape))
                     self.chunk(0, entry, (0,) * len(one.shape), Archive(made, {"0": one.data}), one.shape)
                 else:
-                    self.value((*_split(self.states), name, state), value)
+                    self.value(self.within("state", name, state), value)
 
     # ---- what is no tensor of the model ------------------------------------------------------------------------------
 
     def groups(self) -> None:
-        top = _split(self.states)[:-1]
         if not self.source.envelope.scalars and not any(t.states for t in self.structure.tensors):
             return  # weights alone
         for number, (name, members) in enumerate(self.structure.groups):
             hyper = _hyper_of(self.source.envelope, number, name, members)
             is_adam = any(set(t.states) >= _ADAM for t in self.structure.tensors if t.name in members)
-            for key, value in {**(_KEPT if is_adam else {}), **hyper, "params": list(members)}.items():
-                self.value((*top, "param_groups", number, key), value)
+            said = {**(_KEPT if is_adam else {}), **hyper}
+            for owner in members if self.is_flat else (number,):
+                for key, value in said.items():
+                    self.value(self.within("param_groups", owner, key), value)
+            if not self.is_flat:
+                self.value(self.within("param_groups", number, "params"), list(members))
 
     def value(self, steps: tuple[Step, ...], value: object) -> None:
         name = ".".join(map(str, steps))
-        storages = Storages(self.lying)
+        storages = Storages(by_place(self.source.carried_extents.values()))
         made = storages.value(value)
         path, file = self.file(0)
         if isinstance(made, TensorRef):
@@ -299,13 +304,7 @@ def _tensor_of(value: object) -> object:
     if isinstance(value, Scalar) and value.shape == ():
         return value
     if isinstance(number, int | float) and not isinstance(number, bool):
-        for dtype, form in (("f32", "<f"), ("f64", "<d")):
-            try:
-                data = struct.pack(form, number)
-            except OverflowError:
-                continue
-            if struct.unpack(form, data)[0] == number:
-                return Scalar(dtype, (), data)
+        return Scalar("f32", (), struct.pack("<f", number))
     return value
 
 

@@ -1,0 +1,201 @@
+"""Folders of PyTorch's distributed format: stock `dcp.load` and `set_state_dict` in gloo jobs of 2, 3 and 4 ranks take what was
+converted, and train on as the run that saved it does.
+
+All runs of one world size share their processes: one torchrun trains all sources, one loads all targets.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import field, frozen
+
+import ucpl
+from tests.interop import dcp_models, models
+from tests.interop.parallel import Script, result, torchrun
+from ucpl.errors import UcplError
+
+pytestmark = pytest.mark.interop
+
+JOB = Script(Path(__file__).with_name("dcp_job.py"), seconds=240)
+STEPS = 3
+TOLERANCE = 1e-5  # fp32
+
+NET = {"model": "net", "optimizer": "adamw"}  # tied, a gain of one element, a convolution, buffers
+CUT = {"model": "cut", "optimizer": "adamw"}
+ENGINE = {**NET, "dtype": "fp32", "clip": 0.0}
+
+# name: (ranks, what makes it, the run)
+SOURCES: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "fsdp": (2, "fsdp_train", NET),
+    "fsdp_frozen_sgd": (2, "fsdp_train", {**CUT, "freeze": True, "optimizer": "sgd"}),
+    "fsdp_flat": (2, "fsdp_train", {**CUT, "flat": True}),
+    "fsdp_tp": (4, "fsdp_train", {**CUT, "tp": 2}),
+    "tp": (4, "fsdp_train", {**CUT, "tp": 4}),
+    "hsdp": (4, "fsdp_train", {**CUT, "copies": 2}),
+    "columns": (2, "fsdp_train", {**CUT, "across": True}),
+    "fsdp1": (2, "fsdp_train", {**CUT, "old": True, "groups": 1}),
+    "zero1": (2, "engine_train", {**ENGINE, "stage": 1}),
+    "zero3": (2, "engine_train", {**ENGINE, "stage": 3}),
+    "llama": (2, "fsdp_train", {"model": "llama", "optimizer": "adamw"}),
+}
+
+
+@frozen
+class Target:
+    """What a source becomes, and the run of so many ranks that loads it."""
+
+    source: str
+    call: str
+    world: int
+    run: dict[str, Any] = field(factory=dict)  # what differs from the source's
+    do: str = "fsdp_load"
+    spoiled: bool = False  # one moment is changed after the conversion: the check must fail
+
+    def __str__(self) -> str:
+        call = "".join(c if c.isalnum() else "_" for c in self.call).strip("_")
+        return f"{self.source}-{call}-w{self.world}" + "-spoiled" * self.spoiled
+
+
+BARE = {"sched": False}  # the schedule of another framework's run is the script's own affair
+TARGETS = (
+    Target("fsdp", "dcp(fsdp=2)", 2),
+    Target("fsdp", "dcp(fsdp=3)", 3),
+    Target("fsdp", "dcp(fsdp=4)", 4),
+    Target("fsdp", "dcp(fsdp=3)", 3, spoiled=True),
+    Target("fsdp_frozen_sgd", "dcp(fsdp=3)", 3),
+    Target("fsdp_flat", "dcp(fsdp=3)", 3),
+    Target("fsdp_tp", "dcp(fsdp=3, tp=1)", 3, {"tp": 1}),
+    Target("fsdp_tp", "dcp(fsdp=1, tp=4)", 4, {"tp": 4}),
+    Target("tp", "dcp(fsdp=2, tp=2)", 4, {"tp": 2}),
+    Target("hsdp", "dcp(fsdp=4)", 4, {"copies": 0}),
+    Target("columns", "dcp(fsdp=3, tp=1)", 3, {"across": False}),
+    Target("fsdp1", "dcp(fsdp=3)", 3, {"old": False}),
+    Target("zero1", "dcp(fsdp=3)", 3, BARE),
+    Target("zero3", "dcp(fsdp=4)", 4, BARE),
+    Target("fsdp", "zero1(dp=2)", 2, {**ENGINE, "stage": 1}, "engine_load"),
+    Target("fsdp", "zero3(dp=3)", 3, {**ENGINE, "stage": 3}, "engine_load"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dcp")
+    jobs: dict[int, list[dict[str, Any]]] = {}
+    for name, (world, do, run) in SOURCES.items():
+        jobs.setdefault(world, []).append(described(do, run, name, name, out))
+    for world, listed in jobs.items():
+        torchrun(f"train_{world}", world, listed, JOB)
+    jobs = {}
+    for target in TARGETS:
+        if error := made(target, out):
+            (out / f"{target}.json").write_text(json.dumps({"error": error}))
+            continue
+        run = {**SOURCES[target.source][2], **target.run}
+        jobs.setdefault(target.world, []).append(described(target.do, run, str(target), target.source, out))
+    for world, listed in jobs.items():
+        torchrun(f"load_{world}", world, listed, JOB)
+    return out
+
+
+def described(do: str, run: dict[str, Any], name: str, source: str, out: Path) -> dict[str, Any]:
+    job = {"do": do, "run": run, "steps": STEPS, "folder": str(out / name)}
+    job["weights"] = bool(SOURCES[source][2].get("old"))
+    return {**job, "truth": str(out / f"{source}.truth"), "result": str(out / f"{name}.json")}
+
+
+def made(target: Target, out: Path) -> str:
+    """Empty, or what went wrong."""
+    try:
+        ucpl.convert(out / target.source, out / str(target), target.call)
+    except UcplError as error:
+        return f"{target.call}: {error}"
+    if target.spoiled:
+        spoil(out / str(target))
+    return ""
+
+
+def spoil(folder: Path) -> None:
+    """One element of one moment, by hand: where `.metadata` of torch's own says that its chunk lies."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    place = next(
+        p
+        for i, p in FileSystemReader(folder).read_metadata().storage_data.items()
+        if i.fqn == "optim.state.up.weight.exp_avg"
+    )
+    file = folder / place.relative_path
+    held = bytearray(file.read_bytes())
+    archive = bytes(held[place.offset : place.offset + place.length])
+    tensor = torch.load(io.BytesIO(archive), weights_only=True)
+    at = archive.index(tensor.contiguous().numpy().tobytes())
+    tensor[(0,) * tensor.ndim] += 0.25
+    new = tensor.contiguous().numpy().tobytes()
+    held[place.offset + at : place.offset + at + len(new)] = new
+    file.write_bytes(held)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_learn(folder: Path, name: str) -> None:
+    """What the losses are compared with must itself move."""
+    found = result(folder, name)
+    assert len({*found["before"], *found["after"]}) >= STEPS + 2
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
+def test_a_job_of_other_ranks_loads_what_was_converted_and_trains_on(folder: Path, target: Target) -> None:
+    """State bit-equal; losses of the run that was never interrupted, to the bit at its own degrees."""
+    source, found = result(folder, target.source), result(folder, str(target))
+    assert found["differences"] == []
+    is_same = (target.world, target.run) == (SOURCES[target.source][0], {})
+    tolerance = 0.0 if is_same else TOLERANCE
+    wanted = source["after"][: len(found["after"])]
+    assert found["after"][: len(wanted)] == pytest.approx(wanted, rel=0, abs=tolerance)
+
+
+def test_a_moment_that_was_changed_is_found(folder: Path) -> None:
+    target = next(t for t in TARGETS if t.spoiled)
+    source, found = result(folder, target.source), result(folder, str(target))
+    assert found["differences"] == ["/params/up.weight/exp_avg differs"]
+    assert found["after"] != pytest.approx(source["after"], rel=0, abs=TOLERANCE)
+
+
+def test_transformers_loads_what_fsdp_trained(folder: Path) -> None:
+    """The folder of a run, as safetensors beside the model's config: from_pretrained has its weights, and computes its loss."""
+    import transformers
+
+    made, trained = folder / "as_hf", result(folder, "llama")
+    ucpl.convert(folder / "llama", made, "safetensors()")
+    transformers.LlamaConfig(**dcp_models.LLAMA).save_pretrained(made)
+    model, told = transformers.LlamaForCausalLM.from_pretrained(made, output_loading_info=True)
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    truth = torch.load(folder / "llama.truth", weights_only=False)["params"]
+    assert {n for n, p in model.named_parameters() if torch.equal(p, truth[n]["weight"])} == set(truth)
+    assert loss_of(model) == pytest.approx(trained["after"][0], rel=0, abs=TOLERANCE)
+
+
+def test_dcp_loads_what_transformers_saved(tmp_path: Path) -> None:
+    """A folder of transformers as three ranks' chunks: a module of other tensors has its weights after stock dcp.load."""
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    torch.manual_seed(5)
+    source = dcp_models.llama()
+    source.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
+    ucpl.convert(tmp_path / "hf", tmp_path / "dcp", "dcp(fsdp=3)")
+    module = dcp_models.llama()
+    state = {"model": module.state_dict()}
+    assert not all(torch.equal(t, source.state_dict()[n]) for n, t in state["model"].items())
+    load(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    module.load_state_dict(state["model"])
+    assert loss_of(module) == loss_of(source)
+
+
+def loss_of(model: Any) -> float:
+    x, _ = models.batch(STEPS)
+    with torch.no_grad():
+        return float(model(input_ids=x, labels=x).loss)
