@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
-from attrs import evolve
 
 from ucpl.columns import I64, Block
 from ucpl.extents.structure import StoredTensor
@@ -82,7 +81,8 @@ class Shelves(Sequence[StoredTensor]):
 
     def with_dtypes(self, dtypes: Sequence[tuple[str, ...]]) -> Shelves:
         """The same tensors of other dtypes, by shelf."""
-        return Shelves(tuple(evolve(s, dtypes=d) for s, d in zip(self.shelves, dtypes, strict=True)))
+        held = zip(self.shelves, dtypes, strict=True)
+        return Shelves(tuple(Shelf(s.block, s.state, s.label, d, s.shares) for s, d in held))
 
 
 def _shelf(t: StoredTensor) -> Shelf:

@@ -145,7 +145,7 @@ def renamed(axis: Axis, names: Mapping[str, str]) -> Axis:
     """The axis with other names of its dims."""
     match axis:
         case Dim(name=name):
-            return evolve(axis, name=names.get(name, name))
+            return Dim(names.get(name, name), axis.low, axis.high)
         case Stack(terms=terms):
             return Stack(tuple(Term(t.label, tuple(renamed(a, names) for a in t.axes)) for t in terms))
         case Each():

@@ -71,7 +71,11 @@ class Template:
     @cached_property
     def names(self) -> frozenset[str]:
         """Names that the template uses as coordinates or indices (sizes asked for by size(a), a.size are left out)."""
-        return frozenset[str]().union(*(part.names for part in self.parts if isinstance(part, Hole)))
+        return _names_of(self.parts)
+
+
+def _names_of(parts: tuple[str | Hole, ...]) -> frozenset[str]:
+    return frozenset[str]().union(*(part.names for part in parts if isinstance(part, Hole)))
 
 
 def _names(expr: nodes.Expr) -> set[str]:
@@ -160,15 +164,16 @@ def closed(text: str, span: nodes.Span, scope: Scope, places: frozenset[str]) ->
     """
     read = template(text, span)
     parts = tuple(p if isinstance(p, str) else _closed_hole(p, scope, places) for p in read.parts)
-    made = Template("".join(map(_written, parts)), parts, span)
-    values = {n: scope.value(n) for n in sorted(made.names) if scope.knows(n)}
+    text = "".join(map(_written, parts))
+    names = _names_of(parts)
+    values = {n: scope.value(n) for n in sorted(names) if scope.knows(n)}
     sizes = tuple((n, v if isinstance(v, int) else str(v)) for n, v in values.items() if not isinstance(v, list | None))
-    unknown = sorted(made.names - {n for n, _ in sizes} - PLACE_WORDS)
+    unknown = sorted(names - {n for n, _ in sizes} - PLACE_WORDS)
     if not unknown:
-        return evolve(made, sizes=sizes)
+        return Template(text, parts, span, sizes)
     axes = scope.mesh_axes
     known = (*axes, *(("rank",) if axes else ()), *sorted(places - PLACE_WORDS - {*axes}))
-    return evolve(made, sizes=sizes, near=_near(unknown, scope, places), known=known)
+    return Template(text, parts, span, sizes, _near(unknown, scope, places), known)
 
 
 def _near(unknown: Iterable[str], scope: Scope, places: frozenset[str]) -> tuple[tuple[str, str], ...]:
@@ -337,4 +342,4 @@ def key_steps(rule: Template) -> tuple[Template, ...]:
             steps[-1].append(first)
         for text in rest:
             steps.append([text] if text else [])
-    return tuple(evolve(rule, parts=tuple(s)) for s in steps)
+    return tuple(Template(rule.text, tuple(s), rule.span, rule.sizes, rule.near, rule.known) for s in steps)

@@ -62,6 +62,9 @@ class Claims:
     wild: list[Holder] = field(factory=list)  # with texts in their names that are no numbers
     every: list[Holder] = field(factory=list)
     listed: dict[int, dict[Place, tuple[Mark, Holder]]] = field(factory=dict)
+    distinct: dict[object, bool] = field(
+        factory=dict
+    )  # what `_are_distinct` says, by slots, which tensors and states share
 
     def claim(self, holder: Holder) -> list[Spot] | None:
         """None: all places are new. Else the tensors whose place is new; the others are the same tensor once more.
@@ -71,7 +74,7 @@ class Claims:
         if not len(holder.homes):
             return None
         rivals = self._rivals(holder)
-        if not rivals and _are_distinct(holder.homes.blocks):
+        if not rivals and self._are_distinct(holder.homes.blocks):
             return None
         seen: dict[Place, tuple[Mark, Holder]] = {}
         for other in rivals:
@@ -109,6 +112,13 @@ class Claims:
             form.setdefault(changing, {}).setdefault(tokens, []).append(holder)
         self.every.append(holder)
         return found
+
+    def _are_distinct(self, blocks: tuple[Block, ...]) -> bool:
+        """As the function below. Slots stay as long as the parts that claimed their places."""
+        slots = tuple((len(b.rank), b.choices, *((s.axis, id(s.values)) for s in _slots(b))) for b in blocks)
+        if slots not in self.distinct:
+            self.distinct[slots] = _are_distinct(blocks)
+        return self.distinct[slots]
 
     def _listed(self, holder: Holder) -> dict[Place, tuple[Mark, Holder]]:
         if id(holder) not in self.listed:

@@ -115,8 +115,8 @@ class EntryPlacer:
         self.degrees = {a: n for m in self.layout.meshes for a, n in zip(m.axes, m.degrees, strict=True)}
         self.shape_axes = tuple(dict.fromkeys(a for x in self.entry.shape for a in ax.mesh_axes_of(x)))
         self.index_axes = tuple(dict.fromkeys(a for x in self.entry.indices for a in self._index_axes(x, frozenset())))
-        self.kin = self._kin()
-        self.locals = self.locals_found.setdefault(self.kin, {})
+        self.locals = self.locals_found.setdefault(self._kin(), {})
+        self.kin = id(self.locals)  # of whatever is equal: to compare patterns takes long
         for axis in (*self.shape_axes, *self.index_axes):
             if axis not in self.degrees:
                 fail(

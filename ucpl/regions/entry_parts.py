@@ -6,7 +6,7 @@ import numpy as np
 from attrs import field
 
 from ucpl.columns import I64, Block, Bools
-from ucpl.columns.blocks import COORDINATE, Slot
+from ucpl.columns.blocks import COORDINATE, Name, Slot
 from ucpl.errors import fail
 from ucpl.layout import FileRule, States, Storing
 from ucpl.layout import axes as ax
@@ -58,6 +58,7 @@ class Arrays:
     undefined: Bools
     live: Bools
     replica: I64
+    named: dict[int, tuple[Template, Name]] = field(factory=dict)  # see Variables
 
     @classmethod
     def of(cls, spread: Spread, replica: tuple[str, ...]) -> Arrays:
@@ -257,6 +258,7 @@ class EntryParts:
             {n: v for n, v in spread.choices.variables.items() if n != "state"},
             len(spread.rank),
             len(spread.choices),
+            arrays.named,
         )
         file, steps, counted = self.site.namer.place(rule.path, rule.key, key, variables)
         for column in zip(*spread.begins, strict=True):  # a step for each stored axis

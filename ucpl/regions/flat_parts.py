@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve, field
 
 from ucpl.columns import I64, Bools, each
-from ucpl.columns.blocks import Block, name_texts
+from ucpl.columns.blocks import Block, Name, name_texts
 from ucpl.errors import fail
 from ucpl.extents import Flat
 from ucpl.layout import FileRule, Group, States
@@ -83,6 +83,7 @@ class Found:
     rank: list[int] = field(factory=list)
     replica: list[tuple[int, ...]] = field(factory=list)
     cuts: list[FlatCut] = field(factory=list)
+    named: dict[int, tuple[Template, Name]] = field(factory=dict)  # see Variables
 
     @cached_property
     def columns(self) -> dict[str, I64 | tuple[str, ...]]:
@@ -381,9 +382,8 @@ class FlatParts:
             assert line.rule.path is not None
             constants: Env = {"state": state, "group": line.name or ""}
             columns = {n: v for n, v in found.columns.items() if n not in constants}
-            file, key, counted = self.site.namer.place(
-                line.rule.path, line.rule.key, line.key, Variables(constants, columns, {}, count, 1)
-            )
+            variables = Variables(constants, columns, {}, count, 1, found.named)
+            file, key, counted = self.site.namer.place(line.rule.path, line.rule.key, line.key, variables)
             replica = np.array(found.replica, dtype=np.int64).reshape(count, -1)
             rank = np.array(found.rank, dtype=np.int64)
             held = (padding.count, padding.undefined, padding.live)

@@ -29,6 +29,8 @@ class Variables:
     choices: Mapping[str, I64]
     coordinate_count: int
     choice_count: int
+    # What templates say that name no constant, for whoever comes with the same columns: another tensor, or another state.
+    named: dict[int, tuple[Template, Name]] = field(factory=dict)
 
     def axis_of(self, name: str) -> int | None:
         if name in self.choices:
@@ -66,9 +68,8 @@ class Namer:
         """File, steps of the key, and which steps count. `outer` is the file's own template of keys. Raises MixedError."""
         inner = tuple(self.name(step, variables) for step in self.steps(key))
         counted = tuple(counts(step) for step in self.steps(key))
-        joined = _joined(inner)
         if outer is None:
-            return self.name(path, variables, joined), inner, counted
+            return self.name(path, variables, inner), inner, counted
         names: list[Name] = []
         counting: list[bool] = []
         for step in self.steps(outer):
@@ -77,25 +78,35 @@ class Namer:
                 names += inner
                 counting += counted
             else:
-                names.append(self.name(step, variables, joined))
+                names.append(self.name(step, variables, inner))
                 counting.append(counts(step))
-        return self.name(path, variables, joined), tuple(names), tuple(counting)
+        return self.name(path, variables, inner), tuple(names), tuple(counting)
 
-    def name(self, template: Template, variables: Variables, key: Name = ()) -> Name:
-        """One text. `key`: what `{key}` is."""
+    def name(self, template: Template, variables: Variables, key: Sequence[Name] = ()) -> Name:
+        """One text. `key`: the steps of what `{key}` is."""
+        if "key" in template.names or not variables.constants.keys().isdisjoint(template.names):
+            return self._name(template, variables, key)
+        known = variables.named.get(id(template))
+        if known is None:
+            known = variables.named[id(template)] = template, self._name(template, variables, key)
+        return known[1]
+
+    def _name(self, template: Template, variables: Variables, key: Sequence[Name]) -> Name:
         out: list[str | Slot] = []
         for part in template.parts:
             if isinstance(part, str):
                 out.append(part)
             elif part.path == "key" and key:
-                out += key
+                out += _joined(key)
             else:
                 out.append(self.hole(part, template, variables))
         return _merged(out)
 
     def hole(self, hole: Hole, template: Template, variables: Variables) -> str | Slot:
-        alone = evolve(template, parts=(hole,))
         axes = {a for name in hole.names if (a := variables.axis_of(name)) is not None}
+        if not axes and hole.path in variables.constants and not hole.format:  # most are a name and no more
+            return str(variables.constants[hole.path])
+        alone = evolve(template, parts=(hole,))
         if not axes:
             return render(alone, dict(variables.constants))
         if len(axes) > 1:

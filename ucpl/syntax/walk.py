@@ -37,25 +37,29 @@ def _is_record(value: object) -> bool:
     return known
 
 
-def children(node: AttrsInstance) -> Iterator[AttrsInstance]:
+def children(node: AttrsInstance) -> list[AttrsInstance]:
     """The records right inside a record, in the order in which they are written."""
+    found: list[AttrsInstance] = []
     for name in _fields(type(node)):
-        yield from _records(getattr(node, name))
+        _gather(getattr(node, name), found)
+    return found
 
 
-def _records(value: object) -> Iterator[AttrsInstance]:
+def _gather(value: object, found: list[AttrsInstance]) -> None:
     if isinstance(value, tuple):
         for one in value:
-            yield from _records(one)
+            _gather(one, found)
     elif _is_record(value):
-        yield cast(AttrsInstance, value)
+        found.append(cast(AttrsInstance, value))
 
 
 def walk(*roots: AttrsInstance) -> Iterator[AttrsInstance]:
     """Each record, then all that it holds, depth first."""
-    for node in roots:
+    todo = [*reversed(roots)]
+    while todo:
+        node = todo.pop()
         yield node
-        yield from walk(*children(node))
+        todo += reversed(children(node))
 
 
 def rewritten(node: Record, change: Change) -> Record:
