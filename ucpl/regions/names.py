@@ -104,8 +104,8 @@ class Namer:
 
     def hole(self, hole: Hole, template: Template, variables: Variables) -> str | Slot:
         axes = {a for name in hole.names if (a := variables.axis_of(name)) is not None}
-        if not axes and hole.path in variables.constants and not hole.format:  # most are a name and no more
-            return str(variables.constants[hole.path])
+        if not axes and hole.path is not None and hole.path in variables.constants and not hole.format:
+            return str(variables.constants[hole.path])  # most are a name and no more
         alone = evolve(template, parts=(hole,))
         if not axes:
             return render(alone, dict(variables.constants))

@@ -19,7 +19,7 @@ from ucpl.records import frozen
 from ucpl.runtime.assemble import Assembler, Difference
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report
-from ucpl.runtime.crew import Queue, run_crew
+from ucpl.runtime.crew import Queue, run_through
 from ucpl.runtime.fills import Fills, bind_fills
 from ucpl.runtime.measuring import WIDE, Measured, Measurer
 from ucpl.runtime.reading import Reader
@@ -186,7 +186,7 @@ class _Both:
                     reader.fragments.clear()
 
         with counters.phase("compare"):
-            run_crew([work] * workers)
+            run_through(queue, work, workers)
         self.files.check_unchanged()
         return Report(
             self.top, bytes_needed=self.rows.bytes_needed, bytes_read=counters.bytes_read, bytes_live_max=budget.live_max,

@@ -10,7 +10,7 @@ from attrs import field
 
 from ucpl.records import define
 
-__all__ = ["EVERY", "Queue", "Work", "run_crew"]
+__all__ = ["EVERY", "Queue", "Work", "run_crew", "run_through"]
 
 Work = Callable[[threading.Event], None]  # until the event is set, or nothing is left
 EVERY = 0.05  # seconds between two looks of the thread that waits
@@ -33,6 +33,18 @@ class Queue:
                 return None
             self._next += 1
             return self._next - 1
+
+
+def run_through(queue: Queue, work: Work, workers: int) -> None:
+    """Run a work that takes all from a queue, in so many threads as have something to take; in this one, where one is enough.
+
+    A small checkpoint is read in less time than a few threads take to start.
+    """
+    count = min(workers, queue.count)
+    if count > 1:
+        run_crew([work] * count)
+    else:
+        work(threading.Event())
 
 
 def run_crew(

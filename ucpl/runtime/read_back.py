@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.runtime.buffers import Workspace
-from ucpl.runtime.crew import EVERY, Queue, run_crew
+from ucpl.runtime.crew import EVERY, Queue, run_through
 from ucpl.runtime.known import Known
 from ucpl.runtime.options import DataPlane
 from ucpl.runtime.targets import TargetFiles
@@ -114,7 +114,7 @@ class ReadBack:
                     else:
                         self._parts(i - len(left), beside[i - len(left)])
 
-        run_crew([work] * self._plane.workers)
+        run_through(queue, work, self._plane.workers)
 
     def _parts(self, file: int, parts: Parts) -> None:
         for position, data in parts:

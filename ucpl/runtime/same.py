@@ -12,7 +12,7 @@ from ucpl.digests import crc32
 from ucpl.records import frozen
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.buffers import Workspace
-from ucpl.runtime.crew import Queue, run_crew
+from ucpl.runtime.crew import Queue, run_through
 from ucpl.runtime.manifest import storage_crcs
 from ucpl.runtime.moving import tile_of
 from ucpl.runtime.options import DataPlane
@@ -79,7 +79,7 @@ def _goes_on_alike(files: TargetFiles, layout: TargetPlan, tiles: Tiles, made: M
                 if files.read(tile.file, view, tile.position) != tile.size or xxhash.xxh3_128_digest(view) != wanted:
                     other.set()
 
-    run_crew([work] * plane.workers)
+    run_through(queue, work, plane.workers)
     if other.is_set():
         return False
     patches = patches_of(layout, storage_crcs(layout, tiles, crc))

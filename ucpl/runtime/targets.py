@@ -18,7 +18,7 @@ from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, TensorRef, key_text
 from ucpl.records import frozen
-from ucpl.runtime.crew import Queue, run_crew
+from ucpl.runtime.crew import Queue, run_through
 from ucpl.runtime.descriptors import Descriptors
 from ucpl.runtime.disk import disk, forget, make_folders, read_upto, sync_data, write_all
 from ucpl.runtime.failpoints import failpoint
@@ -360,10 +360,7 @@ class TargetFiles:
             while not stop.is_set() and (i := queue.take()) is not None:
                 self._sync(indexes[i], drop=drop)
 
-        if len(indexes) > 1:
-            run_crew([work] * min(_SYNCS, len(indexes)))
-        else:
-            work(threading.Event())
+        run_through(queue, work, _SYNCS)
 
     def _sync(self, index: int, *, drop: bool) -> None:
         try:

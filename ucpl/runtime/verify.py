@@ -19,7 +19,7 @@ from ucpl.errors import catalogue as codes
 from ucpl.records import define, frozen
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.crc import combine
-from ucpl.runtime.crew import Queue, run_crew
+from ucpl.runtime.crew import Queue, run_through
 from ucpl.runtime.disk import disk, read_upto
 from ucpl.runtime.manifest import MANIFEST, Manifest, StatedFile, read_manifest
 from ucpl.stores.checkpoint import Checkpoint
@@ -97,7 +97,7 @@ def _verified(checkpoint: Checkpoint, memory: int, workers: int) -> Verified:
                     bytes_read += size
                     seen.setdefault(same[0].file, []).append((same[0].start, size, crc))
 
-    run_crew([work] * workers)
+    run_through(queue, work, workers)
     findings += listed.whole_files(seen)
     findings.sort(key=lambda d: (d.labels[0].file, d.labels[0].where, d.code))
     total, bare = sum(listed.sizes.values()), sum(listed.unprotected.values())
