@@ -25,7 +25,7 @@ _ASKED = ("E114",)  # what is missing is an argument, wherever the finding point
 _OPTIONS = ("version", "help")  # which are no verbs
 # What other tools have as options, and a layout as parameters.
 _DEGREES = frozenset(
-    ("tp", "dp", "pp", "ep", "cp", "degrees", "stage", "zero-stage", "world-size", "tensor-model-parallel-size")
+    ("tp", "dp", "pp", "ep", "cp", "fsdp", "degrees", "stage", "zero-stage", "world-size", "tensor-model-parallel-size")
     + ("pipeline-model-parallel-size", "tp-size", "pp-size", "dp-size", "target-tp", "target-pp", "nproc-per-node")
 )
 _OF_THE_CALLER = ("<command line>", "<call>", "<layout>")  # files of labels that are no files

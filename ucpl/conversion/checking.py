@@ -280,7 +280,12 @@ class _Checker:
         """A number that nothing is made of, but names of files perhaps: a mesh that was forgotten, most likely."""
         items = tuple(evolve(i, template="") if isinstance(i, nodes.Files) and i.template else i for i in node.items)
         text = print_file(nodes.File("", 1, (evolve(node, parameters=(), items=items),)))
+        whole = print_file(nodes.File("", 1, (evolve(node, parameters=()),)))
         for p in node.parameters:
+            if isinstance(p.default, nodes.Text) and not re.search(rf"(?<!\w){re.escape(p.name)}(?!\w)", whole):
+                self.remark(
+                    f"nothing of {node.name} is made of `{p.name}`. Write `{{{p.name}}}` in a name, or take it out"
+                )
             if not isinstance(p.default, nodes.Text) and not re.search(
                 rf"(?<![\w.]){re.escape(p.name)}(?![\w.])", text
             ):

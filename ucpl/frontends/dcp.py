@@ -47,7 +47,7 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
         is_usual = shape != () and boxes_by(shape, Cut(whole=len(usual) == 1), mesh.fsdp, mesh.tp) == boxes[name]
         axes = usual if is_usual else _pattern(shape, cut)
         if axes != usual:
-            entries.append(_entry(name, axes))
+            entries.append(_entry(name, axes, name in checkpoint.aliases))
     return extended(base, STORED, (), entries) if entries else Extended(base.library, base.call)
 
 
@@ -56,12 +56,17 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
 
     Raises: UcplError E472 where nothing says which dims these are.
     """
-    degree = base.asked(TP)
+    aliases = {item.path: item.owner for item in base.model.items if isinstance(item, nodes.Alias)}
     tensors = (item for item in base.model.items if isinstance(item, nodes.Tensor))
-    # What has no dims is no buffer, and FSDP would cut it.
-    pointlike = [_entry(t.path, (nodes.Rest(),)) for t in tensors if t.kind != "buffer" and not t.dims]
+    scalars = {t.path for t in tensors if t.kind != "buffer" and not t.dims}
+    alone = [  # what has no dims is cut by nothing
+        _entry(name, (nodes.Rest(),), name in aliases)
+        for name in (*sorted(scalars), *aliases)
+        if aliases.get(name, name) in scalars
+    ]
+    degree = base.asked(TP)
     if degree <= 1:
-        return extended(base, TARGET, (), pointlike) if pointlike else Extended(base.library, base.call)
+        return extended(base, TARGET, (), alone) if alone else Extended(base.library, base.call)
     if not any(one.dim is not None for one in shardings.values()):
         fail(
             "E472",
@@ -70,25 +75,29 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
             remedy="write a layout that extends dcp, with a line for each tensor that tp cuts: "
             '"layers.0.q.weight" = _@chunk(tp)@chunk(fsdp) ...  as "{prefix}layers.0.q.weight"',
         )
-    aliases = {item.path: item.owner for item in base.model.items if isinstance(item, nodes.Alias)}
     places = [(name, name) for name in shardings] + [
         (alias, owner) for alias, owner in aliases.items() if owner in shardings
     ]
     entries = [
-        _entry(place, _pattern(shardings[owner].shape, Cut(shardings[owner].dim)))
+        _entry(place, _pattern(shardings[owner].shape, Cut(shardings[owner].dim)), place != owner)
         for place, owner in places
         if shardings[owner].dim is not None
     ]
     note = ("cuts over tp", f"{len(entries)} tensors", "along the dims that the source cuts, as torch.chunk does")
-    return evolve(extended(base, TARGET, (), [*entries, *pointlike]), notes=(note,))
+    return evolve(extended(base, TARGET, (), [*alone, *entries]), notes=(note,))
 
 
 def _by_fsdp() -> nodes.Axis:
     return nodes.Cut(nodes.Any_(), (nodes.Split(FSDP, "chunk"),))
 
 
-def _entry(name: str, axes: tuple[nodes.Axis, ...]) -> nodes.Entry:
-    return nodes.Entry(name, (), axes, (nodes.Clause("as", ("{prefix}" + name,)),), None)
+def _entry(name: str, axes: tuple[nodes.Axis, ...], is_alias: bool) -> nodes.Entry:
+    return nodes.Entry(name, (), axes, (nodes.Clause("as", (_template(is_alias),)),), None)
+
+
+def _template(is_alias: bool) -> str:
+    """A name may have braces and slashes in it, which a template would read as its own."""
+    return "{prefix}{alias}" if is_alias else "{prefix}{name}"
 
 
 def _pattern(shape: tuple[int, ...], cut: Cut) -> tuple[nodes.Axis, ...]:
@@ -121,7 +130,8 @@ def _by_dims(base: Base, checkpoint: Checkpoint, shapes: Mapping[str, Shape], bo
             else "_"
             for d, w in enumerate(parts)
         ]
-        lines.append(f"  {quote(name)} = {' '.join(axes) if axes else '...'}  as {quote('{prefix}' + name)}")
+        named = _template(name in checkpoint.aliases)
+        lines.append(f"  {quote(name)} = {' '.join(axes) if axes else '...'}  as {quote(named)}")
     asked = {n: base.inherited[n][0] for n in ("prefix", "states", "file")}
     asked["flat"] = base.inherited.get("flat", (0, ""))[0]  # what no optimizer is in has none
     said = ", ".join(f"{n} = {quote(value) if isinstance(value, str) else value}" for n, value in asked.items())
@@ -149,8 +159,9 @@ def _widths(name: str, shape: Shape, found: Boxes, checkpoint: Checkpoint) -> tu
     """The widths of a tensor's parts along each dim. Raises: UcplError E523 where its chunks are no grid."""
     starts = [sorted({at[d] for at in found}) for d in range(len(shape))]
     widths = tuple(tuple(b - a for a, b in pairwise((*begins, n))) for begins, n in zip(starts, shape, strict=True))
+    by_start = [dict(zip(begins, w, strict=True)) for begins, w in zip(starts, widths, strict=True)]
     for at, size in found.items():
-        whole = tuple(w[s.index(a)] for w, s, a in zip(widths, starts, at, strict=True))
+        whole = tuple(w[a] for w, a in zip(by_start, at, strict=True))
         if whole != size:
             fail(
                 "E523",

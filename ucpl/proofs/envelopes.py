@@ -35,6 +35,7 @@ _OTHER_DTYPE = "the other trains in another dtype, whose losses are not scaled"
 _OF_THE_JOB = "an elastic checkpoint leaves the optimizer's arguments to the job"
 _OF_THE_FORM = "an elastic checkpoint keeps a step for any optimizer"
 _LEFT_OUT = "frozen parameters were left out when the checkpoint was saved"
+_NOT_SAID = "which of Adam and AdamW it is: releases of torch before 2.7 do not say it of a group"
 _DEFAULT = "what an optimizer does that is told nothing"
 
 
@@ -262,6 +263,8 @@ def _silence_of_hyper(key: str, group: ParameterGroup, own: Envelope, silent: En
         return _OF_THE_JOB
     if _is_elastic(own) and key == "step" and "step" not in silent.scalars:
         return _OF_THE_FORM
+    if key == "decoupled_weight_decay":
+        return _NOT_SAID
     return _DEFAULT if value is None or value is False or isinstance(value, str) else ""
 
 

@@ -74,7 +74,10 @@ def _verified(checkpoint: Checkpoint, memory: int, workers: int) -> Verified:
     budget = Budget(memory)
     findings: list[Diagnostic] = []
     manifest, base = _manifest(checkpoint, findings)
-    listed = _Listed(base, manifest.files if manifest is not None else {}, _held(checkpoint, base), findings)
+    way = Path(os.path.relpath(checkpoint.root, base))
+    archives = {(way / file).as_posix(): found for file, found in checkpoint.archives.items()}
+    held = _held(checkpoint, base)
+    listed = _Listed(base, manifest.files if manifest is not None else {}, held, archives, findings)
     names = {Path(os.path.relpath(checkpoint.root / file, base)).as_posix() for file in checkpoint.files}
     names |= _beside(checkpoint, base)
     for name in sorted(names | set(listed.stated)):
@@ -114,6 +117,7 @@ class _Listed:
     base: Path  # that names start from
     stated: dict[str, StatedFile]  # by the manifest
     held: dict[tuple[str, str], list[str]]  # (file, storage) -> its tensors
+    archives: dict[str, tuple[tuple[int, int], ...]]  # of files with several archives: where each begins, and its bytes
     findings: list[Diagnostic]
     spans: list[_Span] = field(factory=list)
     sizes: dict[str, int] = field(factory=dict)
@@ -138,7 +142,7 @@ class _Listed:
             what = f"{name} has {size} bytes, the manifest says {entry.size}"
             self.findings.append(_finding("E631", path, what))
             entry = None
-        found = list(_members(self.base, name, self.held))
+        found = list(_members(self.base, name, self.held, self.archives.get(name)))
         if entry is None:
             bare = size - sum(s.size for s in found)
             if bare:
@@ -192,27 +196,23 @@ def _manifest(checkpoint: Checkpoint, findings: list[Diagnostic]) -> tuple[Manif
     return None, checkpoint.root
 
 
-def _members(base: Path, name: str, held: dict[tuple[str, str], list[str]]) -> Iterator[_Span]:
-    """The members of a file that is a zip archive."""
+def _members(
+    base: Path, name: str, held: dict[tuple[str, str], list[str]], archives: tuple[tuple[int, int], ...] | None
+) -> Iterator[_Span]:
+    """The members of a file that is a zip archive, or of the `archives` that it has one behind the other."""
     fd = disk().open(base / name, os.O_RDONLY)
     try:
         head = bytearray(4)
-        if read_upto(fd, memoryview(head), 0) != 4 or head != b"PK\x03\x04":
+        if archives is None and (read_upto(fd, memoryview(head), 0) != 4 or head != b"PK\x03\x04"):
             return
-        directory = read_zip_directory(fd, name)
+        for start, size in ((0, None),) if archives is None else archives:
+            for member in read_zip_directory(fd, name, start, size).members.values():
+                storage = member.name.rpartition("/data/")[2]
+                called = member.name if archives is None else f"{start}:{member.name}"
+                tensors = tuple(held.get((name, storage if archives is None else f"{start}:{storage}"), ()))
+                yield _Span(name, member.start, member.size, member.crc, called, "E630", tensors=tensors)
     finally:
         disk().close(fd)
-    for member in directory.members.values():
-        storage = member.name.rpartition("/data/")[2]
-        yield _Span(
-            name,
-            member.start,
-            member.size,
-            member.crc,
-            member.name,
-            "E630",
-            tensors=tuple(held.get((name, storage), ())),
-        )
 
 
 def _gaps(name: str, spans: list[_Span], size: int) -> list[_Span]:

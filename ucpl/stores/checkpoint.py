@@ -76,6 +76,9 @@ class Checkpoint:
     aliases: dict[str, str]
     stated: tuple[Flat, ...] = ()  # flat buffers as the checkpoint itself states them (authoritative order)
     files: tuple[str, ...] = ()  # every file that belongs to it, relative to root
+    # Of files with several archives of torch.save, one behind the other: where each begins, and its bytes. Storages of their
+    # tensors are called "BEGIN:NAME".
+    archives: dict[str, tuple[tuple[int, int], ...]] = field(factory=dict)
     remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
     amiss: tuple[Diagnostic, ...] = ()  # what is wrong with it and was put right as it was read: findings of `verify`
     unstored: tuple[str, ...] = ()  # what the model has and the checkpoint does not, for `inspect` and plans

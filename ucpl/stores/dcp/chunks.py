@@ -124,16 +124,18 @@ def demand_whole(name: str, stored: Stored, path: Path) -> None:
         cells *= len(edge) - 1
     if cells > CELLS_MAX:
         fail("E523", f"`{name}` falls into more than {CELLS_MAX} cells", Label(str(path), where=name))
-    count = np.zeros(tuple(len(edge) - 1 for edge in edges), dtype=np.int32)
+    count = np.zeros(tuple(len(edge) - 1 for edge in edges), dtype=np.int8)
     for c in stored.chunks:
         box = tuple(
             slice(int(np.searchsorted(edges[d], o)), int(np.searchsorted(edges[d], o + n)))
             for d, (o, n) in enumerate(zip(c.offset, c.shape, strict=True))
         )
         count[box] += 1
+        if (count[box] > 1).any():  # each cell is looked at once: boxes may be many, and all as large as the tensor
+            break
     if (count == 1).all():
         return
-    at = tuple(int(i) for i in np.argwhere(count != 1)[0])
+    at = tuple(int(i) for i in np.argwhere(count == count.max() if count.max() > 1 else count == 0)[0])
     element = [int(edges[d][i]) for d, i in enumerate(at)]
     holders = [
         c for c in stored.chunks if all(o <= e < o + n for o, e, n in zip(c.offset, element, c.shape, strict=True))

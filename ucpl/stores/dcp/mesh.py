@@ -5,13 +5,15 @@ FSDP2 cuts dim 0 of a tensor as torch.chunk does; over tensor parallelism, it cu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from math import isqrt
 
 from ucpl.extents import Extent
 from ucpl.records import frozen
 
 __all__ = ["Boxes", "Cut", "Mesh", "boxes_by", "boxes_of", "chunked", "mesh_of"]
 
+RANKS_MAX = 1 << 14  # chunks of one tensor over which no mesh is looked for
 Shape = tuple[int, ...]
 Boxes = Mapping[Shape, Shape]  # where a chunk begins -> its shape; those that have elements
 
@@ -42,24 +44,27 @@ def boxes_of(extents: Iterable[Extent], dims: Mapping[str, int]) -> dict[str, di
     return out
 
 
-def chunked(size: int, ways: int) -> list[tuple[int, int]]:
+def chunked(size: int, ways: int) -> Iterator[tuple[int, int]]:
     """(begin, length) of each part of torch.chunk, those without elements left out."""
     each = -(-size // ways) if size else 0
-    return [(low, min(each, size - low)) for low in range(0, size, each)] if each else []
+    return ((low, min(each, size - low)) for low in range(0, size, each or 1))
 
 
 def boxes_by(shape: Shape, cut: Cut, fsdp: int, tp: int) -> dict[Shape, Shape]:
     """Chunks of a tensor that is cut so."""
+    return dict(_boxes(shape, cut, fsdp, tp))
+
+
+def _boxes(shape: Shape, cut: Cut, fsdp: int, tp: int) -> Iterator[tuple[Shape, Shape]]:
     if not shape:
-        return {(): ()}
-    out: dict[Shape, Shape] = {}
+        yield (), ()
+        return
     for low, length in [(0, 0)] if cut.dim is None else chunked(shape[cut.dim], tp):
         begin, size = [0] * len(shape), list(shape)
         if cut.dim is not None:
             begin[cut.dim], size[cut.dim] = low, length
         for first, rows in chunked(size[0], 1 if cut.whole else fsdp):
-            out[begin[0] + first, *begin[1:]] = (rows, *size[1:])
-    return out
+            yield (begin[0] + first, *begin[1:]), (rows, *size[1:])
 
 
 def mesh_of(shapes: Mapping[str, Shape], found: Mapping[str, Boxes]) -> Mesh | None:
@@ -67,38 +72,55 @@ def mesh_of(shapes: Mapping[str, Shape], found: Mapping[str, Boxes]) -> Mesh | N
 
     shapes: whole; found: the chunks of each. Which of two axes cuts what they cut alike is one and the same: FSDP does.
     """
-    most = max((len(one) for one in found.values()), default=1)
-    widest = max((max(_counts(one), default=1) for one in found.values()), default=1)
-    for ranks in range(most, 2 * max(most, widest) + 1):
-        for tp in (n for n in range(1, ranks + 1) if ranks % n == 0):
-            cuts = _cuts(shapes, found, ranks // tp, tp)
-            if cuts is not None:
-                return Mesh(ranks // tp, tp, cuts)
+    marks = {name: (shape, frozenset(found[name].items())) for name, shape in shapes.items()}
+    kinds: dict[object, tuple[Shape, Boxes]] = {mark: (mark[0], found[name]) for name, mark in marks.items()}
+    most = max((len(boxes) for _, boxes in kinds.values()), default=1)
+    if most > RANKS_MAX:
+        return None
+    ordered = sorted(kinds.items(), key=lambda item: -len(item[1][1]))  # those in most chunks are the first to tell
+    for ranks in range(most, 2 * most + 1):
+        for tp in _divisors(ranks):
+            cuts: dict[object, Cut] = {}
+            for mark, (shape, boxes) in ordered:
+                cut = _cut(shape, boxes, ranks // tp, tp)
+                if cut is None:
+                    break
+                cuts[mark] = cut
+            else:
+                return Mesh(ranks // tp, tp, {name: cuts[mark] for name, mark in marks.items()})
     return None
 
 
-def _counts(found: Boxes) -> list[int]:
-    """Different begins along each dim."""
-    return [len(set(column)) for column in zip(*found, strict=True)]
-
-
-def _cuts(shapes: Mapping[str, Shape], found: Mapping[str, Boxes], fsdp: int, tp: int) -> dict[str, Cut] | None:
-    out: dict[str, Cut] = {}
-    known: dict[tuple[Shape, frozenset[tuple[Shape, Shape]]], Cut | None] = {}
-    for name, shape in shapes.items():
-        mark = shape, frozenset(found[name].items())
-        if mark not in known:
-            known[mark] = _cut(shape, found[name], fsdp, tp)
-        cut = known[mark]
-        if cut is None:
-            return None
-        out[name] = cut
-    return out
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def _cut(shape: Shape, found: Boxes, fsdp: int, tp: int) -> Cut | None:
     dims = range(len(shape)) if tp > 1 else ()
     for cut in (Cut(), *(Cut(d) for d in dims), Cut(whole=True), *(Cut(d, whole=True) for d in dims)):
-        if boxes_by(shape, cut, fsdp, tp) == found:
+        if _count(shape, cut, fsdp, tp) == len(found) and _are(shape, cut, fsdp, tp, found):
             return cut
     return None
+
+
+def _are(shape: Shape, cut: Cut, fsdp: int, tp: int, found: Boxes) -> bool:
+    """Whether so many chunks are those of a tensor that is cut so: the first that is not tells."""
+    return all(found.get(at) == size for at, size in _boxes(shape, cut, fsdp, tp))
+
+
+def _count(shape: Shape, cut: Cut, fsdp: int, tp: int) -> int:
+    """How many chunks a tensor has that is cut so."""
+    if not shape:
+        return 1
+    over_fsdp = 1 if cut.whole else fsdp
+    if cut.dim != 0:
+        return (1 if cut.dim is None else _parts(shape[cut.dim], tp)) * _parts(shape[0], over_fsdp)
+    each = -(-shape[0] // tp)
+    full, rest = divmod(shape[0], each) if each else (0, 0)
+    return full * _parts(each, over_fsdp) + _parts(rest, over_fsdp)
+
+
+def _parts(size: int, ways: int) -> int:
+    """How many parts of torch.chunk have elements."""
+    return -(-size // -(-size // ways)) if size else 0

@@ -7,6 +7,7 @@ inert. What a chunk's own file says of it is not looked at yet (chunks).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +18,7 @@ from ucpl.extents import DTYPES, Call, Global, TorchDType
 from ucpl.records import define, frozen
 from ucpl.stores.inert import PICKLE_BYTES_MAX
 from ucpl.stores.pickles import load_pickle
-from ucpl.stores.texts import demand_inside, read_small
+from ucpl.stores.texts import demand_inside, is_text, read_small
 from ucpl.stores.values import Value
 
 __all__ = ["ENVELOPE", "META", "METADATA", "Chunk", "Metadata", "Place", "Step", "Stored", "read_metadata"]
@@ -30,6 +31,7 @@ ENVELOPE = ("ucpl", "envelope")  # where a target keeps what a framework's run h
 Shape = tuple[int, ...]
 Step = str | int
 _MODULE = "torch.distributed.checkpoint"
+STEPS_MAX = 100  # of dicts and lists in each other
 
 
 @frozen
@@ -75,6 +77,9 @@ class Metadata:
     objects: dict[str, Place] = field(factory=dict)  # values that are no tensors
     paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # in the order of the first rank's state dict
     files: tuple[str, ...] = ()
+    archives: dict[str, tuple[tuple[int, int], ...]] = field(
+        factory=dict
+    )  # file -> where its archives begin, and their bytes
 
 
 def read_metadata(root: Path) -> Metadata:
@@ -101,7 +106,9 @@ def read_metadata(root: Path) -> Metadata:
             Label(str(path), "is not described", where=f"state_dict_metadata/{unknown}"),
         )
     out.paths = {name: steps for name, steps in out.paths.items() if name in out.tensors or name in out.objects}
+    _demand_tree(out.paths, path)
     _demand_files(root, places, out)
+    out.archives = _archives(places, path)
     return out
 
 
@@ -132,7 +139,9 @@ def _paths(value: Value | None) -> Iterator[tuple[str, tuple[Step, ...]]]:
         return
     for name, steps in value.named():
         found = [item.held for item in steps.items()]
-        if found and all(type(step) in (str, int) for step in found):
+        if len(found) > STEPS_MAX:
+            steps.wrong(f"a path of at most {STEPS_MAX} steps")
+        if found and all(type(step) is int or (isinstance(step, str) and is_text(step)) for step in found):
             yield name, tuple(step for step in found if isinstance(step, str | int))
 
 
@@ -201,6 +210,50 @@ def _lacks(name: str, described: str, stored: str, path: Path) -> NoReturn:
         Label(str(path), described, where=f"state_dict_metadata/{name}"),
         Label(str(path), stored, where=f"storage_data/{name}"),
     )
+
+
+def _demand_tree(paths: dict[str, tuple[Step, ...]], path: Path) -> None:
+    """No two entries have one path, and none stands where others' dict does: one would be lost. Raises: UcplError E520."""
+    texts: dict[str, str] = {}
+    dicts: dict[tuple[Step, ...], str] = {}
+    for name, steps in paths.items():
+        text = ".".join(map(str, steps))
+        if (other := texts.setdefault(text, name)) != name:
+            _clash(other, name, text, path)
+        for n in range(1, len(steps)):
+            dicts.setdefault(steps[:n], name)
+    for name, steps in paths.items():
+        if steps in dicts:
+            _clash(name, dicts[steps], ".".join(map(str, steps)), path)
+
+
+def _clash(one: str, other: str, text: str, path: Path) -> NoReturn:
+    fail(
+        "E520",
+        f"{METADATA} has two values at `{text}` of the state dict: `{one}` and `{other}`",
+        Label(str(path), where=f"planner_data/{one}"),
+        Label(str(path), where=f"planner_data/{other}"),
+    )
+
+
+def _archives(places: dict[str, dict[Shape | None, Place]], path: Path) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Where values lie in each file. Raises: UcplError E520 where two have bytes in common."""
+    found: dict[str, list[tuple[int, int, str]]] = {}
+    for name, held in places.items():
+        for place in held.values():
+            assert place.size is not None  # as `.metadata` says of each
+            found.setdefault(place.file, []).append((place.start, place.size, name))
+    for file, runs in found.items():
+        runs.sort()
+        for (start, size, one), (begin, _, other) in pairwise(runs):
+            if begin < start + size:
+                fail(
+                    "E520",
+                    f"{METADATA} has `{one}` at bytes {start} to {start + size} of {file}, and `{other}` from {begin} on",
+                    Label(str(path), f"{size} bytes", where=f"storage_data/{one}"),
+                    Label(str(path), f"from byte {begin}", where=f"storage_data/{other}"),
+                )
+    return {file: tuple((start, size) for start, size, _ in runs) for file, runs in found.items()}
 
 
 def _demand_files(root: Path, places: dict[str, dict[Shape | None, Place]], out: Metadata) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import prod
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ucpl.stores.values import Value
 __all__ = ["opened"]
 
 EMPTY = "empty_tensors"  # as all stores note tensors without elements, which stand in no plan
+_STEP = "step"  # of torch's optimizers: a number, never a tensor of a parameter
 _LEAST = 2  # elements of a tensor of which equal bytes say something
 
 
@@ -49,7 +51,9 @@ class _Opened:
         for name, entry in self.roles.weights.items():
             self.payload(name, entry)
         for name, states in self.roles.states.items():
-            self.read_states(name, states)
+            if name not in self.empty:  # no plan names it, and no group may
+                self.read_states(name, states)
+        left_out = [name for name in self.empty if name in self.roles.states]
         groups = self.groups()
         aliases = self.aliases()
         tensors = tuple(
@@ -80,9 +84,11 @@ class _Opened:
             tensors=tensors,
             aliases=aliases,
             files=(*self.metadata.files, *((META,) if META in blobs else ())),
+            archives=self.metadata.archives,
             remarks=(
                 *(one.message for one in self.chunks.amiss),
                 *(f"`{a}` has the bytes of `{o}`: tied" for a, o in aliases.items()),
+                *(f"`{n}` has no elements: the optimizer's values of it are left out" for n in left_out),
             ),
             scalar_extents=self.scalar_extents,
             amiss=tuple(self.chunks.amiss),
@@ -123,10 +129,12 @@ class _Opened:
         self.states[name] = tuple(found)
 
     def is_number(self, state: str) -> bool:
-        """Whether a state is no tensor of a parameter of several elements: so it is none where there is one."""
+        """Whether a state is no tensor of a parameter of several elements: so it is none where there is one. torch's own are
+        called `step`, which tells where no parameter has several.
+        """
         return state in self.counted
 
-    @property
+    @cached_property
     def counted(self) -> frozenset[str]:
         tensors = self.metadata.tensors
         return frozenset(
@@ -135,7 +143,7 @@ class _Opened:
             if prod(shape := tensors[self.roles.weights[name]].shape) != 1
             for state, entry in states.items()
             if entry not in tensors or tensors[entry].shape != shape
-        )
+        ) | {_STEP}
 
     def keep_number(self, state: str, name: str, value: object) -> None:
         if not is_counted(value):
@@ -152,16 +160,20 @@ class _Opened:
             return "parameter"
         stored = self.metadata.tensors[self.roles.weights[name]]
         is_float = stored.dtype.startswith(("f", "bf"))
-        several = any(len(self.metadata.tensors[self.roles.weights[n]].chunks) > 1 for n in self.roles.states)
         could_be_cut = bool(stored.shape) and stored.shape[0] > 1
-        return "buffer" if not is_float or (several and could_be_cut and len(stored.chunks) == 1) else "frozen"
+        return "buffer" if not is_float or (self.is_cut and could_be_cut and len(stored.chunks) == 1) else "frozen"
+
+    @cached_property
+    def is_cut(self) -> bool:
+        """Whether there is a trained tensor in several chunks."""
+        return any(len(self.metadata.tensors[self.roles.weights[n]].chunks) > 1 for n in self.roles.states)
 
     def aliases(self) -> dict[str, str]:
         """Second names of tied tensors, whose optimizer states are saved under one: the bytes of all chunks have equal CRCs."""
         if not self.roles.states:
             return {}
         owners: dict[object, list[str]] = {}
-        for name in self.roles.states:
+        for name in (n for n in self.roles.states if n not in self.empty):
             owners.setdefault(self.mark(name), []).append(name)
         out = {}
         for name in self.roles.weights:
@@ -223,7 +235,8 @@ class _Opened:
             where = Value(self.root / METADATA, METADATA, (entries.get("params", f"param_groups {number}"),), params)
             if params is None or any(not isinstance(name, str) or name not in self.roles.weights for name in members):
                 where.wrong("a list of parameters of the model")
-            out.append(ParameterGroup(str(number), tuple(str(name) for name in members), hyper))
+            held = tuple(str(name) for name in members if name not in self.empty)
+            out.append(ParameterGroup(str(number), held, hyper))
         return tuple(out) if out else self.flat_groups()
 
     def hyper(self, entry: str) -> object:
@@ -237,7 +250,7 @@ class _Opened:
     def flat_groups(self) -> tuple[ParameterGroup, ...]:
         """Of a state dict whose optimizer was flattened, each parameter has its hyper-parameters: equal ones are a group."""
         found: dict[str, tuple[dict[str, object], list[str]]] = {}
-        for name in self.roles.states:
+        for name in (n for n in self.roles.states if n not in self.empty):
             hyper = {key: self.hyper(entry) for key, entry in self.roles.hypers.get(name, {}).items()}
             found.setdefault(repr(sorted(hyper.items())), (hyper, []))[1].append(name)
         return tuple(ParameterGroup(str(n), tuple(names), h) for n, (h, names) in enumerate(found.values()))
@@ -266,15 +279,14 @@ class _Opened:
                     "E457",
                     f"`{entry}` is a tensor in {len(stored.chunks)} chunks, and neither of the model nor of the optimizer",
                     Label(str(self.root / METADATA), where=entry),
-                    remedy="write a spec that names it, and read the folder with --from",
+                    remedy="save it apart from model and optimizer: torch.distributed.checkpoint loads parts of a folder",
                 )
             place = self.metadata.objects[entry] if stored is None else stored.chunks[0].place
             *steps, last = self.metadata.paths[entry]
             here = out
             for step in steps:
                 inner = here.setdefault(step, _Node())
-                if not isinstance(inner, _Node):  # a name that is a leaf and a dict, too
-                    inner = here[step] = _Node()
+                assert isinstance(inner, _Node)  # no value stands where a dict does: so is `.metadata`
                 here = inner
             here[last] = self.carry(place, (entry,))
         return {key: _listed(value) for key, value in out.items()}

@@ -6,7 +6,9 @@ an optimizer, its own names of parameters say which tensors are the model; nothi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 from attrs import field
@@ -19,6 +21,8 @@ __all__ = ["Roles", "roles_of"]
 
 _MODELS = ("model", "module", "state_dict", "app")  # what the model's dict is called where no optimizer tells
 _STATE, _GROUPS = "state", "param_groups"
+_ROOTS_MAX = 100  # places of a dict called `param_groups` that are looked at
+_NUMBERED = re.compile(r"(?P<group>[0-9]{1,9})\.(?P<key>.+)", re.DOTALL)
 
 
 @frozen
@@ -38,15 +42,19 @@ def roles_of(metadata: Metadata, root: Path) -> Roles:
     """Raises: UcplError E524 where the optimizer's parameters are no tensors here."""
     texts = {name: ".".join(map(str, steps)) for name, steps in metadata.paths.items()}
     tensors = {text: name for name, text in texts.items() if name in metadata.tensors}
-    found = _optimizer(texts)
-    prefix = _prefix({name for name, _ in found.states}, tensors, metadata, root)
+    found = _optimizer(texts, tensors, root)
     inside = set(found.entries)
+    prefix = found.model if found.states else _prefix_alone(tensors, metadata)
+    trained = {prefix + name for name, _ in found.states}
+    tops = {
+        metadata.paths[tensors[text]][0] for text in trained
+    }  # dicts that the model's tensors are in, without a prefix
     weights = {
         texts[name].removeprefix(prefix): name
         for name, steps in metadata.paths.items()
         if name in metadata.tensors
         and name not in inside
-        and (texts[name].startswith(prefix) if prefix else len(steps) == 1 or not found.states)
+        and (texts[name].startswith(prefix) if prefix else len(steps) == 1 or not trained or steps[0] in tops)
     }
     states: dict[str, dict[str, str]] = {}
     for (name, state), entry in found.states.items():
@@ -54,12 +62,14 @@ def roles_of(metadata: Metadata, root: Path) -> Roles:
     groups: dict[int, dict[str, str]] = {}
     hypers: dict[str, dict[str, str]] = {}
     others: list[str] = []
+    # Flat dicts have no lists of parameters: `0.lr` is of a parameter that is called 0 there.
+    is_listed = any((match := _NUMBERED.fullmatch(rest)) and match["key"] == "params" for rest in found.groups)
     for rest, entry in found.groups.items():
         owner, _, key = rest.rpartition(".")
-        if owner in weights:
+        if not is_listed and owner in weights:
             hypers.setdefault(owner, {})[key] = entry
-        elif (number := rest.partition("."))[0].isdecimal() and number[2]:
-            groups.setdefault(int(number[0]), {})[number[2]] = entry
+        elif (match := _NUMBERED.fullmatch(rest)) is not None:
+            groups.setdefault(int(match["group"]), {})[match["key"]] = entry
         else:
             others.append(entry)
     known = {*weights.values(), *inside} - set(others)
@@ -72,24 +82,35 @@ class _Optimizer:
     prefix: str = ""  # of states
     states: dict[tuple[str, str], str] = field(factory=dict)  # (parameter, state) -> entry
     groups: dict[str, str] = field(factory=dict)  # what follows `param_groups.` -> entry
+    model: str = ""  # what the names of the tensors that it trains begin with
 
     @property
     def entries(self) -> tuple[str, ...]:
         return (*self.states.values(), *self.groups.values())
 
 
-def _optimizer(texts: Mapping[str, str]) -> _Optimizer:
-    """The dict that has `state` and `param_groups`: all of its entries."""
-    for root in dict.fromkeys(r for text in texts.values() for r in _roots(text, _GROUPS)):
-        state, groups = f"{root}{_STATE}.", f"{root}{_GROUPS}."
+def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path) -> _Optimizer:
+    """The dict that has `state` and `param_groups`: all of its entries. Modules of a model may be called so, too: the names
+    under the optimizer's `state` are those of a model's tensors. Raises: UcplError E524.
+    """
+    refused: tuple[str, str] | None = None
+    roots = dict.fromkeys(r for text in texts.values() for r in islice(_roots(text, _GROUPS), _ROOTS_MAX))
+    for top in sorted(islice(roots, _ROOTS_MAX), key=lambda r: r.count(".")):
+        state, groups = f"{top}{_STATE}.", f"{top}{_GROUPS}."
         found: dict[tuple[str, str], str] = {}
         for name, text in texts.items():
             if text.startswith(state):
                 owner, _, key = text.removeprefix(state).rpartition(".")
                 found[owner, key] = name
-        if found and all(owner and key for owner, key in found):
+        if not found or not all(owner and key for owner, key in found):
+            continue
+        fitting, amiss = _prefixes({owner for owner, _ in found}, tensors, set(found.values()))
+        if len(fitting) == 1:
             of_groups = {t.removeprefix(groups): name for name, t in texts.items() if t.startswith(groups)}
-            return _Optimizer(state, found, of_groups)
+            return _Optimizer(state, found, of_groups, fitting[0])
+        refused = refused or (amiss, state)
+    if refused is not None:
+        fail("E524", refused[0], Label(str(root / METADATA), where=refused[1]))
     return _Optimizer()
 
 
@@ -103,19 +124,27 @@ def _roots(text: str, word: str) -> Iterator[str]:
         at = text.find(f".{word}.", at + 1)
 
 
-def _prefix(trained: set[str], tensors: Mapping[str, str], metadata: Metadata, root: Path) -> str:
-    """What the names of the model's tensors begin with. Raises: UcplError E524."""
-    if not trained:
-        tops = {str(metadata.paths[name][0]) for name in tensors.values() if len(metadata.paths[name]) > 1}
-        return next((f"{top}." for top in _MODELS if top in tops), "")
+def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -> tuple[list[str], str]:
+    """What the names of a model's tensors begin with, and what is amiss where that is not one text.
+
+    Of several models with the same names, as a run has that keeps averages of its weights, the one that is called so.
+    """
     first = min(trained)
-    ends = (text.removesuffix(first) for text in tensors if text.endswith(first))
-    fitting = [p for p in ends if (not p or p.endswith(".")) and all(p + name in tensors for name in trained)]
-    if not fitting:
-        missing = next((n for n in sorted(trained) if not any(t == n or t.endswith("." + n) for t in tensors)), first)
-        fail(
-            "E524",
-            f"the optimizer has states of `{missing}`, and no tensor of a model is called so",
-            Label(str(root / METADATA), where=missing),
-        )
-    return min(fitting, key=lambda p: (len(p), p))
+    ends = [text.removesuffix(first) for text, name in tensors.items() if text.endswith(first) and name not in states]
+    ends = [p for p in ends if not p or p.endswith(".")]
+    fitting = [p for p in ends if all(p + name in tensors for name in trained)]
+    if len(fitting) > 1:
+        called = [p for p in fitting if not p or p.split(".")[-2] in _MODELS]
+        if len(called) != 1:
+            names = " and ".join(f"`{p}{first}`" for p in (called or fitting)[:2])
+            return fitting, f"the optimizer has states of `{first}`, which is {names}"
+        return called, ""
+    nearest = ends[0] if ends else ""
+    missing = next((name for name in sorted(trained) if nearest + name not in tensors), first)
+    return fitting, f"the optimizer has states of `{missing}`, and no tensor of a model is called so"
+
+
+def _prefix_alone(tensors: Mapping[str, str], metadata: Metadata) -> str:
+    """What the names of the model's tensors begin with where there is no optimizer."""
+    tops = {str(metadata.paths[name][0]) for name in tensors.values() if len(metadata.paths[name]) > 1}
+    return next((f"{top}." for top in _MODELS if top in tops), "")

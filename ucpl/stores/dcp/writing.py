@@ -16,6 +16,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import (
     Call,
     Envelope,
+    Extent,
     Global,
     Scalar,
     Size,
@@ -27,6 +28,7 @@ from ucpl.extents import (
     key_text,
 )
 from ucpl.records import define
+from ucpl.stores.carrying import Place as Lying
 from ucpl.stores.carrying import Storages, by_place, strides
 from ucpl.stores.checkpoint import Archive, Carried, Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Step
@@ -80,6 +82,10 @@ class _Writer:
     chunks: dict[str, list[object]] = field(factory=dict)  # of a tensor: ChunkStorageMetadata
     places: dict[Call, Call] = field(factory=dict)  # storage_data
     paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # planner_data
+    lying: dict[Lying, Extent] = field(init=False)  # what is carried, by where it lies
+
+    def __attrs_post_init__(self) -> None:
+        self.lying = by_place(self.source.carried_extents.values())
 
     @property
     def prefix(self) -> str:
@@ -169,8 +175,10 @@ class _Writer:
         """The nested dicts that a name comes from: those of the prefixes, then the tensor's own, dots and all."""
         if name.startswith(self.states):
             owner, _, state = name.removeprefix(self.states).rpartition(".")
-            return self.within("state", owner, state)
-        return (*_split(self.prefix), name.removeprefix(self.prefix))
+            steps = self.within("state", owner, state)
+        else:
+            steps = (*_split(self.prefix), name.removeprefix(self.prefix))
+        return steps if ".".join(map(str, steps)) == name else (name,)
 
     def within(self, *steps: Step) -> tuple[Step, ...]:
         """Where the optimizer's dict has a value of these steps: of a flat one, they are one key."""
@@ -211,7 +219,7 @@ class _Writer:
 
     def value(self, steps: tuple[Step, ...], value: object) -> None:
         name = ".".join(map(str, steps))
-        storages = Storages(by_place(self.source.carried_extents.values()))
+        storages = Storages(self.lying)
         made = storages.value(value)
         path, file = self.file(0)
         if isinstance(made, TensorRef):
@@ -304,7 +312,13 @@ def _tensor_of(value: object) -> object:
     if isinstance(value, Scalar) and value.shape == ():
         return value
     if isinstance(number, int | float) and not isinstance(number, bool):
-        return Scalar("f32", (), struct.pack("<f", number))
+        for dtype, form in (("f32", "<f"), ("f64", "<d")):
+            try:
+                data = struct.pack(form, number)
+            except OverflowError:
+                continue
+            if struct.unpack(form, data)[0] == number:
+                return Scalar(dtype, (), data)
     return value
 
 
