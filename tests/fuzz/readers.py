@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.fuzz import folders
 from tests.fuzz.containers import HuggingFaceFolders, Pickles, Safetensors, TorchFiles
+from tests.fuzz.dcp import Dcp
 from tests.fuzz.imports import Imports
 from tests.fuzz.plans import Plans
 from tests.fuzz.reader import Reader
@@ -20,6 +21,7 @@ READERS: tuple[Reader, ...] = (
     Reader("deepspeed", folders.deepspeed),
     Reader("universal", folders.universal),
     Reader("writers", folders.writers),
+    Reader("dcp", Dcp.prepare),
     Reader("plan", Plans.prepare),
     Reader("journal", Journals.prepare),
     Reader("manifest", Manifests.prepare),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -24,9 +25,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
 from tests.stores.refusals import refusal
+from ucpl.extents import Scalar
 from ucpl.stores.dcp.chunks import demand_whole
 from ucpl.stores.dcp.mesh import Boxes, chunked, mesh_of
 from ucpl.stores.dcp.metadata import Chunk, Place, Stored
+from ucpl.stores.dcp.writing import _tensor_of
 from ucpl.stores.registry import open_checkpoint
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "dcp"
@@ -236,7 +239,11 @@ def one_path(said: Metadata) -> None:
 
 
 def dict_there(said: Metadata) -> None:
-    said.planner_data["model.b"] = ("model", "a", "b")
+    for kept in (said.planner_data, said.state_dict_metadata):
+        kept["model.a.b"] = kept.pop("model.b")
+    said.planner_data["model.a.b"] = ("model", "a", "b")
+    for index in [one for one in said.storage_data if one.fqn == "model.b"]:
+        said.storage_data[MetadataIndex("model.a.b", index.offset)] = said.storage_data.pop(index)
 
 
 def deep(said: Metadata) -> None:
@@ -249,8 +256,8 @@ def deep(said: Metadata) -> None:
         (one_place, "E520", "has `model.a` at bytes 0 to"),
         (within, "E520", "and `model.a` from"),
         (behind, "E402", "are asked for"),
-        (one_path, "E520", "has two values at `model.a` of the state dict: `model.a` and `model.b`"),
-        (dict_there, "E520", "has two values at `model.a` of the state dict: `model.a` and `model.b`"),
+        (one_path, "E520", "says that `model.b` stands at `model.a` of the state dict"),
+        (dict_there, "E520", "has two values at `model.a` of the state dict: `model.a` and `model.a.b`"),
         (deep, "E455", "expected is a path of at most 100 steps"),
     ],
 )
@@ -287,3 +294,11 @@ def test_the_mesh_of_uneven_tensors(fsdp: int, tp: int) -> None:
     boxes["wide"] = {(a, b): (n, m) for a, n in chunked(fsdp * 2, fsdp) for b, m in chunked(tp * 3, tp)}
     found = mesh_of(shapes, boxes)
     assert found is not None and (found.fsdp, found.tp) == (fsdp, tp)
+
+
+def test_a_count_of_steps_is_kept_to_the_last_digit() -> None:
+    """As torch's f32 where that holds it, else wider, else as it was."""
+    assert _tensor_of(7) == Scalar("f32", (), struct.pack("<f", 7))
+    assert _tensor_of((1 << 24) + 1) == Scalar("f64", (), struct.pack("<d", (1 << 24) + 1))
+    assert _tensor_of(1e300) == Scalar("f64", (), struct.pack("<d", 1e300))
+    assert _tensor_of((1 << 60) + 1) == (1 << 60) + 1

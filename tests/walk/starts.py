@@ -1,4 +1,4 @@
-"""Where walks begin, real folders of DeepSpeed, and which layouts are drawn for them: a call a step.
+"""Where walks begin, real folders of DeepSpeed and of torch, and which layouts are drawn for them: a call a step.
 
 What is drawn can be done, from what stands there before; one step in `BOLD` is drawn without a look at that, and may be
 refused.
@@ -13,6 +13,7 @@ from random import Random
 from attrs import frozen
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
+CHUNKS = FIXTURES.parent / "dcp"
 SPEC = "megatron_deepspeed.ucpl:llama"
 HOME = "HOME"  # stands for the text that `ucpl infer` writes of the folder where a walk began: its stages and cuts, by name
 BOLD = 25
@@ -40,7 +41,7 @@ class Start:
 
     @property
     def path(self) -> Path:
-        return FIXTURES / self.name
+        return next(path for path in (FIXTURES / self.name, CHUNKS / self.name) if path.is_dir())
 
     @property
     def here(self) -> Here:
@@ -67,6 +68,12 @@ def dense(bf16: bool) -> Draw:
         return rng.choice(calls)
 
     return draw
+
+
+def chunks(rng: Random, here: Here) -> str:
+    """Chunks of FSDP2 at any degree, and the forms that its folders are taken to."""
+    to = f"dcp(fsdp={some(rng, 1, 7)})"
+    return rng.choice([to, to, "plain()", f"zero{some(rng, 1, 3)}(dp={some(rng, 1, 4)})"])
 
 
 def autotp(rng: Random, here: Here) -> str:
@@ -170,6 +177,7 @@ STARTS = (
     Start("z1_dp2_bf16", dense(True)),
     Start("z1_dp2_bf16opt", dense(True)),
     Start("z0_dp2_bf16", dense(True)),
+    Start("fsdp2_w4", chunks),
 )
 
 

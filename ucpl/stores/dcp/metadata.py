@@ -141,8 +141,9 @@ def _paths(value: Value | None) -> Iterator[tuple[str, tuple[Step, ...]]]:
         found = [item.held for item in steps.items()]
         if len(found) > STEPS_MAX:
             steps.wrong(f"a path of at most {STEPS_MAX} steps")
-        if found and all(type(step) is int or (isinstance(step, str) and is_text(step)) for step in found):
-            yield name, tuple(step for step in found if isinstance(step, str | int))
+        if not found or not all(type(step) is int or (isinstance(step, str) and is_text(step)) for step in found):
+            steps.wrong("a path of texts and numbers")
+        yield name, tuple(step for step in found if isinstance(step, str | int))
 
 
 def _places(value: Value) -> dict[str, dict[Shape | None, Place]]:
@@ -213,13 +214,16 @@ def _lacks(name: str, described: str, stored: str, path: Path) -> NoReturn:
 
 
 def _demand_tree(paths: dict[str, tuple[Step, ...]], path: Path) -> None:
-    """No two entries have one path, and none stands where others' dict does: one would be lost. Raises: UcplError E520."""
-    texts: dict[str, str] = {}
+    """Names are the steps of paths, and no value stands where others' dict does: it would be lost. Raises: UcplError E520."""
     dicts: dict[tuple[Step, ...], str] = {}
     for name, steps in paths.items():
         text = ".".join(map(str, steps))
-        if (other := texts.setdefault(text, name)) != name:
-            _clash(other, name, text, path)
+        if text != name:
+            fail(
+                "E520",
+                f"{METADATA} says that `{name}` stands at `{text}` of the state dict, and a value is called by its path",
+                Label(str(path), text, where=f"planner_data/{name}"),
+            )
         for n in range(1, len(steps)):
             dicts.setdefault(steps[:n], name)
     for name, steps in paths.items():
