@@ -71,9 +71,9 @@ def dense(bf16: bool) -> Draw:
 
 
 def chunks(rng: Random, here: Here) -> str:
-    """Chunks of FSDP2 at any degree, and the forms that its folders are taken to."""
+    """Chunks of FSDP2 at any degree, and one whole file between."""
     to = f"dcp(fsdp={some(rng, 1, 7)})"
-    return rng.choice([to, to, "plain()", f"zero{some(rng, 1, 3)}(dp={some(rng, 1, 4)})"])
+    return rng.choice([to, to, "plain()"])  # ZeRO has masters beside the weights, and counters: another state
 
 
 def autotp(rng: Random, here: Here) -> str:
