@@ -192,7 +192,7 @@ def test_a_layout_may_name_the_files_of_ranks(tmp_path: Path) -> None:
 def begins(pattern: str, **sizes: int) -> list[int]:
     """Where the chunks of a tensor `w : n d` begin along its one stored axis, over tp = 2 and fsdp = 2."""
     text = f"ucpl 1\nmodel m {{\n  dim n = {sizes['n']}, d = {sizes['d']}\n  w : n d\n}}\n"
-    text += "layout x(fsdp = 2, tp = 2) of m {\n  mesh fsdp tp\n"
+    text += "layout x(fsdp = 2, tp = 2) of m {\n  framework dcp()\n  mesh fsdp tp\n"
     text += f'  file weights = dcp ".metadata"\n  w = {pattern}  as "w"\n}}\n'
     (part,) = locate(resolve(load_texts(("x.ucpl", text)), parse_call("x()"))).parts
     return [int(home.key[1]) for home in part.homes]
@@ -214,6 +214,14 @@ def test_where_chunks_begin(pattern: str, wanted: list[int]) -> None:
 def test_a_broken_run_begins_nowhere() -> None:
     with pytest.raises(UcplError) as found:
         begins("(n d@tp)", n=4, d=6)
+    assert found.value.diagnostics[0].code == "E238"
+
+
+def test_a_flat_buffer_has_no_place_in_chunks(tmp_path: Path) -> None:
+    flat = OWN.replace("= like  in optim", '= pad(flat(each), fsdp)@fsdp  in optim as "{bucket}/{state}"')
+    (tmp_path / "own.ucpl").write_text(flat)
+    with pytest.raises(UcplError, match="a flat buffer has no place") as found:
+        ucpl.convert(FIXTURES / "fsdp2_w4", tmp_path / "made", to=f"{tmp_path}/own.ucpl:own(fsdp = 2)")
     assert found.value.diagnostics[0].code == "E238"
 
 

@@ -169,7 +169,8 @@ class Side:
 
         A Hugging Face folder leaves second names out, and says them in the file's metadata.
         """
-        return form == "dcp" or (file.endswith(".safetensors") and self.placement.layout.framework == "torch")
+        framework = self.placement.layout.framework
+        return form == framework == "dcp" or (file.endswith(".safetensors") and framework == "torch")
 
     def shelves(self, dtype_of: DtypeOf | None, *, sharing: bool = True) -> Shelves:
         """All stored tensors, by number."""

@@ -1,4 +1,4 @@
-"""Where the box of a rank begins along a stored axis of the whole: files of form dcp find a stored tensor by that."""
+"""Where the box of a rank begins along a stored axis of the whole: files of framework dcp() find a stored tensor by that."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from collections.abc import Mapping
 
 from attrs import evolve
 
+from ucpl.layout import FileRule, Layout
 from ucpl.layout import axes as ax
 from ucpl.regions.cells import build
 
-__all__ = ["BrokenRun", "begin_of"]
+__all__ = ["BrokenRun", "begin_of", "is_by_begin"]
+
+
+def is_by_begin(rule: FileRule, layout: Layout) -> bool:
+    """Whether a stored tensor of a file is found by its key and by where it begins in the whole. Without a framework, a form
+    is any word, and files are told apart by their names."""
+    return rule.form == layout.framework == "dcp"
 
 
 class BrokenRun(Exception):

@@ -14,6 +14,7 @@ from ucpl.layout.scope import at
 from ucpl.layout.templates import Template, nested
 from ucpl.records import define, frozen
 from ucpl.regions import flats as fl
+from ucpl.regions.begins import is_by_begin
 from ucpl.regions.blame import Stored, taken
 from ucpl.regions.claims import Holder, Spot
 from ucpl.regions.entries import Choices, EntryPlacer, Local
@@ -26,7 +27,6 @@ from ucpl.regions.site import Site
 __all__ = ["EntryParts"]
 
 HOME_LIMIT = 20_000_000
-BY_BEGIN = "dcp"  # the form of files in which a stored tensor is found by its name and by where it begins in the whole
 
 
 @frozen(eq=False)
@@ -150,7 +150,8 @@ class EntryParts:
         shared = {a for a in used if a not in placer.axes} | ax.partly_cut(entry.shape)
         replica = tuple(a for a in used if a in shared and site.ranks.degrees[a] > 1)
         spreads = self.spreads(placer, used, where)
-        if rule.form == BY_BEGIN:
+        by_begin = is_by_begin(rule, site.layout)
+        if by_begin:
             spreads = [self.chunks(placer, s) for s in spreads if any(x.numel for x in s.locals)]
         constants: dict[str, str | int] = {**entry.variables, **counts, "state": state}
 
@@ -181,7 +182,7 @@ class EntryParts:
         said = entry.storing if like is None or entry.storing.speaks_of_copies else storing
         policy = (said.policy, said.policy_axes, said.loose, said.at) if said.speaks_of_copies else None
         number = site.number[next(iter(entry.targets.values()))]
-        alike = (placer.kin, used, where, policy, rule.form == BY_BEGIN, tuple(id(s.choices) for s in spreads))
+        alike = (placer.kin, used, where, policy, by_begin, tuple(id(s.choices) for s in spreads))
         found = self.pieces_of.get((alike, number)) if kept is None else None
         if found is None and kept is None and alike in self.pieces_of:  # of another tensor of this kind
             found = self.pieces_of[alike].of(number)

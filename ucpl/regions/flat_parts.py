@@ -18,6 +18,7 @@ from ucpl.layout.scope import at
 from ucpl.layout.templates import Template
 from ucpl.records import define, frozen
 from ucpl.regions import flats as fl
+from ucpl.regions.begins import is_by_begin
 from ucpl.regions.blame import Buffer, taken
 from ucpl.regions.claims import Holder, Spot
 from ucpl.regions.entries import EntryPlacer, parts_of
@@ -378,6 +379,13 @@ class FlatParts:
         length, padding = sizes
         count = len(found.rank)
         blocks: tuple[Block, ...] = ()
+        if is_by_begin(line.rule, self.site.layout):
+            fail(
+                "E238",
+                f"`{line.name or state}`: a flat buffer has no place in a file of framework dcp() yet",
+                at(line.line.span),
+                remedy="store each tensor as it is, with `like`: that is what torch.distributed.checkpoint saves of FSDP2",
+            )
         if count:
             assert line.rule.path is not None
             constants: Env = {"state": state, "group": line.name or ""}
