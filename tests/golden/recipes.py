@@ -658,9 +658,10 @@ def empty_folder(folder: Path) -> list[str]:
 
 @case
 def sharded_by_fsdp(folder: Path) -> list[str]:
-    (folder / "source").mkdir()
-    for name in (".metadata", "__0_0.distcp", "__1_0.distcp", "meta.pt"):
-        (folder / "source" / name).write_bytes(b"")
+    model = folder / "source" / "pytorch_model_fsdp_0"
+    model.mkdir(parents=True)
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
+        (model / name).write_bytes(b"")
     return CONVERT
 
 

@@ -19,10 +19,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *("stage", *_DEGREES, "bf16", "fp16", "bf16_optimizer", "masters", "fused"),
         *("round_robin", "alignment", "elastic", "sub_group_size"),
     ),
+    "dcp": ("fsdp", "tp", "masters", "prefix", "states", "flat"),
     "plain": ("file", "has_masters"),
     "huggingface": ("shard",),
     "torch": ("tracker", "step"),
-    "dcp": ("fsdp", "tp", "masters", "prefix", "states", "flat"),
 }
 _STAGES = {0: "none", 1: "optimizer states are cut", 2: "gradients, too", 3: "parameters, too"}
 _ELSEWHERE = {"hf": "huggingface", "transformers": "huggingface", "safetensors": "huggingface", "pytorch": "torch"}
