@@ -72,7 +72,7 @@ def test_ranks_are_read_exactly_and_converted(folder: Path, tmp_path_factory: py
     assert ucpl.compare(folder, made / "dcp")
 
 
-def test_replicas_that_differ_are_a_finding(folder: Path) -> None:
+def test_replicas_that_differ_are_refused(folder: Path) -> None:
     path = folder / "model_world_size_4_rank_1.pt"
     part = path.read_bytes()
     assert ucpl.verify(folder)
@@ -84,8 +84,31 @@ def test_replicas_that_differ_are_a_finding(folder: Path) -> None:
     finally:
         dist.destroy_process_group()
     assert path.read_bytes() != part
-    found = ucpl.verify(folder)
-    assert [d.code for d in found.findings] == ["E700"] and "copies of `norm` differ" in found.findings[0].message
+    for verb in (ucpl.verify, open_checkpoint):  # nothing is converted of it
+        with pytest.raises(UcplError, match="copies of `norm` differ") as found:
+            verb(folder)
+        assert found.value.diagnostics[0].code == "E700"
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "said"),
+    [
+        (
+            torch.zeros(7, 6),
+            "E456",
+            r"`w` is .* over _StridedShard\(0\), Shard\(0\) in one file, and \[7, 6\] f32 in another",
+        ),
+        ("a text", "E455", "expected is a tensor or a DTensor"),
+        (torch.nn.Linear, "E455", "expected is a tensor or a DTensor"),
+    ],
+)
+def test_what_is_no_part_of_a_tensor_is_refused(folder: Path, value: object, code: str, said: str) -> None:
+    """A rank that has it whole, or something else there: nothing is left out without a word."""
+    path = folder / "model_world_size_4_rank_3.pt"
+    torch.save({"w": value}, path)
+    with pytest.raises(UcplError, match=said) as found:
+        open_checkpoint(folder)
+    assert found.value.diagnostics[0].code == code
 
 
 def test_a_rank_that_is_gone_and_another_run_are_refused(folder: Path) -> None:

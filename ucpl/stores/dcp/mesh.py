@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from math import isqrt
 
-from ucpl.extents import Extent
+from ucpl.extents import Extent, Setting
 from ucpl.records import frozen
 
-__all__ = ["Boxes", "Cut", "Mesh", "boxes_by", "boxes_of", "chunked", "mesh_of"]
+__all__ = ["Boxes", "Cut", "Mesh", "boxes_by", "boxes_of", "chunked", "mesh_of", "mesh_settings"]
 
 RANKS_MAX = 1 << 14  # chunks of one tensor over which no mesh is looked for
 Shape = tuple[int, ...]
@@ -89,6 +89,15 @@ def mesh_of(shapes: Mapping[str, Shape], found: Mapping[str, Boxes]) -> Mesh | N
             else:
                 return Mesh(ranks // tp, tp, {name: cuts[mark] for name, mark in marks.items()})
     return None
+
+
+def mesh_settings(shapes: Mapping[str, Shape], extents: Iterable[Extent], origin: str) -> dict[str, Setting]:
+    """The degrees as settings of a checkpoint, where there is a mesh. shapes: of tensors by their stored names."""
+    mesh = mesh_of(shapes, boxes_of(extents, {name: len(shape) for name, shape in shapes.items()}))
+    if mesh is None:
+        return {}
+    out = {"fsdp": Setting(mesh.fsdp, origin), "tp": Setting(mesh.tp, origin)}
+    return out | ({"tp_rule": Setting("chunk", "DTensor cuts as torch.chunk does")} if mesh.tp > 1 else {})
 
 
 def _divisors(number: int) -> list[int]:

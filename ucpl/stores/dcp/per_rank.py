@@ -11,13 +11,14 @@ from pathlib import Path
 
 from attrs import evolve, field
 
-from ucpl.errors import Diagnostic, Label, fail
+from ucpl.errors import Label, fail
 from ucpl.extents import Call, Envelope, Extent, Global, Key, NamedTensor, Setting, TensorRef
 from ucpl.records import define, frozen
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.chunks import address, demand_whole
-from ucpl.stores.dcp.mesh import boxes_of, mesh_of
+from ucpl.stores.dcp.mesh import mesh_settings
 from ucpl.stores.dcp.metadata import Chunk, Place, Stored
+from ucpl.stores.plain import EMPTY
 from ucpl.stores.texts import names_like
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
@@ -47,13 +48,17 @@ class _Part:
     ] = ()  # of each mesh dim: the class of its placement, and the dim that it cuts
     at: Shape = ()  # coordinates on the mesh
 
+    def __str__(self) -> str:
+        placed = ", ".join(cut if dim < 0 else f"{cut}({dim})" for cut, dim in self.placements)
+        return f"{list(self.shape)} {self.extent.dtype}" + (f" over {placed}" if placed else "")
+
 
 @define(eq=False)
 class _Ranks:
     root: Path
     parts: dict[str, list[_Part]] = field(factory=dict)
     extents: dict[tuple[str, Key], Extent] = field(factory=dict)
-    amiss: list[Diagnostic] = field(factory=list)
+    empty: dict[str, object] = field(factory=dict)
 
     def read(self, name: str) -> None:
         part = read_torch_file(self.root, name)
@@ -66,11 +71,13 @@ class _Ranks:
         """The tensor, with a chunk for each box that it falls into. Raises: UcplError E521, E522."""
         parts = self.parts[name]
         first = parts[0]
+        for one in parts:
+            alike = (one.shape, one.extent.dtype, one.placements) == (first.shape, first.extent.dtype, first.placements)
+            if not alike:
+                self.unlike(name, first, one)
         sizes = [max(p.at[i] for p in parts) + 1 for i in range(len(first.placements))]
         chunks: dict[Shape, tuple[Chunk, Extent]] = {}
         for one in parts:
-            if one.shape != first.shape or one.extent.dtype != first.extent.dtype:
-                self.unlike(name, first, one)
             begin, shape = _box(one, sizes)
             if shape != one.extent.shape:
                 fail(
@@ -84,6 +91,7 @@ class _Ranks:
             known = chunks.setdefault(begin, (chunk, evolve(one.extent, key=address(name, begin))))
             self.hold(name, known[1], one.extent)
         if 0 in first.shape:
+            self.empty[name] = {"dtype": first.extent.dtype, "shape": list(first.shape), "buffer": True}
             return None
         held = tuple(chunk for chunk, _ in chunks.values())
         demand_whole(name, Stored(first.extent.dtype, first.shape, held), self.root / first.extent.file)
@@ -95,21 +103,20 @@ class _Ranks:
         """Copies of one box have equal bytes, as far as CRCs tell of storages that they fill."""
         fill = [e.numel and e.is_contiguous and e.crc is not None for e in (kept, other)]
         if all(fill) and kept.storage_bytes == other.storage_bytes and kept.crc != other.crc:
-            self.amiss.append(
-                Diagnostic(
-                    "E700",
-                    f"copies of `{name}` differ: {kept.file} is read, and {other.file} has other values",
-                    (Label(str(self.root / kept.file), where=name), Label(str(self.root / other.file), where=name)),
-                    remedy="find out which rank is right before you convert: replicas of one run are equal",
-                )
+            fail(
+                "E700",
+                f"copies of `{name}` differ: {kept.file} and {other.file} have other values",
+                Label(str(self.root / kept.file), f"CRC {kept.crc:08x}", where=name),
+                Label(str(self.root / other.file), f"CRC {other.crc:08x}", where=name),
+                remedy="find out which rank is right before you convert: replicas of one run are equal",
             )
 
     def unlike(self, name: str, a: _Part, b: _Part) -> None:
         fail(
             "E456",
-            f"`{name}` is {list(a.shape)} {a.extent.dtype} in one file, and {list(b.shape)} {b.extent.dtype} in another",
-            Label(str(self.root / a.extent.file), f"{list(a.shape)} {a.extent.dtype}", where=name),
-            Label(str(self.root / b.extent.file), f"{list(b.shape)} {b.extent.dtype}", where=name),
+            f"`{name}` is {a} in one file, and {b} in another",
+            Label(str(self.root / a.extent.file), str(a), where=name),
+            Label(str(self.root / b.extent.file), str(b), where=name),
         )
 
 
@@ -123,11 +130,7 @@ def opened_ranks(root: Path) -> Checkpoint:
     origin = f"state dicts of {len(names)} ranks"
     settings = {"prefix": Setting("", origin), "states": Setting("", origin), "masters": Setting(0, origin)}
     settings["file"] = Setting(FILE, origin)
-    shapes = {t.name: t.shape for t in tensors}
-    mesh = mesh_of(shapes, boxes_of(ranks.extents.values(), {name: len(shape) for name, shape in shapes.items()}))
-    if mesh is not None:
-        settings |= {axis: Setting(n, origin) for axis, n in (("fsdp", mesh.fsdp), ("tp", mesh.tp))}
-        settings |= {"tp_rule": Setting("chunk", "DTensor cuts as torch.chunk does")} if mesh.tp > 1 else {}
+    settings |= mesh_settings({t.name: t.shape for t in tensors}, ranks.extents.values(), origin)
     others = sorted({m["what"] for n in names_like(root, ".pt") if (m := _RANK.fullmatch(n)) and m["what"] != "model"})
     return Checkpoint(
         top=root,
@@ -137,15 +140,11 @@ def opened_ranks(root: Path) -> Checkpoint:
         version="",
         extents=ranks.extents,
         carried_extents={},
-        envelope=Envelope("dcp", settings=settings),
+        envelope=Envelope("dcp", settings=settings, blobs={EMPTY: ranks.empty} if ranks.empty else {}),
         tensors=tensors,
         aliases={},
         files=tuple(names),
-        remarks=(
-            *(one.message for one in ranks.amiss),
-            *(f"{what}_world_size_* is not read: the weights alone are converted" for what in others),
-        ),
-        amiss=tuple(ranks.amiss),
+        remarks=(*(f"{what}_world_size_* is not read: the weights alone are converted" for what in others),),
     )
 
 
@@ -163,12 +162,15 @@ def _all_ranks(root: Path, names: list[str]) -> list[str]:
 
 
 def _dtensor(value: Value, part: TorchFile) -> _Part | None:
-    """A DTensor, or a tensor that every rank has whole. None: a value that is no tensor."""
+    """A DTensor, or a tensor that every rank has whole. None: no value at all. Raises: UcplError E455."""
     held = value.held
     if isinstance(held, TensorRef):
         return _Part(part.extent(value.key, held), held.shape)
-    if not isinstance(held, Call) or Global("torch.distributed.tensor", "DTensor") not in held.args:
+    if held is None:
         return None
+    names = [one.name for one in held.args if isinstance(one, Global)] if isinstance(held, Call) else []
+    if not isinstance(held, Call) or "DTensor" not in names:  # its module is another one with each release
+        value.wrong("a tensor or a DTensor")
     state = held.args[-1]
     slots = state[1] if isinstance(state, tuple) and len(state) > 1 else state
     told = Value(value.path, value.file, value.key, slots)

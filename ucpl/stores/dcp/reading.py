@@ -14,17 +14,17 @@ from ucpl.records import define
 from ucpl.stores.carrying import lifted, mapped
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.chunks import Chunks, address
-from ucpl.stores.dcp.mesh import boxes_of, mesh_of
+from ucpl.stores.dcp.mesh import mesh_settings
 from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Metadata, Place
 from ucpl.stores.dcp.roles import Roles, roles_of
 from ucpl.stores.pickles import walk
+from ucpl.stores.plain import EMPTY
 from ucpl.stores.plain_values import decode
 from ucpl.stores.scalars import is_counted
 from ucpl.stores.values import Value
 
 __all__ = ["opened"]
 
-EMPTY = "empty_tensors"  # as all stores note tensors without elements, which stand in no plan
 _STEP = "step"  # of torch's optimizers: a number, never a tensor of a parameter
 _LEAST = 2  # elements of a tensor of which equal bytes say something
 
@@ -200,14 +200,7 @@ class _Opened:
         out["masters"] = Setting(int(any("fp32" in states for states in self.states.values())), origin)
         out["flat"] = Setting(int(bool(self.roles.hypers) and not self.roles.groups), origin)
         shapes = {self.roles.weights[n]: self.shape(n) for n in (*(t.name for t in tensors), *aliases)}
-        found = boxes_of(self.extents.values(), {name: len(shape) for name, shape in shapes.items()})
-        mesh = mesh_of(shapes, found)
-        if mesh is not None:
-            out["fsdp"] = Setting(mesh.fsdp, f"chunks in {METADATA}")
-            out["tp"] = Setting(mesh.tp, f"chunks in {METADATA}")
-            if mesh.tp > 1:
-                out["tp_rule"] = Setting("chunk", "DTensor cuts as torch.chunk does")
-        return out
+        return out | mesh_settings(shapes, self.extents.values(), f"chunks in {METADATA}")
 
     # ---- what is no tensor of the model ------------------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Envelope, Extent, Key, NamedTensor, Setting
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.chunks import address, demand_whole
-from ucpl.stores.dcp.mesh import boxes_of, mesh_of
+from ucpl.stores.dcp.mesh import mesh_settings
 from ucpl.stores.dcp.metadata import Chunk, Place, Stored
+from ucpl.stores.plain import EMPTY
 from ucpl.stores.safetensors_files import SafetensorsFile, read_safetensors_file
 from ucpl.stores.texts import names_like
 from ucpl.stores.values import Value
@@ -67,11 +68,7 @@ def opened_shards(root: Path) -> Checkpoint:
         tensors.append(NamedTensor(name, shape, dtypes[name], "parameter"))
     settings = {"prefix": Setting("", f"headers of {names[0]}"), "states": Setting("", f"headers of {names[0]}")}
     settings |= {"masters": Setting(0, f"headers of {names[0]}"), "file": Setting(FILE, "the shards")}
-    shapes = {t.name: t.shape for t in tensors}
-    mesh = mesh_of(shapes, boxes_of(extents.values(), {name: len(shape) for name, shape in shapes.items()}))
-    if mesh is not None:
-        settings |= {axis: Setting(n, "chunks in the shards") for axis, n in (("fsdp", mesh.fsdp), ("tp", mesh.tp))}
-        settings |= {"tp_rule": Setting("chunk", "DTensor cuts as torch.chunk does")} if mesh.tp > 1 else {}
+    settings |= mesh_settings({t.name: t.shape for t in tensors}, extents.values(), "chunks in the shards")
     return Checkpoint(
         top=root,
         root=root,
@@ -80,7 +77,7 @@ def opened_shards(root: Path) -> Checkpoint:
         version="",
         extents=extents,
         carried_extents={},
-        envelope=Envelope("dcp", settings=settings, blobs={"empty_tensors": empty} if empty else {}),
+        envelope=Envelope("dcp", settings=settings, blobs={EMPTY: empty} if empty else {}),
         tensors=tuple(tensors),
         aliases={},
         files=tuple(names),

@@ -127,7 +127,7 @@ class _Writer:
         """Lightning's file of all that is in no chunk, as it was."""
         if META not in self.source.envelope.blobs:
             return ()
-        storages = Storages(by_place(self.source.carried_extents.values()))
+        storages = Storages(self.lying)
         value = storages.value(self.source.envelope.blobs[META])
         return (SkeletonFile(path=META, value=value, carried=tuple(storages.carried)),)
 
