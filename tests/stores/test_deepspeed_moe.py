@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.stores.test_deepspeed_writing import (
     assert_written_as_by_deepspeed,
 )
 from ucpl.api import compare, convert, infer, open_checkpoint, plan
+from ucpl.schedule.plan import Plan
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 ONE = FIXTURES / "moe_ep2_dp2_z1"  # one layer of four experts, on two ranks
@@ -183,6 +185,7 @@ def test_groups_that_deepspeed_would_split(monkeypatch: pytest.MonkeyPatch) -> N
         (ONE, "zero1(dp=4, ep=2)", (0, 2)),
         (ONE, "zero1(dp=2, ep=1)", (3,)),
         (TWO, "zero1(dp=4, ep=2)", (1, 3)),  # of a layer of eight, ranks have 0 to 3 and 4 to 7
+        (TWO, "zero1(dp=4, ep=2, elastic=1)", (1, 3)),  # which keeps no names of groups
     ],
 )
 def test_experts_of_some_numbers_are_frozen(path: Path, call: str, frozen: tuple[int, ...], tmp_path: Path) -> None:
@@ -214,6 +217,53 @@ def test_experts_of_some_numbers_are_frozen(path: Path, call: str, frozen: tuple
 def test_experts_frozen_on_some_ranks_are_refused_before_writing(path: Path, call: str, frozen: str, said: str) -> None:
     diagnostic = refusal(lambda: plan(str(path), call, freeze=[f"*experts.{frozen}*"]), "E478")
     assert said in diagnostic.message and "is trained" in diagnostic.message and "is frozen" in diagnostic.message
+
+
+CUT, LLAMA = FIXTURES / "tp2_ep2_dp2_z1", "megatron_deepspeed.ucpl:llama"
+
+
+@pytest.mark.parametrize(
+    ("call", "last"), [("zero1(dp=2, tp=2, ep=1, elastic=1)", 3), (f"{LLAMA}(dp=2, tp=2, ep=2, elastic=1)", 1)]
+)
+def test_an_elastic_checkpoint_beside_tp_needs_the_last_experts(call: str, last: int) -> None:
+    """It was written, and then refused: nothing said how many experts a rank has."""
+
+    def made(to: str, freeze: list[str]) -> Plan:
+        return plan(f"{LLAMA}()", to, checkpoint=CUT, freeze=freeze)
+
+    frozen = [f"*{MARK}{number}.*" for number in range(4) if number % (last + 1) == last]
+    found = refusal(lambda: made(call, frozen), "E478")
+    assert f"{MARK}{last}." in found.message and "elastic" in found.message and "elastic = 0" in (found.remedy or "")
+    assert made(call.replace("elastic=1", "elastic=0"), frozen)
+    assert made(call, [f"*{MARK}{number}.*" for number in range(4) if number % (last + 1) == 0])
+
+
+@pytest.mark.parametrize(
+    ("path", "call", "gone", "left"),
+    [
+        (TWO, "zero1(dp=2, ep=2)", "many.*", [4]),
+        (TWO, "zero2(dp=4, ep=1)", "few.*", [8]),
+        (AUTO, "zero1(dp=2, ep=2)", "model.layers.0.mlp.*", [4]),
+        (AUTO, "zero3(dp=2, ep=2)", "model.layers.1.mlp.*", [4]),
+    ],
+)
+def test_a_layer_of_experts_is_left_out(path: Path, call: str, gone: str, left: list[int], tmp_path: Path) -> None:
+    """A layer that stays has the number that DeepSpeed counts it by, and those that went are in none of the lists."""
+    convert(path, tmp_path / "there", call, drop=[gone])
+    (here,) = (tmp_path / "there").glob("global_step*")
+    layers = {file.name.partition("_expert_")[0] for file in here.glob("layer_*")}
+    assert layers == (set() if "zero3" in call else {"layer_0"})
+    for file in here.glob("*mp_rank_00_model_states.pt"):
+        if not file.name.startswith("layer_"):
+            told = torch.load(file, weights_only=False)
+            assert told["num_experts"] == left
+            assert [layer["moe_layer_id"] for layer in told["ds_autoep_layers"] or ()] in ([0], [])
+    before = plain_of(path)["params"]
+    after = plain_of(tmp_path / "there")["params"]
+    assert after.keys() == {name for name in before if not fnmatch(name, gone)} < before.keys()
+    for name, states in after.items():
+        for state, value in states.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(before[name][state])), (name, state)
 
 
 @pytest.mark.parametrize("ep", [1, 2])

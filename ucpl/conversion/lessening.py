@@ -60,6 +60,8 @@ def _envelope(checkpoint: Checkpoint, gone: Gone, names: frozenset[str]) -> Enve
         blobs["lr_scheduler"] = _by_group(checkpoint, gone)[0]
     if isinstance(layers := blobs.get("layer_files"), dict) and checkpoint.pipeline is not None:
         blobs["layer_files"] = _layer_files(layers, checkpoint.pipeline, names)
+    if checkpoint.experts is not None and isinstance(blobs.get("num_experts"), list):
+        blobs["num_experts"] = _counts(checkpoint.experts, names)
     scalars = {state: _rest(mine, gone["numbers"]) for state, mine in known.scalars.items()}
     return evolve(known, blobs=blobs, groups=groups, scalars=scalars)
 
@@ -144,6 +146,11 @@ def _layer_files(layers: dict[object, object], pipeline: Pipeline, names: frozen
         parts = facts.items() if isinstance(facts, dict) else ()
         out[stem] = {key: without(held, mine) if key in ("names", "extra", "empty") else held for key, held in parts}
     return out
+
+
+def _counts(experts: Experts, names: frozenset[str]) -> list[object]:
+    """How many experts each layer has that keeps any, in the order of the module, which is that of DeepSpeed's list."""
+    return [*{one.module: one.count for name, one in experts.of.items() if name not in names}.values()]
 
 
 def _experts(experts: Experts, names: frozenset[str]) -> Experts:

@@ -90,6 +90,8 @@ def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[No
         if count % ep:
             fail("E478", f"{count} experts of {module.rstrip('.')} do not divide by ep = {ep}", asked)
     _demand_alike(base.model, experts, ep, asked)
+    if base.asked("elastic") and tp > 1:
+        _demand_last(base.model, experts, ep, asked)
     if ep != experts.ep:
         _demand_whole_groups(base.model, experts, ep, asked)
     notes: tuple[Note, ...] = (
@@ -127,6 +129,26 @@ def _demand_alike(model: nodes.Model, experts: Experts, ep: int, asked: Label) -
             remedy=f"Name both alike, or all: '{one.every}'"
             + ("." if one.is_fused else "; or another ep; ep = 1 has all numbers apart."),
         )
+
+
+def _demand_last(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
+    """With tensor parallelism and without names of groups, a rank's highest number in param_shapes says how many it has."""
+    trained = {name for item in model.items if isinstance(item, nodes.Group) for name in item.members or ()}
+    highest: dict[str, int] = {}
+    for name in trained & experts.of.keys():
+        one = experts.of[name]
+        highest[one.module] = max(highest.get(one.module, 0), one.number % (one.count // ep))
+    for module, count in {one.module: one.count for one in experts.of.values()}.items():
+        last = count // ep - 1
+        if highest.get(module, last) < last:
+            frozen_ = next(one for one in experts.of.values() if one.module == module and one.number == last)
+            fail(
+                "E478",
+                f"{frozen_.name} is frozen, the last expert of a rank at ep = {ep}, and an elastic checkpoint names no groups:"
+                " beside tensor parallelism nothing in it would say how many experts a rank has",
+                asked,
+                remedy="elastic = 0; or tp = 1; or freeze others of a rank's experts, and not the last",
+            )
 
 
 def _demand_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:

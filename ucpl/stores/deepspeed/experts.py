@@ -93,7 +93,7 @@ def experts_of(gathered: Gathered, topology: Topology) -> HeldExperts:
             not_yet(shard.first.path, "its groups of experts are not those of the first rank")
     edp = _expert_degree(topology, ours)
     ranks = topology.dp * topology.tp
-    ep = _expert_parallel_degree(topology, files, ours)
+    ep = _expert_parallel_degree(topology, files, ours, edp)
     is_within_tp = topology.tp == 1 or edp * ep == topology.dp
     if edp * ep != (topology.dp if is_within_tp else ranks):
         fail(
@@ -283,9 +283,11 @@ def _expert_degree(topology: Topology, ours: frozenset[int]) -> int:
     return degree
 
 
-def _expert_parallel_degree(topology: Topology, files: _Files, ours: frozenset[int]) -> int:
+def _expert_parallel_degree(topology: Topology, files: _Files, ours: frozenset[int], edp: int) -> int:
     """Over how many ranks experts are dealt: num_experts, the files and the local numbers of param_shapes must agree."""
     named = _named_degree(topology, ours)
+    if named is None and topology.tp == 1 and _is_elastic(topology) and topology.dp % edp == 0:
+        named = topology.dp // edp  # an elastic checkpoint keeps no names of groups, and ranks are dealt in one way
     degrees: dict[int, str] = {} if named is None else {named: "the groups' name"}
     for shard in topology.shards:
         file = shard.first
@@ -327,13 +329,18 @@ def _named_degree(topology: Topology, ours: frozenset[int]) -> int | None:
     names: set[str | None] = set()
     for shard in topology.shards:
         state = Value.of(shard.optims[0]).at("optimizer_state_dict").find("base_optimizer_state")
-        groups = state.find("param_groups") if state is not None else None
+        groups = state.find("param_groups") if state is not None and isinstance(state.held, dict) else None
         for g in ours:
             group = groups.find(g) if groups is not None else None
             name = group.find("name") if group is not None else None
             names.add(name.held if name is not None and isinstance(name.held, str) else None)
     only = _DEGREE.match(names.pop() or "") if len(names) == 1 else None
     return int(only["ep"]) or None if only is not None else None
+
+
+def _is_elastic(topology: Topology) -> bool:
+    base = Value.of(topology.shards[0].optims[0]).at("optimizer_state_dict").find("base_optimizer_state")
+    return base is not None and isinstance(base.held, list)
 
 
 def _disagree(file: TorchFile, module: str, count: int, local: int) -> None:
