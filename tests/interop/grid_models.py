@@ -261,6 +261,11 @@ class Mixture(nn.Module):
         return out
 
 
+class Nothing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x)
+
+
 class Block(nn.Module):
     def __init__(self, ways: Ways, ep: int) -> None:
         super().__init__()
@@ -344,6 +349,9 @@ def lessen(module: nn.Module, lean: Sequence[str], frozen: Sequence[str]) -> Non
         if any(fnmatchcase(name, pattern) for pattern in lean):
             module.get_submodule(owner).register_parameter(leaf, None)
         p.requires_grad_(not any(fnmatchcase(name, pattern) for pattern in frozen))
+    for block in module.modules():
+        if isinstance(block, Block) and not any(True for _ in block.mlp.parameters()):
+            block.mlp = Nothing()  # DeepSpeed would count its experts
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:

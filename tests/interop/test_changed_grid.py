@@ -92,6 +92,10 @@ CASES = {
         "experts", "zero1(dp=2, ep=2)", options("freeze", [f"3.mlp*experts.{number}.*" for number in (1, 3)]), 2,
         {"frozen": [*FROZEN[:2], FALL, LAST, "3.mlp*experts.1.*"]}, "frozen by --freeze 3.mlp*experts.1.*: 3 tensors",
     ),
+    "experts, a layer of them dropped": Case(
+        "experts", "zero1(dp=4, ep=2)", options("drop", ["1.mlp.*"]), 4,
+        {"lean": ["1.mlp.*"], "frozen": FROZEN[:2]}, "left out by --drop 1.mlp.*: 13 tensors",
+    ),
 }  # fmt: skip
 
 
