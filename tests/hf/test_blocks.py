@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 import ucpl
 from tests.hf.folders import assert_equal, llama_config, llama_shapes, random_of, save, tensors_of
 from ucpl import api
+from ucpl.errors import UcplError
 from ucpl.syntax import nodes, parse
 
 GENERIC = """ucpl 1
@@ -79,3 +80,12 @@ def test_a_layout_of_any_model_dequantises_a_folder(tmp_path: Path) -> None:
         each = scale.repeat_interleave(8, 0)[:rows].repeat_interleave(16, 1)[:, :columns]
         assert torch.equal(tensor, (before[name].float() * each).bfloat16())
     assert "quantization_config" not in (tmp_path / "bf16" / "config.json").read_text()
+
+
+def test_weights_without_their_scales_are_refused(tmp_path: Path) -> None:
+    """A weight and its scales move together, or become one product: a layout that leaves out scales alone tears them."""
+    source = folder(tmp_path / "s", [8, 16])
+    (tmp_path / "any.ucpl").write_text(GENERIC.replace(" dtype bf16 value x * scale", ""))
+    with pytest.raises(UcplError, match=r"E310.*weight_scale_inv has no place in the target"):
+        ucpl.convert(source, tmp_path / "torn", f"{tmp_path / 'any.ucpl'}:bf16()")
+    assert not (tmp_path / "torn").exists()

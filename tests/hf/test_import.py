@@ -13,8 +13,8 @@ from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.frontends import hf
 from ucpl.frontends.hf import reading
-from ucpl.frontends.hf.records import Version
-from ucpl.frontends.hf.varying import numbers_of
+from ucpl.frontends.hf.records import Config, Version
+from ucpl.frontends.hf.varying import Other, numbers_of, varied
 from ucpl.syntax import nodes, parse
 
 
@@ -286,6 +286,30 @@ def test_two_towers_have_counts_of_their_own(tmp_path):
     tensors |= {f"decoder.layers.{i}.experts.{e}.w": torch.ones(4) for i in range(5) for e in range(3)}
     text, _ = imported(save(tmp_path / "s", tensors), tmp_path)
     assert "dim l = 5" in text and "dim encoder_l = 2" in text and "dim experts = 3" in text
+
+
+def test_every_third_layer_and_the_others(tmp_path):
+    """Layers from the first on, by a step, and those between: as Qwen2-MoE's `mlp_only_layers` may have them."""
+    tensors = {f"layers.{i}.{'dense' if i % 3 == 0 else 'moe'}.w": torch.ones(3) for i in range(5)}
+    text, _ = imported(save(tmp_path / "s", tensors), tmp_path)
+    assert "layers.dense.w : l[.. by 3] n3" in text and "layers.moe.w   : l[not 0.. by 3] n3" in text
+
+
+def test_a_config_is_varied_within_what_its_class_has():
+    """Numbers of layers stay numbers of layers, and one group of a state-space layer is varied as several are."""
+    config: Config = {
+        "num_hidden_layers": 5,
+        "layer_types": ["a"] * 5,
+        "mlp_only_layers": [0, 3],
+        "n_groups": 1,
+        "num_heads": 6,
+    }
+    for seed in range(2):
+        other = varied(config, {}, seed, Other(True, True))
+        assert other["mlp_only_layers"] == [[1, 4], [2, 0]][seed]
+        numbers = numbers_of(other)
+        assert numbers["n_groups"] > 1 and numbers["num_heads"] % numbers["n_groups"] == 0
+    assert varied({"mlp_only_layers": [0, 3]}, {}, 1, Other(True, True)) == {"mlp_only_layers": [2, 5]}
 
 
 def test_dtypes_that_are_not_the_common_one_are_said(tmp_path):

@@ -44,6 +44,7 @@ class _Tensor(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
     def numel(self) -> int: ...
+    def to(self, dtype: object) -> _Tensor: ...
 
 
 class _TorchDtype(Protocol):
@@ -55,6 +56,7 @@ class _Model(Protocol):
     """As much of a model as is asked."""
 
     def state_dict(self, keep_vars: bool) -> Mapping[str, _Tensor]: ...
+    def _get_dtype_plan(self, dtype: object) -> Mapping[str, object]: ...
 
 
 def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> Class | None:
@@ -180,7 +182,7 @@ class _Library:
     def built(self, config: Config, made: object) -> _Model:
         """The class that `config` names, of a config that transformers made; no memory is taken, no weight is set."""
         kind = _model_class(self.transformers, config)
-        with _uninitialised(), self.torch.device("meta"):
+        with _uninitialised(), self.typed(config), self.torch.device("meta"):
             if kind is not None:
                 model: _Model = kind(made)
             else:
@@ -190,14 +192,43 @@ class _Library:
     def saved(self, model: _Model, config: Config) -> tuple[Found, ...]:
         """The tensors that `save_pretrained` writes, under their names on disk."""
         left_out = {*self.ties(model), *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}  # type: ignore[attr-defined]
         kept = {name: t for name, t in model.state_dict(keep_vars=True).items() if name not in left_out}
-        parameters = {id(t) for _, t in model.named_parameters(remove_duplicate=False)}  # type: ignore[attr-defined]
-        buffers = {id(t) for t in kept.values() if id(t) not in parameters}  # they are renamed, and never joined or cut
+        kept |= {name: kept[name].to(self.torch.float32) for name in self.kept_in_fp32(model, config) & kept.keys()}
+        buffers = {
+            id(t) for name, t in kept.items() if name not in parameters
+        }  # they are renamed, and never joined or cut
         return tuple(
-            Found(name, tuple(t.shape), _dtype(config, t), id(t) in buffers)
+            Found(name, tuple(t.shape), BY_TORCH[str(t.dtype).removeprefix("torch.")].name, id(t) in buffers)
             for name, t in _reverted(model, kept).items()
             if t.numel()
         )
+
+    def kept_in_fp32(self, model: _Model, config: Config) -> set[str]:
+        """Names of tensors that the class loads as fp32, whatever the config's dtype: a router's bias, say."""
+        try:
+            found = import_module("transformers.core_model_loading").build_glob_alternation
+            plan = model._get_dtype_plan(getattr(self.torch, _said_dtype(config)))
+        except (ImportError, AttributeError):  # another release: it has no such plan
+            return set()
+        if not plan:
+            return set()
+        pattern, *_ = found(list(plan))
+        return {
+            name
+            for name, t in model.state_dict(keep_vars=True).items()
+            if pattern.search(name) and t.dtype.is_floating_point
+        }
+
+    @contextmanager
+    def typed(self, config: Config) -> Iterator[None]:
+        """What a class makes has the config's dtype, but for what it gives another one by itself."""
+        before = self.torch.get_default_dtype()
+        self.torch.set_default_dtype(getattr(self.torch, _said_dtype(config)))
+        try:
+            yield
+        finally:
+            self.torch.set_default_dtype(before)
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -262,8 +293,7 @@ def _model_class(transformers: ModuleType, config: Config) -> type | None:
     return kind if is_model else None
 
 
-def _dtype(config: Config, tensor: _Tensor) -> str:
+def _said_dtype(config: Config) -> str:
+    """The dtype of a config, where torch can make tensors of it by default; else float32."""
     said = config.get("dtype") or config.get("torch_dtype")
-    if isinstance(said, str) and said in BY_TORCH and tensor.dtype.is_floating_point:
-        return BY_TORCH[said].name
-    return BY_TORCH[str(tensor.dtype).removeprefix("torch.")].name
+    return said if isinstance(said, str) and said in ("bfloat16", "float16", "float64") else "float32"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.frontends.hf.folding import Span, stepped
 from ucpl.frontends.hf.records import Facts, Vector, identifier
@@ -41,7 +41,10 @@ class Kinds:
         for versions, others in ((spans, False), (without, True)):
             steps = stepped(versions[0] or ())
             if steps is not None and len(steps) > 1:
-                return nodes.Among((self._range(steps, versions, length, container),), others)
+                found = self._range(steps, versions, length, container)
+                if others and found.start is None:
+                    found = evolve(found, start=nodes.Number(0))  # `not ..` does not parse
+                return nodes.Among((found,), others)
         others = len(span) > length // 2
         numbers = _others(span, length) if others else span
         return nodes.Among(tuple(nodes.Number(n) for n in numbers), others)

@@ -25,7 +25,8 @@ COUNTS = re.compile(
     r"|first_k_dense_replace|num_dense_layers|moe_layer_start_index)$"
 )
 _LAYERS = re.compile(r"layer|block")
-_GROUPS = re.compile(r"^(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num|mamba_n_groups|n_groups)$")
+_SSM_GROUPS = re.compile(r"^(mamba_n_groups|mamba_ngroups|n_groups)$")
+_GROUPS = re.compile(rf"^(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num)$|{_SSM_GROUPS.pattern}")
 EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
 COUNTED = re.compile(f"{COUNTS.pattern}|{EXPERTS.pattern}")  # what a class has many objects for
 _SIZES = re.compile(
@@ -88,22 +89,28 @@ def varied(config: Config, absent: dict[str, int], seed: int, what: Other) -> Co
     if what.kinds:
         for path, items in lists_of(config).items():
             prefix, _, key = path.rpartition(".")
-            _at(out, prefix)[key] = _turned(items, seed + 1)
+            place = _at(out, prefix)
+            place[key] = _turned(
+                items, seed + 1, [n for k, n in place.items() if COUNTS.search(k) and isinstance(n, int)]
+            )
     return out
 
 
-def _turned(items: list[Json], by: int) -> list[Json]:
-    """A list with one item a layer, turned; numbers of layers, each a little further."""
-    strings = any(isinstance(v, str) for v in items)
-    named = not strings and len(set(map(str, items))) == len(items)
-    return [v + by for v in items if isinstance(v, int)] if named else items[-by:] + items[:-by]
+def _turned(items: list[Json], by: int, counts: list[int]) -> list[Json]:
+    """A list with one item a layer, turned; numbers of layers, each a little further, and of those that there are."""
+    numbers = [v for v in items if isinstance(v, int)]
+    if len(numbers) < len(items) or len(set(numbers)) < len(items):
+        return items[-by:] + items[:-by]
+    layers = min((n for n in counts if n > max(numbers, default=0)), default=max(numbers, default=0) + by + 1)
+    return [(n + by) % layers for n in numbers]
 
 
 def _sizes(level: dict[str, int], primes: Iterator[int], seed: int) -> dict[str, int]:
     """Other sizes for those of one config; what is above one stays so."""
     out: dict[str, int] = {}
     for key, value in level.items():
-        if _GROUPS.search(key) and value > 1:
+        # One group of keys and values may be another kind of attention; one of a state-space layer is a number like others.
+        if _GROUPS.search(key) and (value > 1 or _SSM_GROUPS.search(key)):
             out[key] = next(primes)
     groups = lcm(*out.values())
     for key in level:
