@@ -306,10 +306,10 @@ def test_a_config_is_varied_within_what_its_class_has():
     }
     for seed in range(2):
         other = varied(config, {}, seed, Other(True, True))
-        assert other["mlp_only_layers"] == [[1, 4], [2, 0]][seed]
+        assert other["mlp_only_layers"] == [[2, 0], [3, 1]][seed]
         numbers = numbers_of(other)
         assert numbers["n_groups"] > 1 and numbers["num_heads"] % numbers["n_groups"] == 0
-    assert varied({"mlp_only_layers": [0, 3]}, {}, 1, Other(True, True)) == {"mlp_only_layers": [2, 5]}
+    assert varied({"mlp_only_layers": [0, 3]}, {}, 0, Other(True, True)) == {"mlp_only_layers": [2, 0]}
 
 
 def test_dtypes_that_are_not_the_common_one_are_said(tmp_path):

@@ -128,7 +128,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
         "model.layers.mamba.D": "l[not attn_layer_indices] mamba_n_heads",
     }),
     "llama4": ("Llama4ForCausalLM", LLAMA4, {
-        "model.layers.feed_forward.experts.gate": "l[1.. by 2] e hidden_size intermediate_size",
+        "model.layers.feed_forward.experts.gate": "l[moe_layers] e hidden_size intermediate_size",
     }),
     "qwen3 next": ("Qwen3NextForCausalLM", QWEN3_NEXT, {
         "model.layers.self_attn.q_proj.gate": "l[full_attention] n d hidden_size",

@@ -97,12 +97,15 @@ def varied(config: Config, absent: dict[str, int], seed: int, what: Other) -> Co
 
 
 def _turned(items: list[Json], by: int, counts: list[int]) -> list[Json]:
-    """A list with one item a layer, turned; numbers of layers, each a little further, and of those that there are."""
+    """A list with one item a layer, turned; numbers of layers, each a little further, and of those that there are.
+
+    Numbers go further than items do: where both say the same of the config's own layers, they say two things of others.
+    """
     numbers = [v for v in items if isinstance(v, int)]
     if len(numbers) < len(items) or len(set(numbers)) < len(items):
         return items[-by:] + items[:-by]
     layers = min((n for n in counts if n > max(numbers, default=0)), default=max(numbers, default=0) + by + 1)
-    return [(n + by) % layers for n in numbers]
+    return [(n + by + 1) % layers for n in numbers]
 
 
 def _sizes(level: dict[str, int], primes: Iterator[int], seed: int) -> dict[str, int]:
