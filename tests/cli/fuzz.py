@@ -303,6 +303,7 @@ VERBS: dict[str, tuple[tuple[str, ...], list[Option]]] = {
     "verify": (("checkpoint",), [*PLANE, ("--from", "call")]),
     "roundtrip": (("spec",), [*SIZES, ("--examples", "number"), ("--seed", "number"), ("--model", "name")]),
     "explain": (("code",), []),
+    "formats": (("name",), []),
     "why": (("plan", "element"), [("--state", "name")]),
 }
 

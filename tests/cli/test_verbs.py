@@ -42,7 +42,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_verb_of_the_interface_is_there_and_listed() -> None:
     assert set(VERBS) >= {
         "demo", "inspect", "infer", "check", "fmt", "show", "plan", "apply", "convert", "compare", "verify", "why",
-        "roundtrip", "explain",
+        "roundtrip", "explain", "formats",
     }  # fmt: skip
     text = good("--help").out
     assert all(re.search(rf"^  {verb} +\S", text, re.MULTILINE) for verb in VERBS)
@@ -90,6 +90,7 @@ def test_json_is_one_object_on_standard_output(tmp_path: Path, plan: Path) -> No
         ["verify", SOURCE],
         ["why", plan, "wte.weight[3, 4]"],
         ["explain", "E500"],
+        ["formats"],
         ["roundtrip", spec, "--examples", "2"],
     ):
         done = ucpl(*argv, "--json")
@@ -162,6 +163,7 @@ def test_who_reads_texts_and_headers_never_imports_torch(
     for argv in (
         ("--help",),
         ("explain", "E500"),
+        ("formats",),
         ("check", spec),
         ("fmt", "--check", spec),
         ("inspect", SOURCE),
@@ -275,6 +277,7 @@ def test_a_verb_imports_nothing_that_it_does_not_use(
     budgets: dict[tuple[object, ...], frozenset[str]] = {
         ("--help",): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT | NO_FILES | {"numpy", "ucpl.conversion"},
         ("explain", "E500"): NEVER - {"tomllib"} | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT | NO_FILES | {"numpy"},
+        ("formats",): NEVER - {"tomllib"} | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT | NO_FILES | {"numpy"},
         ("check", spec): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_FILES | {"ucpl.frontends.parallel"},
         ("inspect", SOURCE): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT,
         ("infer", SOURCE): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | {"ucpl.frontends.parallel"},
@@ -555,6 +558,31 @@ def test_a_carried_object_needs_leave(tmp_path: Path) -> None:
     good("compare", argv[1], target)
     good(*argv, "--force", "--drop", "foo")
     assert good("inspect", target, "--json").json["unknown_globals"] == []
+
+
+def test_formats_says_of_each_form_what_its_file_says() -> None:
+    import tomllib
+
+    files = {path.stem: tomllib.loads(path.read_text()) for path in (ROOT / "ucpl/conversion/formats").glob("*.toml")}
+    found = json.loads(good("formats", "--json").out)
+    assert {one["name"] for one in found["formats"]} == files.keys()
+    assert set(found["meanings"]) == {"proved", "compared", "reader", "refused", "later", "no"}
+    places = []
+    for one in found["formats"]:
+        entry = files[one["name"]]
+        places.append(entry["place"])
+        keys = ("title", "files", "layouts", "states", "parallelism", "releases")
+        assert [one[key] for key in keys] == [entry[key] for key in keys]
+        assert one["framework"] == entry.get("framework")
+        for row, told in zip(entry["row"], one["rows"], strict=True):
+            for side in ("read", "written"):
+                claim = row.get(side, row.get("both"))
+                assert told[side]["is"] == claim["is"] and told[side]["codes"] == claim.get("codes", [])
+        assert one["read"] in {row["read"]["is"] for row in one["rows"]}
+    assert places == sorted(places)
+    every, one_alone = good("formats").out, good("formats", "dcp").out
+    assert all(f"{name}: " in every for name in files) and "step-N" not in every
+    assert "step-N" in one_alone and "deepspeed:" not in one_alone and "tried with  torch 2.11.0" in one_alone
 
 
 def test_explain_prints_every_code() -> None:

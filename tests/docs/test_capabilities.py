@@ -1,4 +1,4 @@
-"""What README says works is in one list, and each claim of it has a test of its kind that is there.
+"""What `ucpl formats` and README say works is one list, and each claim of it has a test of its kind that is there.
 
 Parameters of tests are those that pytest collects here. Of files that need a framework to be collected, names of functions are
 held, and `make interop` holds the parameters, and that each test passed (tests/interop/conftest.py).
@@ -8,32 +8,29 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.collecting import collected as collected_of
-from tests.docs.capabilities import (
-    README,
-    ROOT,
-    Capabilities,
-    Claim,
-    Row,
-    Standing,
-    names,
-    page,
-    read_capabilities,
-)
+from tests.docs.capabilities import README, ROOT, names, page, read_capabilities
 from tests.interop.conftest import unproved
+from ucpl.conversion.formats import Claim, Format, Row, Standing, format_of, formats
 from ucpl.errors import catalogue
+from ucpl.resources import spec_files
+from ucpl.stores.generic import Generic
+from ucpl.stores.registry import FRAMEWORKS
+from ucpl.syntax import nodes, parse
 
 FOUND = read_capabilities()
-CLAIMS = [
-    pytest.param(claim, id=f"{row.checkpoint[:40]} {side}")
-    for row in FOUND.rows
-    for side, claim in (("read", row.read), ("written", row.written))
-]
+ROWS = [row for one in formats() for row in one.rows]
+CLAIMS = [pytest.param(claim, by, id=name) for name, claim, by in FOUND.claims()]
+BY_FILE = ("megatron_deepspeed.ucpl",)  # its layouts are called with it, and are DeepSpeed's
 INTEROP = "tests/interop/"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def functions(path: Path) -> list[str]:
@@ -55,27 +52,61 @@ def collected() -> list[str]:
 
 def test_the_table_of_the_readme_is_made_of_the_list() -> None:
     text = README.read_text(encoding="utf-8")
-    assert text == page(text, FOUND), "make docs"
+    assert text == page(text, formats()), "make docs"
 
 
 def test_a_row_is_there_once() -> None:
-    said = [row.checkpoint for row in FOUND.rows]
-    assert len(said) == len(set(said)) > 30
+    for said in ([row.checkpoint for row in ROWS], [row.id for row in ROWS]):
+        assert len(said) == len(set(said)) > 30
+    assert sorted(FOUND.rows.keys() - {row.id for row in ROWS}) == []
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_a_claim_has_what_its_word_asks_for(claim: Claim) -> None:
-    by_framework = [name for name in claim.by if name.startswith(INTEROP)]
+def test_each_form_says_what_there_is() -> None:
+    """Layouts and frameworks that ship are each in one form, and releases are those that `make interop` asks for."""
+    texts = [parse(path.read_text(encoding="utf-8"), name) for name, path in spec_files() if name not in BY_FILE]
+    layouts = [item for text in texts for item in text.statements if isinstance(item, nodes.Layout)]
+    any_model = [item.name for item in layouts if item.of == "any"]
+    said = [name for one in formats() for name in one.layouts]
+    assert sorted(said) == sorted(any_model)
+    readers = {one.name for one in FRAMEWORKS} - {Generic.name}
+    assert {one.framework for one in formats()} - {None} == readers
+    assert len({one.place for one in formats()}) == len(formats())
+    asked = {Requirement(line).name: Requirement(line) for line in PROJECT["optional-dependencies"]["interop"]}
+    for name, _, release in (said.partition(" ") for one in formats() for said in one.releases):
+        assert release and (name == "torch" or asked[name].specifier.contains(release)), name
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"row": []}, "no row"),
+        ({"rows": []}, "rows"),
+        ({"row": [{"id": "a", "checkpoint": "b", "both": {"is": "fine"}}]}, "FINE"),
+        ({"row": [{"id": "a", "checkpoint": "b", "both": {"is": "no", "by": []}}]}, "by"),
+        ({"row": [{"id": "a", "checkpoint": "b", "read": {"is": "no"}}]}, "written"),
+    ],
+)
+def test_a_form_of_another_form_is_refused(change: dict[str, Any], wrong: str) -> None:
+    entry = {"place": 1, "title": "t", "files": "f", "layouts": [], "states": [], "parallelism": [], "releases": []}
+    good = {**entry, "row": [{"id": "a", "checkpoint": "b", "both": {"is": "no"}}]}
+    assert format_of("x", dict(good)).read is Standing.NO
+    with pytest.raises((KeyError, TypeError, ValueError), match=wrong):
+        format_of("x", {**good, **change})
+
+
+@pytest.mark.parametrize(("claim", "by"), CLAIMS)
+def test_a_claim_has_what_its_word_asks_for(claim: Claim, by: tuple[str, ...]) -> None:
+    by_framework = [name for name in by if name.startswith(INTEROP)]
     match claim.standing:
         case Standing.PROVED:
             assert by_framework
         case Standing.COMPARED | Standing.READER:
-            assert set(claim.by) - set(by_framework)
+            assert set(by) - set(by_framework)
         case Standing.REFUSED:
-            texts = "".join((ROOT / name.partition("::")[0]).read_text(encoding="utf-8") for name in claim.by)
+            texts = "".join((ROOT / name.partition("::")[0]).read_text(encoding="utf-8") for name in by)
             assert claim.codes and [code for code in claim.codes if code not in catalogue() or code not in texts] == []
         case Standing.NO | Standing.LATER:
-            assert claim.by == ()
+            assert by == ()
     assert claim.codes == () or claim.standing is Standing.REFUSED
 
 
@@ -133,9 +164,10 @@ def test_a_run_is_held_against_the_list() -> None:
 
 
 def test_a_table_that_was_edited_by_hand_is_made_anew() -> None:
-    row = Row("`a|b`", Claim(Standing.REFUSED, codes=("E457", "E473")), Claim(Standing.PROVED, note=", once"))
-    found = Capabilities((row,))
+    row = Row("a", "`a|b`", Claim(Standing.REFUSED, codes=("E457", "E473")), Claim(Standing.PROVED, note=", once"))
+    found = (Format("x", 1, "an x", "f", ("y", "z"), ("weights",), (), ("x 1.0",), (row,)),)
     text = page(README.read_text(encoding="utf-8"), found)
+    assert "| `x`: an x | `y`, `z` | weights |  | x 1.0 |" in text
     assert r"| `a\|b` | refused (E457, E473) | proved, once |" in text and "ZeRO-1, ZeRO-2, ZeRO-3" not in text
     assert page(text.replace("once", "twice"), found) == text
     with pytest.raises(ValueError, match="README"):

@@ -173,6 +173,11 @@ def unknown_code(folder: Path) -> list[str]:
 
 
 @case
+def unknown_format(folder: Path) -> list[str]:
+    return ["formats", "safetensor-shards"]
+
+
+@case
 def config_that_is_a_device(folder: Path) -> list[str]:
     return ["check", "spec.ucpl", "--config", "/dev/zero"]
 

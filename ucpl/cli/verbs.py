@@ -28,6 +28,7 @@ VERBS = {
     "roundtrip": "property-test that layouts of a spec round-trip through changed degrees",
     "lsp": "a language server for editors: diagnostics while one types, sizes, definitions, completion",
     "explain": "a diagnostic code: meaning, example, remedy",
+    "formats": "which forms of checkpoints are read and written, how far, with which releases",
 }
 
 

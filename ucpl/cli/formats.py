@@ -1,0 +1,93 @@
+"""Print which forms of checkpoints are read and written, how far, and with which releases that was tried."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from ucpl.cli.options import SHOWN, add_json
+from ucpl.cli.verbs import nearest
+from ucpl.errors import Exit, Label, fail
+
+if TYPE_CHECKING:
+    from ucpl.cli.console import Console
+    from ucpl.conversion.formats import Claim, Format
+
+EXAMPLE = "ucpl formats\nucpl formats dcp\nucpl formats --json"
+
+_WIDTH = 14
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="one of them, with all that is to be said of it")
+    add_json(parser)
+
+
+def run(options: Namespace, console: Console) -> int:
+    from ucpl.conversion.formats import MEANINGS, formats
+
+    every = formats()
+    chosen = [one for one in every if options.name in (None, one.name)]
+    if not chosen:
+        _refuse(options.name, [one.name for one in every])
+    for one in chosen:
+        console.say(*_lines(one))
+        if options.name is not None:
+            for row in one.rows:
+                console.say("", row.checkpoint, f"  read        {row.read}", f"  written     {row.written}")
+        console.say("")
+    meanings = {standing.value: said for standing, said in MEANINGS.items()}
+    console.say(*(f"{word.ljust(_WIDTH)}{said}" for word, said in meanings.items()))
+    if options.name is None:
+        console.say("", "`ucpl formats NAME` says all of one of them")
+    words = {standing.name.lower(): said for standing, said in MEANINGS.items()}
+    console.answer({"formats": [_object(one) for one in chosen], "meanings": words})
+    return Exit.DONE
+
+
+def _lines(one: Format) -> list[str]:
+    said = {
+        "files": one.files,
+        "--to": ", ".join(one.layouts),
+        "read": one.read.value,
+        "written": one.written.value,
+        "states": ", ".join(one.states),
+        "parallelism": ", ".join(one.parallelism),
+        "tried with": ", ".join(one.releases),
+    }
+    return [f"{one.name}: {one.title}", *(f"  {word.ljust(_WIDTH - 2)}{text}" for word, text in said.items() if text)]
+
+
+def _object(one: Format) -> dict[str, object]:
+    """A form as `--json` has it."""
+    return {
+        "name": one.name,
+        "title": one.title,
+        "files": one.files,
+        "framework": one.framework,
+        "layouts": list(one.layouts),
+        "read": one.read.name.lower(),
+        "written": one.written.name.lower(),
+        "states": list(one.states),
+        "parallelism": list(one.parallelism),
+        "releases": list(one.releases),
+        "rows": [
+            {"id": row.id, "checkpoint": row.checkpoint, "read": _claim(row.read), "written": _claim(row.written)}
+            for row in one.rows
+        ],
+    }
+
+
+def _claim(claim: Claim) -> dict[str, object]:
+    return {"is": claim.standing.name.lower(), "codes": list(claim.codes), "note": claim.note.lstrip(":, ")}
+
+
+def _refuse(name: str, names: list[str]) -> None:
+    """Raises: UcplError E174."""
+    close = nearest(name, names)
+    fail(
+        "E174",
+        f"no form of checkpoints is called `{name[:SHOWN]}`",
+        Label("<command line>", where=name[:SHOWN]),
+        remedy=(f"the nearest is {close}; " if close else "") + f"there are {', '.join(names)}",
+    )

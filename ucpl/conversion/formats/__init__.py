@@ -1,0 +1,155 @@
+"""What is read and written, form by form, as data: `ucpl formats` prints it, and README's tables are made of it (`make docs`).
+
+A form is a file beside this one, `dcp.toml` of the form `dcp`:
+
+    place       = 30                     where it stands among the others
+    title       = "..."                  for people
+    files       = "..."                  what lies there
+    framework   = "dcp"                  as `framework NAME(...)` of a layout calls what reads it; left out where nothing does
+    layouts     = ["dcp"]                what `--to` calls; [] where a layout of one architecture writes it, or nothing
+    states      = ["weights", ...]       what is read and written of a parameter, and beside parameters
+    parallelism = ["data", ...]
+    releases    = ["torch 2.13.0", ...]  those that were tried
+
+    [[row]]                              as many as there are things to be said of it
+    id         = "dcp-flat"              docs/capabilities.toml has its tests under this name
+    checkpoint = "what lies in the files, in Markdown"
+    read       = { is = "proved" }
+    written    = { is = "refused", codes = ["E471"], note = ": what is to be said beside it" }
+    both       = { ... }                 instead of the two, where they are one
+
+`is` is a name of Standing, in small letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ucpl.records import frozen
+
+__all__ = ["Claim", "Format", "Row", "Standing", "format_of", "formats"]
+
+
+class Standing(Enum):
+    """How far a form is read or written, the furthest first; the value is what tables say."""
+
+    PROVED = "proved"
+    COMPARED = "compared here"
+    READER = "reader only"
+    REFUSED = "refused"
+    LATER = "not yet"
+    NO = "no"
+
+
+MEANINGS = {
+    Standing.PROVED: "a framework loaded what was converted, state bit-equal, and trained on or computed the same",
+    Standing.COMPARED: "the state was found equal by tests that no framework takes part in",
+    Standing.READER: "read in tests, of files made for the purpose",
+    Standing.REFUSED: "refused by name, with what to do",
+    Standing.LATER: "nothing is there yet",
+    Standing.NO: "nothing is there",
+}
+
+
+@frozen
+class Claim:
+    """How far a form is read, or written. `note` is said behind it, with what parts it from that: ", with peft 0.21"."""
+
+    standing: Standing
+    codes: tuple[str, ...] = ()
+    note: str = ""
+
+    def __str__(self) -> str:
+        codes = f" ({', '.join(self.codes)})" if self.codes else ""
+        return f"{self.standing.value}{codes}{self.note}"
+
+
+@frozen
+class Row:
+    """One thing that lies in files of a form."""
+
+    id: str
+    checkpoint: str  # Markdown
+    read: Claim
+    written: Claim
+
+
+@frozen
+class Format:
+    """A form of checkpoints."""
+
+    name: str
+    place: int
+    title: str
+    files: str  # Markdown, as `title` is not
+    layouts: tuple[str, ...]
+    states: tuple[str, ...]
+    parallelism: tuple[str, ...]
+    releases: tuple[str, ...]
+    rows: tuple[Row, ...]
+    framework: str | None = None
+
+    @property
+    def read(self) -> Standing:
+        """Of its rows, the one that goes furthest."""
+        return _furthest([row.read for row in self.rows])
+
+    @property
+    def written(self) -> Standing:
+        return _furthest([row.written for row in self.rows])
+
+
+def _furthest(claims: list[Claim]) -> Standing:
+    return min((claim.standing for claim in claims), key=list(Standing).index)
+
+
+@cache
+def formats() -> tuple[Format, ...]:
+    """All forms, in their order. Raises: KeyError, TypeError, ValueError of a file that has not the form said above."""
+    import tomllib
+
+    found = [
+        format_of(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
+        for path in Path(__file__).parent.glob("*.toml")
+    ]
+    return tuple(sorted(found, key=lambda one: (one.place, one.name)))
+
+
+def format_of(name: str, entry: Mapping[str, Any]) -> Format:
+    """A form as its file says it. Raises: KeyError, TypeError, ValueError."""
+    keys = {"place", "title", "files", "layouts", "states", "parallelism", "releases", "row"}
+    if wrong := (entry.keys() ^ keys) - {"framework"}:
+        raise ValueError(f"{name} has too many keys or too few: {', '.join(sorted(wrong))}")
+    rows = tuple(map(_row, entry["row"]))
+    if not rows:
+        raise ValueError(f"{name} has no row")
+    return Format(
+        name=name,
+        place=entry["place"],
+        title=entry["title"],
+        files=entry["files"],
+        layouts=tuple(entry["layouts"]),
+        states=tuple(entry["states"]),
+        parallelism=tuple(entry["parallelism"]),
+        releases=tuple(entry["releases"]),
+        rows=rows,
+        framework=entry.get("framework"),
+    )
+
+
+def _row(entry: Mapping[str, Any]) -> Row:
+    sides = {"both"} if "both" in entry else {"read", "written"}
+    if wrong := entry.keys() ^ sides ^ {"id", "checkpoint"}:
+        raise ValueError(f"a row has too many keys or too few: {', '.join(sorted(wrong))}")
+    read, written = (_claim(entry[side if side in sides else "both"]) for side in ("read", "written"))
+    return Row(entry["id"], entry["checkpoint"], read, written)
+
+
+def _claim(entry: Mapping[str, Any]) -> Claim:
+    if more := entry.keys() - {"is", "codes", "note"}:
+        raise ValueError(f"a claim has no {', '.join(sorted(more))}")
+    return Claim(Standing[entry["is"].upper()], tuple(entry.get("codes", ())), entry.get("note", ""))
