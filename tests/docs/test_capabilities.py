@@ -10,7 +10,7 @@ import ast
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from packaging.requirements import Requirement
@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from tests.collecting import collected as collected_of
 from tests.docs.capabilities import README, ROOT, names, page, read_capabilities
 from tests.interop.conftest import unproved
-from ucpl.conversion.formats import Claim, Format, Row, Standing, format_of, formats
+from ucpl.conversion.formats import Claim, Entry, Format, Row, Standing, format_of, formats
 from ucpl.errors import catalogue
 from ucpl.resources import spec_files
 from ucpl.stores.generic import Generic
@@ -87,11 +87,19 @@ def test_each_form_says_what_there_is() -> None:
     ],
 )
 def test_a_form_of_another_form_is_refused(change: dict[str, Any], wrong: str) -> None:
-    entry = {"place": 1, "title": "t", "files": "f", "layouts": [], "states": [], "parallelism": [], "releases": []}
-    good = {**entry, "row": [{"id": "a", "checkpoint": "b", "both": {"is": "no"}}]}
-    assert format_of("x", dict(good)).read is Standing.NO
+    entry: Any = {
+        "place": 1,
+        "title": "t",
+        "files": "f",
+        "layouts": [],
+        "states": [],
+        "parallelism": [],
+        "releases": [],
+    }
+    good: dict[str, Any] = {**entry, "row": [{"id": "a", "checkpoint": "b", "both": {"is": "no"}}]}
+    assert format_of("x", cast(Entry, good)).read is Standing.NO
     with pytest.raises((KeyError, TypeError, ValueError), match=wrong):
-        format_of("x", {**good, **change})
+        format_of("x", cast(Entry, {**good, **change}))
 
 
 @pytest.mark.parametrize(("claim", "by"), CLAIMS)

@@ -23,15 +23,39 @@ A form is a file beside this one, `dcp.toml` of the form `dcp`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from ucpl.records import frozen
 
 __all__ = ["Claim", "Format", "Row", "Standing", "format_of", "formats"]
+
+
+_ClaimEntry = TypedDict("_ClaimEntry", {"is": str, "codes": list[str], "note": str}, total=False)
+
+
+class _RowEntry(TypedDict, total=False):
+    id: str
+    checkpoint: str
+    read: _ClaimEntry
+    written: _ClaimEntry
+    both: _ClaimEntry
+
+
+class Entry(TypedDict, total=False):
+    """A file of a form."""
+
+    place: int
+    title: str
+    files: str
+    framework: str
+    layouts: list[str]
+    states: list[str]
+    parallelism: list[str]
+    releases: list[str]
+    row: list[_RowEntry]
 
 
 class Standing(Enum):
@@ -113,13 +137,13 @@ def formats() -> tuple[Format, ...]:
     import tomllib
 
     found = [
-        format_of(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
+        format_of(path.stem, cast(Entry, tomllib.loads(path.read_text(encoding="utf-8"))))
         for path in Path(__file__).parent.glob("*.toml")
     ]
     return tuple(sorted(found, key=lambda one: (one.place, one.name)))
 
 
-def format_of(name: str, entry: Mapping[str, Any]) -> Format:
+def format_of(name: str, entry: Entry) -> Format:
     """A form as its file says it. Raises: KeyError, TypeError, ValueError."""
     keys = {"place", "title", "files", "layouts", "states", "parallelism", "releases", "row"}
     if wrong := (entry.keys() ^ keys) - {"framework"}:
@@ -141,15 +165,16 @@ def format_of(name: str, entry: Mapping[str, Any]) -> Format:
     )
 
 
-def _row(entry: Mapping[str, Any]) -> Row:
+def _row(entry: _RowEntry) -> Row:
     sides = {"both"} if "both" in entry else {"read", "written"}
     if wrong := entry.keys() ^ sides ^ {"id", "checkpoint"}:
         raise ValueError(f"a row has too many keys or too few: {', '.join(sorted(wrong))}")
-    read, written = (_claim(entry[side if side in sides else "both"]) for side in ("read", "written"))
-    return Row(entry["id"], entry["checkpoint"], read, written)
+    if "both" in entry:
+        return Row(entry["id"], entry["checkpoint"], _claim(entry["both"]), _claim(entry["both"]))
+    return Row(entry["id"], entry["checkpoint"], _claim(entry["read"]), _claim(entry["written"]))
 
 
-def _claim(entry: Mapping[str, Any]) -> Claim:
+def _claim(entry: _ClaimEntry) -> Claim:
     if more := entry.keys() - {"is", "codes", "note"}:
         raise ValueError(f"a claim has no {', '.join(sorted(more))}")
     return Claim(Standing[entry["is"].upper()], tuple(entry.get("codes", ())), entry.get("note", ""))
