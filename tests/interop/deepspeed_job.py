@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.interop import models
+from tests.interop import jobs, models
+from tests.interop.jobs import differences as differences  # the other scripts call it by this module
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CLIENT = {"note": "kept", "numbers": [1, (2, 3.5)], "cursor": torch.arange(5)}
@@ -191,18 +191,6 @@ def facts(engine: Any, client: dict[str, Any]) -> dict[str, Any]:
         "schedule": engine.lr_scheduler.state_dict()["last_epoch"],
         "client": {key: client.get(key) for key in CLIENT},
     }
-
-
-def differences(mine: Any, truth: Any, where: str = "") -> list[str]:
-    """Everything that is not bit-equal, by name."""
-    if isinstance(truth, dict):
-        out = [f"{where}/{k} is missing" for k in truth if k not in mine]
-        out += [f"{where}/{k} is new" for k in mine if k not in truth]
-        return out + [d for k in truth if k in mine for d in differences(mine[k], truth[k], f"{where}/{k}")]
-    if torch.is_tensor(truth):
-        same = torch.is_tensor(mine) and mine.dtype == truth.dtype and torch.equal(mine, truth)
-        return [] if same else [f"{where} differs"]
-    return [] if mine == truth else [f"{where} is {mine!r}, not {truth!r}"]
 
 
 def names_by_group(run: dict[str, Any]) -> list[list[str]]:
@@ -390,21 +378,7 @@ def main(do: dict[str, Any]) -> None:
     """Do the jobs listed, each by the function of its name."""
     torch.set_num_threads(1)
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    for job in json.loads(Path(sys.argv[1]).read_text()):
-        try:
-            result = do[job["do"]](job)
-        except Exception:  # whatever ends a job is its result, which a test shows: the other jobs still run
-            result = {"error": traceback.format_exc()[-3000:]}
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, result)
-        if dist.get_rank() == 0:
-            worst = next((r for r in every if "error" in r), None) or next(
-                (r for r in every if r.get("differences")), every[0]
-            )
-            with open(job["result"], "w") as file:
-                json.dump(worst, file)
-    dist.barrier()
-    dist.destroy_process_group()
+    jobs.do_all(do)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,141 @@
+"""Megatron-Core without CUDA: what it asks of a device is answered by the CPU, once this is imported, before Megatron.
+
+Only where tensors lie and what waits for what is answered otherwise; what is computed, and what is written, stays Megatron's
+own. The kernels of AdamW that it is used with need CUDA too: FusedAdam stands in for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+warnings.filterwarnings(
+    "ignore", category=UserWarning, module="megatron"
+)  # that Transformer Engine and Apex are not there
+
+
+RANDOM = torch.arange(16, dtype=torch.uint8)  # the size of a random state of CUDA
+
+
+class Nothing:
+    """A stream, an event: whatever is asked of it is done at once."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+class OnCpu(TorchFunctionMode):
+    """`device="cuda"` means the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        if "cuda" in str(named.get("device", "")):
+            named["device"] = "cpu"
+        return func(*args, **named)
+
+
+class FusedAdam(torch.optim.Optimizer):
+    """AdamW as Transformer Engine's and Apex's fused kernels keep it: moments of a parameter, the step of a group.
+
+    Megatron-Core loads its distributed optimizer with these alone: torch's AdamW has a step of each parameter, which it
+    does not save.
+    """
+
+    def __init__(
+        self, params: Any, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, adam_w_mode: bool
+    ) -> None:
+        assert adam_w_mode
+        told = {"lr": lr, "bias_correction": True, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, told)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state, (first, second) = self.state[p], group["betas"]
+                if not state:
+                    state |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                state["exp_avg"].lerp_(p.grad, 1 - first)
+                state["exp_avg_sq"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
+                root = (state["exp_avg_sq"] / (1 - second ** group["step"])).sqrt().add_(group["eps"])
+                p.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - first ** group["step"]))
+
+
+def adam_of(fused: bool) -> None:
+    """Which AdamW Megatron takes for the optimizers that it makes from now on: the fused ones', or torch's own."""
+    from megatron.core import optimizer
+    from megatron.core.optimizer import distrib_optimizer
+
+    optimizer.Adam = distrib_optimizer.Adam = FusedAdam if fused else torch.optim.Adam
+    optimizer.USING_PYTORCH_OPTIMIZER = not fused
+    distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_TE_OPTIMIZER = fused
+
+
+class Tracker:
+    """Of CUDA's random states there are none: nothing here drops out."""
+
+    def fork(self, *_: Any) -> Any:
+        return contextlib.nullcontext()
+
+    def get_states(self) -> dict[str, Any]:
+        return {"model-parallel-rng": RANDOM.clone()}
+
+    def is_initialized(self) -> bool:
+        return True
+
+
+def answer() -> OnCpu:
+    """Put the answers in place. The mode that it returns must be kept: what ends it is its end."""
+    for name in ("synchronize", "set_device", "empty_cache"):
+        setattr(torch.cuda, name, lambda *_, **__: None)
+    for name in ("Stream", "Event"):
+        setattr(torch.cuda, name, Nothing)
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.cuda.current_stream = lambda *_, **__: Nothing()  # type: ignore[assignment]
+    torch.cuda.get_rng_state = lambda *_, **__: RANDOM.clone()
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+    torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+    mode = OnCpu()
+    mode.__enter__()
+
+    import megatron.core.tensor_parallel.layers as layers
+    import megatron.core.tensor_parallel.random as random
+    import megatron.core.transformer.moe.moe_utils as moe
+
+    random._CUDA_RNG_STATE_TRACKER = Tracker()
+    random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+    layers.get_cuda_rng_tracker = lambda *_, **__: random._CUDA_RNG_STATE_TRACKER
+    moe.te_general_gemm = None  # 0.16.1 asks for the name where Transformer Engine is not there to define it
+    return mode
+
+
+@contextlib.contextmanager
+def types_of_cuda() -> Iterator[None]:
+    """While Megatron sorts parameters by `tensor.type()`, which must name CUDA's types."""
+    own = torch.Tensor.type
+
+    def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        found = own(self, *args, **kwargs)
+        is_own = isinstance(found, str) and "cuda" not in found
+        return found.replace("torch.", "torch.cuda.") if is_own else found
+
+    torch.Tensor.type = named  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.Tensor.type = own  # type: ignore[method-assign]
+
+
+MODE = answer()
