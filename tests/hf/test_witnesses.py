@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import ucpl
 from tests.hf.folders import llama_config, llama_shapes, save, tensors_of
 from ucpl import api
+from ucpl.frontends.hf import import_hf
 from ucpl.frontends.infer import stated_of
 from ucpl.layout import load, resolve
 from ucpl.proofs.verify import WITNESS
@@ -106,15 +107,16 @@ def of_name(found, name):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_that_every_shape_allows_are_caught_by_the_class(mistake, folder, tmp_path):
+def test_mistakes_that_every_shape_allows_are_caught_by_the_class(mistake, folder, tmp_path, monkeypatch):
+    """By the verb, which names its witness."""
+    monkeypatch.setattr("ucpl.proofs.witnesses._forward", lambda: forward)
     spec = mistaken(tmp_path, *MISTAKES[mistake])
     layout = f"{spec}:hf()"
-    checkpoint = api.open_checkpoint(folder, layout)
-    side, _ = api.source_side(checkpoint, layout)  # fits: no shape tells
-    ucpl.convert(folder, tmp_path / "same", layout, layout=layout)
+    ucpl.convert(folder, tmp_path / "same", layout, layout=layout)  # fits: no shape tells
     assert bool(ucpl.compare(folder, tmp_path / "same")), "a round trip through one wrong layout is the identity"
-    found = of_name(witnesses(side, checkpoint, forward=forward), "transformers")
-    assert found.verdict == "contradicts" and "logits differ" in found.detail
+    found = ucpl.verify(folder, layout=layout)
+    assert [d.code for d in found.findings] == ["E707"]
+    assert found.findings[0].message.startswith("transformers contradicts the spec: the logits differ, by up to")
 
 
 def test_the_right_spec_agrees(folder, tmp_path):
@@ -328,6 +330,32 @@ def test_verify_calls_every_witness_and_says_what_each_has_seen(folder, tmp_path
     assert [n.partition(":")[0] for n in right.notes[1:]][-3:-1] == [
         "not witnessed by stated order", "not witnessed by masters"
     ]  # fmt: skip
+
+
+def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, tmp_path, monkeypatch):
+    """Of a class that no shipped spec knows, `import hf` says the names; of a text that is as it was written, nothing new."""
+    monkeypatch.setitem(sys.modules, "transformers", None)  # headers alone
+    monkeypatch.setattr("ucpl.proofs.witnesses._forward", lambda: forward)
+    text = import_hf(folder)
+    (tmp_path / "mine.ucpl").write_text(text)
+    notes = ucpl.verify(folder, layout=f"{tmp_path / 'mine.ucpl'}:hf()").notes
+    assert any(n.startswith("not witnessed by transformers: the layout is what `import hf` writes") for n in notes)
+    head, mark, body = text.partition("layout hf(")
+    for old, new in swap("{l}.mlp.gate_proj", "{l}.mlp.up_proj"):
+        body = body.partition("layout ")[0].replace(old, new)
+    (tmp_path / "wrong.ucpl").write_text(head + mark + body.rpartition("}")[0] + "}\n")
+    found = ucpl.verify(folder, layout=f"{tmp_path / 'wrong.ucpl'}:hf()")
+    assert [d.code for d in found.findings] == ["E707"]
+    other = tmp_path / "other.ucpl"
+    other.write_text(text.replace("model.norm.weight ", "final "))
+    notes = ucpl.verify(folder, layout=f"{other}:hf()").notes
+    assert any("no shipped spec has model `llama` and its tensors, nor what `import hf` writes of" in n for n in notes)
+
+    def never(path):
+        raise AssertionError("a layout of any model has no names of its own")
+
+    monkeypatch.setattr("ucpl.frontends.hf.import_hf", never)
+    assert ucpl.verify(folder) and ucpl.verify(folder, layout="safetensors()")
 
 
 def test_verify_holds_a_folder_of_ranks_against_a_reference(folder, tmp_path, monkeypatch):

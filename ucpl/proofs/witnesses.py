@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from attrs import evolve
@@ -24,6 +24,7 @@ from ucpl.errors import UcplError
 from ucpl.graph import build
 from ucpl.layout import Derivation, Library, resolve
 from ucpl.layout import load as library_of
+from ucpl.layout.scope import Config
 from ucpl.proofs import fit
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.where import counted, only, pairs_of
@@ -49,6 +50,7 @@ __all__ = [
 
 NO_MASTERS = "no tensor has a weight and a master that lie in different ways"
 UNASKED_MAX = 2 << 30  # bytes of a folder whose class is run unasked: it is loaded twice, in fp32
+WRITTEN = "import hf"  # what stands for a file's name of a text that nobody has written yet
 Says = Literal["agrees", "contradicts", "absent"]
 Logits = NDArray[np.floating]
 Forward = Callable[[Path], Logits]  # a Hugging Face folder -> logits
@@ -177,7 +179,8 @@ def transformers_class(
 ) -> Witness:
     """Logits of the class that config.json names: loaded from the folder itself, and once more through the spec.
 
-    Through the spec means: read by the side's layout, written by the shipped spec of the same model as a Hugging Face folder.
+    Through the spec means: read by the side's layout, written as a Hugging Face folder by the shipped spec of the same model,
+    else by what `import hf` writes of the folder, where that has the same tensors.
     """
 
     def says(verdict: Says, detail: str) -> Witness:
@@ -192,13 +195,19 @@ def transformers_class(
     config = config_of(checkpoint) or config_of(HuggingFace().open(folder))
     if config is None:
         return says("absent", "there is no config.json, so no class is named")
-    shipped = _shipped_layout(side.placement)
-    if shipped is None:
-        return says("absent", f"no shipped spec has model `{side.placement.layout.model_name}` and its tensors")
-    library, call = shipped
+    known_as = _shipped_layout(side.placement) or _written_layout(side, folder, config, asked=reference is not None)
+    if known_as is None:
+        name = side.placement.layout.model_name
+        return says(
+            "absent", f"no shipped spec has model `{name}` and its tensors, nor what `import hf` writes of {folder}"
+        )
+    library, call = known_as
     own = side.library.known.get(side.placement.layout.name)
     if own is not None and own.file.name.startswith("specs/") and reference is None:
         return says("absent", "the layout is itself the shipped one: a reference folder in another dialect would tell")
+    theirs = library.layout(call.name)
+    if own is not None and reference is None and theirs.file.name == WRITTEN and own.node == theirs.node:
+        return says("absent", "the layout is what `import hf` writes: a reference folder in another dialect would tell")
     if forward is None:
         forward = _forward()
         if forward is None:
@@ -235,15 +244,38 @@ def _shipped_layout(placement: Placement) -> tuple[Library, nodes.Call] | None:
         if known is None or not isinstance(known.node, nodes.Model) or known.file.name != f"specs/{name}":
             continue
         for call in (nodes.Call("hf"), nodes.Call("mixtral")):
-            try:
-                theirs = resolve(library, call, config=mine.config)
-            except UcplError:
-                continue
-            stored = {path for entry in theirs.entries for path in entry.targets.values()}
-            same = {p: t.dims for p, t in theirs.tensors.items()} == {p: t.dims for p, t in mine.tensors.items()}
-            if same and stored == set(mine.tensors):
+            if _has_all(library, call, placement, mine.config):
                 return library, call
     return None
+
+
+def _written_layout(side: Described, folder: Path, config: Config, *, asked: bool) -> tuple[Library, nodes.Call] | None:
+    """The `hf` layout that `import hf` writes of a folder, where it has the side's tensors. The class is asked for a text of
+    the user's alone, or where a reference is given: layouts of any model have the names of the files, and nothing to witness.
+    """
+    own = side.library.known.get(side.placement.layout.name)
+    if not asked and (own is None or own.file.name.startswith("specs/")):
+        return None
+    from ucpl.frontends.hf import import_hf  # loaded where a class is asked, and nowhere else
+
+    try:
+        library = library_of((WRITTEN, import_hf(folder)))
+    except UcplError:
+        return None
+    call = nodes.Call("hf")
+    return (library, call) if _has_all(library, call, side.placement, config) else None
+
+
+def _has_all(library: Library, call: nodes.Call, placement: Placement, config: Config) -> bool:
+    """Whether a layout is of the side's model, tensor for tensor, and stores all of it."""
+    mine = placement.layout
+    try:
+        theirs = resolve(library, call, config=config)
+    except UcplError:
+        return False
+    stored = {path for entry in theirs.entries for path in entry.targets.values()}
+    same = {p: t.dims for p, t in theirs.tensors.items()} == {p: t.dims for p, t in mine.tensors.items()}
+    return same and stored == set(mine.tensors)
 
 
 def _forward() -> Forward | None:
@@ -256,13 +288,19 @@ def _forward() -> Forward | None:
     from ucpl.frontends.hf.offline import offline  # loaded where a class is asked, and nowhere else
 
     def forward(folder: Path) -> Logits:
-        load = transformers.AutoModelForCausalLM.from_pretrained
+        named = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
+        kind: Any = getattr(transformers, str(named[0]), None)
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            kind = transformers.AutoModelForCausalLM
         with offline():
-            model = load(str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True).eval()
+            model = kind.from_pretrained(
+                str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True
+            )
         vocabulary = int(model.config.vocab_size)
         ids = torch.tensor([[(7 * i * i + 3 * i + 1) % vocabulary for i in range(min(16, vocabulary))]])
+        decoded = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
         with torch.no_grad():
-            logits: Logits = model(ids).logits.numpy()
+            logits: Logits = model.eval()(ids, **decoded).logits.numpy()
         return logits
 
     return forward
