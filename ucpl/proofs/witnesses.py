@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from attrs import evolve
@@ -289,9 +289,9 @@ def _forward() -> Forward | None:
 
     def forward(folder: Path) -> Logits:
         named = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
-        kind: Any = getattr(transformers, str(named[0]), None)
-        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-            kind = transformers.AutoModelForCausalLM
+        kind = getattr(transformers, str(named[0]), transformers.AutoModelForCausalLM)
+        is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+        load = (kind if is_model else transformers.AutoModelForCausalLM).from_pretrained
         with offline():
             model = kind.from_pretrained(
                 str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True
