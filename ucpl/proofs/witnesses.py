@@ -293,9 +293,7 @@ def _forward() -> Forward | None:
         is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
         load = (kind if is_model else transformers.AutoModelForCausalLM).from_pretrained
         with offline():
-            model = kind.from_pretrained(
-                str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True
-            )
+            model = load(str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True)
         vocabulary = int(model.config.vocab_size)
         ids = torch.tensor([[(7 * i * i + 3 * i + 1) % vocabulary for i in range(min(16, vocabulary))]])
         decoded = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
