@@ -49,11 +49,11 @@ def write(target: Path, name: str) -> None:
     """In each rank: the folder, and beside it what a reader must find in it."""
     import torch.distributed as dist
 
-    from tests.interop import megatron_job
+    from tests.interop import megatron_run
 
     world, run, form = FIXTURES[name]
     dist.init_process_group("gloo")
-    made = megatron_job.Run(run, seed=7)
+    made = megatron_run.Run(run, seed=7)
     if made.optimizer is not None:
         made.step()
     made.fill()

@@ -132,6 +132,8 @@ def config(run: dict[str, Any]) -> TransformerConfig:
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         batch_p2p_sync=False,
+        batch_p2p_comm=not run["vpp"],
+        overlap_p2p_comm=bool(run["vpp"]),  # or two stages would take each other's messages in another order
         **more,
     )
 

@@ -144,6 +144,26 @@ def spoil(folder: Path) -> None:
     change_moment(folder)
 
 
+def spoil_chunk(folder: Path, key: str) -> None:
+    """One element of a tensor of PyTorch's distributed format, by hand: where torch's own `.metadata` says that it lies."""
+    import io
+
+    import torch
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    placed = FileSystemReader(folder).read_metadata().storage_data
+    place = next(place for index, place in placed.items() if index.fqn == key)
+    file = folder / place.relative_path
+    held = bytearray(file.read_bytes())
+    archive = bytes(held[place.offset : place.offset + place.length])
+    tensor = torch.load(io.BytesIO(archive), weights_only=True)
+    at = archive.index(tensor.contiguous().numpy().tobytes())
+    tensor[(0,) * tensor.ndim] += 0.25
+    new = tensor.contiguous().numpy().tobytes()
+    held[place.offset + at : place.offset + at + len(new)] = new
+    file.write_bytes(held)
+
+
 def change_moment(
     folder: Path, shards: str = "zero_pp_rank_0_mp_rank_00", section: str = "base_optimizer_state"
 ) -> None:

@@ -6,7 +6,6 @@ All runs of one world size share their processes: one torchrun trains all source
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from attrs import field, frozen
 
 import ucpl
 from tests.interop import dcp_models, models
-from tests.interop.parallel import Script, result, torchrun
+from tests.interop.parallel import Script, result, spoil_chunk, torchrun
 from ucpl.errors import UcplError
 
 pytestmark = pytest.mark.interop
@@ -116,28 +115,8 @@ def made(target: Target, out: Path) -> str:
     except UcplError as error:
         return f"{target.call}: {error}"
     if target.spoiled:
-        spoil(out / str(target))
+        spoil_chunk(out / str(target), "optim.state.up.weight.exp_avg")
     return ""
-
-
-def spoil(folder: Path) -> None:
-    """One element of one moment, by hand: where `.metadata` of torch's own says that its chunk lies."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    place = next(
-        p
-        for i, p in FileSystemReader(folder).read_metadata().storage_data.items()
-        if i.fqn == "optim.state.up.weight.exp_avg"
-    )
-    file = folder / place.relative_path
-    held = bytearray(file.read_bytes())
-    archive = bytes(held[place.offset : place.offset + place.length])
-    tensor = torch.load(io.BytesIO(archive), weights_only=True)
-    at = archive.index(tensor.contiguous().numpy().tobytes())
-    tensor[(0,) * tensor.ndim] += 0.25
-    new = tensor.contiguous().numpy().tobytes()
-    held[place.offset + at : place.offset + at + len(new)] = new
-    file.write_bytes(held)
 
 
 @pytest.mark.parametrize("name", SOURCES)
