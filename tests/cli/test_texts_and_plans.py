@@ -236,6 +236,21 @@ def test_roundtrip_of_sizes_that_no_degree_suits(spec: Path, monkeypatch: pytest
     assert done.status == 1 and "no pair of degrees suits the sizes" in done.out
 
 
+def test_roundtrip_says_degrees_that_a_size_divides_by_where_sizes_are_numbers(tmp_path: Path) -> None:
+    """`-D` would not help: the text has no size by name."""
+    layout = 'layout x(tp) of m {\n  mesh tp\n  file weights = torch "{tp}"\n  w = _@tp _  as "w"\n}\n'
+    text = "ucpl 1\nmodel m {\n  w : SIZE 5\n}\n" + layout
+    (tmp_path / "a.ucpl").write_text(text.replace("SIZE", "11"))
+    done = ucpl("roundtrip", tmp_path / "a.ucpl")
+    assert done.status == 1 and "11 divides by 11, write --degrees tp=1,11; the text has its sizes as" in done.out
+    assert "-D" not in done.out
+    good("roundtrip", tmp_path / "a.ucpl", "--degrees", "tp=1,11")
+    (tmp_path / "b.ucpl").write_text(text.replace("  w : SIZE", "  dim s = 11\n  w : s"))
+    done = ucpl("roundtrip", tmp_path / "b.ucpl")
+    assert done.status == 1 and "write --degrees tp=1,11, or give other sizes with -D" in done.out
+    good("roundtrip", tmp_path / "b.ucpl", "-D", "s=12")
+
+
 def test_roundtrip_of_one_degree_of_each_axis_says_which_to_give(spec: Path) -> None:
     argv = ("roundtrip", "own.ucpl:cut", "--config", "config.json", "--degrees", "tp=2", "--degrees", "pp=1")
     done = ucpl(*argv)

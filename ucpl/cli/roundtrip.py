@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES_MAX = 1_000_000
 _DEGREE_MAX = 262_144
+_DIVIDED = re.compile(r"(\d+) does not divide by (\w+) = ")
+_DIVISOR_MAX = 4096
 EXAMPLE = "ucpl roundtrip model.ucpl:megatron --examples 50\nucpl roundtrip model.ucpl --config config.json --degrees tp=1,2,6"
 
 
@@ -79,7 +82,7 @@ def run(options: Namespace, console: Console) -> int:
             f"{alone[0]} was tried at one degree of each axis alone, and a round trip is between two:"
             f" write {two_of(options.degrees)}"
             if alone
-            else "no pair of degrees suits the sizes: give others with -D, or degrees with --degrees"
+            else f"no pair of degrees suits the sizes: {_others(reports, read_text(Path(name)), name)}"
         )
     console.answer({"good": good, "layouts": list(map(report_object, reports))})
     return Exit.DONE if good else Exit.ANSWER_IS_NO
@@ -93,6 +96,22 @@ def report_object(r: Report) -> dict[str, object]:
         "sizes": r.sizes,
         "elements": r.elements,
     }
+
+
+def _others(reports: Sequence[Report], text: str, name: str) -> str:
+    """What to give instead: degrees that a size divides by, and sizes where the text has any by name."""
+    from ucpl.syntax import nodes, parse
+    from ucpl.syntax.walk import walk
+
+    out = "give other degrees with --degrees"
+    divided = (_DIVIDED.search(reason) for r in reports if not r.tried for reason in r.refused)
+    if (found := next((match for match in divided if match is not None), None)) is not None:
+        size = int(found[1][:18])
+        other = next((n for n in range(2, min(size, _DIVISOR_MAX) + 1) if size % n == 0), None)
+        if other is not None:
+            out = f"{size} divides by {other}, write --degrees {found[2]}=1,{other}"
+    is_named = any(isinstance(node, nodes.Let | nodes.Dims) for node in walk(parse(text, name)))
+    return out + (", or give other sizes with -D" if is_named else "; the text has its sizes as numbers")
 
 
 def two_of(texts: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ PARAMETER = (
 )  # the parameter itself: its weight, and its master by the names it has
 COUNTED = frozenset({"step"})  # one number a parameter, in every optimizer
 BOXES_MAX = 1 << 12  # separate parts of one tensor that a line may speak of
+_NOT_FINITE = ("nan", "inf", "infinity")
 _CLASSES = {"parameter": ("trainable", "parameter"), "frozen": ("frozen", "parameter"), "buffer": ("buffer",)}
 
 
@@ -85,7 +86,7 @@ def _tensors(item: nodes.Fill, known: _Model) -> Filling:
             )
         boxes = {name: _boxes(item, known.tensors[name], known.scope) for name in names}
         rank = (rank[0] + 1, *rank[1:])
-    value = _value(item, known.scope)
+    value = _value(item, known)
     return Filling(print_item(item), rank, names, boxes, None, value, item.span)
 
 
@@ -153,7 +154,7 @@ def _states(item: nodes.FillStates, known: _Model) -> Filling:
     trained = [path for path, t in known.tensors.items() if t.kind == "parameter"]
     named = item.groups is not None and item.groups != ("*",)
     of = [m for g in item.groups or () for m in groups[g]] if named else trained
-    value = None if _is_weight(item.value) else _value(item, known.scope)
+    value = None if _is_weight(item.value) else _value(item, known)
     rank = (int(named), int(item.names is not None), 0)
     return Filling(print_item(item), rank, frozenset(of), {}, names, value, item.span)
 
@@ -188,8 +189,12 @@ def _is_weight(value: nodes.Expr) -> bool:
     return isinstance(value, nodes.Name) and value.path == "weight"
 
 
-def _value(item: nodes.Fill | nodes.FillStates, scope: Scope) -> float:
+def _value(item: nodes.Fill | nodes.FillStates, known: _Model) -> float:
     """A whole number, or a quoted one with a point."""
+    scope = known.scope
+    named = item.value.operand if isinstance(item.value, nodes.Unary) else item.value
+    if isinstance(named, nodes.Name) and not scope.knows(named.path):
+        _demand_no_other(item, named.path, known)
     if isinstance(item.value, nodes.Name) and item.value.path in ("none", "None", "null"):
         _refuse(
             item, f"`{item.value.path}` is no number", "take the line out: what nothing fills is asked of the source"
@@ -209,6 +214,22 @@ def _value(item: nodes.Fill | nodes.FillStates, scope: Scope) -> float:
             'write a number, in quotes if it is not whole: fill gate = "0.5"',
         )
     return float(value)
+
+
+def _demand_no_other(item: nodes.Fill | nodes.FillStates, name: str, known: _Model) -> None:
+    """What stands for a number is the name of something else. Raises: UcplError E326."""
+    line = print_expr(item.value)
+    if name.lower() in _NOT_FINITE:
+        _refuse(item, f"`{line}` is no finite number", 'a fill is finite: write 0, or a number in quotes, as in "0.5"')
+    states = {s.name for s in known.states} | known.itself
+    if name in known.tensors or name in known.aliases or name in states:
+        kind = "state" if name in states else "tensor"
+        _refuse(
+            item,
+            f"`{name}` is a {kind}, and a fill is one number for all elements",
+            "write a number, as in fill w = 0; what the source has by another name is no fill: its layout gives it this"
+            " one; masters alone are made of weights, as in fill state fp32 = weight",
+        )
 
 
 def _refuse(item: nodes.Fill | nodes.FillStates, what: str, remedy: str) -> NoReturn:

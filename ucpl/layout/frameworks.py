@@ -8,7 +8,7 @@ from typing import NoReturn
 from ucpl.errors import fail
 from ucpl.layout.near import nearest
 from ucpl.layout.scope import Value, at
-from ucpl.syntax import nodes
+from ucpl.syntax import nodes, print_expr
 
 __all__ = ["SETTINGS", "demand_settings", "demand_values"]
 
@@ -51,6 +51,10 @@ def demand_values(item: nodes.Framework, settings: Mapping[str, Value]) -> None:
     """Raises: UcplError E192 for a stage of ZeRO that there is not, and for a degree below 1."""
     for argument in item.call.arguments:
         name, value = argument.name or "", settings.get(argument.name or "")
+        if isinstance(value, str) and (name == "stage" or name in _DEGREES):
+            remedy = f"a number stands without quotes: {name} = {value if value.isdecimal() else 1}"
+            said = print_expr(argument.value)
+            fail("E192", f"framework {item.call.name}({name} = {said}): it is a text", at(argument.span), remedy=remedy)
         if name == "stage" and value is not None and value not in _STAGES:
             stages = ", ".join(f"{n} ({what})" for n, what in _STAGES.items())
             remedy = f"the stages of ZeRO are {stages}: write, for one, stage = 1"

@@ -73,6 +73,7 @@ CONFIG_KEYS = frozenset(
         "type_vocab_size",
     ]
 )
+_EVERY_SECOND = ("even", "odd")
 _ORDERS = ("T", "mT", "t", "transpose")  # of torch: the other order of two dims
 _NUMBER_IN_A_NAME = re.compile(r"\\?\*|\(?(?:\\d|\[0-9\])[+*]?\)?|%d|\$\{?\w*\}?|\{[\w,]*\}|\?|\[\w+\]")
 
@@ -89,6 +90,8 @@ def for_dim(
         return f"words of the language are small: write `{name.lower()}`"
     said = words().tools.get(item.path.rpartition(".")[2]) or foreign(name)
     last = name.rpartition(".")[2]
+    if name in _EVERY_SECOND and len(item.indices) == 1 and len(of) == 1 and of[0].dims:
+        return _every_second(item, name, of)
     if name == "config" or name.startswith("config."):
         return _of_config(item, name, [one for t in of for one in t.dims if "#" not in one])
     placed = _as_placed(item, of, mesh_axes)
@@ -117,6 +120,15 @@ def for_dim(
         if word:
             return f"did you mean the clause `{word}`?"
     return said or "a dim without a name is written `_`, all that are left `...`"
+
+
+def _every_second(item: nodes.Entry, name: str, of: Sequence[LogicalTensor]) -> str:
+    """`ln[even]`: a part of the first dim that is not among the axes."""
+    shaped = {n.name for n in walk(*(item.shape or ())) if isinstance(n, nodes.Dim)}
+    dim = next((d for d in of[0].dims if d not in shaped and "#" not in d), of[0].dims[0])
+    start = nodes.Number(1) if name == "odd" else None
+    every = nodes.Among((nodes.Range(start, None, nodes.Number(2)),))
+    return _with_line("some indices of a dim stand in brackets", evolve(item, indices=(nodes.Dim(dim, every),)))
 
 
 def _as_placed(item: nodes.Entry, of: Sequence[LogicalTensor], mesh_axes: Sequence[str]) -> nodes.Entry | None:

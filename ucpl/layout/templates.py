@@ -107,6 +107,9 @@ def template(text: str, span: nodes.Span) -> Template:
         parts.append(text[end : m.start()])
         if not _FORMAT.match(m[2] or ""):
             fail("E120", f"`{m[2]}` is no number format: write {{x:02}} for two digits", at(span))
+        if m[2] == "":
+            remedy = f'write: "{text.replace(m[0], m[0].replace(":", ""))}", or {{x:02}} for two digits'
+            fail("E120", f"nothing stands behind the `:` of `{m[0]}`", at(span), remedy=remedy)
         if not m[1].strip():
             shown = re.sub(r"\{\s*\}", "{l}", text)
             fail(

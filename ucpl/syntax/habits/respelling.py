@@ -33,6 +33,7 @@ __all__ = [
     "members",
     "mesh",
     "model_dims",
+    "none_of",
     "number",
     "of_model",
     "pairs",
@@ -243,9 +244,16 @@ def counted(found: Match[str]) -> str | None:
     return f"{found[1]}[{', '.join(map(str, range(int(found[2]), int(found[3]))))}]"
 
 
-def one_of(found: Match[str]) -> str:
-    """`tp in [2, 4]` as `tp == 2 or tp == 4`."""
+def one_of(found: Match[str]) -> str | None:
+    """`tp in [2, 4]` as `tp == 2 or tp == 4`; of an index of the line other rows know."""
+    if f"[{found[3]}]" in found[1]:
+        return None
     return f"{found[1]}{found[2]}{' or '.join(f'{found[3]} == {one}' for one in re.split(r'[ ,]+', found[4]))}"
+
+
+def none_of(found: Match[str]) -> str:
+    """`tp not in [2, 4]` as `tp != 2 and tp != 4`."""
+    return f"{found[1]}{found[2]}{' and '.join(f'{found[3]} != {one}' for one in re.split(r'[ ,]+', found[4]))}"
 
 
 def stripped(found: Match[str]) -> str:
