@@ -365,14 +365,24 @@ def save_chunks(folder: Path, tensor: torch.Tensor, boxes: dict[tuple[int, int],
         places[MetadataIndex("w", (row, column))] = _StorageInfo("__0_0.distcp", start, data.tell() - start)
     chunks = [ChunkStorageMetadata(torch.Size(at), torch.Size(size)) for at, size in boxes.items()]
     described = TensorStorageMetadata(TensorProperties.create_from_tensor(tensor), tensor.size(), chunks)
+    folder.mkdir(exist_ok=True)
     (folder / "__0_0.distcp").write_bytes(data.getvalue())
     (folder / ".metadata").write_bytes(pickle.dumps(Metadata({"w": described}, storage_data=places)))
 
 
-def test_chunks_that_are_no_grid_are_refused(tmp_path: Path) -> None:
-    """Two halves of rows, one of them cut once more along the columns: laid out by torch itself."""
-    save_chunks(tmp_path, torch.arange(12.0).reshape(4, 3), {(0, 0): (2, 3), (2, 0): (2, 1), (2, 1): (2, 2)})
-    with pytest.raises(UcplError, match="the chunks of `w` are no grid") as found:
+NO_GRID = {(0, 0): (2, 3), (2, 0): (2, 1), (2, 1): (2, 2)}  # halves of rows, one of them cut along the columns, too
+
+
+def test_chunks_that_are_no_grid_are_read_as_cells_of_one(tmp_path: Path) -> None:
+    save_chunks(tmp_path / "dcp", torch.arange(12.0).reshape(4, 3), NO_GRID)
+    ucpl.convert(tmp_path / "dcp", tmp_path / "plain.pt", to="plain()")
+    assert torch.equal(held_by_plain(tmp_path / "plain.pt")["model.w"], torch.arange(12.0).reshape(4, 3))
+
+
+def test_chunks_that_fall_into_too_many_cells_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_chunks(tmp_path, torch.arange(12.0).reshape(4, 3), NO_GRID)
+    monkeypatch.setattr("ucpl.stores.dcp.reading.CELLS_MAX", 3)
+    with pytest.raises(UcplError, match="4 cells") as found:
         ucpl.infer(tmp_path)
     assert found.value.diagnostics[0].code == "E523"
 

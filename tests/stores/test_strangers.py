@@ -31,11 +31,10 @@ def refused(path: Path) -> tuple[str, str, str]:
 @pytest.mark.parametrize(
     ("names", "message", "remedy"),
     [
-        ((*SHARDS, "common.pt"), "Megatron-Core's distributed format (torch_dist)", "a Hugging Face folder"),
         (tuple(f"pytorch_model_fsdp_0/{n}" for n in SHARDS), "as FSDP saves them;", "pytorch_model_fsdp_0"),
         (("pytorch_model_fsdp.bin", "optimizer.bin"), "in one file", "model.safetensors"),
     ],
-    ids=["megatron", "accelerate", "accelerate in one file"],
+    ids=["accelerate", "accelerate in one file"],
 )
 def test_a_sharded_folder_is_refused_by_name(tmp_path: Path, names: tuple[str, ...], message: str, remedy: str) -> None:
     code, said, advice = refused(folder_of(tmp_path / "a folder", *names))

@@ -22,6 +22,7 @@ FORMS = {
     "huggingface": ("safetensors",),
     "torch": ("torch", "safetensors"),
     "dcp": ("dcp",),
+    "megatron_core": ("dcp",),
 }
 _SUFFIX = ".safetensors"
 

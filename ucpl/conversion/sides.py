@@ -14,6 +14,7 @@ from ucpl.conversion.ordering import without_order
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.ties import of_ties, with_ties
 from ucpl.conversion.training import change_of, in_other_dtype, training_of, wished
+from ucpl.layout.frameworks import CHUNKED
 
 if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
@@ -169,10 +170,11 @@ def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note
     if not (parallel.is_open(*one) or (is_apart and parallel.says_cuts_alone(*one))):
         return located(one, given, notes=notes)
     base = parallel.Base(*one, given.model, given.inherited, given.config)
-    if one.library.chain(one.call.name)[-1].node.name == "dcp":
-        from ucpl.frontends import dcp
+    base_name = one.library.chain(one.call.name)[-1].node.name
+    if base_name in CHUNKED:
+        from ucpl.frontends import dcp, megatron_core
 
-        made = dcp.target(base, shardings_of(source.layout))
+        made = dcp.target(base, shardings_of(source.layout)) if base_name == "dcp" else megatron_core.target(base)
     else:
         made = ranks.target(base, source.checkpoint, shardings_of(source.layout))
     given = evolve(given, model=made.model or given.model)

@@ -7,24 +7,22 @@ parallelism makes the chunks, each dim is cut over an axis of its own, by the wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from ucpl.errors import Label, fail
+from ucpl.frontends.grids import Lines, by_dims
 from ucpl.frontends.parallel import STORED, TARGET, Base, Extended, extended
 from ucpl.stores.dcp.mesh import Boxes, Cut, boxes_by, boxes_of, mesh_of
 from ucpl.stores.dcp.metadata import METADATA
-from ucpl.syntax import nodes, parse
-from ucpl.syntax.quoting import quote
+from ucpl.syntax import nodes
 
 if TYPE_CHECKING:
     from ucpl.extents import Sharding
     from ucpl.stores.checkpoint import Checkpoint
 
 FSDP, TP = "fsdp", "tp"
-_AXIS = "dim"  # of the mesh where no other is known: dim0, dim1
 
 Shape = tuple[int, ...]
 
@@ -57,9 +55,8 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
     Raises: UcplError E472 where nothing says which dims these are.
     """
     aliases = {item.path: item.owner for item in base.model.items if isinstance(item, nodes.Alias)}
-    tensors = (item for item in base.model.items if isinstance(item, nodes.Tensor))
-    scalars = {t.path for t in tensors if t.kind != "buffer" and not t.dims}
-    alone = [  # what has no dims is cut by nothing
+    scalars = without_dims(base.model)
+    alone = [
         _entry(name, (nodes.Rest(),), name in aliases)
         for name in (*sorted(scalars), *aliases)
         if aliases.get(name, name) in scalars
@@ -85,6 +82,11 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
     ]
     note = ("cuts over tp", f"{len(entries)} tensors", "along the dims that the source cuts, as torch.chunk does")
     return evolve(extended(base, TARGET, (), [*alone, *entries]), notes=(note,))
+
+
+def without_dims(model: nodes.Model) -> set[str]:
+    """Tensors that nothing can cut."""
+    return {i.path for i in model.items if isinstance(i, nodes.Tensor) and i.kind != "buffer" and not i.dims}
 
 
 def _by_fsdp() -> nodes.Axis:
@@ -118,54 +120,14 @@ def _pattern(shape: tuple[int, ...], cut: Cut) -> tuple[nodes.Axis, ...]:
 
 
 def _by_dims(base: Base, checkpoint: Checkpoint, shapes: Mapping[str, Shape], boxes: Mapping[str, Boxes]) -> Extended:
-    """Each dim over an axis of its own, by widths: of a tensor with fewer parts than another, the last ones are empty."""
-    widths = {name: _widths(name, shape, boxes[name], checkpoint) for name, shape in shapes.items()}
-    dims = max(map(len, widths.values()), default=0)
-    degrees = [max((len(w[d]) for w in widths.values() if d < len(w)), default=1) for d in range(dims)]
-    lines = []
-    for name, parts in widths.items():
-        axes = [
-            f"_@{_AXIS}{d}[{', '.join(map(str, (*w, *(0 for _ in range(degrees[d] - len(w))))))}]"
-            if len(w) > 1
-            else "_"
-            for d, w in enumerate(parts)
-        ]
-        named = _template(name in checkpoint.aliases)
-        lines.append(f"  {quote(name)} = {' '.join(axes) if axes else '...'}  as {quote(named)}")
     asked = {n: base.inherited[n][0] for n in ("prefix", "states", "file")}
     asked["flat"] = base.inherited.get("flat", (0, ""))[0]  # what no optimizer is in has none
-    said = ", ".join(f"{n} = {quote(value) if isinstance(value, str) else value}" for n, value in asked.items())
-    axes_said = [f"{_AXIS}{d}" for d in range(dims)]
-    text = "\n".join(
-        (
-            "ucpl 1",
-            f"layout {STORED}({', '.join((*(f'{a} = {n}' for a, n in zip(axes_said, degrees, strict=True)), said))}) of any {{",
-            "  framework dcp(prefix = prefix, states = states, flat = flat)",
-            *((f"  mesh {' '.join(axes_said)}",) if axes_said else ()),
-            '  file weights = dcp "{file}"',
-            "  group * = model",
-            *lines,
-            '  state * of * = like  as "{states}{name}.{state}"',
-            "}",
-        )
+    lines = Lines(
+        shapes,
+        boxes,
+        {name: _template(name in checkpoint.aliases) for name in shapes},
+        settings=asked,
+        framework="framework dcp(prefix = prefix, states = states, flat = flat)",
+        states=('state * of * = like  as "{states}{name}.{state}"',),
     )
-    larger = evolve(base.library, known=dict(base.library.known), files=dict(base.library.files))
-    file = f"{STORED}.ucpl"
-    larger.add(parse(text + "\n", file))
-    return Extended(larger, nodes.Call(STORED))
-
-
-def _widths(name: str, shape: Shape, found: Boxes, checkpoint: Checkpoint) -> tuple[tuple[int, ...], ...]:
-    """The widths of a tensor's parts along each dim. Raises: UcplError E523 where its chunks are no grid."""
-    starts = [sorted({at[d] for at in found}) for d in range(len(shape))]
-    widths = tuple(tuple(b - a for a, b in pairwise((*begins, n))) for begins, n in zip(starts, shape, strict=True))
-    by_start = [dict(zip(begins, w, strict=True)) for begins, w in zip(starts, widths, strict=True)]
-    for at, size in found.items():
-        whole = tuple(w[a] for w, a in zip(by_start, at, strict=True))
-        if whole != size:
-            fail(
-                "E523",
-                f"the chunks of `{name}` are no grid: that at {list(at)} is {list(size)}, and others begin within its rows",
-                Label(str(checkpoint.root / METADATA), f"{list(size)} at {list(at)}", where=name),
-            )
-    return widths
+    return by_dims(base, lines, checkpoint.root / METADATA)

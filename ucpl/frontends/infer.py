@@ -10,6 +10,7 @@ from ucpl.frontends.blocks import scalings_of
 from ucpl.frontends.expert_dims import bindings, named_dims
 from ucpl.frontends.packed import packed_notes
 from ucpl.layout import Layout, Library, expand, load, resolve
+from ucpl.layout.frameworks import CHUNKED
 from ucpl.layout.scope import Value
 from ucpl.records import frozen
 from ucpl.regions import Placement, locate
@@ -59,10 +60,11 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     call = nodes.Call(layout_name(checkpoint))
     model = model_of(checkpoint, {})
     notes: tuple[Note, ...] = ()
-    if checkpoint.framework == "dcp":
-        from ucpl.frontends import dcp, parallel
+    if checkpoint.framework in CHUNKED:
+        from ucpl.frontends import dcp, megatron_core, parallel
 
-        made = dcp.stored(parallel.Base(library, call, model, settings), checkpoint)
+        stored = dcp.stored if checkpoint.framework == "dcp" else megatron_core.stored
+        made = stored(parallel.Base(library, call, model, settings), checkpoint)
         library, call, notes = made.library, made.call, made.notes
     elif is_model_parallel(checkpoint):
         from ucpl.frontends import parallel, ranks  # most checkpoints have nothing of these

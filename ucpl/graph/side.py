@@ -13,6 +13,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import AS_U8, Key, Shelf, Shelves
 from ucpl.graph.rows import Rows
 from ucpl.layout import Layout
+from ucpl.layout.frameworks import CHUNKED
 from ucpl.layout.scope import at
 from ucpl.records import define
 from ucpl.regions import POLICIES, Home, Part, Placement, element_name
@@ -170,7 +171,7 @@ class Side:
         A Hugging Face folder leaves second names out, and says them in the file's metadata.
         """
         framework = self.placement.layout.framework
-        return form == framework == "dcp" or (file.endswith(".safetensors") and framework == "torch")
+        return (form == "dcp" and framework in CHUNKED) or (file.endswith(".safetensors") and framework == "torch")
 
     def shelves(self, dtype_of: DtypeOf | None, *, sharing: bool = True) -> Shelves:
         """All stored tensors, by number."""

@@ -10,9 +10,11 @@ from ucpl.layout.near import nearest
 from ucpl.layout.scope import Value, at
 from ucpl.syntax import nodes, print_expr
 
-__all__ = ["SETTINGS", "demand_settings", "demand_values"]
+__all__ = ["CHUNKED", "SETTINGS", "demand_settings", "demand_values"]
 
 _DEGREES = ("dp", "tp", "pp", "ep", "edp", "fsdp")
+# Frameworks whose files of form dcp have chunks that are found by where they begin.
+CHUNKED = frozenset({"dcp", "megatron_core"})
 SETTINGS: dict[str, tuple[str, ...]] = {
     "universal": ("stage", "files", "bf16", "fp16", "weights", "shaped"),
     "deepspeed": (
@@ -20,6 +22,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *("round_robin", "alignment", "elastic", "sub_group_size"),
     ),
     "dcp": ("fsdp", "tp", "masters", "prefix", "states", "flat"),
+    "megatron_core": ("tp", "pp", "masters", "master", "step"),
     "plain": ("file", "has_masters"),
     "huggingface": ("shard",),
     "torch": ("tracker", "step"),

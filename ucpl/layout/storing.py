@@ -11,7 +11,7 @@ from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.copies import copies_of
-from ucpl.layout.frameworks import demand_settings, demand_values
+from ucpl.layout.frameworks import CHUNKED, demand_settings, demand_values
 from ucpl.layout.layout import Derivation, FileRule, Group, Layout, LogicalTensor, States, Storing
 from ucpl.layout.live import refuse_live
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
@@ -193,7 +193,7 @@ def ground_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str
     mesh_axes = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes)
     ground = Ground(scope, {}, indices, mesh_axes, naming_of(items, scope, indices))
     brackets = brackets_of(items)
-    is_dcp = any(isinstance(i, nodes.Framework) and i.call.name == "dcp" for i in items)
+    is_dcp = any(isinstance(i, nodes.Framework) and i.call.name in CHUNKED for i in items)
     for item in items:
         if isinstance(item, nodes.Files) and scope.holds(item.when):
             path = ground.template(item.template, item.span, brackets) if item.form is not None else None

@@ -141,7 +141,9 @@ def element_at(placement: Placement, target: int, position: int) -> tuple[str, s
 def element_of(u: Unequal, placement: Placement) -> str:
     """What a target's element is of that is not as it should be: `weight of a[0, 1]`."""
     homes = [h for p in placement.parts for h in p.homes]
-    number = next(n for n, h in enumerate(homes) if (h.file, key_text(h.key)) == (u.file, u.key))
+    same = [n for n, h in enumerate(homes) if key_text(h.key) == u.key]
+    # Of chunks, a layout names the file that describes them, and `u` the one that has the bytes.
+    number = next((n for n in same if homes[n].file == u.file), same[0])
     return " of ".join(element_at(placement, number, u.position(homes[number].shape)))
 
 

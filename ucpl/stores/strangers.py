@@ -31,8 +31,6 @@ def refuse_stranger(path: Path) -> None:
     if path.is_file():
         _refuse_one_file(path)
         return
-    if _is_distributed(path):
-        _refuse_distributed(path)
     for below in _distributed_below(path):
         _refuse(
             path,
@@ -57,15 +55,6 @@ def _is_distributed(path: Path) -> bool:
 def _distributed_below(path: Path) -> Iterator[Path]:
     """Such folders of models, as Accelerate and transformers' Trainer call them."""
     yield from (below for below in sorted(path.glob("pytorch_model_fsdp_*")) if _is_distributed(below))
-
-
-def _refuse_distributed(path: Path) -> NoReturn:
-    _refuse(
-        path,
-        f"{path} is a folder of Megatron-Core's distributed format (torch_dist)",
-        "its weights, saved as a Hugging Face folder or as one state dict by tools of Megatron's, are read",
-        path / METADATA,
-    )
 
 
 def _refuse_one_file(path: Path) -> None:

@@ -77,6 +77,8 @@ class Metadata:
     objects: dict[str, Place] = field(factory=dict)  # values that are no tensors
     paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # in the order of the first rank's state dict
     files: tuple[str, ...] = ()
+    # Of tensors that Megatron-Core up to 0.13 saved as runs of each rank's flattened part: the whole shape.
+    runs_of: dict[str, Shape] = field(factory=dict)
     archives: dict[str, tuple[tuple[int, int], ...]] = field(
         factory=dict
     )  # file -> where its archives begin, and their bytes
@@ -108,6 +110,7 @@ def read_metadata(root: Path) -> Metadata:
     out.paths = {name: steps for name, steps in out.paths.items() if name in out.tensors or name in out.objects}
     _demand_tree(out.paths, path)
     _demand_files(root, places, out)
+    out.runs_of = dict(_runs_of(top.find("mcore_data"), out.tensors))
     out.archives = _archives(places, path)
     return out
 
@@ -144,6 +147,31 @@ def _paths(value: Value | None) -> Iterator[tuple[str, tuple[Step, ...]]]:
         if not found or not all(type(step) is int or (isinstance(step, str) and is_text(step)) for step in found):
             steps.wrong("a path of texts and numbers")
         yield name, tuple(step for step in found if isinstance(step, str | int))
+
+
+def _runs_of(value: Value | None, tensors: dict[str, Stored]) -> Iterator[tuple[str, Shape]]:
+    """Tensor -> its shape, where `.metadata` has a grid of ranks for it, and a run of each one's elements."""
+    if value is None:
+        return
+    for name, said in value.named():
+        shape = said.find("nd_reformulated_orig_global_shape")
+        if shape is None or shape.held is None or name not in tensors:
+            continue
+        whole, stored = shape.shape(), tensors[name].shape
+        grid = stored[:-1]
+        fits = len(grid) == len(whole) and all(n and size % n == 0 for size, n in zip(whole, grid, strict=True))
+        if not fits or _product(whole) != _product(stored):
+            shape.wrong(
+                f"a shape of as many elements as {list(stored)}, whose dims the first {len(grid)} of these divide"
+            )
+        yield name, whole
+
+
+def _product(shape: Shape) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
 
 
 def _places(value: Value) -> dict[str, dict[Shape | None, Place]]:

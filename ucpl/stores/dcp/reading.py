@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from math import prod
 from pathlib import Path
+from typing import ClassVar
 
 from attrs import evolve, field
 
@@ -13,6 +14,7 @@ from ucpl.extents import Counted, Envelope, Extent, Key, NamedTensor, ParameterG
 from ucpl.records import define
 from ucpl.stores.carrying import lifted, mapped
 from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.dcp.cells import CELLS_MAX, boxes_of_runs, edges_of, in_cells, is_grid
 from ucpl.stores.dcp.chunks import Chunks, address
 from ucpl.stores.dcp.mesh import mesh_settings
 from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Metadata, Place
@@ -23,19 +25,24 @@ from ucpl.stores.plain_values import decode
 from ucpl.stores.scalars import is_counted
 from ucpl.stores.values import Value
 
-__all__ = ["opened"]
+__all__ = ["Opened", "opened"]
 
 _STEP = "step"  # of torch's optimizers: a number, never a tensor of a parameter
+Shape = tuple[int, ...]
 _LEAST = 2  # elements of a tensor of which equal bytes say something
 
 
 def opened(path: Path, metadata: Metadata) -> Checkpoint:
     """Read the headers of all archives. Raises: UcplError E455, E457, E460, E521, E522, E524."""
-    return _Opened(path, metadata, roles_of(metadata, path), Chunks(path)).checkpoint()
+    return Opened(path, metadata, roles_of(metadata, path), Chunks(path)).checkpoint()
 
 
 @define(eq=False)
-class _Opened:
+class Opened:
+    """A folder whose archives' headers are read. What a framework does otherwise that saves so, a kind of it says."""
+
+    framework: ClassVar[str] = "dcp"
+
     root: Path
     metadata: Metadata
     roles: Roles
@@ -46,6 +53,9 @@ class _Opened:
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     states: dict[str, tuple[str, ...]] = field(factory=dict)
     empty: dict[str, object] = field(factory=dict)
+    held: dict[str, list[tuple[Key, ...]]] = field(
+        factory=dict
+    )  # tensor -> of its weight and of each state, the chunks
 
     def checkpoint(self) -> Checkpoint:
         for name, entry in self.roles.weights.items():
@@ -53,6 +63,8 @@ class _Opened:
         for name, states in self.roles.states.items():
             if name not in self.empty:  # no plan names it, and no group may
                 self.read_states(name, states)
+        self.more_states()
+        self.align()
         left_out = [name for name in self.empty if name in self.roles.states]
         groups = self.groups()
         aliases = self.aliases()
@@ -68,7 +80,7 @@ class _Opened:
             top=self.root,
             root=self.root,
             tag=None,
-            framework="dcp",
+            framework=self.framework,
             version=version,
             extents=self.extents,
             carried_extents=self.carried,
@@ -101,8 +113,37 @@ class _Opened:
         if 0 in stored.shape:
             self.empty[name] = {"dtype": stored.dtype, "shape": list(stored.shape), "buffer": True}
             return
-        for key, extent in self.chunks.extents(entry, stored).items():
+        found = self.chunks.extents(entry, stored)
+        if entry in self.metadata.runs_of:
+            found = boxes_of_runs(found, entry, stored.shape[:-1], self.metadata.runs_of[entry])
+        for key, extent in found.items():
             self.extents[METADATA, key] = extent
+        self.held.setdefault(name, []).append(tuple(found))
+
+    def more_states(self) -> None:
+        """What a framework keeps of the optimizer in a form of its own."""
+
+    def whole(self, entry: str) -> Shape:
+        return self.metadata.runs_of.get(entry) or self.metadata.tensors[entry].shape
+
+    def align(self) -> None:
+        """Weights and states that are cut at other places, or in no grid, as cells of one grid. Raises: UcplError E523."""
+        for name, keys in self.held.items():
+            shape = self.shape(name)
+            boxes = [[(_begin(key, shape), self.extents[METADATA, key].shape) for key in some] for some in keys]
+            edges = edges_of(shape, (box for some in boxes for box in some))
+            if all(is_grid(edges, some) for some in boxes):
+                continue
+            cells = prod(len(edge) - 1 for edge in edges)
+            if cells * len(keys) > CELLS_MAX:
+                fail(
+                    "E523",
+                    f"`{name}` and its states are cut at so many places that they fall into {cells} cells",
+                    Label(str(self.root / METADATA), where=self.roles.weights[name]),
+                )
+            for some in keys:
+                old = {key: self.extents.pop((METADATA, key)) for key in some}
+                self.extents |= {(METADATA, key): one for key, one in in_cells(old, edges).items()}
 
     def read_states(self, name: str, states: dict[str, str]) -> None:
         """Those of a parameter's shape are its tensors, a number of one element is one of the whole parameter."""
@@ -112,7 +153,7 @@ class _Opened:
             stored = self.metadata.tensors.get(entry)
             if stored is None:
                 self.keep_number(state, name, self.value(entry))
-            elif stored.shape == weight.shape and not self.is_number(state):
+            elif self.whole(entry) == weight.shape and not self.is_number(state):
                 self.payload(name, entry)
                 found.append(state)
             elif prod(stored.shape) == 1 and len(stored.chunks) == 1:
@@ -142,7 +183,7 @@ class _Opened:
             for name, states in self.roles.states.items()
             if prod(shape := tensors[self.roles.weights[name]].shape) != 1
             for state, entry in states.items()
-            if entry not in tensors or tensors[entry].shape != shape
+            if entry not in tensors or self.whole(entry) != shape
         ) | {_STEP}
 
     def keep_number(self, state: str, name: str, value: object) -> None:
@@ -283,6 +324,10 @@ class _Opened:
                 here = inner
             here[last] = self.carry(place, (entry,))
         return {key: _listed(value) for key, value in out.items()}
+
+
+def _begin(key: Key, shape: Shape) -> Shape:
+    return tuple(int(step) for step in key[len(key) - len(shape) :])
 
 
 class _Node(dict[object, object]):

@@ -21,6 +21,14 @@ __all__ = ["Roles", "roles_of"]
 
 _MODELS = ("model", "module", "state_dict", "app")  # what the model's dict is called where no optimizer tells
 _STATE, _GROUPS = "state", "param_groups"
+_METAS = "param_to_group_meta"  # of Megatron-FSDP: the hyper-parameters of each parameter, with its steps
+_STEP = "step"
+_HALVES = (
+    "",
+    "_w",
+    "_v",
+)  # Megatron-FSDP saves the gate and the up projection of a SwiGLU apart, and one meta for both
+_LEADS_MAX = 4  # modules around a model
 _ROOTS_MAX = 100  # places of a dict called `param_groups` that are looked at
 _NUMBERED = re.compile(r"(?P<group>[0-9]{1,9})\.(?P<key>.+)", re.DOTALL)
 
@@ -66,9 +74,13 @@ def roles_of(metadata: Metadata, root: Path) -> Roles:
     is_listed = any((match := _NUMBERED.fullmatch(rest)) and match["key"] == "params" for rest in found.groups)
     for rest, entry in found.groups.items():
         owner, _, key = rest.rpartition(".")
-        if not is_listed and owner in weights:
-            hypers.setdefault(owner, {})[key] = entry
-        elif (match := _NUMBERED.fullmatch(rest)) is not None:
+        held = [owner + half for half in _HALVES if owner + half in weights] if not is_listed else []
+        for one in held:
+            into = states if key == _STEP and found.has_metas and one in states else hypers
+            into.setdefault(one, {})[key] = entry
+        if held:
+            continue
+        if (match := _NUMBERED.fullmatch(rest)) is not None:
             groups.setdefault(int(match["group"]), {})[match["key"]] = entry
         else:
             others.append(entry)
@@ -83,6 +95,7 @@ class _Optimizer:
     states: dict[tuple[str, str], str] = field(factory=dict)  # (parameter, state) -> entry
     groups: dict[str, str] = field(factory=dict)  # what follows `param_groups.` -> entry
     model: str = ""  # what the names of the tensors that it trains begin with
+    has_metas: bool = False
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -94,9 +107,12 @@ def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path)
     under the optimizer's `state` are those of a model's tensors. Raises: UcplError E524.
     """
     refused: tuple[str, str] | None = None
-    roots = dict.fromkeys(r for text in texts.values() for r in islice(_roots(text, _GROUPS), _ROOTS_MAX))
-    for top in sorted(islice(roots, _ROOTS_MAX), key=lambda r: r.count(".")):
-        state, groups = f"{top}{_STATE}.", f"{top}{_GROUPS}."
+    words = [word for word in (_GROUPS, _METAS) if any(word in text for text in texts.values())]
+    roots = dict.fromkeys(
+        (r, word) for word in words for text in texts.values() for r in islice(_roots(text, word), _ROOTS_MAX)
+    )
+    for top, word in sorted(islice(roots, _ROOTS_MAX), key=lambda r: r[0].count(".")):
+        state, groups = f"{top}{_STATE}.", f"{top}{word}."
         found: dict[tuple[str, str], str] = {}
         for name, text in texts.items():
             if text.startswith(state):
@@ -104,11 +120,15 @@ def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path)
                 found[owner, key] = name
         if not found or not all(owner and key for owner, key in found):
             continue
-        fitting, amiss = _prefixes({owner for owner, _ in found}, tensors, set(found.values()))
-        if len(fitting) == 1:
-            of_groups = {t.removeprefix(groups): name for name, t in texts.items() if t.startswith(groups)}
-            return _Optimizer(state, found, of_groups, fitting[0])
-        refused = refused or (amiss, state)
+        for lead in _leads({owner for owner, _ in found}):
+            mine = {(owner.removeprefix(lead), key): name for (owner, key), name in found.items()}
+            fitting, amiss = _prefixes({owner for owner, _ in mine}, tensors, set(mine.values()))
+            if len(fitting) == 1:
+                of_groups = {
+                    t.removeprefix(groups).removeprefix(lead): name for name, t in texts.items() if t.startswith(groups)
+                }
+                return _Optimizer(state + lead, mine, of_groups, fitting[0], word == _METAS)
+            refused = refused or (amiss, state)
     if refused is not None:
         fail("E524", refused[0], Label(str(root / METADATA), where=refused[1]))
     return _Optimizer()
@@ -122,6 +142,17 @@ def _roots(text: str, word: str) -> Iterator[str]:
     while at >= 0:
         yield text[: at + 1]
         at = text.find(f".{word}.", at + 1)
+
+
+def _leads(owners: set[str]) -> Iterator[str]:
+    """What an optimizer's names of parameters may begin with that the model's do not: nothing, or steps that all of them have,
+    as of a model that is wrapped (`module.module.` of Megatron-FSDP).
+    """
+    steps = min(owners).split(".")[:-1]
+    for n in range(min(len(steps), _LEADS_MAX) + 1):
+        lead = "".join(f"{step}." for step in steps[:n])
+        if all(owner.startswith(lead) for owner in owners):
+            yield lead
 
 
 def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -> tuple[list[str], str]:

@@ -39,9 +39,11 @@ from ucpl.stores.plain_values import encode
 from ucpl.stores.scalars import number_of
 from ucpl.stores.torch_files import layout_torch_file
 
-__all__ = ["skeleton"]
+__all__ = ["KNOWN", "Writer", "hyper_of", "skeleton"]
 
 Shape = tuple[int, ...]
+# Classes of values that torch.distributed.checkpoint loads whatever they are, and that runs often have: a script's arguments.
+KNOWN = frozenset({"argparse.Namespace"})
 _ADAM = frozenset({"exp_avg", "exp_avg_sq"})
 # What torch.optim.AdamW keeps of a group beside lr, betas, eps and weight_decay: `dcp.load` wants each key of the optimizer.
 _KEPT = {
@@ -52,7 +54,7 @@ _KEPT = {
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:
     """Raises: UcplError E471 for a value that would have the name of another."""
-    return _Writer(structure, targets, source).skeleton()
+    return Writer(structure, targets, source).skeleton()
 
 
 @define(eq=False)
@@ -73,7 +75,9 @@ class _File:
 
 
 @define(eq=False)
-class _Writer:
+class Writer:
+    """A folder under construction."""
+
     structure: Structure
     targets: tuple[StoredTensor, ...]
     source: Checkpoint
@@ -108,7 +112,14 @@ class _Writer:
         for steps, value in _leaves((), self.source.envelope.carried):
             self.value(steps, value)
         self.envelope()
-        files = tuple(
+        files = self.of_ranks()
+        more = self.meta()
+        held = [one.value for file in self.files.values() for one in file.archives] + [one.value for one in more]
+        unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)} - KNOWN))
+        return Skeleton("", (*files, SkeletonFile(METADATA, self.metadata(), "bytes"), *more), unsafe_globals=unsafe)
+
+    def of_ranks(self) -> tuple[SkeletonFile, ...]:
+        return tuple(
             SkeletonFile(
                 path=path,
                 value=tuple(file.archives),
@@ -118,10 +129,6 @@ class _Writer:
             )
             for path, file in sorted(self.files.items(), key=lambda item: (len(item[0]), item[0]))
         )
-        more = self.meta()
-        held = [one.value for file in self.files.values() for one in file.archives] + [one.value for one in more]
-        unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)}))
-        return Skeleton("", (*files, SkeletonFile(METADATA, self.metadata(), "bytes"), *more), unsafe_globals=unsafe)
 
     def meta(self) -> tuple[SkeletonFile, ...]:
         """Lightning's file of all that is in no chunk, as it was."""
@@ -208,7 +215,7 @@ class _Writer:
         if not self.source.envelope.scalars and not any(t.states for t in self.structure.tensors):
             return  # weights alone
         for number, (name, members) in enumerate(self.structure.groups):
-            hyper = _hyper_of(self.source.envelope, number, name, members)
+            hyper = hyper_of(self.source.envelope, number, name, members)
             is_adam = any(set(t.states) >= _ADAM for t in self.structure.tensors if t.name in members)
             said = {**(_KEPT if is_adam else {}), **hyper}
             for owner in members if self.is_flat else (number,):
@@ -241,13 +248,17 @@ class _Writer:
         if blobs:
             self.value(ENVELOPE, {"framework": said.framework, "version": said.version, "blobs": encode(blobs)})
 
+    def planner(self) -> dict[str, tuple[Step, ...]] | None:
+        """How names came from nested dicts and lists."""
+        return dict(self.paths)
+
     def metadata(self) -> bytes:
         return dumps(
             _record(
                 "Metadata",
                 {
                     "state_dict_metadata": dict(self.described),
-                    "planner_data": dict(self.paths),
+                    "planner_data": self.planner(),
                     "storage_data": dict(self.places),
                     "storage_meta": None,
                     "version": "1.0.0",
@@ -322,7 +333,7 @@ def _tensor_of(value: object) -> object:
     return value
 
 
-def _hyper_of(envelope: Envelope, number: int, name: str, members: tuple[str, ...]) -> dict[str, object]:
+def hyper_of(envelope: Envelope, number: int, name: str, members: tuple[str, ...]) -> dict[str, object]:
     """The hyper-parameters of a group of the target: of the source's group of the same members, else of its name or number."""
     groups = envelope.groups
     same = next((g for g in groups if g.members == members), None) or next((g for g in groups if g.name == name), None)

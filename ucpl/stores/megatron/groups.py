@@ -1,0 +1,114 @@
+"""The parameter groups of Megatron-Core's optimizers, whose files name no member of a group.
+
+Which parameter is in which group is Megatron's own rule: experts by themselves (`is_expert_parallel`), and biases and what
+has one dim without weight decay (`wd_mult` 0).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from attrs import field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Counted, ParameterGroup
+from ucpl.records import frozen
+
+__all__ = ["STEP", "Dealt", "Said", "dealt", "has_no_decay", "is_expert", "own_dims"]
+
+STEP = "step"
+EXPERTS = re.compile(r"(?<![^.])experts\.", re.DOTALL)  # never `shared_experts.`, which every rank has
+_OF_EXPERTS, _DECAY = "is_expert_parallel", "wd_mult"
+_ADAM, _MOMENTUM = frozenset({"exp_avg", "exp_avg_sq"}), frozenset({"momentum_buffer"})
+_KNOWN = _ADAM | _MOMENTUM
+_STACKED = re.compile(r"(?<![^.])layers\.(?!\d+\.)", re.DOTALL)  # of all layers: the first dim counts them
+_STACKED_EXPERTS = re.compile(r"(?<![^.])experts\.(experts|local_experts)\.(?!\d+\.)", re.DOTALL)
+
+
+@frozen
+class Said:
+    """What files say of a group: its values without `params` and `step`, and the steps that its optimizer has made."""
+
+    hyper: dict[str, object]
+    step: Counted = None
+
+
+@frozen
+class Dealt:
+    """Groups with their members, and the number of steps of each parameter."""
+
+    groups: tuple[ParameterGroup, ...] = ()
+    steps: dict[str, Counted] = field(factory=dict)
+
+
+def own_dims(name: str, shape: tuple[int, ...]) -> int:
+    """Dims of a parameter of one layer, of one expert, as its module has it."""
+    return len(shape) - bool(_STACKED.search(name)) - bool(_STACKED_EXPERTS.search(name))
+
+
+def is_expert(name: str) -> bool:
+    return EXPERTS.search(name) is not None
+
+
+def has_no_decay(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether Megatron gives a parameter no weight decay."""
+    return name.endswith(".bias") or own_dims(name, shape) == 1
+
+
+def dealt(
+    said: Sequence[Said], shapes: Mapping[str, tuple[int, ...]], states: Mapping[str, tuple[str, ...]], path: Path
+) -> Dealt:
+    """Parameters to the groups that the files tell of; a group that gets none is left out.
+
+    shapes, states: of the parameters that the optimizer trains. path: the file that tells of the groups. Raises: UcplError
+    E531 for a parameter that no group takes.
+    """
+    left = dict(shapes)
+    groups: list[ParameterGroup] = []
+    steps: dict[str, Counted] = {}
+    for number, one in enumerate(said):
+        members = tuple(_members(one, said, left, states))
+        for name in members:
+            del left[name]
+            if one.step is not None:
+                steps[name] = one.step
+        if members:
+            groups.append(ParameterGroup(str(number), members, one.hyper))
+    if left and said:
+        name = next(iter(left))
+        fail(
+            "E531",
+            f"none of the {len(said)} groups of the optimizer takes `{name}` ({', '.join(states.get(name, ())) or 'no state'})",
+            Label(str(path), where="optimizer/param_groups"),
+            remedy="which parameter is in which group is in no file: ucpl deals them as Megatron-Core does, by experts and by"
+            " weight decay; without the optimizer, the weights are converted: --drop of its states",
+        )
+    return Dealt(tuple(groups), steps)
+
+
+def _members(
+    one: Said, every: Sequence[Said], left: Mapping[str, tuple[int, ...]], states: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
+    """Those of the parameters that are not dealt yet which a group has."""
+    of_experts = bool(one.hyper.get(_OF_EXPERTS))
+    has_experts = any(other.hyper.get(_OF_EXPERTS) for other in every)
+    # Of one optimizer's groups, those that differ in the decay alone share its parameters out.
+    alike = [o for o in every if bool(o.hyper.get(_OF_EXPERTS)) == of_experts and _moments(o) == _moments(one)]
+    is_split = len({repr(other.hyper.get(_DECAY)) for other in alike}) > 1
+    for name, shape in left.items():
+        if has_experts and is_expert(name) != of_experts:
+            continue
+        found = set(states.get(name, ()))
+        if found & _KNOWN and _moments(one) and not found & _moments(one):
+            continue
+        if not is_split or (one.hyper.get(_DECAY) == 0) == has_no_decay(name, shape):
+            yield name
+
+
+def _moments(one: Said) -> frozenset[str]:
+    """States that an optimizer keeps which has these hyper-parameters."""
+    if "betas" in one.hyper:
+        return _ADAM
+    return _MOMENTUM if any("momentum" in key for key in one.hyper) else frozenset()

@@ -1,0 +1,167 @@
+"""A torch_dist folder as a checkpoint: what PyTorch's distributed format says of tensors, and common.pt of all else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from attrs import evolve, field
+
+from ucpl.extents import Counted, Extent, Key, NamedTensor, ParameterGroup, Setting, TensorRef
+from ucpl.records import define
+from ucpl.stores.carrying import lifted, mapped
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.dcp.cells import placed
+from ucpl.stores.dcp.chunks import Chunks
+from ucpl.stores.dcp.metadata import METADATA, read_metadata
+from ucpl.stores.dcp.reading import Opened
+from ucpl.stores.dcp.roles import Roles
+from ucpl.stores.megatron.buckets import Shares, buckets_in
+from ucpl.stores.megatron.folder import Step
+from ucpl.stores.megatron.groups import STEP, Dealt, Said, dealt
+from ucpl.stores.megatron.roles import BUFFERS, MASTER, MASTERS, STATES, Entries, entries_of, is_of_optimizer
+from ucpl.stores.plain_values import decode
+from ucpl.stores.scalars import is_counted
+from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.values import Value
+
+__all__ = ["BACKEND", "COMMON", "CONTENT", "KEPT", "OBJECTS", "OPTIMIZER", "opened"]
+
+COMMON, BACKEND = "common.pt", "metadata.json"
+OBJECTS = "sharded_objects"  # of the envelope: `_extra_state` of modules, random states
+OPTIMIZER, CONTENT = "optimizer", "content_metadata"
+KEPT = "ucpl"  # of common.pt: what a target keeps of another framework's run
+
+
+def opened(step: Step) -> Checkpoint:
+    """Read the headers of all archives. Raises: UcplError E455, E460, E521, E522, E530-E533."""
+    metadata = read_metadata(step.root)
+    entries = entries_of(metadata, step.root)
+    roles = Roles("", STATES, entries.weights, entries.states)
+    common = read_torch_file(step.root, COMMON)
+    made = _Dist(step.root, metadata, roles, Chunks(step.root), common=common, entries=entries).checkpoint()
+    return evolve(made, top=step.top, tag=step.tag, files=(*made.files, COMMON, BACKEND))
+
+
+@define(eq=False)
+class _Dist(Opened):
+    common: TorchFile = field(kw_only=True)
+    entries: Entries = field(kw_only=True)
+    dealt: Dealt = field(factory=Dealt, kw_only=True)
+    copied: list[str] = field(factory=list, kw_only=True)  # what several ranks have moments of, which are one's here
+
+    framework: ClassVar[str] = "megatron_core"
+
+    def more_states(self) -> None:
+        """Those in buckets, as boxes of their parameters. Raises: UcplError E533."""
+        if not self.entries.buckets:
+            return
+        names = tuple(n for n in self.roles.weights if self.kind(n) == "parameter")
+        shares = Shares(self.metadata, names, buckets_in(self.entries.buckets, self.root), self.root)
+        runs, self.copied = shares.runs()
+        found: dict[str, dict[str, dict[Key, Extent]]] = {}
+        pieces: dict[str, dict[Key, Extent]] = {}
+        for run in runs:
+            for written, entry in run.bucket.states.items():
+                if entry not in pieces:
+                    pieces[entry] = self.chunks.extents(entry, self.metadata.tensors[entry])
+                state = MASTER if written in MASTERS else written
+                piece = pieces[entry][entry, run.at]
+                first = 0
+                for box in run.boxes:
+                    low, high = max(run.low, first), min(run.low + piece.numel, first + box.numel)
+                    if low < high:
+                        mine = evolve(piece, shape=(high - low,), offset=piece.offset + low - run.low)
+                        name = f"{STATES}{MASTERS[0] if state == MASTER else state}.{box.name}"
+                        made = placed(mine, name, box.begin, box.shape, low - first)
+                        found.setdefault(box.name, {}).setdefault(state, {}).update(made)
+                    first += box.numel
+        for name, states in found.items():
+            self.states[name] = tuple(states)
+            for extents in states.values():
+                self.extents |= {(METADATA, key): one for key, one in extents.items()}
+                self.held[name].append(tuple(extents))
+
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        """Raises: UcplError E455, E531."""
+        shapes = {name: self.shape(name) for name in self.states}
+        said = [one for value in self.optimizers() for one in self.groups_of(value)]
+        self.dealt = dealt(said, shapes, self.states, self.common.path)
+        for name, step in self.dealt.steps.items():
+            self.scalars.setdefault(STEP, {})[name] = step
+        return self.dealt.groups
+
+    def optimizers(self) -> Iterator[Value]:
+        """State dicts of optimizers: one, or those of a chain, which are numbered."""
+        for entry in self.entries.of_groups:
+            place = self.metadata.objects[entry]
+            yield Value.of(self.chunks.archive(place)).items()[0]
+        top = Value.of(self.common).find(OPTIMIZER)
+        if top is None or self.entries.of_groups:
+            return
+        held = top.mapping()
+        if held and all(type(key) is int for key in held):
+            for key in held:
+                yield top.at(*(key,)) if isinstance(key, int) else top
+        else:
+            yield top
+
+    def groups_of(self, optimizer: Value) -> Iterator[Said]:
+        inner = optimizer.find(OPTIMIZER) or optimizer
+        if inner.find("param_groups") is None:
+            return
+        common = self.common_step(inner)
+        for group in inner.at("param_groups").items():
+            hyper = {name: value.held for name, value in group.named() if name not in ("params", STEP)}
+            step = group.find(STEP)
+            yield Said(hyper, common if step is None else self.number(step))
+
+    def common_step(self, inner: Value) -> Counted:
+        state = inner.find("state")
+        step = state.find("common_step") if state is not None else None
+        return None if step is None else self.number(step)
+
+    def number(self, value: Value) -> Counted:
+        if isinstance(value.held, TensorRef):
+            return self.common.read_scalar(value.key, value.tensor())
+        if not is_counted(value.held):
+            value.wrong("a number")
+        return value.held
+
+    def kind(self, name: str) -> str:
+        """Without an optimizer, nothing says what it trained: parameters are what no router counts with."""
+        if BUFFERS.fullmatch(name):
+            return "buffer"
+        return "parameter" if not self.states or name in self.states else "frozen"
+
+    def aliases(self) -> dict[str, str]:
+        """None: a tied tensor has one name."""
+        return {}
+
+    def settings(self, tensors: tuple[NamedTensor, ...], aliases: dict[str, str]) -> dict[str, Setting]:
+        found = {state for states in self.states.values() for state in states}
+        return {
+            "file": Setting(METADATA, "its name"),
+            "masters": Setting(int("fp32" in found), f"names in {METADATA}"),
+            "master": Setting(self.entries.master or "param", f"names in {METADATA}"),
+        }
+
+    def kept(self, carried: dict[object, object]) -> tuple[str, str, dict[str, object]]:
+        held = {name: self.value(name) for name in self.entries.objects if not is_of_optimizer(name)}
+        blobs: dict[str, object] = {OBJECTS: held} if held else {}
+        said = Value.of(self.common).find(KEPT)
+        if said is None:
+            return self.framework, "", blobs
+        more = decode(said.at("blobs").held)
+        if not isinstance(more, dict) or not all(isinstance(key, str) for key in more):
+            said.at("blobs").wrong("a dict whose keys are texts")
+        return said.at("framework").text(), said.at("version").text(), {**blobs, **more}
+
+    def rest(self) -> dict[object, object]:
+        """What common.pt has beside the optimizer."""
+        value = Value.of(self.common).mapping()
+        kept = {key: one for key, one in value.items() if key not in (OPTIMIZER, CONTENT, KEPT)}
+        for extent in self.common.extents():
+            if extent.key[0] in kept:
+                self.carried[COMMON, extent.key] = extent
+        return {key: lifted(mapped(one, lambda t: t), COMMON) for key, one in kept.items()}

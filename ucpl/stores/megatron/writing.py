@@ -1,0 +1,225 @@
+"""A torch_dist folder as a target: chunks and `.metadata` as PyTorch's distributed format has them, common.pt, metadata.json.
+
+Megatron-Core finds tensors by name and by box, so that chunks may be cut anywhere. The optimizer is written as
+`fully_reshardable`, which names each parameter.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from ucpl.errors import Label, fail
+from ucpl.extents import ParameterGroup, StoredTensor, Structure
+from ucpl.records import define
+from ucpl.stores.carrying import Storages
+from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.dcp.metadata import METADATA, Step
+from ucpl.stores.dcp.writing import KNOWN, Writer, hyper_of
+from ucpl.stores.megatron.folder import TRACKER
+from ucpl.stores.megatron.groups import STEP, has_no_decay, is_expert
+from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, KEPT, OBJECTS, OPTIMIZER
+from ucpl.stores.megatron.roles import STATES
+from ucpl.stores.pickles import unsafe_globals
+from ucpl.stores.plain import EMPTY
+from ucpl.stores.plain_values import encode
+from ucpl.stores.scalars import number_of
+
+__all__ = ["skeleton"]
+
+BARE = "."  # a step that says: no tracker, and no folder of an iteration
+_CONTENT = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "distrib_optim_fully_reshardable_mem_efficient": False,
+    "singleton_local_shards": False,
+    "chained_optim_avoid_prefix": True,
+}
+_BACKEND = {
+    "sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1,
+}  # fmt: skip
+_GROUP = {"lr_mult": 1.0, "is_decoupled_lr": False, "default_config": True}  # by which Megatron knows a group again
+# Modules that save `_extra_state`, one for each layer and expert: None, where nothing is kept in 8 bits.
+_LINEAR = re.compile(r"(?P<lead>.*(?<![^.])(?:linear_qkv|linear_proj|linear_fc1|linear_fc2))\.weight(?:_w)?", re.DOTALL)
+
+
+def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
+    """Raises: UcplError E471 for what has no place in the format."""
+    return _Writer(structure, targets, source).folder(tag)
+
+
+@define(eq=False)
+class _Writer(Writer):
+    @property
+    def prefix(self) -> str:
+        return ""
+
+    @property
+    def states(self) -> str:
+        return STATES
+
+    def path_of(self, name: str) -> tuple[Step, ...]:
+        return (name,)
+
+    def planner(self) -> None:
+        """Names are all there is."""
+
+    def folder(self, tag: str | None) -> Skeleton:
+        self.tensors()
+        self.empty()
+        self.objects()
+        common = self.common()
+        ranks = self.of_ranks()
+        backend = SkeletonFile(BACKEND, json.dumps(_BACKEND).encode(), "bytes")
+        files = (*ranks, SkeletonFile(METADATA, self.metadata(), "bytes"), common, backend)
+        held = [one.value for file in self.files.values() for one in file.archives] + [common.value]
+        unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)} - KNOWN))
+        step = self.step(tag)
+        if step is None:
+            return Skeleton("", files, unsafe_globals=unsafe)
+        number = str(int(step.removeprefix("iter_"))) if step.removeprefix("iter_").isdigit() else step
+        return Skeleton(step, files, {TRACKER: number}, unsafe_globals=unsafe)
+
+    def step(self, tag: str | None) -> str | None:
+        """The iteration's folder. None: the target is one."""
+        said = tag or str(self.structure.settings.get("step") or "")
+        if said == BARE:
+            return None
+        if said and re.fullmatch(r"iter_[0-9]{7,12}|release", said) is None:
+            fail(
+                "E471",
+                f"Megatron-LM has no folder called `{said[:40]}`",
+                Label("<call>", where=f"step = {said[:40]!r}"),
+                remedy='step = "iter_0000100", "release", or "." for a folder without a tracker',
+            )
+        if said or self.source.framework.startswith("megatron"):
+            return said or self.source.tag
+        return f"iter_{self.iteration:07d}"
+
+    @property
+    def iteration(self) -> int:
+        envelope = self.source.envelope
+        steps = [number_of(v) for v in envelope.scalars.get(STEP, {}).values()]
+        for said in (envelope.carried.get("iteration"), envelope.blobs.get("global_steps"), *steps[:1]):
+            if isinstance(said, int | float) and not isinstance(said, bool) and said >= 0:
+                return int(said)
+        return 0
+
+    # ---- what is no tensor of the model ------------------------------------------------------------------------------
+
+    def objects(self) -> None:
+        """Values that Megatron shares out over ranks, by name; `_extra_state` of linear modules where the source has none."""
+        held = self.source.envelope.blobs.get(OBJECTS)
+        known: dict[str, object] = {}
+        if isinstance(held, dict):
+            known = {str(name): value for name, value in held.items()}
+        if not any("_extra_state" in name for name in known):
+            known |= {name: [None] for name in self.extra_states()}
+        for name, value in known.items():
+            self.value((name,), value)
+
+    def extra_states(self) -> Iterator[str]:
+        for tensor in self.structure.tensors:
+            match = _LINEAR.fullmatch(tensor.name)
+            lead = match["lead"] if match is not None else ""
+            if not lead or "layers." not in lead:
+                continue
+            shape = tensor.shape[: len(tensor.shape) - 2]
+            if not shape:
+                yield f"{lead}._extra_state/shard_0_1"
+            elif len(shape) == 1:
+                yield from (f"{lead}._extra_state/shard_{n}_{shape[0]}" for n in range(shape[0]))
+            else:
+                layers, experts = shape[:2]
+                whole = f"{layers}.{experts}"
+                yield from (f"{lead}._extra_state/shard_{n}.{e}_{whole}" for n in range(layers) for e in range(experts))
+
+    def common(self) -> SkeletonFile:
+        said = self.source.envelope
+        value = dict(said.carried)
+        clash = next((key for key in (OPTIMIZER, CONTENT, KEPT) if key in value), None)
+        if clash is not None:
+            fail(
+                "E471",
+                f"the run has a value called `{clash}`, which is Megatron's own in {COMMON}",
+                Label(COMMON, where=clash),
+            )
+        value.setdefault("checkpoint_version", 3.0)  # what comes before has q, k and v in another order
+        value.setdefault("iteration", self.iteration)
+        groups = self.of_optimizers()
+        if groups:
+            value[OPTIMIZER] = groups
+        value[CONTENT] = dict(_CONTENT)
+        blobs = {key: one for key, one in said.blobs.items() if key not in (OBJECTS, EMPTY)}
+        if blobs:
+            value[KEPT] = {"framework": said.framework, "version": said.version, "blobs": encode(blobs)}
+        storages = Storages(self.lying)
+        made = storages.value(value)
+        return SkeletonFile(path=COMMON, value=made, carried=tuple(storages.carried))
+
+    def of_optimizers(self) -> dict[object, object]:
+        """State dicts of the optimizers: of one, or numbered where experts have one of their own."""
+        said = self.source.envelope
+        if not said.scalars and not any(t.states for t in self.structure.tensors):
+            return {}  # weights alone
+        others = sorted(set(said.scalars) - {STEP})
+        if others:
+            fail(
+                "E471",
+                f"`{others[0]}` is a number of each parameter, and Megatron keeps none",
+                Label(METADATA, where=others[0]),
+                remedy=f"--drop {others[0]} leaves it out",
+            )
+        rows: dict[bool, list[dict[str, object]]] = {}
+        for group in self.grouped():
+            rows.setdefault(bool(group.hyper.get("is_expert_parallel")), []).append(
+                {**group.hyper, **self.step_of(group)}
+            )
+        made: list[object] = [
+            {
+                OPTIMIZER: {"param_groups": rows[key]},
+                "param_state_sharding_type": _CONTENT["distrib_optim_sharding_type"],
+            }
+            for key in sorted(rows)
+        ]
+        first = made[0] if made else {}
+        assert isinstance(first, dict)
+        return dict(enumerate(made)) if len(made) > 1 else first
+
+    def step_of(self, group: ParameterGroup) -> dict[str, object]:
+        """Raises: UcplError E471 where parameters of a group are at different steps."""
+        steps = self.source.envelope.scalars.get(STEP, {})
+        found = {number_of(steps[name]) for name in group.members if name in steps}
+        if len(found) > 1:
+            fail(
+                "E471",
+                f"parameters of one group are at steps {sorted(map(str, found))[:3]}, and Megatron counts one for all",
+                Label(COMMON, where=f"param_groups/{group.name}"),
+                remedy="--fill step=N gives all of them one",
+            )
+        return {STEP: found.pop()} if found else {}
+
+    def grouped(self) -> Iterator[ParameterGroup]:
+        """Groups as Megatron makes them: the source's own, where it made them; else experts and what has no decay apart."""
+        said = self.source.envelope
+        if any("wd_mult" in group.hyper for group in said.groups):
+            for number, (name, members) in enumerate(self.structure.groups):
+                yield ParameterGroup(name, members, hyper_of(said, number, name, members))
+            return
+        shapes = {t.name: t.shape for t in self.structure.tensors}
+        parts: dict[tuple[bool, bool], list[tuple[str, dict[str, object]]]] = {}
+        for number, (name, members) in enumerate(self.structure.groups):
+            hyper = hyper_of(said, number, name, members)
+            for member in members:
+                where = is_expert(member), has_no_decay(member, shapes[member])
+                parts.setdefault(where, []).append((member, hyper))
+        for (of_experts, without), held in sorted(parts.items()):
+            hyper = held[0][1]
+            rate = hyper.get("lr")
+            more = {
+                "wd_mult": 0.0 if without else 1.0,
+                "is_expert_parallel": of_experts,
+                "max_lr": rate,
+                "min_lr": None,
+            }
+            yield ParameterGroup("", tuple(name for name, _ in held), {**_GROUP, **more, **hyper})
