@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
 from ucpl.errors import UcplError
@@ -236,3 +237,86 @@ def test_the_text_of_a_folder_describes_it(tmp_path: Path, name: str) -> None:
     ucpl.convert(FIXTURES / name, tmp_path / "one", to="plain()", layout=f"{tmp_path}/it.ucpl:stored()")
     ucpl.convert(FIXTURES / name, tmp_path / "two", to="plain()")
     assert ucpl.compare(tmp_path / "one", tmp_path / "two")
+
+
+# ---- targets -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("dist_moe", "megatron_core(tp=3)"), ("dist_buckets", "megatron_core(tp=2, pp=2)")]
+)
+def test_torch_finds_each_tensor_in_a_target(tmp_path: Path, name: str, target: str) -> None:
+    """By name, whole, whatever ranks wrote it: as Megatron asks torch.distributed.checkpoint for its parts."""
+    ucpl.convert(FIXTURES / name, tmp_path / "made", to=target)
+    wanted = {key: value_of(said, "weight") for key, said in truth(name).items()}
+    for key, said in truth(name).items():
+        if not key.endswith("expert_bias"):
+            states = {"param": "fp32", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+            wanted |= {f"optimizer.state.{s}.{key}": value_of(said, state) for s, state in states.items()}
+    found = {key: torch.zeros_like(tensor) for key, tensor in wanted.items()}
+    load(found, checkpoint_id=tmp_path / "made", no_dist=True)
+    assert all(torch.equal(found[key], tensor) for key, tensor in wanted.items())
+    common = torch.load(tmp_path / "made" / "common.pt", weights_only=False)
+    assert common["content_metadata"]["distrib_optim_sharding_type"] == "fully_reshardable"
+    optimizers = common["optimizer"] if 0 in common["optimizer"] else {0: common["optimizer"]}
+    groups = [group for one in optimizers.values() for group in one["optimizer"]["param_groups"]]
+    assert len(optimizers) == (2 if name == "dist_moe" else 1)
+    assert all(group["step"] == 1.0 and group["lr"] == 0.001 for group in groups)
+    assert json.loads((tmp_path / "made" / "metadata.json").read_text())["sharded_backend"] == "torch_dist"
+    source = open_checkpoint(FIXTURES / name).envelope
+    assert open_checkpoint(tmp_path / "made").envelope.blobs.keys() == source.blobs.keys() == {"sharded_objects"}
+    assert common["iteration"] == 10 and common["args"].optim == source.carried["args"].state["optim"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("form", ["dcp(fsdp=3)", "zero1(dp=3)", "universal()"])
+def test_there_and_back_through_other_forms(tmp_path: Path, form: str) -> None:
+    ucpl.convert(FIXTURES / "dist_moe", tmp_path / "there", to=form)
+    ucpl.convert(tmp_path / "there", tmp_path / "back", to="megatron_core(pp=2)")
+    assert ucpl.compare(FIXTURES / "dist_moe", tmp_path / "back")
+    was, now = open_checkpoint(FIXTURES / "dist_moe"), open_checkpoint(tmp_path / "back")
+    assert now.tag == "iter_0000010" and now.envelope.blobs["sharded_objects"] == was.envelope.blobs["sharded_objects"]
+    assert [g.members for g in now.envelope.groups] == [g.members for g in was.envelope.groups]
+
+
+def test_groups_of_another_framework_are_dealt_as_megatron_deals_them(tmp_path: Path) -> None:
+    """One group of torch's becomes two, of which one has no decay; and every linear module has an `_extra_state`."""
+    names = ["decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc1.bias"]
+    weights = {name: torch.arange(6.0).reshape((3, 2) if "weight" in name else 6) for name in names}
+    params = {n: {"weight": t, "exp_avg": t + 1, "exp_avg_sq": t + 2, "step": 7.0} for n, t in weights.items()}
+    plain = {"params": params, "groups": [{"params": names, "lr": 0.5, "weight_decay": 0.1}]}
+    torch.save(plain, tmp_path / "plain.pt")
+    ucpl.convert(tmp_path / "plain.pt", tmp_path / "made", to="megatron_core(tp=2)")
+    found = open_checkpoint(tmp_path / "made")
+    assert found.tag == "iter_0000007"
+    groups = [(g.members, g.hyper["wd_mult"], g.hyper["lr"], g.hyper["max_lr"]) for g in found.envelope.groups]
+    assert groups == [((names[0],), 1.0, 0.5, 0.5), ((names[1],), 0.0, 0.5, 0.5)]
+    objects = found.envelope.blobs["sharded_objects"]
+    assert objects == {"decoder.layers.0.mlp.linear_fc1._extra_state/shard_0_1": [None]}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda plain: plain["params"]["w"].update(step=3.0), "at steps"),
+        (lambda plain: plain["params"]["w"].update(eta=0.5), "`eta`"),
+    ],
+    ids=["two steps", "another number"],
+)
+def test_what_megatron_has_no_place_for_is_refused(tmp_path: Path, change: object, text: str) -> None:
+    params = {n: {"weight": torch.ones(2, 2), "exp_avg": torch.ones(2, 2), "step": 7.0, "eta": 0.5} for n in "vw"}
+    if "eta" not in text:
+        params = {n: {k: v for k, v in states.items() if k != "eta"} for n, states in params.items()}
+    plain = {"params": params, "groups": [{"params": ["v", "w"], "lr": 0.5}]}
+    assert callable(change)
+    change(plain)
+    torch.save(plain, tmp_path / "plain.pt")
+    with pytest.raises(UcplError, match=text) as refused:
+        ucpl.convert(tmp_path / "plain.pt", tmp_path / "made", to="megatron_core()")
+    assert refused.value.diagnostics[0].code == "E471" and not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("step", ["iter_12", "last"])
+def test_a_step_that_megatron_does_not_look_for_is_refused(tmp_path: Path, step: str) -> None:
+    with pytest.raises(UcplError, match=step) as refused:
+        ucpl.convert(FIXTURES / "dist_moe", tmp_path / "made", to=f'megatron_core(step="{step}")')
+    assert refused.value.diagnostics[0].code == "E471"

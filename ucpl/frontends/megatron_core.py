@@ -9,7 +9,6 @@ from ucpl.frontends.grids import Lines, by_dims
 from ucpl.frontends.parallel import TARGET, Base, Extended, extended
 from ucpl.stores.dcp.mesh import boxes_of
 from ucpl.stores.dcp.metadata import METADATA
-
 from ucpl.syntax import nodes
 
 if TYPE_CHECKING:
