@@ -86,6 +86,7 @@ def assert_as_written(name: str, states: tuple[str, ...], folder: Path) -> None:
         ("dist_muon", ("fp32", "exp_avg", "exp_avg_sq", "momentum_buffer")),
         ("dist_buckets", ("fp32", "exp_avg", "exp_avg_sq")),
         ("dist_moe_buckets", ("fp32", "exp_avg", "exp_avg_sq")),
+        ("dist_split", ("fp32", "exp_avg", "exp_avg_sq")),  # three data-parallel ranks: runs end within rows
     ],
 )
 def test_each_value_is_as_megatron_wrote_it(tmp_path: Path, name: str, states: tuple[str, ...]) -> None:
@@ -292,6 +293,7 @@ def test_groups_of_another_framework_are_dealt_as_megatron_deals_them(tmp_path: 
     assert groups == [((names[0],), 1.0, 0.5, 0.5), ((names[1],), 0.0, 0.5, 0.5)]
     objects = found.envelope.blobs["sharded_objects"]
     assert objects == {"decoder.layers.0.mlp.linear_fc1._extra_state/shard_0_1": [None]}
+    assert found.envelope.carried["checkpoint_version"] == 3.0, "before it, q, k and v were in another order"
 
 
 @pytest.mark.parametrize(
