@@ -107,7 +107,13 @@ def test_a_key_inside_a_tensor(here: Path) -> None:
 )
 def test_a_framework_that_nobody_knows(line: str, message: str, here: Path) -> None:
     layout = f'layout two() of m {{\n{line}  file weights = torch "g.pt"\n  v = a as "v"\n  u = a as "u"\n}}\n'
-    said(to(layout, here), "E436", 2, message, "one of universal, deepspeed, dcp, megatron_core, plain, huggingface, torch")
+    said(
+        to(layout, here),
+        "E436",
+        2,
+        message,
+        "one of universal, deepspeed, dcp, megatron_core, plain, huggingface, torch",
+    )
 
 
 def test_ctrl_c_before_and_while_tiles_are_written(tmp_path: Path) -> None:
