@@ -23,6 +23,7 @@ FORMS = {
     "torch": ("torch", "safetensors"),
     "dcp": ("dcp",),
     "megatron_core": ("dcp",),
+    "megatron_legacy": ("torch",),
 }
 _SUFFIX = ".safetensors"
 

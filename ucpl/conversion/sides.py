@@ -27,6 +27,8 @@ __all__ = ["sides", "source_side", "target_side"]
 _OWN_NAMES = frozenset(
     {"file", "weights"}
 )  # what a target is called, and whether it has weights, is no matter of the source's
+# A mesh of Megatron's: what another framework makes of the model is on ranks of its own.
+_OF_MEGATRON = frozenset({"tp", "pp", "ep", "vpp", "optimizer"})
 
 
 def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) -> Side:
@@ -90,7 +92,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         config=given.config if given.config is not None else source.given.config,
         inherited={
             **training_of(source),
-            **{name: value for name, value in source.given.inherited.items() if name not in _OWN_NAMES},
+            **{name: value for name, value in source.given.inherited.items() if name not in _not_taken(one, source)},
         },
     )
     given = wished(one, source, given)
@@ -120,6 +122,14 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
 
         demand_gate_kept(*one, made.layout)
     return made if changes is None else _changed(made, source, changes)
+
+
+def _not_taken(one: Called, source: Side) -> frozenset[str]:
+    """What a target does not take over of its source."""
+    if source.checkpoint is None or source.checkpoint.legacy is None:
+        return _OWN_NAMES
+    is_alike = one.library.chain(one.call.name)[-1].node.name == source.checkpoint.framework
+    return _OWN_NAMES | {"optimizer"} if is_alike else _OWN_NAMES | _OF_MEGATRON
 
 
 def _own_model(one: Called, source: Side, given: Given) -> nodes.Model | None:
@@ -175,6 +185,10 @@ def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note
         from ucpl.frontends import dcp, megatron_core
 
         made = dcp.target(base, shardings_of(source.layout)) if base_name == "dcp" else megatron_core.target(base)
+    elif base_name == "megatron_legacy":
+        from ucpl.frontends import megatron_dealt
+
+        made = megatron_dealt.target(base, source.checkpoint)
     else:
         made = ranks.target(base, source.checkpoint, shardings_of(source.layout))
     given = evolve(given, model=made.model or given.model)

@@ -66,6 +66,11 @@ def infer(checkpoint: Checkpoint) -> Inferred:
         stored = dcp.stored if checkpoint.framework == "dcp" else megatron_core.stored
         made = stored(parallel.Base(library, call, model, settings), checkpoint)
         library, call, notes = made.library, made.call, made.notes
+    elif checkpoint.legacy is not None:
+        from ucpl.frontends import megatron_legacy, parallel
+
+        made = megatron_legacy.stored(parallel.Base(library, call, model, settings), checkpoint)
+        library, call, notes = made.library, made.call, made.notes
     elif is_model_parallel(checkpoint):
         from ucpl.frontends import parallel, ranks  # most checkpoints have nothing of these
 

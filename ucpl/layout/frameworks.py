@@ -23,6 +23,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     ),
     "dcp": ("fsdp", "tp", "masters", "prefix", "states", "flat"),
     "megatron_core": ("tp", "pp", "masters", "master", "step"),
+    "megatron_legacy": ("tp", "pp", "ep", "vpp", "bf16", "fp16", "optimizer"),
     "plain": ("file", "has_masters"),
     "huggingface": ("shard",),
     "torch": ("tracker", "step"),

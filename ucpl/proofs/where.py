@@ -14,7 +14,7 @@ from ucpl.columns import I64
 from ucpl.errors import Diagnostic, Label, catalogue
 from ucpl.extents import key_text
 from ucpl.records import define, frozen
-from ucpl.regions import Part, Pieces, Placement
+from ucpl.regions import Homes, Part, Pieces, Placement
 from ucpl.regions.boxes import subtract
 from ucpl.regions.placement import LOOSE, POLICIES, element_name
 
@@ -70,7 +70,13 @@ def counted(placement: Placement) -> Placement:
             held.add(parts[n].folded.take(~_is_loose(parts[n].folded.policy)))
         for n in numbers:
             if _is_loose(parts[n].folded.policy).any():
-                parts[n] = evolve(parts[n], folded=held.first(parts[n].folded))
+                kept = held.first(parts[n].folded)
+                homes = parts[n].homes
+                if (
+                    homes.padding and kept.volume.sum() < parts[n].folded.volume.sum()
+                ):  # what is left open there is no padding
+                    homes = Homes(tuple(evolve(b, padding=np.zeros_like(b.padding)) for b in homes.blocks))
+                parts[n] = evolve(parts[n], folded=kept, homes=homes)
     return Placement(placement.layout, placement.tensors, tuple(parts), placement.flats, placement.blobs)
 
 

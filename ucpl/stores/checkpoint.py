@@ -14,6 +14,7 @@ from ucpl.errors import Diagnostic
 from ucpl.extents import Envelope, Extent, Flat, Key, NamedTensor, Sharding, StoredTensor, Structure
 from ucpl.extents.containers import Container
 from ucpl.extents.experts import Experts
+from ucpl.extents.megatron import Legacy
 from ucpl.extents.pipeline import Pipeline
 from ucpl.records import frozen
 from ucpl.stores.watching import Identity
@@ -94,6 +95,7 @@ class Checkpoint:
     vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words, where rows behind them may be padding
     pipeline: Pipeline | None = None  # its layers, where it is one
     experts: Experts | None = None  # its experts, where files of their own hold them
+    legacy: Legacy | None = None  # where Megatron's legacy files of ranks have each tensor
     container: Container | None = None  # the folder around it, where a training framework keeps files of its own there
     opened: dict[str, Identity] = field(factory=dict)  # path -> the file as it was when its header was read
 

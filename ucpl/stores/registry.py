@@ -20,11 +20,21 @@ from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.generic import Generic
 from ucpl.stores.huggingface import HuggingFace
 from ucpl.stores.megatron import MegatronCore
+from ucpl.stores.megatron.legacy import MegatronLegacy
 from ucpl.stores.plain import Plain
 from ucpl.stores.strangers import overlooked, refuse_stranger
 from ucpl.stores.watching import watched
 
-FRAMEWORKS: tuple[Framework, ...] = (Universal(), DeepSpeed(), DCP(), MegatronCore(), Plain(), HuggingFace(), Generic())
+FRAMEWORKS: tuple[Framework, ...] = (
+    Universal(),
+    DeepSpeed(),
+    DCP(),
+    MegatronLegacy(),
+    MegatronCore(),
+    Plain(),
+    HuggingFace(),
+    Generic(),
+)
 
 
 # Classes that files of some framework name and that it needs: no reason to ask the user.

@@ -1,0 +1,134 @@
+"""Legacy folders of Megatron-LM, written: at other degrees, from other forms, and bit for bit what Megatron itself wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ucpl
+from tests.stores.megatron_of import FIXTURES, assert_exact
+from ucpl.errors import UcplError
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [
+        ("vpp", "megatron_legacy(tp=1, pp=4, vpp=1)"),
+        ("moe", "megatron_legacy(tp=1, ep=4)"),
+        ("moe", "megatron_legacy(tp=2, ep=1)"),
+        ("adam", "megatron_legacy(tp=2, ep=2)"),
+        ("buckets", "megatron_legacy(pp=1)"),
+    ],
+)
+def test_at_other_degrees(tmp_path: Path, name: str, to: str) -> None:
+    ucpl.convert(FIXTURES / f"legacy_{name}", tmp_path / "made", to=to)
+    assert (tmp_path / "made" / "latest_checkpointed_iteration.txt").read_text() == "10"
+    ucpl.convert(tmp_path / "made", tmp_path / "plain", to="plain()")
+    assert_exact(name, tmp_path / "plain" / "plain.pt")
+
+
+def held(value: object, where: str = "") -> dict[str, object]:
+    """Leaves by their paths. `_extra_state` is None in each module of Megatron's own, and none of another framework's."""
+    found: dict[str, object] = {}
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            found |= held(inner, f"{where}/{key}")
+    elif isinstance(value, list):
+        for n, inner in enumerate(value):
+            found |= held(inner, f"{where}/{n}")
+    else:
+        found[where] = value
+    return found
+
+
+def test_through_another_framework_and_back_it_is_megatrons_own(tmp_path: Path) -> None:
+    """Virtual stages, a tied embedding, buffers and groups are made anew; only arguments and `_extra_state` are not kept."""
+    source = FIXTURES / "legacy_vpp"
+    ucpl.convert(source, tmp_path / "zero", to="zero1(dp=2)")
+    ucpl.convert(tmp_path / "zero", tmp_path / "back", to="megatron_legacy(tp=2, pp=2, vpp=2)")
+    for path in sorted((source / "iter_0000010").rglob("*.pt")):
+        wanted = held(torch.load(path, weights_only=False))
+        found = held(torch.load(tmp_path / "back" / path.relative_to(source), weights_only=False))
+        assert {k for k in wanted if not k.endswith("_extra_state")} == found.keys(), path
+        for key, value in found.items():
+            if key == "/args":
+                continue
+            same = torch.equal(value, wanted[key]) if isinstance(value, torch.Tensor) else value == wanted[key]  # type: ignore[arg-type]
+            assert same, f"{key} of {path}"
+
+
+def test_the_order_of_a_module_is_kept(tmp_path: Path) -> None:
+    """It is the order of registration, which says where each parameter lies in a buffer."""
+    ucpl.convert(FIXTURES / "legacy_moe", tmp_path / "made", to="megatron_legacy()")
+    for rank in sorted((tmp_path / "made" / "iter_0000010").iterdir()):
+        made: dict[str, Any] = torch.load(rank / "model_optim_rng.pt", weights_only=False)
+        own: dict[str, Any] = torch.load(
+            FIXTURES / "legacy_moe" / "iter_0000010" / rank.name / "model_optim_rng.pt", weights_only=False
+        )
+        tensors = [name for name, value in own["model"].items() if isinstance(value, torch.Tensor)]
+        assert [name for name, value in made["model"].items() if isinstance(value, torch.Tensor)] == tensors
+        assert vars(made["args"])["num_layers"] == vars(own["args"])["num_layers"], "arguments go along"
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "message"),
+    [
+        ("vpp", "megatron_legacy(tp=1, pp=3, vpp=1)", "4 layers do not divide by pp = 3"),
+        ("vpp", "megatron_legacy(tp=4, pp=1, vpp=1)", "num_query_groups = 2 do not divide by tp = 4"),
+        ("vpp", "megatron_legacy(tp=1, pp=1, vpp=2)", "vpp = 2 on one stage"),
+        ("vpp", "megatron_legacy(tp=1, pp=1, vpp=1, ep=2)", "ep = 2, and the model has no experts"),
+        ("moe", "megatron_legacy(tp=1, ep=3)", "4 experts of"),
+        (
+            "buckets",
+            "megatron_legacy(tp=2)",
+            "33 positions of dim 0 of `embedding.word_embeddings.weight` do not divide by tp = 2",
+        ),
+        ("vpp", "megatron_legacy(tp=0)", "tp = 0: a degree is 1 or more"),
+        (
+            "vpp",
+            'megatron_legacy(tp=1, pp=1, vpp=1, optimizer="float16")',
+            "only Megatron's distributed optimizer is written",
+        ),
+    ],
+)
+def test_what_megatron_would_not_load_is_refused(tmp_path: Path, name: str, to: str, message: str) -> None:
+    with pytest.raises(UcplError) as found:
+        ucpl.convert(FIXTURES / f"legacy_{name}", tmp_path / "made", to=to)
+    said = found.value.diagnostics[0]
+    assert said.code == "E547" and message in said.message
+    assert not (tmp_path / "made").exists()
+
+
+def test_an_embedding_that_stages_share_must_leave_its_buffer_aligned(tmp_path: Path) -> None:
+    value = {
+        "params": {
+            name: {
+                "weight": torch.randn(shape),
+                "fp32": torch.randn(shape),
+                "exp_avg": torch.ones(shape),
+                "exp_avg_sq": torch.ones(shape),
+            }
+            for name, shape in {
+                "embedding.word_embeddings.weight": (5, 8),
+                "decoder.layers.0.mlp.linear_fc2.weight": (8, 8),
+                "decoder.layers.1.mlp.linear_fc2.weight": (8, 8),
+            }.items()
+        }
+    }
+    torch.save(value, tmp_path / "tied.pt")
+    with pytest.raises(UcplError) as found:
+        ucpl.convert(tmp_path / "tied.pt", tmp_path / "made", to="megatron_legacy(pp=2)")
+    assert (
+        found.value.diagnostics[0].code == "E547" and "has 40 elements on a rank" in found.value.diagnostics[0].message
+    )
+    ucpl.convert(tmp_path / "tied.pt", tmp_path / "one", to="megatron_legacy()")
+
+
+def test_names_that_megatron_does_not_have_are_not_cut(tmp_path: Path) -> None:
+    torch.save({"params": {"other.head.weight": {"weight": torch.randn(4, 4)}}}, tmp_path / "other.pt")
+    with pytest.raises(UcplError) as found:
+        ucpl.convert(tmp_path / "other.pt", tmp_path / "made", to="megatron_legacy(tp=2)")
+    assert found.value.diagnostics[0].code == "E542"

@@ -1,0 +1,240 @@
+"""A model with Megatron-Core's names as a legacy folder at the degrees of a call: cuts, stages, experts, and gradient buffers.
+
+Nothing of it is taken from where a source has its tensors, so that any source will do whose tensors have these names. Layers
+are dealt to stages in equal runs, as Megatron deals them, and the optimizer is the distributed one.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NoReturn
+
+from attrs import evolve, field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import DTYPES, Sharding
+from ucpl.extents.megatron import Home, Legacy, Run
+from ucpl.frontends.megatron_legacy import lines
+from ucpl.frontends.parallel import TARGET, Base, Extended, Note, extended, origins
+from ucpl.layout import Layout, resolve
+from ucpl.records import define
+from ucpl.stores.megatron import legacy_names as names
+from ucpl.stores.megatron.legacy_buffers import ALIGNED
+from ucpl.syntax import nodes
+
+if TYPE_CHECKING:
+    from ucpl.stores.checkpoint import Checkpoint
+
+_STATES = frozenset({"fp32", "exp_avg", "exp_avg_sq"})
+_GRADIENTS = {"bf16": "f32", "f32": "f32", "f16": "f16"}  # as Megatron-LM accumulates those of each dtype by itself
+
+
+def target(base: Base, source: Checkpoint | None) -> Extended:
+    """The layout of a target. Raises: UcplError E542, E543, E547 where the model does not lie on so many ranks."""
+    made = _Dealt.of(base, source)
+    legacy = made.legacy()
+    shardings = {name: made.dialect.sharding(name, legacy.tp) for name in made.shapes} if legacy.tp > 1 else {}
+    made.shardings = shardings
+    legacy = evolve(legacy, runs=tuple(made.runs(legacy)))
+    items = lines(legacy, shardings, made.states)
+    notes: list[Note] = [*origins(shardings)]
+    if legacy.pp * legacy.vpp > 1:
+        notes.append(("layers of stages", f"{made.each} in each of {legacy.pp * legacy.vpp}", "Megatron's equal runs"))
+    if legacy.runs:
+        notes.append(("optimizer", "distributed, a bucket for each buffer", "as without --overlap-grad-reduce"))
+    aliases = [i for i in base.model.items if isinstance(i, nodes.Alias) and i.path != names.OUTPUT]
+    if aliases:
+        _refuse(f"`{aliases[0].path}` is a second name of `{aliases[0].owner}`, which Megatron has for no tensor", base)
+    return evolve(extended(base, TARGET, (), items), notes=tuple(notes))
+
+
+def _refuse(message: str, base: Base, remedy: str = "") -> NoReturn:
+    fail("E547", message, Label("<call>", where=base.call.name), remedy=remedy)
+
+
+@define(eq=False)
+class _Dealt:
+    """Where each tensor of a model lies at the degrees of a call."""
+
+    base: Base
+    layout: Layout  # the shipped one over the model: for shapes and dtypes
+    shapes: dict[str, tuple[int, ...]]
+    dialect: names.Dialect
+    states: set[str]
+    trained: set[str]
+    is_tied: bool
+    degrees: dict[str, int]
+    each: int = 0  # layers of a virtual stage
+    chunk: dict[str, int] = field(factory=dict)
+    shardings: dict[str, Sharding] = field(factory=dict)
+    experts: dict[str, int] = field(factory=dict)  # of each layer that has some, by prefix
+
+    @classmethod
+    def of(cls, base: Base, source: Checkpoint | None) -> _Dealt:
+        degrees = {axis: base.asked(axis) for axis in ("tp", "pp", "ep", "vpp")}
+        for axis, n in degrees.items():
+            if n < 1:
+                _refuse(f"{axis} = {n}: a degree is 1 or more", base)
+        layout = resolve(base.library, base.call, model=base.model, config=base.config, inherited=base.inherited)
+        shapes = {path: t.counts for path, t in layout.tensors.items()}
+        numbers = {} if source is None else _numbers(source)
+        states = _states(base)
+        if states - _STATES:
+            more = ", ".join(sorted(states - _STATES))
+            _refuse(
+                f"distrib_optim.pt has fp32, exp_avg and exp_avg_sq, and the source has {more}", base, f"--drop {more}"
+            )
+        aliases = {i.path for i in base.model.items if isinstance(i, nodes.Alias)}
+        is_tied = names.EMBEDDING in shapes and names.OUTPUT not in shapes
+        if names.OUTPUT not in aliases and numbers.get("untie_embeddings_and_output_weights"):
+            is_tied = False
+        dialect = names.Dialect(shapes, 1, numbers, "<call>")
+        trained = {path for path, t in layout.tensors.items() if t.kind == "parameter" and not names.is_buffer(path)}
+        made = cls(base, layout, shapes, dialect, states, trained, is_tied, degrees)
+        made.demand(numbers)
+        return made
+
+    def demand(self, numbers: dict[str, int]) -> None:
+        """Raises: UcplError E547."""
+        tp, ep = self.degrees["tp"], self.degrees["ep"]
+        for word in ("num_query_groups", "num_attention_heads"):
+            heads = numbers.get(word)
+            if heads and heads % tp:
+                _refuse(f"{word} = {heads} do not divide by tp = {tp}", self.base)
+        prefixes = {found[0] for name in self.shapes if (found := names.layer_of(name)) is not None}
+        if len(prefixes) > 1 and self.stages > 1:
+            _refuse(
+                f"{' and '.join(sorted(prefixes))} are two stacks of layers, and stages of both are not dealt",
+                self.base,
+            )
+        if self.stages > 1 and any(name.startswith("mtp.") for name in self.shapes):
+            _refuse("layers of multi-token prediction on stages are not dealt", self.base, "pp = 1")
+        counts = {found[1] + 1 for name in self.shapes if (found := names.layer_of(name)) is not None}
+        count = max(counts, default=0)
+        if self.degrees["vpp"] > 1 and self.degrees["pp"] == 1:
+            _refuse(f"vpp = {self.degrees['vpp']} on one stage", self.base, "virtual stages need pp = 2 or more")
+        if count % self.stages or (self.stages > 1 and not count):
+            of = f"pp = {self.degrees['pp']}" + (f" by vpp = {self.degrees['vpp']}" if self.degrees["vpp"] > 1 else "")
+            _refuse(f"{count} layers do not divide by {of}", self.base)
+        self.each = count // self.stages
+        found_experts: dict[str, int] = {}
+        for prefix, number in filter(None, map(names.expert_of, self.shapes)):
+            found_experts[prefix] = max(found_experts.get(prefix, 0), number + 1)
+        if ep > 1 and not found_experts:
+            _refuse(f"ep = {ep}, and the model has no experts", self.base)
+        for prefix, n in found_experts.items():
+            if n % ep:
+                _refuse(f"{n} experts of {prefix} do not divide by ep = {ep}", self.base)
+        self.experts = found_experts
+        for name in self.shapes:
+            if ep > 1 and names.is_expert(name) and names.expert_of(name) is None:
+                _refuse(
+                    f"`{name}` has several experts in one tensor, and no part of it is one rank's", self.base, "ep = 1"
+                )
+
+    @property
+    def stages(self) -> int:
+        return self.degrees["pp"] * self.degrees["vpp"]
+
+    def legacy(self) -> Legacy:
+        """Homes of all tensors."""
+        d = self.degrees
+        homes: dict[str, tuple[Home, ...]] = {}
+        has_layers = False
+        for name in self.shapes:
+            local, ep = name, None
+            chunk, stage = (d["vpp"] - 1, d["pp"] - 1) if has_layers else (0, 0)
+            if (layer := names.layer_of(name)) is not None:
+                has_layers = True
+                chunk, stage = layer[1] // (self.each * d["pp"]), layer[1] // self.each % d["pp"]
+                local = names.with_layer(local, layer[1] % self.each)
+            elif name.startswith("embedding."):
+                chunk, stage = 0, 0
+            elif name.startswith(("output_layer.", "decoder.final")):
+                chunk, stage = d["vpp"] - 1, d["pp"] - 1
+            if d["ep"] > 1 and (expert := names.expert_of(name)) is not None:
+                own = self.experts[expert[0]] // d["ep"]
+                ep = expert[1] // own
+                local = names.with_expert(local, expert[1] % own)
+            self.chunk[name] = chunk
+            homes[name] = (Home(stage, (self.model(chunk), local), ep),)
+        if self.is_tied and d["pp"] > 1:
+            last = Home(d["pp"] - 1, (self.model(d["vpp"] - 1), names.OUTPUT))
+            homes[names.EMBEDDING] = (*homes[names.EMBEDDING], last)
+        chained = d["ep"] > 1
+        return Legacy(d["tp"], d["pp"], d["ep"], d["vpp"], "distributed", homes, chained=chained)
+
+    def model(self, chunk: int) -> str:
+        return f"model{chunk}" if self.degrees["vpp"] > 1 else "model"
+
+    def runs(self, legacy: Legacy) -> list[Run]:
+        """The gradient buffers of every stage: by virtual stage, then dtype, the model's parameters in reverse.
+
+        Raises: UcplError E547 where the embedding that stages share leaves those behind it no multiple of 64.
+        """
+        if not self.states:
+            return []
+        out = []
+        for stage in range(legacy.pp):
+            for is_expert in (False, True) if legacy.chained else (False,):
+                number = 0
+                for chunk in range(legacy.vpp):
+                    by_dtype: dict[str, list[str]] = {}
+                    for name in self.registered(legacy, stage, chunk):
+                        if not legacy.chained or names.is_expert(name) == is_expert:
+                            by_dtype.setdefault(self.dtype(name), []).append(name)
+                    for dtype, members in by_dtype.items():
+                        self.demand_aligned(members)
+                        said = f"(torch.{DTYPES[dtype].torch}, torch.{DTYPES[_GRADIENTS[dtype]].torch})"
+                        top = f"{int(is_expert)}/" if legacy.chained else ""
+                        out.append(Run(stage, (f"{top}{number}/{said}",), tuple(reversed(members)), is_expert))
+                        number += 1
+        return out
+
+    def registered(self, legacy: Legacy, stage: int, chunk: int) -> list[str]:
+        """The trained parameters of a virtual stage, as its module registers them: a tied output layer is the last."""
+        out, late = [], []
+        for name, homes in legacy.homes.items():
+            if name not in self.trained:
+                continue
+            here = [home for home in homes if home.stage == stage and home.key[0] == self.model(chunk)]
+            if here and here[0].key[1] == names.OUTPUT and name != names.OUTPUT:
+                late.append(name)
+            elif here:
+                out.append(name)
+        return [*out, *late]
+
+    def dtype(self, name: str) -> str:
+        dtype = self.layout.tensors[name].dtype
+        if dtype is None:
+            flags = {"bf16": "bf16", "fp16": "f16"}
+            dtype = next((d for flag, d in flags.items() if self.base.inherited.get(flag, (0, ""))[0]), "f32")
+        if dtype not in _GRADIENTS:
+            _refuse(f"`{name}` is {dtype}, of which Megatron's distributed optimizer has no buffer", self.base)
+        return dtype
+
+    def demand_aligned(self, members: list[str]) -> None:
+        """Of parameters that a stage shares, the buffer's next begins where it ends, not at a multiple of 64."""
+        last = members[-1]
+        if last != names.EMBEDDING or len(members) == 1:
+            return
+        sharding = self.shardings.get(last)
+        numel = prod(self.shapes[last] if sharding is None else sharding.local(0))
+        if numel % ALIGNED:
+            _refuse(
+                f"the embedding that stages share has {numel} elements on a rank, no multiple of {ALIGNED}: Megatron begins a"
+                " bucket behind it, which is not written",
+                self.base,
+                "pp = 1, or weights alone (--drop exp_avg, exp_avg_sq)",
+            )
+
+
+def _states(base: Base) -> set[str]:
+    return {name for i in base.model.items if isinstance(i, nodes.State) and not i.scalar for name in i.names}
+
+
+def _numbers(source: Checkpoint) -> dict[str, int]:
+    """Whole numbers among the arguments of the run that wrote a source, where they went along."""
+    from ucpl.stores.megatron.legacy_arguments import arguments_in
+
+    return {str(k): int(v) for k, v in arguments_in(source).items() if isinstance(v, int) and abs(v) < 1 << 62}

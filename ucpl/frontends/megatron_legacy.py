@@ -1,0 +1,114 @@
+"""Megatron's legacy folders as a layout in the language: one that extends the shipped `megatron_legacy`.
+
+A line for each place of each tensor: its cut over tp, its stage, the number that its layer and expert have there. A group and a
+pair of state lines for each run of parameters in `distrib_optim.pt`; without that file, for what a stage's optimizer numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ucpl.extents import Sharding
+from ucpl.extents.megatron import Legacy
+from ucpl.frontends.parallel import STORED, Base, Extended, Note, extended, origins, pattern
+from ucpl.syntax import nodes, parse
+from ucpl.syntax.printer import print_axis
+from ucpl.syntax.quoting import quote
+
+if TYPE_CHECKING:
+    from ucpl.stores.checkpoint import Checkpoint
+
+_MOMENTS = (
+    "any @tp"  # of what tp copies, each rank steps by gradients of its own: Megatron, too, takes the first rank's
+)
+
+
+def stored(base: Base, checkpoint: Checkpoint) -> Extended:
+    """The layout of an opened folder."""
+    legacy = checkpoint.legacy
+    assert legacy is not None
+    states = {s for tensor in checkpoint.tensors for s in tensor.states}
+    items = lines(legacy, checkpoint.shardings, states)
+    made = extended(base, STORED, (), items)
+    return evolve(made, notes=(*origins(checkpoint.shardings), *_notes(legacy)))
+
+
+def _notes(legacy: Legacy) -> tuple[Note, ...]:
+    out: list[Note] = []
+    if legacy.pp * legacy.vpp > 1:
+        out.append(("layers of stages", "as the files have them", "numbers of layers in the state dict of each rank"))
+    if legacy.optimizer == "distributed":
+        said = f"{len(legacy.runs)} run{'s' * (len(legacy.runs) > 1)}"
+        out.append(
+            ("order of parameters", said, "the state dict's, reversed, as Megatron's gradient buffers have them")
+        )
+        if legacy.tp > 1:
+            out.append(("moments of copies", "the first tp rank's", "as Megatron-Core's own checkpoints take them"))
+    return tuple(out)
+
+
+def lines(legacy: Legacy, shardings: Mapping[str, Sharding], states: Iterable[str]) -> tuple[nodes.LayoutItem, ...]:
+    """What a layout says beside the shipped one. shardings: of tensors that tp may cut."""
+    out = []
+    for name, homes in legacy.homes.items():
+        axes = pattern(shardings[name]) if name in shardings else (nodes.Rest(),)
+        said = " ".join(map(print_axis, axes))
+        for home in homes:
+            where = _at(legacy, home.stage, home.ep)
+            out.append(f"  {quote(name)} = {said}{where} in weights as {quote('/'.join(home.key))}")
+    present = set(states)
+    others = sorted(present - {"fp32"})
+    for number, run in enumerate(legacy.runs):
+        group = f"run{number}"
+        out.append(f"  group {group} = {', '.join(map(quote, run.members))}")
+        where = _at(legacy, run.stage, None if run.is_expert or legacy.ep == 1 else 0)
+        end = "" if run.bucket is None else f"/{run.bucket}"
+        flat = f"of {group} = trim(flat(pad(each, 64)))"
+        key = run.keys[0]
+        out.append(f"  state fp32 {flat}{where} in optim as {quote(f'{key}/param{end}')}")
+        if others:
+            loose = f" {_MOMENTS}" if legacy.tp > 1 else ""
+            out.append(f"  state {', '.join(others)} {flat}{loose}{where} in optim as {quote(f'{key}/{{state}}{end}')}")
+    for s, stage in enumerate(legacy.stages):
+        out += _numbered(legacy, s, (stage.groups, stage.is_expert), present)
+    text = "\n".join(("ucpl 1", "layout lines() of any {", *out, "}", ""))
+    (layout,) = parse(text, "megatron_legacy").statements
+    assert isinstance(layout, nodes.Layout)
+    return layout.items
+
+
+def _numbered(
+    legacy: Legacy, stage: int, held: tuple[Sequence[Sequence[str]], Sequence[bool]], states: set[str]
+) -> list[str]:
+    """State lines of an optimizer of torch's: what each of a stage's optimizers numbers, group by group."""
+    groups, of_experts = held
+    out = []
+    where = _at(legacy, stage, None)
+    names = {g: f"stage{stage}.{g}" for g, members in enumerate(groups) if members}
+    for g, name in names.items():
+        out.append(f"  group {quote(name)} = {', '.join(map(quote, groups[g]))}")
+    others = sorted(states - {"fp32"})
+    for is_expert in (False, True):
+        mine = [g for g in names if of_experts[g] == is_expert]
+        if not mine:
+            continue
+        first = min(g for g, one in enumerate(of_experts) if one == is_expert)
+        top = f"optimizer/{int(is_expert)}" if legacy.chained else "optimizer"
+        inner = f"{top}/optimizer" if legacy.optimizer == "float16" else top
+        for g in mine if legacy.optimizer == "float16" else ():
+            key = f"{top}/fp32_from_fp16_params/{g - first}/{{member}}"
+            out.append(f"  state fp32 of {quote(names[g])} = like{where} in weights as {quote(key)}")
+        if others:
+            of = ", ".join(quote(names[g]) for g in mine)
+            key = f"{inner}/state/{{number}}/{{state}}"
+            loose = f" {_MOMENTS}" if legacy.tp > 1 else ""
+            out.append(f"  state {', '.join(others)} of {of} = like{loose}{where} in weights as {quote(key)}")
+    return out
+
+
+def _at(legacy: Legacy, stage: int, ep: int | None) -> str:
+    pp = f" at pp[{stage}]" if legacy.pp > 1 else ""
+    return pp + (f" at ep[{ep}]" if legacy.ep > 1 and ep is not None else "")

@@ -1,0 +1,142 @@
+"""Where each parameter lies in a tensor of `distrib_optim.pt`, which the file does not say.
+
+Megatron's gradient buffers hold parameters in reverse registration order, each from a multiple of 64 elements on. A buffer is
+closed into a bucket as soon as a bucket's size is reached, and before and behind an embedding that two stages share; what pads
+a bucket's end is not saved. So positions hang on the bucket size, of which neither file tells. They are found by trying: every
+division that a bucket size can make is held against the saved length and, where the weights are views of the buffer that they
+were trained in (as Megatron saves them), against their places there. If what is left disagrees, nothing is guessed.
+
+Read in megatron-core 0.16.1, distributed/param_and_grad_buffer.py and optimizer/distrib_optimizer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ucpl.records import frozen
+
+__all__ = ["ALIGNED", "Bucket", "Parameter", "buckets_of"]
+
+ALIGNED = 64  # elements: each parameter begins at a multiple of them
+_BUCKET = 128  # elements: each bucket does, whatever the degree of data parallelism is
+_TRIES_MAX = 4096
+
+
+@frozen
+class Parameter:
+    """One in a buffer's order. `place`: where it begins in the buffer, where its weight is a view of that."""
+
+    name: str
+    numel: int
+    place: int | None = None
+    is_shared: bool = False  # an embedding that the first and the last stage share: it has a bucket of its own
+
+
+@frozen
+class Bucket:
+    """Parameters end to end, and where the first of them begins in the saved tensor. `numel`: to the last one's end."""
+
+    start: int
+    names: tuple[str, ...]
+    numel: int
+
+
+@frozen
+class _Division:
+    buckets: tuple[Bucket, ...]
+    numel: int  # of all, without the padding of their ends
+    next_smaller: int  # the greatest bucket size that divides otherwise; 0: none does
+
+
+def buckets_of(
+    parameters: Sequence[Parameter], numel: int, said: Sequence[int | None] = ()
+) -> list[tuple[Bucket, ...]]:
+    """The ways in which a buffer of these parameters, in its order, can be saved as a tensor of `numel` elements.
+
+    One where the files tell; none where they contradict each other. said: bucket sizes that the run's arguments or Megatron's
+    rules lead to, None for one bucket: the first that fits counts. Ways that place every parameter alike are one, which is one
+    bucket where that places them so.
+    """
+    alone = _divided(parameters, None, apart=False)
+    if all(p.numel % ALIGNED == 0 for p in parameters[:-1]):  # then no division moves any of them
+        return [alone.buckets] if alone.numel == numel else []
+    known = {_positions(alone.buckets, parameters): alone.buckets} if alone.numel == numel else {}
+    for size in said:
+        division = _divided(parameters, size)
+        if division.numel == numel and _is_as_placed(division, parameters):
+            return [known.get(_positions(division.buckets, parameters), division.buckets)]
+    found: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
+    for division in _divisions(parameters):
+        if division.numel == numel and _is_as_placed(division, parameters):
+            places = _positions(division.buckets, parameters)
+            found.setdefault(places, known.get(places, division.buckets))
+    return list(found.values())
+
+
+def _divisions(parameters: Sequence[Parameter]) -> Iterator[_Division]:
+    """All, by bucket sizes from above."""
+    size: int | None = None
+    for _ in range(_TRIES_MAX):
+        division = _divided(parameters, size)
+        yield division
+        size = division.next_smaller
+        if not size:
+            break
+
+
+def _divided(parameters: Sequence[Parameter], size: int | None, apart: bool = True) -> _Division:
+    """As Megatron divides a buffer. size: of a bucket; None: one bucket."""
+    buckets: list[Bucket] = []
+    saved = end = smaller = 0  # of the tensor; of the bucket; see next_smaller
+    names: list[str] = []
+    last = 0  # where the bucket's last parameter ends
+    for p in parameters:
+        begin = _up(end)
+        smaller = max(smaller, end if names else 0)
+        if apart and p.is_shared and names:
+            buckets.append(Bucket(saved, tuple(names), last))
+            saved, names, begin = saved + begin, [], 0
+        end = last = begin + p.numel
+        names.append(p.name)
+        if (size is not None and end >= size) or (apart and p.is_shared):
+            buckets.append(Bucket(saved, tuple(names), last))
+            saved, names, end = saved + end, [], 0
+    if names:
+        buckets.append(Bucket(saved, tuple(names), last))
+        saved += end
+        smaller = max(smaller, end)
+    return _Division(tuple(buckets), saved, smaller if size is None or smaller < size else 0)
+
+
+def _positions(buckets: Sequence[Bucket], parameters: Sequence[Parameter]) -> tuple[int, ...]:
+    sizes = {p.name: p.numel for p in parameters}
+    out = []
+    for bucket in buckets:
+        at = 0
+        for name in bucket.names:
+            out.append(bucket.start + _up(at))
+            at = _up(at) + sizes[name]
+    return tuple(out)
+
+
+def _is_as_placed(division: _Division, parameters: Sequence[Parameter]) -> bool:
+    """Whether the weights' own places, where all are known, are those of these buckets."""
+    by_name = {p.name: p for p in parameters}
+    if any(p.place is None for p in parameters):
+        return True
+    end = 0
+    for bucket in division.buckets:
+        begin = by_name[bucket.names[0]].place or 0
+        if begin < end or begin % _BUCKET or (end == 0 and begin):
+            return False
+        at = 0
+        for name in bucket.names:
+            if by_name[name].place != begin + _up(at):
+                return False
+            at = _up(at) + by_name[name].numel
+        end = begin + at
+    return True
+
+
+def _up(n: int) -> int:
+    return -(-n // ALIGNED) * ALIGNED

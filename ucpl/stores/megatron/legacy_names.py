@@ -1,0 +1,184 @@
+"""What Megatron-Core's names of tensors say: numbers of layers and experts, and how a tensor is cut over tensor-parallel ranks.
+
+The files do not say the cuts, and a parameter's name does: it is that of the parallel layer that holds it. Column-parallel
+layers cut their rows, row-parallel ones their columns; a gated linear_fc1 is a gate and an up projection, each cut on its own.
+Shapes are held against it. What no name tells is refused, not guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Section, Sharding
+from ucpl.records import frozen
+
+__all__ = [
+    "EMBEDDING",
+    "OUTPUT",
+    "Dialect",
+    "is_buffer",
+    "is_expert",
+    "layer_of",
+    "with_expert",
+    "with_layer",
+    "expert_of",
+]
+
+EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+NAMES = "Megatron-Core's names of tensors"
+Shape = tuple[int, ...]
+
+_LAYER = re.compile(r"((?:.*\.)?(?:decoder|encoder)\.layers\.)(\d+)(\..*)", re.ASCII)
+_EXPERT = re.compile(r"(.*\.experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)(?=\d+$)))(\d+)(\..*|)", re.ASCII)
+_COPY = re.compile(
+    r"(?:.*\.)?(?:\w*layer_?norm\w*\.(?:weight|bias)|layer_norm_(?:weight|bias)|\w*_norm\.(?:weight|bias)"
+    r"|router\.(?:weight|bias|expert_bias|local_tokens_per_expert)|(?:position|tokentype)_embeddings\.weight"
+    r"|(?:enorm|hnorm)\.(?:weight|bias)|gate_weight|(?:linear_proj|linear_fc2)\.bias\d*)",
+    re.ASCII,
+)
+_LINEAR = r"linear_qkv|linear_q|linear_kv|linear_q_proj|linear_q_up_proj|linear_kv_up_proj"
+_ROWS = re.compile(
+    rf"(?:.*\.)?(?:(?:{_LINEAR})\.(?:weight|bias)|word_embeddings\.weight|output_layer\.(?:weight|bias)|eh_proj\.weight)",
+    re.ASCII,
+)
+_FC1 = re.compile(r"((?:.*\.)?)linear_fc1\.(weight|bias)(\d*)", re.ASCII)
+_COLUMNS = re.compile(r"(?:.*\.)?(?:linear_proj|linear_fc2)\.weight\d*", re.ASCII)
+_DOWN = re.compile(r"(?:.*\.)?linear_(q|kv)_down_proj\.weight", re.ASCII)
+_BUFFER = re.compile(r"(?:.*\.)?(?:expert_bias|local_tokens_per_expert|inv_freq|rope_freqs)", re.ASCII)
+
+
+def layer_of(name: str) -> tuple[str, int] | None:
+    """(what its layers' names begin with, the number) of a tensor in a layer: ("decoder.layers.", 3)."""
+    found = _LAYER.fullmatch(name)
+    return (found[1], int(found[2])) if found is not None else None
+
+
+def with_layer(name: str, number: int) -> str:
+    """The tensor of the same name in another layer."""
+    return _LAYER.sub(rf"\g<1>{number}\g<3>", name)
+
+
+def is_expert(name: str) -> bool:
+    """Whether a tensor is one of a layer's routed experts. Shared experts are every rank's."""
+    return ".experts." in name
+
+
+def expert_of(name: str) -> tuple[str, int] | None:
+    """(what its layer's experts' names begin with, the number) of a tensor of one expert."""
+    found = _EXPERT.fullmatch(name)
+    return (found[1].partition(".experts.")[0], int(found[2])) if found is not None else None
+
+
+def with_expert(name: str, number: int) -> str:
+    return _EXPERT.sub(rf"\g<1>{number}\g<3>", name)
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a tensor of a module is no parameter of it."""
+    return _BUFFER.fullmatch(name) is not None
+
+
+@frozen(eq=False)
+class Dialect:
+    """How tensors are cut, from their names and from shapes as one rank has them.
+
+    local: shapes on the first tensor-parallel rank. degree: ranks that these shapes are of. numbers: sizes that the run's
+    arguments say. place: where that is, for messages.
+    """
+
+    local: Mapping[str, Shape]
+    degree: int
+    numbers: Mapping[str, int]
+    place: str
+
+    def gated(self, name: str) -> bool:
+        """Whether a linear_fc1 is a gate and an up projection: it has twice the rows that linear_fc2 has columns.
+
+        Raises: UcplError E543.
+        """
+        found = _FC1.fullmatch(name)
+        assert found is not None
+        other = f"{found[1]}linear_fc2.weight{found[3]}"
+        mine, theirs = self.local[name], self.local.get(other)
+        if theirs is None or len(theirs) != 2:
+            fail(
+                "E543",
+                f"`{name}` is beside no {other}, and whether it is a gate and an up projection is not known",
+                Label(self.place, where=name),
+            )
+        if mine[0] not in (theirs[1], 2 * theirs[1]):
+            fail(
+                "E543",
+                f"`{name}` has {mine[0]} rows on a rank and {other} {theirs[1]} columns: neither as many nor half of them",
+                Label(self.place, f"{list(mine)} and {list(theirs)}", where=name),
+            )
+        return mine[0] == 2 * theirs[1]
+
+    def sharding(self, name: str, degree: int | None = None) -> Sharding:
+        """How a tensor lies on `degree` ranks; as the files have it, without. Raises: UcplError E542, E543, E547."""
+        mine = self.local[name]
+        ways = self.degree if degree is None else degree
+        dim = self.dim(name, max(ways, self.degree))
+        whole = mine if dim is None else (*mine[:dim], mine[dim] * self.degree, *mine[dim + 1 :])
+        if dim is None or ways == 1:
+            return Sharding(whole, origin=NAMES)
+        parts = 2 if _FC1.fullmatch(name) is not None and self.gated(name) else 1
+        size = whole[dim] // parts
+        if size % ways:
+            fail(
+                "E547",
+                f"{size} positions of dim {dim} of `{name}` do not divide by tp = {ways}",
+                Label(self.place, f"{list(whole)} as a whole", where=name),
+            )
+        section = Section(size, (size // ways,) * ways)
+        return Sharding(whole, dim, (section,) * parts, origin=NAMES)
+
+    def dim(self, name: str, ways: int) -> int | None:
+        """The dim that is cut; None: every rank has a copy. Raises: UcplError E542."""
+        mine = self.local[name]
+        if _COPY.fullmatch(name) is not None or is_buffer(name):
+            return None
+        if _ROWS.fullmatch(name) is not None and mine:
+            return 0
+        if _FC1.fullmatch(name) is not None and mine:
+            return 0
+        if _COLUMNS.fullmatch(name) is not None and len(mine) == 2:
+            return 1
+        if (down := _DOWN.fullmatch(name)) is not None and len(mine) == 2:
+            return self._of_down(down[1], name, mine, ways)
+        if ways == 1:
+            return None
+        fail(
+            "E542",
+            f"nothing says how `{name}`, {list(mine)} on a rank, is cut over {ways} tensor-parallel ranks: no layer of"
+            " Megatron-Core's has a tensor of that name",
+            Label(self.place, where=name),
+        )
+
+    def _of_down(self, which: str, name: str, mine: Shape, ways: int) -> int | None:
+        """A down projection of latent attention is whole on every rank, or cut by rows, by the layer that a run chose."""
+        rank = self.numbers.get(f"{which}_lora_rank", 0)
+        rows = rank + (self.numbers.get("qk_pos_emb_head_dim", 0) if which == "kv" else 0)
+        if rank and mine[0] == rows:
+            return None
+        if rank and mine[0] * self.degree == rows:
+            return 0
+        if ways == 1:
+            return None
+        fail(
+            "E542",
+            f"nothing says whether `{name}`, {list(mine)} on a rank, is whole on each of {ways} tensor-parallel ranks",
+            Label(self.place, where=name),
+        )
+
+
+def numbered(names: Sequence[str]) -> dict[str, int]:
+    """How many layers or experts there are, by what their names begin with."""
+    out: dict[str, int] = {}
+    for name in names:
+        for found in (layer_of(name), expert_of(name)):
+            if found is not None:
+                out[found[0]] = max(out.get(found[0], 0), found[1] + 1)
+    return out

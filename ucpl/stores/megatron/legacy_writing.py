@@ -1,0 +1,328 @@
+"""A legacy folder of Megatron-LM as a target: state dicts and buffers as the plan has them, groups by Megatron's rule.
+
+Arguments of a run are those of the source's, with the target's degrees; of a source that was no Megatron's, the degrees alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from math import prod
+
+from attrs import field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import BY_TORCH, Key, Scalar, StoredTensor, Structure, TensorRef, TorchDType, key_text
+from ucpl.records import define
+from ucpl.stores.carrying import Storages, by_place
+from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.megatron import legacy_names as names
+from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS, REST, arguments_in, namespace
+from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM, TRACKER
+from ucpl.stores.megatron.legacy_reading import OPTIMIZER, RNG, WITHOUT
+from ucpl.stores.pickles import unsafe_globals
+from ucpl.stores.scalars import number_of
+
+__all__ = ["skeleton"]
+
+_VERSION = 3.0  # checkpoint_version: since Megatron-LM 2.4 all folders have it
+_COALESCED, _SAVED = "buckets_coalesced", "numel_unpadded"
+_DEGREES = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "expert_model_parallel_size": "ep",
+    "virtual_pipeline_model_parallel_size": "vpp",
+}
+# What Megatron-Core tells groups apart by, beside the experts; of a source's group where it has them.
+_MARKS: dict[str, object] = {"lr_mult": 1.0, "is_decoupled_lr": False, "default_config": True}
+
+
+def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
+    """Raises: UcplError E471, E547."""
+    return _Writer(structure, targets, source).skeleton(tag)
+
+
+@define(eq=False)
+class _File:
+    path: str
+    storages: Storages
+    members: list[int] = field(factory=list)
+    storage_of: dict[int, str] = field(factory=dict)
+
+
+@define(eq=False)
+class _Writer:
+    structure: Structure
+    targets: tuple[StoredTensor, ...]
+    source: Checkpoint
+    files: dict[str, _File] = field(factory=dict)
+
+    def degree(self, axis: str) -> int:
+        value = self.structure.settings.get(axis)
+        return value if type(value) is int else 1
+
+    def skeleton(self, tag: str | None) -> Skeleton:
+        if self.structure.settings.get("optimizer") != "distributed":
+            said = self.structure.settings.get("optimizer")
+            fail(
+                "E547",
+                f"optimizer = {said!r}: only Megatron's distributed optimizer is written",
+                Label("<call>", where=f"optimizer = {said}"),
+            )
+        extents = by_place(self.source.carried_extents.values())
+        for t, target in enumerate(self.targets):
+            self.files.setdefault(target.file, _File(target.file, Storages(extents))).members.append(t)
+        made: list[tuple[_File, object]] = []
+        for path, file in sorted(self.files.items()):
+            if path.endswith(MODEL):
+                made.append((file, self.state(file)))
+            elif path.endswith(OPTIM):
+                made.append((file, self.buffers(file)))
+            else:
+                self.refuse(file.members[0])
+        unsafe = {name for _, value in made for name in unsafe_globals(value)} - KNOWN_GLOBALS
+        folder, said = self.folder(tag)
+        return Skeleton(
+            folder=folder,
+            files=tuple(
+                SkeletonFile(
+                    path=file.path, value=value, storage_of=file.storage_of, carried=tuple(file.storages.carried)
+                )
+                for file, value in made
+            ),
+            texts={TRACKER: said},
+            unsafe_globals=tuple(sorted(unsafe)),
+        )
+
+    def refuse(self, target: int) -> None:
+        one = self.targets[target]
+        fail(
+            "E471",
+            f"megatron_legacy() has no place for {key_text(one.key)} of {one.file}",
+            Label(one.file, where=key_text(one.key)),
+        )
+
+    def folder(self, tag: str | None) -> tuple[str, str]:
+        """The iteration's folder, and what the tracker says. Raises: UcplError E547."""
+        steps = self.iteration()
+        folder = tag or f"iter_{steps:07d}"
+        if folder == "release":
+            return folder, folder
+        number = folder.removeprefix("iter_")
+        if not folder.startswith("iter_") or not (number.isascii() and number.isdigit() and len(number) <= 9):
+            fail(
+                "E547",
+                f"{folder!a} is no folder of an iteration of Megatron's",
+                Label("<call>", where=folder),
+                remedy=f"iter_{steps:07d}, or release",
+            )
+        return folder, str(int(number))
+
+    def iteration(self) -> int:
+        rest = self.source.envelope.blobs.get(REST)
+        for held in (
+            rest.get("iteration") if isinstance(rest, dict) else None,
+            self.source.envelope.blobs.get("global_steps"),
+        ):
+            if type(held) is int and 0 <= held < 10**9:
+                return held
+        return 0
+
+    # ---- model_optim_rng.pt ------------------------------------------------------------------------------------------
+
+    def state(self, file: _File) -> dict[object, object]:
+        blobs = self.source.envelope.blobs
+        rest = blobs.get(REST)
+        carried = dict(rest) if isinstance(rest, dict) else {}
+        carried.pop("args", None)
+        out: dict[object, object] = {
+            "args": file.storages.value(namespace(self.arguments())),
+            "checkpoint_version": carried.pop("checkpoint_version", _VERSION),
+            "iteration": carried.pop("iteration", self.iteration()),
+        }
+        out |= self.models(file)
+        if self.has_optimizer:
+            out["optimizer"] = self.optimizer(file)
+        out |= {key: file.storages.value(value) for key, value in carried.items()}
+        random = blobs.get(RNG)
+        folder = file.path.rpartition("/")[0]
+        if isinstance(random, dict) and self.is_meshed_alike and folder in random:
+            out["rng_state"] = file.storages.value(random[folder])
+        return out
+
+    @property
+    def is_meshed_alike(self) -> bool:
+        """Whether ranks are those of the source."""
+        settings = self.source.envelope.settings
+        return self.source.legacy is not None and all(
+            settings[axis].value == self.degree(axis) for axis in ("tp", "pp", "ep")
+        )
+
+    @property
+    def has_optimizer(self) -> bool:
+        return any(path.endswith(OPTIM) for path in self.files)
+
+    def arguments(self) -> dict[object, object]:
+        out = arguments_in(self.source)
+        alike = self.is_meshed_alike
+        out = {
+            k: v for k, v in out.items() if alike or k not in ("world_size", "data_parallel_size", "rank", "local_rank")
+        }
+        for name, axis in _DEGREES.items():
+            out[name] = self.degree(axis)
+        if self.degree("vpp") == 1:
+            out["virtual_pipeline_model_parallel_size"] = None
+        if "expert_tensor_parallel_size" in out:
+            out["expert_tensor_parallel_size"] = self.degree("tp")
+        out["use_distributed_optimizer"] = True
+        prefixes = names.numbered([t.name for t in self.structure.tensors if names.layer_of(t.name)])
+        layers = [n for prefix, n in prefixes.items() if prefix.endswith(".layers.")]
+        if len(layers) == 1:
+            out["num_layers"] = layers[0]
+        tensors = {t.name for t in self.structure.tensors}
+        out.setdefault("untie_embeddings_and_output_weights", names.EMBEDDING not in tensors or names.OUTPUT in tensors)
+        return out
+
+    def models(self, file: _File) -> dict[object, object]:
+        """State dicts in the model's order, which is the order of registration: a tied output layer is the last."""
+        order = {tensor.name: n for n, tensor in enumerate(self.structure.tensors)}
+
+        def place(t: int) -> tuple[int, int]:
+            target = self.targets[t]
+            is_late = target.key[-1] == names.OUTPUT and target.label != names.OUTPUT
+            return (1 if is_late else 0, order.get(target.label, len(order)))
+
+        out: dict[str, OrderedDict[object, object]] = {}
+        modules: dict[str, dict[str, str]] = {}  # of a virtual stage: module in the whole model -> here
+        for t in sorted(file.members, key=place):
+            target = self.targets[t]
+            if len(target.key) != 2:
+                self.refuse(t)
+            chunk, name = str(target.key[0]), str(target.key[1])
+            made = file.storages.tensor(target.dtype, target.shape)
+            out.setdefault(chunk, OrderedDict())[name] = made
+            if target.numel:
+                file.storage_of[t] = made.storage.name
+            modules.setdefault(chunk, {}).setdefault(target.label.rpartition(".")[0], name.rpartition(".")[0])
+        without = self.source.envelope.blobs.get(WITHOUT)
+        for whole in without if isinstance(without, list) else ():
+            module, _, word = str(whole).rpartition(".")
+            for chunk, known in modules.items():
+                if module in known:
+                    out[chunk][f"{known[module]}.{word}"] = None
+        if self.degree("vpp") > 1:
+            chunks = [f"model{c}" for c in range(self.degree("vpp"))]
+            return {chunk: out.get(chunk, OrderedDict()) for chunk in chunks}
+        return {"model": out.get("model", OrderedDict())}
+
+    # ---- the optimizer -----------------------------------------------------------------------------------------------
+
+    def optimizer(self, file: _File) -> object:
+        """Parameter groups, of dense parameters and of experts that are dealt over ranks."""
+        rest = self.source.envelope.blobs.get(OPTIMIZER)
+        more = {k: file.storages.value(v) for k, v in rest.items()} if isinstance(rest, dict) else {}
+        groups = self.groups(file)
+        out = [
+            {"optimizer": {"param_groups": [g for g in groups if g["is_expert_parallel"] is is_expert]}, **more}
+            for is_expert in ((False, True) if self.degree("ep") > 1 else (False,))
+        ]
+        return out if self.degree("ep") > 1 else out[0]
+
+    def groups(self, file: _File) -> list[dict[str, object]]:
+        """Raises: UcplError E547 where one of Megatron's groups is of parameters with different hyper-parameters."""
+        shapes = {t.name: t.shape for t in self.structure.tensors}
+        held = {name: group for group in self.source.envelope.groups for name in group.members}
+        found: dict[tuple[bool, bool, bool], dict[str, object]] = {}
+        first: dict[tuple[bool, bool, bool], str] = {}
+        for _, members in self.structure.groups:
+            for name in members:
+                group = held.get(name)
+                hyper = dict(group.hyper) if group is not None else {}
+                hyper.pop("step", None)
+                decoupled = hyper.get("is_decoupled_lr") is True
+                no_decay = len(shapes[name]) == 1 or name.endswith(".bias")
+                mark = (self.degree("ep") > 1 and names.is_expert(name), decoupled, no_decay)
+                other = found.setdefault(mark, hyper)
+                first.setdefault(mark, name)
+                if _differ(other, hyper):
+                    fail(
+                        "E547",
+                        f"`{first[mark]}` and `{name}` are in one parameter group of Megatron's, and in two of the source's"
+                        " with other hyper-parameters",
+                        Label("<source>", where=first[mark]),
+                        Label("<source>", where=name),
+                    )
+        out = []
+        for mark, hyper in sorted(found.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])):
+            expert, _, no_decay = mark
+            said = {**_MARKS, **hyper, "is_expert_parallel": expert, "wd_mult": 0.0 if no_decay else 1.0}
+            lr = hyper.get("lr")
+            said.setdefault("max_lr", lr)
+            said.setdefault("min_lr", None)
+            made = file.storages.value(said)
+            step = self.step()
+            out.append({**made, **({"step": step} if step is not None else {})})
+        return out
+
+    def step(self) -> object:
+        """Raises: UcplError E547 where parameters have taken different numbers of steps."""
+        values = self.source.envelope.scalars.get("step", {})
+        numbers = {
+            number_of(value) if isinstance(value, Scalar) else value: name
+            for name, value in values.items()
+            if isinstance(value, Scalar | int | float)
+        }
+        if len(numbers) > 1:
+            (one, a), (other, b) = list(numbers.items())[:2]
+            fail(
+                "E547",
+                f"`{a}` has taken {one} steps and `{b}` {other}, and Megatron has one number for all",
+                Label("<source>", where="step"),
+            )
+        return next(iter(numbers), None)
+
+    # ---- distrib_optim.pt ----------------------------------------------------------------------------------------------
+
+    def buffers(self, file: _File) -> object:
+        chained = self.degree("ep") > 1
+        found: dict[int, dict[object, object]] = {}
+        for t in file.members:
+            target = self.targets[t]
+            key: Key = target.key if chained else (0, *target.key)
+            if len(key) != 4 or type(key[0]) is not int or type(key[1]) is not int:
+                self.refuse(t)
+            made = file.storages.tensor(target.dtype, target.shape)
+            file.storage_of[t] = made.storage.name
+            _put(found.setdefault(int(key[0]), {}), (int(key[1]), _dtypes(str(key[2])), str(key[3])), made)
+        if not chained:
+            return {_COALESCED: True, **found.get(0, {})}
+        is_first = file.path.rpartition("/")[0].rpartition("_")[2] == "000"
+        dense: object = {_COALESCED: True, **found.get(0, {})} if is_first else None
+        return [dense, {_COALESCED: True, **found.get(1, {})}]
+
+
+def _put(buffers: dict[object, object], key: tuple[int, tuple[TorchDType, TorchDType], str], made: TensorRef) -> None:
+    number, dtypes, state = key
+    held = buffers.setdefault(number, {dtypes: {}})
+    assert isinstance(held, dict)
+    states = held[dtypes]
+    states[state] = made
+    numel = states.pop(_SAVED, prod(made.shape))
+    states[_SAVED] = numel
+
+
+def _dtypes(text: str) -> tuple[TorchDType, TorchDType]:
+    """ "(torch.bfloat16, torch.float32)" as a pair."""
+    one, _, other = text.strip("()").partition(", ")
+    return tuple(TorchDType(BY_TORCH[said.removeprefix("torch.")].name) for said in (one, other))  # type: ignore[return-value]
+
+
+def _differ(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    plain = (int, float, str, bool, tuple, list, type(None))
+    return any(
+        one.get(key) != other.get(key)
+        for key in {*one, *other}
+        if key not in ("wd_mult", "is_expert_parallel")
+        and isinstance(one.get(key), plain)
+        and isinstance(other.get(key), plain)
+    )
