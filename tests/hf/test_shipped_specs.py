@@ -43,13 +43,35 @@ CONFIGS: dict[str, tuple[str, int, dict[str, Any]]] = {
         "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
         "vocab_size": 151936, "tie_word_embeddings": False,
     }),
+    "Phi-3-mini": ("llama.ucpl", 3_821_079_552, {
+        "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32064, "tie_word_embeddings": False,
+    }),
+    "Qwen1.5-MoE-A2.7B": ("llama.ucpl", 14_315_784_192, {
+        "model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
+        "decoder_sparse_step": 1, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+        "vocab_size": 151936, "tie_word_embeddings": False,
+    }),
+    "Qwen3-30B-A3B": ("llama.ucpl", 30_532_122_624, {
+        "model_type": "qwen3_moe", "attention_bias": False, "hidden_size": 2048, "intermediate_size": 6144,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+        "num_experts_per_tok": 8, "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 768,
+        "vocab_size": 151936, "tie_word_embeddings": False,
+    }),
+    "DeepSeek-V3": ("deepseek_v3.ucpl", 671_026_419_200, {
+        "model_type": "deepseek_v3", "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432,
+        "kv_lora_rank": 512, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+        "num_attention_heads": 128, "num_hidden_layers": 61, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280, "tie_word_embeddings": False,
+        "num_nextn_predict_layers": 1, "attention_bias": False,
+    }),
     "gpt2": ("gpt2.ucpl", 124_439_808, {
         "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "n_ctx": 1024,
         "vocab_size": 50257,
     }),
 }  # fmt: skip
-EXPERTS = {"mixtral", "mixtral_stacked", "megatron_moe"}
-DENSE = {"hf", "pairs", "autotp", "megatron", "megatron_local", "megatron_1p", "hf_rounded", "openai"}
+DENSE = {"hf", "phi3", "pairs", "autotp", "megatron", "megatron_local", "megatron_1p", "hf_rounded", "openai"}
 
 
 @pytest.mark.parametrize("model", CONFIGS)
@@ -58,10 +80,14 @@ def test_every_layout_of_a_spec_suits_a_published_model(model: str) -> None:
     file, _, config = CONFIGS[model]
     found = check(str(SPECS / file), Given(config=config))
     assert found.findings == ()
-    leaving = {remark.partition(" ")[0] for remark in found.remarks if "stores nothing of `router`" in remark}
     said = [remark for remark in found.remarks if "stores nothing of" in remark]
-    assert leaving == (DENSE - {"openai"} if "num_local_experts" in config else set())
-    assert len(said) == len(leaving), said
+    leaving = {remark.partition(" ")[0] for remark in said if "stores nothing of `router`" in remark}
+    has_experts = "num_local_experts" in config or "num_experts" in config
+    assert leaving == (DENSE - {"openai"} if has_experts else set())
+    shared = (
+        {"mixtral", "mixtral_stacked"} if "shared_expert_intermediate_size" in config else set()
+    )  # Mixtral has none
+    assert {remark.partition(" ")[0] for remark in said} == leaving | shared
 
 
 @pytest.mark.parametrize("model", CONFIGS)
