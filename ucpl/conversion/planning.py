@@ -158,7 +158,7 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
     )
     if source.checkpoint is not None:
         made = evolve(made, unread=unread_of(source.checkpoint.extents, made.sources))
-    made = evolve(made, masters=masters_of(source.placement, dtypes))
+    made = evolve(made, masters=masters_of(source.placement, dtypes, frozenset(changes.frozen)))
     made = begun(made, source, target)
     made = evolve(made, changed=(*changes.said, *shortened(source.checkpoint, changes.gone)), gone=changes.gone)
     if not beside:

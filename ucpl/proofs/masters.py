@@ -37,17 +37,26 @@ def weights_against_masters(
         return 0, []
     compared = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
     weights = _weights(placement)
-    return compared.elements, [finding("E701", u, weights, "the weight is not its master, rounded") for u in compared]
+    return compared.elements, [_found(u, weights, checkpoint) for u in compared]
 
 
-def masters_of(placement: Placement, dtypes: DtypeOf | None) -> Plan | None:
-    """From stored masters to stored weights, where both are kept."""
-    both = _both(placement)
+def _found(unequal: Unequal, weights: Placement, checkpoint: Checkpoint) -> Diagnostic:
+    from ucpl.proofs.shifted import said_of
+
+    said = finding("E701", unequal, weights, "the weight is not its master, rounded")
+    notes, remedy = said_of(unequal, checkpoint)
+    return evolve(said, notes=notes, remedy=remedy or said.remedy)
+
+
+def masters_of(placement: Placement, dtypes: DtypeOf | None, without: frozenset[str] = frozenset()) -> Plan | None:
+    """From stored masters to stored weights, where both are kept. without: tensors whose masters nobody takes."""
+    both = _both(placement) - without
     if not both:
         return None
     masters = only(placement, {(path, "fp32") for path in both})
     masters = evolve(masters, layout=evolve(masters.layout, derived=(Derivation("weight", "fp32"),)))
-    return order(build(masters, _weights(placement), dtype_of=dtypes), name="masters")
+    weights = counted(only(placement, {(path, "weight") for path in both}))
+    return order(build(masters, weights, dtype_of=dtypes), name="masters")
 
 
 def elements_of(placement: Placement) -> Callable[[Unequal], str]:

@@ -12,6 +12,7 @@ import numpy as np
 from ucpl.columns import I64, once
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.proofs.against import hold_against
+from ucpl.proofs.shifted import said_of
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.evidence import damage_in
 from ucpl.schedule.plan import Plan, Runs
@@ -74,4 +75,5 @@ def _refuse(unequal: Unequal, checkpoint: Checkpoint, element: Callable[[Unequal
         Label(unequal.file, unequal.value, where=f"{unequal.key}{list(unequal.element)}"),
         Label(unequal.source_file, unequal.wanted, where=f"{unequal.source_key}{list(unequal.source_element)}"),
     )
-    raise UcplError(Diagnostic("E615", text, labels, remedy=catalogue()["E615"].remedy))
+    notes, remedy = said_of(unequal, checkpoint)
+    raise UcplError(Diagnostic("E615", text, labels, notes, remedy or catalogue()["E615"].remedy))
