@@ -11,8 +11,6 @@ from safetensors.torch import save_file
 from ucpl.errors import UcplError
 from ucpl.stores.registry import open_checkpoint
 
-SHARDS = (".metadata", "__0_0.distcp", "__1_0.distcp")
-
 
 def folder_of(folder: Path, *names: str) -> Path:
     for name in names:
@@ -31,10 +29,9 @@ def refused(path: Path) -> tuple[str, str, str]:
 @pytest.mark.parametrize(
     ("names", "message", "remedy"),
     [
-        (tuple(f"pytorch_model_fsdp_0/{n}" for n in SHARDS), "as FSDP saves them;", "pytorch_model_fsdp_0"),
         (("pytorch_model_fsdp.bin", "optimizer.bin"), "in one file", "model.safetensors"),
     ],
-    ids=["accelerate", "accelerate in one file"],
+    ids=["accelerate in one file"],
 )
 def test_a_sharded_folder_is_refused_by_name(tmp_path: Path, names: tuple[str, ...], message: str, remedy: str) -> None:
     code, said, advice = refused(folder_of(tmp_path / "a folder", *names))

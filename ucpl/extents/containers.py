@@ -87,6 +87,11 @@ class Kind:
     client: str = ""
     engines: str = ""
 
+    @property
+    def around_chunks(self) -> Kind:
+        """The same around FSDP's folders of chunks, which have names of their own: no other framework's shards go there."""
+        return evolve(self, holds=frozenset({"dcp"}), tag="", client="", engines="")
+
     def rule_of(self, name: str) -> tuple[Rule | None, int]:
         """The rule for a file, and the rank whose it is (-1: nobody's)."""
         for rule in self.rules:

@@ -13,6 +13,7 @@ from ucpl.extents import Structure
 from ucpl.stores.checkpoint import Checkpoint, Framework, Order
 from ucpl.stores.containers import container_of
 from ucpl.stores.dcp import DCP
+from ucpl.stores.dcp.folders import folders_in
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.advice import advice as deepspeed_advice
 from ucpl.stores.deepspeed.advice import universal_advice
@@ -82,7 +83,9 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
             opened = one.open(path) if not isinstance(one, DeepSpeed) else one.open(path, order)
             if opened.framework == HuggingFace.name:
                 return evolve(opened, remarks=(*opened.remarks, *overlooked(path)))
-            return evolve(opened, container=container_of(opened.top, opened.root, opened.envelope.carried.keys()))
+            chunks = folders_in(opened.root) if opened.framework == DCP.name else ()
+            keys = opened.envelope.carried.keys()
+            return evolve(opened, container=container_of(opened.top, opened.root, keys, chunks))
     refuse_stranger(path)
     fail(
         "E435",

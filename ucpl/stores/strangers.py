@@ -5,9 +5,7 @@ Asked only where no framework has recognised a path, so that nothing is refused 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from shlex import quote
 from typing import NoReturn
 
 from ucpl.errors import Label, UcplError, fail
@@ -16,7 +14,6 @@ from ucpl.stores.torch_files import read_torch_file
 __all__ = ["overlooked", "refuse_stranger"]
 
 LIGHTNING = "pytorch-lightning_version"  # a key of every checkpoint of Lightning's Trainer
-METADATA = ".metadata"  # of PyTorch's distributed checkpoints (DCP), beside *.distcp
 BY_LAYOUT = "which a layout of framework torch() reads: file weights = torch"
 
 
@@ -31,14 +28,6 @@ def refuse_stranger(path: Path) -> None:
     if path.is_file():
         _refuse_one_file(path)
         return
-    for below in _distributed_below(path):
-        _refuse(
-            path,
-            f"{path} has its model in {below}, a folder of PyTorch's distributed format, and its optimizer in another, as FSDP"
-            " saves them",
-            f"weights alone: name {quote(str(below))}, which is read",
-            below,
-        )
     for below in sorted(path.glob("pytorch_model_fsdp*.bin")):
         _refuse(
             path,
@@ -46,15 +35,6 @@ def refuse_stranger(path: Path) -> None:
             "weights alone: save its state dict as model.safetensors, which is read",
             below,
         )
-
-
-def _is_distributed(path: Path) -> bool:
-    return (path / METADATA).is_file() and any(path.glob("*.distcp"))
-
-
-def _distributed_below(path: Path) -> Iterator[Path]:
-    """Such folders of models, as Accelerate and transformers' Trainer call them."""
-    yield from (below for below in sorted(path.glob("pytorch_model_fsdp_*")) if _is_distributed(below))
 
 
 def _refuse_one_file(path: Path) -> None:

@@ -45,7 +45,7 @@ def ranks_of(structure: Structure, source: int) -> int:
     if structure.framework == "universal":
         return source
     made = 1
-    for axis in ("dp", "tp", "pp"):
+    for axis in ("dp", "fsdp", "tp", "pp"):
         degree = structure.settings.get(axis)
         made *= degree if isinstance(degree, int) and degree > 0 else 1
     return made

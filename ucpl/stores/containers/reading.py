@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from attrs import evolve
@@ -36,20 +36,23 @@ PICKLE_MAX = 64 << 20  # bytes of a bare pickle
 JSON_MAX = 64 << 20
 
 
-def container_of(top: Path, root: Path, client: Collection[object]) -> Container | None:
+def container_of(top: Path, root: Path, client: Collection[object], chunks: Sequence[str] = ()) -> Container | None:
     """What a step's folder `root` lies in, where the folder above it was named. client: keys of its client_state.
 
+    chunks: folders of FSDP's chunks, which lie in `root` side by side with a container's files.
     Raises: UcplError E487, E489.
     """
-    if not top.is_dir() or top.resolve() == root.resolve():
+    if not top.is_dir() or (top.resolve() == root.resolve() and not chunks):
         return None
     kind = next((kind for kind in KINDS if _is(kind, top) or kind.is_told_by_step(root.name, client)), None)
     if kind is None:
         return None
+    if chunks:
+        kind = kind.around_chunks
     _demand_one_engine(kind, top)
     files: list[Beside] = []
     skipped: dict[str, str] = {}
-    for name in _names(kind, top, root, skipped):
+    for name in _names(kind, top, [top / name for name in chunks] or [root], skipped):
         rule, rank = kind.rule_of(name)
         if rule is not None and rule.fate == "leave":
             skipped[name] = rule.why
@@ -74,15 +77,15 @@ def _demand_one_engine(kind: Kind, top: Path) -> None:
         )
 
 
-def _names(kind: Kind, top: Path, root: Path, skipped: dict[str, str]) -> Iterator[str]:
+def _names(kind: Kind, top: Path, steps: Sequence[Path], skipped: dict[str, str]) -> Iterator[str]:
     """Regular files below the container, but those of the step and our own, and those of folders that are left whole."""
-    step, count = root.resolve(), 0
+    own, count = [step.resolve() for step in steps], 0
     for folder, folders, files in walked(top):
         here = Path(folder)
         listed, folders[:] = sorted(folders), []
         for name in listed:
             below = here / name
-            if below.resolve() == step or (here == top and name in OWN):
+            if below.resolve() in own or (here == top and name in OWN):
                 continue
             shown = f"{below.relative_to(top).as_posix()}/"
             if why := _no_folder(kind, below, shown):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.dcp.folders import is_apart, read_folders
 from ucpl.stores.dcp.metadata import METADATA, read_metadata
 from ucpl.stores.dcp.per_rank import opened_ranks, ranks_in
 from ucpl.stores.dcp.shards import opened_shards, shards_in
@@ -28,8 +29,10 @@ class DCP:
     known_globals: frozenset[str] = frozenset()
 
     def recognises(self, path: Path) -> bool:
-        """A folder with `.metadata` and *.distcp, and none of the files that Megatron-Core has beside them."""
-        if path.is_dir() and (shards_in(path) or ranks_in(path)):
+        """A folder with `.metadata` and *.distcp, and none of the files that Megatron-Core has beside them; or one of such
+        folders, of FSDP's model and optimizer.
+        """
+        if path.is_dir() and (shards_in(path) or ranks_in(path) or is_apart(path)):
             return True
         if not path.is_dir() or not (path / METADATA).is_file() or any((path / name).exists() for name in OTHERS):
             return False
@@ -44,7 +47,7 @@ class DCP:
             return opened_ranks(path)
         from ucpl.stores.dcp.reading import opened  # most checkpoints are others
 
-        return opened(path, read_metadata(path))
+        return opened(path, read_folders(path) if is_apart(path) else read_metadata(path))
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None

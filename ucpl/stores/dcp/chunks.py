@@ -7,6 +7,7 @@ lacks its elements, and one archive has elements of that shape which no box name
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +34,15 @@ def address(name: str, offset: Shape) -> Key:
 
 @define
 class Chunks:
-    """Archives of one folder."""
+    """Archives of one folder. described: names whose chunks another file than `.metadata` describes."""
 
     root: Path
+    described: Mapping[str, str] = field(factory=dict)
     amiss: list[Diagnostic] = field(factory=list)  # what was put right, for `verify`
+
+    def metadata(self, name: str) -> Path:
+        """The file that describes a tensor."""
+        return self.root / self.described.get(name, METADATA)
 
     def archive(self, place: Place) -> TorchFile:
         return read_torch_file(self.root, place.file, place.start, place.size)
@@ -69,10 +75,10 @@ class Chunks:
                 fail(
                     "E522",
                     f"`{name}` is {stored.dtype} in {METADATA}, and {extent.dtype} in {extent.file}",
-                    Label(str(self.root / METADATA), stored.dtype, where=name),
+                    Label(str(self.metadata(name)), stored.dtype, where=name),
                     Label(str(self.root / extent.file), extent.dtype, where=f"byte {chunk.place.start}"),
                 )
-        demand_whole(name, stored, self.root / METADATA)
+        demand_whole(name, stored, self.metadata(name))
         return {extent.key: extent for _, extent in found}
 
     def extent(self, name: str, chunk: Chunk, part: TorchFile, tensor: TensorRef) -> Extent:
@@ -90,7 +96,7 @@ class Chunks:
                 "E522",
                 f"{METADATA} places {list(chunk.shape)} of `{name}` at {list(chunk.offset)} in {chunk.place.file},"
                 f" which holds {list(held.shape)} there",
-                Label(str(self.root / METADATA), f"{list(chunk.shape)} at {list(chunk.offset)}", where=name),
+                Label(str(self.metadata(name)), f"{list(chunk.shape)} at {list(chunk.offset)}", where=name),
                 Label(str(self.root / chunk.place.file), f"{list(held.shape)}", where=f"byte {chunk.place.start}"),
             )
         one, part, tensor = fitting[0]
@@ -142,7 +148,12 @@ def demand_whole(name: str, stored: Stored, path: Path) -> None:
     ]
     what = "is in no chunk" if not holders else f"is in {len(holders)} chunks"
     places = [
-        Label(str(path.parent / c.place.file), f"{list(c.shape)} at {list(c.offset)}", where=f"byte {c.place.start}")
+        Label(str(_beside(path, c.place.file)), f"{list(c.shape)} at {list(c.offset)}", where=f"byte {c.place.start}")
         for c in holders[:2]
     ]
     fail("E521", f"element {element} of `{name}` {what}", Label(str(path), where=name), *places)
+
+
+def _beside(path: Path, file: str) -> Path:
+    """A file of chunks, by the file that describes them: both lie in one folder."""
+    return path.parent / Path(file).name if path.name == METADATA else path.parent / file

@@ -82,6 +82,11 @@ class Metadata:
     archives: dict[str, tuple[tuple[int, int], ...]] = field(
         factory=dict
     )  # file -> where its archives begin, and their bytes
+    described: dict[str, str] = field(factory=dict)  # name -> the file that describes it, where that is another one
+
+    def describes(self, name: str) -> str:
+        """The file that says what a value is and where it lies, relative to the folder."""
+        return self.described.get(name, METADATA)
 
 
 def read_metadata(root: Path) -> Metadata:

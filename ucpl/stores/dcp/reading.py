@@ -34,7 +34,7 @@ _LEAST = 2  # elements of a tensor of which equal bytes say something
 
 def opened(path: Path, metadata: Metadata) -> Checkpoint:
     """Read the headers of all archives. Raises: UcplError E455, E457, E460, E521, E522, E524."""
-    return Opened(path, metadata, roles_of(metadata, path), Chunks(path)).checkpoint()
+    return Opened(path, metadata, roles_of(metadata, path), Chunks(path, metadata.described)).checkpoint()
 
 
 @define(eq=False)
@@ -165,7 +165,7 @@ class Opened:
                 fail(
                     "E460",
                     f"`{state}` of `{name}` is {list(stored.shape)}, and the parameter is {list(weight.shape)}",
-                    Label(str(self.root / METADATA), where=entry),
+                    Label(str(self.root / self.metadata.describes(entry)), where=entry),
                 )
         self.states[name] = tuple(found)
 
@@ -188,7 +188,9 @@ class Opened:
 
     def keep_number(self, state: str, name: str, value: object) -> None:
         if not is_counted(value):
-            Value(self.root / METADATA, METADATA, (self.roles.states[name][state],), value, "E460").wrong("a number")
+            entry = self.roles.states[name][state]
+            file = self.metadata.describes(entry)
+            Value(self.root / file, file, (entry,), value, "E460").wrong("a number")
         self.scalars.setdefault(state, {})[name] = value
 
     def named(self, name: str) -> NamedTensor:
@@ -266,7 +268,9 @@ class Opened:
             hyper = {key: self.hyper(entry) for key, entry in entries.items()}
             params = hyper.pop("params", None)
             members = params if isinstance(params, list) else []
-            where = Value(self.root / METADATA, METADATA, (entries.get("params", f"param_groups {number}"),), params)
+            said = entries.get("params", f"param_groups {number}")
+            file = self.metadata.describes(said)
+            where = Value(self.root / file, file, (said,), params)
             if params is None or any(not isinstance(name, str) or name not in self.roles.weights for name in members):
                 where.wrong("a list of parameters of the model")
             held = tuple(str(name) for name in members if name not in self.empty)
@@ -278,7 +282,11 @@ class Opened:
         if stored is None:
             return self.value(entry)
         if len(stored.chunks) != 1:
-            fail("E460", f"`{entry}` is a tensor in chunks", Label(str(self.root / METADATA), where=entry))
+            fail(
+                "E460",
+                f"`{entry}` is a tensor in chunks",
+                Label(str(self.root / self.metadata.describes(entry)), where=entry),
+            )
         return self.carry(stored.chunks[0].place, (entry,))
 
     def flat_groups(self) -> tuple[ParameterGroup, ...]:
@@ -312,7 +320,7 @@ class Opened:
                 fail(
                     "E457",
                     f"`{entry}` is a tensor in {len(stored.chunks)} chunks, and neither of the model nor of the optimizer",
-                    Label(str(self.root / METADATA), where=entry),
+                    Label(str(self.root / self.metadata.describes(entry)), where=entry),
                     remedy="save it apart from model and optimizer: torch.distributed.checkpoint loads parts of a folder",
                 )
             place = self.metadata.objects[entry] if stored is None else stored.chunks[0].place

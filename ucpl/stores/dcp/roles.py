@@ -15,7 +15,7 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
-from ucpl.stores.dcp.metadata import METADATA, Metadata
+from ucpl.stores.dcp.metadata import Metadata
 
 __all__ = ["Roles", "roles_of"]
 
@@ -50,7 +50,7 @@ def roles_of(metadata: Metadata, root: Path) -> Roles:
     """Raises: UcplError E524 where the optimizer's parameters are no tensors here."""
     texts = {name: ".".join(map(str, steps)) for name, steps in metadata.paths.items()}
     tensors = {text: name for name, text in texts.items() if name in metadata.tensors}
-    found = _optimizer(texts, tensors, root)
+    found = _optimizer(texts, tensors, root, metadata)
     inside = set(found.entries)
     prefix = found.model if found.states else _prefix_alone(tensors, metadata)
     trained = {prefix + name for name, _ in found.states}
@@ -102,7 +102,7 @@ class _Optimizer:
         return (*self.states.values(), *self.groups.values())
 
 
-def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path) -> _Optimizer:
+def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path, metadata: Metadata) -> _Optimizer:
     """The dict that has `state` and `param_groups`: all of its entries. Modules of a model may be called so, too: the names
     under the optimizer's `state` are those of a model's tensors. Raises: UcplError E524.
     """
@@ -130,7 +130,8 @@ def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path)
                 return _Optimizer(state + lead, mine, of_groups, fitting[0], word == _METAS)
             refused = refused or (amiss, state)
     if refused is not None:
-        fail("E524", refused[0], Label(str(root / METADATA), where=refused[1]))
+        described = metadata.describes(next(name for name, text in texts.items() if text.startswith(refused[1])))
+        fail("E524", refused[0], Label(str(root / described), where=refused[1]))
     return _Optimizer()
 
 

@@ -31,6 +31,7 @@ from ucpl.records import define
 from ucpl.stores.carrying import Place as Lying
 from ucpl.stores.carrying import Storages, by_place, strides
 from ucpl.stores.checkpoint import Archive, Carried, Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.dcp.folders import MODEL, OPTIMIZER
 from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Step
 from ucpl.stores.inert import LEAVES
 from ucpl.stores.pickles import dumps, unsafe_globals
@@ -44,6 +45,7 @@ __all__ = ["KNOWN", "Writer", "hyper_of", "skeleton"]
 Shape = tuple[int, ...]
 # Classes of values that torch.distributed.checkpoint loads whatever they are, and that runs often have: a script's arguments.
 KNOWN = frozenset({"argparse.Namespace"})
+_APART = ("model.", "optimizer.state.")  # of the two folders of Accelerate and the Trainer
 _ADAM = frozenset({"exp_avg", "exp_avg_sq"})
 # What torch.optim.AdamW keeps of a group beside lr, betas, eps and weight_decay: `dcp.load` wants each key of the optimizer.
 _KEPT = {
@@ -53,7 +55,7 @@ _KEPT = {
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:
-    """Raises: UcplError E471 for a value that would have the name of another."""
+    """Raises: UcplError E471 for a value that would have the name of another, E486 for names that nobody looks for."""
     return Writer(structure, targets, source).skeleton()
 
 
@@ -84,7 +86,7 @@ class Writer:
     files: dict[str, _File] = field(factory=dict)
     described: dict[str, Call] = field(factory=dict)  # state_dict_metadata
     chunks: dict[str, list[object]] = field(factory=dict)  # of a tensor: ChunkStorageMetadata
-    places: dict[Call, Call] = field(factory=dict)  # storage_data
+    places: list[tuple[str, Call, Call]] = field(factory=list)  # storage_data, by name
     paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # planner_data
     lying: dict[Lying, Extent] = field(init=False)  # what is carried, by where it lies
 
@@ -105,6 +107,7 @@ class Writer:
         return bool(self.structure.settings.get("flat"))
 
     def skeleton(self) -> Skeleton:
+        self.demand_names()
         self.tensors()
         self.empty()
         self.numbers()
@@ -116,7 +119,8 @@ class Writer:
         more = self.meta()
         held = [one.value for file in self.files.values() for one in file.archives] + [one.value for one in more]
         unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)} - KNOWN))
-        return Skeleton("", (*files, SkeletonFile(METADATA, self.metadata(), "bytes"), *more), unsafe_globals=unsafe)
+        described = tuple(SkeletonFile(path, self.metadata(path), "bytes") for path in self.metadatas())
+        return Skeleton("", (*files, *described, *more), unsafe_globals=unsafe)
 
     def of_ranks(self) -> tuple[SkeletonFile, ...]:
         return tuple(
@@ -138,9 +142,38 @@ class Writer:
         value = storages.value(self.source.envelope.blobs[META])
         return (SkeletonFile(path=META, value=value, carried=tuple(storages.carried)),)
 
-    def file(self, rank: int) -> tuple[str, _File]:
-        name = f"__{rank}_0.distcp"
-        return name, self.files.setdefault(name, _File())
+    @property
+    def is_apart(self) -> bool:
+        """Whether model and optimizer have a folder each, as the source's had."""
+        return self.structure.framework == "dcp" and f"{MODEL}/{METADATA}" in self.source.files
+
+    def home(self, name: str) -> str:
+        """Where a value goes: all that is not the optimizer's is with the model."""
+        if not self.is_apart:
+            return ""
+        return f"{OPTIMIZER}/" if name.startswith(_APART[1].partition(".")[0] + ".") else f"{MODEL}/"
+
+    def demand_names(self) -> None:
+        """Who loads the two folders looks for names of its own. Raises: UcplError E486."""
+        has_states = any(target.state != "weight" for target in self.targets)
+        names = self.prefix, self.states if has_states else _APART[1]
+        if self.is_apart and (names != _APART or (has_states and self.is_flat)):
+            fail(
+                "E486",
+                f"Accelerate looks for names that begin with `{_APART[0]}` in {MODEL}, with `{_APART[1]}` in {OPTIMIZER},"
+                f" and the target's are `{names[0]}` and `{names[1]}`" + ", flattened" * self.is_flat,
+                Label(str(self.source.root)),
+                remedy="leave prefix, states and flat of dcp(...) out",
+            )
+
+    def metadatas(self) -> list[str]:
+        """The files that describe the others, each in the folder of those."""
+        return sorted({f"{self.home(name)}{METADATA}" for name in self.described} or {METADATA})
+
+    def file(self, rank: int, name: str) -> tuple[str, _File]:
+        """The file of a rank that a value goes to."""
+        path = f"{self.home(name)}__{rank}_0.distcp"
+        return path, self.files.setdefault(path, _File())
 
     # ---- tensors ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +184,7 @@ class Writer:
             name, offset = _address(target)
             made = TensorRef(StorageRef("0", target.dtype, target.numel), 0, target.shape, strides(target.shape))
             number = self.chunk(target.rank, name, offset, Archive(made), whole[name])
-            self.file(target.rank)[1].storage_of[t] = f"{number}:0"
+            self.file(target.rank, name)[1].storage_of[t] = f"{number}:0"
 
     def chunk(self, rank: int, name: str, offset: Shape, archive: Archive, whole: Shape) -> int:
         """Raises: UcplError E471."""
@@ -162,9 +195,9 @@ class Writer:
             self.claim(name, self.path_of(name))
             mine = self.chunks[name] = []
             self.described[name] = _described(tensor.storage.dtype, whole, mine)
-        path, file = self.file(rank)
+        path, file = self.file(rank, name)
         number, start, size = file.add(archive)
-        self.places[_index(name, offset, len(mine))] = _stored(path, start, size)
+        self.places.append((name, _index(name, offset, len(mine)), _stored(path, start, size)))
         mine.append(_record("ChunkStorageMetadata", {"offsets": Size(offset), "sizes": Size(tensor.shape)}))
         return number
 
@@ -228,7 +261,7 @@ class Writer:
         name = ".".join(map(str, steps))
         storages = Storages(self.lying)
         made = storages.value(value)
-        path, file = self.file(0)
+        path, file = self.file(0, name)
         if isinstance(made, TensorRef):
             self.claim(name, steps)
             self.chunks[name] = []
@@ -238,7 +271,7 @@ class Writer:
             self.claim(name, steps)
             number, start, size = file.add(Archive(made))
             self.described[name] = _record("BytesStorageMetadata", None)
-            self.places[_index(name, None, None)] = _stored(path, start, size)
+            self.places.append((name, _index(name, None, None), _stored(path, start, size)))
         file.carried += [evolve(one, storage=f"{number}:{one.storage}") for one in storages.carried]
 
     def envelope(self) -> None:
@@ -252,14 +285,17 @@ class Writer:
         """How names came from nested dicts and lists."""
         return dict(self.paths)
 
-    def metadata(self) -> bytes:
+    def metadata(self, path: str = METADATA) -> bytes:
+        """A file that describes the others of its folder."""
+        mine = {name for name in self.described if f"{self.home(name)}{METADATA}" == path}
+        paths = self.planner()
         return dumps(
             _record(
                 "Metadata",
                 {
-                    "state_dict_metadata": dict(self.described),
-                    "planner_data": self.planner(),
-                    "storage_data": dict(self.places),
+                    "state_dict_metadata": {name: one for name, one in self.described.items() if name in mine},
+                    "planner_data": paths and {name: steps for name, steps in paths.items() if name in mine},
+                    "storage_data": {index: place for name, index, place in self.places if name in mine},
                     "storage_meta": None,
                     "version": "1.0.0",
                 },
@@ -280,7 +316,9 @@ def _index(name: str, offset: Shape | None, number: int | None) -> Call:
 
 
 def _stored(path: str, start: int, size: int) -> Call:
-    return _record("_StorageInfo", {"relative_path": path, "offset": start, "length": size}, "filesystem")
+    return _record(
+        "_StorageInfo", {"relative_path": path.rpartition("/")[2], "offset": start, "length": size}, "filesystem"
+    )
 
 
 def _described(dtype: str, shape: Shape, chunks: list[object]) -> Call:
