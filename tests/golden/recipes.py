@@ -663,10 +663,9 @@ def empty_folder(folder: Path) -> list[str]:
 
 @case
 def sharded_by_fsdp(folder: Path) -> list[str]:
-    model = folder / "source" / "pytorch_model_fsdp_0"
-    model.mkdir(parents=True)
-    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
-        (model / name).write_bytes(b"")
+    (folder / "source").mkdir()
+    for name in ("pytorch_model_fsdp.bin", "optimizer.bin"):
+        (folder / "source" / name).write_bytes(b"")
     return CONVERT
 
 

@@ -46,7 +46,10 @@ def test_the_one_file_of_lightning_is_refused_by_name(tmp_path: Path) -> None:
     assert 'torch "last.ckpt" key "state_dict/{key}"' in advice
 
 
-@pytest.mark.parametrize("names", [(".metadata",), ("__0_0.distcp",), ("meta.pt",), ("pytorch_model_fsdp_0/x",)])
+@pytest.mark.parametrize(
+    "names",
+    [(".metadata",), ("__0_0.distcp",), ("meta.pt",), ("pytorch_model_fsdp_0/x",), ("pytorch_model_fsdp_0/.metadata",)],
+)
 def test_a_name_alone_makes_no_such_checkpoint(tmp_path: Path, names: tuple[str, ...]) -> None:
     assert refused(folder_of(tmp_path / "other", *names))[0] == "E435"
 
