@@ -6,7 +6,6 @@ one checkpoint, whose names are those of both. Read in accelerate 1.15, utils/fs
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from attrs import evolve
@@ -18,7 +17,7 @@ from ucpl.stores.texts import names_like
 __all__ = ["MODEL", "OPTIMIZER", "folders_in", "is_apart", "read_folders"]
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
-_MODELS = re.compile(r"pytorch_model_fsdp_[0-9]{1,9}")
+_MODELS = "pytorch_model_fsdp_"  # and a number
 
 
 def is_apart(path: Path) -> bool:
@@ -30,10 +29,14 @@ def folders_in(path: Path) -> tuple[str, ...]:
     """Those of models first, in order."""
     if not path.is_dir():
         return ()
-    models = [entry.name for entry in path.iterdir() if _MODELS.fullmatch(entry.name) and _has_chunks(entry)]
+    models = [entry.name for entry in path.iterdir() if _is_model(entry.name) and _has_chunks(entry)]
     if not models:
         return ()
     return (*sorted(models), *([OPTIMIZER] if _has_chunks(path / OPTIMIZER) else []))
+
+
+def _is_model(name: str) -> bool:
+    return name.startswith(_MODELS) and name.removeprefix(_MODELS).isdecimal()
 
 
 def _has_chunks(path: Path) -> bool:
