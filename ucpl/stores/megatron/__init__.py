@@ -11,6 +11,7 @@ from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.dcp.metadata import METADATA
 from ucpl.stores.megatron.folder import step_of
+from ucpl.stores.megatron.roles import KNOWN_GLOBALS
 from ucpl.stores.watching import watched
 
 __all__ = ["MegatronCore"]
@@ -20,7 +21,7 @@ OTHERS = ("common.pt", "metadata.json")
 
 class MegatronCore:
     name = "megatron_core"
-    known_globals: frozenset[str] = frozenset({"argparse.Namespace"})
+    known_globals: frozenset[str] = KNOWN_GLOBALS
 
     def recognises(self, path: Path) -> bool:
         """`.metadata` beside the files of Megatron-Core's own, here or in the folder that a tracker leads to."""

@@ -2,8 +2,8 @@
 
 A bucket is the flat run of a model-parallel rank's parameters, stored as a piece for each run of a parameter that a
 data-parallel rank has, and for each gap between them. Which parameter that is, no file says: Megatron lays them in reverse
-order of registration, each from a multiple of 64 elements on. The order of registration is that of `.metadata`, the pieces'
-sizes must agree with it, and masters with the weights, which is looked at before anything is converted.
+order of registration, each from a multiple of 64 elements on. The order of registration is one of those of `orders`: the
+pieces' sizes must agree with it, and masters with the weights, which is looked at before anything is converted.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path
 
 from attrs import field
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.records import define, frozen
 from ucpl.stores.dcp.metadata import METADATA, Metadata
 from ucpl.stores.megatron.groups import is_expert
+from ucpl.stores.megatron.orders import orders_of
 
-__all__ = ["Box", "Bucket", "Run", "Shares", "buckets_in"]
+__all__ = ["Box", "Bucket", "Run", "Shares", "buckets_in", "runs_of"]
 
 ALIGNMENT = 64  # elements from a multiple of which a parameter begins
 _BUCKET = re.compile(
@@ -114,6 +115,23 @@ def buckets_in(names: Sequence[str], root: Path) -> tuple[Bucket, ...]:
         )
         out.setdefault(place, Bucket(*place)).states[match["state"]] = name
     return tuple(out[place] for place in sorted(out))
+
+
+def runs_of(
+    metadata: Metadata, names: Sequence[str], buckets: tuple[Bucket, ...], root: Path
+) -> tuple[list[Run], list[str]]:
+    """As `Shares.runs`, by the first order of registration that the pieces agree with.
+
+    Raises: UcplError E533 where none does, for the order that `.metadata` has.
+    """
+    refused: UcplError | None = None
+    for order in orders_of(names):
+        try:
+            return Shares(metadata, order, buckets, root).runs()
+        except UcplError as error:
+            refused = refused or error
+    assert refused is not None  # there is one order at least
+    raise refused
 
 
 @define(eq=False, slots=False)

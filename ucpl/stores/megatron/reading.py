@@ -16,7 +16,7 @@ from ucpl.stores.dcp.chunks import Chunks
 from ucpl.stores.dcp.metadata import METADATA, read_metadata
 from ucpl.stores.dcp.reading import Opened
 from ucpl.stores.dcp.roles import Roles
-from ucpl.stores.megatron.buckets import Shares, buckets_in
+from ucpl.stores.megatron.buckets import buckets_in, runs_of
 from ucpl.stores.megatron.folder import Step
 from ucpl.stores.megatron.groups import STEP, Dealt, Said, dealt
 from ucpl.stores.megatron.roles import BUFFERS, MASTER, MASTERS, STATES, Entries, entries_of, is_of_optimizer
@@ -57,8 +57,7 @@ class _Dist(Opened):
         if not self.entries.buckets:
             return
         names = tuple(n for n in self.roles.weights if self.kind(n) == "parameter")
-        shares = Shares(self.metadata, names, buckets_in(self.entries.buckets, self.root), self.root)
-        runs, self.copied = shares.runs()
+        runs, self.copied = runs_of(self.metadata, names, buckets_in(self.entries.buckets, self.root), self.root)
         found: dict[str, dict[str, dict[Key, Extent]]] = {}
         pieces: dict[str, dict[Key, Extent]] = {}
         for run in runs:

@@ -16,11 +16,11 @@ from ucpl.records import define
 from ucpl.stores.carrying import Storages
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.dcp.metadata import METADATA, Step
-from ucpl.stores.dcp.writing import KNOWN, Writer, hyper_of
+from ucpl.stores.dcp.writing import Writer, hyper_of
 from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.groups import STEP, has_no_decay, is_expert
 from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, KEPT, OBJECTS, OPTIMIZER
-from ucpl.stores.megatron.roles import STATES
+from ucpl.stores.megatron.roles import KNOWN_GLOBALS, STATES
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.plain_values import encode
@@ -32,12 +32,15 @@ BARE = "."  # a step that says: no tracker, and no folder of an iteration
 _CONTENT = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "distrib_optim_fully_reshardable_mem_efficient": False,
-    "singleton_local_shards": False,
     "chained_optim_avoid_prefix": True,
 }
 _BACKEND = {
     "sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1,
 }  # fmt: skip
+_NUMBERED = re.compile(r"(?:.*\.)?layers\.\d+\..*", re.DOTALL)  # a layer that is not stacked
+_SINGLE = re.compile(
+    r".*\.(?:linear_fc1\.(?:weight|bias)_[wv]|experts\.experts\.\d+\..*)", re.DOTALL
+)  # nor anything in it
 _GROUP = {"lr_mult": 1.0, "is_decoupled_lr": False, "default_config": True}  # by which Megatron knows a group again
 # Modules that save `_extra_state`, one for each layer and expert: None, where nothing is kept in 8 bits.
 _LINEAR = re.compile(r"(?P<lead>.*(?<![^.])(?:linear_qkv|linear_proj|linear_fc1|linear_fc2))\.weight(?:_w)?", re.DOTALL)
@@ -73,7 +76,7 @@ class _Writer(Writer):
         backend = SkeletonFile(BACKEND, json.dumps(_BACKEND).encode(), "bytes")
         files = (*ranks, SkeletonFile(METADATA, self.metadata(), "bytes"), common, backend)
         held = [one.value for file in self.files.values() for one in file.archives] + [common.value]
-        unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)} - KNOWN))
+        unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)} - KNOWN_GLOBALS))
         step = self.step(tag)
         if step is None:
             return Skeleton("", files, unsafe_globals=unsafe)
@@ -149,13 +152,22 @@ class _Writer(Writer):
         groups = self.of_optimizers()
         if groups:
             value[OPTIMIZER] = groups
-        value[CONTENT] = dict(_CONTENT)
+        value[CONTENT] = {**_CONTENT, **self.keys()}
         blobs = {key: one for key, one in said.blobs.items() if key not in (OBJECTS, EMPTY)}
         if blobs:
             value[KEPT] = {"framework": said.framework, "version": said.version, "blobs": encode(blobs)}
         storages = Storages(self.lying)
         made = storages.value(value)
         return SkeletonFile(path=COMMON, value=made, carried=tuple(storages.carried))
+
+    def keys(self) -> dict[str, bool]:
+        """How Megatron is to name its own tensors: it asks for the keys that this says, whatever lies in the folder."""
+        names = [tensor.name for tensor in self.structure.tensors]
+        if not any(map(_NUMBERED.fullmatch, names)):
+            return {"singleton_local_shards": False}
+        if any(map(_SINGLE.fullmatch, names)):
+            return {"singleton_local_shards": True}
+        return {"singleton_local_shards": False, "non_homogeneous_layers": True}
 
     def of_optimizers(self) -> dict[object, object]:
         """State dicts of the optimizers: of one, or numbered where experts have one of their own."""

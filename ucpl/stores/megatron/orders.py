@@ -1,0 +1,59 @@
+"""In which order a model's parameters may have been registered, where a folder's files do not say it.
+
+The buckets of the distributed optimizer follow it. Ranks that save a tensor each by themselves name all in it, and `.metadata`
+has the names so. Where they share the work out (`--ckpt-fully-parallel-save`, Megatron-LM's default), each names its share, and
+the order is that of Megatron-Core's own modules: those of one kernel for a norm and the linear layer behind it, or apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+__all__ = ["orders_of"]
+
+_NORM = r"(?:input_layernorm|self_attention\.linear_qkv\.layer_norm_(?:weight|bias))"
+_OUT = r"self_attention\.linear_proj"
+_LAYER = (
+    r"self_attention\.(?:linear_qkv|linear_q\w*|linear_kv\w*)",
+    r"self_attention\.q_layernorm",
+    r"self_attention\.k_layernorm",
+    r"(?:pre_mlp_layernorm|mlp\.linear_fc1\.layer_norm_(?:weight|bias))",
+    r"mlp\.router",
+    r"mlp\.experts",
+    r"mlp\.shared_experts",
+    r"mlp",
+)
+_AROUND = (r".*word_embeddings", r".*position_embeddings", r".*final_layernorm", r".*output_layer")
+_APART = (*_AROUND, _NORM, _OUT, *_LAYER)  # norms are modules of their own, and a layer's first one comes first
+_FUSED = (*_AROUND, _OUT, _NORM, *_LAYER)  # a norm is registered with the linear layer behind it
+_INNER = re.compile(r"(?:.*\.)?layers\.(?:\d+\.)?(?P<inner>.+)", re.DOTALL)
+_LAST = ("linear_fc1", "linear_fc2", "gate_weight")  # within an expert, or the mlp
+_EXPERT = re.compile(r".*\.experts\.(\d{1,9})\..*", re.DOTALL)
+
+
+def orders_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Orders to try, the likeliest first: as they are listed, then as Megatron-Core's modules have them."""
+    seen = [tuple(names)]
+    yield seen[0]
+    for modules in (_FUSED, _APART):
+        order = tuple(sorted(names, key=lambda name: _place(name, modules)))
+        if order not in seen:
+            seen.append(order)
+            yield order
+
+
+def _place(name: str, modules: tuple[str, ...]) -> tuple[int, int, int, bool, bool]:
+    """Of a name within its layer. What no module has keeps its place among others of its kind, behind all that one has."""
+    match = _INNER.fullmatch(name)
+    inner = match["inner"] if match is not None else name
+    module = next((i for i, kind in enumerate(modules) if re.match(rf"{kind}(?:\.|$)", inner)), len(modules))
+    expert = _EXPERT.fullmatch(name)
+    part = next((i for i, kind in enumerate(_LAST) if kind in inner), -1)
+    return (
+        module,
+        int(expert[1]) if expert is not None else 0,
+        part,
+        ".bias" in inner or "_bias" in inner,
+        name[-2:] == "_v",
+    )
