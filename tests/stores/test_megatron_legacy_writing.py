@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 import ucpl
 from tests.stores.megatron_of import FIXTURES, assert_exact
+from ucpl.cli import main
 from ucpl.errors import UcplError
 
 
@@ -45,7 +47,7 @@ def held(value: object, where: str = "") -> dict[str, object]:
 
 
 def test_through_another_framework_and_back_it_is_megatrons_own(tmp_path: Path) -> None:
-    """Virtual stages, a tied embedding, buffers and groups are made anew; only arguments and `_extra_state` are not kept."""
+    """Virtual stages, a tied embedding, buffers and groups are made anew; only an empty `_extra_state` is not kept."""
     source = FIXTURES / "legacy_vpp"
     ucpl.convert(source, tmp_path / "zero", to="zero1(dp=2)")
     ucpl.convert(tmp_path / "zero", tmp_path / "back", to="megatron_legacy(tp=2, pp=2, vpp=2)")
@@ -55,6 +57,7 @@ def test_through_another_framework_and_back_it_is_megatrons_own(tmp_path: Path) 
         assert {k for k in wanted if not k.endswith("_extra_state")} == found.keys(), path
         for key, value in found.items():
             if key == "/args":
+                assert vars(value) == {**vars(wanted[key]), "use_distributed_optimizer": True}
                 continue
             same = torch.equal(value, wanted[key]) if isinstance(value, torch.Tensor) else value == wanted[key]  # type: ignore[arg-type]
             assert same, f"{key} of {path}"
@@ -125,6 +128,49 @@ def test_an_embedding_that_stages_share_must_leave_its_buffer_aligned(tmp_path: 
         found.value.diagnostics[0].code == "E547" and "has 40 elements on a rank" in found.value.diagnostics[0].message
     )
     ucpl.convert(tmp_path / "tied.pt", tmp_path / "one", to="megatron_legacy()")
+
+
+@pytest.mark.parametrize("name", ["dist_stacked_tp2_pp2_fully", "dist_unstacked_moe_ep2"])
+def test_names_of_torch_dist_are_no_names_of_ranks(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UcplError) as found:
+        ucpl.convert(FIXTURES / name, tmp_path / "made", to="megatron_legacy()")
+    assert found.value.diagnostics[0].code == "E547" and "is a name of torch_dist" in found.value.diagnostics[0].message
+
+
+def test_megatron_core_takes_it_with_its_arguments(tmp_path: Path) -> None:
+    source = FIXTURES / "legacy_moe"
+    ucpl.convert(source, tmp_path / "core", to="megatron_core(tp=2)")
+    assert ucpl.compare(source, tmp_path / "core")
+    ucpl.convert(tmp_path / "core", tmp_path / "back", to="megatron_legacy(tp=2, ep=2)")
+    assert_same_tensors(source, tmp_path / "back")
+
+
+def assert_same_tensors(one: Path, other: Path) -> None:
+    for path in sorted((one / "iter_0000010").rglob("*.pt")):
+        wanted = held(torch.load(path, weights_only=False))
+        found = held(torch.load(other / path.relative_to(one), weights_only=False))
+        assert {k for k, v in wanted.items() if v is not None} <= found.keys()
+        assert all(torch.equal(v, found[k]) for k, v in wanted.items() if isinstance(v, torch.Tensor)), path  # type: ignore[arg-type]
+
+
+def test_random_states_stay_where_ranks_are_the_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(FIXTURES / "legacy_vpp", run)
+    for path in run.rglob("model_optim_rng.pt"):
+        value: dict[str, Any] = torch.load(path, weights_only=False)
+        value["rng_state"] = [{"rng": torch.full((3,), len(path.parts) + int(path.parent.name[-1]))}]
+        value["opt_param_scheduler"] = {"num_steps": 80}
+        torch.save(value, path)
+    said = []
+    for name, tp in (("same", 2), ("other", 1)):
+        assert main(["convert", str(run), str(tmp_path / name), "--to", f"megatron_legacy(tp={tp}, pp=2)"]) == 0
+        said.append("--no-load-rng" in capsys.readouterr().out)
+    assert said == [False, True]
+    for path in sorted(run.rglob("model_optim_rng.pt")):
+        wanted, found = (torch.load(p, weights_only=False) for p in (path, tmp_path / "same" / path.relative_to(run)))
+        assert torch.equal(wanted["rng_state"][0]["rng"], found["rng_state"][0]["rng"])
+    made: dict[str, Any] = torch.load(next((tmp_path / "other").rglob("model_optim_rng.pt")), weights_only=False)
+    assert "rng_state" not in made and made["opt_param_scheduler"] == {"num_steps": 80}
 
 
 def test_names_that_megatron_does_not_have_are_not_cut(tmp_path: Path) -> None:

@@ -84,6 +84,14 @@ class _Dealt:
             _refuse(
                 f"distrib_optim.pt has fp32, exp_avg and exp_avg_sq, and the source has {more}", base, f"--drop {more}"
             )
+        other = next((name for name in shapes if names.is_of_chunks(name)), None)
+        if other is not None:
+            _refuse(
+                f"`{other}` is a name of torch_dist, with all layers in one tensor or with half of a linear_fc1, and a folder"
+                " of ranks has none such",
+                base,
+                "megatron_core(...), which keeps these names, and Megatron's own tools from there",
+            )
         aliases = {i.path for i in base.model.items if isinstance(i, nodes.Alias)}
         is_tied = names.EMBEDDING in shapes and names.OUTPUT not in shapes
         if names.OUTPUT not in aliases and numbers.get("untie_embeddings_and_output_weights"):

@@ -6,7 +6,7 @@ Not here: what a tensor means (layout), and the bytes of containers (torch_files
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import field
 
@@ -14,10 +14,12 @@ from ucpl.errors import Diagnostic
 from ucpl.extents import Envelope, Extent, Flat, Key, NamedTensor, Sharding, StoredTensor, Structure
 from ucpl.extents.containers import Container
 from ucpl.extents.experts import Experts
-from ucpl.extents.megatron import Legacy
 from ucpl.extents.pipeline import Pipeline
 from ucpl.records import frozen
 from ucpl.stores.watching import Identity
+
+if TYPE_CHECKING:  # most checkpoints are none of Megatron's
+    from ucpl.extents.megatron import Legacy
 
 Shape = tuple[int, ...]
 

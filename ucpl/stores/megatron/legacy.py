@@ -7,11 +7,21 @@ from pathlib import Path
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS
-from ucpl.stores.megatron.legacy_folder import step_of
 from ucpl.stores.watching import watched
 
-__all__ = ["MegatronLegacy"]
+__all__ = ["MegatronLegacy", "legacy_advice"]
+
+_NO_RNG = "random states are of the ranks that saved them, and are left out: start Megatron-LM with --no-load-rng"
+
+
+def legacy_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """What Megatron-LM asks for beside the folder, where a target has none of it."""
+    alike = source.legacy is not None and all(
+        structure.settings.get(axis) == source.envelope.settings[axis].value for axis in ("tp", "pp", "ep")
+    )
+    return () if alike and "megatron_rng" in source.envelope.blobs else (_NO_RNG,)
 
 
 class MegatronLegacy:
@@ -20,12 +30,17 @@ class MegatronLegacy:
 
     def recognises(self, path: Path) -> bool:
         """A folder of an iteration, or one whose tracker names one."""
+        if not path.is_dir() or not (any(path.glob("mp_rank_*")) or (path / TRACKER).is_file()):
+            return False
+        from ucpl.stores.megatron.legacy_folder import step_of  # most folders are others
+
         return step_of(path) is not None
 
     @watched
     def open(self, path: Path) -> Checkpoint:
         """Read all headers. Raises: UcplError E540-E548, and what the files raise (E400-E427)."""
-        from ucpl.stores.megatron.legacy_reading import opened  # most checkpoints are others
+        from ucpl.stores.megatron.legacy_folder import step_of
+        from ucpl.stores.megatron.legacy_reading import opened
 
         step = step_of(path)
         if step is None:

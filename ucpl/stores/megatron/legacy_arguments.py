@@ -8,9 +8,8 @@ from ucpl.extents import Call, Global
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.inert import HOLDERS
 
-__all__ = ["KNOWN_GLOBALS", "REST", "arguments_in", "namespace", "state_of"]
+__all__ = ["KNOWN_GLOBALS", "arguments_in", "namespace", "state_of"]
 
-REST = "megatron"  # what goes along of a run, in an envelope
 # Classes that a run's own values are of: torch.load(weights_only=True) refuses them, Megatron does not use it.
 KNOWN_GLOBALS = HOLDERS | frozenset(
     f"megatron.core.{name}"
@@ -38,9 +37,7 @@ def state_of(held: object) -> dict[object, object] | None:
 
 def arguments_in(source: Checkpoint) -> dict[object, object]:
     """Of the run that wrote a checkpoint or what it was made of; none where it was no Megatron."""
-    rest = source.envelope.blobs.get(REST)
-    held = rest.get("args") if isinstance(rest, dict) else None
-    return state_of(held) or {}
+    return state_of(source.envelope.carried.get("args")) or {}
 
 
 def namespace(values: Mapping[object, object]) -> Call:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
+from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.texts import read_name
 
 __all__ = ["MODEL", "OPTIM", "TRACKER", "Rank", "Step", "is_step", "ranks_in", "step_of"]
 
-TRACKER = "latest_checkpointed_iteration.txt"
 MODEL, OPTIM = "model_optim_rng.pt", "distrib_optim.pt"
 _RANK = re.compile(r"mp_rank_(\d{2,6})(?:_(\d{3,6}))?(?:_(\d{3,6}))?")
 

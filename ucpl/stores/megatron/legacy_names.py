@@ -20,6 +20,7 @@ __all__ = [
     "Dialect",
     "is_buffer",
     "is_expert",
+    "is_of_chunks",
     "layer_of",
     "with_expert",
     "with_layer",
@@ -37,6 +38,9 @@ _COPY = re.compile(
     r"|router\.(?:weight|bias|expert_bias|local_tokens_per_expert)|(?:position|tokentype)_embeddings\.weight"
     r"|(?:enorm|hnorm)\.(?:weight|bias)|gate_weight|(?:linear_proj|linear_fc2)\.bias\d*)",
     re.ASCII,
+)
+_CHUNKS = re.compile(
+    r"(?:.*\.)?(?:(?:decoder|encoder)\.layers\.(?!\d).*|experts\.experts\..*|linear_fc1\.\w+_[wv])", re.ASCII
 )
 _LINEAR = r"linear_qkv|linear_q|linear_kv|linear_q_proj|linear_q_up_proj|linear_kv_up_proj"
 _ROWS = re.compile(
@@ -58,6 +62,11 @@ def layer_of(name: str) -> tuple[str, int] | None:
 def with_layer(name: str, number: int) -> str:
     """The tensor of the same name in another layer."""
     return _LAYER.sub(rf"\g<1>{number}\g<3>", name)
+
+
+def is_of_chunks(name: str) -> bool:
+    """Whether a tensor is as torch_dist has it: of all layers, of all experts, or half of a gated linear_fc1."""
+    return _CHUNKS.fullmatch(name) is not None
 
 
 def is_expert(name: str) -> bool:

@@ -6,7 +6,6 @@ from ucpl.extents import Envelope, Extent, Key, NamedTensor, Setting, TensorRef
 from ucpl.stores.carrying import lifted
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.megatron import legacy_names as names
-from ucpl.stores.megatron.legacy_arguments import REST
 from ucpl.stores.megatron.legacy_folder import Step
 from ucpl.stores.megatron.legacy_modules import Modules, read_modules
 from ucpl.stores.megatron.legacy_optimizer import GROUPS, Optimizer, facts, read_optimizer
@@ -32,7 +31,8 @@ def opened(step: Step) -> Checkpoint:
         extents |= {(part.file, one.key): part.extent(one.key, one.tensor) for one in held if 0 not in one.tensor.shape}
     carried = dict(optimizer.carried)
     version = str(ranks.top((0, 0, 0)).mapping().get("checkpoint_version", ""))
-    blobs = _rest(ranks, modules, carried)
+    rest: dict[object, object] = {}
+    blobs = _rest(ranks, modules, carried, rest)
     if optimizer.rest:
         blobs[OPTIMIZER] = optimizer.rest
     return Checkpoint(
@@ -50,6 +50,7 @@ def opened(step: Step) -> Checkpoint:
             groups=optimizer.groups,
             scalars=optimizer.scalars,
             blobs=blobs,
+            carried=rest,
         ),
         tensors=_tensors(modules, optimizer),
         aliases={},
@@ -93,12 +94,13 @@ def _settings(ranks: Ranks, modules: Modules, optimizer: Optimizer) -> dict[str,
     return out
 
 
-def _rest(ranks: Ranks, modules: Modules, carried: dict[tuple[str, Key], Extent]) -> dict[str, object]:
-    """What is no tensor of the model and goes along: of the first rank, and random states of all that have others."""
+def _rest(
+    ranks: Ranks, modules: Modules, carried: dict[tuple[str, Key], Extent], rest: dict[object, object]
+) -> dict[str, object]:
+    """What is no tensor of the model and goes along: `rest` of the first rank, and random states of all."""
     first = ranks.top((0, 0, 0))
     own = {"optimizer", *(key for key in map(str, first.mapping()) if key.startswith("model"))}
     out: dict[str, object] = {}
-    rest: dict[str, object] = {}
     random: dict[str, object] = {}
     for place, part in ranks.parts.items():
         for key, value in ranks.top(place).named():
@@ -113,7 +115,6 @@ def _rest(ranks: Ranks, modules: Modules, carried: dict[tuple[str, Key], Extent]
                 random[ranks.folders[place].folder] = made
             else:
                 rest[key] = made
-    out[REST] = rest
     if random:
         out[RNG] = random
     if modules.extra:

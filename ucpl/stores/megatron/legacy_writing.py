@@ -17,7 +17,7 @@ from ucpl.records import define
 from ucpl.stores.carrying import Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.megatron import legacy_names as names
-from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS, REST, arguments_in, namespace
+from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS, arguments_in, namespace
 from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM, TRACKER
 from ucpl.stores.megatron.legacy_reading import OPTIMIZER, RNG, WITHOUT
 from ucpl.stores.pickles import unsafe_globals
@@ -119,11 +119,8 @@ class _Writer:
         return folder, str(int(number))
 
     def iteration(self) -> int:
-        rest = self.source.envelope.blobs.get(REST)
-        for held in (
-            rest.get("iteration") if isinstance(rest, dict) else None,
-            self.source.envelope.blobs.get("global_steps"),
-        ):
+        envelope = self.source.envelope
+        for held in (envelope.carried.get("iteration"), envelope.blobs.get("global_steps")):
             if type(held) is int and 0 <= held < 10**9:
                 return held
         return 0
@@ -132,9 +129,15 @@ class _Writer:
 
     def state(self, file: _File) -> dict[object, object]:
         blobs = self.source.envelope.blobs
-        rest = blobs.get(REST)
-        carried = dict(rest) if isinstance(rest, dict) else {}
+        carried = dict(self.source.envelope.carried)
         carried.pop("args", None)
+        for clash in ("optimizer", "rng_state", *(key for key in carried if str(key).startswith("model"))):
+            if clash in carried:
+                fail(
+                    "E471",
+                    f"the run has a value called `{clash}`, which is Megatron's own in {MODEL}",
+                    Label(MODEL, where=str(clash)),
+                )
         out: dict[object, object] = {
             "args": file.storages.value(namespace(self.arguments())),
             "checkpoint_version": carried.pop("checkpoint_version", _VERSION),
