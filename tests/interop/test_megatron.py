@@ -87,7 +87,13 @@ OWN = (
     Target("mixture", "", {"ep": 4, "pp": 1}),
     Target("adam", "", {"pp": 2}),
 )
-TARGETS = OWN
+LEGACIES = (
+    Target("dense_legacy", "megatron_legacy(tp=1, pp=4)", {"tp": 1, "pp": 4}),
+    Target("tied_legacy", "megatron_legacy(tp=2, pp=1, vpp=1)", {"tp": 2, "pp": 1, "vpp": 0}),
+    Target("mixture_legacy", "megatron_legacy(pp=1, ep=4)", {"ep": 4, "pp": 1}),
+    Target("adam_legacy", "megatron_legacy(pp=2)", {"pp": 2, "optimizer": "distributed"}),
+)
+TARGETS = (*OWN, *LEGACIES)
 
 
 @pytest.fixture(scope="module")

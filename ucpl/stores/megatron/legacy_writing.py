@@ -178,6 +178,8 @@ class _Writer:
         if "expert_tensor_parallel_size" in out:
             out["expert_tensor_parallel_size"] = self.degree("tp")
         out["use_distributed_optimizer"] = True
+        if "ckpt_format" in out:
+            out["ckpt_format"] = "torch"
         prefixes = names.numbered([t.name for t in self.structure.tensors if names.layer_of(t.name)])
         layers = [n for prefix, n in prefixes.items() if prefix.endswith(".layers.")]
         if len(layers) == 1:
