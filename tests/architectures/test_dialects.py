@@ -370,3 +370,25 @@ def test_megatron_s_own_folder_in_hugging_face_s_form(tmp_path):
         theirs = torch.load(path, weights_only=False)["model"]
         ours = torch.load(tmp_path / "again" / path.relative_to(MEGATRON_CORE), weights_only=True)["model"]
         assert_equal({n: t for n, t in theirs.items() if t is not None}, ours)
+
+
+def test_torch_dist_has_whole_stacked_tensors_and_what_modules_keep_beside(tmp_path):
+    """By torch's own reader of the format; `_extra_state` of each linear module is asked for by Megatron when it loads."""
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    tensors = llama(tmp_path / "hf", KINDS["untied"])
+    there = "llama.ucpl:torch_dist(tp=3, pp=2)"
+    ucpl.convert(tmp_path / "hf", tmp_path / "m", there, layout="llama.ucpl:hf()")
+    folder = tmp_path / "m" / "iter_0000000"
+    known = set(FileSystemReader(folder).read_metadata().state_dict_metadata)
+    linear = ("mlp.linear_fc1", "mlp.linear_fc2", "self_attention.linear_proj", "self_attention.linear_qkv")
+    assert {n for n in known if "_extra_state" in n} == {
+        f"decoder.layers.{name}._extra_state/shard_{layer}_4" for name in linear for layer in range(4)
+    }
+    dcp_to_torch_save(folder, tmp_path / "whole.pt")
+    made = torch.load(tmp_path / "whole.pt", weights_only=False)
+    halves = [torch.cat([tensors[f"model.layers.{l}.mlp.{n}_proj.weight"] for n in ("gate", "up")]) for l in range(4)]
+    assert torch.equal(made["decoder.layers.mlp.linear_fc1.weight"], torch.stack(halves))
+    ucpl.convert(tmp_path / "m", tmp_path / "back", "llama.ucpl:hf()", layout=there, config=KINDS["untied"])
+    assert_equal(tensors, tensors_of(tmp_path / "back"))

@@ -71,7 +71,18 @@ CONFIGS: dict[str, tuple[str, int, dict[str, Any]]] = {
         "vocab_size": 50257,
     }),
 }  # fmt: skip
-DENSE = {"hf", "phi3", "pairs", "autotp", "megatron", "megatron_local", "megatron_1p", "hf_rounded", "openai"}
+DENSE = {
+    "hf",
+    "phi3",
+    "pairs",
+    "autotp",
+    "megatron",
+    "megatron_local",
+    "megatron_1p",
+    "torch_dist",
+    "hf_rounded",
+    "openai",
+}
 
 
 @pytest.mark.parametrize("model", CONFIGS)

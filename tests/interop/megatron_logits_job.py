@@ -2,8 +2,8 @@
 
     python -m tests.interop.megatron_logits_job RUNS.json
 
-RUNS.json is a list of {"state": FILE, "out": FILE, "config": {...}, "model": {...}, "mla": bool}. A state has the names of the
-modules without Transformer Engine, which is not there on a CPU.
+RUNS.json is a list of {"state": FILE or "torch_dist": FOLDER, "out": FILE, "config": {...}, "model": {...}, "mla": bool}. A
+state has the names of the modules without Transformer Engine, which is not there on a CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from tests.interop.megatron_shims import MODE
 
 # isort: split
-from megatron.core import parallel_state
+from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig, multi_latent_attention
@@ -57,7 +57,12 @@ def logits(run: dict[str, Any]) -> torch.Tensor:
     for layer in spec.layer_specs if run["mla"] else ():
         layer.submodules.self_attention.submodules.core_attention = Attention
     model = GPTModel(made, spec, **run["model"]).eval()
-    state = torch.load(run["state"], weights_only=True)
+    if folder := run.get("torch_dist"):
+        wanted = model.sharded_state_dict()
+        state = dist_checkpointing.load(wanted, folder)
+        state = {name: tensor for name, tensor in state.items() if torch.is_tensor(tensor)}
+    else:
+        state = torch.load(run["state"], weights_only=True)
     kept = model.state_dict()
     missing = {n for n, t in kept.items() if torch.is_tensor(t) and n not in state}
     assert missing <= {"output_layer.weight"} and set(state) <= set(kept), (missing, set(state) - set(kept))

@@ -76,6 +76,15 @@ MODELS: dict[str, tuple[str, Config, str, str, Config]] = {
     "gpt2": ("GPT2LMHeadModel", FAMILIES["gpt2"]["five"].config, "gpt2.ucpl:hf()", "megatron", {}),
 }  # fmt: skip
 
+# In torch_dist, too.
+STACKED = dict.fromkeys(
+    ("llama", "llama tied", "qwen2", "qwen3", "phi3"), "llama.ucpl:torch_dist(tp=2, pp=2, divisible=1)"
+)
+STACKED |= dict.fromkeys(
+    ("mixtral", "qwen2_moe", "qwen3_moe"),
+    'llama.ucpl:torch_dist_moe(tp=2, pp=2, divisible=1, norm="mlp.linear_fc1.layer_norm_")',
+)
+
 # What Megatron's modules are called with Transformer Engine, and without.
 NAMES = {
     r"self_attention\.linear_qkv\.layer_norm_": "input_layernorm.",
@@ -134,10 +143,13 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Case, Pa
             }
         )
         out[name] = (case, place)
+        if name in STACKED:
+            ucpl.convert(place / "hf", place / "dist", STACKED[name], layout=here)
+            runs.append({**runs[-1], "torch_dist": str(place / "dist" / "iter_0000000"), "out": str(place / "dist.pt")})
     (top / "runs.json").write_text(json.dumps(runs))
     job = [sys.executable, "-m", "tests.interop.megatron_logits_job", str(top / "runs.json")]
     done = subprocess.run(job, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-600:]
+    assert done.returncode == 0, done.stderr[-1500:]
     return {name: (case, place, torch.load(place / "out.pt", weights_only=True)) for name, (case, place) in out.items()}
 
 
@@ -161,5 +173,18 @@ def test_other_degrees_and_back_are_the_same_bytes(
     ranks = f"{spec}:{there}({degrees})"
     ucpl.convert(place / "m", tmp_path / "ranks", ranks, layout=f"{spec}:{there}(tp=1, divisible=1)")
     ucpl.convert(tmp_path / "ranks", tmp_path / "back", here, layout=ranks)
+    back, stored = weights(tmp_path / "back"), weights(place / "hf")
+    assert back.keys() == stored.keys() and all(torch.equal(back[n], stored[n]) for n in stored)
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_torch_dist_is_loaded_and_comes_back(
+    name: str, theirs: dict[str, tuple[Case, Path, Any]], tmp_path: Path
+) -> None:
+    """By Megatron's own `dist_checkpointing.load`; the head of a tied model is the embedding."""
+    _, place, found = theirs[name]
+    assert torch.equal(torch.load(place / "dist.pt", weights_only=True), found)
+    here, config = MODELS[name][2], json.loads((place / "hf" / "config.json").read_text())
+    ucpl.convert(place / "dist", tmp_path / "back", here, layout=STACKED[name], config=config)
     back, stored = weights(tmp_path / "back"), weights(place / "hf")
     assert back.keys() == stored.keys() and all(torch.equal(back[n], stored[n]) for n in stored)

@@ -40,7 +40,7 @@ from ucpl.stores.plain_values import encode
 from ucpl.stores.scalars import number_of
 from ucpl.stores.torch_files import layout_torch_file
 
-__all__ = ["KNOWN", "Writer", "hyper_of", "skeleton"]
+__all__ = ["KNOWN", "Writer", "hyper_of", "skeleton", "whole_shapes"]
 
 Shape = tuple[int, ...]
 # Classes of values that torch.distributed.checkpoint loads whatever they are, and that runs often have: a script's arguments.
@@ -178,7 +178,7 @@ class Writer:
     # ---- tensors ---------------------------------------------------------------------------------------------------
 
     def tensors(self) -> None:
-        whole = _whole_shapes(self.targets)
+        whole = whole_shapes(self.targets)
         for t in sorted(range(len(self.targets)), key=lambda t: self.targets[t].rank):
             target = self.targets[t]
             name, offset = _address(target)
@@ -340,7 +340,7 @@ def _address(target: StoredTensor) -> tuple[str, Shape]:
     return "/".join(map(str, name)), begin
 
 
-def _whole_shapes(targets: tuple[StoredTensor, ...]) -> dict[str, Shape]:
+def whole_shapes(targets: tuple[StoredTensor, ...]) -> dict[str, Shape]:
     """Of each tensor: as far as its chunks reach."""
     out: dict[str, Shape] = {}
     for target in targets:

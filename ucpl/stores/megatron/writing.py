@@ -16,7 +16,7 @@ from ucpl.records import define
 from ucpl.stores.carrying import Storages
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.dcp.metadata import METADATA, Step
-from ucpl.stores.dcp.writing import Writer, hyper_of
+from ucpl.stores.dcp.writing import Writer, hyper_of, whole_shapes
 from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.groups import STEP, has_no_decay, is_expert
 from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, KEPT, OBJECTS, OPTIMIZER
@@ -122,20 +122,21 @@ class _Writer(Writer):
             self.value((name,), value)
 
     def extra_states(self) -> Iterator[str]:
-        for tensor in self.structure.tensors:
-            match = _LINEAR.fullmatch(tensor.name)
+        """By the names of files, which a spec of an architecture gives to tensors of its own."""
+        for name, whole in whole_shapes(self.targets).items():
+            match = _LINEAR.fullmatch(name)
             lead = match["lead"] if match is not None else ""
-            if not lead or "layers." not in lead:
+            if not lead or "layers." not in lead or name.startswith(STATES):
                 continue
-            shape = tensor.shape[: len(tensor.shape) - 2]
+            shape = whole[:-2]
             if not shape:
                 yield f"{lead}._extra_state/shard_0_1"
             elif len(shape) == 1:
                 yield from (f"{lead}._extra_state/shard_{n}_{shape[0]}" for n in range(shape[0]))
             else:
                 layers, experts = shape[:2]
-                whole = f"{layers}.{experts}"
-                yield from (f"{lead}._extra_state/shard_{n}.{e}_{whole}" for n in range(layers) for e in range(experts))
+                of = f"{layers}.{experts}"
+                yield from (f"{lead}._extra_state/shard_{n}.{e}_{of}" for n in range(layers) for e in range(experts))
 
     def common(self) -> SkeletonFile:
         said = self.source.envelope
