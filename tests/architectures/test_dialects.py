@@ -374,7 +374,7 @@ def test_megatron_s_own_folder_in_hugging_face_s_form(tmp_path):
 
 def test_torch_dist_has_whole_stacked_tensors_and_what_modules_keep_beside(tmp_path):
     """By torch's own reader of the format; `_extra_state` of each linear module is asked for by Megatron when it loads."""
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     tensors = llama(tmp_path / "hf", KINDS["untied"])
