@@ -13,7 +13,6 @@ from ucpl.extents import Structure
 from ucpl.stores.checkpoint import Checkpoint, Framework, Order
 from ucpl.stores.containers import container_of
 from ucpl.stores.dcp import DCP
-from ucpl.stores.dcp.folders import folders_in
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.advice import advice as deepspeed_advice
 from ucpl.stores.deepspeed.advice import universal_advice
@@ -85,7 +84,7 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
             opened = one.open(path) if not isinstance(one, DeepSpeed) else one.open(path, order)
             if opened.framework == HuggingFace.name:
                 return evolve(opened, remarks=(*opened.remarks, *overlooked(path)))
-            chunks = folders_in(opened.root) if opened.framework == DCP.name else ()
+            chunks = _chunks_of(opened)
             keys = opened.envelope.carried.keys()
             return evolve(opened, container=container_of(opened.top, opened.root, keys, chunks))
     refuse_stranger(path)
@@ -98,6 +97,15 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
         or "give the save folder (with `latest`), one step's folder, or a plain file; known: "
         + ", ".join(f.name for f in FRAMEWORKS),
     )
+
+
+def _chunks_of(opened: Checkpoint) -> tuple[str, ...]:
+    """Folders of FSDP's chunks that a run keeps its other files beside."""
+    if opened.framework != DCP.name:
+        return ()
+    from ucpl.stores.dcp.folders import folders_in
+
+    return folders_in(opened.root)
 
 
 def _of_language(path: Path) -> str:

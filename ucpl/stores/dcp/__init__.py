@@ -12,14 +12,10 @@ from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
-from ucpl.stores.dcp.folders import is_apart, read_folders
-from ucpl.stores.dcp.metadata import METADATA, read_metadata
-from ucpl.stores.dcp.per_rank import opened_ranks, ranks_in
-from ucpl.stores.dcp.shards import opened_shards, shards_in
 from ucpl.stores.texts import names_like
 from ucpl.stores.watching import watched
 
-__all__ = ["DCP", "METADATA"]
+__all__ = ["DCP"]
 
 OTHERS = ("common.pt", "metadata.json")
 
@@ -32,6 +28,10 @@ class DCP:
         """A folder with `.metadata` and *.distcp, and none of the files that Megatron-Core has beside them; or one of such
         folders, of FSDP's model and optimizer.
         """
+        from ucpl.stores.dcp.folders import METADATA, is_apart  # most checkpoints are others
+        from ucpl.stores.dcp.per_rank import ranks_in
+        from ucpl.stores.dcp.shards import shards_in
+
         if path.is_dir() and (shards_in(path) or ranks_in(path) or is_apart(path)):
             return True
         if not path.is_dir() or not (path / METADATA).is_file() or any((path / name).exists() for name in OTHERS):
@@ -41,11 +41,16 @@ class DCP:
     @watched
     def open(self, path: Path) -> Checkpoint:
         """Read all headers. Raises: UcplError E452, E455, E520-E524, and what the files raise (E400-E427)."""
+        from ucpl.stores.dcp.folders import is_apart, read_folders
+        from ucpl.stores.dcp.metadata import read_metadata
+        from ucpl.stores.dcp.per_rank import opened_ranks, ranks_in
+        from ucpl.stores.dcp.shards import opened_shards, shards_in
+
         if shards_in(path):
             return opened_shards(path)
         if ranks_in(path):
             return opened_ranks(path)
-        from ucpl.stores.dcp.reading import opened  # most checkpoints are others
+        from ucpl.stores.dcp.reading import opened
 
         return opened(path, read_folders(path) if is_apart(path) else read_metadata(path))
 

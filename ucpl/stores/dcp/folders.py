@@ -14,7 +14,7 @@ from ucpl.errors import Label, fail
 from ucpl.stores.dcp.metadata import METADATA, Metadata, Place, Stored, read_metadata
 from ucpl.stores.texts import names_like
 
-__all__ = ["MODEL", "OPTIMIZER", "folders_in", "is_apart", "read_folders"]
+__all__ = ["METADATA", "MODEL", "OPTIMIZER", "folders_in", "is_apart", "read_folders"]
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 _MODELS = "pytorch_model_fsdp_"  # and a number

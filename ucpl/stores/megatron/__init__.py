@@ -9,9 +9,8 @@ from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
-from ucpl.stores.dcp.metadata import METADATA
+from ucpl.stores.megatron.classes import KNOWN_GLOBALS
 from ucpl.stores.megatron.folder import step_of
-from ucpl.stores.megatron.roles import KNOWN_GLOBALS
 from ucpl.stores.watching import watched
 
 __all__ = ["MegatronCore"]
@@ -27,6 +26,8 @@ class MegatronCore:
         """`.metadata` beside the files of Megatron-Core's own, here or in the folder that a tracker leads to."""
         if not path.is_dir():
             return False
+        from ucpl.stores.dcp.metadata import METADATA
+
         root = step_of(path).root
         return (root / METADATA).is_file() and any((root / name).exists() for name in OTHERS)
 

@@ -15,18 +15,8 @@ from ucpl.errors import Label, fail
 from ucpl.records import frozen
 from ucpl.stores.dcp.metadata import METADATA, Metadata
 
-__all__ = ["BUFFERS", "KNOWN_GLOBALS", "MASTER", "MASTERS", "STATES", "Entries", "entries_of", "is_of_optimizer"]
+__all__ = ["BUFFERS", "MASTER", "MASTERS", "STATES", "Entries", "entries_of", "is_of_optimizer"]
 
-# Classes of values in Megatron-LM's own checkpoints, which Megatron-Core tells torch's unpickler to be safe: a job's arguments,
-# and arrays in random states.
-KNOWN_GLOBALS = frozenset({
-    "_io.BytesIO", "argparse.Namespace", "numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct",
-    "numpy.dtype", "numpy.dtypes.UInt32DType", "numpy.ndarray", "pathlib.PosixPath", "signal.Signals", "types.SimpleNamespace",
-    "megatron.core.enums.ModelType", "megatron.core.optimizer.optimizer_config.OptimizerConfig",
-    "megatron.core.rerun_state_machine.RerunDiagnostic", "megatron.core.rerun_state_machine.RerunMode",
-    "megatron.core.rerun_state_machine.RerunState", "megatron.core.transformer.enums.AttnBackend",
-    "megatron.core.transformer.enums.CudaGraphScope",
-})  # fmt: skip
 STATES = "optimizer.state."
 MASTER = "fp32"
 MASTERS = ("param", "fp32_param")  # what a master is called: by the distributed optimizer, and by all others

@@ -17,10 +17,11 @@ from ucpl.stores.carrying import Storages
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.dcp.metadata import METADATA, Step
 from ucpl.stores.dcp.writing import Writer, hyper_of, whole_shapes
+from ucpl.stores.megatron.classes import KNOWN_GLOBALS
 from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.groups import STEP, has_no_decay, is_expert
 from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, KEPT, OBJECTS, OPTIMIZER
-from ucpl.stores.megatron.roles import KNOWN_GLOBALS, STATES
+from ucpl.stores.megatron.roles import STATES
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.plain_values import encode

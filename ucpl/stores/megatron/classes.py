@@ -1,0 +1,16 @@
+"""Classes that Megatron's own files name: asked at each start, of whatever checkpoint."""
+
+from __future__ import annotations
+
+__all__ = ["KNOWN_GLOBALS"]
+
+# Classes of values in Megatron-LM's own checkpoints, which Megatron-Core tells torch's unpickler to be safe: a job's arguments,
+# and arrays in random states.
+KNOWN_GLOBALS = frozenset({
+    "_io.BytesIO", "argparse.Namespace", "numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct",
+    "numpy.dtype", "numpy.dtypes.UInt32DType", "numpy.ndarray", "pathlib.PosixPath", "signal.Signals", "types.SimpleNamespace",
+    "megatron.core.enums.ModelType", "megatron.core.optimizer.optimizer_config.OptimizerConfig",
+    "megatron.core.rerun_state_machine.RerunDiagnostic", "megatron.core.rerun_state_machine.RerunMode",
+    "megatron.core.rerun_state_machine.RerunState", "megatron.core.transformer.enums.AttnBackend",
+    "megatron.core.transformer.enums.CudaGraphScope",
+})  # fmt: skip
