@@ -303,7 +303,7 @@ class Run:
 
     def load(self, folder: str) -> list[str]:
         """What Megatron-LM would say of it; empty where it is content."""
-        top = Path(folder)
+        top, here = Path(folder), None
         step = top / f"iter_{int((top / TRACKER).read_text()):07d}"
         if dist_checkpointing.check_is_distributed_checkpoint(str(step)):
             state, told = self.load_distributed(step)
@@ -311,13 +311,14 @@ class Run:
             here = self.legacy_folder(step)
             state, told = torch.load(here / "model_optim_rng.pt"), []
             told += differing(state["args"], self.run, "tensor_model_parallel_size", "pipeline_model_parallel_size")
-        told += differing(state["args"], self.run, "num_layers", "hidden_size", "num_attention_heads")
+        if "args" in state:
+            told += differing(state["args"], self.run, "num_layers", "hidden_size", "num_attention_heads")
         for key, part in zip(self.model_keys(), self.parts, strict=True):
             part.load_state_dict(state[key], strict=True)
         if self.optimizer is not None:
             with megatron_shims.types_of_cuda(), torch.no_grad():
                 self.optimizer.load_state_dict(state["optimizer"])
-                if state["args"].ckpt_format == "torch" and self.run["optimizer"] == "distributed":
+                if here is not None and self.run["optimizer"] == "distributed":
                     self.optimizer.load_parameter_state(str(here / "distrib_optim.pt"))
             self.schedule.load_state_dict(state["opt_param_scheduler"])
         self.done = state["iteration"]
@@ -326,7 +327,8 @@ class Run:
     def load_distributed(self, step: Path) -> tuple[dict[str, Any], list[str]]:
         common = dist_checkpointing.load_common_state_dict(str(step))
         metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
-        degrees = common["args"].tensor_model_parallel_size, common["args"].pipeline_model_parallel_size
+        said = common.get("args")  # what another framework trained has none
+        degrees = getattr(said, "tensor_model_parallel_size", 1), getattr(said, "pipeline_model_parallel_size", 1)
         is_same = degrees == (self.run["tp"], self.run["pp"])
         kind = metadata.get("distrib_optim_sharding_type")
         if self.run["optimizer"] == "distributed" and not is_same and kind not in RESHARDABLE:

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from attrs import field, frozen
 
 import ucpl
+from tests.interop.jobs import differences
 from tests.interop.parallel import Script, result, spoil_chunk, torchrun
+from tests.megatron_truth import stored
 from ucpl.errors import UcplError
 
 pytestmark = pytest.mark.interop
@@ -24,6 +27,7 @@ pytestmark = pytest.mark.interop
 JOB = Script(Path(__file__).with_name("megatron_job.py"), seconds=300)
 WORLD = 4
 STEPS = 3
+RATES = ("lr", "weight_decay", "betas", "eps")  # of groups
 TOLERANCE = {"fp32": 5e-4, "bf16": 3e-2}  # of losses of about 4.5, six steps of Adam apart
 
 DENSE = {"dtype": "fp32"}
@@ -93,7 +97,15 @@ LEGACIES = (
     Target("mixture_legacy", "megatron_legacy(pp=1, ep=4)", {"ep": 4, "pp": 1}),
     Target("adam_legacy", "megatron_legacy(pp=2)", {"pp": 2, "optimizer": "distributed"}),
 )
-TARGETS = (*OWN, *LEGACIES)
+CORES = (
+    Target("dense", "megatron_core(tp=1, pp=4)", {"tp": 1, "pp": 4}),
+    Target("dense_unstacked", "megatron_core(pp=2)", {"tp": 1, "pp": 2}),
+    Target("dense_buckets", "megatron_core(tp=2, pp=2)", {"pp": 2}),  # Megatron itself cannot: it is dp_reshardable
+    Target("tied", "megatron_core(tp=2)", {"tp": 2, "pp": 1, "vpp": 0}),
+    Target("mixture", "megatron_core()", {"ep": 4, "pp": 1}),
+    Target("adam", "megatron_core()", {"pp": 2}),
+)
+TARGETS = (*OWN, *CORES, *LEGACIES)
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +167,24 @@ def test_a_moment_that_was_changed_is_found(folder: Path) -> None:
     source, found = result(folder, target.source), result(folder, str(target))
     assert found["differences"] == ["/decoder.final_layernorm.weight/exp_avg differs"]
     assert found["after"] != pytest.approx(source["after"], rel=0, abs=TOLERANCE["fp32"])
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_plain_file_has_what_the_running_job_had(folder: Path, name: str) -> None:
+    """Weights, masters, moments and steps, gathered from the ranks by their own cuts: each element."""
+    source, form = SAVED[name]
+    wanted = torch.load(folder / f"{source}.truth", weights_only=False)
+    if form["format"] == "torch_dist":
+        wanted = stored(wanted, {"swiglu": True, "dense_first": False, **RUNS[source]}, form.get("unstacked", False))
+    ucpl.convert(folder / name, folder / f"{name}.pt", "plain()")
+    plain = torch.load(folder / f"{name}.pt", weights_only=False)
+    held = plain["params"] | {buffer: {"weight": tensor} for buffer, tensor in plain["buffers"].items()}
+    assert held.keys() == wanted.keys()
+    for parameter, states in wanted.items():
+        mine = {state: value for state, value in states.items() if state not in RATES}
+        assert differences(numbers(held[parameter]), numbers(mine), parameter) == []
+
+
+def numbers(states: dict[str, Any]) -> dict[str, Any]:
+    """Steps are numbers, whatever kept them."""
+    return {state: float(value) if state == "step" else value for state, value in states.items()}
