@@ -84,7 +84,7 @@ def test_layers_by_number_with_a_whole_fc1_are_asked_for_as_layers_that_differ(t
     """As legacy folders have them: neither stacked, nor each half by itself."""
     tensors = {f"decoder.layers.{n}.mlp.linear_fc1.weight": torch.ones(4, 3) for n in range(2)}
     torch.save({"params": {name: {"weight": t} for name, t in tensors.items()}}, tmp_path / "plain.pt")
-    ucpl.convert(tmp_path / "plain.pt", tmp_path / "made", "megatron_core()")
+    ucpl.convert(tmp_path / "plain.pt", tmp_path / "made", "megatron_core(stacked=0)")
     (file,) = (tmp_path / "made").glob("**/common.pt")
     content = common_of(file)["content_metadata"]
     assert (content["singleton_local_shards"], content["non_homogeneous_layers"]) == (False, True)

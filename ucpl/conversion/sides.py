@@ -203,7 +203,7 @@ def sides(
     source: None, where the checkpoint itself says what it is.
     """
     if checkpoint is not None:
-        checkpoint, target = _of_words(checkpoint, source, target)
+        checkpoint, target = _of_words(_of_layers(checkpoint, source, target), source, target)
         checkpoint, source = of_ties(checkpoint, source, target, _config_of(checkpoint, given.config))
         here = source_side(checkpoint, source, evolve(given, model=None))
         return here, target_side(target, here, given)
@@ -213,6 +213,17 @@ def sides(
         given = evolve(given, model=named.model(given) if named is not None else None)
     here = located(source, given)
     return here, target_side(target, here, given)
+
+
+def _of_layers(checkpoint: Checkpoint, source: Called | None, target: Called) -> Checkpoint:
+    """The source with a tensor for each layer and expert, where it has one of all and the target has files of modules."""
+    if source is not None or checkpoint.framework != "megatron_core":
+        return checkpoint
+    if target.library.chain(target.call.name)[-1].node.name != "megatron_legacy":
+        return checkpoint
+    from ucpl.stores.megatron.stacks import apart, templates_of
+
+    return apart(checkpoint, templates_of(tuple(t.name for t in checkpoint.tensors)))
 
 
 def _of_words(checkpoint: Checkpoint, source: Called | None, target: Called) -> tuple[Checkpoint, Called]:

@@ -20,16 +20,19 @@ from ucpl.stores.megatron.buckets import buckets_in, runs_of
 from ucpl.stores.megatron.folder import Step
 from ucpl.stores.megatron.groups import STEP, Dealt, Said, dealt
 from ucpl.stores.megatron.roles import BUFFERS, MASTER, MASTERS, STATES, Entries, entries_of, is_of_optimizer
+from ucpl.stores.megatron.stacks import apart, is_of_a_layer
 from ucpl.stores.plain_values import decode
 from ucpl.stores.scalars import is_counted
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 
-__all__ = ["BACKEND", "COMMON", "CONTENT", "KEPT", "OBJECTS", "OPTIMIZER", "opened"]
+__all__ = ["BACKEND", "COMMON", "CONTENT", "ITERATION", "KEPT", "OBJECTS", "OPTIMIZER", "opened"]
 
 COMMON, BACKEND = "common.pt", "metadata.json"
 OBJECTS = "sharded_objects"  # of the envelope: `_extra_state` of modules, random states
 OPTIMIZER, CONTENT = "optimizer", "content_metadata"
+_ITERATION, _VERSION = "iteration", "checkpoint_version"
+ITERATION = "global_steps"  # of the envelope, as other frameworks call it
 KEPT = "ucpl"  # of common.pt: what a target keeps of another framework's run
 
 
@@ -40,6 +43,10 @@ def opened(step: Step) -> Checkpoint:
     roles = Roles("", STATES, entries.weights, entries.states)
     common = read_torch_file(step.root, COMMON)
     made = _Dist(step.root, metadata, roles, Chunks(step.root), common=common, entries=entries).checkpoint()
+    said = Value.of(common).find(KEPT)
+    stacks = said.find("stacks") if said is not None else None
+    if stacks is not None:
+        made = apart(made, {name: template.text() for name, template in stacks.named()})
     return evolve(made, top=step.top, tag=step.tag, files=(*made.files, COMMON, BACKEND))
 
 
@@ -141,6 +148,7 @@ class _Dist(Opened):
         found = {state for states in self.states.values() for state in states}
         return {
             "file": Setting(METADATA, "its name"),
+            "stacked": Setting(int(not any(map(is_of_a_layer, self.roles.weights))), f"names in {METADATA}"),
             "masters": Setting(int("fp32" in found), f"names in {METADATA}"),
             "master": Setting(self.entries.master or "param", f"names in {METADATA}"),
         }
@@ -148,18 +156,25 @@ class _Dist(Opened):
     def kept(self, carried: dict[object, object]) -> tuple[str, str, dict[str, object]]:
         held = {name: self.value(name) for name in self.entries.objects if not is_of_optimizer(name)}
         blobs: dict[str, object] = {OBJECTS: held} if held else {}
+        iteration = Value.of(self.common).find(_ITERATION)
+        if iteration is not None and type(iteration.held) is int:
+            blobs[ITERATION] = iteration.held
         said = Value.of(self.common).find(KEPT)
         if said is None:
-            return self.framework, "", blobs
+            return self.framework, self.version(), blobs
         more = decode(said.at("blobs").held)
         if not isinstance(more, dict) or not all(isinstance(key, str) for key in more):
             said.at("blobs").wrong("a dict whose keys are texts")
         return said.at("framework").text(), said.at("version").text(), {**blobs, **more}
 
+    def version(self) -> str:
+        value = Value.of(self.common).mapping().get(_VERSION, "")
+        return str(value) if isinstance(value, int | float | str) else ""
+
     def rest(self) -> dict[object, object]:
         """What common.pt has beside the optimizer."""
         value = Value.of(self.common).mapping()
-        kept = {key: one for key, one in value.items() if key not in (OPTIMIZER, CONTENT, KEPT)}
+        kept = {key: one for key, one in value.items() if key not in (OPTIMIZER, CONTENT, KEPT, _ITERATION, _VERSION)}
         for extent in self.common.extents():
             if extent.key[0] in kept:
                 self.carried[COMMON, extent.key] = extent

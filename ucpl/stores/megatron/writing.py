@@ -10,18 +10,26 @@ import json
 import re
 from collections.abc import Iterator
 
+from attrs import evolve, field
+
 from ucpl.errors import Label, fail
-from ucpl.extents import ParameterGroup, StoredTensor, Structure
+from ucpl.extents import ParameterGroup, StoredTensor, Structure, TensorRef
 from ucpl.records import define
-from ucpl.stores.carrying import Storages
-from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.carrying import Storages, strides
+from ucpl.stores.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.dcp.metadata import METADATA, Step
 from ucpl.stores.dcp.writing import Writer, hyper_of, whole_shapes
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
 from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.groups import STEP, has_no_decay, is_expert
+<<<<<<< HEAD
 from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, KEPT, OBJECTS, OPTIMIZER
 from ucpl.stores.megatron.roles import STATES
+=======
+from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, ITERATION, KEPT, OBJECTS, OPTIMIZER
+from ucpl.stores.megatron.roles import KNOWN_GLOBALS, STATES
+from ucpl.stores.megatron.stacks import Stacks, stacks_of
+>>>>>>> cb29534 (Between Megatron's forms: layers are stacked as Megatron-Core asks for them, and taken apart for files of ranks)
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.plain_values import encode
@@ -29,6 +37,7 @@ from ucpl.stores.scalars import number_of
 
 __all__ = ["skeleton"]
 
+Shape = tuple[int, ...]
 BARE = "."  # a step that says: no tracker, and no folder of an iteration
 _CONTENT = {
     "distrib_optim_sharding_type": "fully_reshardable",
@@ -54,6 +63,8 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
 @define(eq=False)
 class _Writer(Writer):
+    stacks: Stacks = field(factory=Stacks, init=False)
+
     @property
     def prefix(self) -> str:
         return ""
@@ -61,6 +72,23 @@ class _Writer(Writer):
     @property
     def states(self) -> str:
         return STATES
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.structure.settings.get("stacked"):
+            self.stacks = stacks_of({t.name: t.shape for t in self.structure.tensors})
+
+    def chunk(self, rank: int, name: str, offset: Shape, archive: Archive, whole: Shape) -> int:
+        """As the format has it; a layer's in the stack of all."""
+        found = self.stacks.of(name)
+        if found is None:
+            return super().chunk(rank, name, offset, archive, whole)
+        stack, at, counts = found
+        tensor = archive.value
+        assert isinstance(tensor, TensorRef)
+        shape = (*(1 for _ in at), *tensor.shape)
+        made = evolve(archive, value=evolve(tensor, shape=shape, stride=strides(shape)))
+        return super().chunk(rank, stack, (*at, *offset), made, (*counts, *whole))
 
     def path_of(self, name: str) -> tuple[Step, ...]:
         return (name,)
@@ -104,7 +132,7 @@ class _Writer(Writer):
     def iteration(self) -> int:
         envelope = self.source.envelope
         steps = [number_of(v) for v in envelope.scalars.get(STEP, {}).values()]
-        for said in (envelope.carried.get("iteration"), envelope.blobs.get("global_steps"), *steps[:1]):
+        for said in (envelope.blobs.get(ITERATION), envelope.carried.get("iteration"), *steps[:1]):
             if isinstance(said, int | float) and not isinstance(said, bool) and said >= 0:
                 return int(said)
         return 0
@@ -122,22 +150,46 @@ class _Writer(Writer):
         for name, value in known.items():
             self.value((name,), value)
 
+<<<<<<< HEAD
     def extra_states(self) -> Iterator[str]:
         """By the names of files, which a spec of an architecture gives to tensors of its own."""
         for name, whole in whole_shapes(self.targets).items():
+=======
+    def stored(self) -> dict[str, Shape]:
+        """Tensors as they are written: stacks of layers, and what is in none, with their whole shapes."""
+        out: dict[str, Shape] = {}
+        for tensor in self.structure.tensors:
+            name, _, lead = self.stacks.of(tensor.name) or (tensor.name, (), ())
+            out[name] = (*lead, *tensor.shape)
+        return out
+
+    def extra_states(self) -> Iterator[str]:
+        for name, shape in self.stored().items():
+>>>>>>> cb29534 (Between Megatron's forms: layers are stacked as Megatron-Core asks for them, and taken apart for files of ranks)
             match = _LINEAR.fullmatch(name)
             lead = match["lead"] if match is not None else ""
             if not lead or "layers." not in lead or name.startswith(STATES):
                 continue
+<<<<<<< HEAD
             shape = whole[:-2]
             if not shape:
+=======
+            counts = shape[: len(shape) - 2]
+            if not counts:
+>>>>>>> cb29534 (Between Megatron's forms: layers are stacked as Megatron-Core asks for them, and taken apart for files of ranks)
                 yield f"{lead}._extra_state/shard_0_1"
-            elif len(shape) == 1:
-                yield from (f"{lead}._extra_state/shard_{n}_{shape[0]}" for n in range(shape[0]))
+            elif len(counts) == 1:
+                yield from (f"{lead}._extra_state/shard_{n}_{counts[0]}" for n in range(counts[0]))
             else:
+<<<<<<< HEAD
                 layers, experts = shape[:2]
                 of = f"{layers}.{experts}"
                 yield from (f"{lead}._extra_state/shard_{n}.{e}_{of}" for n in range(layers) for e in range(experts))
+=======
+                layers, experts = counts[:2]
+                both = f"{layers}.{experts}"
+                yield from (f"{lead}._extra_state/shard_{n}.{e}_{both}" for n in range(layers) for e in range(experts))
+>>>>>>> cb29534 (Between Megatron's forms: layers are stacked as Megatron-Core asks for them, and taken apart for files of ranks)
 
     def common(self) -> SkeletonFile:
         said = self.source.envelope
@@ -149,22 +201,25 @@ class _Writer(Writer):
                 f"the run has a value called `{clash}`, which is Megatron's own in {COMMON}",
                 Label(COMMON, where=clash),
             )
-        value.setdefault("checkpoint_version", 3.0)  # what comes before has q, k and v in another order
-        value.setdefault("iteration", self.iteration)
+        value["checkpoint_version"] = 3.0  # what comes before has q, k and v in another order
+        value["iteration"] = self.iteration
         groups = self.of_optimizers()
         if groups:
             value[OPTIMIZER] = groups
         value[CONTENT] = {**_CONTENT, **self.keys()}
-        blobs = {key: one for key, one in said.blobs.items() if key not in (OBJECTS, EMPTY)}
-        if blobs:
-            value[KEPT] = {"framework": said.framework, "version": said.version, "blobs": encode(blobs)}
+        blobs = {key: one for key, one in said.blobs.items() if key not in (OBJECTS, EMPTY, ITERATION)}
+        kept: dict[str, object] = {"framework": said.framework, "version": said.version, "blobs": encode(blobs)}
+        if self.stacks.templates:
+            kept["stacks"] = dict(self.stacks.templates)
+        if blobs or self.stacks.templates:
+            value[KEPT] = kept
         storages = Storages(self.lying)
         made = storages.value(value)
         return SkeletonFile(path=COMMON, value=made, carried=tuple(storages.carried))
 
     def keys(self) -> dict[str, bool]:
         """How Megatron is to name its own tensors: it asks for the keys that this says, whatever lies in the folder."""
-        names = [tensor.name for tensor in self.structure.tensors]
+        names = list(self.stored())
         if not any(map(_NUMBERED.fullmatch, names)):
             return {"singleton_local_shards": False}
         if any(map(_SINGLE.fullmatch, names)):

@@ -1,0 +1,115 @@
+"""Between Megatron's forms: one tensor of all layers and one of each, files of ranks and chunks, optimizer and all."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+
+import ucpl
+from tests.stores.test_megatron_core import FIXTURES, truth, value_of
+from ucpl.stores.megatron.stacks import stacks_of
+from ucpl.stores.registry import open_checkpoint
+
+STATES = ("weight", "fp32", "exp_avg", "exp_avg_sq")
+
+
+def name_of(stack: str, at: tuple[int, ...]) -> str:
+    """What a module of a layer, and of an expert, is called."""
+    lead, rest = stack.split("layers.")
+    inner = rest.replace("experts.experts.", f"experts.local_experts.{at[1]}.") if len(at) > 1 else rest
+    return f"{lead}layers.{at[0]}.{inner}"
+
+
+def by_module(name: str) -> dict[str, dict[str, torch.Tensor]]:
+    """The truth of a fixture with stacked keys: of each layer's and expert's own tensors."""
+    out: dict[str, dict[str, torch.Tensor]] = {}
+    for stack, said in truth(name).items():
+        states = {state: value_of(said, state) for state in STATES}
+        leads = 0 if "layers." not in stack else 2 if "experts.experts." in stack else 1
+        if leads == 0:
+            out[stack] = states
+            continue
+        counts = states["weight"].shape[:leads]
+        for number in range(prod(counts)):
+            at = tuple(int(i) for i in torch.unravel_index(torch.tensor(number), counts))
+            out[name_of(stack, at)] = {state: tensor[at] for state, tensor in states.items()}
+    return out
+
+
+def held_by(folder: Path, made: Path) -> dict[str, dict[str, torch.Tensor]]:
+    ucpl.convert(folder, made, to="plain()")
+    plain = torch.load(made / "plain.pt", weights_only=True)
+    return plain["params"] | {name: {"weight": tensor} for name, tensor in plain["buffers"].items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("dist_moe", "megatron_legacy(tp=2, ep=2)"),
+        ("dist_buckets", "megatron_legacy(pp=2, vpp=2)"),
+        ("dist_moe_buckets", "megatron_legacy(tp=2, ep=4)"),
+    ],
+)
+def test_stacks_go_to_files_of_ranks_and_back(tmp_path: Path, name: str, target: str) -> None:
+    ucpl.convert(FIXTURES / name, tmp_path / "legacy", to=target)
+    wanted = by_module(name)
+    found = held_by(tmp_path / "legacy", tmp_path / "one")
+    assert found.keys() == wanted.keys()
+    ucpl.convert(tmp_path / "legacy", tmp_path / "core", to="megatron_core(tp=3)")
+    again = held_by(tmp_path / "core", tmp_path / "two")
+    for module, states in wanted.items():
+        for state in found[module].keys() - {"step"}:
+            assert torch.equal(found[module][state], states[state]), (module, state)
+            assert torch.equal(again[module][state], states[state]), (module, state)
+    assert ucpl.compare(tmp_path / "legacy", tmp_path / "core")
+    stored = {key: value_of(said, "weight") for key, said in truth(name).items()}
+    read = {key: torch.zeros_like(tensor) for key, tensor in stored.items()}
+    load(read, checkpoint_id=open_checkpoint(tmp_path / "core").root, no_dist=True)
+    assert all(torch.equal(read[key], tensor) for key, tensor in stored.items()), "stacked, as Megatron asks for them"
+
+
+def test_a_chunk_of_two_layers_is_taken_apart(tmp_path: Path) -> None:
+    """As a target of one rank has all layers of a stack in one chunk."""
+    ucpl.convert(FIXTURES / "dist_split", tmp_path / "whole", to="megatron_core()")
+    ucpl.convert(FIXTURES / "dist_moe", tmp_path / "experts", to="megatron_core()")
+    for name, folder in (("dist_split", "whole"), ("dist_moe", "experts")):
+        ucpl.convert(tmp_path / folder, tmp_path / f"{folder}_legacy", to="megatron_legacy()")
+        found = held_by(tmp_path / f"{folder}_legacy", tmp_path / f"{folder}_plain")
+        wanted = by_module(name)
+        assert all(torch.equal(found[module]["weight"], wanted[module]["weight"]) for module in wanted)
+
+
+def test_names_of_megatrons_own_blocks_are_those_that_it_saves() -> None:
+    shapes = {
+        **{f"decoder.layers.{n}.input_layernorm.weight": (8,) for n in range(2)},
+        **{f"decoder.layers.{n}.pre_mlp_layernorm.weight": (8,) for n in range(2)},
+        **{f"decoder.layers.{n}.mlp.experts.local_experts.{e}.w": (8, 2) for n in range(2) for e in range(3)},
+    }
+    found = stacks_of(shapes)
+    assert found.counts == {
+        "decoder.layers.self_attention.linear_qkv.layer_norm_weight": (2,),
+        "decoder.layers.mlp.linear_fc1.layer_norm_weight": (2,),
+        "decoder.layers.mlp.experts.experts.w": (2, 3),
+    }
+    assert found.of("optimizer.state.exp_avg.decoder.layers.1.mlp.experts.local_experts.2.w") == (
+        "optimizer.state.exp_avg.decoder.layers.mlp.experts.experts.w",
+        (1, 2),
+        (2, 3),
+    )
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"layers.0.a": (2,), "layers.1.a": (3,)},
+        {"layers.0.a": (2,), "layers.1.a": (2,), "layers.1.b": (2,)},
+        {"layers.0.input_layernorm.weight": (2,), "layers.0.self_attention.linear_qkv.layer_norm_weight": (2,)},
+    ],
+    ids=["shapes", "tensors", "names"],
+)
+def test_layers_that_differ_are_not_stacked(shapes: dict[str, tuple[int, ...]]) -> None:
+    assert stacks_of(shapes).places == {}
