@@ -115,7 +115,9 @@ def assert_tells(ours: Any, theirs: Any, tensors: Any, where: str = "") -> int:
         assert kind is type(theirs) and len(ours) == len(theirs), where
         pairs = zip(ours.items(), theirs.items(), strict=True)
         return sum(
-            assert_tells(a, b, tensors, f"{where}/{key}") + (0 if isinstance(key, Call) else int(key != other))
+            assert_tells(a, b, tensors, f"{where}/{key}")
+            + (assert_tells(key, other, tensors, where) if isinstance(key, tuple) else 0)
+            + (0 if isinstance(key, Call | tuple) else int(key != other))
             for (key, a), (other, b) in pairs
         )
     if kind in (list, tuple):

@@ -14,7 +14,6 @@ from ucpl.conversion.ordering import without_order
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.ties import of_ties, with_ties
 from ucpl.conversion.training import change_of, in_other_dtype, training_of, wished
-from ucpl.layout.frameworks import CHUNKED
 
 if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
@@ -180,6 +179,8 @@ def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note
     if not (parallel.is_open(*one) or (is_apart and parallel.says_cuts_alone(*one))):
         return located(one, given, notes=notes)
     base = parallel.Base(*one, given.model, given.inherited, given.config)
+    from ucpl.layout.frameworks import CHUNKED
+
     base_name = one.library.chain(one.call.name)[-1].node.name
     if base_name in CHUNKED:
         from ucpl.frontends import dcp, megatron_core

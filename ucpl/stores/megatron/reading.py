@@ -26,13 +26,13 @@ from ucpl.stores.scalars import is_counted
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 
-__all__ = ["BACKEND", "COMMON", "CONTENT", "ITERATION", "KEPT", "OBJECTS", "OPTIMIZER", "opened"]
+__all__ = ["BACKEND", "COMMON", "CONTENT", "GIVEN", "ITERATION", "KEPT", "OBJECTS", "OPTIMIZER", "VERSION", "opened"]
 
 COMMON, BACKEND = "common.pt", "metadata.json"
 OBJECTS = "sharded_objects"  # of the envelope: `_extra_state` of modules, random states
 OPTIMIZER, CONTENT = "optimizer", "content_metadata"
-_ITERATION, _VERSION = "iteration", "checkpoint_version"
-ITERATION = "global_steps"  # of the envelope, as other frameworks call it
+ITERATION, VERSION = "iteration", "checkpoint_version"
+GIVEN = "given"  # of it: names of values that the source had nothing of
 KEPT = "ucpl"  # of common.pt: what a target keeps of another framework's run
 
 
@@ -156,9 +156,6 @@ class _Dist(Opened):
     def kept(self, carried: dict[object, object]) -> tuple[str, str, dict[str, object]]:
         held = {name: self.value(name) for name in self.entries.objects if not is_of_optimizer(name)}
         blobs: dict[str, object] = {OBJECTS: held} if held else {}
-        iteration = Value.of(self.common).find(_ITERATION)
-        if iteration is not None and type(iteration.held) is int:
-            blobs[ITERATION] = iteration.held
         said = Value.of(self.common).find(KEPT)
         if said is None:
             return self.framework, self.version(), blobs
@@ -168,13 +165,16 @@ class _Dist(Opened):
         return said.at("framework").text(), said.at("version").text(), {**blobs, **more}
 
     def version(self) -> str:
-        value = Value.of(self.common).mapping().get(_VERSION, "")
+        value = Value.of(self.common).mapping().get(VERSION, "")
         return str(value) if isinstance(value, int | float | str) else ""
 
     def rest(self) -> dict[object, object]:
-        """What common.pt has beside the optimizer."""
-        value = Value.of(self.common).mapping()
-        kept = {key: one for key, one in value.items() if key not in (OPTIMIZER, CONTENT, KEPT, _ITERATION, _VERSION)}
+        """What common.pt has beside the optimizer, without what a target was given that its source had nothing of."""
+        top = Value.of(self.common)
+        said = top.find(KEPT)
+        given = said.find(GIVEN) if said is not None else None
+        known = {OPTIMIZER, CONTENT, KEPT, *(given.texts() if given is not None else ())}
+        kept = {key: one for key, one in top.mapping().items() if key not in known}
         for extent in self.common.extents():
             if extent.key[0] in kept:
                 self.carried[COMMON, extent.key] = extent

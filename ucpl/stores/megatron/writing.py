@@ -22,14 +22,9 @@ from ucpl.stores.dcp.writing import Writer, hyper_of, whole_shapes
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
 from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.groups import STEP, has_no_decay, is_expert
-<<<<<<< HEAD
-from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, KEPT, OBJECTS, OPTIMIZER
+from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, GIVEN, ITERATION, KEPT, OBJECTS, OPTIMIZER, VERSION
 from ucpl.stores.megatron.roles import STATES
-=======
-from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, ITERATION, KEPT, OBJECTS, OPTIMIZER
-from ucpl.stores.megatron.roles import KNOWN_GLOBALS, STATES
 from ucpl.stores.megatron.stacks import Stacks, stacks_of
->>>>>>> cb29534 (Between Megatron's forms: layers are stacked as Megatron-Core asks for them, and taken apart for files of ranks)
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.plain_values import encode
@@ -76,7 +71,7 @@ class _Writer(Writer):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         if self.structure.settings.get("stacked"):
-            self.stacks = stacks_of({t.name: t.shape for t in self.structure.tensors})
+            self.stacks = stacks_of(self.names())
 
     def chunk(self, rank: int, name: str, offset: Shape, archive: Archive, whole: Shape) -> int:
         """As the format has it; a layer's in the stack of all."""
@@ -132,7 +127,7 @@ class _Writer(Writer):
     def iteration(self) -> int:
         envelope = self.source.envelope
         steps = [number_of(v) for v in envelope.scalars.get(STEP, {}).values()]
-        for said in (envelope.blobs.get(ITERATION), envelope.carried.get("iteration"), *steps[:1]):
+        for said in (envelope.carried.get(ITERATION), envelope.blobs.get("global_steps"), *steps[:1]):
             if isinstance(said, int | float) and not isinstance(said, bool) and said >= 0:
                 return int(said)
         return 0
@@ -150,46 +145,33 @@ class _Writer(Writer):
         for name, value in known.items():
             self.value((name,), value)
 
-<<<<<<< HEAD
-    def extra_states(self) -> Iterator[str]:
-        """By the names of files, which a spec of an architecture gives to tensors of its own."""
-        for name, whole in whole_shapes(self.targets).items():
-=======
+    def names(self) -> dict[str, Shape]:
+        """Tensors of the model by the names of files, which a spec of an architecture gives to tensors of its own."""
+        return {n: shape for n, shape in whole_shapes(self.targets).items() if not n.startswith(STATES)}
+
     def stored(self) -> dict[str, Shape]:
         """Tensors as they are written: stacks of layers, and what is in none, with their whole shapes."""
         out: dict[str, Shape] = {}
-        for tensor in self.structure.tensors:
-            name, _, lead = self.stacks.of(tensor.name) or (tensor.name, (), ())
-            out[name] = (*lead, *tensor.shape)
+        for one, shape in self.names().items():
+            name, _, lead = self.stacks.of(one) or (one, (), ())
+            out[name] = (*lead, *shape)
         return out
 
     def extra_states(self) -> Iterator[str]:
         for name, shape in self.stored().items():
->>>>>>> cb29534 (Between Megatron's forms: layers are stacked as Megatron-Core asks for them, and taken apart for files of ranks)
             match = _LINEAR.fullmatch(name)
             lead = match["lead"] if match is not None else ""
-            if not lead or "layers." not in lead or name.startswith(STATES):
+            if not lead or "layers." not in lead:
                 continue
-<<<<<<< HEAD
-            shape = whole[:-2]
-            if not shape:
-=======
             counts = shape[: len(shape) - 2]
             if not counts:
->>>>>>> cb29534 (Between Megatron's forms: layers are stacked as Megatron-Core asks for them, and taken apart for files of ranks)
                 yield f"{lead}._extra_state/shard_0_1"
             elif len(counts) == 1:
                 yield from (f"{lead}._extra_state/shard_{n}_{counts[0]}" for n in range(counts[0]))
             else:
-<<<<<<< HEAD
-                layers, experts = shape[:2]
-                of = f"{layers}.{experts}"
-                yield from (f"{lead}._extra_state/shard_{n}.{e}_{of}" for n in range(layers) for e in range(experts))
-=======
                 layers, experts = counts[:2]
                 both = f"{layers}.{experts}"
                 yield from (f"{lead}._extra_state/shard_{n}.{e}_{both}" for n in range(layers) for e in range(experts))
->>>>>>> cb29534 (Between Megatron's forms: layers are stacked as Megatron-Core asks for them, and taken apart for files of ranks)
 
     def common(self) -> SkeletonFile:
         said = self.source.envelope
@@ -201,17 +183,20 @@ class _Writer(Writer):
                 f"the run has a value called `{clash}`, which is Megatron's own in {COMMON}",
                 Label(COMMON, where=clash),
             )
-        value["checkpoint_version"] = 3.0  # what comes before has q, k and v in another order
-        value["iteration"] = self.iteration
+        given = [key for key in (ITERATION, VERSION) if key not in value]
+        value[VERSION] = 3.0  # what comes before has q, k and v in another order
+        value[ITERATION] = self.iteration
         groups = self.of_optimizers()
         if groups:
             value[OPTIMIZER] = groups
         value[CONTENT] = {**_CONTENT, **self.keys()}
-        blobs = {key: one for key, one in said.blobs.items() if key not in (OBJECTS, EMPTY, ITERATION)}
+        blobs = {key: one for key, one in said.blobs.items() if key not in (OBJECTS, EMPTY)}
         kept: dict[str, object] = {"framework": said.framework, "version": said.version, "blobs": encode(blobs)}
         if self.stacks.templates:
             kept["stacks"] = dict(self.stacks.templates)
-        if blobs or self.stacks.templates:
+        if given:
+            kept[GIVEN] = given
+        if blobs or given or self.stacks.templates:
             value[KEPT] = kept
         storages = Storages(self.lying)
         made = storages.value(value)
