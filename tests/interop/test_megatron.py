@@ -105,7 +105,12 @@ CORES = (
     Target("mixture", "megatron_core()", {"ep": 4, "pp": 1}),
     Target("adam", "megatron_core()", {"pp": 2}),
 )
-TARGETS = (*OWN, *CORES, *LEGACIES)
+ACROSS = (
+    Target("dense", "megatron_legacy(pp=2)", {"tp": 1, "pp": 2}),
+    Target("dense_legacy", "megatron_core()", {"tp": 1, "pp": 4}),
+    Target("mixture_legacy", "megatron_core(tp=2)", {"ep": 4, "pp": 1}),
+)
+TARGETS = (*OWN, *CORES, *LEGACIES, *ACROSS)
 
 
 @pytest.fixture(scope="module")

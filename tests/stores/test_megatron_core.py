@@ -107,6 +107,12 @@ def test_groups_are_dealt_by_megatrons_rule_and_steps_are_counted(tmp_path: Path
     assert steps.keys() == {*by_name["1"], *by_name["2"]}, "Muon counts no steps"
 
 
+def test_copies_of_moments_are_told() -> None:
+    """Each tensor-parallel rank has moments of the norms: of `dp_reshardable`, the first one's are taken."""
+    (told,) = open_checkpoint(FIXTURES / "dist_moe_buckets").remarks
+    assert "the first rank's are taken" in told and "layer_norm_weight" in told
+
+
 def test_runs_of_flattened_parts_as_megatron_0_13_wrote_them(tmp_path: Path) -> None:
     """Its masters are the weights, and the moments those of the runs, put together by hand here."""
     held, _ = plain_of("dist_old", tmp_path / "plain")

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
 from tests.stores.test_megatron_core import FIXTURES, truth, value_of
-from ucpl.stores.megatron.stacks import stacks_of
+from ucpl.stores.megatron.legacy_arguments import namespace
+from ucpl.stores.megatron.stacks import in_modules, stacks_of, templates_of
 from ucpl.stores.registry import open_checkpoint
 
 STATES = ("weight", "fp32", "exp_avg", "exp_avg_sq")
@@ -81,6 +83,35 @@ def test_a_chunk_of_two_layers_is_taken_apart(tmp_path: Path) -> None:
         found = held_by(tmp_path / f"{folder}_legacy", tmp_path / f"{folder}_plain")
         wanted = by_module(name)
         assert all(torch.equal(found[module]["weight"], wanted[module]["weight"]) for module in wanted)
+
+
+def test_modules_are_called_as_the_run_s_arguments_say(tmp_path: Path) -> None:
+    """Stacks have the names of Transformer Engine's blocks, whichever blocks the model has."""
+    opened = open_checkpoint(FIXTURES / "dist_moe")
+    norm = "decoder.layers.self_attention.linear_qkv.layer_norm_weight"
+    assert templates_of(opened)[norm] == "decoder.layers.{}.self_attention.linear_qkv.layer_norm_weight"
+    carried = {**opened.envelope.carried, "args": namespace({"transformer_impl": "local"})}
+    local = evolve(opened, envelope=evolve(opened.envelope, carried=carried))
+    assert templates_of(local)[norm] == "decoder.layers.{}.input_layernorm.weight"
+    assert templates_of(local)["decoder.layers.mlp.linear_fc1.layer_norm_weight"] == (
+        "decoder.layers.{}.pre_mlp_layernorm.weight"
+    )
+
+
+@pytest.mark.parametrize(("blocks", "first"), [("local", 0), ("transformer_engine", 1)])
+def test_parameters_are_in_order_of_registration(blocks: str, first: int) -> None:
+    """distrib_optim.pt follows it, reversed, each from a multiple of 64 on: `.metadata` may have any order."""
+    opened = open_checkpoint(FIXTURES / "dist_moe")
+    carried = {**opened.envelope.carried, "args": namespace({"transformer_impl": blocks})}
+    other = evolve(opened, envelope=evolve(opened.envelope, carried=carried), tensors=opened.tensors[::-1])
+    names = [tensor.name for tensor in in_modules(other).tensors]
+    assert names[0] == "embedding.word_embeddings.weight" and names[-1] == "output_layer.weight"
+    layer = [name.removeprefix("decoder.layers.0.") for name in names if name.startswith("decoder.layers.0.")]
+    norm = ("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight")[first]
+    assert layer[first] == norm and layer[1 - first] == "self_attention.linear_proj.weight"
+    assert layer[2:4] == ["self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias"]
+    experts = [name for name in layer if ".experts." in name]
+    assert experts == [f"mlp.experts.local_experts.{e}.linear_fc{n}.weight" for e in range(4) for n in (1, 2)]
 
 
 def test_names_of_megatrons_own_blocks_are_those_that_it_saves() -> None:

@@ -222,9 +222,9 @@ def _of_layers(checkpoint: Checkpoint, source: Called | None, target: Called) ->
         return checkpoint
     if target.library.chain(target.call.name)[-1].node.name != "megatron_legacy":
         return checkpoint
-    from ucpl.stores.megatron.stacks import apart, templates_of
+    from ucpl.stores.megatron.stacks import in_modules
 
-    return apart(checkpoint, templates_of(tuple(t.name for t in checkpoint.tensors)))
+    return in_modules(checkpoint)
 
 
 def _of_words(checkpoint: Checkpoint, source: Called | None, target: Called) -> tuple[Checkpoint, Called]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-__all__ = ["orders_of"]
+__all__ = ["orders_of", "registered"]
 
 _NORM = r"(?:input_layernorm|self_attention\.linear_qkv\.layer_norm_(?:weight|bias))"
 _OUT = r"self_attention\.linear_proj"
@@ -28,8 +28,9 @@ _AROUND = (r".*word_embeddings", r".*position_embeddings", r".*final_layernorm",
 _APART = (*_AROUND, _NORM, _OUT, *_LAYER)  # norms are modules of their own, and a layer's first one comes first
 _FUSED = (*_AROUND, _OUT, _NORM, *_LAYER)  # a norm is registered with the linear layer behind it
 _INNER = re.compile(r"(?:.*\.)?layers\.(?:\d+\.)?(?P<inner>.+)", re.DOTALL)
+_NUMBERED = re.compile(r"(?:.*\.)?layers\.(?P<layer>\d{1,9})\..+", re.DOTALL)
 _LAST = ("linear_fc1", "linear_fc2", "gate_weight")  # within an expert, or the mlp
-_EXPERT = re.compile(r".*\.experts\.(\d{1,9})\..*", re.DOTALL)
+_EXPERT = re.compile(r".*\.(?:local_)?experts\.(\d{1,9})\..*", re.DOTALL)
 
 
 def orders_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -41,6 +42,22 @@ def orders_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
         if order not in seen:
             seen.append(order)
             yield order
+
+
+def registered(names: Sequence[str], *, fused: bool) -> tuple[str, ...]:
+    """Names of modules in the order in which Megatron-Core registers their parameters: embeddings, layer by layer, the head.
+
+    fused: whether a norm and the linear layer behind it are one module, as Transformer Engine's are.
+    """
+    modules = _FUSED if fused else _APART
+    return tuple(sorted(names, key=lambda name: (*_block(name), _place(name, modules))))
+
+
+def _block(name: str) -> tuple[int, int]:
+    match = _NUMBERED.fullmatch(name)
+    if match is not None:
+        return 1, int(match["layer"])
+    return (0 if name.startswith("embedding.") else 2), 0
 
 
 def _place(name: str, modules: tuple[str, ...]) -> tuple[int, int, int, bool, bool]:

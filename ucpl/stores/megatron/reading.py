@@ -42,7 +42,12 @@ def opened(step: Step) -> Checkpoint:
     entries = entries_of(metadata, step.root)
     roles = Roles("", STATES, entries.weights, entries.states)
     common = read_torch_file(step.root, COMMON)
-    made = _Dist(step.root, metadata, roles, Chunks(step.root), common=common, entries=entries).checkpoint()
+    dist = _Dist(step.root, metadata, roles, Chunks(step.root), common=common, entries=entries)
+    made = dist.checkpoint()
+    if dist.copied:
+        shown = ", ".join(dist.copied[:3]) + (", ..." if len(dist.copied) > 3 else "")
+        told = f"{len(dist.copied)} tensors have masters and moments on several ranks, and the first rank's are taken: {shown}"
+        made = evolve(made, remarks=(*made.remarks, told))
     said = Value.of(common).find(KEPT)
     stacks = said.find("stacks") if said is not None else None
     if stacks is not None:

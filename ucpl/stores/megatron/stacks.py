@@ -17,8 +17,10 @@ from ucpl.records import define, frozen
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.metadata import METADATA
 from ucpl.stores.megatron.groups import is_expert
+from ucpl.stores.megatron.legacy_arguments import arguments_in
+from ucpl.stores.megatron.orders import registered
 
-__all__ = ["Stacks", "apart", "is_of_a_layer", "stacks_of", "templates_of"]
+__all__ = ["Stacks", "apart", "in_modules", "is_of_a_layer", "stacks_of", "templates_of"]
 
 _LAYER = re.compile(r"(?P<head>(?:.*\.)?layers\.)(?P<layer>\d{1,9})\.(?P<rest>.+)", re.DOTALL)
 _EXPERT = re.compile(
@@ -31,6 +33,8 @@ _SAVED = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
+_OWN_NORM = ".input_layernorm."  # a module of Megatron-Core's own blocks
+_BLOCKS = "transformer_impl"  # of a run's arguments
 _STATE = re.compile(r"optimizer\.state\.[A-Za-z0-9_]+\.", re.DOTALL)
 
 Shape = tuple[int, ...]
@@ -104,8 +108,12 @@ def _place(name: str) -> _Place | None:
     )
 
 
-def templates_of(names: tuple[str, ...]) -> dict[str, str]:
-    """Stack -> what its tensors are called as modules: of a folder that does not say it."""
+def templates_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """Stack -> what its tensors are called as modules, of a folder that does not say it: Transformer Engine's blocks, or
+    of Megatron-Core's own where the run's arguments say so.
+    """
+    names = tuple(tensor.name for tensor in checkpoint.tensors)
+    own = {saved: ours for ours, saved in _SAVED.items()} if arguments_in(checkpoint).get(_BLOCKS) == "local" else {}
     out = {}
     for name in names:
         match = _STACK.fullmatch(name)
@@ -113,8 +121,20 @@ def templates_of(names: tuple[str, ...]) -> dict[str, str]:
             continue
         inner = _STACKED_EXPERTS.fullmatch(match["rest"]) if is_expert(name) else None
         rest = match["rest"] if inner is None else f"{inner['head']}local_experts.{{}}.{inner['rest']}"
+        for saved, ours in own.items():
+            rest = ours + rest.removeprefix(saved) if rest.startswith(saved) else rest
         out[name] = f"{match['head']}{{}}.{rest}"
     return out
+
+
+def in_modules(checkpoint: Checkpoint) -> Checkpoint:
+    """A folder of Megatron-Core's as its modules have it: a tensor of each layer and expert, in order of registration, which
+    no file of it says.
+    """
+    made = apart(checkpoint, templates_of(checkpoint))
+    by_name = {tensor.name: tensor for tensor in made.tensors}
+    is_fused = not any(_OWN_NORM in name for name in by_name)
+    return evolve(made, tensors=tuple(by_name[name] for name in registered(tuple(by_name), fused=is_fused)))
 
 
 def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
