@@ -368,9 +368,7 @@ class _Filling:
             case nodes.Rest():
                 taken, self.left = self.left, []
                 return tuple(nodes.Dim(n, span=node.span) for n in taken)
-            case nodes.Dim(name=name):
-                if name in self.left:
-                    self.left.remove(name)
+            case nodes.Dim():
                 return (node,)
             case nodes.Stack(terms=terms):
                 return (evolve(node, terms=self.terms(terms)),)
