@@ -85,6 +85,13 @@ def test_a_chunk_of_two_layers_is_taken_apart(tmp_path: Path) -> None:
         assert all(torch.equal(found[module]["weight"], wanted[module]["weight"]) for module in wanted)
 
 
+def test_a_plan_from_stacks_to_modules_is_applied(tmp_path: Path) -> None:
+    plan = ucpl.plan(FIXTURES / "dist_moe", "megatron_legacy(tp=2)")
+    ucpl.apply(plan, FIXTURES / "dist_moe", tmp_path / "applied")
+    ucpl.convert(FIXTURES / "dist_moe", tmp_path / "converted", to="megatron_legacy(tp=2)")
+    assert ucpl.compare(tmp_path / "applied", tmp_path / "converted")
+
+
 def test_modules_are_called_as_the_run_s_arguments_say(tmp_path: Path) -> None:
     """Stacks have the names of Transformer Engine's blocks, whichever blocks the model has."""
     opened = open_checkpoint(FIXTURES / "dist_moe")
