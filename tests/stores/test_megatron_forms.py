@@ -86,8 +86,9 @@ def test_a_chunk_of_two_layers_is_taken_apart(tmp_path: Path) -> None:
 
 
 def test_a_plan_from_stacks_to_modules_is_applied(tmp_path: Path) -> None:
-    plan = ucpl.plan(FIXTURES / "dist_moe", "megatron_legacy(tp=2)")
-    ucpl.apply(plan, FIXTURES / "dist_moe", tmp_path / "applied")
+    plan = ucpl.plan(str(FIXTURES / "dist_moe"), "megatron_legacy(tp=2)")
+    ucpl.save_plan(plan, tmp_path / "it.plan")
+    ucpl.apply(tmp_path / "it.plan", FIXTURES / "dist_moe", tmp_path / "applied")
     ucpl.convert(FIXTURES / "dist_moe", tmp_path / "converted", to="megatron_legacy(tp=2)")
     assert ucpl.compare(tmp_path / "applied", tmp_path / "converted")
 
