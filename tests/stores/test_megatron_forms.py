@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
 from tests.stores.test_megatron_core import FIXTURES, truth, value_of
-from ucpl.stores.megatron.legacy_arguments import namespace
+from ucpl.stores.megatron.legacy_arguments import arguments_in, namespace
 from ucpl.stores.megatron.stacks import in_modules, stacks_of, templates_of
 from ucpl.stores.registry import open_checkpoint
 
@@ -91,6 +91,16 @@ def test_a_plan_from_stacks_to_modules_is_applied(tmp_path: Path) -> None:
     ucpl.apply(tmp_path / "it.plan", FIXTURES / "dist_moe", tmp_path / "applied")
     ucpl.convert(FIXTURES / "dist_moe", tmp_path / "converted", to="megatron_legacy(tp=2)")
     assert ucpl.compare(tmp_path / "applied", tmp_path / "converted")
+
+
+def test_values_of_classes_that_megatron_alone_has_go_through_other_forms(tmp_path: Path) -> None:
+    """A run's arguments name its enums, which a process without Megatron could not unpickle: no target's pickle has them."""
+    source = FIXTURES / "dist_stacked_tp2_pp2_fully"
+    ucpl.convert(source, tmp_path / "there", to="zero1(dp=2)")
+    ucpl.convert(tmp_path / "there", tmp_path / "back", to="megatron_core()")
+    was, now = open_checkpoint(source), open_checkpoint(tmp_path / "back")
+    assert repr(arguments_in(was)) == repr(arguments_in(now)) and "attention_backend" in arguments_in(now)
+    assert ucpl.compare(source, tmp_path / "back")
 
 
 def test_modules_are_called_as_the_run_s_arguments_say(tmp_path: Path) -> None:

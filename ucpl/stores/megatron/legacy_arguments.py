@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from ucpl.extents import Call, Global
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.inert import HOLDERS
+from ucpl.stores.inert import HOLDERS, unsafe_globals
+from ucpl.stores.plain_values import decode, encode
 
-__all__ = ["KNOWN_GLOBALS", "arguments_in", "namespace", "state_of"]
+__all__ = ["KNOWN_GLOBALS", "OWN", "arguments_in", "namespace", "part_own", "state_of", "values_of"]
 
 # Classes that a run's own values are of: torch.load(weights_only=True) refuses them, Megatron does not use it.
 KNOWN_GLOBALS = HOLDERS | frozenset(
@@ -23,6 +24,7 @@ KNOWN_GLOBALS = HOLDERS | frozenset(
         "rerun_state_machine.RerunState",
     )
 )
+OWN = "megatron"  # of what is carried: values whose classes Megatron alone has, in a form without classes
 _NAMESPACE = Global("argparse", "Namespace")
 
 
@@ -35,9 +37,27 @@ def state_of(held: object) -> dict[object, object] | None:
     return dict(held.kwargs.items()) if held.state is None else None
 
 
+def part_own(carried: dict[object, object]) -> None:
+    """Puts values of a run whose classes Megatron alone has in one value without classes: another framework's target could
+    not name them in its pickles.
+    """
+    own = {key: one for key, one in carried.items() if any(n.startswith("megatron.") for n in unsafe_globals(one))}
+    for key in own:
+        del carried[key]
+    if own:
+        carried[OWN] = encode(own)
+
+
+def values_of(source: Checkpoint) -> dict[object, object]:
+    """What a run has beside its model, Megatron's own values as they were."""
+    values = dict(source.envelope.carried)
+    own = decode(values.pop(OWN, None))
+    return {**(own if isinstance(own, dict) else {}), **values}
+
+
 def arguments_in(source: Checkpoint) -> dict[object, object]:
     """Of the run that wrote a checkpoint or what it was made of; none where it was no Megatron."""
-    return state_of(source.envelope.carried.get("args")) or {}
+    return state_of(values_of(source).get("args")) or {}
 
 
 def namespace(values: Mapping[object, object]) -> Call:

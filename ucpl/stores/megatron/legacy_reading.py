@@ -6,6 +6,7 @@ from ucpl.extents import Envelope, Extent, Key, NamedTensor, Setting, TensorRef
 from ucpl.stores.carrying import lifted
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.megatron import legacy_names as names
+from ucpl.stores.megatron.legacy_arguments import part_own
 from ucpl.stores.megatron.legacy_folder import Step
 from ucpl.stores.megatron.legacy_modules import Modules, read_modules
 from ucpl.stores.megatron.legacy_optimizer import GROUPS, Optimizer, facts, read_optimizer
@@ -132,6 +133,7 @@ def _rest(
     iteration = rest.get("iteration")
     if type(iteration) is int:
         out["global_steps"] = iteration
+    part_own(rest)
     return out
 
 

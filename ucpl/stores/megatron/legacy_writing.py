@@ -17,7 +17,7 @@ from ucpl.records import define
 from ucpl.stores.carrying import Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.megatron import legacy_names as names
-from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS, arguments_in, namespace
+from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS, arguments_in, namespace, values_of
 from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM, TRACKER
 from ucpl.stores.megatron.legacy_reading import OPTIMIZER, RNG, WITHOUT
 from ucpl.stores.pickles import unsafe_globals
@@ -129,7 +129,7 @@ class _Writer:
 
     def state(self, file: _File) -> dict[object, object]:
         blobs = self.source.envelope.blobs
-        carried = dict(self.source.envelope.carried)
+        carried = values_of(self.source)
         carried.pop("args", None)
         for clash in ("optimizer", "rng_state", *(key for key in carried if str(key).startswith("model"))):
             if clash in carried:

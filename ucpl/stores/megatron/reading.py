@@ -19,6 +19,7 @@ from ucpl.stores.dcp.roles import Roles
 from ucpl.stores.megatron.buckets import buckets_in, runs_of
 from ucpl.stores.megatron.folder import Step
 from ucpl.stores.megatron.groups import STEP, Dealt, Said, dealt
+from ucpl.stores.megatron.legacy_arguments import part_own
 from ucpl.stores.megatron.roles import BUFFERS, MASTER, MASTERS, STATES, Entries, entries_of, is_of_optimizer
 from ucpl.stores.megatron.stacks import apart, is_of_a_layer
 from ucpl.stores.plain_values import decode
@@ -161,6 +162,7 @@ class _Dist(Opened):
     def kept(self, carried: dict[object, object]) -> tuple[str, str, dict[str, object]]:
         held = {name: self.value(name) for name in self.entries.objects if not is_of_optimizer(name)}
         blobs: dict[str, object] = {OBJECTS: held} if held else {}
+        part_own(carried)
         said = Value.of(self.common).find(KEPT)
         if said is None:
             return self.framework, self.version(), blobs

@@ -22,6 +22,7 @@ from ucpl.stores.dcp.writing import Writer, hyper_of, whole_shapes
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
 from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.groups import STEP, has_no_decay, is_expert
+from ucpl.stores.megatron.legacy_arguments import values_of
 from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, GIVEN, ITERATION, KEPT, OBJECTS, OPTIMIZER, VERSION
 from ucpl.stores.megatron.roles import STATES
 from ucpl.stores.megatron.stacks import Stacks, stacks_of
@@ -175,7 +176,7 @@ class _Writer(Writer):
 
     def common(self) -> SkeletonFile:
         said = self.source.envelope
-        value = dict(said.carried)
+        value = values_of(self.source)
         clash = next((key for key in (OPTIMIZER, CONTENT, KEPT) if key in value), None)
         if clash is not None:
             fail(
