@@ -38,8 +38,19 @@ class Dcp:
         params = {"w": numbered(4, 2), "b": numbered(3), "s": torch.tensor(2.0)}
         beside = {("run", "seen"): torch.tensor(5), ("run", "names", 0): {"a": 1}, ("model", "buffer"): numbered(2)}
         save(folder / "trained", trained(params, beside=beside))
+        return cls.of(folder / "uneven9", folder / "trained")
+
+    @classmethod
+    def of_megatron(cls, folder: Path) -> Dcp:
+        """Names of Megatron-Core's in the same format: experts, buckets that name no parameter, runs of flattened parts."""
+        names = ("dist_moe", "dist_moe_buckets", "dist_old", "dist_unstacked_moe_ep2")
+        copies = [Path(shutil.copytree(FIXTURES / "megatron" / name, folder / name)) for name in names]
+        return cls.of(*(next(copy.rglob(METADATA)).parent for copy in copies))
+
+    @classmethod
+    def of(cls, *folders: Path) -> Dcp:
         made = []
-        for path in (folder / "uneven9", folder / "trained"):
+        for path in folders:
             raw = {file.name: file.read_bytes() for file in path.iterdir()}
             made.append(Folder(path, loads(raw[METADATA]), raw))
         return cls(made)

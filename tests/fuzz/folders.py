@@ -195,6 +195,12 @@ def stored(folder: Path) -> list[Folder]:
     return [Folder.of(copied(source, folder)) for source in found]
 
 
+def megatron(folder: Path) -> Folders:
+    """Megatron's own: what torch_dist has beside its chunks, and files of ranks."""
+    names = ("dist_moe", "dist_muon", "dist_buckets", "legacy_adam", "legacy_moe", "legacy_vpp")
+    return Folders([Folder.of(copied(FIXTURES / "megatron" / name, folder)) for name in names])
+
+
 def universal(folder: Path) -> Folders:
     """Those that DeepSpeed's converter made, of a hundred files; and small ones, which are read eight times as often."""
     made = []

@@ -22,6 +22,8 @@ READERS: tuple[Reader, ...] = (
     Reader("universal", folders.universal),
     Reader("writers", folders.writers),
     Reader("dcp", Dcp.prepare),
+    Reader("torch-dist", Dcp.of_megatron),
+    Reader("megatron", folders.megatron),
     Reader("plan", Plans.prepare),
     Reader("journal", Journals.prepare),
     Reader("manifest", Manifests.prepare),

@@ -11,6 +11,7 @@ from attrs import define, field
 
 from ucpl.extents import Extent
 from ucpl.stores import registry, torch_files
+from ucpl.stores.megatron import legacy_ranks, reading
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 
 # Whoever reads such files, wherever that is done: a folder that is read past this one would be read as it was.
@@ -21,6 +22,7 @@ READERS = [
 ]
 EXTENTS = TorchFile.extents
 assert registry.FRAMEWORKS and len(READERS) > 4  # they came with the registry
+assert {legacy_ranks, reading} <= {*READERS}  # and these by themselves
 
 
 @define(eq=False)
@@ -32,8 +34,10 @@ class Remembered:
     instead: dict[Path, TorchFile] = field(factory=dict)
     extents: dict[int, tuple[Extent, ...]] = field(factory=dict)  # by the id of a known file
 
-    def read(self, folder: Path, name: str) -> TorchFile:
+    def read(self, folder: Path, name: str, start: int = 0, size: int | None = None) -> TorchFile:
         path = folder / name
+        if start or size is not None:  # one of several archives
+            return read_torch_file(folder, name, start, size)
         if path in self.instead:
             return self.instead[path]
         if path in self.changed:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 
@@ -18,9 +19,14 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
+from ucpl.conversion.given import Given
+from ucpl.conversion.planning import Asked, prepare
 from ucpl.errors import UcplError
 from ucpl.stores.dcp.cells import boxes_of_run
-from ucpl.stores.registry import open_checkpoint
+from ucpl.stores.dcp.metadata import Chunk, Metadata, Place, Stored
+from ucpl.stores.megatron import objects_advice
+from ucpl.stores.megatron.buckets import buckets_in, runs_of
+from ucpl.stores.registry import advice, open_checkpoint
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "megatron"
 SUFFIXES = {
@@ -149,7 +155,8 @@ def test_a_run_with_a_tracker_is_opened_at_its_newest_iteration(tmp_path: Path) 
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("20")
     with pytest.raises(UcplError) as refused:
         open_checkpoint(tmp_path / "run")
-    assert refused.value.diagnostics[0].code == "E532" and "iter_0000020" in str(refused.value)
+    said = refused.value.diagnostics[0]
+    assert said.code == "E532" and "says '20'" in said.message and "iter_0000010" in said.remedy
 
 
 def boxes_by_hand(shape: tuple[int, ...], low: int, high: int) -> set[tuple[int, ...]]:
@@ -282,8 +289,151 @@ def test_there_and_back_through_other_forms(tmp_path: Path, form: str) -> None:
     ucpl.convert(tmp_path / "there", tmp_path / "back", to="megatron_core(pp=2)")
     assert ucpl.compare(FIXTURES / "dist_moe", tmp_path / "back")
     was, now = open_checkpoint(FIXTURES / "dist_moe"), open_checkpoint(tmp_path / "back")
-    assert now.tag == "iter_0000010" and now.envelope.blobs["sharded_objects"] == was.envelope.blobs["sharded_objects"]
+    assert now.tag == "iter_0000010"
     assert [g.members for g in now.envelope.groups] == [g.members for g in was.envelope.groups]
+
+
+RANDOM = ("rng_state/shard_0.0_1.2", "rng_state/shard_0.1_1.2")
+
+
+def test_random_states_go_through_dcp_and_are_told_as_left_out_by_deepspeed(tmp_path: Path) -> None:
+    source = open_checkpoint(FIXTURES / "dist_adam_tp2")
+    ucpl.convert(FIXTURES / "dist_adam_tp2", tmp_path / "dcp", to="dcp(fsdp=3)")
+    ucpl.convert(tmp_path / "dcp", tmp_path / "back", to="megatron_core(pp=2)")
+    held, back = (one.envelope.blobs["sharded_objects"] for one in (source, open_checkpoint(tmp_path / "back")))
+    assert isinstance(held, dict) and isinstance(back, dict) and set(RANDOM) < held.keys()
+    assert held.keys() == back.keys()
+    for name in RANDOM:
+        was, now = (one[name][0][0] for one in (held, back))
+        assert was.keys() == now.keys() and len(was["random_rng_state"][1]) == 625
+        assert was["random_rng_state"] == now["random_rng_state"]
+    (told,) = objects_advice(source)
+    assert "2 in all: " + ", ".join(RANDOM) in told
+    assert objects_advice(open_checkpoint(FIXTURES / "dist_moe")) == (), "None in every `_extra_state`"
+    for form in ("zero1(dp=2)", "universal()"):
+        plan = prepare(Asked(None, form, FIXTURES / "dist_adam_tp2"), Given()).plan
+        assert told in advice(source, plan.target)
+
+
+def test_somebodys_own_file_beside_chunks_is_no_megatrons(tmp_path: Path) -> None:
+    """metadata.json is a common name: Megatron-Core's says its backend."""
+    ucpl.convert(FIXTURES / "dist_moe", tmp_path / "dcp", to="dcp(fsdp=2)")
+    (tmp_path / "dcp" / "metadata.json").write_text('{"run": "mine"}')
+    (tmp_path / "dcp" / "common.pt").write_bytes(b"mine")
+    assert open_checkpoint(tmp_path / "dcp").framework == "dcp"
+    (tmp_path / "dcp" / "metadata.json").unlink()
+    with pytest.raises(UcplError):  # nothing says that it is not
+        open_checkpoint(tmp_path / "dcp")
+
+
+def test_a_run_below_a_folder_is_named_whatever_another_ones_tracker_says(tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        shutil.copytree(FIXTURES / "dist_moe", tmp_path / run / "iter_0000010")
+        (tmp_path / run / "latest_checkpointed_iteration.txt").write_text("10" if run == "b" else "20")
+    with pytest.raises(UcplError) as refused:
+        open_checkpoint(tmp_path)
+    assert refused.value.diagnostics[0].code == "E435" and str(tmp_path / "b") in refused.value.diagnostics[0].remedy
+
+
+def common_with(tmp_path: Path, fixture: str, change: Callable[[dict[object, object]], object]) -> Path:
+    root = Path(shutil.copytree(FIXTURES / fixture, tmp_path / fixture))
+    root = next(root.rglob("common.pt")).parent
+    value = torch.load(root / "common.pt", weights_only=False)
+    change(value)
+    torch.save(value, root / "common.pt")
+    return root
+
+
+def stepped(value: dict[object, object], step: object) -> None:
+    top = value["optimizer"]
+    assert isinstance(top, dict)
+    one = top.get(0, top)
+    for group in one["optimizer"]["param_groups"]:
+        group["step"] = step
+
+
+def kept(value: dict[object, object], stack: str, template: object) -> None:
+    value["ucpl"] = {"framework": "x", "version": "", "blobs": {}, "stacks": {stack: template}}
+
+
+FC1 = "decoder.layers.mlp.linear_fc1.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda value: stepped(value, "x"), "expected is a number"),
+        (lambda value: stepped(value, [[]]), "expected is a number"),
+        (lambda value: stepped(value, torch.ones(3)), "a tensor of one element"),
+        (lambda value: kept(value, FC1, "no.layer"), "a name with {}"),
+        (lambda value: kept(value, FC1, "a.{}.b.{0}"), "a name with {}"),
+        (lambda value: kept(value, FC1, "a.{x.__class__}"), "a name with {}"),
+        (lambda value: kept(value, FC1, 5), "a text"),
+        (
+            lambda value: kept(value, "decoder.final_layernorm.weight", "a.{}.{}"),
+            "for each of 1 dims at most",
+        ),
+    ],
+    ids=["text", "lists", "tensor", "no slot", "number in a slot", "attribute", "number", "more slots than dims"],
+)
+def test_values_of_common_are_what_megatron_or_we_write(
+    tmp_path: Path, change: Callable[[dict[object, object]], object], text: str
+) -> None:
+    root = common_with(tmp_path, "dist_moe", change)
+    with pytest.raises(UcplError, match=re.escape(text)) as refused:
+        open_checkpoint(root)
+    assert refused.value.diagnostics[0].code == "E455"
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ({"decoder.layers.999999999.mlp.linear_fc1.weight": (4, 2)}, "is of layers"),
+        ({"decoder.layers.0.mlp.experts.local_experts.999999999.linear_fc1.weight": (4, 2)}, "is of experts"),
+        ({"decoder.layers.mlp.linear_fc1.weight": (10**9, 2)}, "is of layers"),
+        ({"decoder.layers.mlp.experts.experts.linear_fc1.weight": (1,)}, "is of experts"),
+        ({"decoder.layers.mlp.linear_fc1.weight": ()}, "is of layers"),
+    ],
+    ids=["layer", "expert", "dim", "no dim of experts", "no dim"],
+)
+def test_numbers_of_layers_are_bounded_by_what_is_stored(names: dict[str, tuple[int, ...]], text: str) -> None:
+    """A name of forty bytes is no reason to walk through a billion layers."""
+    tensors = {}
+    for name, shape in names.items():
+        at, size = (0,) * len(shape), (1,) * len(shape)
+        tensors[name] = Stored("bf16", shape, (Chunk(at, size, Place("a", 0, None)),))
+    bucket = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16).bucket_idx_0.param"
+    tensors[bucket] = Stored("f32", (8,), (Chunk((0,), (8,), Place("a", 0, None)),))
+    root = Path("run")
+    with pytest.raises(UcplError, match=text) as refused:
+        runs_of(Metadata(tensors=tensors), tuple(names), buckets_in((bucket,), root), root)
+    assert refused.value.diagnostics[0].code == "E533"
+
+
+def test_groups_of_buckets_without_end_are_refused(tmp_path: Path) -> None:
+    name = "decoder.layers.0.mlp.linear_fc1.weight"
+    bucket = "optimizer.distributed.dp_group_idx_999999999.gbuf_idx_0.dtype_(torch.bfloat16).bucket_idx_0.param"
+    place = Place("a", 0, None)
+    tensors = {
+        name: Stored("bf16", (4, 2), (Chunk((0, 0), (4, 2), place),)),
+        bucket: Stored("f32", (8,), (Chunk((0,), (8,), place),)),
+    }
+    with pytest.raises(UcplError) as refused:
+        runs_of(Metadata(tensors=tensors), (name,), buckets_in((bucket,), tmp_path), tmp_path)
+    assert refused.value.diagnostics[0].code == "E533"
+
+
+@pytest.mark.parametrize("form", ["megatron_core(tp=2)", "megatron_legacy(tp=2)"])
+def test_two_rates_in_one_group_of_megatrons_are_refused(tmp_path: Path, form: str) -> None:
+    names = [f"decoder.layers.{n}.mlp.linear_fc2.weight" for n in (0, 1)]
+    one = {state: torch.ones(4, 2) for state in ("weight", "exp_avg", "exp_avg_sq")}
+    params = {name: {**one, "step": 7.0} for name in names}
+    groups = [{"params": [name], "lr": rate} for name, rate in zip(names, (0.5, 0.25), strict=True)]
+    torch.save({"params": params, "groups": groups}, tmp_path / "plain.pt")
+    with pytest.raises(UcplError) as refused:
+        ucpl.convert(tmp_path / "plain.pt", tmp_path / "made", to=form)
+    said = refused.value.diagnostics[0]
+    assert said.code == "E471" and "lr is 0.5 and 0.25" in said.message and names[1] in said.message
 
 
 def test_groups_of_another_framework_are_dealt_as_megatron_deals_them(tmp_path: Path) -> None:

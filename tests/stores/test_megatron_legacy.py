@@ -71,6 +71,6 @@ def test_verify_holds_masters_and_copies(tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "legacy_vpp", broken)
     part = broken / "iter_0000010" / "mp_rank_01_001" / "distrib_optim.pt"
     value = torch.load(part, weights_only=False)
-    value[1]["(bf16)" if False else next(iter(value[1]))]["param"][100] += 1
+    value[1][next(iter(value[1]))]["param"][100] += 1
     torch.save(value, part)
     assert ucpl.verify(broken).findings, "a master that does not round to its weight"

@@ -121,8 +121,8 @@ def test_a_folder_that_is_not_whole(tmp_path: Path) -> None:
     shutil.copy(root / "mp_rank_00_000" / MODEL, root / "mp_rank_00")
     assert "ranks of two meshes" in refusal(lambda: open_checkpoint(root), "E540").message
     (root.parent / "latest_checkpointed_iteration.txt").write_text("20")
-    found = refusal(lambda: open_checkpoint(root.parent), "E540")
-    assert "names iter_0000020" in found.message and str(root) in found.remedy
+    found = refusal(lambda: open_checkpoint(root.parent), "E532")
+    assert "says '20'" in found.message and str(root) in found.remedy
 
 
 def test_numbers_of_an_optimizer_that_are_not_by_the_rule(tmp_path: Path) -> None:
@@ -140,6 +140,31 @@ def test_numbers_of_an_optimizer_that_are_not_by_the_rule(tmp_path: Path) -> Non
 
     changed(root, MODEL, one_less)
     assert "are in it by Megatron's rule" in refusal(lambda: open_checkpoint(root), "E546").message
+
+
+def test_masters_that_are_not_as_many_as_parameters(tmp_path: Path) -> None:
+    root = copied(tmp_path, "adam")
+
+    def shorter_list(state: State) -> None:
+        state["optimizer"][0]["fp32_from_fp16_params"][0].pop()
+
+    changed(root, MODEL, shorter_list)
+    assert "a master of each parameter" in refusal(lambda: open_checkpoint(root), "E541").message
+
+
+def test_a_buffer_that_is_missing(tmp_path: Path) -> None:
+    root = copied(tmp_path, "moe")
+    changed(root, OPTIM, lambda state: state[1].pop(0))
+    assert "has no buffer of bf16 for virtual stage 0" in refusal(lambda: open_checkpoint(root), "E545").message
+
+
+def test_ranks_whose_gradients_are_of_other_dtypes(tmp_path: Path) -> None:
+    root = copied(tmp_path, "moe")
+    path = sorted(root.rglob(OPTIM))[-1]
+    value = torch.load(path, weights_only=False)
+    value[1] = {0: {(torch.bfloat16, torch.bfloat16): next(iter(value[1][0].values()))}, "buckets_coalesced": True}
+    torch.save(value, path)
+    assert "another's has none" in refusal(lambda: open_checkpoint(root), "E545").message
 
 
 def test_experts_that_are_cut_over_other_ranks(tmp_path: Path) -> None:

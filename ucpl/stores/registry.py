@@ -19,7 +19,7 @@ from ucpl.stores.deepspeed.advice import universal_advice
 from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.generic import Generic
 from ucpl.stores.huggingface import HuggingFace
-from ucpl.stores.megatron import MegatronCore
+from ucpl.stores.megatron import MegatronCore, objects_advice
 from ucpl.stores.megatron.legacy import MegatronLegacy, legacy_advice
 from ucpl.stores.plain import Plain
 from ucpl.stores.strangers import overlooked, refuse_stranger
@@ -57,10 +57,12 @@ def framework(name: str) -> Framework:
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """What whoever loads a target of this source must do beside a plain load."""
     if structure.framework == Universal.name:
-        return universal_advice(source, structure)
+        return (*universal_advice(source, structure), *objects_advice(source))
     if structure.framework == MegatronLegacy.name:
         return legacy_advice(source, structure)
-    return deepspeed_advice(source, structure) if structure.framework == DeepSpeed.name else ()
+    return (
+        (*deepspeed_advice(source, structure), *objects_advice(source)) if structure.framework == DeepSpeed.name else ()
+    )
 
 
 @watched

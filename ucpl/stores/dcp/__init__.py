@@ -12,12 +12,9 @@ from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
-from ucpl.stores.texts import names_like
 from ucpl.stores.watching import watched
 
 __all__ = ["DCP"]
-
-OTHERS = ("common.pt", "metadata.json")
 
 
 class DCP:
@@ -28,15 +25,13 @@ class DCP:
         """A folder with `.metadata` and *.distcp, and none of the files that Megatron-Core has beside them; or one of such
         folders, of FSDP's model and optimizer.
         """
-        from ucpl.stores.dcp.folders import METADATA, is_apart  # most checkpoints are others
+        from ucpl.stores.dcp.folders import has_chunks, is_apart, is_of_megatron  # most checkpoints are others
         from ucpl.stores.dcp.per_rank import ranks_in
         from ucpl.stores.dcp.shards import shards_in
 
         if path.is_dir() and (shards_in(path) or ranks_in(path) or is_apart(path)):
             return True
-        if not path.is_dir() or not (path / METADATA).is_file() or any((path / name).exists() for name in OTHERS):
-            return False
-        return bool(names_like(path, ".distcp"))
+        return has_chunks(path) and not is_of_megatron(path)
 
     @watched
     def open(self, path: Path) -> Checkpoint:

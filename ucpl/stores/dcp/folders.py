@@ -12,12 +12,14 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.stores.dcp.metadata import METADATA, Metadata, Place, Stored, read_metadata
-from ucpl.stores.texts import names_like
+from ucpl.stores.texts import names_like, read_small
 
-__all__ = ["METADATA", "MODEL", "OPTIMIZER", "folders_in", "is_apart", "read_folders"]
+__all__ = ["METADATA", "MODEL", "OPTIMIZER", "folders_in", "has_chunks", "is_apart", "is_of_megatron", "read_folders"]
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 _MODELS = "pytorch_model_fsdp_"  # and a number
+_COMMON, _BACKEND = "common.pt", "metadata.json"  # Megatron-Core's, which others may call a file of their own, too
+_BACKEND_BYTES_MAX = 1 << 16
 
 
 def is_apart(path: Path) -> bool:
@@ -29,18 +31,31 @@ def folders_in(path: Path) -> tuple[str, ...]:
     """Those of models first, in order."""
     if not path.is_dir():
         return ()
-    models = [entry.name for entry in path.iterdir() if _is_model(entry.name) and _has_chunks(entry)]
+    models = [entry.name for entry in path.iterdir() if _is_model(entry.name) and has_chunks(entry)]
     if not models:
         return ()
-    return (*sorted(models), *([OPTIMIZER] if _has_chunks(path / OPTIMIZER) else []))
+    return (*sorted(models), *([OPTIMIZER] if has_chunks(path / OPTIMIZER) else []))
 
 
 def _is_model(name: str) -> bool:
     return name.startswith(_MODELS) and name.removeprefix(_MODELS).isdecimal()
 
 
-def _has_chunks(path: Path) -> bool:
+def has_chunks(path: Path) -> bool:
+    """Whether a folder is one of torch.distributed.checkpoint's format, whoever saved it."""
     return path.is_dir() and (path / METADATA).is_file() and bool(names_like(path, ".distcp"))
+
+
+def is_of_megatron(path: Path) -> bool:
+    """Whether a folder has `.metadata` beside the files that Megatron-Core writes: metadata.json that names its backend, or
+    common.pt where there is no such file.
+    """
+    if not path.is_dir() or not (path / METADATA).is_file():
+        return False
+    if not (path / _BACKEND).is_file():
+        return (path / _COMMON).is_file()
+    raw = read_small(path / _BACKEND, _BACKEND_BYTES_MAX)
+    return raw is not None and b'"sharded_backend"' in raw
 
 
 def read_folders(root: Path) -> Metadata:

@@ -1,6 +1,7 @@
-"""Megatron-Core's distributed format (torch_dist): a folder of PyTorch's distributed format with common.pt and metadata.json.
+"""Megatron's checkpoints: `MegatronCore` here, and `MegatronLegacy`, the files of Megatron-LM's ranks, in legacy.
 
-Not here: Megatron-LM's legacy files of ranks, and the zarr format, which Megatron-Core itself reads no more.
+Megatron-Core's distributed format (torch_dist) is a folder of PyTorch's distributed format with common.pt and metadata.json.
+Not here: the zarr format, which Megatron-Core itself reads no more.
 """
 
 from __future__ import annotations
@@ -10,12 +11,24 @@ from pathlib import Path
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
-from ucpl.stores.megatron.folder import step_of
+from ucpl.stores.megatron.folder import found, step_of
 from ucpl.stores.watching import watched
 
-__all__ = ["MegatronCore"]
+__all__ = ["MegatronCore", "objects_advice"]
 
-OTHERS = ("common.pt", "metadata.json")
+_OBJECTS = ("sharded_objects", "megatron_rng")  # what a checkpoint of torch_dist, or of ranks, keeps that no tensor is
+
+
+def objects_advice(source: Checkpoint) -> tuple[str, ...]:
+    """What a target of DeepSpeed has no place for; `_extra_state` without anything in it is nothing."""
+    names: list[str] = []
+    for key in _OBJECTS:
+        held = source.envelope.blobs.get(key)
+        names += [str(name) for name, value in held.items() if value != [None]] if isinstance(held, dict) else []
+    if not names:
+        return ()
+    shown = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+    return (f"random states and other objects of Megatron's ranks are left out, {len(names)} in all: {shown}",)
 
 
 class MegatronCore:
@@ -24,19 +37,17 @@ class MegatronCore:
 
     def recognises(self, path: Path) -> bool:
         """`.metadata` beside the files of Megatron-Core's own, here or in the folder that a tracker leads to."""
-        if not path.is_dir():
-            return False
-        from ucpl.stores.dcp.metadata import METADATA
+        from ucpl.stores.dcp.folders import is_of_megatron
 
-        root = step_of(path).root
-        return (root / METADATA).is_file() and any((root / name).exists() for name in OTHERS)
+        return step_of(path, is_of_megatron) is not None
 
     @watched
     def open(self, path: Path) -> Checkpoint:
         """Read all headers. Raises: UcplError E455, E460, E520-E523, E530-E533, and what the files raise (E400-E427)."""
+        from ucpl.stores.dcp.folders import is_of_megatron
         from ucpl.stores.megatron.reading import opened  # most checkpoints are others
 
-        return opened(step_of(path))
+        return opened(found(path, is_of_megatron))
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None

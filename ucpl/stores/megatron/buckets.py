@@ -143,6 +143,7 @@ class Shares:
     buckets: tuple[Bucket, ...]
     root: Path
     stages: int = 0  # of the pipeline, where they are known
+    units: dict[str, dict[Shape, list[Box]]] = field(factory=dict)  # tensor -> layer and expert -> its chunks
 
     def runs(self) -> tuple[list[Run], list[str]]:
         """All runs, and names of what several ranks have copies of, of which the first rank's are taken.
@@ -166,14 +167,15 @@ class Shares:
     def of_chain(self, chain: int) -> list[Run]:
         mine = [b for b in self.buckets if b.chain == chain]
         names = [n for n in self.names if not self.has_chains or is_expert(n) == (chain > 0)]
-        groups = 1 + max(b.group for b in mine)
+        groups = len({b.group for b in mine})
         tp = max((self.parts(name) for name in names), default=1)
         experts = self.experts if any(map(is_expert, names)) else 0
         # Half of the experts of all layers have as many elements as all experts of half of them: stages are those of what is
         # in every rank.
-        ep = groups // (tp * self.stages) if experts and self.stages else 1
+        ep = groups // (tp * self.stages) if experts and self.stages and tp else 1
         found = None
-        if groups % (tp * ep) == 0 and not (experts and experts % ep):
+        is_dense = all(b.group < groups for b in mine)
+        if is_dense and tp * ep and groups % (tp * ep) == 0 and not (experts and experts % ep):
             found = self.on_grid(mine, names, _Grid(tp, ep, groups // (tp * ep), experts))
         if found is not None:
             self.stages = self.stages or groups // (tp * ep)
@@ -229,6 +231,8 @@ class Shares:
         for bucket in buckets:
             entry = bucket.states.get("param") or next(iter(bucket.states.values()))
             low = size = 0
+            if len(self.metadata.tensors[entry].shape) != 1:
+                return None
             for chunk in self.metadata.tensors[entry].chunks:
                 begin, length = chunk.offset[0], chunk.shape[0]
                 if low == size:
@@ -303,13 +307,14 @@ class Shares:
 
     def unit(self, name: str, layer: int, expert: int) -> list[Box]:
         """Chunks of one layer, and of one expert, in order."""
-        at = [{"layer": layer, "expert": expert}[lead] for lead in self.leads(name)]
-        chunks = self.metadata.tensors[name].chunks if name in self.metadata.tensors else ()
-        return [
-            Box(name, c.offset, c.shape)
-            for c in chunks  # by where they begin
-            if all(c.offset[d] == i and c.shape[d] == 1 for d, i in enumerate(at))
-        ]
+        at = tuple({"layer": layer, "expert": expert}[lead] for lead in self.leads(name))
+        if name not in self.units:
+            held: dict[Shape, list[Box]] = {}
+            for c in self.metadata.tensors[name].chunks if name in self.metadata.tensors else ():  # by where they begin
+                if all(size == 1 for size in c.shape[: len(at)]):
+                    held.setdefault(c.offset[: len(at)], []).append(Box(name, c.offset, c.shape))
+            self.units[name] = held
+        return self.units[name].get(at, [])
 
     def parts(self, name: str) -> int:
         """In how many parts tensor parallelism cuts a tensor that is not two, as a SwiGLU's is."""
@@ -335,24 +340,36 @@ class Shares:
     def by_layer(self) -> list[list[str]]:
         """Of each layer, the tensors that have something of it."""
         matches = [(name, match) for name in self.names if (match := _LAYER.fullmatch(name)) is not None]
-        count = max(
-            (
-                1 + int(match["layer"]) if match["layer"] is not None else self.metadata.tensors[name].shape[0]
-                for name, match in matches
-            ),
-            default=0,
-        )
+        counts = [0]
+        for name, match in matches:
+            number = int(match["layer"]) if match["layer"] is not None else None
+            counts.append(self.counted(name, number, "layer"))
+        count = max(counts)
         return [[n for n, m in matches if m["layer"] is None or int(m["layer"]) == i] for i in range(count)]
 
     @cached_property
     def experts(self) -> int:
-        counts = [1]
-        for name in filter(is_expert, self.names):
-            leads, number = self.leads(name), _expert_of(name)
-            counts.append(
-                1 + number if number is not None else self.metadata.tensors[name].shape[leads.index("expert")]
+        return max([1, *(self.counted(name, _expert_of(name), "expert") for name in self.names if is_expert(name))])
+
+    def counted(self, name: str, number: int | None, lead: str) -> int:
+        """How many layers or experts there are at least, if a tensor is of one: of this number, or of those that it stacks.
+
+        There are no more than tensors, or chunks of one. Raises: UcplError E533.
+        """
+        stored = self.metadata.tensors[name]
+        leads = self.leads(name)
+        most = len(self.names) if number is not None else len(stored.chunks)
+        if number is None and len(stored.shape) < len(leads):
+            count = most + 1
+        else:
+            count = 1 + number if number is not None else stored.shape[leads.index(lead)]
+        if count > most:
+            fail(
+                "E533",
+                f"`{name}` is of {lead}s, and what is stored are not as many as its name and shape say",
+                Label(str(self.root / METADATA), f"{list(stored.shape)}, {len(stored.chunks)} chunks", where=name),
             )
-        return max(counts)
+        return count
 
 
 def _expert_of(name: str) -> int | None:

@@ -7,7 +7,7 @@ has one dim without weight decay (`wd_mult` 0).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attrs import field
@@ -16,11 +16,14 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Counted, ParameterGroup
 from ucpl.records import frozen
 
-__all__ = ["STEP", "Dealt", "Said", "dealt", "has_no_decay", "is_expert", "own_dims"]
+__all__ = ["STEP", "Dealt", "Said", "by_rule", "dealt", "has_no_decay", "is_expert", "own_dims"]
 
 STEP = "step"
 EXPERTS = re.compile(r"(?<![^.])experts\.", re.DOTALL)  # never `shared_experts.`, which every rank has
 _OF_EXPERTS, _DECAY = "is_expert_parallel", "wd_mult"
+_DECOUPLED = "is_decoupled_lr"
+# What Megatron-Core tells groups apart by, beside experts and decay; of a source's group where it has them.
+_MARKS: dict[str, object] = {"lr_mult": 1.0, _DECOUPLED: False, "default_config": True}
 _ADAM, _MOMENTUM = frozenset({"exp_avg", "exp_avg_sq"}), frozenset({"momentum_buffer"})
 _KNOWN = _ADAM | _MOMENTUM
 _STACKED = re.compile(r"(?<![^.])layers\.(?!\d+\.)", re.DOTALL)  # of all layers: the first dim counts them
@@ -55,6 +58,47 @@ def is_expert(name: str) -> bool:
 def has_no_decay(name: str, shape: tuple[int, ...]) -> bool:
     """Whether Megatron gives a parameter no weight decay."""
     return name.endswith(".bias") or own_dims(name, shape) == 1
+
+
+def by_rule(
+    hypers: Iterable[tuple[str, Mapping[str, object]]], shapes: Mapping[str, tuple[int, ...]], *, experts_apart: bool
+) -> list[ParameterGroup]:
+    """Parameters in groups as Megatron makes them.
+
+    hypers: each parameter, and the hyper-parameters of its group in the source. experts_apart: whether experts are in groups of
+    their own. Raises: UcplError E471 where one of Megatron's groups is of parameters with different hyper-parameters.
+    """
+    found: dict[tuple[bool, bool, bool], tuple[dict[str, object], list[str]]] = {}
+    for name, hyper in hypers:
+        without = has_no_decay(name, shapes[name])
+        mark = (without, experts_apart and is_expert(name), hyper.get(_DECOUPLED) is True)
+        other, members = found.setdefault(mark, (dict(hyper), []))
+        members.append(name)
+        key = _difference(other, hyper)
+        if key is not None:
+            fail(
+                "E471",
+                f"`{members[0]}` and `{name}` are in one parameter group of Megatron's, and in two of the source's: {key} is"
+                f" {str(other[key])[:40]} and {str(hyper[key])[:40]}",
+                Label("<source>", where=members[0]),
+                Label("<source>", where=name),
+                remedy="Megatron tells apart what has weight decay, and experts, alone; without the optimizer, the weights are"
+                " converted: --drop of its states",
+            )
+    out = []
+    for (without, of_experts, _), (hyper, members) in sorted(found.items(), key=lambda item: item[0]):
+        said = {**_MARKS, **hyper, _OF_EXPERTS: of_experts, _DECAY: 0.0 if without else 1.0}
+        out.append(ParameterGroup("", tuple(members), {"max_lr": hyper.get("lr"), "min_lr": None, **said}))
+    return out
+
+
+def _difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
+    """A hyper-parameter that both have and that differs. None: there is none."""
+    plain = (int, float, str, bool, tuple, list, type(None))
+    for key in one.keys() & other.keys() - {_DECAY, _OF_EXPERTS}:
+        if isinstance(one[key], plain) and isinstance(other[key], plain) and one[key] != other[key]:
+            return key
+    return None
 
 
 def dealt(

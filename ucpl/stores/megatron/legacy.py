@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
-from ucpl.stores.megatron.folder import TRACKER
+from ucpl.stores.megatron.folder import TRACKER, found, step_of
 from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS
 from ucpl.stores.watching import watched
 
@@ -32,20 +31,17 @@ class MegatronLegacy:
         """A folder of an iteration, or one whose tracker names one."""
         if not path.is_dir() or not (any(path.glob("mp_rank_*")) or (path / TRACKER).is_file()):
             return False
-        from ucpl.stores.megatron.legacy_folder import step_of  # most folders are others
+        from ucpl.stores.megatron.legacy_folder import is_step  # most folders are others
 
-        return step_of(path) is not None
+        return step_of(path, is_step) is not None
 
     @watched
     def open(self, path: Path) -> Checkpoint:
-        """Read all headers. Raises: UcplError E540-E548, and what the files raise (E400-E427)."""
-        from ucpl.stores.megatron.legacy_folder import step_of
+        """Read all headers. Raises: UcplError E532, E540-E548, and what the files raise (E400-E427)."""
+        from ucpl.stores.megatron.legacy_folder import is_step
         from ucpl.stores.megatron.legacy_reading import opened
 
-        step = step_of(path)
-        if step is None:
-            fail("E540", f"{path} holds no folder of a rank", Label(str(path)))
-        return opened(step)
+        return opened(found(path, is_step))
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None

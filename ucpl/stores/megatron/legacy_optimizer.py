@@ -227,7 +227,7 @@ def _buffers(
     buffers = [key for key in held if type(key) is int]
     if len(buffers) > len(wanted):
         top.wrong(f"buffers of {len(wanted)} virtual stages and dtypes")
-    left = list(wanted)
+    left, taken = list(wanted), set()
     for number in sorted(key for key in buffers if type(key) is int):
         inner = top.at(number)
         if len(inner.mapping()) != 1:
@@ -240,10 +240,20 @@ def _buffers(
         if not left:
             inner.wrong("a buffer of a dtype that the model has")
         chunk, _ = left.pop(0)
+        taken.add((chunk, dtype))
         own = [one for one in mine if one.chunk == chunk and one.tensor.storage.dtype == dtype]
         buckets = _buckets(ranks, found, own, modules, frozen_, place[1] == 0)
         out[number, text] = buckets
         _views(part, made, found, (*steps, number, text), buckets)
+    gone = next((x for x in mine if (x.chunk, x.tensor.storage.dtype) not in taken and x.name not in frozen_), None)
+    if gone is not None:
+        fail(
+            "E545",
+            f"{part.file} has no buffer of {gone.tensor.storage.dtype} for virtual stage {gone.chunk}, and `{gone.name}` is one"
+            " of its parameters",
+            Label(str(part.path), where="/".join(map(str, steps)) or "its buffers"),
+            Label(ranks.place, where=gone.name),
+        )
     return out
 
 
@@ -350,6 +360,16 @@ def _runs(
     """Buckets as groups of parameters. Raises: UcplError E545 where tensor-parallel ranks have others."""
     steps: tuple[int, ...] = (int(is_expert),) if made.chained else ()
     first = by_rank[0, stage, 0]
+    for place, held in by_rank.items():
+        odd = next(iter(held.keys() ^ first.keys()), None)
+        if odd is not None:
+            at = "/".join(map(str, (*steps, *odd)))
+            fail(
+                "E545",
+                f"one rank's optimizer has buffer {at}, and another's has none",
+                Label(ranks.folders[0, stage, 0].optim, where=at),
+                Label(ranks.folders[place].optim, where=at),
+            )
     for number, text in first:
         several = [by_rank[0, stage, ep][number, text] for tp, _, ep in by_rank if tp == 0]
         for (tp, _, ep), found in by_rank.items():
@@ -396,7 +416,9 @@ def _one_numbered(
     stated = inner.at("param_groups").items()
     if len(stated) != len(groups):
         inner.at("param_groups").wrong(f"a list of {len(groups)} groups")
-    masters = one.at(_MASTERS).items() if made.form == "float16" else []
+    masters = [group.items() for group in one.at(_MASTERS).items()] if made.form == "float16" else []
+    if masters and [len(group) for group in masters] != [len(members) for members in groups]:
+        one.at(_MASTERS).wrong(f"a master of each parameter of {len(groups)} groups")
     for g, (members, group) in enumerate(zip(groups, stated, strict=True)):
         numbers = group.at("params").items()
         if len(numbers) != len(members):
@@ -411,8 +433,7 @@ def _one_numbered(
             for state, value in kept.named() if kept is not None else ():
                 _state(part, made, local, (state, value), states)
             if masters:
-                value = masters[g].items()[m]
-                _state(part, made, local, ("fp32", value), states)
+                _state(part, made, local, ("fp32", masters[g][m]), states)
 
 
 def _state(part: TorchFile, made: Optimizer, local: Local, held: tuple[str, Value], states: dict[str, None]) -> None:

@@ -10,8 +10,9 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.records import define
+from ucpl.stores.megatron.folder import Step
 from ucpl.stores.megatron.legacy_arguments import state_of
-from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM, Rank, Step, ranks_in
+from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM, Rank, ranks_in
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 

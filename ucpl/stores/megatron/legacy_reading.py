@@ -6,8 +6,8 @@ from ucpl.extents import Envelope, Extent, Key, NamedTensor, Setting, TensorRef
 from ucpl.stores.carrying import lifted
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.megatron import legacy_names as names
+from ucpl.stores.megatron.folder import Step
 from ucpl.stores.megatron.legacy_arguments import part_own
-from ucpl.stores.megatron.legacy_folder import Step
 from ucpl.stores.megatron.legacy_modules import Modules, read_modules
 from ucpl.stores.megatron.legacy_optimizer import GROUPS, Optimizer, facts, read_optimizer
 from ucpl.stores.megatron.legacy_ranks import Ranks, read_ranks
@@ -39,7 +39,7 @@ def opened(step: Step) -> Checkpoint:
     return Checkpoint(
         top=step.top,
         root=step.root,
-        tag=step.tag,
+        tag=step.tag or step.root.resolve().name,
         framework=NAME,
         version=version,
         extents=extents,

@@ -6,7 +6,6 @@ Arguments of a run are those of the source's, with the target's degrees; of a so
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from math import prod
 
 from attrs import field
@@ -17,8 +16,10 @@ from ucpl.records import define
 from ucpl.stores.carrying import Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.megatron import legacy_names as names
+from ucpl.stores.megatron.folder import TRACKER
+from ucpl.stores.megatron.groups import STEP, by_rule
 from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS, arguments_in, namespace, values_of
-from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM, TRACKER
+from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM
 from ucpl.stores.megatron.legacy_reading import OPTIMIZER, RNG, WITHOUT
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.scalars import number_of
@@ -33,8 +34,6 @@ _DEGREES = {
     "expert_model_parallel_size": "ep",
     "virtual_pipeline_model_parallel_size": "vpp",
 }
-# What Megatron-Core tells groups apart by, beside the experts; of a source's group where it has them.
-_MARKS: dict[str, object] = {"lr_mult": 1.0, "is_decoupled_lr": False, "default_config": True}
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
@@ -234,40 +233,16 @@ class _Writer:
         return out if self.degree("ep") > 1 else out[0]
 
     def groups(self, file: _File) -> list[dict[str, object]]:
-        """Raises: UcplError E547 where one of Megatron's groups is of parameters with different hyper-parameters."""
+        """Raises: UcplError E471 where one of Megatron's groups is of parameters with different hyper-parameters."""
         shapes = {t.name: t.shape for t in self.structure.tensors}
-        held = {name: group for group in self.source.envelope.groups for name in group.members}
-        found: dict[tuple[bool, bool, bool], dict[str, object]] = {}
-        first: dict[tuple[bool, bool, bool], str] = {}
+        held = {name: group.hyper for group in self.source.envelope.groups for name in group.members}
+        hypers = []
         for _, members in self.structure.groups:
-            for name in members:
-                group = held.get(name)
-                hyper = dict(group.hyper) if group is not None else {}
-                hyper.pop("step", None)
-                decoupled = hyper.get("is_decoupled_lr") is True
-                no_decay = len(shapes[name]) == 1 or name.endswith(".bias")
-                mark = (self.degree("ep") > 1 and names.is_expert(name), decoupled, no_decay)
-                other = found.setdefault(mark, hyper)
-                first.setdefault(mark, name)
-                if _differ(other, hyper):
-                    fail(
-                        "E547",
-                        f"`{first[mark]}` and `{name}` are in one parameter group of Megatron's, and in two of the source's"
-                        " with other hyper-parameters",
-                        Label("<source>", where=first[mark]),
-                        Label("<source>", where=name),
-                    )
-        out = []
-        for mark, hyper in sorted(found.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])):
-            expert, _, no_decay = mark
-            said = {**_MARKS, **hyper, "is_expert_parallel": expert, "wd_mult": 0.0 if no_decay else 1.0}
-            lr = hyper.get("lr")
-            said.setdefault("max_lr", lr)
-            said.setdefault("min_lr", None)
-            made = file.storages.value(said)
-            step = self.step()
-            out.append({**made, **({"step": step} if step is not None else {})})
-        return out
+            hypers += [(name, {k: v for k, v in held.get(name, {}).items() if k != STEP}) for name in members]
+        step = self.step()
+        more = {STEP: step} if step is not None else {}
+        made = by_rule(hypers, shapes, experts_apart=self.degree("ep") > 1)
+        return [{**file.storages.value(group.hyper), **more} for group in made]
 
     def step(self) -> object:
         """Raises: UcplError E547 where parameters have taken different numbers of steps."""
@@ -320,14 +295,3 @@ def _dtypes(text: str) -> tuple[TorchDType, TorchDType]:
     """ "(torch.bfloat16, torch.float32)" as a pair."""
     one, _, other = text.strip("()").partition(", ")
     return tuple(TorchDType(BY_TORCH[said.removeprefix("torch.")].name) for said in (one, other))  # type: ignore[return-value]
-
-
-def _differ(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    plain = (int, float, str, bool, tuple, list, type(None))
-    return any(
-        one.get(key) != other.get(key)
-        for key in {*one, *other}
-        if key not in ("wd_mult", "is_expert_parallel")
-        and isinstance(one.get(key), plain)
-        and isinstance(other.get(key), plain)
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import ClassVar
 
 from attrs import evolve, field
@@ -23,7 +24,6 @@ from ucpl.stores.megatron.legacy_arguments import part_own
 from ucpl.stores.megatron.roles import BUFFERS, MASTER, MASTERS, STATES, Entries, entries_of, is_of_optimizer
 from ucpl.stores.megatron.stacks import apart, is_of_a_layer
 from ucpl.stores.plain_values import decode
-from ucpl.stores.scalars import is_counted
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 
@@ -52,8 +52,31 @@ def opened(step: Step) -> Checkpoint:
     said = Value.of(common).find(KEPT)
     stacks = said.find("stacks") if said is not None else None
     if stacks is not None:
-        made = apart(made, {name: template.text() for name, template in stacks.named()})
+        made = apart(made, _templates(stacks, {tensor.name: tensor.shape for tensor in made.tensors}))
     return evolve(made, top=step.top, tag=step.tag, files=(*made.files, COMMON, BACKEND))
+
+
+def _templates(said: Value, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
+    """What tensors of stacks were called. Raises: UcplError E455 for what is no name of a layer's, or of one expert's."""
+    out = {}
+    for stack, template in said.named():
+        text = template.text()
+        pieces = text.split("{}")
+        if not 1 < len(pieces) < 4 or any(brace in piece for piece in pieces for brace in "{}"):
+            template.wrong("a name with {} for a layer, and for an expert")
+        if stack in shapes and len(shapes[stack]) < len(pieces) - 1:
+            template.wrong(f"a name with {{}} for each of {len(shapes[stack])} dims at most")
+        out[stack] = text
+    return out
+
+
+def _number(part: TorchFile, value: Value) -> Counted:
+    """Of steps: a number, or a tensor of one. Raises: UcplError E455."""
+    if not isinstance(value.held, TensorRef):
+        return value.number()
+    if prod(value.held.shape) != 1:
+        value.wrong("a number, or a tensor of one element")
+    return part.read_scalar(value.key, value.held)
 
 
 @define(eq=False)
@@ -97,48 +120,37 @@ class _Dist(Opened):
     def groups(self) -> tuple[ParameterGroup, ...]:
         """Raises: UcplError E455, E531."""
         shapes = {name: self.shape(name) for name in self.states}
-        said = [one for value in self.optimizers() for one in self.groups_of(value)]
+        said = [one for part, value in self.optimizers() for one in self.groups_of(part, value)]
         self.dealt = dealt(said, shapes, self.states, self.common.path)
         for name, step in self.dealt.steps.items():
             self.scalars.setdefault(STEP, {})[name] = step
         return self.dealt.groups
 
-    def optimizers(self) -> Iterator[Value]:
-        """State dicts of optimizers: one, or those of a chain, which are numbered."""
+    def optimizers(self) -> Iterator[tuple[TorchFile, Value]]:
+        """State dicts of optimizers, each with the archive that it is in: one, or those of a chain, which are numbered."""
         for entry in self.entries.of_groups:
-            place = self.metadata.objects[entry]
-            yield Value.of(self.chunks.archive(place)).items()[0]
+            part = self.chunks.archive(self.metadata.objects[entry])
+            held = Value.of(part).items()
+            yield part, held[0] if held else Value.of(part)
         top = Value.of(self.common).find(OPTIMIZER)
         if top is None or self.entries.of_groups:
             return
-        held = top.mapping()
-        if held and all(type(key) is int for key in held):
-            for key in held:
-                yield top.at(*(key,)) if isinstance(key, int) else top
+        numbers = [key for key in top.mapping() if isinstance(key, int)]
+        if numbers and len(numbers) == len(top.mapping()):
+            yield from ((self.common, top.at(number)) for number in numbers)
         else:
-            yield top
+            yield self.common, top
 
-    def groups_of(self, optimizer: Value) -> Iterator[Said]:
+    def groups_of(self, part: TorchFile, optimizer: Value) -> Iterator[Said]:
         inner = optimizer.find(OPTIMIZER) or optimizer
         if inner.find("param_groups") is None:
             return
-        common = self.common_step(inner)
+        state = inner.find("state")
+        common = state.find("common_step") if state is not None else None
         for group in inner.at("param_groups").items():
             hyper = {name: value.held for name, value in group.named() if name not in ("params", STEP)}
-            step = group.find(STEP)
-            yield Said(hyper, common if step is None else self.number(step))
-
-    def common_step(self, inner: Value) -> Counted:
-        state = inner.find("state")
-        step = state.find("common_step") if state is not None else None
-        return None if step is None else self.number(step)
-
-    def number(self, value: Value) -> Counted:
-        if isinstance(value.held, TensorRef):
-            return self.common.read_scalar(value.key, value.tensor())
-        if not is_counted(value.held):
-            value.wrong("a number")
-        return value.held
+            step = group.find(STEP) or common
+            yield Said(hyper, None if step is None else _number(part, step))
 
     def kind(self, name: str) -> str:
         """Without an optimizer, nothing says what it trained: parameters are what no router counts with."""

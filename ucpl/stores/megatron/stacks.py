@@ -143,7 +143,8 @@ def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
     templates: stack -> what its tensors are called. Chunks are of one layer, or made so.
     """
     shapes = {t.name: t.shape for t in checkpoint.tensors}
-    known = {stack: template for stack, template in templates.items() if stack in shapes}
+    # Of what has no elements, no file bounds how many layers there are.
+    known = {stack: template for stack, template in templates.items() if prod(shapes.get(stack, (0,)))}
     extents: dict[tuple[str, Key], Extent] = {}
     for (file, key), extent in checkpoint.extents.items():
         entry = str(key[0])

@@ -21,7 +21,7 @@ from ucpl.stores.dcp.metadata import METADATA, Step
 from ucpl.stores.dcp.writing import Writer, hyper_of, whole_shapes
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
 from ucpl.stores.megatron.folder import TRACKER
-from ucpl.stores.megatron.groups import STEP, has_no_decay, is_expert
+from ucpl.stores.megatron.groups import STEP, by_rule
 from ucpl.stores.megatron.legacy_arguments import values_of
 from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, GIVEN, ITERATION, KEPT, OBJECTS, OPTIMIZER, VERSION
 from ucpl.stores.megatron.roles import STATES
@@ -47,7 +47,6 @@ _NUMBERED = re.compile(r"(?:.*\.)?layers\.\d+\..*", re.DOTALL)  # a layer that i
 _SINGLE = re.compile(
     r".*\.(?:linear_fc1\.(?:weight|bias)_[wv]|experts\.experts\.\d+\..*)", re.DOTALL
 )  # nor anything in it
-_GROUP = {"lr_mult": 1.0, "is_decoupled_lr": False, "default_config": True}  # by which Megatron knows a group again
 # Modules that save `_extra_state`, one for each layer and expert: None, where nothing is kept in 8 bits.
 _LINEAR = re.compile(r"(?P<lead>.*(?<![^.])(?:linear_qkv|linear_proj|linear_fc1|linear_fc2))\.weight(?:_w)?", re.DOTALL)
 
@@ -261,20 +260,8 @@ class _Writer(Writer):
             for number, (name, members) in enumerate(self.structure.groups):
                 yield ParameterGroup(name, members, hyper_of(said, number, name, members))
             return
-        shapes = {t.name: t.shape for t in self.structure.tensors}
-        parts: dict[tuple[bool, bool], list[tuple[str, dict[str, object]]]] = {}
+        hypers: list[tuple[str, dict[str, object]]] = []
         for number, (name, members) in enumerate(self.structure.groups):
             hyper = hyper_of(said, number, name, members)
-            for member in members:
-                where = is_expert(member), has_no_decay(member, shapes[member])
-                parts.setdefault(where, []).append((member, hyper))
-        for (of_experts, without), held in sorted(parts.items()):
-            hyper = held[0][1]
-            rate = hyper.get("lr")
-            more = {
-                "wd_mult": 0.0 if without else 1.0,
-                "is_expert_parallel": of_experts,
-                "max_lr": rate,
-                "min_lr": None,
-            }
-            yield ParameterGroup("", tuple(name for name, _ in held), {**_GROUP, **more, **hyper})
+            hypers += [(member, hyper) for member in members]
+        yield from by_rule(hypers, {t.name: t.shape for t in self.structure.tensors}, experts_apart=True)
