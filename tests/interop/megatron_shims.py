@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 warnings.filterwarnings(
@@ -29,7 +30,7 @@ class Nothing:
         pass
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
+        return lambda *_, **__: Nothing()
 
 
 class OnCpu(TorchFunctionMode):
@@ -37,9 +38,17 @@ class OnCpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
-        if "cuda" in str(named.get("device", "")):
+        if _is_cuda(named.get("device", "")):
             named["device"] = "cpu"
+        if func is torch.device and _is_cuda(args[0]):  # "cuda:" and the current device
+            args = ("cpu",)
+        if getattr(func, "__name__", "") == "to" and len(args) > 1 and _is_cuda(args[1]):
+            args = (args[0], "cpu", *args[2:])
         return func(*args, **named)
+
+
+def _is_cuda(device: Any) -> bool:
+    return not isinstance(device, torch.Tensor) and "cuda" in str(device)
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -61,11 +70,12 @@ class FusedAdam(torch.optim.Optimizer):
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
             for p in group["params"]:
+                state, (first, second) = self.state[p], group["betas"]
+                # of a parameter that this rank has nothing of, too: Megatron-FSDP saves together what all ranks have
+                if not state and (p.grad is not None or isinstance(p, DTensor)):
+                    state |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
                 if p.grad is None:
                     continue
-                state, (first, second) = self.state[p], group["betas"]
-                if not state:
-                    state |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 state["exp_avg"].lerp_(p.grad, 1 - first)
                 state["exp_avg_sq"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
@@ -119,6 +129,25 @@ def answer() -> OnCpu:
     layers.get_cuda_rng_tracker = lambda *_, **__: random._CUDA_RNG_STATE_TRACKER
     moe.te_general_gemm = None  # 0.16.1 asks for the name where Transformer Engine is not there to define it
     return mode
+
+
+def for_fsdp() -> None:
+    """What Megatron-FSDP asks of a device beside that."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    own = DeviceMesh.from_group
+    DeviceMesh.from_group = staticmethod(  # type: ignore[method-assign]
+        lambda group, device_type, *args, **named: own(group, "cpu", *args, **named)
+    )
+    torch.cuda.stream = lambda *_, **__: contextlib.nullcontext()  # type: ignore[assignment]
+
+    from megatron.core.distributed.fsdp import mcore_fsdp_adapter as adapter
+
+    adapter.TELinear = type(
+        "TELinear", (), {}
+    )  # 0.16.1 asks for the name where Transformer Engine is not there to define it
+    adapter._get_rng_state_dict = dict
+    adapter._load_rng_state_dict = lambda _: None
 
 
 @contextlib.contextmanager

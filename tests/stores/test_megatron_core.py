@@ -1,4 +1,4 @@
-"""Folders of Megatron-Core's distributed format, written by megatron-core 0.16.1 and 0.13.1, and of Megatron-FSDP: exact.
+"""Folders of Megatron-Core's distributed format, written by megatron-core 0.16.1 and 0.13.1: exact.
 
 Weights, masters and moments are a formula of each tensor's name, so that no reader of ours has a say in what is right.
 """
@@ -131,20 +131,6 @@ def test_runs_of_flattened_parts_as_megatron_0_13_wrote_them(tmp_path: Path) -> 
     qkv = open_checkpoint(FIXTURES / "dist_old").extents
     key = "optimizer.state.exp_avg.decoder.layers.self_attention.linear_qkv.weight"
     assert {e.shape for (_, k), e in qkv.items() if k[0] == key} == {(1, 32, 32)}
-
-
-def test_a_folder_of_megatron_fsdp(tmp_path: Path) -> None:
-    held, _ = plain_of("fsdp_tp2", tmp_path / "plain")
-    told = json.loads((FIXTURES / "fsdp_tp2.truth.json").read_text())["truth"]
-    assert held.keys() == told["model"].keys() == told["exp_avg"].keys()
-    for state, tensors in told.items():
-        for name, said in tensors.items():
-            wanted = drawn(said["f"], said["fshape"])
-            wanted = wanted.chunk(2, 0)[said["half"]] if "half" in said else wanted
-            assert torch.equal(held[name]["weight" if state == "model" else state], wanted), (state, name)
-            assert int(held[name]["step"]) == 1
-    groups = open_checkpoint(FIXTURES / "fsdp_tp2").envelope.groups
-    assert [(g.hyper["wd_mult"], len(g.members)) for g in groups] == [(1.0, 7), (0.0, 4)]
 
 
 def test_a_run_with_a_tracker_is_opened_at_its_newest_iteration(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ FORMS = {
     "torch": ("torch", "safetensors"),
     "dcp": ("dcp",),
     "megatron_core": ("dcp",),
+    "megatron_fsdp": ("dcp",),
     "megatron_legacy": ("torch",),
 }
 _SUFFIX = ".safetensors"

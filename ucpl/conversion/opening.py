@@ -107,7 +107,8 @@ def open_for(plan: Plan, path: str | Path) -> Checkpoint:
     else:
         opened = read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or read(here)
     is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)  # else the run says what it lacks
-    if not is_whole and (opened.framework, plan.target.framework) == ("megatron_core", "megatron_legacy"):
+    of_modules = plan.target.framework in ("megatron_legacy", "megatron_fsdp")
+    if not is_whole and opened.framework == "megatron_core" and of_modules:
         from ucpl.stores.megatron.stacks import in_modules
 
         opened = in_modules(opened)

@@ -182,7 +182,11 @@ def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note
     from ucpl.layout.frameworks import CHUNKED
 
     base_name = one.library.chain(one.call.name)[-1].node.name
-    if base_name in CHUNKED:
+    if base_name == "megatron_fsdp":
+        from ucpl.frontends import megatron_fsdp
+
+        made = megatron_fsdp.target(base, source.checkpoint)
+    elif base_name in CHUNKED:
         from ucpl.frontends import dcp, megatron_core
 
         made = dcp.target(base, shardings_of(source.layout)) if base_name == "dcp" else megatron_core.target(base)
@@ -220,7 +224,7 @@ def _of_layers(checkpoint: Checkpoint, source: Called | None, target: Called) ->
     """The source with a tensor for each layer and expert, where it has one of all and the target has files of modules."""
     if source is not None or checkpoint.framework != "megatron_core":
         return checkpoint
-    if target.library.chain(target.call.name)[-1].node.name != "megatron_legacy":
+    if target.library.chain(target.call.name)[-1].node.name not in ("megatron_legacy", "megatron_fsdp"):
         return checkpoint
     from ucpl.stores.megatron.stacks import in_modules
 

@@ -25,7 +25,10 @@ Shape = tuple[int, ...]
 
 @frozen
 class Lines:
-    """What a layout is made of. shapes, boxes, templates: of each tensor, by name; settings: its parameters."""
+    """What a layout is made of. shapes, boxes, templates: of each tensor, by name; settings: its parameters.
+
+    A tensor with an empty template is not stored by itself: its states are.
+    """
 
     shapes: Mapping[str, Shape]
     boxes: Mapping[str, Boxes]
@@ -51,7 +54,8 @@ def by_dims(base: Base, lines: Lines, path: Path) -> Extended:
             else "_"
             for d, w in enumerate(parts)
         ]
-        entries.append(f"  {quote(name)} = {' '.join(axes) if axes else '...'}  as {quote(lines.templates[name])}")
+        key = f"  as {quote(lines.templates[name])}" if lines.templates[name] else ""
+        entries.append(f"  {quote(name)} = {' '.join(axes) if axes else '...'}{key}")
     said = [f"{n} = {quote(value) if isinstance(value, str) else value}" for n, value in lines.settings.items()]
     axes_said = [f"{_AXIS}{d}" for d in range(dims)]
     parameters = ", ".join((*(f"{a} = {n}" for a, n in zip(axes_said, degrees, strict=True)), *said))

@@ -61,10 +61,10 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     model = model_of(checkpoint, {})
     notes: tuple[Note, ...] = ()
     if checkpoint.framework in CHUNKED:
-        from ucpl.frontends import dcp, megatron_core, parallel
+        from ucpl.frontends import dcp, megatron_core, megatron_fsdp, parallel
 
-        stored = dcp.stored if checkpoint.framework == "dcp" else megatron_core.stored
-        made = stored(parallel.Base(library, call, model, settings), checkpoint)
+        stored = {"dcp": dcp.stored, "megatron_core": megatron_core.stored, "megatron_fsdp": megatron_fsdp.stored}
+        made = stored[checkpoint.framework](parallel.Base(library, call, model, settings), checkpoint)
         library, call, notes = made.library, made.call, made.notes
     elif checkpoint.legacy is not None:
         from ucpl.frontends import megatron_legacy, parallel

@@ -14,13 +14,14 @@ __all__ = ["CHUNKED", "SETTINGS", "demand_settings", "demand_values"]
 
 _DEGREES = ("dp", "tp", "pp", "ep", "edp", "fsdp")
 # Frameworks whose files of form dcp have chunks that are found by where they begin.
-CHUNKED = frozenset({"dcp", "megatron_core"})
+CHUNKED = frozenset({"dcp", "megatron_core", "megatron_fsdp"})
 SETTINGS: dict[str, tuple[str, ...]] = {
     "universal": ("stage", "files", "bf16", "fp16", "weights", "shaped"),
     "deepspeed": (
         *("stage", *_DEGREES, "bf16", "fp16", "bf16_optimizer", "masters", "fused"),
         *("round_robin", "alignment", "elastic", "sub_group_size"),
     ),
+    "megatron_fsdp": ("dp", "tp", "halves", "masters", "owner", "grouped", "step"),
     "dcp": ("fsdp", "tp", "masters", "prefix", "states", "flat"),
     "megatron_core": ("tp", "pp", "masters", "master", "stacked", "step"),
     "megatron_legacy": ("tp", "pp", "ep", "vpp", "bf16", "fp16", "optimizer"),

@@ -20,6 +20,7 @@ from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.generic import Generic
 from ucpl.stores.huggingface import HuggingFace
 from ucpl.stores.megatron import MegatronCore, objects_advice
+from ucpl.stores.megatron.fsdp import MegatronFSDP
 from ucpl.stores.megatron.legacy import MegatronLegacy, legacy_advice
 from ucpl.stores.plain import Plain
 from ucpl.stores.strangers import overlooked, refuse_stranger
@@ -28,6 +29,7 @@ from ucpl.stores.watching import watched
 FRAMEWORKS: tuple[Framework, ...] = (
     Universal(),
     DeepSpeed(),
+    MegatronFSDP(),
     DCP(),
     MegatronLegacy(),
     MegatronCore(),

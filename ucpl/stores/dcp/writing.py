@@ -40,7 +40,7 @@ from ucpl.stores.plain_values import encode
 from ucpl.stores.scalars import number_of
 from ucpl.stores.torch_files import layout_torch_file
 
-__all__ = ["KNOWN", "Writer", "hyper_of", "skeleton", "whole_shapes"]
+__all__ = ["KNOWN", "File", "Writer", "hyper_of", "leaves", "skeleton", "whole_shapes"]
 
 Shape = tuple[int, ...]
 # Classes of values that torch.distributed.checkpoint loads whatever they are, and that runs often have: a script's arguments.
@@ -60,7 +60,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
 
 @define(eq=False)
-class _File:
+class File:
     """One rank's file under construction."""
 
     archives: list[Archive] = field(factory=list)
@@ -83,7 +83,7 @@ class Writer:
     structure: Structure
     targets: tuple[StoredTensor, ...]
     source: Checkpoint
-    files: dict[str, _File] = field(factory=dict)
+    files: dict[str, File] = field(factory=dict)
     described: dict[str, Call] = field(factory=dict)  # state_dict_metadata
     chunks: dict[str, list[object]] = field(factory=dict)  # of a tensor: ChunkStorageMetadata
     places: list[tuple[str, Call, Call]] = field(factory=list)  # storage_data, by name
@@ -112,7 +112,7 @@ class Writer:
         self.empty()
         self.numbers()
         self.groups()
-        for steps, value in _leaves((), self.source.envelope.carried):
+        for steps, value in leaves((), self.source.envelope.carried):
             self.value(steps, value)
         self.envelope()
         files = self.of_ranks()
@@ -170,10 +170,10 @@ class Writer:
         """The files that describe the others, each in the folder of those."""
         return sorted({f"{self.home(name)}{METADATA}" for name in self.described} or {METADATA})
 
-    def file(self, rank: int, name: str) -> tuple[str, _File]:
+    def file(self, rank: int, name: str) -> tuple[str, File]:
         """The file of a rank that a value goes to."""
         path = f"{self.home(name)}__{rank}_0.distcp"
-        return path, self.files.setdefault(path, _File())
+        return path, self.files.setdefault(path, File())
 
     # ---- tensors ---------------------------------------------------------------------------------------------------
 
@@ -276,8 +276,12 @@ class Writer:
 
     def envelope(self) -> None:
         """What a framework keeps of a run beside these, for the way back: torch.distributed.checkpoint passes it by."""
+        self.keep(self.source.envelope.blobs)
+
+    def keep(self, values: Mapping[str, object]) -> None:
+        """Values that no state dict has a place for."""
         said = self.source.envelope
-        blobs = {key: value for key, value in said.blobs.items() if key not in (EMPTY, META)}
+        blobs = {key: value for key, value in values.items() if key not in (EMPTY, META)}
         if blobs:
             self.value(ENVELOPE, {"framework": said.framework, "version": said.version, "blobs": encode(blobs)})
 
@@ -380,14 +384,14 @@ def hyper_of(envelope: Envelope, number: int, name: str, members: tuple[str, ...
     return dict(same.hyper) if same is not None else {}
 
 
-def _leaves(steps: tuple[Step, ...], value: object) -> Iterator[tuple[tuple[Step, ...], object]]:
+def leaves(steps: tuple[Step, ...], value: object) -> Iterator[tuple[tuple[Step, ...], object]]:
     """The leaves of nested dicts, and of lists that have dicts or tensors in them, as torch.distributed.checkpoint flattens."""
     if isinstance(value, Mapping) and value and all(type(key) in (str, int) for key in value):
         for key, inner in value.items():
-            yield from _leaves((*steps, key), inner)
+            yield from leaves((*steps, key), inner)
     elif isinstance(value, list) and any(_has_parts(one) for one in value):
         for number, inner in enumerate(value):
-            yield from _leaves((*steps, number), inner)
+            yield from leaves((*steps, number), inner)
     elif steps:
         yield steps, value
 

@@ -31,7 +31,7 @@ from ucpl.stores.plain import EMPTY
 from ucpl.stores.plain_values import encode
 from ucpl.stores.scalars import number_of
 
-__all__ = ["skeleton"]
+__all__ = ["CoreWriter", "skeleton"]
 
 Shape = tuple[int, ...]
 BARE = "."  # a step that says: no tracker, and no folder of an iteration
@@ -53,11 +53,13 @@ _LINEAR = re.compile(r"(?P<lead>.*(?<![^.])(?:linear_qkv|linear_proj|linear_fc1|
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
     """Raises: UcplError E471 for what has no place in the format."""
-    return _Writer(structure, targets, source).folder(tag)
+    return CoreWriter(structure, targets, source).folder(tag)
 
 
 @define(eq=False)
-class _Writer(Writer):
+class CoreWriter(Writer):
+    """A folder under construction. Megatron-FSDP's have the same groups, and the same folders of iterations."""
+
     stacks: Stacks = field(factory=Stacks, init=False)
 
     @property
@@ -88,8 +90,9 @@ class _Writer(Writer):
     def path_of(self, name: str) -> tuple[Step, ...]:
         return (name,)
 
-    def planner(self) -> None:
-        """Names are all there is."""
+    def planner(self) -> dict[str, tuple[Step, ...]] | None:
+        """None: names are all there is."""
+        return None
 
     def folder(self, tag: str | None) -> Skeleton:
         self.tensors()
@@ -101,6 +104,10 @@ class _Writer(Writer):
         files = (*ranks, SkeletonFile(METADATA, self.metadata(), "bytes"), common, backend)
         held = [one.value for file in self.files.values() for one in file.archives] + [common.value]
         unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)} - KNOWN_GLOBALS))
+        return self.in_step(tag, files, unsafe)
+
+    def in_step(self, tag: str | None, files: tuple[SkeletonFile, ...], unsafe: tuple[str, ...]) -> Skeleton:
+        """The iteration's folder, and the tracker beside it. Raises: UcplError E471."""
         step = self.step(tag)
         if step is None:
             return Skeleton("", files, unsafe_globals=unsafe)
@@ -216,14 +223,7 @@ class _Writer(Writer):
         said = self.source.envelope
         if not said.scalars and not any(t.states for t in self.structure.tensors):
             return {}  # weights alone
-        others = sorted(set(said.scalars) - {STEP})
-        if others:
-            fail(
-                "E471",
-                f"`{others[0]}` is a number of each parameter, and Megatron keeps none",
-                Label(METADATA, where=others[0]),
-                remedy=f"--drop {others[0]} leaves it out",
-            )
+        self.demand_steps()
         rows: dict[bool, list[dict[str, object]]] = {}
         for group in self.grouped():
             rows.setdefault(bool(group.hyper.get("is_expert_parallel")), []).append(
@@ -239,6 +239,17 @@ class _Writer(Writer):
         first = made[0] if made else {}
         assert isinstance(first, dict)
         return dict(enumerate(made)) if len(made) > 1 else first
+
+    def demand_steps(self) -> None:
+        """Of numbers of parameters, Megatron has steps alone. Raises: UcplError E471."""
+        others = sorted(set(self.source.envelope.scalars) - {STEP})
+        if others:
+            fail(
+                "E471",
+                f"`{others[0]}` is a number of each parameter, and Megatron keeps none",
+                Label(METADATA, where=others[0]),
+                remedy=f"--drop {others[0]} leaves it out",
+            )
 
     def step_of(self, group: ParameterGroup) -> dict[str, object]:
         """Raises: UcplError E471 where parameters of a group are at different steps."""

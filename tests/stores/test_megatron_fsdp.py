@@ -1,0 +1,151 @@
+"""Folders of Megatron-FSDP (--ckpt-format fsdp_dtensor), written by megatron-core 0.16.1 and by us: names, halves, groups."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+import ucpl
+from tests.stores.test_megatron_core import FIXTURES, drawn, plain_of
+from ucpl.errors import UcplError
+from ucpl.stores.registry import open_checkpoint
+
+OWN = "fsdp_tp2"  # of Megatron-FSDP itself
+DENSE, EXPERTS = "dist_stacked_tp2_pp2_fully", "dist_stacked_moe_tp2_ep2"
+States = dict[str, dict[str, torch.Tensor]]
+
+
+def held(folder: Path, made: Path) -> tuple[States, dict[str, torch.Tensor]]:
+    """Parameters and buffers, with steps."""
+    ucpl.convert(folder, made, to="plain()")
+    read = torch.load(made, weights_only=True)
+    return read["params"], read["buffers"]
+
+
+def keys(step: Path) -> dict[str, object]:
+    """Each name of `.metadata`, with the nested dicts that it comes from."""
+    told = FileSystemReader(str(step)).read_metadata()
+    assert told.planner_data is not None and told.planner_data.keys() == told.state_dict_metadata.keys()
+    return dict(told.planner_data)
+
+
+def test_each_value_is_as_megatron_wrote_it(tmp_path: Path) -> None:
+    """A trained tensor is its master; its weight is that in 16 bits; a linear_fc1 is whole."""
+    told = json.loads((FIXTURES / f"{OWN}.truth.json").read_text())["truth"]
+    params, buffers = held(FIXTURES / OWN, tmp_path / "plain.pt")
+    whole = {n.removeprefix("module.").removesuffix("_w").removesuffix("_v") for n in told["model"]}
+    assert params.keys() == whole and not buffers
+    for name, states in params.items():
+        shape = list(states["fp32"].shape)
+        assert torch.equal(states["fp32"], drawn(f"module.{name}", shape)), name
+        assert torch.equal(states["weight"], states["fp32"].bfloat16()), name
+        for state in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(states[state], drawn(f"module.{name}.{state}", shape)), (name, state)
+        assert int(states["step"]) == 1
+    groups = open_checkpoint(FIXTURES / OWN).envelope.groups
+    assert [(g.hyper["wd_mult"], len(g.members)) for g in groups] == [(1.0, 6), (0.0, 4)]
+
+
+@pytest.mark.parametrize("dp", [1, 3])
+def test_a_target_has_the_names_that_megatron_asks_for(tmp_path: Path, dp: int) -> None:
+    ucpl.convert(FIXTURES / OWN, tmp_path / "made", to=f"megatron_fsdp(dp={dp})")
+    assert keys(tmp_path / "made") == keys(FIXTURES / OWN)
+    assert len(list((tmp_path / "made").glob("*.distcp"))) == dp
+    assert equal(held(FIXTURES / OWN, tmp_path / "a.pt"), held(tmp_path / "made", tmp_path / "b.pt"))
+
+
+def equal(one: tuple[States, dict[str, torch.Tensor]], other: tuple[States, dict[str, torch.Tensor]]) -> bool:
+    def flat(params: States, buffers: dict[str, torch.Tensor]) -> dict[tuple[str, str], torch.Tensor]:
+        states = {(n, s): torch.as_tensor(v) for n, found in params.items() for s, v in found.items()}
+        return {**states, **{(n, ""): tensor for n, tensor in buffers.items()}}
+
+    first, second = flat(*one), flat(*other)
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+@pytest.mark.parametrize("through", ["megatron_core(tp=2)", "megatron_legacy(tp=2)"])
+def test_through_megatrons_other_forms_and_back(tmp_path: Path, through: str) -> None:
+    ucpl.convert(FIXTURES / OWN, tmp_path / "other", to=through)
+    ucpl.convert(tmp_path / "other", tmp_path / "back", to="megatron_fsdp(dp=2)")
+    assert equal(held(FIXTURES / OWN, tmp_path / "a.pt"), held(tmp_path / "back", tmp_path / "b.pt"))
+    step = next((tmp_path / "back").glob("iter_*"), tmp_path / "back")
+    asked = {name for name in keys(FIXTURES / OWN) if name.startswith(("model.", "optimizer."))}
+    assert asked <= keys(step).keys()
+
+
+def test_a_folder_of_another_form_and_back(tmp_path: Path) -> None:
+    """Stacks are layers, with masters; torch itself reads each half."""
+    ucpl.convert(FIXTURES / DENSE, tmp_path / "made", to="megatron_fsdp(dp=3)")
+    params, _ = plain_of(DENSE, tmp_path / "plain")
+    whole = params["decoder.layers.mlp.linear_fc1.weight"]
+    for state, lead, end in (
+        ("fp32", "model.", ""),
+        ("exp_avg", "optimizer.state.module.module.", ".exp_avg"),
+    ):
+        gate, up = whole[state][1].chunk(2, 0)
+        for half, wanted in (("_w", gate), ("_v", up)):
+            name = f"{lead}module.decoder.layers.1.mlp.linear_fc1.weight{half}{end}"
+            read = {name: torch.empty(wanted.shape)}
+            (step,) = (tmp_path / "made").glob("iter_*")
+            load(read, storage_reader=FileSystemReader(str(step)), no_dist=True)
+            assert torch.equal(read[name], wanted), name
+    ucpl.convert(tmp_path / "made", tmp_path / "back", to="megatron_core()")
+    back, _ = held(tmp_path / "back", tmp_path / "back.pt")
+    assert len(back) == 15
+    for name, states in back.items():
+        number = next((int(step) for step in name.split(".") if step.isdecimal()), None)
+        stack = name if number is None else name.replace(f".{number}.", ".")
+        for state in ("fp32", "exp_avg", "exp_avg_sq"):
+            wanted = params[saved(stack)][state]
+            assert torch.equal(states[state], wanted if number is None else wanted[number]), (name, state)
+
+
+def saved(name: str) -> str:
+    """The stack of a module of Megatron-Core's own blocks."""
+    return name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_").replace(
+        "pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"
+    )
+
+
+def test_experts_as_a_grouped_mlp_has_them(tmp_path: Path) -> None:
+    """Weights alone are as they are: no master is made of them."""
+    ucpl.convert(FIXTURES / EXPERTS, tmp_path / "apart", to="megatron_fsdp()")
+    ucpl.convert(FIXTURES / EXPERTS, tmp_path / "made", to="megatron_fsdp(dp=2, grouped=1)")
+    (apart,), (step,) = ((tmp_path / n).glob("iter_*") for n in ("apart", "made"))
+    lead = "model.module.decoder.layers.1.mlp.experts."
+    assert f"{lead}local_experts.3.linear_fc1.weight_v" in keys(apart)
+    assert {f"{lead}linear_fc1.weight3_v", f"{lead}linear_fc2.weight0"} <= keys(step).keys()
+    assert not any("local_experts" in name or name.startswith("optimizer.") for name in keys(step))
+    assert equal(held(apart, tmp_path / "a.pt"), held(step, tmp_path / "b.pt"))
+
+
+def test_a_half_without_the_other_is_refused(tmp_path: Path) -> None:
+    from ucpl.stores.megatron.fsdp_reading import halves_of
+
+    shape = (4, 2)
+    with pytest.raises(UcplError) as refused:
+        halves_of({"module.a.mlp.linear_fc1.weight_w": shape}, "module.", tmp_path)
+    assert refused.value.diagnostics[0].code == "E521"
+    with pytest.raises(UcplError, match=r"\[4, 2\].*\[3, 2\]"):
+        both = {"module.a.mlp.linear_fc1.weight_w": shape, "module.a.mlp.linear_fc1.weight_v": (3, 2)}
+        halves_of(both, "module.", tmp_path)
+
+
+def test_a_run_with_a_tracker_is_opened_at_its_newest_iteration(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / OWN, tmp_path / "run" / "iter_0000010")
+    (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("10")
+    found = open_checkpoint(tmp_path / "run")
+    assert (found.framework, found.tag) == ("megatron_fsdp", "iter_0000010")
+    assert open_checkpoint(FIXTURES / OWN).envelope.settings["owner"].value == "module.module.module."
+
+
+def test_states_that_megatron_fsdp_does_not_save_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UcplError) as refused:
+        ucpl.convert(FIXTURES / "dist_muon", tmp_path / "made", to="megatron_fsdp()")
+    assert refused.value.diagnostics[0].code == "E471" and "momentum_buffer" in str(refused.value)

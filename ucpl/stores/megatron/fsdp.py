@@ -1,0 +1,64 @@
+"""Megatron-FSDP's folders (--ckpt-format fsdp_dtensor): a folder of PyTorch's distributed format with names of its own.
+
+A parameter's tensor in it is the fp32 master. A gated linear_fc1 is two tensors there, and one here; names are those that
+modules have in other folders of Megatron's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ucpl.extents import StoredTensor, Structure
+from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.megatron.classes import KNOWN_GLOBALS
+from ucpl.stores.megatron.folder import found, step_of
+from ucpl.stores.watching import watched
+
+__all__ = ["MegatronFSDP"]
+
+# Names that .metadata has, of which no other framework's has one.
+_MARKS = (b"optimizer.param_to_group_meta.module.", b"model.module.decoder.layers.")
+
+
+class MegatronFSDP:
+    name = "megatron_fsdp"
+    known_globals: frozenset[str] = KNOWN_GLOBALS
+
+    def recognises(self, path: Path) -> bool:
+        """`.metadata` with Megatron-FSDP's names and *.distcp, here or in the folder that a tracker leads to."""
+        return step_of(path, _is_of_fsdp) is not None
+
+    @watched
+    def open(self, path: Path) -> Checkpoint:
+        """Read all headers. Raises: UcplError E455, E460, E520-E524, E532, and what the files raise (E400-E427)."""
+        from ucpl.stores.megatron.fsdp_reading import opened
+
+        return opened(found(path, _is_of_fsdp))
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """A file of each rank and `.metadata`. Raises: UcplError E471."""
+        from ucpl.stores.megatron.fsdp_writing import skeleton
+
+        return skeleton(structure, targets, source, tag)
+
+
+def _is_of_fsdp(path: Path) -> bool:
+    from ucpl.stores.dcp.folders import METADATA, has_chunks, is_of_megatron  # most checkpoints are others
+
+    return has_chunks(path) and not is_of_megatron(path) and _has_marks(path / METADATA)
+
+
+def _has_marks(path: Path) -> bool:
+    """Whether a file has one of the names, looked for in pieces that overlap."""
+    kept = b""
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                if any(mark in kept + piece for mark in _MARKS):
+                    return True
+                kept = piece[-64:]
+    except OSError:  # who opens it says why
+        return False
+    return False
