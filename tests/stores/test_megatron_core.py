@@ -312,6 +312,21 @@ def test_somebodys_own_file_beside_chunks_is_no_megatrons(tmp_path: Path) -> Non
         open_checkpoint(tmp_path / "dcp")
 
 
+def test_runs_of_an_optimizer_are_boxes_whoever_is_asked_for_them(tmp_path: Path) -> None:
+    """A folder of Megatron-Core 0.13 that has lost its own two files: tensors by name, each with its whole shape."""
+    root = Path(shutil.copytree(FIXTURES / "dist_old", tmp_path / "old"))
+    root = next(root.rglob(".metadata")).parent
+    (root / "metadata.json").unlink()
+    (root / "common.pt").unlink()
+    ucpl.convert(root, tmp_path / "plain", to="plain()")
+    held = torch.load(tmp_path / "plain" / "plain.pt", weights_only=True)
+    tensors = {name: states["weight"] for name, states in held["params"].items()} | held["buffers"]
+    whole, _ = plain_of("dist_old", tmp_path / "whole")
+    for name, states in whole.items():
+        for state, entry in (("exp_avg", "exp_avg"), ("fp32", "fp32_param")):
+            assert torch.equal(tensors[f"optimizer.state.{entry}.{name}"], states[state]), (name, state)
+
+
 def test_a_run_below_a_folder_is_named_whatever_another_ones_tracker_says(tmp_path: Path) -> None:
     for run in ("a", "b"):
         shutil.copytree(FIXTURES / "dist_moe", tmp_path / run / "iter_0000010")

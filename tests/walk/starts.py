@@ -1,4 +1,4 @@
-"""Where walks begin, real folders of DeepSpeed and of torch, and which layouts are drawn for them: a call a step.
+"""Where walks begin, real folders of DeepSpeed, of torch and of Megatron, and which layouts are drawn for them: a call a step.
 
 What is drawn can be done, from what stands there before; one step in `BOLD` is drawn without a look at that, and may be
 refused.
@@ -14,6 +14,7 @@ from attrs import frozen
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 CHUNKS = FIXTURES.parent / "dcp"
+MEGATRON = FIXTURES.parent / "megatron"
 SPEC = "megatron_deepspeed.ucpl:llama"
 HOME = "HOME"  # stands for the text that `ucpl infer` writes of the folder where a walk began: its stages and cuts, by name
 BOLD = 25
@@ -41,7 +42,7 @@ class Start:
 
     @property
     def path(self) -> Path:
-        return next(path for path in (FIXTURES / self.name, CHUNKS / self.name) if path.is_dir())
+        return next(path for root in (FIXTURES, CHUNKS, MEGATRON) if (path := root / self.name).is_dir())
 
     @property
     def here(self) -> Here:
@@ -74,6 +75,18 @@ def chunks(rng: Random, here: Here) -> str:
     """Chunks of FSDP2 at any degree, and one whole file between."""
     to = f"dcp(fsdp={some(rng, 1, 7)})"
     return rng.choice([to, to, "plain()"])  # ZeRO has masters beside the weights, and counters: another state
+
+
+def megatron(most_ep: int, most_pp: int) -> Draw:
+    """Files of ranks, Megatron-Core's chunks, and one whole file: names are those of modules in all of them."""
+
+    def draw(rng: Random, here: Here) -> str:
+        tp, pp, ep = rng.choice([1, 2]), rng.choice([1, most_pp]), rng.choice([1, most_ep])
+        ranks = f"megatron_legacy(tp={tp}, pp={pp}, vpp={some(rng, 1, pp)}, ep={ep})"
+        core = f"megatron_core(tp={some(rng, 1, 3)}, pp={some(rng, 1, 2)}, stacked=0)"  # stacks put a group in another order
+        return rng.choice([ranks, core, ranks, core, "plain()"])  # a step of DCP's is a tensor: another state
+
+    return draw
 
 
 def autotp(rng: Random, here: Here) -> str:
@@ -178,6 +191,8 @@ STARTS = (
     Start("z1_dp2_bf16opt", dense(True)),
     Start("z0_dp2_bf16", dense(True)),
     Start("fsdp2_w4", chunks),
+    Start("legacy_vpp", megatron(1, 2)),
+    Start("legacy_moe", megatron(2, 1)),
 )
 
 

@@ -195,7 +195,7 @@ class Opened:
 
     def named(self, name: str) -> NamedTensor:
         stored = self.metadata.tensors[self.roles.weights[name]]
-        return NamedTensor(name, stored.shape, stored.dtype, self.kind(name), self.states.get(name, ()))
+        return NamedTensor(name, self.shape(name), stored.dtype, self.kind(name), self.states.get(name, ()))
 
     def kind(self, name: str) -> str:
         """Where there is an optimizer, what it does not train is a buffer where FSDP cuts others and not it, else frozen."""
@@ -233,7 +233,7 @@ class Opened:
         return stored.dtype, stored.shape, crcs
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.metadata.tensors[self.roles.weights[name]].shape
+        return self.whole(self.roles.weights[name])
 
     def settings(self, tensors: tuple[NamedTensor, ...], aliases: dict[str, str]) -> dict[str, Setting]:
         """The prefixes of names, and the mesh that the chunks lie on, where there is one."""
