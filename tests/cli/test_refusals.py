@@ -112,7 +112,7 @@ def test_a_framework_that_nobody_knows(line: str, message: str, here: Path) -> N
         "E436",
         2,
         message,
-        "one of universal, deepspeed, megatron_fsdp, dcp, megatron_",
+        "one of universal, deepspeed, ",
     )
 
 
