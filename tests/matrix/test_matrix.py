@@ -1,101 +1,262 @@
-"""One GPT-like model from each form of checkpoint to each, at other degrees: what arrives is what docs/MATRIX.md says.
+"""Two models from each form of checkpoint to others, at other degrees: what arrives is what docs/MATRIX.md says.
 
-The model is one that Megatron-Core wrote, bf16 with masters, Adam's moments and steps. Each cell is one conversion, without a
-checkpoint between, and its target is read once more. `UCPL_GOLDEN=write` writes the page.
+Megatron-Core wrote both, bf16 with masters, Adam's moments and steps: a dense one, which goes from each form to each, and one
+with experts, of which every form is a source twice, and a target twice. Each cell is one conversion, its files are watched and
+its target is read once more. `UCPL_GOLDEN=write` writes the page.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import ucpl
+from tests.matrix.opened import Opened, watching
+from ucpl.api import Converted
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "MATRIX.md"
-ORIGIN = HERE.parent / "fixtures" / "megatron" / "dist_stacked_tp2_pp2_fully"
+MEGATRON = HERE.parent / "fixtures" / "megatron"
 CUT = f"{HERE}/cut.ucpl"
 
-# form: (what a source is made by, what a target is)
+
+class Form(NamedTuple):
+    """How the dense model's source is made, and its target; the same of the model with experts, "" where it has no place."""
+
+    source: str
+    target: str
+    moe_source: str
+    moe_target: str
+    read: str = ""  # what says how a target is cut over tp, where no file does
+
+
+STAGED = "ZeRO-1, TP x PP"  # under the names that a PipelineModule gives its layers
 FORMS = {
-    "ZeRO-1": ("zero1(dp=2)", "zero1(dp=3, tp=1)"),
-    "ZeRO-3": ("zero3(dp=2)", "zero3(dp=3, tp=1)"),
-    "ZeRO-1, TP": (f"{CUT}:zero1_tp(dp=1, tp=2)", f"{CUT}:zero1_tp(dp=3, tp=2)"),
-    "universal": ("universal()", "universal()"),
-    "DCP, FSDP2": ("dcp(fsdp=2)", "dcp(fsdp=3, tp=1)"),
-    "DCP, FSDP2 x TP": (f"{CUT}:dcp_tp(fsdp=2, tp=2)", f"{CUT}:dcp_tp(fsdp=3, tp=2)"),
-    "torch_dist": ("megatron_core(tp=2)", "megatron_core(pp=3)"),
-    "Megatron legacy": ("megatron_legacy(tp=2)", "megatron_legacy(pp=2)"),
-    "Hugging Face": ("safetensors()", 'safetensors(shard="20KB")'),
-    "plain": ("plain()", "plain()"),
+    "ZeRO-1": Form("zero1(dp=2)", "zero1(dp=3, tp=1)", "zero1(dp=2)", "zero1(dp=5, tp=1)"),
+    "ZeRO-3": Form("zero3(dp=2)", "zero3(dp=3, tp=1)", "zero3(dp=4)", "zero3(dp=3, tp=1)"),
+    "ZeRO-1, TP": Form(
+        f"{CUT}:zero1_tp(dp=1, tp=2)",
+        f"{CUT}:zero1_tp(dp=3, tp=2)",
+        f"{CUT}:zero1_tp(dp=3, tp=2)",
+        f"{CUT}:zero1_tp(dp=1, tp=2)",
+    ),
+    STAGED: Form(
+        f"{CUT}:zero1_tp(dp=2, tp=2, stages=[3, 2])",
+        f"{CUT}:zero1_tp(dp=3, tp=2, stages=[2, 3])",
+        "",
+        "",
+    ),
+    "universal": Form("universal()", "universal()", "universal()", "universal()"),
+    "DCP, FSDP2": Form("dcp(fsdp=2)", "dcp(fsdp=3, tp=1)", "dcp(fsdp=3)", "dcp(fsdp=2, tp=1)"),
+    "DCP, FSDP2 x TP": Form(
+        f"{CUT}:dcp_tp(fsdp=2, tp=2)",
+        f"{CUT}:dcp_tp(fsdp=3, tp=2)",
+        f"{CUT}:dcp_tp(fsdp=1, tp=2)",
+        f"{CUT}:dcp_tp(fsdp=2, tp=4)",
+        f"{CUT}:dcp_tp(fsdp=3, tp=2)",
+    ),
+    "torch_dist": Form("megatron_core(tp=2)", "megatron_core(pp=3)", "megatron_core(tp=2)", "megatron_core(tp=4)"),
+    "Megatron legacy": Form(
+        "megatron_legacy(tp=2)", "megatron_legacy(pp=2)", "megatron_legacy(tp=2, ep=2)", "megatron_legacy(tp=1, ep=4)"
+    ),
+    "Hugging Face": Form(
+        "safetensors()", 'safetensors(shard="20KB")', 'safetensors(shard="9KB")', 'safetensors(shard="5KB")'
+    ),
+    "plain": Form("plain()", "plain()", "plain()", "plain()"),
 }
-WEIGHTS, ALL = "weights", "all"
+LEGACY = "megatron_legacy(tp=2, pp=1)"  # layers are dealt by Megatron's names, and a PipelineModule's are others
+MOE = [form for form, calls in FORMS.items() if calls.moe_source]
+STEPS = (1, 4)  # from each form with experts to those that stand so far behind it
 States = dict[str, dict[str, torch.Tensor]]
+Names = Callable[[str], str]
 
 
-def parameters(folder: Path, made: Path, call: str = "") -> States:
-    """What a folder has. call: what it was made by; of a text of ours, that says what no file does: how tensors are cut."""
-    if call.startswith(CUT):
-        ucpl.convert(folder, made, to="plain()", layout=call)
-    else:
-        ucpl.convert(folder, made, to="plain()")
-    held = torch.load(made / "plain.pt", weights_only=True)["params"]
+def pairs() -> list[tuple[str, str]]:
+    """Of the model with experts: each form is a source twice, and a target twice."""
+    return [(one, MOE[(i + step) % len(MOE)]) for i, one in enumerate(MOE) for step in STEPS]
+
+
+# ---- models ------------------------------------------------------------------------------------------------------------
+
+
+def staged(name: str) -> str:
+    """As a PipelineModule would call it: the embedding is layer 0, behind the blocks are a norm and the head."""
+    name = name.replace("embedding.word", "0.word").replace("decoder.final_layernorm", "3.final_layernorm")
+    name = re.sub(r"^decoder\.layers\.(\d+)\.", lambda found: f"{int(found[1]) + 1}.", name)
+    return f"4.{name}" if name.startswith("output_layer") else name
+
+
+def parameters(folder: Path, made: Path, read: str = "") -> States:
+    """What a folder has, buffers too. read: a text of ours that says what no file does, how tensors are cut."""
+    if any(folder.glob("*.safetensors")):
+        return {
+            name: {"weight": value} for file in folder.glob("*.safetensors") for name, value in load_file(file).items()
+        }
+    if not (folder / "plain.pt").exists():
+        if read:
+            ucpl.convert(folder, made, to="plain()", layout=read)
+        else:
+            ucpl.convert(folder, made, to="plain()")
+        folder = made
+    held = torch.load(folder / "plain.pt", weights_only=True)
+    shutil.rmtree(made, ignore_errors=True)
+    out = {name: {s: torch.as_tensor(v) for s, v in states.items()} for name, states in held["params"].items()}
+    return out | {name: {"weight": value} for name, value in held["buffers"].items()}
+
+
+def _renamed(folder: Path, made: Path) -> Path:
+    """The same under a PipelineModule's names."""
+    ucpl.convert(folder, made, to="plain()")
+    held = torch.load(made / "plain.pt", weights_only=True)
+    held["params"] = {staged(name): states for name, states in held["params"].items()}
+    for group in held["groups"]:
+        group["params"] = [staged(name) for name in group["params"]]
     shutil.rmtree(made)
-    return {name: {s: torch.as_tensor(v) for s, v in states.items()} for name, states in held.items()}
+    made.mkdir()
+    torch.save(held, made / "plain.pt")
+    return made
 
 
 @cache
-def _origin(base: Path) -> tuple[Path, States]:
-    """The model with a tensor for each layer, and all that it has."""
-    ucpl.convert(ORIGIN, base / "origin", to="megatron_legacy()")
-    return base / "origin", parameters(base / "origin", base / "truth")
+def _origins(base: Path) -> dict[str, tuple[Path, States]]:
+    """The models with a tensor for each layer and expert, and all that they have."""
+    ucpl.convert(MEGATRON / "dist_stacked_tp2_pp2_fully", base / "dense", to="megatron_legacy()")
+    dense = parameters(base / "dense", base / "truth")
+    moe = shutil.copytree(MEGATRON / "legacy_moe", base / "moe")
+    return {
+        "dense": (base / "dense", dense),
+        STAGED: (_renamed(base / "dense", base / "staged"), {staged(name): held for name, held in dense.items()}),
+        "moe": (moe, parameters(moe, base / "truth")),
+    }
 
 
 @pytest.fixture(scope="session")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, States]:
-    return _origin(tmp_path_factory.mktemp("matrix"))
+def origins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, States]]:
+    return _origins(tmp_path_factory.mktemp("matrix"))
 
 
-def arrived(found: States, wanted: States, source: str) -> str:
-    """What of a model is there, each value equal: all, or the weights alone."""
+# ---- cells -------------------------------------------------------------------------------------------------------------
+
+
+def converted(source: Path, target: Path, call: str) -> Converted:
+    """One conversion, of which every opened file is of the source, of the target, or none of a checkpoint."""
+    with watching() as seen:
+        made = ucpl.convert(source, target, to=call)
+    demand_no_other(seen, source, target)
+    return made
+
+
+def demand_no_other(seen: Opened, source: Path, target: Path) -> None:
+    """What was read of checkpoints is the source's; what was written is a file that the target has."""
+    work = target.parent / f".{target.name}.ucpl-work"
+    kept = {path.relative_to(target) for path in target.rglob("*") if path.is_file()}
+    assert any(path.is_relative_to(source) for path in seen.read), "the trace sees the source"
+    for path in seen.read | seen.written | seen.changed:
+        known = any(path.is_relative_to(one) for one in (source, target, work, *seen.ours))
+        assert known or path.name == f".{target.name}.ucpl-lock", f"{path} is of neither"
+    for path in seen.written:
+        assert not path.is_relative_to(source), f"{path} was written"
+        if path.is_relative_to(work / "tree"):
+            assert path.relative_to(work / "tree") in kept, f"{path} lay between"
+        elif path.is_relative_to(work):
+            assert path.name in ("journal", "journal.new"), f"{path} lay between"
+    assert {work / "tree" / one for one in kept} <= seen.written, "the trace sees the target"
+
+
+def arrived(found: States, wanted: States, source: str) -> bool:
+    """Whether all of a model is there, each value equal; else the weights are, with masters made of them at most."""
     assert found.keys() == wanted.keys()
     states = {state for held in found.values() for state in held}
     for name, held in found.items():
         for state, tensor in held.items():
-            true = wanted[name][state]
-            if source == "Hugging Face" and state == "fp32":
-                true = wanted[name]["weight"].float()  # a master is made of the weight
+            is_made = source == "Hugging Face" and state == "fp32"  # of the weight
+            true = wanted[name]["weight"].float() if is_made else wanted[name][state]
             assert torch.equal(tensor, true), (name, state)
     if states - {"fp32"} == {"weight"}:
-        return WEIGHTS
+        return False
     assert all(held.keys() == wanted[name].keys() for name, held in found.items()), states
-    return ALL
+    return True
 
 
-@pytest.mark.parametrize("source", FORMS)
-def test_a_form_goes_to_each_other(tmp_path: Path, origin: tuple[Path, States], source: str) -> None:
-    folder, wanted = origin
-    ucpl.convert(folder, tmp_path / "source", to=FORMS[source][0])
-    row = {}
-    for target, (_, call) in FORMS.items():
-        ucpl.convert(tmp_path / "source", tmp_path / "target", to=call)
-        assert {path.name for path in tmp_path.iterdir()} == {"source", "target"}, "no checkpoint lies between"
-        row[target] = arrived(parameters(tmp_path / "target", tmp_path / "plain", call), wanted, source)
-        shutil.rmtree(tmp_path / "target")
-    line = "| " + " | ".join((source, *row.values())) + " |"
+def left_out(made: Converted) -> set[tuple[str, str]]:
+    """(state, tensor) of the optimizer's that the verb says are left out."""
+    told = [text.partition(": ")[0].partition(" of ") for text in made.plan.dropped]
+    assert len(told) == len(set(told))
+    return {(state, tensor) for state, _, tensor in told if state != "weight"}
+
+
+def cell(made: Converted, found: States, wanted: States, source: str) -> str:
+    """What stands in the page: what arrived, and how many values of states were told as left out."""
+    is_all = arrived(found, wanted, source)
+    told = left_out(made)
+    if is_all or source == "Hugging Face":  # nothing was there to be left out
+        assert not told, told
+        return "all" if is_all else "weights"
+    held = {(state, name) for name, states in wanted.items() for state in states if state != "weight"}
+    if source == "ZeRO-3":  # which stores no weights: they are rounded from the masters, and that is told
+        held = {(state, name) for state, name in held if state != "fp32"}
+        assert any("weight" in text and "fp32" in text for text in made.plan.derived)
+    assert told == held
+    return f"weights; {len(told)} left out"
+
+
+def page(line: str, begins: str) -> None:
+    """The line is the page's, or is made so."""
     if os.environ.get("UCPL_GOLDEN") == "write":
-        text = PAGE.read_text(encoding="utf-8")
-        kept = [part for part in text.splitlines() if not part.startswith(f"| {source} |")]
-        PAGE.write_text("\n".join([*kept, line]) + "\n", encoding="utf-8")
+        lines = PAGE.read_text(encoding="utf-8").splitlines()
+        kept = [line if part.startswith(begins) else part for part in lines]
+        PAGE.write_text("\n".join(kept if line in kept else [*kept, line]) + "\n", encoding="utf-8")
     assert line in PAGE.read_text(encoding="utf-8").splitlines()
 
 
+@pytest.mark.parametrize("source", FORMS)
+def test_a_form_goes_to_each_other(tmp_path: Path, origins: dict[str, tuple[Path, States]], source: str) -> None:
+    row = []
+    for names in ("dense", STAGED):
+        if not (source == STAGED and names == "dense"):
+            ucpl.convert(origins[names][0], tmp_path / names, to=FORMS[source].source)
+    for target, form in FORMS.items():
+        names = STAGED if STAGED in (source, target) else "dense"
+        call = LEGACY if source == STAGED and target == "Megatron legacy" else form.target
+        made = converted(tmp_path / names, tmp_path / "target", call)
+        found = parameters(tmp_path / "target", tmp_path / "plain", form.read)
+        row.append(cell(made, found, origins[names][1], source))
+        shutil.rmtree(tmp_path / "target")
+    page("| " + " | ".join((source, *row)) + " |", f"| {source} |")
+
+
+@pytest.mark.parametrize("source", MOE)
+def test_a_form_with_experts_goes_to_others(
+    tmp_path: Path, origins: dict[str, tuple[Path, States]], source: str
+) -> None:
+    folder, wanted = origins["moe"]
+    ucpl.convert(folder, tmp_path / "source", to=FORMS[source].moe_source)
+    row = []
+    for target in (target for one, target in pairs() if one == source):
+        form = FORMS[target]
+        made = converted(tmp_path / "source", tmp_path / "target", form.moe_target)
+        read = form.read and form.moe_target  # its degrees are those of this model
+        found = parameters(tmp_path / "target", tmp_path / "plain", read)
+        row.append(f"{target}: {cell(made, found, wanted, source)}")
+        shutil.rmtree(tmp_path / "target")
+    page("- " + " → ".join((source, " · ".join(row))), f"- {source} →")
+
+
 def test_the_page_has_each_form_and_nothing_else() -> None:
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("| ")]
     assert rows[0] == "| from \\ to | " + " | ".join(FORMS) + " |"
-    assert {row.split(" | ")[0].removeprefix("| ") for row in rows[1:]} == {*FORMS}
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows[1:]] == [*FORMS]
+    assert [line.split(" → ")[0].removeprefix("- ") for line in lines if line.startswith("- ")] == MOE
+    for form in MOE:
+        assert sum(source == form for source, _ in pairs()) >= 2
+        assert sum(target == form for _, target in pairs()) >= 2

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ucpl.syntax import nodes
 
 UNSPELLED = "*"  # the one name that the language has no way to write: it means all
+_WITHOUT_NUMBERS = ("huggingface", "torch")  # files of tensors, with nothing beside them
 
 __all__ = ["Asked", "Prepared", "closed_call", "dtype_of", "make_plan", "prepare", "statement"]
 
@@ -154,7 +155,7 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
         made,
         target=evolve(made.target, blobs=blobs),
         derived=said_of_dtype + made.derived,
-        dropped=made.dropped + without,
+        dropped=made.dropped + without + _numbers_left_out(source, target, beside),
     )
     if source.checkpoint is not None:
         made = evolve(made, unread=unread_of(source.checkpoint.extents, made.sources))
@@ -169,6 +170,28 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
         for d in beside
     )
     return evolve(made, dropped=made.dropped + said, carry={**made.carry, **dict.fromkeys(beside, "drop")})
+
+
+def _numbers_left_out(source: Side, target: Side, said: tuple[str, ...]) -> tuple[str, ...]:
+    """Numbers that the optimizer keeps of each parameter, where the target has no place for any, or none of that name.
+
+    said: dropped by name. A source that a spec calls otherwise than its files keeps its numbers by the names in the files.
+    """
+    if source.checkpoint is None:
+        return ()
+    gone = target.changes.gone.get("numbers", ()) if target.changes is not None else ()
+    out: list[str] = []
+    for state, values in source.checkpoint.envelope.scalars.items():
+        if state in said:
+            continue
+        if target.layout.framework in _WITHOUT_NUMBERS:
+            out += [f"{state} of {name}: the target stores no {state}" for name in values]
+        elif not source.called.is_of_any:
+            lost = (name for name in values if name not in target.layout.tensors and name not in gone)
+            out += [
+                f"{state} of {name}: no tensor of the target has this name, which the files give it" for name in lost
+            ]
+    return tuple(out)
 
 
 def _files_beside(checkpoint: Checkpoint | None) -> frozenset[str]:

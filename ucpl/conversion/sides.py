@@ -172,16 +172,19 @@ def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note
     """A side of its layout; where that is of any model and leaves cuts open, with those that DeepSpeed would make."""
     if given.model is None:
         return located(one, given, notes=notes)
-    from ucpl.frontends import parallel, ranks
+    from ucpl.frontends import layered, parallel, ranks
+    from ucpl.layout.frameworks import CHUNKED
     from ucpl.regions.sharding import shardings_of
 
-    is_apart = source.checkpoint is not None and ranks.is_apart(source.checkpoint)
+    base = parallel.Base(*one, given.model, given.inherited, given.config)
+    base_name = one.library.chain(one.call.name)[-1].node.name
+    # Layers and experts have files of their own in DeepSpeed's folders alone.
+    is_apart = base_name not in CHUNKED and (
+        (source.checkpoint is not None and ranks.is_apart(source.checkpoint))
+        or layered.is_asked(evolve(base, inherited={}))
+    )
     if not (parallel.is_open(*one) or (is_apart and parallel.says_cuts_alone(*one))):
         return located(one, given, notes=notes)
-    base = parallel.Base(*one, given.model, given.inherited, given.config)
-    from ucpl.layout.frameworks import CHUNKED
-
-    base_name = one.library.chain(one.call.name)[-1].node.name
     if base_name == "megatron_fsdp":
         from ucpl.frontends import megatron_fsdp
 

@@ -84,7 +84,7 @@ def _universal(writer: Writer) -> object:
     if writer.degree == 1 and writer.source.envelope.settings.get("tp_rule") is None:
         is_of_ranks = isinstance(kept, dict) and bool({"affine_map", "sub_param_shard_widths"} & kept.keys())
         return None if is_of_ranks or (autotp and writer.source.shardings) else kept
-    if writer.source.envelope.settings.get("tp_rule") is not None:
+    if writer.source.envelope.settings.get("tp_rule") is not None and (kept is not None or writer.degree == 1):
         return kept  # the model's own lists of patterns, which hold at any degree
     known = writer.structure.shardings
     parameters = [t.name for t in writer.structure.tensors if t.kind != "buffer"]
