@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from ucpl.errors import Label, fail
 from ucpl.frontends.dcp import without_dims
 from ucpl.frontends.grids import Lines, by_dims
 from ucpl.frontends.parallel import TARGET, Base, Extended, extended
@@ -14,6 +15,7 @@ from ucpl.stores.dcp.mesh import boxes_of
 from ucpl.stores.dcp.metadata import METADATA
 from ucpl.stores.megatron.fsdp_names import STATES, gated
 from ucpl.stores.megatron.legacy_arguments import arguments_in
+from ucpl.stores.megatron.legacy_names import is_of_chunks
 from ucpl.syntax import nodes, parse
 from ucpl.syntax.quoting import quote
 
@@ -49,7 +51,7 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
 def target(base: Base, source: Checkpoint | None) -> Extended:
     """The shipped layout, with a line for each gated linear_fc1, which is cut between its halves, and for what has no dim.
 
-    Raises: UcplError E543 where nothing tells whether a linear_fc1 is gated.
+    Raises: UcplError E543 where nothing tells whether a linear_fc1 is gated, E547 for a name that no module has.
     """
     states = {name for item in base.model.items if isinstance(item, nodes.State) for name in item.names}
     said: dict[str, int | str] = {"masters": int(_MASTER in states)}
@@ -62,6 +64,15 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
         said = {"masters": said["masters"]}  # it says these itself
     layout = resolve(base.library, base.call, model=base.model, config=base.config, inherited=base.inherited)
     shapes = {path: tensor.counts for path, tensor in layout.tensors.items()}
+    other = next((name for name in shapes if is_of_chunks(name)), None)
+    if other is not None:
+        fail(
+            "E547",
+            f"`{other}` is a name of torch_dist, with all layers in one tensor or with half of a linear_fc1, and a folder of"
+            " Megatron-FSDP's has none such",
+            Label("<call>", where=base.call.name),
+            remedy="megatron_core(...), which keeps these names, and Megatron's own tools from there",
+        )
     trained = {path for path, tensor in layout.tensors.items() if tensor.kind == "parameter"}
     halves = sorted(gated(shapes, shapes, "<call>"))
     said["halves"] = 2 if halves else 1
