@@ -16,7 +16,6 @@ from megatron.core.distributed import DistributedDataParallelConfig, finalize_mo
 from megatron.core.distributed.fsdp import mcore_fsdp_adapter as adapter
 from megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor import preprocess_state_dict_for_uneven_dtensor
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.fsdp_dtensor_checkpoint import (
     handle_experts_in_state_dict,
     handle_fp8_extra_state_case,
@@ -28,7 +27,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from tests.interop.megatron_models import BATCH, Cut
+from tests.interop.megatron_models import Cut
 
 METADATA = {"distrib_optim_sharding_type": "fsdp_dtensor"}
 megatron_shims.for_fsdp()
@@ -69,19 +68,7 @@ class FsdpRun(megatron_run.Run):
         megatron_shims.adam_of(fused=True)
         with megatron_shims.types_of_cuda():
             self.optimizer = get_megatron_optimizer(chosen, self.wrapped)
-        self.schedule = OptimizerParamScheduler(
-            self.optimizer,
-            init_lr=0.0,
-            max_lr=1e-2,
-            min_lr=1e-3,
-            lr_warmup_steps=2 * BATCH,
-            lr_decay_steps=20 * BATCH,
-            lr_decay_style="cosine",
-            start_wd=0.1,
-            end_wd=0.1,
-            wd_incr_steps=20 * BATCH,
-            wd_incr_style="constant",
-        )
+        self.schedule = megatron_run.schedule_of(self.optimizer)
         self.config.grad_scale_func = self.optimizer.scale_loss
         self.config.finalize_model_grads_func = finalize_model_grads
 

@@ -85,19 +85,7 @@ class Run:
         megatron_shims.adam_of(fused=run["fused"])
         with megatron_shims.types_of_cuda():
             self.optimizer = get_megatron_optimizer(chosen, self.wrapped)
-        self.schedule = OptimizerParamScheduler(
-            self.optimizer,
-            init_lr=0.0,
-            max_lr=1e-2,
-            min_lr=1e-3,
-            lr_warmup_steps=2 * BATCH,
-            lr_decay_steps=20 * BATCH,
-            lr_decay_style="cosine",
-            start_wd=0.1,
-            end_wd=0.1,
-            wd_incr_steps=20 * BATCH,
-            wd_incr_style="constant",
-        )
+        self.schedule = schedule_of(self.optimizer)
         self.config.grad_scale_func = self.optimizer.scale_loss
         self.config.finalize_model_grads_func = finalize_model_grads
 
@@ -341,6 +329,23 @@ class Run:
         told = [f"{key} is not asked for" for key in sorted(left) if not key.startswith("rng_state")]
         told += [f"{key} is not there" for key in sorted(absent)]
         return loaded, told
+
+
+def schedule_of(optimizer: Any) -> OptimizerParamScheduler:
+    """The schedule that all runs have, so that losses can be compared."""
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=1e-2,
+        min_lr=1e-3,
+        lr_warmup_steps=2 * BATCH,
+        lr_decay_steps=20 * BATCH,
+        lr_decay_style="cosine",
+        start_wd=0.1,
+        end_wd=0.1,
+        wd_incr_steps=20 * BATCH,
+        wd_incr_style="constant",
+    )
 
 
 def forward(data: Iterator[torch.Tensor], part: torch.nn.Module) -> tuple[torch.Tensor, Any]:

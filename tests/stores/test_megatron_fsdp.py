@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpl
 from tests.stores.test_megatron_core import FIXTURES, drawn, plain_of
 from ucpl.errors import UcplError
+from ucpl.stores.megatron.fsdp_reading import halves_of
 from ucpl.stores.registry import open_checkpoint
 
 OWN = "fsdp_tp2"  # of Megatron-FSDP itself
@@ -126,8 +128,6 @@ def test_experts_as_a_grouped_mlp_has_them(tmp_path: Path) -> None:
 
 
 def test_a_half_without_the_other_is_refused(tmp_path: Path) -> None:
-    from ucpl.stores.megatron.fsdp_reading import halves_of
-
     shape = (4, 2)
     with pytest.raises(UcplError) as refused:
         halves_of({"module.a.mlp.linear_fc1.weight_w": shape}, "module.", tmp_path)
@@ -154,3 +154,32 @@ def test_what_megatron_fsdp_would_not_load_is_refused(tmp_path: Path, source: st
         ucpl.convert(FIXTURES / source, tmp_path / "made", to="megatron_fsdp()")
     assert refused.value.diagnostics[0].code == code and named in str(refused.value)
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("mlp.linear_fc1.weight", "mlp.linear_fc1.weight_w", "mlp.linear_fc1.weight_v"),
+        ("mlp.linear_fc1.weight_w", "mlp.linear_fc1.weight_v", "mlp.linear_fc1.weight"),
+        ("mlp.experts.linear_fc2.weight1", "mlp.experts.local_experts.1.linear_fc2.weight"),
+    ],
+    ids=["whole and halves", "halves and whole", "two dialects"],
+)
+def test_two_names_of_one_tensor_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """The one would be read as the other."""
+    with pytest.raises(UcplError, match="are both") as refused:
+        halves_of({f"module.{name}": (4, 2) for name in names}, "module.", tmp_path)
+    assert refused.value.diagnostics[0].code == "E521"
+
+
+def test_halves_without_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UcplError) as refused:
+        halves_of({f"module.mlp.linear_fc1.weight{half}": () for half in ("_w", "_v")}, "module.", tmp_path)
+    assert refused.value.diagnostics[0].code == "E521"
+
+
+def test_layers_in_a_wrapper_are_not_megatrons_by_that_alone(tmp_path: Path) -> None:
+    """DDP names its module, and a decoder has layers: Megatron-Core's linear layers tell it."""
+    weight = {f"module.decoder.layers.0.{name}": torch.ones(3, 2) for name in ("fc1", "self_attn.q")}
+    save({"model": weight}, checkpoint_id=str(tmp_path / "made"), no_dist=True)
+    assert open_checkpoint(tmp_path / "made").framework == "dcp"

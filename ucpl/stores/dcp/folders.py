@@ -18,7 +18,7 @@ __all__ = ["METADATA", "MODEL", "OPTIMIZER", "folders_in", "has_chunks", "is_apa
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 _MODELS = "pytorch_model_fsdp_"  # and a number
-_COMMON, _BACKEND = "common.pt", "metadata.json"  # Megatron-Core's, which others may call a file of their own, too
+_COMMON, _BACKEND = "common.pt", "metadata.json"  # Megatron-Core's; others may call a file of their own as the second
 _BACKEND_BYTES_MAX = 1 << 16
 
 
@@ -47,13 +47,13 @@ def has_chunks(path: Path) -> bool:
 
 
 def is_of_megatron(path: Path) -> bool:
-    """Whether a folder has `.metadata` beside the files that Megatron-Core writes: metadata.json that names its backend, or
-    common.pt where there is no such file.
+    """Whether a folder has `.metadata` beside a file of Megatron-Core's: common.pt, whatever became of metadata.json, or a
+    metadata.json that names its backend, which somebody's own does not.
     """
     if not path.is_dir() or not (path / METADATA).is_file():
         return False
-    if not (path / _BACKEND).is_file():
-        return (path / _COMMON).is_file()
+    if (path / _COMMON).exists() or not (path / _BACKEND).is_file():
+        return (path / _COMMON).exists()
     raw = read_small(path / _BACKEND, _BACKEND_BYTES_MAX)
     return raw is not None and b'"sharded_backend"' in raw
 

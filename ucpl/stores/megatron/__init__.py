@@ -1,4 +1,5 @@
-"""Megatron's checkpoints: `MegatronCore` here, and `MegatronLegacy`, the files of Megatron-LM's ranks, in legacy.
+"""Megatron's checkpoints: `MegatronCore` here; `MegatronLegacy`, the files of Megatron-LM's ranks, in legacy; `MegatronFSDP`,
+folders of Megatron-FSDP, in fsdp.
 
 Megatron-Core's distributed format (torch_dist) is a folder of PyTorch's distributed format with common.pt and metadata.json.
 Not here: the zarr format, which Megatron-Core itself reads no more.
@@ -16,7 +17,8 @@ from ucpl.stores.watching import watched
 
 __all__ = ["MegatronCore", "objects_advice"]
 
-_OBJECTS = ("sharded_objects", "megatron_rng")  # what a checkpoint of torch_dist, or of ranks, keeps that no tensor is
+# What a checkpoint of torch_dist, of ranks, and of Megatron-FSDP keeps that no tensor is.
+_OBJECTS = ("sharded_objects", "megatron_rng", "megatron_fsdp_rng")
 
 
 def objects_advice(source: Checkpoint) -> tuple[str, ...]:

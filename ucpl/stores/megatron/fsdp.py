@@ -6,6 +6,7 @@ modules have in other folders of Megatron's.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
@@ -16,8 +17,12 @@ from ucpl.stores.watching import watched
 
 __all__ = ["MegatronFSDP"]
 
-# Names that .metadata has, of which no other framework's has one.
-_MARKS = (b"optimizer.param_to_group_meta.module.", b"model.module.decoder.layers.")
+# Names that .metadata has, of which no other framework's has one; without an optimizer, Megatron-Core's modules in a wrapper.
+_MARKS = re.compile(
+    rb"optimizer\.param_to_group_meta\.module\."
+    rb"|model\.module\.decoder\.layers\.\d{1,9}\.(?:self_attention|mlp)\.(?:linear_|experts\.)"
+)
+_MARK_BYTES_MAX = 96
 
 
 class MegatronFSDP:
@@ -56,9 +61,9 @@ def _has_marks(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             while piece := file.read(1 << 20):
-                if any(mark in kept + piece for mark in _MARKS):
+                if _MARKS.search(kept + piece) is not None:
                     return True
-                kept = piece[-64:]
+                kept = piece[-_MARK_BYTES_MAX:]
     except OSError:  # who opens it says why
         return False
     return False

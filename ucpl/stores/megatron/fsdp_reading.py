@@ -106,24 +106,37 @@ def opened(step: Step) -> Checkpoint:
 def halves_of(shapes: Mapping[str, Shape], lead: str, root: Path) -> dict[str, Place]:
     """Where each tensor of the files lies. shapes: by their names; lead: what these begin with and modules' do not.
 
-    Raises: UcplError E521 where a half of a linear_fc1 is there without the other, or is of another shape.
+    Raises: UcplError E521 where a half of a linear_fc1 is there without the other, or is of another shape, and where two names
+    are of one tensor of the module.
     """
     out: dict[str, Place] = {}
+    taken: dict[Place, str] = {}
     for name, shape in shapes.items():
         found = names.halved(name)
-        if found is None:
-            out[name] = Place(names.in_modules(name.removeprefix(lead)))
+        whole, half = (name, None) if found is None else found
+        place = Place(names.in_modules(whole.removeprefix(lead)), half)
+        out[name] = place
+        halves = tuple(Place(place.name, half) for half in range(len(names.HALVES)))
+        rivals = (place, *(halves if found is None else (Place(place.name),)))
+        twice = next((taken[rival] for rival in rivals if rival in taken), None)
+        if twice is not None:
+            fail(
+                "E521",
+                f"`{twice}` and `{name}` are both `{place.name}` of the module",
+                Label(str(root / METADATA), where=twice),
+                Label(str(root / METADATA), where=name),
+            )
+        taken[place] = name
+        if half is None:
             continue
-        whole, half = found
         other = whole + names.HALVES[1 - half]
-        if shapes.get(other) != shape:
+        if shapes.get(other) != shape or not shape:
             said = f"is {list(shapes[other])}" if other in shapes else "is not there"
             fail(
                 "E521",
                 f"`{name}` is {list(shape)}, and `{other}` {said}: a gated linear_fc1 has two halves of one shape",
                 Label(str(root / METADATA), where=name),
             )
-        out[name] = Place(names.in_modules(whole.removeprefix(lead)), half)
     return out
 
 
