@@ -47,6 +47,9 @@ CASES = [
     ("z1_dp2_bf16opt", "zero0(dp=1, fp16=1)"),
     ("tp2_pp2_dp2_z1_bf16", "zero1(tp=1, pp=1, bf16=0)"),
     ("tp2_pp2_dp2_z1_bf16", "zero3(dp=2, tp=1, pp=1, fp16=1)"),
+    ("z1_dp4", "dcp(fsdp=3, bf16=1)"),
+    ("z1_dp2_bf16", "dcp(fsdp=3, bf16=0)"),
+    ("../megatron/dist_adam_tp2", "dcp(fsdp=3, bf16=0)"),
 ]
 MODEL = 'ucpl 1\nmodel m {\n  w : 6 4 dtype bf16\n  group "0" = w\n  state fp32, exp_avg : f32\n}\n'
 
@@ -105,7 +108,7 @@ def test_weights_are_masters_rounded_once(name: str, to: str, tmp_path: Path) ->
     for path, states in before["params"].items():
         wanted = {**states, "weight": states.get("fp32", states["weight"]).to(TYPES[flag])}
         found = after["params"][path]
-        if "zero0" in to and TYPES[flag] == torch.float32:  # its weights are its masters
+        if to.startswith(("zero0", "dcp")) and TYPES[flag] == torch.float32:  # its weights are its masters
             found.setdefault("fp32", found["weight"])
         assert found.keys() == wanted.keys(), path
         for state, value in wanted.items():
@@ -393,3 +396,17 @@ def test_frozen_ones_that_are_trained_from_here_on_begin_with_all_that_was_store
     after = plain(tmp_path / "x", tmp_path / "b.pt")["params"]
     assert same(after["wpe.weight"]["fp32"], frozen) and same(after["wpe.weight"]["weight"], frozen.bfloat16())
     assert list(after["ln_f.weight"]) == ["weight"] and after["ln_f.weight"]["weight"].dtype == torch.bfloat16
+
+
+def test_a_text_of_bf16_optimizer_fixes_what_its_lines_were_chosen_by(tmp_path: Path) -> None:
+    """Its buffers are padded: a source of ZeRO-2, which says `bf16_optimizer = 0`, does not make it another's."""
+    text = tmp_path / "home.ucpl"
+    text.write_text(ucpl.infer(FIXTURES / "z1_dp2_bf16opt").text())
+    ucpl.convert(FIXTURES / "z1_dp2_bf16opt", tmp_path / "a", to="zero2(dp=1)")
+    ucpl.convert(tmp_path / "a", tmp_path / "b", to=f"{text}:stored(dp=4)")
+    there, here = plain(tmp_path / "b", tmp_path / "b.pt")["params"], held("z1_dp2_bf16opt")["params"]
+    assert there.keys() == here.keys()
+    assert all(same(there[path][state], here[path][state]) for path in here for state in ("weight", "fp32", "exp_avg"))
+    with pytest.raises(ucpl.UcplError, match="E117: `stored` has no parameter `bf16_optimizer`") as e:
+        ucpl.convert(tmp_path / "a", tmp_path / "c", to=f"{text}:stored(dp=4, bf16_optimizer=0)")
+    assert "fixes it with `let bf16_optimizer" in e.value.diagnostics[0].remedy

@@ -33,7 +33,7 @@ def run(options: Namespace, console: Console) -> int:
     text = found.text()
     if options.output:
         write_text(Path(options.output), text)
-        console.say(f"{options.output}: model {found.model.name}, layout stored: {found.layout.call}")
+        console.say(f"{options.output}: model {found.model.name}, layout {found.call_text()}")
     else:
         console.raw(text)
     console.answer(

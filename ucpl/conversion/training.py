@@ -74,8 +74,8 @@ def training_of(source: Side) -> Inherited:
 
 def change_of(source: Side, layout: Layout) -> Change | None:
     """The change that a target's layout is, if it is one. Raises: UcplError E188 where it states two dtypes."""
-    stated = _flags(layout.settings)
-    if stated is None:  # the target's format knows no training
+    stated = _flags(layout.settings) or _flags({n: v for n, v, origin in layout.origins if origin == "given"})
+    if stated is None:  # the target's format knows no training, and its call names none
         return None
     if sum(stated.values()) > 1:
         fail("E188", f"`{layout.call}` is for bf16 and for fp16 training", _place(layout, "bf16"))

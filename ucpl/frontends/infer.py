@@ -17,7 +17,7 @@ from ucpl.regions import Placement, locate
 from ucpl.regions.flats import Stated
 from ucpl.regions.sharding import TP
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.syntax import nodes, print_file
+from ucpl.syntax import nodes, print_expr, print_file
 
 if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
@@ -47,10 +47,18 @@ class Inferred:
                 Label(str(self.checkpoint.top), "has it"),
                 remedy="convert without a text: what is inferred needs none",
             )
-        layout = expand(self.library, self.call, self.model, name=LAYOUT_NAME, inherited=self.inherited)
+        layout = self._written()
         text = print_file(nodes.File("inferred.ucpl", 1, (self.model, layout)))
         notes = "".join(f"\n# {line}" for line in packed_notes(self.checkpoint))
         return text.replace("\n", f"\n{notes}\n" if notes else "\n", 1)
+
+    def call_text(self) -> str:
+        """The call that the text answers to: what its conditions had to know is fixed in it, and no parameter."""
+        arguments = ", ".join(f"{p.name} = {print_expr(p.default)}" for p in self._written().parameters if p.default)
+        return f"{LAYOUT_NAME}({arguments})"
+
+    def _written(self) -> nodes.Layout:
+        return expand(self.library, self.call, self.model, name=LAYOUT_NAME, inherited=self.inherited)
 
 
 def infer(checkpoint: Checkpoint) -> Inferred:

@@ -122,8 +122,10 @@ def _let(parameter: nodes.Parameter, value: nodes.Expr) -> nodes.Let:
     return nodes.Let((nodes.Binding(parameter.name, value, span=parameter.span),), span=parameter.span)
 
 
-def placed(parameters: tuple[nodes.Parameter, ...], call: nodes.Call) -> dict[str, nodes.Argument]:
-    """A call's arguments by the parameters' names. Raises E116, E117, E118."""
+def placed(
+    parameters: tuple[nodes.Parameter, ...], call: nodes.Call, fixed: Sequence[str] = ()
+) -> dict[str, nodes.Argument]:
+    """A call's arguments by the parameters' names. `fixed`: what the text says with `let`. Raises E116, E117, E118."""
     found: dict[str, nodes.Argument] = {}
     names = [p.name for p in parameters]
 
@@ -142,12 +144,12 @@ def placed(parameters: tuple[nodes.Parameter, ...], call: nodes.Call) -> dict[st
         name = argument.name or names[position]
         if name not in names:
             close = nearest(name, names)
-            fail(
-                "E117",
-                f"`{call.name}` has no parameter `{name}`",
-                place(argument),
-                remedy=f"did you mean `{close}`?" if close else f"its parameters: {', '.join(names) or 'none'}",
-            )
+            remedy = f"did you mean `{close}`?" if close else f"its parameters: {', '.join(names) or 'none'}"
+            if name in fixed:
+                remedy = (
+                    f"its text fixes it with `let {name} = ...`: leave it out, or call a layout that leaves it open"
+                )
+            fail("E117", f"`{call.name}` has no parameter `{name}`", place(argument), remedy=remedy)
         if name in found:
             fail("E118", f"`{name}` is given twice to `{call.name}`", at(argument.span))
         found[name] = argument

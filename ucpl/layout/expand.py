@@ -7,7 +7,7 @@ the rule; conditions are decided and gone, and what they alone named.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from attrs import evolve
@@ -20,7 +20,7 @@ from ucpl.layout.resolve import resolved
 from ucpl.layout.scope import Config, Scope, Value, literal
 from ucpl.layout.statements import Given, Inherited, Opened, items_of, open_layout
 from ucpl.layout.storing import is_there, said_clauses
-from ucpl.layout.used import without_unused
+from ucpl.layout.used import names_of, without_unused
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import rewritten
 
@@ -47,16 +47,36 @@ def expand(
     tensors = tensors_of(opened.model_items, opened.scope)
     groups = trained_groups(groups_of(opened.model_items, tensors), tensors)
     apart = {i.name for i in opened.items if isinstance(i, nodes.Group) and not i.of_model}  # with lines of their own
-    out: list[nodes.LayoutItem] = [*_inner_parameters(opened)]
+    fixed = _fixed(opened)
+    out: list[nodes.LayoutItem] = [*_lets(fixed), *_inner_parameters(opened)]
     for item in opened.items:
         if isinstance(item, nodes.Entry) and is_wild(item):
             out += entries
             entries = []
         else:
             out += _written(item, opened.scope, tuple(g for g in groups if g[0] not in apart))
-    return nodes.Layout(
-        name, _parameters(opened), model.name, None, tuple(without_unused(_founded(out, opened.model_items)))
-    )
+    parameters = tuple(p for p in _parameters(opened) if p.name not in fixed)
+    return nodes.Layout(name, parameters, model.name, None, tuple(without_unused(_founded(out, opened.model_items))))
+
+
+def _fixed(opened: Opened) -> dict[str, Value]:
+    """Arguments that conditions ask for, and no degree is: with the conditions decided, the text is right for these alone."""
+    conditions = [i.when for i in opened.items if isinstance(i, nodes.Files | nodes.Derive) and i.when is not None]
+    conditions += [
+        c.args[0]
+        for i in opened.items
+        if isinstance(i, nodes.Entry | nodes.States)
+        for c in i.clauses
+        if c.word == "when"
+    ]
+    rules = {b.name: b for i in opened.items if isinstance(i, nodes.Let) for b in i.bindings}
+    asked: set[str] = set()
+    new = {*names_of(conditions)}
+    while new:
+        asked |= new
+        new = {*names_of([rules[name] for name in new if name in rules])} - asked
+    axes = {axis for i in opened.items if isinstance(i, nodes.Mesh) for axis in i.axes}
+    return {name: value for name, value in opened.arguments.items() if name in asked and name not in axes}
 
 
 def _written(item: nodes.LayoutItem, scope: Scope, groups: ModelGroups) -> Iterable[nodes.LayoutItem]:
@@ -247,4 +267,8 @@ def _inner_parameters(opened: Opened) -> list[nodes.Let]:
     inner = {
         n: v for n, v in opened.scope.given.items() if "#" not in n and n not in opened.arguments and v is not None
     }
-    return [nodes.Let(tuple(nodes.Binding(n, literal(v)) for n, v in inner.items()))] if inner else []
+    return _lets(inner)
+
+
+def _lets(values: Mapping[str, Value]) -> list[nodes.Let]:
+    return [nodes.Let(tuple(nodes.Binding(n, literal(v)) for n, v in values.items()))] if values else []

@@ -88,7 +88,8 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
     chain = library.chain(call.name, call.span)
     scope = Scope(given=dict(given.sizes), config=given.config)
     scope.places = {name: Label("<command line>", where=f"-D {name}={value}") for name, value in given.sizes.items()}
-    for name, argument in placed(chain[0].node.parameters, call).items():
+    fixed = [b.name for i in chain[0].node.items if isinstance(i, nodes.Let) for b in i.bindings]
+    for name, argument in placed(chain[0].node.parameters, call, fixed).items():
         if argument.span.file in library.files:  # of a plan; one of the command line has no line
             scope.places[name] = at(argument.span)
     tried = {a.name: a.value for a in call.arguments if not a.span.line}
