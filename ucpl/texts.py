@@ -30,6 +30,8 @@ def read_text(path: Path) -> str:
             data = file.read(TEXT_MAX + 1)
     except (OSError, ValueError) as error:  # a ValueError: a path that no file can have
         remedy = "a layout of a file is FILE.ucpl:LAYOUT(...), in quotes for the shell" if "(" in str(path) else ""
+        if isinstance(error, IsADirectoryError) or (isinstance(error, OSError) and os.path.isdir(path)):
+            remedy = f"it is a folder: name a file in it{_in_folder(path)}"
         said = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
         fail("E170", said, Label(str(path)), remedy=remedy)
     if len(data) > TEXT_MAX:
@@ -44,6 +46,12 @@ def read_text(path: Path) -> str:
             Label(str(path)),
             remedy="save it as UTF-8",
         )
+
+
+def _in_folder(path: Path) -> str:
+    """The text of a folder that is meant, where there is but one."""
+    found = [name for name in sorted(os.listdir(path)) if name.endswith(".ucpl")]
+    return f", {path / found[0]}" if len(found) == 1 else ""
 
 
 def text_at(path: str) -> str | None:

@@ -144,6 +144,8 @@ def test_the_most_special_line_holds() -> None:
 def test_a_line_that_has_nothing_to_fill_is_said() -> None:
     found = graph_of("fill b = 7; fill state g = 0", "old()", "new(tp = 1)")
     assert found.filled[-1] == "nothing by `fill b = 7`: the source has all of it"
+    found = graph_of("fill * of buffer = 7; fill state g = 0", "old()", "new(tp = 1)")
+    assert found.filled[-1] == "nothing by `fill * of buffer = 7`: no tensor of the model is called so"
 
 
 @pytest.mark.parametrize(

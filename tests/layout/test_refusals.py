@@ -192,7 +192,7 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
         "E149", "at dp[0] and at dp[1], and no rank is both",
         text(layout=FILE + '  w = a b ⟦at dp[0] at dp[-1] as "w"\n'), "x(2)", {},
     ),
-    ("E149", "at a, which is no mesh axis", text(layout=FILE + '  w = a b ⟦at a[0] as "w"\n'), "x(2)", {}),
+    ("E148", "at a, which is no mesh axis", text(layout=FILE + '  w = a b ⟦at a[0] as "w"\n'), "x(2)", {}),
     ("E151", "no file is called `wieghts`", text(layout=FILE + '  w = a b ⟦in wieghts as "w"\n'), "x(2)", {}),
     ("E152", "is no a * x + b", text(layout=FILE + '  w = a b ⟦value x * x as "w"\n'), "x(2)", {}),
     ("E153", "scales by 2", text(layout=FILE + '  w = a b ⟦value 2 * x as "w"\n'), "x(2)", {}),

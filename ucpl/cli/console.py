@@ -19,8 +19,7 @@ _SHOWN = 5  # findings of one kind of damage repeat for every file: the first fe
 class Console:
     """With `json`, answers are one JSON object and `say` is silent."""
 
-    def __init__(self, *, json: bool = False, debug: bool = False, arguments: Sequence[str] = ()) -> None:
-        self.arguments = arguments
+    def __init__(self, *, json: bool = False, debug: bool = False) -> None:
         self.json = json
         self.debug = debug
         self._closed = False
@@ -85,7 +84,7 @@ class Console:
         from ucpl.errors.render import render_diagnostic
 
         color = self._colored(sys.stderr)
-        texts = [render_diagnostic(with_source(d, self.arguments), color) for d in diagnostics[:_SHOWN]]
+        texts = [render_diagnostic(with_source(d), color) for d in diagnostics[:_SHOWN]]
         if len(diagnostics) > _SHOWN:
             texts.append(f"... and {len(diagnostics) - _SHOWN} more findings")
         with contextlib.suppress(BrokenPipeError):

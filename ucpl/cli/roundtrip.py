@@ -14,12 +14,15 @@ from ucpl.texts import read_text
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.conversion.given import Given
     from ucpl.testing import Report
 
 _EXAMPLES_MAX = 1_000_000
 _DEGREE_MAX = 262_144
 _DIVIDED = re.compile(r"(\d+) does not divide by (\w+) = ")
 _DIVISOR_MAX = 4096
+_NUMBERS = re.compile(r"[0-9]+(?:[,; ]+[0-9]+)*")
+_SAID = re.compile(r"([A-Za-z_]\w*)\s*[=:]\s*([1-9][0-9]*(?:[,; ]+[0-9]+(?!\w))*)")  # in whatever form
 EXAMPLE = "ucpl roundtrip model.ucpl:megatron --examples 50\nucpl roundtrip model.ucpl --config config.json --degrees tp=1,2,6"
 
 
@@ -75,6 +78,9 @@ def run(options: Namespace, console: Console) -> int:
         return Exit.ANSWER_IS_NO
     for report in reports:
         console.say(*str(report).split("\n"))
+    remarks = unread(name, given)
+    for text in remarks:
+        console.say(f"remark: {text}")
     good = all(report.tried for report in reports)
     if not good:
         alone = [r.layout for r in reports if not r.tried and not r.refused]
@@ -84,8 +90,19 @@ def run(options: Namespace, console: Console) -> int:
             if alone
             else f"no pair of degrees suits the sizes: {_others(reports, read_text(Path(name)), name)}"
         )
-    console.answer({"good": good, "layouts": list(map(report_object, reports))})
+    console.answer({"good": good, "layouts": list(map(report_object, reports)), "remarks": remarks})
     return Exit.DONE if good else Exit.ANSWER_IS_NO
+
+
+def unread(name: str, given: Given) -> list[str]:
+    """What was given, and nothing of the file or of what it imports reads."""
+    if given.config is None:
+        return []
+    from ucpl.conversion.given import library_of
+    from ucpl.proofs.unused import CONFIG_UNREAD, reads_config
+
+    models = [given.model] if given.model is not None else []
+    return [] if reads_config([*models, *library_of(name).files.values()]) else [CONFIG_UNREAD]
 
 
 def report_object(r: Report) -> dict[str, object]:
@@ -126,12 +143,19 @@ def degrees_of(texts: Sequence[str]) -> dict[str, list[int]]:
     out: dict[str, list[int]] = {}
     for text in texts:
         axis, equals, numbers = text.partition("=")
-        if not (axis and equals):
+        found = _SAID.findall(text[:60])
+        better = "write " + (" ".join(f"--degrees {a}={_listed(n)}" for a, n in found) or "--degrees tp=1,2,4")
+        if not (axis and equals) or len(found) > 1:
+            some = f"--degrees tp={_listed(text[:60])}, once for each axis" if _NUMBERS.fullmatch(text) else ""
             fail(
                 "E177",
                 f"--degrees {text[:60]}: not of the form AXIS=N,N",
                 Label("<command line>", where=f"--degrees {text[:60]}"),
-                remedy="write --degrees tp=1,2,4",
+                remedy=f"write {some}" if some else better,
             )
-        out[axis] = [whole_number("--degrees", n, _DEGREE_MAX, "write --degrees tp=1,2,4") for n in numbers.split(",")]
+        out[axis] = [whole_number("--degrees", n, _DEGREE_MAX, better) for n in numbers.split(",")]
     return out
+
+
+def _listed(numbers: str) -> str:
+    return ",".join(re.findall(r"[0-9]+", numbers))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -28,6 +29,7 @@ _DEGREES = frozenset(
     ("tp", "dp", "pp", "ep", "cp", "fsdp", "degrees", "stage", "zero-stage", "world-size", "tensor-model-parallel-size")
     + ("pipeline-model-parallel-size", "tp-size", "pp-size", "dp-size", "target-tp", "target-pp", "nproc-per-node")
 )
+_ONE_CHOICE = re.compile(r"argument [a-z]+: invalid choice: '([^']*)' \(choose from '([a-z]+)'\)")
 _OF_THE_CALLER = ("<command line>", "<call>", "<layout>")  # files of labels that are no files
 
 
@@ -35,11 +37,14 @@ class Parser(argparse.ArgumentParser):
     """argparse whose complaints are diagnostics like all others."""
 
     def error(self, message: str) -> NoReturn:
+        one = _ONE_CHOICE.fullmatch(message)  # ucpl import config.json
         fail(
             "E171",
             message,
             Label("<command line>", where=self.prog),
-            remedy=f"`{self.prog} --help` shows all, with an example",
+            remedy=f"write {self.prog} {one[2]} {one[1]}"
+            if one
+            else f"`{self.prog} --help` shows all, with an example",
         )
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -70,7 +75,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     before = arguments[: next((i for i, a in enumerate(arguments) if not a.startswith("-")), len(arguments))]
     thresholds = gc.get_threshold()
     gc.set_threshold(GARBAGE, *thresholds[1:])  # imports make many objects and no garbage: a tenth of the start
-    console = Console(json="--json" in arguments, debug="--debug" in arguments, arguments=arguments)
+    console = Console(json="--json" in arguments, debug="--debug" in arguments)
     try:
         rest = arguments[len(before) :]
         with end_like_ctrl_c():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from attrs import evolve
@@ -16,21 +14,9 @@ __all__ = ["with_source"]
 _SIZE_MAX = 16 << 20  # characters of a text
 
 
-def with_source(diagnostic: Diagnostic, arguments: Sequence[str] = ()) -> Diagnostic:
-    """The diagnostic with the lines of its labels. `arguments` are the command's: a call among them is a text, too."""
-    labels = (_called(label, diagnostic.message, arguments) for label in diagnostic.labels)
-    return evolve(diagnostic, labels=tuple(map(_sourced, labels)))
-
-
-def _called(label: Label, message: str, arguments: Sequence[str]) -> Label:
-    """A place in a call of the command line: the one argument that has a word of the message there."""
-    if label.file != "<call>" or label.line != 1 or label.source is not None:
-        return label
-    texts = [text.rpartition(".ucpl:")[2] for text in arguments]
-    begin = (label.column or 1) - 1
-    words = re.findall("`([^`]+)`", message)
-    found = [text for text in texts if any(text.startswith(word, begin) for word in words)]
-    return evolve(label, source=found[0]) if len(set(found)) == 1 else label
+def with_source(diagnostic: Diagnostic) -> Diagnostic:
+    """The diagnostic with the lines of its labels. A label in a call has its text with it."""
+    return evolve(diagnostic, labels=tuple(map(_sourced, diagnostic.labels)))
 
 
 def _sourced(label: Label) -> Label:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
+from ucpl.columns import each
 from ucpl.conversion.changes import Changes, Dealt
 from ucpl.conversion.grouping import dealt
 from ucpl.conversion.voice import Voice
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from ucpl.conversion.side import Side
     from ucpl.layout import Layout
     from ucpl.layout.layout import LogicalTensor
+    from ucpl.regions import Placement
 
-__all__ = ["changed_model", "changes_of", "counted", "demand_acting"]
+__all__ = ["changed_model", "changes_of", "counted", "demand_acting", "demand_left_out"]
 
 NAMES_SHOWN = 3
 EXTRA, EMPTY = "module_extra", "empty_tensors"  # what stands in a module and is no tensor with elements
@@ -315,4 +317,14 @@ def demand_acting(changes: Changes, layout: Layout) -> None:
             f"no parameter is left that is trained, and ZeRO stage {stage} divides what an optimizer keeps",
             Label("<call>", where=layout.call),
             remedy="train one of them, or write the weights: --to 'plain()'",
+        )
+
+
+def demand_left_out(changes: Changes, target: Placement) -> None:
+    """A target of a model of its own stores nothing of what is dropped. Raises: UcplError E327."""
+    held = {target.tensors[n] for part in target.parts for n in each(part.folded.tensor)} & changes.tensors
+    for path in (path for path in target.layout.tensors if path in held):
+        changes.voice.refuse(
+            ("drop", path),
+            f"{target.layout.name}, which is of {target.layout.model_name}, stores it: write `{whole_name(path)} = none`",
         )

@@ -10,6 +10,7 @@ from attrs import evolve
 
 from ucpl.conversion.given import Called
 from ucpl.errors import Label, UcplError, fail
+from ucpl.layout.fills import PARAMETER
 from ucpl.layout.library import Known
 from ucpl.layout.scope import nearest
 from ucpl.syntax import nodes, parse
@@ -31,7 +32,7 @@ def with_fills(one: Called, texts: Sequence[str], model: nodes.Model) -> Called:
         return one
     known = one.library.layout(one.call.name)
     assert isinstance(known.node, nodes.Layout)
-    lines = tuple(line for text in texts for line in _lines(text, model))
+    lines = tuple(line for text in texts for line in _lines(text, model, is_of_any=one.is_of_any))
     made = Known(evolve(known.node, items=(*known.node.items, *lines)), known.file)
     return Called(evolve(one.library, known={**one.library.known, one.call.name: made}), one.call)
 
@@ -56,7 +57,7 @@ def begun(plan: Plan, source: Side, target: Side) -> Plan:
     return evolve(plan, begun=found, filled=(*plan.filled, *said))
 
 
-def _lines(text: str, model: nodes.Model) -> list[nodes.LayoutItem]:
+def _lines(text: str, model: nodes.Model, *, is_of_any: bool) -> list[nodes.LayoutItem]:
     """`exp_avg=0`, `embed[v[32000..]]=0`, `state exp_avg=0`: a bare name is a tensor or, like those of --drop, a state."""
     left, equals, value = (part.strip() for part in text.rpartition("="))
     if not equals or not left or not value:
@@ -69,11 +70,11 @@ def _lines(text: str, model: nodes.Model) -> list[nodes.LayoutItem]:
         _refuse(text, f"this is no fill line: {error.diagnostics[0].message}")
     assert isinstance(layout, nodes.Layout)
     here = nodes.Span(0, len(text), 1, 1, f"--fill {text[:SHOWN]}")
-    return [_meant(text, evolve(line, span=here), model) for line in layout.items]
+    return [_meant(text, evolve(line, span=here), model, is_of_any=is_of_any) for line in layout.items]
 
 
-def _meant(text: str, line: nodes.LayoutItem, model: nodes.Model) -> nodes.LayoutItem:
-    """A bare name that no tensor has is a state's."""
+def _meant(text: str, line: nodes.LayoutItem, model: nodes.Model, *, is_of_any: bool) -> nodes.LayoutItem:
+    """A bare name that no tensor has is a state's: over any model a new one, too."""
     if not isinstance(line, nodes.Fill) or line.path == "*" or line.glob or line.indices or line.of:
         return line
     tensors = {i.path for i in model.items if isinstance(i, nodes.Tensor | nodes.Alias)}
@@ -92,6 +93,12 @@ def _meant(text: str, line: nodes.LayoutItem, model: nodes.Model) -> nodes.Layou
         )
     if "." in name:
         _refuse(text, f"no tensor is called `{name}`")
+    if name not in states and not is_of_any and name not in PARAMETER:
+        _refuse(
+            text,
+            f"no tensor and no state is called `{name}`",
+            f"the states are {', '.join(sorted(states)) or 'none'}: what is new is a line of the model {model.name}",
+        )
     return nodes.FillStates((name,), None, line.value, line.when)
 
 

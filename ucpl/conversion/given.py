@@ -85,6 +85,9 @@ class Given:
 
 def config_at(path: Path) -> Config:
     """The object of a config.json. Raises: UcplError E170, E176, E184."""
+    if path.is_dir() and (path / "config.json").is_file():
+        remedy = f"it is a folder: write --config {path / 'config.json'}"
+        fail("E170", f"{path} cannot be read: Is a directory", Label(str(path)), remedy=remedy)
     found = json_object(read_text(path))
     if isinstance(found, str):
         fail("E176", f"{path} is no JSON object", Label(str(path), found))
@@ -129,14 +132,38 @@ def called(text: str | Called) -> Called:
 def _no_layout(text: str, error: UcplError) -> UcplError:
     """What is no call, or by its name alone no layout: a path that is not there, or a file that is called otherwise."""
     found = error.diagnostics[0]
+    if ".ucpl." in text:
+        remedy = f"a layout of a file stands behind a colon: {text.replace('.ucpl.', '.ucpl:', 1)}"
+        return UcplError(evolve(found, remedy=remedy))
     file, colon, rest = text.partition(":")
     if colon and "(" not in file:
         return UcplError(evolve(found, remedy=f"the file of a layout ends in .ucpl: {file}.ucpl:{rest}"))
     if "(" in text:
         return error
     said = f"no checkpoint lies at `{text}`, and no layout is called so"
-    remedy = found.remedy if found.code == "E110" and found.about else _NO_PATH
+    remedy = found.remedy if found.code == "E383" or (found.code == "E110" and found.about) else _NO_PATH
+    if os.path.exists(text):
+        said = f"`{text}` is a path, and a layout is called here"
+        remedy = _layouts_at(text)
     return UcplError(Diagnostic("E110", said, (Label("<command line>", where=text),), remedy=remedy))
+
+
+def _layouts_at(path: str) -> str:
+    """What to write for a path where a layout is meant: the layouts of a text, each with what it needs."""
+    if not path.endswith(".ucpl") or not os.path.isfile(path):
+        return "write FILE.ucpl:LAYOUT(...), or a layout that ships, as in zero1(dp=4)"
+    from ucpl.syntax import nodes
+
+    known = [k.node for k in library_of(path).known.values() if isinstance(k.node, nodes.Layout)]
+    mine = [node for node in known if node.span.file == path]
+    asked = (
+        f"{node.name}({', '.join(f'{p.name}=...' for p in node.parameters if p.default is None)})" for node in mine
+    )
+    return (
+        "write " + " or ".join(f"'{path}:{call}'" for call in asked)
+        if mine
+        else f"{path} has no layout: name another file"
+    )
 
 
 def is_checkpoint(text: str) -> bool:

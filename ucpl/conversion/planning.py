@@ -50,6 +50,7 @@ class Prepared:
     source: Side
     target: Side
     config_unread: bool = False  # a config was given, and no text names a key of it
+    model_unread: bool = False  # a model was given, and neither layout is of any
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -80,6 +81,8 @@ class Prepared:
             from ucpl.proofs.unused import CONFIG_UNREAD
 
             out.append(CONFIG_UNREAD)
+        if self.model_unread:
+            out.append("both layouts are of models of their own, and --model is of none. Leave it out")
         return tuple(dict.fromkeys(out))
 
 
@@ -94,7 +97,8 @@ def prepare(asked: Asked, given: Given) -> Prepared:
         _refuse_gone(opened)
     here, there = sides(described, called(asked.target), given, opened)
     made = make_plan(here, there, name=asked.name, twice=asked.twice)
-    return Prepared(made, here, there, config_unread=_is_unread((here, there), given))
+    is_named = given.model is not None and not any(one.called.is_of_any for one in (here, there))
+    return Prepared(made, here, there, config_unread=_is_unread((here, there), given), model_unread=is_named)
 
 
 def _is_unread(sides: tuple[Side, Side], given: Given) -> bool:

@@ -119,6 +119,10 @@ class _Fate:
             f"`blob {blob.name}` is of {sides[0]} in the source and of {sides[1]} in the target, {why}",
             at(own.rule.span, "source"),
             at(blob.rule.span, "target"),
-            remedy="write in the target `first` (the value at coordinate 0, for all), `remap` (coordinate modulo the source's"
-            " degree), or `drop`",
+            remedy="write in the target `first` (the value at coordinate 0, for all)"
+            + (
+                ", `remap` (coordinate modulo the source's degree), or `drop`"
+                if own.rule.mesh_axes == blob.rule.mesh_axes
+                else " or `drop`, or give it the source's axes"
+            ),
         )

@@ -235,7 +235,8 @@ class Filler:
         used = {line for _, line in self.found}
         used |= {i for i, f in enumerate(self.lines) if f.states and f.states <= counted}
         out += [
-            f"nothing by `{f.text}`: the source has all of it"
+            f"nothing by `{f.text}`: "
+            + ("the source has all of it" if f.names or f.states else "no tensor of the model is called so")
             for i, f in enumerate(self.lines)
             if i not in used and f.span.line
         ]

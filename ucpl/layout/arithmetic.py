@@ -46,7 +46,8 @@ DIGITS_MAX = 19  # of such a number
 
 def at(span: nodes.Span, text: str = "") -> Label:
     """A label for a place of a .ucpl text."""
-    return Label(span.file, text, span.line or None, span.column or None, max(1, min(span.stop - span.start, 200)))
+    length = max(1, min(span.stop - span.start, 200))
+    return Label(span.file, text, span.line or None, span.column or None, length, span.said or None)
 
 
 def evaluated(expr: nodes.Expr, look: Look) -> Operand:

@@ -19,7 +19,7 @@ _DESCRIBED = ("", "torch")  # frameworks whose files hold what a layout says, an
 
 
 def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRule, ...]:
-    """Raises: UcplError E149 for an axis of no mesh, E190 for a clause that has nothing to act on."""
+    """Raises: UcplError E148 for an axis of no mesh, E190 for a clause that has nothing to act on."""
     out = []
     for item in items:
         if not isinstance(item, nodes.Blob):
@@ -37,7 +37,7 @@ def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRul
         for axis in item.mesh_axes:
             if axis not in ground.mesh_axes:
                 fail(
-                    "E149",
+                    "E148",
                     f"`blob {item.name} @{axis}`: `{axis}` is no mesh axis",
                     at(item.span),
                     remedy=for_axis(axis, ground.scope.mesh_axes),

@@ -114,12 +114,16 @@ class _Work:
         other = next((v for v in mine if v.index != mine[0].index), None)
         if index is None or other is not None:
             lacking = other or mine[0]
+            others = [d.name for d in item.dims if d.name is not None and d.name not in self.dims]
+            instead = (
+                f", or say by which of its dims they are: dim {lacking.name} = ... by {others[0]}" if others else ""
+            )
             fail(
                 "E199",
                 f"`{item.path}` has `{lacking.name}`, which is by `{lacking.index}`, and "
                 + ("no such dim" if index is None else f"`{mine[0].name}`, which is by `{mine[0].index}`"),
                 at(item.span),
-                remedy=f"give it the dim that the sizes are by: {item.path} : {lacking.index} ...",
+                remedy=f"give it the dim that the sizes are by: {item.path} : {lacking.index} ...{instead}",
             )
         count = self.scope.size(mine[0].index, item.span)
         has = range(count) if index.range is None else chosen(index.range, mine[0].index, count, self.scope)

@@ -259,7 +259,8 @@ def _demand_dims(item: nodes.Entry, of: list[LogicalTensor], scope: Scope) -> No
         if of and not scope.knows(node.name):
             dims = list(dict.fromkeys(d for t in of for d in t.dims if "#" not in d))
             left = [d for d in dims if d not in {n.name for n in named}]
-            close = nearest(node.name, left or dims) or (
+            under = [d for d in dims if d.endswith(f".{node.name}")]  # of a model that is used
+            close = (under[0] if len(under) == 1 else nearest(node.name, left or dims)) or (
                 left[0] if len(left) == 1 else nearest(node.name, scope.names())
             )
             paths = " and ".join(f"`{t.path}`" for t in of)

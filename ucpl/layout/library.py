@@ -36,6 +36,8 @@ _TOOLS = {
     "ddp": "ranks that hold copies save one file: plain()",
 }
 
+_KINDS = {"model": nodes.Model, "layout": nodes.Layout, "plan": nodes.Plan}
+
 Reader = Callable[[str], str | None]  # the text of a file by its path; None: there is none
 
 
@@ -114,15 +116,18 @@ class Library:
             return self.find(name, kind, word, span)
         names = [n for n, k in self.known.items() if isinstance(k.node, kind)]
         names += [n for n in shipped if n not in self.known]
-        mine = [n for n in names if n in self.known and not self.known[n].file.name.startswith("specs/")]
+        own = {n for n in names if n in self.known and isinstance(self.known[n].node, _KINDS[word])}
+        mine = [n for n in names if n in own and not self.known[n].file.name.startswith("specs/")]
         alike = alike_names(name, sorted(_shipped_names(word) - set(mine)) if self.shipped else [])
         close = nearest(name, names) if name.casefold() not in _TOOLS or word != "layout" else None
         fail(
             "E110",
             f"no {word} is called `{name}`",
             at(span) if span.line else Label("<command line>", where=name),
-            remedy=f"did you mean `{close}`?" if close else _instead(name, word, mine, alike),
-            about=tuple(dict.fromkeys([*([close] if close else []), *alike])),
+            remedy=f"did you mean `{close}`?"
+            if close
+            else _instead(name, word, (mine, alike), is_called=not span.line),
+            about=tuple(dict.fromkeys([*([close] if close else []), *alike, *({name.casefold()} & _TOOLS.keys())])),
         )
 
     def add(self, file: nodes.File) -> None:
@@ -141,8 +146,11 @@ class Library:
         self.known.update(known)
 
 
-def _instead(name: str, word: str, mine: list[str], alike: list[str]) -> str:
-    """What to write for a name that there is not, and that no name is close to: those of the texts at hand, the most alike."""
+def _instead(name: str, word: str, names: tuple[list[str], list[str]], *, is_called: bool) -> str:
+    """What to write for a name that there is not, and that no name is close to. `names`: those of the texts at hand, and the
+    most alike of those that ship. `is_called`: a command line calls it, and no text.
+    """
+    mine, alike = names
     tool = _TOOLS.get(name.casefold())
     if tool and word == "layout":
         return tool
@@ -152,6 +160,10 @@ def _instead(name: str, word: str, mine: list[str], alike: list[str]) -> str:
         texts.append(f"the {word}s here are {', '.join(mine[:_NAMES_SHOWN])}{more}")
     if alike:
         texts.append(f"of those that ship, the most alike {'are' if len(alike) > 1 else 'is'} {', '.join(alike)}")
+    if is_called and word == "layout" and not texts:
+        return (
+            f"a layout of a text is called with its file: FILE.ucpl:{name}(...); `ucpl formats` lists those that ship"
+        )
     line = {"plan": f"plan {name} = x() -> y()", "model": f"model {name} {{", "layout": f"layout {name}() of ... {{"}
     return "; ".join(texts) or f'define it, `{line[word]}`, or import it: from "FILE.ucpl" import {name}'
 

@@ -233,11 +233,15 @@ def meshes_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Mesh, ..
         if total > RANK_LIMIT:
             fail("E141", f"a mesh of {total:,} ranks, and {RANK_LIMIT:,} are the limit", at(item.span))
         if total != first:
+            lacking = [axis for axis in item.axes if axis not in found[0].axes]
             fail(
                 "E142",
-                f"mesh `{item.name or 'of ranks'}` has {total} ranks, the first mesh {first}",
+                f"mesh `{item.name or ' '.join(item.axes)}` has {total} ranks, the first mesh {first}",
                 at(item.span, " x ".join(map(str, degrees))),
                 at(said[0].span, " x ".join(map(str, found[0].degrees))),
+                remedy=f"the axes of a layout that is used are axes here, too: mesh {' '.join((*found[0].axes, *lacking))}"
+                if not item.name and lacking
+                else "",
             )
     return tuple(found)
 

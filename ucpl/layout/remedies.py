@@ -192,6 +192,8 @@ def for_extent(
     from ucpl.syntax.habits import foreign, words
 
     name = item.dims[position].name or ""
+    if name == "config" and item.dims[position].range is None:
+        return "a value of the config has a name here: dim x = config.hidden_size, then `x` among the dims"
     bare = evolve(item, dims=item.dims[:position] + item.dims[position + 1 :])
     kind = name if name in ELEMENT_TYPES else words().dtypes.get(name, "") if len(name) > 3 else ""
     if item.dims[position].range is not None and (kind or name in _ANNOTATIONS):
@@ -262,7 +264,7 @@ def _said_elsewhere(item: nodes.Tensor, position: int, tensors: Collection[str])
 def _subscripted(dim: nodes.Dimension) -> nodes.Dimension:
     """`config["hidden_size"]` as the key that it is elsewhere: a name with one text in brackets."""
     match dim:
-        case nodes.Dimension(name="config", range=nodes.Among(items=(nodes.Text(value=key),))):
+        case nodes.Dimension(name="config", range=nodes.Among(items=(nodes.Text(value=key) | nodes.Name(path=key),))):
             return nodes.Dimension(f"config.{key}")
     return dim
 
@@ -465,9 +467,9 @@ def for_cut(found: UnevenCut) -> str:
             f"pad it to whole units, pad(n, {grain})@spread({axis}, {grain}), or let the last piece be short:"
             f" @chunk({axis}, {grain})"
         )
+    ways = found.ways if found.ways > 1 else max(2, len(found.split.sizes))
+    each = [found.length // ways + (i < found.length % ways) for i in range(ways)]
+    shown = ", ".join(map(str, each)) if ways <= _SIZES_SHOWN else f"{each[0]}, {each[1]}, ..."
     if found.split.kind == "sizes":
-        ways = found.ways if found.ways > 1 else max(2, len(found.split.sizes))
-        each = [found.length // ways + (i < found.length % ways) for i in range(ways)]
-        shown = ", ".join(map(str, each)) if ways <= _SIZES_SHOWN else f"{each[0]}, {each[1]}, ..."
         return f"give one size for each coordinate, which together are the whole: @{axis}[{shown}]"
-    return "pad it, cut by @chunk or @spread, or give the sizes: @tp[19, 18]"
+    return f"pad it, cut by @chunk or @spread, or give the sizes: @{axis}[{shown}]"

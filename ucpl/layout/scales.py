@@ -71,7 +71,7 @@ def _scaling(item: nodes.Tensor, scale: LogicalTensor, owner: LogicalTensor, sco
             f" {len(own)} of its own, and {len(sizes)} sizes of blocks are given",
             f"give a number for each dim: by {', '.join([str(sizes[0])] * len(own))}"
             if sizes and len(blocked) == len(own) != len(sizes)
-            else "",
+            else _written(item, owner, sizes),
         )
     _demand_order(item, own, [owner.dims[i] for i in blocked], scope)
     blocks = dict(zip(own, zip(blocked, sizes, strict=True), strict=True))
@@ -90,6 +90,20 @@ def _scaling(item: nodes.Tensor, scale: LogicalTensor, owner: LogicalTensor, sco
                 f"write dim {_names(scale, [i])} = ceil({_names(owner, [dim])}, {size})",
             )
     return Scaling(owner.path, tuple(d for d, _ in pairs), tuple(n for _, n in pairs))
+
+
+def _written(item: nodes.Tensor, owner: LogicalTensor, sizes: list[int]) -> str:
+    """The line of a scale, with a dim of its own for each dim of its tensor that is in blocks."""
+    mine = [d.name for d in item.dims if d.name is not None]
+    blocked = [d for d in owner.dims if d not in mine]
+    if item.scaling is None or not blocked or any("#" in d for d in owner.dims):
+        return ""
+    by = [sizes[i] if i < len(sizes) else (sizes or [128])[-1] for i in range(len(blocked))]
+    made = {d: f"{d}_blocks" for d in blocked}
+    numbers = "dim " + ", ".join(f"{made[d]} = ceil({d}, {n})" for d, n in zip(blocked, by, strict=True))
+    dims = tuple(next((one for one in item.dims if one.name == d), nodes.Dimension(made.get(d, d))) for d in owner.dims)
+    line = evolve(item, dims=dims, scaling=evolve(item.scaling, by=tuple(map(nodes.Number, by))))
+    return f"write: {numbers}\n       {print_item(line)}"
 
 
 def _demand_order(item: nodes.Tensor, own: Sequence[str], blocked: Sequence[str], scope: Scope) -> None:

@@ -130,7 +130,7 @@ class Ground:
         if axis not in self.mesh_axes:
             remedy = for_place(axis, self.scope.mesh_axes, is_number=self.scope.knows(axis))
             about = UnknownAxis(axis) if not self.scope.knows(axis) else None  # a dim's name is no new axis
-            fail("E149", f"at {axis}, which is no mesh axis", at(clause.span), remedy=remedy, about=about)
+            fail("E148", f"at {axis}, which is no mesh axis", at(clause.span), remedy=remedy, about=about)
         degree = self.scope.size(axis, clause.span)
         place = self.scope.integer(expr)
         if not -degree <= place < degree:

@@ -30,6 +30,10 @@ from ucpl.stores.checkpoint import Checkpoint
 __all__ = ["Against", "hold_genuine"]
 
 FILES_SHOWN = 4  # of those that no line names
+_NONE_ALIKE = (
+    "no stored tensor of this layout is there: where it lies in another layout, `ucpl compare A B` holds the two against each"
+    " other"
+)
 _FREE = tuple(POLICIES.index(p) for p in ("mean", "sum", "max", "any"))
 Place = tuple[str, tuple[str, ...]]
 
@@ -92,6 +96,8 @@ class _Holding:
                 more = (f"and {len(found) - 1} more stored tensors of this line differ",) if len(found) > 1 else ()
                 self.findings.append(_with_notes(found[0](), more))
         self.added([p for p in self.there if p not in self.here])
+        if self.findings and self.here and not self.here.keys() & self.there.keys():
+            self.findings[0] = _with_notes(self.findings[0], (_NONE_ALIKE,))
         return Against(tuple(self.findings), self.tensors, self.elements, self.differing)
 
     # ---- one stored tensor -----------------------------------------------------------------------------------------------

@@ -96,8 +96,8 @@ def _coordinates(layout: Layout, item: nodes.Entry) -> Iterator[str]:
 def _idle_casts(layout: Layout, item: nodes.Entry) -> Iterator[str]:
     """`lossy` or `exact` where nothing asks for a cast."""
     words = {c.word for c in item.clauses}
-    if "dtype" in words or not words & {"lossy", "exact"}:
-        return
+    if words & {"dtype", "value"} or not words & {"lossy", "exact"}:
+        return  # x - 1 of a number may have no equal in its own type
     of = [t for e in layout.entries if e.span == item.span for t in e.targets.values()]
     if of and all(layout.tensors[t].dtype is None for t in of):
         word = "lossy" if "lossy" in words else "exact"

@@ -31,6 +31,8 @@ from ucpl.runtime.rows import Place, Rows
 from ucpl.runtime.sums import Sums, dtype_of, members_of, refuse_infinite, refuse_rounded
 from ucpl.runtime.values import Array, Conversion, decode, encode, infinite_at, mean, put, value_text
 
+_ROUNDED = "`value` makes a number that the type does not hold: write `lossy` behind it, where rounding is meant"
+
 __all__ = ["Assembler", "Difference"]
 
 U8 = NDArray[np.uint8]
@@ -423,6 +425,7 @@ class Assembler:
             f"{self.name(row)}: {source.dtype} {value} at {index} has no equal in {there.dtype}",
             self._origin(row, goal),
             Label(there.file, f"is {there.dtype}", where=f"{key_text(there.key)}{there.index_text(goal)}"),
+            remedy=_ROUNDED if source.dtype == there.dtype else "",
         )
 
 

@@ -49,6 +49,7 @@ class Span:
     line: int  # 1-based
     column: int  # 1-based
     file: str = ""
+    said: str = field(default="", eq=False, repr=False)  # the whole line, where no file has it: a call's text
 
 
 NOWHERE = Span(0, 0, 0, 0, "")

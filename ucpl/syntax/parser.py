@@ -11,7 +11,7 @@ from functools import lru_cache
 from ucpl.syntax import trees
 from ucpl.syntax.definitions import check_definitions
 from ucpl.syntax.nodes import Call, Expr, File
-from ucpl.syntax.source import Source
+from ucpl.syntax.source import CALL, Source
 
 __all__ = ["parse", "parse_call", "parse_expr"]
 
@@ -39,7 +39,7 @@ def parse_call(text: str, *, keep: bool = False) -> Call:
 
     `keep` as of `parse`. Raises: UcplError, as `parse`.
     """
-    source = Source("<call>", text)
+    source = Source(CALL, text)
     call = trees.find(source, "call_text") if keep else None
     if isinstance(call, Call):
         return call

@@ -6,7 +6,9 @@ from ucpl.errors import Label
 from ucpl.records import frozen
 from ucpl.syntax.nodes import Span
 
-__all__ = ["Source"]
+__all__ = ["CALL", "Source"]
+
+CALL = "<call>"  # the name of what a command line calls: no file has its text
 
 
 @frozen
@@ -18,11 +20,18 @@ class Source:
     line: int = 1  # of the first character, 1-based
     column: int = 1
 
+    @property
+    def said(self) -> str:
+        """The line that spans carry with them: of a text that is no file, all of it."""
+        return self.text if self.name == CALL else ""
+
     def span(self, start: int, stop: int) -> Span:
         """The span of the characters start .. stop."""
         above = self.text.count("\n", 0, start)
         column = start - self.text.rfind("\n", 0, start)  # rfind gives -1 on the first line: column is 1-based
-        return Span(start, stop, self.line + above, column + (self.column - 1 if above == 0 else 0), self.name)
+        return Span(
+            start, stop, self.line + above, column + (self.column - 1 if above == 0 else 0), self.name, self.said
+        )
 
     def label(self, span: Span, text: str = "") -> Label:
         """A label at a span of this text. It shows the source line, unless the text is only a part of a line."""

@@ -173,5 +173,5 @@ def _decoded(value: object, source: Source) -> object:
     _, start, stop, line, column, *fields = value
     if line == 1:
         column += source.column - 1
-    span = nodes.Span(start, stop, line + source.line - 1, column, source.name)
+    span = nodes.Span(start, stop, line + source.line - 1, column, source.name, source.said)
     return kind(*[_decoded(item, source) for item in fields], span=span)

@@ -25,6 +25,7 @@ from ucpl.syntax.habits import respelling
 __all__ = ["Habit", "Words", "foreign", "habits", "words"]
 
 _FILES = (
+    "exact",
     "clauses",
     "forms",
     "tools",

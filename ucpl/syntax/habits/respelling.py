@@ -13,8 +13,10 @@ from ucpl.syntax.words import ELEMENT_TYPES
 
 __all__ = [
     "argument",
+    "bare_members",
     "binary",
     "cast",
+    "compared",
     "computed",
     "cuts",
     "default",
@@ -37,6 +39,7 @@ __all__ = [
     "number",
     "of_model",
     "pairs",
+    "parts",
     "power",
     "product",
     "ranged",
@@ -169,6 +172,11 @@ def labelled(found: Match[str]) -> str:
     return f"({' + '.join(f'{name}: {found[2]}' for name in _words(found[1]))})"
 
 
+def parts(found: Match[str]) -> str:
+    """`cat(gate: f, up: f)` as `(gate: f + up: f)`."""
+    return f"({' + '.join(one.strip() for one in found[1].rstrip(', ').split(','))})"
+
+
 def ranged(found: Match[str]) -> str:
     """`[l=0..4]` as `[l[0..4]]`."""
     ends = re.findall(r"\d+", found[2])
@@ -230,6 +238,13 @@ def stepped(found: Match[str]) -> str:
 def inclusive(found: Match[str]) -> str | None:
     """`[0..=3]` as `[0..4]`."""
     return f"[{found[1]}..{int(found[2]) + 1}]" if len(found[2]) < 10 else None
+
+
+def compared(found: Match[str]) -> str:
+    """`[l < 2]` as `[l[..2]]`, `[l > 2]` as `[l[3..]]`."""
+    sign = found[2] or found[3]
+    bound = str(int(found[4]) + 1) if sign in ("<=", ">") else found[4]
+    return f"[{found[1]}[{f'..{bound}' if sign[0] == '<' else f'{bound}..'}]]"
 
 
 def listed(found: Match[str]) -> str:
@@ -300,6 +315,11 @@ def members(found: Match[str]) -> str | None:
     if not names or {"order", "model", "from", "all"} & set(names):
         return None
     return f"{found[1].rstrip()} = {', '.join(names)}"
+
+
+def bare_members(found: Match[str]) -> str | None:
+    """`ln[l], embed` as `ln, embed`."""
+    return found[1] + re.sub(r"\[[^\]]*\]", "", found[2]) if "[" in found[2] else None
 
 
 def computed(found: Match[str]) -> str:

@@ -58,13 +58,13 @@ class Places:
         stop: int = (last.end_pos or 0) if isinstance(last, Token) else last.span.stop
         if not isinstance(first, Token):
             at = first.span
-            return Span(at.start, stop, at.line, at.column, at.file)
+            return Span(at.start, stop, at.line, at.column, at.file, at.said)
         source = self.source
         line, column = first.line or 1, first.column or 1
         if source.line != 1 or source.column != 1:
             column += source.column - 1 if line == 1 else 0
             line += source.line - 1
-        return Span(first.start_pos or 0, stop, line, column, source.name)
+        return Span(first.start_pos or 0, stop, line, column, source.name, source.said)
 
     def label(self, place: Place, text: str = "") -> Label:
         """A label at a token, a record or a part."""
