@@ -71,7 +71,8 @@ class Run:
             bucket_size=run["bucket"] or None,
         )
         outer = (Float16Module(self.config, p) if run["dtype"] == "bf16" else p for p in self.parts)
-        self.wrapped = [DistributedDataParallel(self.config, grads, part) for part in outer]
+        # Megatron-LM divides the buffer of the first virtual stage alone
+        self.wrapped = [DistributedDataParallel(self.config, grads, p, i > 0) for i, p in enumerate(outer)]
         chosen = OptimizerConfig(
             optimizer="adam",
             lr=1e-2,
@@ -322,7 +323,7 @@ class Run:
         if self.run["optimizer"] == "distributed" and not is_same and kind not in RESHARDABLE:
             raise RuntimeError(f"{degrees} of the checkpoint are not the job's: {kind} cannot be loaded")
         state = self.sharded(metadata, is_loading=True)
-        if is_same:
+        if is_same and not getattr(said, "no_save_rng", False):
             state["rng_state"] = self.random_sharded()
         strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(step)), self.dp)
         loaded, left, absent = dist_checkpointing.load(state, str(step), strategy, strict=StrictHandling.RETURN_ALL)

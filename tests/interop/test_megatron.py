@@ -110,7 +110,18 @@ ACROSS = (
     Target("dense_legacy", "megatron_core()", {"tp": 1, "pp": 4}),
     Target("mixture_legacy", "megatron_core(tp=2)", {"ep": 4, "pp": 1}),
 )
-TARGETS = (*OWN, *CORES, *LEGACIES, *ACROSS)
+IN_BUCKETS = 'optimizer="dp_reshardable"'  # what only a job of the same degrees loads
+BUCKETED = (
+    Target("dense_buckets", f"megatron_core(tp=2, dp=2, {IN_BUCKETS})"),
+    Target("dense", f"megatron_core(pp=4, {IN_BUCKETS})", {"tp": 1, "pp": 4}),
+    Target("dense_legacy", f"megatron_core(tp=2, pp=2, {IN_BUCKETS}, bucket_size=500)", {"pp": 2, "bucket": 500}),
+    Target("tied_legacy", f"megatron_core(pp=2, vpp=2, {IN_BUCKETS})"),
+    Target("tied", f"megatron_core(tp=2, pp=2, {IN_BUCKETS})", {"tp": 2, "pp": 2, "vpp": 0}),
+    Target("mixture", f"megatron_core(pp=2, ep=2, {IN_BUCKETS})"),
+    Target("mixture_legacy", f"megatron_core(ep=4, {IN_BUCKETS})", {"ep": 4, "pp": 1}),
+    Target("adam_legacy", f"megatron_core(tp=2, {IN_BUCKETS})", {"optimizer": "distributed"}),
+)
+TARGETS = (*OWN, *CORES, *LEGACIES, *ACROSS, *BUCKETED)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,14 @@ def name_of(stack: str, at: tuple[int, ...]) -> str:
     return f"{lead}layers.{at[0]}.{inner}"
 
 
+OWN = {"dist_buckets", "dist_moe_buckets"}  # whose buckets are in the order of Megatron-Core's own blocks
+
+
+def in_blocks(module: str) -> str:
+    renamed = module.replace("self_attention.linear_qkv.layer_norm_", "input_layernorm.")
+    return renamed.replace("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
+
+
 def by_module(name: str) -> dict[str, dict[str, torch.Tensor]]:
     """The truth of a fixture with stacked keys: of each layer's and expert's own tensors."""
     out: dict[str, dict[str, torch.Tensor]] = {}
@@ -39,7 +47,7 @@ def by_module(name: str) -> dict[str, dict[str, torch.Tensor]]:
         for number in range(prod(counts)):
             at = tuple(int(i) for i in torch.unravel_index(torch.tensor(number), counts))
             out[name_of(stack, at)] = {state: tensor[at] for state, tensor in states.items()}
-    return out
+    return {in_blocks(module): states for module, states in out.items()} if name in OWN else out
 
 
 def held_by(folder: Path, made: Path) -> dict[str, dict[str, torch.Tensor]]:

@@ -108,6 +108,7 @@ def open_for(plan: Plan, path: str | Path) -> Checkpoint:
         opened = read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or read(here)
     is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)  # else the run says what it lacks
     of_modules = plan.target.framework in ("megatron_legacy", "megatron_fsdp")
+    of_modules |= plan.target.settings.get("optimizer") == "dp_reshardable"
     if not is_whole and opened.framework == "megatron_core" and of_modules:
         from ucpl.stores.megatron.stacks import in_modules
 

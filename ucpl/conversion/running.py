@@ -92,6 +92,7 @@ def _look_again(target: Path, plan: Plan) -> None:
 
     written = [t for t in plan.targets if t.numel]
     described = plan.target.framework == NAME  # files that nothing but a layout describes
+    in_buckets = plan.target.settings.get("optimizer") == "dp_reshardable"
     with reading(target):
         if target.is_file():  # one file, called as the target is
             written = [evolve(t, file=target.name) for t in written]
@@ -100,6 +101,11 @@ def _look_again(target: Path, plan: Plan) -> None:
             opened = open_files(target, files)
         else:
             opened = read_named(target, plan.target.framework, files) or open_checkpoint(target)
+    if in_buckets:  # the plan names modules and places in buckets; a reader gives stacks, and boxes of parameters
+        from ucpl.stores.megatron.buckets_writing import as_read
+        from ucpl.stores.megatron.stacks import in_modules
+
+        written, opened = as_read(written), in_modules(opened)
     fit(written, opened.extents, "target")
 
 

@@ -193,7 +193,10 @@ def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note
     elif base_name in CHUNKED:
         from ucpl.frontends import dcp, megatron_core
 
-        made = dcp.target(base, shardings_of(source.layout)) if base_name == "dcp" else megatron_core.target(base)
+        if base_name == "dcp":
+            made = dcp.target(base, shardings_of(source.layout))
+        else:
+            made = megatron_core.target(base, source.checkpoint)
     elif base_name == "megatron_legacy":
         from ucpl.frontends import megatron_dealt
 
@@ -228,8 +231,14 @@ def _of_layers(checkpoint: Checkpoint, source: Called | None, target: Called) ->
     """The source with a tensor for each layer and expert, where it has one of all and the target has files of modules."""
     if source is not None or checkpoint.framework != "megatron_core":
         return checkpoint
-    if target.library.chain(target.call.name)[-1].node.name not in ("megatron_legacy", "megatron_fsdp"):
+    name = target.library.chain(target.call.name)[-1].node.name
+    if name not in ("megatron_legacy", "megatron_fsdp", "megatron_core"):
         return checkpoint
+    if name == "megatron_core":
+        from ucpl.frontends.megatron_core import is_in_buckets
+
+        if not is_in_buckets(target.layout, target.call):
+            return checkpoint
     from ucpl.stores.megatron.stacks import in_modules
 
     return in_modules(checkpoint)

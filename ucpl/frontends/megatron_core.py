@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ucpl.frontends import megatron_buckets
 from ucpl.frontends.dcp import without_dims
 from ucpl.frontends.grids import Lines, by_dims
 from ucpl.frontends.parallel import TARGET, Base, Extended, extended
@@ -13,6 +14,11 @@ from ucpl.syntax import nodes
 
 if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint
+
+
+def is_in_buckets(layout: nodes.Layout, call: nodes.Call) -> bool:
+    """Whether the optimizer of a target is asked for in buckets, which are of modules and not of stacks of layers."""
+    return megatron_buckets.form_of(layout, call) == megatron_buckets.BUCKETS
 
 
 def stored(base: Base, checkpoint: Checkpoint) -> Extended:
@@ -35,8 +41,14 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
     return by_dims(base, lines, checkpoint.root / METADATA)
 
 
-def target(base: Base) -> Extended:
-    """The shipped layout, which cuts the first dim of each tensor, with a line for each that has none."""
+def target(base: Base, source: Checkpoint | None) -> Extended:
+    """The shipped layout, which cuts the first dim of each tensor, with a line for each that has none; or one of buckets.
+
+    Raises: UcplError E542, E543, E547 where the model does not lie on as many ranks as buckets are asked for.
+    """
+    megatron_buckets.demand(base)
+    if is_in_buckets(base.layout, base.call):
+        return megatron_buckets.target(base, source)
     alone = [
         nodes.Entry(name, (), (nodes.Rest(),), (nodes.Clause("as", ("{name}",)),), None)
         for name in sorted(without_dims(base.model))

@@ -6,6 +6,7 @@ are dealt to stages in equal runs, as Megatron deals them, and the optimizer is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,7 +18,7 @@ from ucpl.extents.megatron import Home, Legacy, Run
 from ucpl.frontends.megatron_legacy import lines
 from ucpl.frontends.parallel import TARGET, Base, Extended, Note, extended, origins
 from ucpl.layout import Layout, resolve
-from ucpl.records import define
+from ucpl.records import define, frozen
 from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.legacy_buffers import ALIGNED
 from ucpl.syntax import nodes
@@ -31,7 +32,7 @@ _GRADIENTS = {"bf16": "f32", "f32": "f32", "f16": "f16"}  # as Megatron-LM accum
 
 def target(base: Base, source: Checkpoint | None) -> Extended:
     """The layout of a target. Raises: UcplError E542, E543, E547 where the model does not lie on so many ranks."""
-    made = _Dealt.of(base, source)
+    made = Dealt.of(base, source)
     legacy = made.legacy()
     shardings = {name: made.dialect.sharding(name, legacy.tp) for name in made.shapes} if legacy.tp > 1 else {}
     made.shardings = shardings
@@ -44,16 +45,28 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
         notes.append(("optimizer", "distributed, a bucket for each buffer", "as without --overlap-grad-reduce"))
     aliases = [i for i in base.model.items if isinstance(i, nodes.Alias) and i.path != names.OUTPUT]
     if aliases:
-        _refuse(f"`{aliases[0].path}` is a second name of `{aliases[0].owner}`, which Megatron has for no tensor", base)
+        refuse(f"`{aliases[0].path}` is a second name of `{aliases[0].owner}`, which Megatron has for no tensor", base)
     return evolve(extended(base, TARGET, (), items), notes=tuple(notes))
 
 
-def _refuse(message: str, base: Base, remedy: str = "") -> NoReturn:
+def refuse(message: str, base: Base, remedy: str = "") -> NoReturn:
     fail("E547", message, Label("<call>", where=base.call.name), remedy=remedy)
 
 
+@frozen
+class Buffer:
+    """A gradient buffer of one rank. number: among those of its optimizer there; members: in order of registration."""
+
+    stage: int
+    chunk: int  # the virtual stage
+    is_expert: bool
+    number: int
+    dtypes: str  # "(torch.bfloat16, torch.float32)"
+    members: tuple[str, ...]
+
+
 @define(eq=False)
-class _Dealt:
+class Dealt:
     """Where each tensor of a model lies at the degrees of a call."""
 
     base: Base
@@ -70,23 +83,26 @@ class _Dealt:
     experts: dict[str, int] = field(factory=dict)  # of each layer that has some, by prefix
 
     @classmethod
-    def of(cls, base: Base, source: Checkpoint | None) -> _Dealt:
+    def of(cls, base: Base, source: Checkpoint | None) -> Dealt:
+        """Raises: UcplError E542, E543, E547 where the model does not lie on so many ranks."""
         degrees = {axis: base.asked(axis) for axis in ("tp", "pp", "ep", "vpp")}
         for axis, n in degrees.items():
             if n < 1:
-                _refuse(f"{axis} = {n}: a degree is 1 or more", base)
+                refuse(f"{axis} = {n}: a degree is 1 or more", base)
         layout = resolve(base.library, base.call, model=base.model, config=base.config, inherited=base.inherited)
         shapes = {path: t.counts for path, t in layout.tensors.items()}
-        numbers = {} if source is None else _numbers(source)
-        states = _states(base)
+        numbers = {} if source is None else numbers_of(source)
+        states = states_of(base)
         if states - _STATES:
             more = ", ".join(sorted(states - _STATES))
-            _refuse(
-                f"distrib_optim.pt has fp32, exp_avg and exp_avg_sq, and the source has {more}", base, f"--drop {more}"
+            refuse(
+                f"Megatron's distributed optimizer has fp32, exp_avg and exp_avg_sq, and the source has {more}",
+                base,
+                f"--drop {more}",
             )
         other = next((name for name in shapes if names.is_of_chunks(name)), None)
         if other is not None:
-            _refuse(
+            refuse(
                 f"`{other}` is a name of torch_dist, with all layers in one tensor or with half of a linear_fc1, and a folder"
                 " of ranks has none such",
                 base,
@@ -108,35 +124,35 @@ class _Dealt:
         for word in ("num_query_groups", "num_attention_heads"):
             heads = numbers.get(word)
             if heads and heads % tp:
-                _refuse(f"{word} = {heads} do not divide by tp = {tp}", self.base)
+                refuse(f"{word} = {heads} do not divide by tp = {tp}", self.base)
         prefixes = {found[0] for name in self.shapes if (found := names.layer_of(name)) is not None}
         if len(prefixes) > 1 and self.stages > 1:
-            _refuse(
+            refuse(
                 f"{' and '.join(sorted(prefixes))} are two stacks of layers, and stages of both are not dealt",
                 self.base,
             )
         if self.stages > 1 and any(name.startswith("mtp.") for name in self.shapes):
-            _refuse("layers of multi-token prediction on stages are not dealt", self.base, "pp = 1")
+            refuse("layers of multi-token prediction on stages are not dealt", self.base, "pp = 1")
         counts = {found[1] + 1 for name in self.shapes if (found := names.layer_of(name)) is not None}
         count = max(counts, default=0)
         if self.degrees["vpp"] > 1 and self.degrees["pp"] == 1:
-            _refuse(f"vpp = {self.degrees['vpp']} on one stage", self.base, "virtual stages need pp = 2 or more")
+            refuse(f"vpp = {self.degrees['vpp']} on one stage", self.base, "virtual stages need pp = 2 or more")
         if count % self.stages or (self.stages > 1 and not count):
             of = f"pp = {self.degrees['pp']}" + (f" by vpp = {self.degrees['vpp']}" if self.degrees["vpp"] > 1 else "")
-            _refuse(f"{count} layers do not divide by {of}", self.base)
+            refuse(f"{count} layers do not divide by {of}", self.base)
         self.each = count // self.stages
         found_experts: dict[str, int] = {}
         for prefix, number in filter(None, map(names.expert_of, self.shapes)):
             found_experts[prefix] = max(found_experts.get(prefix, 0), number + 1)
         if ep > 1 and not found_experts:
-            _refuse(f"ep = {ep}, and the model has no experts", self.base)
+            refuse(f"ep = {ep}, and the model has no experts", self.base)
         for prefix, n in found_experts.items():
             if n % ep:
-                _refuse(f"{n} experts of {prefix} do not divide by ep = {ep}", self.base)
+                refuse(f"{n} experts of {prefix} do not divide by ep = {ep}", self.base)
         self.experts = found_experts
         for name in self.shapes:
             if ep > 1 and names.is_expert(name) and names.expert_of(name) is None:
-                _refuse(
+                refuse(
                     f"`{name}` has several experts in one tensor, and no part of it is one rank's", self.base, "ep = 1"
                 )
 
@@ -180,10 +196,16 @@ class _Dealt:
 
         Raises: UcplError E547 where the embedding that stages share leaves those behind it no multiple of 64.
         """
-        if not self.states:
-            return []
         out = []
-        for stage in range(legacy.pp):
+        for one in self.buffers(legacy):
+            self.demand_aligned(one.members)
+            top = f"{int(one.is_expert)}/" if legacy.chained else ""
+            out.append(Run(one.stage, (f"{top}{one.number}/{one.dtypes}",), one.members[::-1], one.is_expert))
+        return out
+
+    def buffers(self, legacy: Legacy) -> Iterator[Buffer]:
+        """Those of every stage: by optimizer, by virtual stage, then dtype; none where the optimizer has no states."""
+        for stage in range(legacy.pp if self.states else 0):
             for is_expert in (False, True) if legacy.chained else (False,):
                 number = 0
                 for chunk in range(legacy.vpp):
@@ -192,12 +214,9 @@ class _Dealt:
                         if not legacy.chained or names.is_expert(name) == is_expert:
                             by_dtype.setdefault(self.dtype(name), []).append(name)
                     for dtype, members in by_dtype.items():
-                        self.demand_aligned(members)
                         said = f"(torch.{DTYPES[dtype].torch}, torch.{DTYPES[_GRADIENTS[dtype]].torch})"
-                        top = f"{int(is_expert)}/" if legacy.chained else ""
-                        out.append(Run(stage, (f"{top}{number}/{said}",), tuple(reversed(members)), is_expert))
+                        yield Buffer(stage, chunk, is_expert, number, said, tuple(members))
                         number += 1
-        return out
 
     def registered(self, legacy: Legacy, stage: int, chunk: int) -> list[str]:
         """The trained parameters of a virtual stage, as its module registers them: a tied output layer is the last."""
@@ -218,30 +237,34 @@ class _Dealt:
             flags = {"bf16": "bf16", "fp16": "f16"}
             dtype = next((d for flag, d in flags.items() if self.base.inherited.get(flag, (0, ""))[0]), "f32")
         if dtype not in _GRADIENTS:
-            _refuse(f"`{name}` is {dtype}, of which Megatron's distributed optimizer has no buffer", self.base)
+            refuse(f"`{name}` is {dtype}, of which Megatron's distributed optimizer has no buffer", self.base)
         return dtype
 
-    def demand_aligned(self, members: list[str]) -> None:
+    def demand_aligned(self, members: tuple[str, ...]) -> None:
         """Of parameters that a stage shares, the buffer's next begins where it ends, not at a multiple of 64."""
         last = members[-1]
         if last != names.EMBEDDING or len(members) == 1:
             return
-        sharding = self.shardings.get(last)
-        numel = prod(self.shapes[last] if sharding is None else sharding.local(0))
+        numel = self.numel(last)
         if numel % ALIGNED:
-            _refuse(
+            refuse(
                 f"the embedding that stages share has {numel} elements on a rank, no multiple of {ALIGNED}: Megatron begins a"
                 " bucket behind it, which is not written",
                 self.base,
                 "pp = 1, or weights alone (--drop exp_avg, exp_avg_sq)",
             )
 
+    def numel(self, name: str) -> int:
+        """Elements of a tensor on one tensor-parallel rank."""
+        sharding = self.shardings.get(name)
+        return prod(self.shapes[name] if sharding is None else sharding.local(0))
 
-def _states(base: Base) -> set[str]:
+
+def states_of(base: Base) -> set[str]:
     return {name for i in base.model.items if isinstance(i, nodes.State) and not i.scalar for name in i.names}
 
 
-def _numbers(source: Checkpoint) -> dict[str, int]:
+def numbers_of(source: Checkpoint) -> dict[str, int]:
     """Whole numbers among the arguments of the run that wrote a source, where they went along."""
     from ucpl.stores.megatron.legacy_arguments import arguments_in
 

@@ -71,7 +71,7 @@ class Base:
     def layout(self) -> nodes.Layout:
         return _layout(self.library, self.call.name)
 
-    def asked(self, axis: str) -> int:
+    def asked(self, axis: str, default: int = 1) -> int:
         """The degree of an axis that the call leads to: its argument, else what is inherited, else 1."""
         for position, argument in enumerate(self.call.arguments):
             name = argument.name
@@ -79,8 +79,8 @@ class Base:
                 name = self.layout.parameters[position].name
             if name == axis:
                 return Scope().integer(argument.value)
-        value = self.inherited.get(axis, (1, ""))[0]
-        return value if isinstance(value, int) else 1
+        value = self.inherited.get(axis, (default, ""))[0]
+        return value if isinstance(value, int) else default
 
 
 @frozen(eq=False)

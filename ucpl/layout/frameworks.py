@@ -22,7 +22,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *("round_robin", "alignment", "elastic", "sub_group_size"),
     ),
     "dcp": ("fsdp", "tp", "masters", "prefix", "states", "flat"),
-    "megatron_core": ("tp", "pp", "masters", "master", "stacked", "step"),
+    "megatron_core": ("tp", "pp", "masters", "master", "stacked", "step", "optimizer", "ep", "vpp", "dp"),
     "megatron_fsdp": ("dp", "tp", "halves", "masters", "owner", "grouped", "step"),
     "megatron_legacy": ("tp", "pp", "ep", "vpp", "bf16", "fp16", "optimizer"),
     "plain": ("file", "has_masters"),

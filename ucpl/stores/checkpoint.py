@@ -98,6 +98,8 @@ class Checkpoint:
     pipeline: Pipeline | None = None  # its layers, where it is one
     experts: Experts | None = None  # its experts, where files of their own hold them
     legacy: Legacy | None = None  # where Megatron's legacy files of ranks have each tensor
+    registered: tuple[str, ...] = ()  # parameters in the order that buckets of Megatron's optimizer have them in
+    is_apart: bool = False  # whether stacks of layers were taken apart, for a target that has none
     container: Container | None = None  # the folder around it, where a training framework keeps files of its own there
     opened: dict[str, Identity] = field(factory=dict)  # path -> the file as it was when its header was read
 

@@ -40,7 +40,7 @@ from ucpl.stores.plain_values import encode
 from ucpl.stores.scalars import number_of
 from ucpl.stores.torch_files import layout_torch_file
 
-__all__ = ["KNOWN", "File", "Writer", "hyper_of", "leaves", "skeleton", "whole_shapes"]
+__all__ = ["KNOWN", "File", "Writer", "address", "hyper_of", "leaves", "skeleton", "whole_shapes"]
 
 Shape = tuple[int, ...]
 # Classes of values that torch.distributed.checkpoint loads whatever they are, and that runs often have: a script's arguments.
@@ -180,11 +180,15 @@ class Writer:
     def tensors(self) -> None:
         whole = whole_shapes(self.targets)
         for t in sorted(range(len(self.targets)), key=lambda t: self.targets[t].rank):
-            target = self.targets[t]
-            name, offset = _address(target)
-            made = TensorRef(StorageRef("0", target.dtype, target.numel), 0, target.shape, strides(target.shape))
-            number = self.chunk(target.rank, name, offset, Archive(made), whole[name])
-            self.file(target.rank, name)[1].storage_of[t] = f"{number}:0"
+            name, offset = address(self.targets[t])
+            self.tensor(t, name, (offset, self.targets[t].shape), whole[name])
+
+    def tensor(self, t: int, name: str, box: tuple[Shape, Shape], whole: Shape) -> None:
+        """A target as a chunk. box: where it begins, and its shape."""
+        target = self.targets[t]
+        made = TensorRef(StorageRef("0", target.dtype, target.numel), 0, box[1], strides(box[1]))
+        number = self.chunk(target.rank, name, box[0], Archive(made), whole)
+        self.file(target.rank, name)[1].storage_of[t] = f"{number}:0"
 
     def chunk(self, rank: int, name: str, offset: Shape, archive: Archive, whole: Shape) -> int:
         """Raises: UcplError E471."""
@@ -335,7 +339,7 @@ def _described(dtype: str, shape: Shape, chunks: list[object]) -> Call:
 # ---- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def _address(target: StoredTensor) -> tuple[str, Shape]:
+def address(target: StoredTensor) -> tuple[str, Shape]:
     """Name and begin of a chunk, from its key: as many steps at its end as it has dims are numbers."""
     name, offset = target.key[: len(target.key) - len(target.shape)], target.key[len(target.key) - len(target.shape) :]
     begin = tuple(step for step in offset if isinstance(step, int))
@@ -348,7 +352,7 @@ def whole_shapes(targets: tuple[StoredTensor, ...]) -> dict[str, Shape]:
     """Of each tensor: as far as its chunks reach."""
     out: dict[str, Shape] = {}
     for target in targets:
-        name, begin = _address(target)
+        name, begin = address(target)
         ends = tuple(a + n for a, n in zip(begin, target.shape, strict=True))
         out[name] = tuple(map(max, out.get(name, ends), ends)) if ends else ()
     return out

@@ -119,15 +119,15 @@ def buckets_in(names: Sequence[str], root: Path) -> tuple[Bucket, ...]:
 
 def runs_of(
     metadata: Metadata, names: Sequence[str], buckets: tuple[Bucket, ...], root: Path
-) -> tuple[list[Run], list[str]]:
-    """As `Shares.runs`, by the first order of registration that the pieces agree with.
+) -> tuple[list[Run], list[str], tuple[str, ...]]:
+    """As `Shares.runs`, by the first order of registration that the pieces agree with, and that order.
 
     Raises: UcplError E533 where none does, for the order that `.metadata` has.
     """
     refused: UcplError | None = None
     for order in orders_of(names):
         try:
-            return Shares(metadata, order, buckets, root).runs()
+            return (*Shares(metadata, order, buckets, root).runs(), order)
         except UcplError as error:
             refused = refused or error
     assert refused is not None  # there is one order at least

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ucpl.extents import Call, Global
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.inert import HOLDERS, unsafe_globals
 from ucpl.stores.plain_values import decode, encode
 
-__all__ = ["KNOWN_GLOBALS", "OWN", "arguments_in", "namespace", "part_own", "state_of", "values_of"]
+__all__ = [
+    "DEGREES",
+    "KNOWN_GLOBALS",
+    "OWN",
+    "arguments_in",
+    "at_degrees",
+    "namespace",
+    "part_own",
+    "state_of",
+    "values_of",
+]
 
 # Classes that a run's own values are of: torch.load(weights_only=True) refuses them, Megatron does not use it.
 KNOWN_GLOBALS = HOLDERS | frozenset(
@@ -24,6 +34,12 @@ KNOWN_GLOBALS = HOLDERS | frozenset(
         "rerun_state_machine.RerunState",
     )
 )
+DEGREES = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "expert_model_parallel_size": "ep",
+    "virtual_pipeline_model_parallel_size": "vpp",
+}
 OWN = "megatron"  # of what is carried: values whose classes Megatron alone has, in a form without classes
 _NAMESPACE = Global("argparse", "Namespace")
 
@@ -58,6 +74,25 @@ def values_of(source: Checkpoint) -> dict[object, object]:
 def arguments_in(source: Checkpoint) -> dict[object, object]:
     """Of the run that wrote a checkpoint or what it was made of; none where it was no Megatron."""
     return state_of(values_of(source).get("args")) or {}
+
+
+def at_degrees(
+    arguments: Mapping[object, object], degree: Callable[[str], int], *, is_alike: bool
+) -> dict[object, object]:
+    """Arguments of a run at other degrees, with the distributed optimizer.
+
+    degree: of an axis: "tp", "pp", "ep", "vpp". is_alike: whether ranks are those of the run; else, what counts them goes.
+    """
+    gone = () if is_alike else ("world_size", "data_parallel_size", "rank", "local_rank")
+    out: dict[object, object] = {key: one for key, one in arguments.items() if key not in gone}
+    for name, axis in DEGREES.items():
+        out[name] = degree(axis)
+    if degree("vpp") == 1:
+        out["virtual_pipeline_model_parallel_size"] = None
+    if "expert_tensor_parallel_size" in out:
+        out["expert_tensor_parallel_size"] = degree("tp")
+    out["use_distributed_optimizer"] = True
+    return out
 
 
 def namespace(values: Mapping[object, object]) -> Call:

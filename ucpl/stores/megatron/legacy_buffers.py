@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from ucpl.records import frozen
 
-__all__ = ["ALIGNED", "Bucket", "Parameter", "buckets_of"]
+__all__ = ["ALIGNED", "Bucket", "Parameter", "buckets_of", "divided"]
 
 ALIGNED = 64  # elements: each parameter begins at a multiple of them
 _BUCKET = 128  # elements: each bucket does, whatever the degree of data parallelism is
@@ -39,6 +39,17 @@ class Bucket:
     start: int
     names: tuple[str, ...]
     numel: int
+
+
+def divided(parameters: Sequence[Parameter], size: int | None) -> list[tuple[Bucket, int]]:
+    """The buckets of a buffer of these parameters, in its order, as Megatron divides it, and what it calls the size of each:
+    without the padding of its end to ranks, but up to where an embedding would begin that closed it.
+
+    size: of a bucket, in elements; None: no bucket is closed for its size.
+    """
+    division = _divided(parameters, size)
+    ends = [*(bucket.start for bucket in division.buckets[1:]), division.numel]
+    return [(bucket, end - bucket.start) for bucket, end in zip(division.buckets, ends, strict=True)]
 
 
 @frozen

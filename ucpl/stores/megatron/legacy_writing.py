@@ -18,7 +18,7 @@ from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.groups import STEP, by_rule
-from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS, arguments_in, namespace, values_of
+from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS, arguments_in, at_degrees, namespace, values_of
 from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM
 from ucpl.stores.megatron.legacy_reading import OPTIMIZER, RNG, WITHOUT
 from ucpl.stores.pickles import unsafe_globals
@@ -28,12 +28,6 @@ __all__ = ["skeleton"]
 
 _VERSION = 3.0  # checkpoint_version: since Megatron-LM 2.4 all folders have it
 _COALESCED, _SAVED = "buckets_coalesced", "numel_unpadded"
-_DEGREES = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "expert_model_parallel_size": "ep",
-    "virtual_pipeline_model_parallel_size": "vpp",
-}
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
@@ -165,18 +159,7 @@ class _Writer:
         return any(path.endswith(OPTIM) for path in self.files)
 
     def arguments(self) -> dict[object, object]:
-        out = arguments_in(self.source)
-        alike = self.is_meshed_alike
-        out = {
-            k: v for k, v in out.items() if alike or k not in ("world_size", "data_parallel_size", "rank", "local_rank")
-        }
-        for name, axis in _DEGREES.items():
-            out[name] = self.degree(axis)
-        if self.degree("vpp") == 1:
-            out["virtual_pipeline_model_parallel_size"] = None
-        if "expert_tensor_parallel_size" in out:
-            out["expert_tensor_parallel_size"] = self.degree("tp")
-        out["use_distributed_optimizer"] = True
+        out = at_degrees(arguments_in(self.source), self.degree, is_alike=self.is_meshed_alike)
         if "ckpt_format" in out:
             out["ckpt_format"] = "torch"
         prefixes = names.numbered([t.name for t in self.structure.tensors if names.layer_of(t.name)])

@@ -44,7 +44,7 @@ def opened(step: Step) -> Checkpoint:
     roles = Roles("", STATES, entries.weights, entries.states)
     common = read_torch_file(step.root, COMMON)
     dist = _Dist(step.root, metadata, roles, Chunks(step.root), common=common, entries=entries)
-    made = dist.checkpoint()
+    made = evolve(dist.checkpoint(), registered=dist.registered)
     if dist.copied:
         shown = ", ".join(dist.copied[:3]) + (", ..." if len(dist.copied) > 3 else "")
         told = f"{len(dist.copied)} tensors have masters and moments on several ranks, and the first rank's are taken: {shown}"
@@ -84,6 +84,7 @@ class _Dist(Opened):
     common: TorchFile = field(kw_only=True)
     entries: Entries = field(kw_only=True)
     dealt: Dealt = field(factory=Dealt, kw_only=True)
+    registered: tuple[str, ...] = field(default=(), kw_only=True)
     copied: list[str] = field(factory=list, kw_only=True)  # what several ranks have moments of, which are one's here
 
     framework: ClassVar[str] = "megatron_core"
@@ -93,7 +94,8 @@ class _Dist(Opened):
         if not self.entries.buckets:
             return
         names = tuple(n for n in self.roles.weights if self.kind(n) == "parameter")
-        runs, self.copied = runs_of(self.metadata, names, buckets_in(self.entries.buckets, self.root), self.root)
+        buckets = buckets_in(self.entries.buckets, self.root)
+        runs, self.copied, self.registered = runs_of(self.metadata, names, buckets, self.root)
         found: dict[str, dict[str, dict[Key, Extent]]] = {}
         pieces: dict[str, dict[Key, Extent]] = {}
         for run in runs:

@@ -34,6 +34,7 @@ _SAVED = {
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
 _OWN_NORM = ".input_layernorm."  # a module of Megatron-Core's own blocks
+_ORDER = ".linear_qkv.layer_norm_weight", ".self_attention.linear_proj.weight"
 _BLOCKS = "transformer_impl"  # of a run's arguments
 _STATE = re.compile(r"optimizer\.state\.[A-Za-z0-9_]+\.", re.DOTALL)
 
@@ -110,10 +111,10 @@ def _place(name: str) -> _Place | None:
 
 def templates_of(checkpoint: Checkpoint) -> dict[str, str]:
     """Stack -> what its tensors are called as modules, of a folder that does not say it: Transformer Engine's blocks, or
-    of Megatron-Core's own where the run's arguments say so.
+    of Megatron-Core's own where the order of its optimizer's buckets or the run's arguments say so.
     """
     names = tuple(tensor.name for tensor in checkpoint.tensors)
-    own = {saved: ours for ours, saved in _SAVED.items()} if arguments_in(checkpoint).get(_BLOCKS) == "local" else {}
+    own = {saved: ours for ours, saved in _SAVED.items()} if _has_own_blocks(checkpoint) else {}
     out = {}
     for name in names:
         match = _STACK.fullmatch(name)
@@ -127,6 +128,12 @@ def templates_of(checkpoint: Checkpoint) -> dict[str, str]:
     return out
 
 
+def _has_own_blocks(checkpoint: Checkpoint) -> bool:
+    """Whether a norm is a module of its own, which is registered before all others of its layer."""
+    norm, out = (next((n for n, name in enumerate(checkpoint.registered) if name.endswith(end)), -1) for end in _ORDER)
+    return norm < out if min(norm, out) >= 0 else arguments_in(checkpoint).get(_BLOCKS) == "local"
+
+
 def in_modules(checkpoint: Checkpoint) -> Checkpoint:
     """A folder of Megatron-Core's as its modules have it: a tensor of each layer and expert, in order of registration, which
     no file of it says.
@@ -134,7 +141,8 @@ def in_modules(checkpoint: Checkpoint) -> Checkpoint:
     made = apart(checkpoint, templates_of(checkpoint))
     by_name = {tensor.name: tensor for tensor in made.tensors}
     is_fused = not any(_OWN_NORM in name for name in by_name)
-    return evolve(made, tensors=tuple(by_name[name] for name in registered(tuple(by_name), fused=is_fused)))
+    tensors = tuple(by_name[name] for name in registered(tuple(by_name), fused=is_fused))
+    return evolve(made, tensors=tensors, is_apart=True)
 
 
 def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:

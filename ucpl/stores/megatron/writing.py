@@ -1,7 +1,7 @@
 """A torch_dist folder as a target: chunks and `.metadata` as PyTorch's distributed format has them, common.pt, metadata.json.
 
 Megatron-Core finds tensors by name and by box, so that chunks may be cut anywhere. The optimizer is written as
-`fully_reshardable`, which names each parameter.
+`fully_reshardable`, which names each parameter, or as `dp_reshardable`, in buckets (buckets_writing).
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from collections.abc import Iterator
 from attrs import evolve, field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import ParameterGroup, StoredTensor, Structure, TensorRef
+from ucpl.extents import ParameterGroup, StorageRef, StoredTensor, Structure, TensorRef, size_of
 from ucpl.records import define
 from ucpl.stores.carrying import Storages, strides
 from ucpl.stores.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.dcp.metadata import METADATA, Step
-from ucpl.stores.dcp.writing import Writer, hyper_of, whole_shapes
+from ucpl.stores.dcp.writing import Writer, address, hyper_of, whole_shapes
+from ucpl.stores.megatron.buckets_writing import Placed, placed
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
 from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.groups import STEP, by_rule
-from ucpl.stores.megatron.legacy_arguments import values_of
+from ucpl.stores.megatron.legacy_arguments import DEGREES, arguments_in, at_degrees, namespace, values_of
 from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, GIVEN, ITERATION, KEPT, OBJECTS, OPTIMIZER, VERSION
-from ucpl.stores.megatron.roles import STATES
+from ucpl.stores.megatron.roles import STATES, is_of_optimizer
 from ucpl.stores.megatron.stacks import Stacks, stacks_of
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain import EMPTY
@@ -34,12 +35,16 @@ from ucpl.stores.scalars import number_of
 __all__ = ["CoreWriter", "skeleton"]
 
 Shape = tuple[int, ...]
+ARGUMENTS = "args"
+_RANDOM, _WITHOUT_RANDOM = re.compile(r"rng_state/"), "no_save_rng"  # of the arguments: Megatron then looks for none
 BARE = "."  # a step that says: no tracker, and no folder of an iteration
-_CONTENT = {
-    "distrib_optim_sharding_type": "fully_reshardable",
+_KIND, _SHARDING = "distrib_optim_sharding_type", "param_state_sharding_type"
+_CONTENT: dict[str, object] = {
+    _KIND: "fully_reshardable",
     "distrib_optim_fully_reshardable_mem_efficient": False,
     "chained_optim_avoid_prefix": True,
 }
+_IN_BUCKETS: dict[str, object] = {_KIND: "dp_reshardable", "chained_optim_avoid_prefix": True}
 _BACKEND = {
     "sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1,
 }  # fmt: skip
@@ -61,6 +66,7 @@ class CoreWriter(Writer):
     """A folder under construction. Megatron-FSDP's have the same groups, and the same folders of iterations."""
 
     stacks: Stacks = field(factory=Stacks, init=False)
+    placed: Placed = field(factory=Placed, init=False)  # what is in buckets
 
     @property
     def prefix(self) -> str:
@@ -72,6 +78,7 @@ class CoreWriter(Writer):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
+        self.placed = placed(self.targets)
         if self.structure.settings.get("stacked"):
             self.stacks = stacks_of(self.names())
 
@@ -86,6 +93,22 @@ class CoreWriter(Writer):
         shape = (*(1 for _ in at), *tensor.shape)
         made = evolve(archive, value=evolve(tensor, shape=shape, stride=strides(shape)))
         return super().chunk(rank, stack, (*at, *offset), made, (*counts, *whole))
+
+    def tensors(self) -> None:
+        """As the format has them; those of buckets, which are flat, and the gaps between them."""
+        whole = whole_shapes(self.targets)
+        for t in sorted(range(len(self.targets)), key=lambda t: self.targets[t].rank):
+            target = self.targets[t]
+            name, offset = address(target)
+            if t not in self.placed.chunks:
+                self.tensor(t, name, (offset, target.shape), whole[name])
+                continue
+            bucket, begin = self.placed.chunks[t]
+            self.tensor(t, bucket, ((begin,), (target.numel,)), (self.placed.sizes[bucket],))
+        for gap in self.placed.gaps:
+            made = TensorRef(StorageRef("0", gap.dtype, gap.numel), 0, (gap.numel,), (1,))
+            zeros = Archive(made, {"0": bytes(size_of(gap.dtype, gap.numel))})
+            self.chunk(gap.rank, gap.name, (gap.begin,), zeros, (self.placed.sizes[gap.name],))
 
     def path_of(self, name: str) -> tuple[Step, ...]:
         return (name,)
@@ -149,12 +172,20 @@ class CoreWriter(Writer):
             known = {str(name): value for name, value in held.items()}
         if not any("_extra_state" in name for name in known):
             known |= {name: [None] for name in self.extra_states()}
+        is_of_others = bool(self.placed.sizes) and not self.is_meshed_alike
         for name, value in known.items():
-            self.value((name,), value)
+            if not (is_of_others and _RANDOM.match(name)):
+                self.value((name,), value)
+        groups = self.of_optimizers() if self.placed.sizes else {}
+        for lead, sizes in self.placed.objects(self.degree("dp")):
+            chain = groups[int(lead.startswith("chained_1."))] if 0 in groups else groups
+            assert isinstance(chain, dict)
+            for key, one in {OPTIMIZER: chain[OPTIMIZER], **sizes}.items():
+                self.value((f"{lead}.{key}/shard_0_1",), [one])
 
     def names(self) -> dict[str, Shape]:
         """Tensors of the model by the names of files, which a spec of an architecture gives to tensors of its own."""
-        return {n: shape for n, shape in whole_shapes(self.targets).items() if not n.startswith(STATES)}
+        return {n: shape for n, shape in whole_shapes(self.targets).items() if not is_of_optimizer(n)}
 
     def stored(self) -> dict[str, Shape]:
         """Tensors as they are written: stacks of layers, and what is in none, with their whole shapes."""
@@ -190,24 +221,56 @@ class CoreWriter(Writer):
                 f"the run has a value called `{clash}`, which is Megatron's own in {COMMON}",
                 Label(COMMON, where=clash),
             )
-        given = [key for key in (ITERATION, VERSION) if key not in value]
+        given = [key for key in (ITERATION, VERSION, *((ARGUMENTS,) if self.placed.sizes else ())) if key not in value]
+        if self.placed.sizes:  # Megatron-LM loads buckets at the degrees that these say, and at no other
+            value[ARGUMENTS] = namespace(self.arguments())
         value[VERSION] = 3.0  # what comes before has q, k and v in another order
         value[ITERATION] = self.iteration
         groups = self.of_optimizers()
         if groups:
-            value[OPTIMIZER] = groups
-        value[CONTENT] = {**_CONTENT, **self.keys()}
+            value[OPTIMIZER] = self.without_groups(groups) if self.placed.sizes else groups
+        value[CONTENT] = {**self.content(), **self.keys()}
         blobs = {key: one for key, one in said.blobs.items() if key not in (OBJECTS, EMPTY)}
         kept: dict[str, object] = {"framework": said.framework, "version": said.version, "blobs": encode(blobs)}
-        if self.stacks.templates:
-            kept["stacks"] = dict(self.stacks.templates)
+        templates = {} if self.source.is_apart else dict(self.stacks.templates)  # a source's stacks are stacks again
+        if templates:
+            kept["stacks"] = templates
         if given:
             kept[GIVEN] = given
-        if blobs or given or self.stacks.templates:
+        if blobs or given or templates:
             value[KEPT] = kept
         storages = Storages(self.lying)
         made = storages.value(value)
         return SkeletonFile(path=COMMON, value=made, carried=tuple(storages.carried))
+
+    def content(self) -> dict[str, object]:
+        """How Megatron is to read the optimizer."""
+        return _IN_BUCKETS if self.placed.sizes else _CONTENT
+
+    def without_groups(self, of_optimizers: dict[object, object]) -> dict[object, object]:
+        """What is left of state dicts of optimizers whose groups are with each rank's buckets."""
+        if _SHARDING in of_optimizers:
+            return {_SHARDING: self.content()[_KIND]}
+        return {number: {_SHARDING: self.content()[_KIND]} for number in of_optimizers}
+
+    def arguments(self) -> dict[object, object]:
+        """Of a run at the degrees of a target's buckets, without random states where the source's ranks are others."""
+        alike = self.is_meshed_alike
+        out = at_degrees(arguments_in(self.source), self.degree, is_alike=alike)
+        if not (alike and self.source.framework == "megatron_core") and not any(map(_RANDOM.match, self.paths)):
+            out[_WITHOUT_RANDOM] = True
+        return out
+
+    @property
+    def is_meshed_alike(self) -> bool:
+        """Whether ranks of model parallelism are those of the source's run."""
+        said = arguments_in(self.source)
+        degrees = {name: self.degree(axis) for name, axis in DEGREES.items()}
+        return bool(said) and all((said.get(name) or 1) == n for name, n in degrees.items())
+
+    def degree(self, axis: str) -> int:
+        value = self.structure.settings.get(axis)
+        return value if type(value) is int else 1
 
     def keys(self) -> dict[str, bool]:
         """How Megatron is to name its own tensors: it asks for the keys that this says, whatever lies in the folder."""
@@ -232,7 +295,7 @@ class CoreWriter(Writer):
         made: list[object] = [
             {
                 OPTIMIZER: {"param_groups": rows[key]},
-                "param_state_sharding_type": _CONTENT["distrib_optim_sharding_type"],
+                _SHARDING: self.content()[_KIND],
             }
             for key in sorted(rows)
         ]
