@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Unpack
 from attrs import evolve
 
 from ucpl.conversion.beside import checked, findings_of, held_weights, side_by_side, told
+from ucpl.conversion.dialects import described_as
 from ucpl.conversion.drift import demand_no_drift
 from ucpl.conversion.given import Given, called, library_of, model_named
 from ucpl.conversion.keywords import DataPlane, ToApply, ToConvert, ToPlan, ToVerify, bounds_of, given_from
@@ -99,7 +100,8 @@ def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Co
     refuse_existing(Path(target), how)
     layout, model = how.get("layout"), how.get("model")
     given = given_from(how, model_named(model) if model else None)
-    made = prepare(Asked(called(layout) if layout is not None else None, to, source, twice=True), given)
+    described, names = described_as(layout)
+    made = prepare(Asked(described, to, source, called=names, twice=True), given)
     known = checked(made, bounds_of(how))
     if not how.get("allow_drift"):
         demand_no_drift(made.plan, known.source, bounds_of(how), made.source.placement)

@@ -88,7 +88,7 @@ def test_columns_are_compressed_and_no_file_unpacks_to_more_than_a_hundred_times
         ("more", head + zlib.compress(columns) + b"x"),
         ("short", head + packed[:-9]),
     ):
-        sealing = b"ucpl-plan 9\nsha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n"
+        sealing = b"ucpl-plan 10\nsha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n"
         (tmp_path / name).write_bytes(sealing + body)
         with pytest.raises(UcplError) as caught:
             load_plan(tmp_path / name)

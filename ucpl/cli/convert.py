@@ -28,7 +28,12 @@ def arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("target", metavar="DST", help="a new folder, or a new file ending in .pt for plain()")
     parser.add_argument("--to", required=True, metavar="LAYOUT", help="zero1(dp=8), plain(), FILE.ucpl:NAME(tp=2)")
-    parser.add_argument("--from", dest="layout", metavar="LAYOUT", help="the source's layout (default: inferred)")
+    parser.add_argument(
+        "--from",
+        dest="layout",
+        metavar="LAYOUT",
+        help="the source's layout (default: inferred); `of FILE.ucpl:DIALECT()` says what it calls its tensors",
+    )
     add_sizes(parser)
     add_model(parser, "of a target whose parameters are others than the source's")
     add_changes(parser)
@@ -67,8 +72,8 @@ def add_run(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.beside import checked
+    from ucpl.conversion.dialects import described_as
     from ucpl.conversion.drift import demand_no_drift
-    from ucpl.conversion.given import called
     from ucpl.conversion.keywords import bounds_of
     from ucpl.conversion.planning import Asked, prepare
     from ucpl.conversion.running import demand_a_place, refuse_existing
@@ -77,8 +82,8 @@ def run(options: Namespace, console: Console) -> int:
 
     target, given, how = Path(options.target), given_of(options), run_options(options)
     refuse_existing(target, how)
-    described = called(options.layout) if options.layout is not None else None
-    made = prepare(Asked(described, options.to, options.source, twice=True), given)
+    described, names = described_as(options.layout)
+    made = prepare(Asked(described, options.to, options.source, called=names, twice=True), given)
     assert made.checkpoint is not None
     console.say(*plan_lines(made.plan))
     for text in made.checkpoint.unstored:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from attrs import evolve
 
 from ucpl.conversion.changes import Changes
+from ucpl.conversion.dialects import Names, named_sides, split_names
 from ucpl.conversion.given import Called, Given, called, is_checkpoint, library_of
 from ucpl.conversion.lessening import shortened
 from ucpl.conversion.opening import open_checkpoint
@@ -40,6 +41,7 @@ class Asked:
     checkpoint: str | Path | None = None  # its headers give model and dtypes
     name: str = "convert"
     twice: bool = False  # prove the finished moves once more, by code that made none of them
+    called: str | None = None  # what the source calls its tensors: a dialect's call, where `source` does not say it
 
 
 @frozen(eq=False)
@@ -88,15 +90,23 @@ class Prepared:
 
 def prepare(asked: Asked, given: Given) -> Prepared:
     """Open what is named, describe both sides, plan. Layouts of any model need a checkpoint or a model."""
-    source, path = asked.source, asked.checkpoint
-    if isinstance(source, str) and is_checkpoint(source):
+    source, target, path = asked.source, asked.target, asked.checkpoint
+    mine = asked.called
+    if isinstance(source, str) and not is_checkpoint(source):
+        source, mine = split_names(source)
+    if isinstance(source, str) and source and is_checkpoint(source):
         source, path = None, path if path is not None else source
-    described = called(source) if source is not None else None
+    target, other = split_names(target) if isinstance(target, str) else (target, None)
+    described = called(source) if source else None
     opened = open_checkpoint(path, described, given) if path is not None else None
     if opened is not None and opened.lacking and not given.weights_alone:
         _refuse_gone(opened)
-    here, there = sides(described, called(asked.target), given, opened)
-    made = make_plan(here, there, name=asked.name, twice=asked.twice)
+    if mine is None and other is None:
+        here, there = sides(described, called(target), given, opened)
+        made = make_plan(here, there, name=asked.name, twice=asked.twice)
+    else:
+        here, there, names = named_sides(opened, described, called(target), (mine, other), given)
+        made = make_plan(here, there, name=asked.name, twice=asked.twice, names=names)
     is_named = given.model is not None and not any(one.called.is_of_any for one in (here, there))
     return Prepared(made, here, there, config_unread=_is_unread((here, there), given), model_unread=is_named)
 
@@ -127,7 +137,9 @@ def _refuse_gone(checkpoint: Checkpoint) -> NoReturn:
     )
 
 
-def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool = False) -> Plan:
+def make_plan(
+    source: Side, target: Side, *, name: str = "convert", twice: bool = False, names: Names | None = None
+) -> Plan:
     """Build, prove and order. Raises: UcplError E30x, E187. What the target drops may be keys of client_state, too.
 
     twice: prove the finished moves once more, by code that made none of them (about twice the time of planning).
@@ -139,7 +151,7 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
     from ucpl.schedule import order
     from ucpl.schedule.unread import unread_of
 
-    here, there, said_of_dtype = rounded(source, target)
+    here, there, said_of_dtype = rounded(source, target) if names is None else (*names.placements(source, target), ())
     known = source.checkpoint.envelope if source.checkpoint is not None else None
     changes = target.changes or Changes()
     drop = changes.drop
@@ -164,7 +176,11 @@ def make_plan(source: Side, target: Side, *, name: str = "convert", twice: bool 
     if source.checkpoint is not None:
         made = evolve(made, unread=unread_of(source.checkpoint.extents, made.sources))
     made = evolve(made, masters=masters_of(source.placement, dtypes, frozenset(changes.frozen)))
-    made = begun(made, source, target)
+    if names is None:
+        made = begun(made, source, target)
+    else:
+        gone, new = names.said
+        made = evolve(made, renamed=names.made, dropped=made.dropped + gone, filled=made.filled + new)
     made = evolve(made, changed=(*changes.said, *shortened(source.checkpoint, changes.gone)), gone=changes.gone)
     if not beside:
         return made

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import evolve
 
+from ucpl.conversion.dialects import renamed
 from ucpl.conversion.lessening import lessened
 from ucpl.errors import Label, UcplError, fail
 
@@ -79,6 +80,8 @@ def demand_a_place(plan: Plan, source: Checkpoint, how: How) -> None:
 def _as_told(source: Checkpoint, plan: Plan) -> Checkpoint:
     """The source without what the plan leaves out, and with the numbers that begin."""
     kept = _without(source, {name for name, fate in plan.carry.items() if fate == "drop"})
+    if plan.renamed:
+        kept = renamed(kept, plan.renamed, plan.target.tensors, plan.target.aliases)
     return _with_begun(lessened(kept, plan.gone), plan.begun)
 
 

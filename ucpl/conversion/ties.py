@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["of_ties", "with_ties"]
+__all__ = ["framework_of", "of_ties", "with_ties"]
 
 _ENGINES = ("deepspeed", "universal")
 
@@ -31,7 +31,7 @@ def of_ties(
 
     What is stored twice is held against each other where the plan is run.
     """
-    if source is not None or not config or not _may_tie(checkpoint, config) or _framework(target) not in _ENGINES:
+    if source is not None or not config or not _may_tie(checkpoint, config) or framework_of(target) not in _ENGINES:
         return checkpoint, source
     from ucpl.frontends.hf.ties import pairs
     from ucpl.layout import load
@@ -68,7 +68,7 @@ def _may_tie(checkpoint: Checkpoint, config: Config) -> bool:
     return checkpoint.framework == "huggingface" and config.get("tie_word_embeddings") is not False
 
 
-def _framework(one: Called) -> str:
+def framework_of(one: Called) -> str:
     """Whose files a layout is of, as it or one that it extends says."""
     from ucpl.syntax import nodes
 

@@ -13,7 +13,7 @@ from ucpl.frontends.parallel import TARGET, Base, Extended, extended
 from ucpl.layout import resolve
 from ucpl.stores.dcp.mesh import boxes_of
 from ucpl.stores.dcp.metadata import METADATA
-from ucpl.stores.megatron.fsdp_names import STATES, gated
+from ucpl.stores.megatron.fsdp_names import STATES, gated, in_modules
 from ucpl.stores.megatron.legacy_arguments import arguments_in
 from ucpl.stores.megatron.legacy_names import is_of_chunks
 from ucpl.syntax import nodes, parse
@@ -72,6 +72,13 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
             " Megatron-FSDP's has none such",
             Label("<call>", where=base.call.name),
             remedy="megatron_core(...), which keeps these names, and Megatron's own tools from there",
+        )
+    if (numbered := next((name for name in shapes if in_modules(name) != name), None)) is not None:
+        fail(
+            "E547",
+            f"`{numbered}` is an expert's weight as grouped experts call it, and it is named as an expert's by itself here",
+            Label("<call>", where=base.call.name),
+            remedy=f"call it `{in_modules(numbered)}`, and say grouped = 1 for files with the grouped names",
         )
     trained = {path for path, tensor in layout.tensors.items() if tensor.kind == "parameter"}
     halves = sorted(gated(shapes, shapes, "<call>"))

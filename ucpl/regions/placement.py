@@ -148,6 +148,9 @@ class Placement:
     flats: tuple[Flat, ...] = ()
     blobs: tuple[Blob, ...] = ()
     bare: Placement | None = None  # this placement as it was located, where live rows are tensors in it
+    own: Placement | None = (
+        None  # this placement over the names that its files have, where it is one over logical tensors
+    )
 
     @property
     def located(self) -> Placement:

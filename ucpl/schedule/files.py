@@ -1,6 +1,6 @@
 """Plans in files: a head that people read, the graph and its stored tensors as JSON, and columns of moves. No pickle.
 
-ucpl-plan 9
+ucpl-plan 10
 sha256:...                  of all that follows
 <summary, line by line>
 ---
@@ -32,7 +32,7 @@ from ucpl.schedule.unread import Unread
 
 __all__ = ["load_plan", "plan_bytes", "save_plan", "sealed", "unsealed"]
 
-MAGIC = b"ucpl-plan 9\n"
+MAGIC = b"ucpl-plan 10\n"
 _RATIO = 100  # columns may be so many times what they are compressed to, beside a MiB: a small file takes little memory
 _MASTERS = "masters_"  # before names of columns of a plan within this one
 _STEP_MAX = 1 << 56  # elements from one to the next along a dim: in bytes, they are a number of an int64
@@ -134,6 +134,7 @@ def _header(plan: Plan) -> dict[str, Json]:
         "gone": {kind: list(names) for kind, names in plan.gone.items()},
         "filled": list(plan.filled),
         "begun": plan.begun,
+        "renamed": plan.renamed,
         "carry": plan.carry,
         "spec_digest": plan.spec_digest,
         "structure_digest": plan.structure_digest,
@@ -169,6 +170,7 @@ def _plan(raw: Json, columns: bytes) -> Plan:
         gone=_gone(raw["gone"]),
         filled=texts(raw["filled"]),
         begun={state: _numbers(numbers) for state, numbers in table(raw["begun"]).items()},
+        renamed={name: texts(of) for name, of in table(raw["renamed"]).items()},
         carry={name: text(fate) for name, fate in table(raw["carry"]).items()},
         spec_digest=text(raw["spec_digest"]),
         structure_digest=text(raw["structure_digest"]),

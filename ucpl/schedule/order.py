@@ -71,6 +71,7 @@ def structure_of(placement: Placement) -> Structure:
     """A located layout in a framework's terms."""
     from ucpl.regions.sharding import shardings_of
 
+    placement = placement.own or placement
     layout = placement.layout
     groups = layout.model_groups
     if not groups:

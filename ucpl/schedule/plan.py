@@ -70,6 +70,9 @@ class Plan:
     changed: tuple[str, ...] = ()  # "left out by --drop head.*: 2 tensors, 24 elements"
     gone: dict[str, tuple[str, ...]] = field(factory=dict)  # what the target's files do not tell of, by kind of name
     filled: tuple[str, ...] = ()  # "exp_avg with 0: 4 elements of `b` (the source lacks them)"
+    renamed: dict[str, tuple[str, ...]] = field(
+        factory=dict
+    )  # a tensor's name in the target -> those of the source's that it is made of, where the two sides call tensors otherwise
     begun: dict[str, dict[str, float]] = field(
         factory=dict
     )  # numbers of parameters that have none: state -> name -> it
