@@ -18,11 +18,11 @@ HF, DIST, LEGACY = (
     "llama.ucpl:torch_dist(divisible = 8)",
     "llama.ucpl:megatron(tp = 1, divisible = 8)",
 )
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 3, "hidden_size": 12, "vocab_size": 21, "intermediate_size": 10,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "tie_word_embeddings": False,
 }  # fmt: skip
-GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 6, "vocab_size": 8, "n_positions": 5, "n_head": 2}
+GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 2, "n_embd": 6, "vocab_size": 8, "n_positions": 5, "n_head": 2}
 STATES = ("weight", "fp32", "exp_avg", "exp_avg_sq")
 Params = dict[str, dict[str, Any]]
 
