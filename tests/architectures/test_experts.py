@@ -176,3 +176,38 @@ def test_without_transformer_engine_experts_stand_one_by_one(tmp_path: Path) -> 
     assert_equal(renamed, alone)
     norms = {re.sub(r"self_attention\.linear_qkv\.layer_norm_", "input_layernorm.", n): t for n, t in alone.items()}
     assert_equal(norms, local)
+
+
+@pytest.mark.parametrize("layout", ["torch_dist", "torch_dist_local"])
+def test_latent_attention_in_torch_dist(tmp_path: Path, layout: str) -> None:
+    """A name for each layer, experts stacked, and the `_extra_state` of each linear module that Megatron asks for."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    save(tmp_path / "hf", whole(DEEPSEEK), DEEPSEEK)
+    here, there = "deepseek_v3.ucpl:hf()", f"deepseek_v3.ucpl:{layout}(tp=3, pp=2, divisible=8)"
+    legacy = "megatron" + layout.removeprefix("torch_dist")
+    ucpl.convert(tmp_path / "hf", tmp_path / "files", f"deepseek_v3.ucpl:{legacy}(tp=1, divisible=8)", layout=here)
+    ucpl.convert(tmp_path / "hf", tmp_path / "dist", there, layout=here)
+    file = tmp_path / "files" / "release" / "mp_rank_00" / "model_optim_rng.pt"
+    wanted, stacks = {}, dict[str, dict[int, Tensor]]()
+    for name, tensor in torch.load(file, weights_only=True)["model"].items():
+        expert = re.fullmatch(r"(.*\.experts\.)(?:local_experts\.(\d)\.)?(linear_fc\d\.weight)(\d?)", name)
+        if expert is None:
+            wanted[name] = tensor
+        else:
+            stacks.setdefault(f"{expert[1]}experts.{expert[3]}", {})[int(expert[2] or expert[4])] = tensor
+    wanted |= {name: torch.stack([of[n] for n in range(E)]) for name, of in stacks.items()}
+    folder = tmp_path / "dist" / "iter_0000000"
+    dcp_to_torch_save(folder, tmp_path / "whole.pt")
+    made = torch.load(tmp_path / "whole.pt", weights_only=False)
+    assert_equal(wanted, {name: tensor for name, tensor in made.items() if torch.is_tensor(tensor)})
+    known = {n for n in FileSystemReader(folder).read_metadata().state_dict_metadata if "_extra_state" in n}
+    linear = ("linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
+    modules = {f"decoder.layers.{l}.self_attention.{name}" for l in range(L) for name in linear}
+    mlps = {f"decoder.layers.{l}.mlp.{'shared_experts.' * (l > 0)}linear_fc{n}" for l in range(L) for n in (1, 2)}
+    assert known == {f"{name}._extra_state/shard_0_1" for name in modules | mlps} | {
+        f"{name.removesuffix('.weight')}._extra_state/shard_{e}_{E}" for name in stacks for e in range(E)
+    }
+    ucpl.convert(tmp_path / "dist", tmp_path / "back", here, layout=there, config=DEEPSEEK)
+    assert_equal(tensors_of(tmp_path / "hf"), tensors_of(tmp_path / "back"))

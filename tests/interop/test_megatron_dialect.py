@@ -84,6 +84,11 @@ STACKED |= dict.fromkeys(
     ("mixtral", "qwen2_moe", "qwen3_moe"),
     'llama.ucpl:torch_dist_moe(tp=2, pp=2, divisible=1, norm="mlp.linear_fc1.layer_norm_")',
 )
+STACKED |= {"gpt2": "gpt2.ucpl:torch_dist(tp=2, pp=2, divisible=1)"}
+STACKED |= dict.fromkeys(
+    (name for name in MODELS if name.startswith("deepseek_v3")),
+    "deepseek_v3.ucpl:torch_dist_local(tp=2, pp=2, divisible=1)",
+)
 
 # What Megatron's modules are called with Transformer Engine, and without.
 NAMES = {

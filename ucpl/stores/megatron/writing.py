@@ -53,7 +53,10 @@ _SINGLE = re.compile(
     r".*\.(?:linear_fc1\.(?:weight|bias)_[wv]|experts\.experts\.\d+\..*)", re.DOTALL
 )  # nor anything in it
 # Modules that save `_extra_state`, one for each layer and expert: None, where nothing is kept in 8 bits.
-_LINEAR = re.compile(r"(?P<lead>.*(?<![^.])(?:linear_qkv|linear_proj|linear_fc1|linear_fc2))\.weight(?:_w)?", re.DOTALL)
+_LINEAR = re.compile(
+    r"(?P<lead>.*(?<![^.])(?:linear_qkv|linear_q_proj|linear_(?:q|kv)_(?:down|up)_proj|linear_proj|linear_fc1|linear_fc2))\.weight(?:_w)?",
+    re.DOTALL,
+)
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
