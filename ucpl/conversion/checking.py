@@ -8,13 +8,15 @@ value was a try, and an error where the file says it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
 
 from attrs import evolve, field
 
+from ucpl.conversion.changes import Changes
+from ucpl.conversion.changing import demand_acting, demand_left_out
 from ucpl.conversion.degrees import (
     ALONE,
     Degrees,
@@ -30,9 +32,12 @@ from ucpl.conversion.given import Called, Given
 from ucpl.conversion.planning import closed_call
 from ucpl.conversion.resting import rests_on_a_try, same_place
 from ucpl.conversion.side import Side, located
+from ucpl.conversion.voice import Voice
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.layout import Layout, Library, load
 from ucpl.layout.bases import called_model
+from ucpl.layout.by_index import whole_name
+from ucpl.layout.globs import is_called
 from ucpl.layout.idle import demand_known
 from ucpl.layout.library import Known, Reader
 from ucpl.layout.remedies import for_buffer, for_hole
@@ -415,6 +420,7 @@ class _Checker:
             for text in (*void_trained(node, source.layout, target.layout), *kept_drops(node, target.placement)):
                 self.remark(text)
             self.drops(node, source.layout)
+            self.acting(node, source.layout, target)
             for said, remedy in unknown_parameters(node, (source.layout, target.layout)):
                 fail("E300", f"{said}: no parameter of that name", at(node.span), remedy=remedy)
 
@@ -428,6 +434,25 @@ class _Checker:
                 )
             else:
                 fail("E300", f"drop {name}: no tensor or state of that name", at(node.span), remedy=remedy)
+
+    def acting(self, node: nodes.Plan, source: Layout, target: Side) -> None:
+        """What a plan changes is what its target has, where that is of a model of its own. Raises E327, E328."""
+        if target.called.is_of_any:
+            return
+
+        def meant(texts: Iterable[str]) -> frozenset[str]:
+            return frozenset(p for text in texts for p in source.tensors if text == p or is_called(text, whole_name(p)))
+
+        changes = Changes(
+            tensors=meant(node.drop),
+            frozen=meant(node.freeze),
+            trained=meant(name for name, _ in node.train),
+            voice=Voice(node),
+        )
+        demand_acting(changes, target.layout)
+        if changes.tensors:
+            all_ranks = self.located(closed_call(self.file, node.target, self.given), rank=None)
+            demand_left_out(changes, all_ranks.placement)
 
     def remark(self, text: str) -> None:
         if text not in self.remarks:

@@ -118,7 +118,10 @@ class Places:
         value = self.string(token)
         if value in ("", "*"):
             message = f"a name cannot be {'`*`, which means all' if value else 'empty'}"
-            fail("E017", message, self.label(token, "not a name"), remedy="give it a name")
+            remedy = (
+                'write it without quotes: all are `*`; some of them, a glob, "*.weight"' if value else "give it a name"
+            )
+            fail("E017", message, self.label(token, "not a name"), remedy=remedy)
         if len(value) > NAME_CHARACTERS_MAX:
             self._long_name(self.span([token]))
         return value
