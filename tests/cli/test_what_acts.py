@@ -103,3 +103,16 @@ def test_of_a_checkpoint_in_another_layout_the_verb_for_that_is_named(here: Path
 def test_a_call_of_the_command_line_is_shown_where_it_is_wrong(here: Path) -> None:
     done = ucpl("check", "spec.ucpl:ranks(tp = 7 / 2)")
     assert "1 | ranks(tp = 7 / 2)\n" in done.err, "though no word of the message stands there"
+
+
+def test_of_a_file_that_is_missing_those_that_are_there_are_named(here: Path) -> None:
+    (here / "whole" / "a.pt").rename(here / "whole" / "b.pt")
+    done = ucpl(*converting())
+    assert done.status == 3 and "a.pt is missing" in done.err
+    assert "there are b.pt: check the degrees in --from, the names that `file` lines make" in done.err
+
+
+def test_what_lies_at_a_key_and_is_no_tensor_is_not_called_absent(here: Path) -> None:
+    torch.save({"w": [1, 2], "norm": torch.zeros(2), "rng": 3}, here / "whole" / "a.pt")
+    done = ucpl(*converting())
+    assert done.status == 1 and "a.pt: w: no tensor in this file" in done.err

@@ -36,7 +36,10 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                         "E321",
                         f"{part.state} of `{part.label}` should be at {key_text(home.key)},"
                         " and the checkpoint has nothing there",
-                        (Label(str(checkpoint.root / home.file), "not in this file", where=key_text(home.key)), here),
+                        (
+                            Label(str(checkpoint.root / home.file), "no tensor in this file", where=key_text(home.key)),
+                            here,
+                        ),
                         remedy="correct the entry's name, or take the entry out",
                     )
                 )

@@ -72,6 +72,8 @@ class Generic:
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
+_NAMES_SHOWN = 3
+
 Aside = Callable[[str, tuple[str, ...]], bool]
 
 
@@ -94,7 +96,13 @@ def open_files(top: Path, files: Iterable[str], aside: Aside = _nothing) -> Chec
     demand_inside(top, names)
     for name in names:
         if not (root / name).is_file():
-            fail("E391", f"{name} is missing: the spec has tensors in it", Label(str(root / name), "not there"))
+            remedy = _for_missing(root, name)
+            fail(
+                "E391",
+                f"{name} is missing: the spec has tensors in it",
+                Label(str(root / name), "not there"),
+                remedy=remedy,
+            )
         for extent in _extents(root, name):
             is_aside = aside(name, tuple(map(str, extent.key)))
             (others if is_aside else extents)[name, extent.key] = extent
@@ -113,6 +121,18 @@ def open_files(top: Path, files: Iterable[str], aside: Aside = _nothing) -> Chec
         aliases={},
         files=(*names, *(t for t in texts if t not in names)),
         remarks=tuple(remarks),
+    )
+
+
+def _for_missing(root: Path, name: str) -> str:
+    """What to do about a file that is not there: files of its kind that are, perhaps under another name."""
+    there = sorted(p.name for p in (root / name).parent.glob(f"*{Path(name).suffix}") if p.is_file())
+    if not there:
+        return ""
+    more = f" and {len(there) - _NAMES_SHOWN} more" if len(there) > _NAMES_SHOWN else ""
+    return (
+        f"there are {', '.join(there[:_NAMES_SHOWN])}{more}: check the degrees in --from, the names that `file` lines make, and"
+        " that all ranks' files were copied"
     )
 
 
