@@ -173,6 +173,9 @@ def sizes_of(texts: Sequence[str]) -> dict[str, Value]:
         name, equals, value = text.partition("=")
         here = Label("<command line>", where=f"-D {text[:SHOWN]}")
         if not equals or not _NAME.fullmatch(name) or not value or _SEVERAL.fullmatch(text):
+            if name.startswith("config."):
+                remedy = "a value of the config stands in the file of --config; -D gives a size of the text by its name: -D h=8"
+                fail("E177", f"-D {name[:SHOWN]}: a key of the config is no size", here, remedy=remedy)
             found = _PAIR.findall(text)
             better = " ".join(f"-D {one}={number}" for one, number in found)
             fail(

@@ -47,8 +47,22 @@ class Parser(argparse.ArgumentParser):
             else f"`{self.prog} --help` shows all, with an example",
         )
 
+    def _demand_once(self, arguments: Sequence[str]) -> None:
+        """Of an option that is given twice argparse takes the last one without a word."""
+        given = [one.partition("=")[0] for one in arguments[: arguments.index("--") if "--" in arguments else None]]
+        for action in self._actions:
+            names = action.option_strings
+            if names and type(action).__name__ == "_StoreAction" and sum(one in names for one in given) > 1:
+                fail(
+                    "E171",
+                    f"{names[0]} is given twice",
+                    Label("<command line>", where=self.prog),
+                    remedy=f"give it once: {names[0]} has one value",
+                )
+
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """As parse_args, with a suggestion for an option that does not exist."""
+        """As parse_args, with a suggestion for an option that does not exist. What has one value is given once."""
+        self._demand_once(arguments)
         options, extra = self.parse_known_args(arguments)
         if not extra:
             return options

@@ -193,6 +193,9 @@ class Scope:
             node = inner if isinstance(inner, dict) else {}
         close = nearest(last, node)
         path = ".".join(["config", *steps, close or ""])
+        inside = [] if close or last in node else _under(self.config, last)
+        if len(inside) == 1:
+            path, close = f"config.{inside[0]}", inside[0]
         fail(
             "E105",
             f"`{key.path}` has no value in the config" if last in node else f"the config has no key `{key.path[7:]}`",
@@ -261,6 +264,16 @@ def literal(value: Value) -> nodes.Expr:
     if isinstance(value, list):
         return nodes.List(tuple(map(literal, value)))
     return nodes.Number(int(value or 0))
+
+
+def _under(config: Mapping[str, object], key: str, depth: int = 3) -> list[str]:
+    """Where a config has a key inside of others, as `text_config.hidden_size`."""
+    found = []
+    for name, value in config.items():
+        if isinstance(value, dict) and depth:
+            found += [f"{name}.{key}"] if key in value else []
+            found += [f"{name}.{one}" for one in _under(value, key, depth - 1)]
+    return found
 
 
 def _define(name: str) -> str:
