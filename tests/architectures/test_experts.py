@@ -211,3 +211,58 @@ def test_latent_attention_in_torch_dist(tmp_path: Path, layout: str) -> None:
     }
     ucpl.convert(tmp_path / "dist", tmp_path / "back", here, layout=there, config=DEEPSEEK)
     assert_equal(tensors_of(tmp_path / "hf"), tensors_of(tmp_path / "back"))
+
+
+GPT_OSS: Config = {
+    "model_type": "gpt_oss", "hidden_size": H, "intermediate_size": X, "num_hidden_layers": L, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 3, "vocab_size": V, "num_local_experts": E, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_gpt_oss_by_a_formula(tmp_path: Path) -> None:
+    """Gates and their others lie in turn in transformers' tensors, one behind the other in Megatron's, inputs last."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    shapes: Shapes = {"model.embed_tokens.weight": (V, H), "model.norm.weight": (H,), "lm_head.weight": (V, H)}
+    for layer in range(L):
+        at = f"model.layers.{layer}"
+        shapes |= {f"{at}.{name}_layernorm.weight": (H,) for name in ("input", "post_attention")}
+        for name, rows in (("q", 12), ("k", 6), ("v", 6)):
+            shapes |= {f"{at}.self_attn.{name}_proj.weight": (rows, H), f"{at}.self_attn.{name}_proj.bias": (rows,)}
+        shapes |= {f"{at}.self_attn.o_proj.weight": (H, 12), f"{at}.self_attn.o_proj.bias": (H,)}
+        shapes |= {f"{at}.self_attn.sinks": (4,), f"{at}.mlp.router.weight": (E, H), f"{at}.mlp.router.bias": (E,)}
+        shapes |= {f"{at}.mlp.experts.gate_up_proj": (E, H, 2 * X), f"{at}.mlp.experts.gate_up_proj_bias": (E, 2 * X)}
+        shapes |= {f"{at}.mlp.experts.down_proj": (E, X, H), f"{at}.mlp.experts.down_proj_bias": (E, H)}
+    tensors = random_of(shapes)
+    save(tmp_path / "hf", tensors, GPT_OSS)
+    here, there = "gpt_oss.ucpl:hf()", "gpt_oss.ucpl:torch_dist(tp=2, pp=2, divisible=1)"
+    ucpl.convert(tmp_path / "hf", tmp_path / "dist", there, layout=here)
+    dcp_to_torch_save(tmp_path / "dist" / "iter_0000000", tmp_path / "whole.pt")
+    made = torch.load(tmp_path / "whole.pt", weights_only=False)
+
+    def layers(name: str) -> Tensor:
+        return torch.stack([tensors[f"model.layers.{layer}.{name}"] for layer in range(L)])
+
+    qkv = [layers(f"self_attn.{n}_proj.weight").view(L, 2, -1, H) for n in "qkv"]  # of two groups of heads
+    assert torch.equal(made["decoder.layers.self_attention.linear_qkv.weight"], torch.cat(qkv, 2).flatten(1, 2))
+    assert torch.equal(made["decoder.layers.self_attention.core_attention.softmax_offset"], layers("self_attn.sinks"))
+    both = layers("mlp.experts.gate_up_proj").transpose(2, 3)
+    fc1 = torch.cat([both[:, :, ::2], both[:, :, 1::2]], 2)
+    assert torch.equal(made["decoder.layers.mlp.experts.experts.linear_fc1.weight"], fc1)
+    biases = layers("mlp.experts.gate_up_proj_bias")
+    inner = torch.cat([biases[..., ::2], biases[..., 1::2]], 2)
+    assert torch.equal(made["decoder.layers.mlp.experts.experts.linear_fc1.bias"], inner)
+    down = layers("mlp.experts.down_proj").transpose(2, 3)
+    assert torch.equal(made["decoder.layers.mlp.experts.experts.linear_fc2.weight"], down)
+    ucpl.convert(tmp_path / "dist", tmp_path / "back", here, layout=there, config=GPT_OSS)
+    assert_equal(tensors, tensors_of(tmp_path / "back"))
+    ranks = "gpt_oss.ucpl:megatron(tp=2, pp=2, ep=2, divisible=1)"
+    ucpl.convert(tmp_path / "hf", tmp_path / "m", ranks, layout=here)
+    file = tmp_path / "m" / "release" / "mp_rank_01_001_001" / "model_optim_rng.pt"  # the last rank: experts 2 and 3
+    last = torch.load(file, weights_only=True)["model"]
+    half = torch.cat([fc1[3, 2, X // 2 : X], fc1[3, 2, X + X // 2 :]])
+    assert torch.equal(last["decoder.layers.1.mlp.experts.linear_fc1.weight0"], half)
+    assert torch.equal(last["decoder.layers.1.mlp.experts.linear_fc2.weight1"], down[3, 3, :, X // 2 :])
+    assert torch.equal(
+        last["decoder.layers.1.self_attention.core_attention.softmax_offset"], layers("self_attn.sinks")[3, 2:]
+    )

@@ -21,12 +21,17 @@ from tests.interop.megatron_shims import MODE
 
 # isort: split
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig, multi_latent_attention
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-ACTIVATIONS = {"silu": torch.nn.functional.silu, "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh")}
+ACTIVATIONS = {
+    "silu": torch.nn.functional.silu,
+    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
+}
 
 
 multi_latent_attention.TELinear = type("TELinear", (), {})  # asked whether a module is one, where there is none

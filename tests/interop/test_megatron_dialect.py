@@ -73,6 +73,14 @@ MODELS: dict[str, tuple[str, Config, str, str, Config]] = {
         "DeepseekV3ForCausalLM", PLAIN | LATENT | {"q_lora_rank": None}, "deepseek_v3.ucpl:hf()", "megatron_local",
         SIGMOID | {"q_lora_rank": None},
     ),
+    "gpt_oss": (
+        "GptOssForCausalLM", SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
+        "gpt_oss.ucpl:hf()", "megatron_local",
+        MOE | {
+            "moe_ffn_hidden_size": 28, "activation_func": "quick_gelu", "add_bias_linear": True, "glu_linear_offset": 1.0,
+            "activation_func_clamp_value": 7.0, "softmax_type": "learnable", "window_size": [3, 0], "window_attn_skip_freq": 2,
+        },
+    ),
     "gpt2": ("GPT2LMHeadModel", FAMILIES["gpt2"]["five"].config, "gpt2.ucpl:hf()", "megatron", {}),
 }  # fmt: skip
 
@@ -85,6 +93,7 @@ STACKED |= dict.fromkeys(
     'llama.ucpl:torch_dist_moe(tp=2, pp=2, divisible=1, norm="mlp.linear_fc1.layer_norm_")',
 )
 STACKED |= {"gpt2": "gpt2.ucpl:torch_dist(tp=2, pp=2, divisible=1)"}
+STACKED |= {"gpt_oss": 'gpt_oss.ucpl:torch_dist(tp=2, pp=2, divisible=1, norm="mlp.linear_fc1.layer_norm_")'}
 STACKED |= dict.fromkeys(
     (name for name in MODELS if name.startswith("deepseek_v3")),
     "deepseek_v3.ucpl:torch_dist_local(tp=2, pp=2, divisible=1)",
