@@ -266,3 +266,55 @@ def test_gpt_oss_by_a_formula(tmp_path: Path) -> None:
     assert torch.equal(
         last["decoder.layers.1.self_attention.core_attention.softmax_offset"], layers("self_attn.sinks")[3, 2:]
     )
+
+
+LLAMA4: Config = {
+    "model_type": "llama4_text", "hidden_size": H, "intermediate_size": X, "intermediate_size_mlp": F, "num_hidden_layers": L,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 3, "vocab_size": V, "num_local_experts": E,
+    "moe_layers": [1, 3], "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_llama4_by_a_formula(tmp_path: Path) -> None:
+    """Layers of experts by turns with dense ones, each under its own name; the experts of one are a stack, inputs last."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    shapes: Shapes = {"model.embed_tokens.weight": (V, H), "model.norm.weight": (H,), "lm_head.weight": (V, H)}
+    for layer in range(L):
+        at = f"model.layers.{layer}"
+        shapes |= {f"{at}.{name}_layernorm.weight": (H,) for name in ("input", "post_attention")}
+        shapes |= {f"{at}.self_attn.{n}_proj.weight": (rows, H) for n, rows in (("q", 12), ("k", 6), ("v", 6))}
+        shapes[f"{at}.self_attn.o_proj.weight"] = (H, 12)
+        if layer % 2 == 0:
+            shapes |= mlp(f"{at}.feed_forward", F)
+            continue
+        shapes |= {f"{at}.feed_forward.router.weight": (E, H)} | mlp(f"{at}.feed_forward.shared_expert", X)
+        shapes |= {f"{at}.feed_forward.experts.gate_up_proj": (E, H, 2 * X)}
+        shapes |= {f"{at}.feed_forward.experts.down_proj": (E, X, H)}
+    tensors = random_of(shapes)
+    save(tmp_path / "hf", tensors, LLAMA4)
+    here, there = "llama4.ucpl:hf()", "llama4.ucpl:torch_dist(tp=2, pp=2, divisible=1)"
+    ucpl.convert(tmp_path / "hf", tmp_path / "dist", there, layout=here)
+    dcp_to_torch_save(tmp_path / "dist" / "iter_0000000", tmp_path / "whole.pt")
+    made = torch.load(tmp_path / "whole.pt", weights_only=False)
+    for layer in range(L):
+        of, at = f"model.layers.{layer}.", f"decoder.layers.{layer}."
+        qkv = [tensors[f"{of}self_attn.{n}_proj.weight"].view(2, -1, H) for n in "qkv"]  # of two groups of heads
+        assert torch.equal(made[f"{at}self_attention.linear_qkv.weight"], torch.cat(qkv, 1).flatten(0, 1))
+        dense, norm = (
+            (at + "mlp.", "mlp.linear_fc1.layer_norm_") if layer % 2 == 0 else (at + "mlp.shared_experts.", "")
+        )
+        ours = of + "feed_forward." + "shared_expert." * (layer % 2)
+        both = torch.cat([tensors[f"{ours}{n}_proj.weight"] for n in ("gate", "up")])
+        assert torch.equal(made[f"{dense}linear_fc1.weight"], both)
+        assert torch.equal(
+            made[f"{at}{norm or 'pre_mlp_layernorm.'}weight"], tensors[f"{of}post_attention_layernorm.weight"]
+        )
+        if layer % 2:
+            experts = f"{at}mlp.experts.experts."
+            fc1 = tensors[f"{of}feed_forward.experts.gate_up_proj"].transpose(1, 2)
+            assert torch.equal(made[f"{experts}linear_fc1.weight"], fc1)
+            down = tensors[f"{of}feed_forward.experts.down_proj"].transpose(1, 2)
+            assert torch.equal(made[f"{experts}linear_fc2.weight"], down)
+    ucpl.convert(tmp_path / "dist", tmp_path / "back", here, layout=there, config=LLAMA4)
+    assert_equal(tensors, tensors_of(tmp_path / "back"))

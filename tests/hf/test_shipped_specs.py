@@ -66,6 +66,12 @@ CONFIGS: dict[str, tuple[str, int, dict[str, Any]]] = {
         "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280, "tie_word_embeddings": False,
         "num_nextn_predict_layers": 1, "attention_bias": False,
     }),
+    "Llama-4-Scout, without what reads images": ("llama4.ucpl", 107_769_861_120, {
+        "model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+        "num_local_experts": 16, "moe_layers": list(range(48)), "vocab_size": 202048, "attention_bias": False,
+        "tie_word_embeddings": False,
+    }),
     "gpt-oss-20b": ("gpt_oss.ucpl", 20_914_757_184, {
         "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32, "vocab_size": 201088,

@@ -25,6 +25,8 @@ from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig, multi_latent_attention
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.torch_norm import L2Norm
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 ACTIVATIONS = {
@@ -61,6 +63,10 @@ def logits(run: dict[str, Any]) -> torch.Tensor:
     spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization=told["normalization"])
     for layer in spec.layer_specs if run["mla"] else ():
         layer.submodules.self_attention.submodules.core_attention = Attention
+    if told.get("qk_l2_norm"):  # of a Llama 4, in layers alone that turn heads: Megatron's own spec says all
+        for layer, has_none in zip(spec.layer_specs, told["no_rope_freq"], strict=True):
+            inner = layer.submodules.self_attention.submodules
+            inner.q_layernorm = inner.k_layernorm = IdentityOp if has_none else L2Norm
     model = GPTModel(made, spec, **run["model"]).eval()
     if folder := run.get("torch_dist"):
         wanted = model.sharded_state_dict()

@@ -81,6 +81,19 @@ MODELS: dict[str, tuple[str, Config, str, str, Config]] = {
             "activation_func_clamp_value": 7.0, "softmax_type": "learnable", "window_size": [3, 0], "window_attn_skip_freq": 2,
         },
     ),
+    "llama4": (
+        "Llama4ForCausalLM",
+        SMALL | {
+            "intermediate_size": 20, "intermediate_size_mlp": 28, "num_local_experts": 4, "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2, "no_rope_layers": [1, 0], "attention_chunk_size": 32,
+        },
+        "llama4.ucpl:hf()", "megatron_local",
+        MOE | {
+            "moe_router_topk": 1, "moe_router_score_function": "sigmoid", "moe_apply_probs_on_input": True,
+            "moe_ffn_hidden_size": 20, "moe_shared_expert_intermediate_size": 20, "moe_layer_freq": [0, 1],
+            "rotary_interleaved": True, "no_rope_freq": [0, 1], "qk_l2_norm": True,
+        },
+    ),
     "gpt2": ("GPT2LMHeadModel", FAMILIES["gpt2"]["five"].config, "gpt2.ucpl:hf()", "megatron", {}),
 }  # fmt: skip
 
@@ -94,6 +107,7 @@ STACKED |= dict.fromkeys(
 )
 STACKED |= {"gpt2": "gpt2.ucpl:torch_dist(tp=2, pp=2, divisible=1)"}
 STACKED |= {"gpt_oss": 'gpt_oss.ucpl:torch_dist(tp=2, pp=2, divisible=1, norm="mlp.linear_fc1.layer_norm_")'}
+STACKED |= {"llama4": 'llama4.ucpl:torch_dist(tp=2, pp=2, divisible=1, norm="mlp.linear_fc1.layer_norm_")'}
 STACKED |= dict.fromkeys(
     (name for name in MODELS if name.startswith("deepseek_v3")),
     "deepseek_v3.ucpl:torch_dist_local(tp=2, pp=2, divisible=1)",
@@ -120,7 +134,8 @@ def told(config: Config, more: Config) -> tuple[Config, Config]:
     heads = config["num_attention_heads"]
     layers = {
         "num_layers": config["num_hidden_layers"], "hidden_size": config["hidden_size"], "num_attention_heads": heads,
-        "ffn_hidden_size": config["intermediate_size"], "normalization": "RMSNorm", "activation_func": "silu",
+        "ffn_hidden_size": config.get("intermediate_size_mlp", config["intermediate_size"]),
+        "normalization": "RMSNorm", "activation_func": "silu",
         "gated_linear_unit": True, "add_bias_linear": False, "layernorm_epsilon": 1e-6,
         "num_query_groups": config["num_key_value_heads"],
         "kv_channels": config.get("head_dim", config["hidden_size"] // heads),
