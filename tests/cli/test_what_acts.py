@@ -116,3 +116,9 @@ def test_what_lies_at_a_key_and_is_no_tensor_is_not_called_absent(here: Path) ->
     torch.save({"w": [1, 2], "norm": torch.zeros(2), "rng": 3}, here / "whole" / "a.pt")
     done = ucpl(*converting())
     assert done.status == 1 and "a.pt: w: no tensor in this file" in done.err
+
+
+def test_what_exact_does_not_hold_says_the_word_for_rounding(here: Path) -> None:
+    (here / "spec.ucpl").write_text(SPEC.replace("remap", "first").replace("value x - 1", "dtype bf16 exact"))
+    done = ucpl(*converting())
+    assert done.status == 5 and "write `lossy` on the entry" in done.err.lower()
