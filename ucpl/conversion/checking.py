@@ -319,14 +319,15 @@ class _Checker:
         if rests_on_a_try(found, self.library, self.given.sizes, has_config=self.given.config is not None):
             return True
         open_ones = [p.name for p in node.parameters if p.default is None]
+        is_met = False
         for name, n in islice(product(open_ones, OTHERS), MOST_OTHERS):
             try:
                 self.stored(node, {**base, name: n})
-            except UcplError as error:
-                if same_place(found, error.diagnostics[0]):
-                    continue
+            except UcplError as error:  # of another line, which is looked at first, it says nothing
+                is_met = is_met or same_place(found, error.diagnostics[0])
+                continue
             return True
-        return False
+        return not is_met and bool(open_ones)
 
     def open_numbers(self, node: nodes.Layout) -> dict[str, Value]:
         """What a layout leaves open of its model, tried at 1: a base for layouts of models that say it."""

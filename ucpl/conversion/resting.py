@@ -21,7 +21,7 @@ from ucpl.syntax.walk import walk
 __all__ = ["rests_on_a_try", "same_place"]
 
 # Findings that a text can say alone: of the number, of the condition, of the range that stands at the place that is blamed.
-_SAID_ALONE = frozenset(("E104", "E108", "E132", "E140", "E145", "E160", "E161", "E204"))
+_SAID_ALONE = frozenset(("E104", "E108", "E132", "E140", "E145", "E160", "E161", "E204", "E210"))
 
 
 def same_place(one: Diagnostic, other: Diagnostic) -> bool:
@@ -63,6 +63,8 @@ def _read_by(node: AttrsInstance, found: Diagnostic) -> list[AttrsInstance] | No
             return _numbers_of([node])
         case nodes.Assert(condition=condition):
             return [condition]
+        case nodes.States(clauses=clauses) if found.code == "E210":
+            return [*(c for c in clauses if c.word == "buckets")]
         case nodes.Entry(shape=shape) if found.code == "E204":
             splits = [n for n in walk(*(shape or ())) if isinstance(n, nodes.Split)]
             unnamed = any(isinstance(n, nodes.Any_ | nodes.Rest) for n in walk(*(shape or ())))

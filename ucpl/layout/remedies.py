@@ -289,6 +289,9 @@ def for_tensor(name: str, tensors: Iterable[str], otherwise: str = "add it to th
             "a tensor's name is no pattern; one line stands for all layers by an index in brackets, as in "
             f'`w[l] = h  as "{key}"`. In a layout of any model a star is the only wildcard: "{key.replace("{l}", "*")}"'
         )
+    under = [k for k in known if k.endswith(f".{name}")]
+    if len(under) == 1:
+        return f"did you mean `{under[0]}`? A label is looked up beside its entry, as that of `{under[0].rpartition('.')[0]}.x`"
     return for_name(name, known, otherwise)
 
 

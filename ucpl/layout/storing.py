@@ -286,7 +286,8 @@ def states_lines(
                 at(item.span),
                 remedy='write its key, as "{state}"; as "" for a file that is nothing else',
             )
-        out.append(States(item.names, named, shape, storing, buckets, item.span))
+        names = item.names and tuple(dict.fromkeys(item.names))  # one that stands twice is meant once
+        out.append(States(names, named, shape, storing, buckets, item.span))
     return tuple(out)
 
 

@@ -306,9 +306,23 @@ def _counted(name: str) -> str:
     )
 
 
+# What others call the number of a layer or an expert.
+_INDICES_ELSEWHERE = frozenset(
+    ("layer", "layers", "layer_idx", "layer_id", "layer_index", "layer_num", "block", "block_idx", "i", "idx", "index")
+    + ("k", "n", "num", "expert", "expert_idx", "expert_id")
+)
+
+
 def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoReturn:
     near = dict(rule.near).get(name)
-    close = near if name in _ALL_RANKS and near else nearest(name, [*variables, *(n for n, _ in rule.sizes)]) or near
+    indices = [one for one in variables if f"{one}.local" in variables]
+    if len(indices) == 1 and name.casefold() in _INDICES_ELSEWHERE:
+        near = indices[0]
+    close = (
+        near
+        if near in indices or (name in _ALL_RANKS and near)
+        else nearest(name, [*variables, *(n for n, _ in rule.sizes)]) or near
+    )
     fail(
         "E122",
         f'"{rule.text}" names `{name}`, which has no value here',
