@@ -315,7 +315,7 @@ _INDICES_ELSEWHERE = frozenset(
 
 def _no_value(rule: Template, name: str, variables: Mapping[str, Value]) -> NoReturn:
     near = dict(rule.near).get(name)
-    indices = [one for one in variables if f"{one}.local" in variables]
+    indices = [one for one in rule.known if f"{one}.local" in rule.known]
     if len(indices) == 1 and name.casefold() in _INDICES_ELSEWHERE:
         near = indices[0]
     close = (
