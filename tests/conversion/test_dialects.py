@@ -171,6 +171,19 @@ def test_what_conv1d_keeps_inputs_first_is_turned_with_its_moments(tmp_path: Pat
             assert torch.equal(found[f"decoder.layers.{layer}.mlp.linear_fc1.weight"][state], up)
 
 
+@pytest.mark.parametrize("there", ["megatron", "megatron_local"])
+def test_megatrons_buffers_follow_its_modules(there: str, zero: tuple[Path, Params]) -> None:
+    """SelfAttention registers linear_proj first, and a norm of its own stands before both: no file says it."""
+    to = f"megatron_legacy() of llama.ucpl:{there}(tp = 1)"
+    plan = ucpl.plan(f"{zero[0]} of {HF}", to, config=CONFIG)
+    (flat,) = plan.target.flats
+    block = [name.split(".", 3)[3] for name, _ in flat.members if name.startswith("decoder.layers.1.")]
+    first = ["input_layernorm.weight", "self_attention.linear_proj.weight", "self_attention.linear_qkv.weight"]
+    if there == "megatron":
+        first = [first[1], "self_attention.linear_qkv.layer_norm_weight", first[2]]
+    assert block[:3] == first or block[-3:] == first[::-1], block
+
+
 def test_a_plan_that_is_kept_names_what_it_renames(zero: tuple[Path, Params], tmp_path: Path) -> None:
     to = f"megatron_core(tp = 2) of {DIST}"
     ucpl.save_plan(ucpl.plan(f"{zero[0]} of {HF}", to, config=CONFIG), tmp_path / "a.plan")
@@ -197,6 +210,7 @@ def refused(source: Path, to: str, here: str = f"of {HF}", **how: Any) -> tuple[
         (f"of {HF}", "megatron_core() of llama.ucpl:megatron(tp = 2)", "E335", "on 2 ranks"),
         (f"of {HF}", "megatron_legacy() of llama.ucpl:megatron_1p(tp = 1)", "E335", "`ln1` with other values"),
         (f"of {HF}", "dcp(fsdp = 2) of gpt2.ucpl:openai()", "E105", "n_embd"),
+        (f"of {HF}", f'megatron_core(optimizer = "dp_reshardable") of {DIST}', "E335", "buckets are of modules"),
         (f"of {HF}", "zero1(dp = 2) of llama.ucpl:megatron(tp = 1)", "E335", "the order in which modules register"),
         (f"of {HF}", f"dcp(fsdp = 2, bf16 = 0) of {HF}", "E335", "trains in f32"),
         (f"of {DIST}", f"dcp(fsdp = 2) of {HF}", "E336", "model.embed_tokens.weight"),

@@ -29,6 +29,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     import torch.distributed as dist
 
     run = run_of(job["run"], seed=7)
+    if rate := job.get("rate"):
+        steady(run, rate)
     before = run.losses(job["steps"])
     for folder, form in job["saves"].items():
         run.save(folder, **form)
@@ -49,6 +51,22 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
     truth = torch.load(job["truth"], weights_only=False)
     found = told + jobs.differences(common_facts(run.facts()), common_facts(truth))
     return {"differences": found, "after": run.losses(3)}
+
+
+def go_on(job: dict[str, Any]) -> dict[str, Any]:
+    """Load what another framework trained, and train on at the rates that the checkpoint has."""
+    run = run_of(job["run"], seed=99)
+    told = run.load(job["folder"])
+    assert run.done == job["steps"]
+    steady(run)
+    return {"differences": told, "after": run.losses(3)}
+
+
+def steady(run: Any, rate: float | None = None) -> None:
+    """From here on no schedule sets the rate."""
+    for group in run.optimizer.param_groups if rate is not None else ():
+        group["lr"] = rate
+    run.schedule.step = lambda **_: None
 
 
 def common_facts(facts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -75,7 +93,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    jobs.do_all({do.__name__: do for do in (train, load)}, together=False)
+    jobs.do_all({do.__name__: do for do in (train, load, go_on)}, together=False)
 
 
 if __name__ == "__main__":

@@ -309,7 +309,10 @@ class Run:
                 self.optimizer.load_state_dict(state["optimizer"])
                 if here is not None and self.run["optimizer"] == "distributed":
                     self.optimizer.load_parameter_state(str(here / "distrib_optim.pt"))
-            self.schedule.load_state_dict(state["opt_param_scheduler"])
+            if (
+                "opt_param_scheduler" in state or getattr(state.get("args"), "lr", None) is not None
+            ):  # else no Megatron's run
+                self.schedule.load_state_dict(state["opt_param_scheduler"])
         self.done = state["iteration"]
         return told
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Dialect", "Names", "described_as", "dialect", "named_sides", "names_of", "renamed", "seen", "split_names"]
 
 _OF = re.compile(r"(?:^|\s+)of\s+(?=\S+\.ucpl:)")
+_OF_MEGATRON = frozenset({"megatron_core", "megatron_legacy", "megatron_fsdp"})
+_LAYER = re.compile(r"\.layers\.\d+\.")
 # How a source cut what it called by its own names says nothing of tensors that have others.
 _OF_RANKS = frozenset({"tp", "pp", "ep", "vpp", "optimizer", "shaped", "tp_rule"})
 
@@ -425,6 +427,23 @@ def as_named(source: Side, names: Names) -> Side:
     return evolve(there, given=given, checkpoint=made)
 
 
+def _as_megatron_has_it(names: Names, target: Called) -> Names:
+    """In the order of Megatron-Core's modules, which its buffers follow. Raises: UcplError E335 for stacks in buckets."""
+    from ucpl.frontends.megatron_core import is_in_buckets
+    from ucpl.stores.megatron.orders import registered
+
+    named = names.target.named
+    is_numbered = any(_LAYER.search(name) for name in named)
+    if not is_numbered and is_in_buckets(target.layout, target.call):
+        _refuse(names.target.call, "buckets are of modules: say their names, as llama.ucpl:megatron(tp = 1) has them")
+    order = registered(tuple(named), fused=any("linear_qkv.layer_norm_" in name for name in named))
+    return evolve(
+        names,
+        target=evolve(names.target, named={name: named[name] for name in order}),
+        made={name: names.made[name] for name in order},
+    )
+
+
 def _as_registered(names: Names, target: Called, config: Config | None, checkpoint: Checkpoint) -> Names:
     """The target's names in the order in which its class registers parameters, with second names, where that matters.
 
@@ -433,6 +452,8 @@ def _as_registered(names: Names, target: Called, config: Config | None, checkpoi
     from ucpl.frontends.hf.networks import network_of
 
     framework = framework_of(target)
+    if framework in _OF_MEGATRON:
+        return _as_megatron_has_it(names, target)
     if framework not in ("deepspeed", "universal"):
         return names
     if names.target.placement.layout.framework != "huggingface" or not config:
@@ -446,7 +467,10 @@ def _as_registered(names: Names, target: Called, config: Config | None, checkpoi
     order = {name: i for i, name in enumerate(network.shapes)}
     unknown = next((name for name in names.target.named if name not in order and name not in buffers), None)
     if unknown is not None:
-        _refuse(names.target.call, f"{network.root.class_name}, which config.json names, has no parameter `{unknown}`")
+        _refuse(
+            names.target.call,
+            f"{network.root.class_name} has no parameter `{unknown}`: `architectures` of the config names the class",
+        )
     named = dict(sorted(names.target.named.items(), key=lambda item: order.get(item[0], len(order))))
     aliases = {alias: owner for alias, owner in network.owners.items() if owner in named and alias not in named}
     made = {name: names.made[name] for name in named}

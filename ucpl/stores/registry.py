@@ -22,6 +22,7 @@ from ucpl.stores.huggingface import HuggingFace
 from ucpl.stores.megatron import MegatronCore, objects_advice
 from ucpl.stores.megatron.fsdp import MegatronFSDP
 from ucpl.stores.megatron.legacy import MegatronLegacy, legacy_advice
+from ucpl.stores.megatron.legacy_arguments import heads_advice
 from ucpl.stores.plain import Plain
 from ucpl.stores.strangers import overlooked, refuse_stranger
 from ucpl.stores.watching import watched
@@ -62,6 +63,8 @@ def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         return (*universal_advice(source, structure), *objects_advice(source))
     if structure.framework == MegatronLegacy.name:
         return legacy_advice(source, structure)
+    if structure.framework == MegatronCore.name and structure.settings.get("optimizer") == "dp_reshardable":
+        return heads_advice(source, "common.pt")
     return (
         (*deepspeed_advice(source, structure), *objects_advice(source)) if structure.framework == DeepSpeed.name else ()
     )

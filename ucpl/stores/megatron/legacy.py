@@ -7,7 +7,7 @@ from pathlib import Path
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.megatron.folder import TRACKER, found, step_of
-from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS
+from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS, heads_advice
 from ucpl.stores.watching import watched
 
 __all__ = ["MegatronLegacy", "legacy_advice"]
@@ -20,7 +20,8 @@ def legacy_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     alike = source.legacy is not None and all(
         structure.settings.get(axis) == source.envelope.settings[axis].value for axis in ("tp", "pp", "ep")
     )
-    return () if alike and "megatron_rng" in source.envelope.blobs else (_NO_RNG,)
+    no_random = () if alike and "megatron_rng" in source.envelope.blobs else (_NO_RNG,)
+    return (*no_random, *heads_advice(source, "each model_optim_rng.pt"))
 
 
 class MegatronLegacy:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from ucpl.extents import Call, Global
+from ucpl.extents import Call, Global, NamedTensor
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.inert import HOLDERS, unsafe_globals
+from ucpl.stores.megatron.legacy_names import EMBEDDING, layer_of, numbered
 from ucpl.stores.plain_values import decode, encode
 
 __all__ = [
@@ -15,8 +16,10 @@ __all__ = [
     "OWN",
     "arguments_in",
     "at_degrees",
+    "heads_advice",
     "namespace",
     "part_own",
+    "sizes_of",
     "state_of",
     "values_of",
 ]
@@ -93,6 +96,27 @@ def at_degrees(
         out["expert_tensor_parallel_size"] = degree("tp")
     out["use_distributed_optimizer"] = True
     return out
+
+
+def sizes_of(tensors: Sequence[NamedTensor]) -> dict[object, object]:
+    """Of the arguments that Megatron-LM compares with a job's own, those that shapes and names say."""
+    out: dict[object, object] = {}
+    prefixes = numbered([t.name for t in tensors if layer_of(t.name)])
+    layers = [n for prefix, n in prefixes.items() if prefix.endswith(".layers.")]
+    if len(layers) == 1:
+        out["num_layers"] = layers[0]
+    width = next((t.shape[1] for t in tensors if t.name == EMBEDDING and len(t.shape) == 2), None)
+    return out if width is None else {**out, "hidden_size": width}
+
+
+def heads_advice(source: Checkpoint, where: str) -> tuple[str, ...]:
+    """Of a target whose arguments Megatron-LM compares: what no shape says."""
+    if "num_attention_heads" in arguments_in(source):
+        return ()
+    return (
+        "Megatron-LM compares num_attention_heads of `args` with its own, and a source of no Megatron run does not say it: set"
+        f" it in {where}; torch_dist with fully_reshardable is loaded as it is",
+    )
 
 
 def namespace(values: Mapping[object, object]) -> Call:

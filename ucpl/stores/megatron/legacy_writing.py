@@ -18,7 +18,14 @@ from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.groups import STEP, by_rule
-from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS, arguments_in, at_degrees, namespace, values_of
+from ucpl.stores.megatron.legacy_arguments import (
+    KNOWN_GLOBALS,
+    arguments_in,
+    at_degrees,
+    namespace,
+    sizes_of,
+    values_of,
+)
 from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM
 from ucpl.stores.megatron.legacy_reading import OPTIMIZER, RNG, WITHOUT
 from ucpl.stores.pickles import unsafe_globals
@@ -162,10 +169,8 @@ class _Writer:
         out = at_degrees(arguments_in(self.source), self.degree, is_alike=self.is_meshed_alike)
         if "ckpt_format" in out:
             out["ckpt_format"] = "torch"
-        prefixes = names.numbered([t.name for t in self.structure.tensors if names.layer_of(t.name)])
-        layers = [n for prefix, n in prefixes.items() if prefix.endswith(".layers.")]
-        if len(layers) == 1:
-            out["num_layers"] = layers[0]
+        sizes = sizes_of(self.structure.tensors)
+        out |= {name: size for name, size in sizes.items() if name == "num_layers" or name not in out}
         tensors = {t.name for t in self.structure.tensors}
         out.setdefault("untie_embeddings_and_output_weights", names.EMBEDDING not in tensors or names.OUTPUT in tensors)
         return out

@@ -23,7 +23,7 @@ from ucpl.stores.megatron.buckets_writing import Placed, placed
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
 from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.groups import STEP, by_rule
-from ucpl.stores.megatron.legacy_arguments import DEGREES, arguments_in, at_degrees, namespace, values_of
+from ucpl.stores.megatron.legacy_arguments import DEGREES, arguments_in, at_degrees, namespace, sizes_of, values_of
 from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, GIVEN, ITERATION, KEPT, OBJECTS, OPTIMIZER, VERSION
 from ucpl.stores.megatron.roles import STATES, is_of_optimizer
 from ucpl.stores.megatron.stacks import Stacks, stacks_of
@@ -260,6 +260,7 @@ class CoreWriter(Writer):
         """Of a run at the degrees of a target's buckets, without random states where the source's ranks are others."""
         alike = self.is_meshed_alike
         out = at_degrees(arguments_in(self.source), self.degree, is_alike=alike)
+        out = {**sizes_of(self.structure.tensors), **out}
         if not (alike and self.source.framework == "megatron_core") and not any(map(_RANDOM.match, self.paths)):
             out[_WITHOUT_RANDOM] = True
         return out
