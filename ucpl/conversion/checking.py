@@ -41,7 +41,7 @@ from ucpl.layout.globs import is_called
 from ucpl.layout.idle import demand_known
 from ucpl.layout.library import Known, Reader
 from ucpl.layout.remedies import for_buffer, for_hole
-from ucpl.layout.scope import Scope, Value, at
+from ucpl.layout.scope import Scope, UnknownNumber, Value, at
 from ucpl.layout.statements import items_of
 from ucpl.proofs.astray import astray_lines
 from ucpl.proofs.idle import (
@@ -246,7 +246,18 @@ class _Checker:
             if d.code == _NO_CONFIG and self.given.config is None:
                 self.remark(f"{d.message}: give --config to check further")
             elif (d.code, d.message, d.labels[:1]) not in known:
-                self.findings.append(d)
+                self.findings.append(self.of_a_layout(d))
+
+    def of_a_layout(self, d: Diagnostic) -> Diagnostic:
+        """A number that a statement outside of all braces asks for, and that layouts have as a parameter."""
+        if not isinstance(d.about, UnknownNumber):
+            return d
+        lines = {s.span.line for s in self.file.statements if isinstance(s, nodes.Let | nodes.Assert)}
+        layouts = (s for s in self.file.statements if isinstance(s, nodes.Layout))
+        having = [s.name for s in layouts if d.about.name in {p.name for p in s.parameters}]
+        if not having or not d.labels or d.labels[0].line not in lines:
+            return d
+        return evolve(d, remedy=f"`{d.about.name}` is a parameter of {having[0]}: put the line inside its braces")
 
     def layout(self, node: nodes.Layout) -> None:
         """At the least degrees, and at those above. What the text leaves to a number that was only tried is a remark."""

@@ -10,17 +10,24 @@ from attrs import evolve, field
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.layout.arithmetic import NUMBER_LIMIT, NotWhole, Value, at, bounded, evaluated, integer
 from ucpl.layout.near import for_name, nearest
-from ucpl.records import define
+from ucpl.records import define, frozen
 from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
 from ucpl.texts import Json
 
-__all__ = ["NUMBER_LIMIT", "Config", "Scope", "Value", "at", "literal", "nearest"]
+__all__ = ["NUMBER_LIMIT", "Config", "Scope", "UnknownNumber", "Value", "at", "literal", "nearest"]
 
 Config = Mapping[str, Json]  # a Hugging Face config.json
 
 STEPS_LIMIT = 1_000_000  # evaluations within the definitions of one file before they count as runaway
 NESTING_LIMIT = 100
+
+
+@frozen
+class UnknownNumber:
+    """What an E101 speaks of: the name that no number has."""
+
+    name: str
 
 
 @define
@@ -68,6 +75,7 @@ class Scope:
             f"no number is called `{name}`",
             at(span, "used here"),
             remedy=for_name(name, self.names(), _define(name)),
+            about=UnknownNumber(name),
         )
 
     def _bound(self, name: str, span: nodes.Span) -> Value:
