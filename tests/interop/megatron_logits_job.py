@@ -52,7 +52,8 @@ class Attention(torch.nn.Module):
         return found.permute(2, 0, 1, 3).flatten(2)
 
 
-def logits(run: dict[str, Any]) -> torch.Tensor:
+def logits(run: dict[str, Any]) -> tuple[torch.Tensor, list[str]]:
+    """And names of parameters in order of registration."""
     told = dict(run["config"])
     told["activation_func"] = ACTIVATIONS[told["activation_func"]]
     made = (MLATransformerConfig if run["mla"] else TransformerConfig)(
@@ -85,7 +86,7 @@ def logits(run: dict[str, Any]) -> torch.Tensor:
     mask = torch.ones(8, 8).triu(1).bool()[None, None]
     with torch.no_grad():
         found: torch.Tensor = model(ids, places, mask)
-    return found
+    return found, [name for name, _ in model.named_parameters()]
 
 
 def main() -> None:
@@ -93,7 +94,9 @@ def main() -> None:
         torch.distributed.init_process_group("gloo", init_method=f"file://{place}/store", rank=0, world_size=1)
         parallel_state.initialize_model_parallel()
         for run in json.loads(Path(sys.argv[1]).read_text()):
-            torch.save(logits(run), run["out"])
+            found, names = logits(run)
+            torch.save(found, run["out"])
+            Path(run["out"]).with_suffix(".json").write_text(json.dumps(names))
 
 
 if __name__ == "__main__":

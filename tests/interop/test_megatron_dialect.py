@@ -17,6 +17,7 @@ import torch
 import ucpl
 from tests.interop.families import FAMILIES, SQUARE, Case, Config
 from tests.interop.test_families import logits, made, weights
+from ucpl.stores.megatron.orders import registered
 
 pytestmark = pytest.mark.interop
 
@@ -204,6 +205,14 @@ def test_other_degrees_and_back_are_the_same_bytes(
     ucpl.convert(tmp_path / "ranks", tmp_path / "back", here, layout=ranks)
     back, stored = weights(tmp_path / "back"), weights(place / "hf")
     assert back.keys() == stored.keys() and all(torch.equal(back[n], stored[n]) for n in stored)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_registered_in_the_order_that_optimizers_are_written_in(
+    name: str, theirs: dict[str, tuple[Case, Path, Any]]
+) -> None:
+    own = json.loads((theirs[name][1] / "out.json").read_text())
+    assert registered(sorted(own), fused=False) == tuple(own)
 
 
 @pytest.mark.parametrize("name", STACKED)

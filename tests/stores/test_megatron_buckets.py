@@ -217,3 +217,36 @@ def test_what_megatron_would_ask_for_otherwise_is_refused(
     with pytest.raises(UcplError) as found:
         ucpl.convert(tmp_path / "plain.pt", tmp_path / "made", to=f"megatron_core({call}{BUCKETS})")
     assert found.value.diagnostics[0].code == "E547" and message in found.value.diagnostics[0].message
+
+
+@pytest.mark.parametrize("call", [f"megatron_core({BUCKETS})", "megatron_legacy()"])
+def test_a_source_s_own_order_is_none_of_registration(tmp_path: Path, call: str) -> None:
+    """Names may come in any: buffers follow the modules, layer by layer, as does the state dict that tells of them."""
+    shapes = {
+        "output_layer.weight": (6, 8),
+        "decoder.layers.1.mlp.linear_fc2.weight": (8, 8),
+        "decoder.layers.0.mlp.linear_fc2.weight": (8, 8),
+        "decoder.layers.1.self_attention.linear_qkv.weight": (12, 8),
+        "decoder.layers.0.self_attention.linear_qkv.weight": (12, 8),
+        "decoder.layers.1.self_attention.linear_proj.weight": (8, 4),
+        "decoder.layers.0.self_attention.linear_proj.weight": (8, 4),
+        "embedding.word_embeddings.weight": (6, 8),
+    }
+    params = {
+        name: {s: torch.randn(shape) for s in ("weight", "exp_avg", "exp_avg_sq")} for name, shape in shapes.items()
+    }
+    torch.save({"params": params}, tmp_path / "plain.pt")
+    ucpl.convert(tmp_path / "plain.pt", tmp_path / "made", to=call)
+    layer = [f"self_attention.linear_{n}.weight" for n in ("proj", "qkv")] + ["mlp.linear_fc2.weight"]
+    layers = [f"decoder.layers.{n}.{name}" for n in range(2) for name in layer]
+    order = ["embedding.word_embeddings.weight", *layers, "output_layer.weight"]
+    ends = [params[name]["exp_avg"].flatten() for name in reversed(order)]
+    flat = torch.cat([torch.cat([one, torch.zeros(-len(one) % 64)]) for one in ends])[: -(-48 % 64)]
+    if "core" in call:
+        tensors, _, _ = held(tmp_path / "made")
+        (found,) = (tensor for name, tensor in tensors.items() if name.endswith("bucket_idx_0.exp_avg"))
+    else:
+        folder = open_checkpoint(tmp_path / "made").root / "mp_rank_00"
+        assert list(torch.load(folder / "model_optim_rng.pt", weights_only=False)["model"]) == order
+        (found,) = (b["exp_avg"] for b in torch.load(folder / "distrib_optim.pt", weights_only=False)[0].values())
+    assert torch.equal(found, flat)

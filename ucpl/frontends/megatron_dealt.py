@@ -21,6 +21,7 @@ from ucpl.layout import Layout, resolve
 from ucpl.records import define, frozen
 from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.legacy_buffers import ALIGNED
+from ucpl.stores.megatron.orders import is_own_norm, registered
 from ucpl.syntax import nodes
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ class Dealt:
                 refuse(f"{axis} = {n}: a degree is 1 or more", base)
         layout = resolve(base.library, base.call, model=base.model, config=base.config, inherited=base.inherited)
         shapes = {path: t.counts for path, t in layout.tensors.items()}
+        # Legacy files have the order in which modules register parameters.
+        if source is None or source.legacy is None:
+            shapes = {name: shapes[name] for name in registered(tuple(shapes), fused=not any(map(is_own_norm, shapes)))}
         numbers = {} if source is None else numbers_of(source)
         states = states_of(base)
         if states - _STATES:

@@ -28,6 +28,7 @@ from ucpl.stores.megatron.legacy_arguments import (
 )
 from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM
 from ucpl.stores.megatron.legacy_reading import OPTIMIZER, RNG, WITHOUT
+from ucpl.stores.megatron.orders import is_own_norm, registered
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.scalars import number_of
 
@@ -176,8 +177,11 @@ class _Writer:
         return out
 
     def models(self, file: _File) -> dict[object, object]:
-        """State dicts in the model's order, which is the order of registration: a tied output layer is the last."""
-        order = {tensor.name: n for n, tensor in enumerate(self.structure.tensors)}
+        """State dicts in the order of registration, as `distrib_optim.pt` has it: a tied output layer is the last."""
+        named = tuple(tensor.name for tensor in self.structure.tensors)
+        if self.source.legacy is None:  # else the source's files have it
+            named = registered(named, fused=not any(map(is_own_norm, named)))
+        order = {name: n for n, name in enumerate(named)}
 
         def place(t: int) -> tuple[int, int]:
             target = self.targets[t]

@@ -10,14 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-__all__ = ["orders_of", "registered"]
+__all__ = ["is_own_norm", "orders_of", "registered"]
 
 _NORM = r"(?:input_layernorm|self_attention\.linear_qkv\.layer_norm_(?:weight|bias))"
 _OUT = r"self_attention\.linear_proj"
+_CORE = r"self_attention\.core_attention"
 _LAYER = (
-    r"self_attention\.(?:linear_qkv|linear_q\w*|linear_kv\w*)",
+    r"self_attention\.(?:linear_qkv|linear_q|linear_q_proj|linear_q_down_proj)",
+    r"self_attention\.linear_q_up_proj\.layer_norm_(?:weight|bias)",
+    r"self_attention\.linear_q_up_proj",
+    r"self_attention\.(?:linear_kv|linear_kv_down_proj)",
+    r"self_attention\.linear_kv_up_proj\.layer_norm_(?:weight|bias)",
+    r"self_attention\.linear_kv_up_proj",
     r"self_attention\.q_layernorm",
-    r"self_attention\.k_layernorm",
+    r"self_attention\.(?:k|kv)_layernorm",
     r"(?:pre_mlp_layernorm|mlp\.linear_fc1\.layer_norm_(?:weight|bias))",
     r"mlp\.router",
     r"mlp\.experts",
@@ -25,11 +31,11 @@ _LAYER = (
     r"mlp",
 )
 _AROUND = (r".*word_embeddings", r".*position_embeddings", r".*final_layernorm", r".*output_layer")
-_APART = (*_AROUND, _NORM, _OUT, *_LAYER)  # norms are modules of their own, and a layer's first one comes first
-_FUSED = (*_AROUND, _OUT, _NORM, *_LAYER)  # a norm is registered with the linear layer behind it
+_APART = (*_AROUND, _NORM, _CORE, _OUT, *_LAYER)  # norms are modules of their own, and a layer's first one comes first
+_FUSED = (*_AROUND, _CORE, _OUT, _NORM, *_LAYER)  # a norm is registered with the linear layer behind it
 _INNER = re.compile(r"(?:.*\.)?layers\.(?:\d+\.)?(?P<inner>.+)", re.DOTALL)
 _NUMBERED = re.compile(r"(?:.*\.)?layers\.(?P<layer>\d{1,9})\..+", re.DOTALL)
-_LAST = ("linear_fc1", "linear_fc2", "gate_weight")  # within an expert, or the mlp
+_LAST = ("gate_weight", "linear_fc1", "linear_fc2")  # within an expert, or the mlp
 _EXPERT = re.compile(r".*\.(?:local_)?experts\.(\d{1,9})\..*", re.DOTALL)
 
 
@@ -42,6 +48,11 @@ def orders_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
         if order not in seen:
             seen.append(order)
             yield order
+
+
+def is_own_norm(name: str) -> bool:
+    """Whether a tensor is of a norm that is a module by itself, before a layer's attention."""
+    return ".input_layernorm." in name
 
 
 def registered(names: Sequence[str], *, fused: bool) -> tuple[str, ...]:

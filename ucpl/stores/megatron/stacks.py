@@ -18,7 +18,7 @@ from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.metadata import METADATA
 from ucpl.stores.megatron.groups import is_expert
 from ucpl.stores.megatron.legacy_arguments import arguments_in
-from ucpl.stores.megatron.orders import registered
+from ucpl.stores.megatron.orders import is_own_norm, registered
 
 __all__ = ["Stacks", "apart", "in_modules", "is_of_a_layer", "stacks_of", "templates_of"]
 
@@ -33,7 +33,6 @@ _SAVED = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
-_OWN_NORM = ".input_layernorm."  # a module of Megatron-Core's own blocks
 _ORDER = ".linear_qkv.layer_norm_weight", ".self_attention.linear_proj.weight"
 _BLOCKS = "transformer_impl"  # of a run's arguments
 _STATE = re.compile(r"optimizer\.state\.[A-Za-z0-9_]+\.", re.DOTALL)
@@ -138,11 +137,12 @@ def in_modules(checkpoint: Checkpoint) -> Checkpoint:
     """A folder of Megatron-Core's as its modules have it: a tensor of each layer and expert, in order of registration, which
     no file of it says.
     """
-    made = apart(checkpoint, templates_of(checkpoint))
+    templates = templates_of(checkpoint)
+    made = apart(checkpoint, templates)
     by_name = {tensor.name: tensor for tensor in made.tensors}
-    is_fused = not any(_OWN_NORM in name for name in by_name)
+    is_fused = not any(map(is_own_norm, by_name))
     tensors = tuple(by_name[name] for name in registered(tuple(by_name), fused=is_fused))
-    return evolve(made, tensors=tensors, is_apart=True)
+    return evolve(made, tensors=tensors, is_apart=bool(templates))
 
 
 def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
