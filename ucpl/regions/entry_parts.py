@@ -9,7 +9,6 @@ from ucpl.columns import I64, Block, Bools
 from ucpl.columns.blocks import COORDINATE, Name, Slot
 from ucpl.errors import fail
 from ucpl.layout import FileRule, States, Storing
-from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Template, nested
 from ucpl.records import define, frozen
@@ -147,7 +146,7 @@ class EntryParts:
         used = site.mesh_names(site.names_of(rule, key) | set(placer.axes) | {a for a, _ in entry.storing.at})
         where = (*entry.storing.at, *(storing.at if like is not None else ()))
         # Along these, homes may hold the same elements: the axes that do not cut, or not everything.
-        shared = {a for a in used if a not in placer.axes} | ax.partly_cut(entry.shape)
+        shared = {a for a in used if a not in placer.axes} | placer.partly
         replica = tuple(a for a in used if a in shared and site.ranks.degrees[a] > 1)
         spreads = self.spreads(placer, used, where)
         by_begin = is_by_begin(rule, site.layout)
@@ -274,7 +273,7 @@ class EntryParts:
         site, choices = self.site, spread.choices
         tables = []
         of_local: dict[int, Pieces] = {}
-        cut = frozenset(placer.axes) - ax.partly_cut(placer.entry.shape)
+        cut = frozenset(placer.axes) - placer.partly
         for c, local in enumerate(spread.locals):
             if id(local) not in of_local:
                 of_local[id(local)] = self.folded(placer, local, choices)

@@ -8,7 +8,6 @@ import numpy as np
 
 from ucpl.columns import I64, clip, each, numbered, within
 from ucpl.layout import Storing
-from ucpl.layout.axes import partly_cut
 from ucpl.records import frozen
 from ucpl.regions import flats as fl
 from ucpl.regions.entries import EntryPlacer
@@ -183,5 +182,5 @@ class FlatBoxes:
     def said(self, placer: EntryPlacer) -> tuple[Storing, frozenset[str]]:
         """What speaks of a member's copies, and the axes along which no two ranks hold the same of it."""
         own = placer.entry.storing
-        cut = frozenset(placer.axes) - partly_cut(placer.entry.shape) | frozenset(self.cut)
+        cut = frozenset(placer.axes) - placer.partly | frozenset(self.cut)
         return (own if own.speaks_of_copies else self.storing), cut

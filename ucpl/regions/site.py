@@ -8,7 +8,6 @@ import numpy as np
 
 from ucpl.columns import I64
 from ucpl.layout import FileRule, Group, Layout, States, Storing
-from ucpl.layout.axes import partly_cut
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Policy
 from ucpl.layout.templates import Template
@@ -115,7 +114,7 @@ class Site:
     @staticmethod
     def partly_loose(storing: Storing, placer: EntryPlacer) -> frozenset[str]:
         """Axes of `any` that cut some terms of an entry's pattern and not others."""
-        return frozenset(storing.loose) & partly_cut(placer.entry.shape) - {a for a, _ in storing.at}
+        return frozenset(storing.loose) & placer.partly - {a for a, _ in storing.at}
 
     def over(self, storing: Storing) -> int:
         """The axes that a mean or sum is over, a bit each: those that have more than one coordinate."""

@@ -27,7 +27,7 @@ from ucpl.runtime.tiles import Unit
 from ucpl.stores.checkpoint import Archive, Skeleton, SkeletonFile
 from ucpl.stores.safetensors_files import layout_safetensors_file
 from ucpl.stores.texts import is_inside
-from ucpl.stores.torch_files import TorchFilePlan, layout_torch_file
+from ucpl.stores.torch_files import TorchFilePlan, layout_archive, layout_torch_file
 
 __all__ = ["FilePlan", "TargetFile", "TargetFiles", "TargetPlan", "cannot_write", "lay_out"]
 
@@ -199,7 +199,7 @@ class _Archives:
 
     @classmethod
     def of(cls, archives: Sequence[Archive]) -> _Archives:
-        plans = tuple(layout_torch_file(one.value) for one in archives)
+        plans = tuple(layout_archive(one.value) for one in archives)
         starts = tuple(accumulate((plan.size for plan in plans), initial=0))
         return cls(plans, tuple(one.known for one in archives), starts)
 

@@ -20,7 +20,7 @@ from ucpl.records import define, frozen
 from ucpl.stores.carrying import Place, Storages, by_place, lifted
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.huggingface import TEXTS, carried_texts, read_texts
-from ucpl.stores.pickles import unsafe_globals, walk
+from ucpl.stores.pickles import tensors_of, unsafe_globals
 from ucpl.stores.safetensors_files import read_safetensors_file
 from ucpl.stores.texts import demand_inside
 from ucpl.stores.torch_files import TorchFile, read_torch_file
@@ -147,7 +147,7 @@ def _extents(root: Path, name: str) -> list[Extent]:
     if not is_zip and (head[8:9] == b"{" or name.endswith(".safetensors")):
         return list(read_safetensors_file(root, name).extents())
     part = read_torch_file(root, name)
-    return [part.extent(key, value) for key, value in walk(part.value, name) if type(value) is TensorRef]
+    return [part.extent(key, value) for key, value in tensors_of(part.value, name)]
 
 
 # ---- values beside tensors ---------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Values:
                 self.parts[file] = read_torch_file(self.root, file)
             part = self.parts[file]
             value = _stepped(part, file, key)
-            inside = [(step, t) for step, t in walk(value, file) if type(t) is TensorRef]
+            inside = list(tensors_of(value, file))
             self.extents |= by_place(part.extent((*key, *step), t) for step, t in inside)
             self.found[file, key] = lifted(value, file)
         return self.found[file, key]

@@ -9,13 +9,23 @@ Not here: the bytes (pickles, pickle_writer).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeGuard, TypeVar
 
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_STORAGE, Call, Global, Key, Size, Step, StorageRef, TensorRef, TorchDType
 
-__all__ = ["Bad", "attributes_of", "check_nesting", "is_dims", "is_name", "set_attributes", "unsafe_globals", "walk"]
+__all__ = [
+    "Bad",
+    "attributes_of",
+    "check_nesting",
+    "is_dims",
+    "is_name",
+    "set_attributes",
+    "tensors_of",
+    "unsafe_globals",
+    "walk",
+]
 
 PICKLE_BYTES_MAX = 1 << 30  # a data.pkl of a million tensors has 100 MB
 NESTING_MAX = 200  # levels
@@ -134,6 +144,15 @@ def parts_of(value: object) -> list[object]:
     return []
 
 
+def _holds_leaves(value: object) -> bool:
+    """Whether a container holds nothing but words and numbers. Where that is not plain, False."""
+    if type(value) is dict:
+        return LEAVES.issuperset(map(type, value.values())) and LEAVES.issuperset(map(type, value))
+    if type(value) is list or type(value) is tuple:
+        return LEAVES.issuperset(map(type, value))
+    return False
+
+
 def check_nesting(root: object, file: str, code: str = "E424") -> None:
     """Whoever walks a value may recurse: no path through it is longer than NESTING_MAX. Without recursion here.
 
@@ -151,6 +170,11 @@ def check_nesting(root: object, file: str, code: str = "E424") -> None:
             known = height.get(id(child))
             if known is None:
                 if type(child) is TensorRef and child.attributes is None:
+                    continue
+                if _holds_leaves(child):  # most containers: words and numbers
+                    height[id(child)] = 1
+                    if not highest[-1]:
+                        highest[-1] = 1
                     continue
                 height[id(child)] = 0
                 path.append((id(child), todo))
@@ -180,12 +204,21 @@ def _step(key: object, n: int) -> Step:
     return f"@key{n}"
 
 
-def walk(root: object, file: str = "pickle") -> Iterator[tuple[Key, object]]:
+def tensors_of(root: object, file: str = "pickle") -> Iterator[tuple[Key, TensorRef]]:
+    """The tensors under `root` with their paths, as `walk` meets them. Raises: UcplError E425, as `walk`."""
+    for key, value in walk(root, file, _holds_leaves):
+        if type(value) is TensorRef:
+            yield key, value
+
+
+def walk(
+    root: object, file: str = "pickle", passed: Callable[[object], bool] | None = None
+) -> Iterator[tuple[Key, object]]:
     """Every value under `root` with its path, containers before their parts, in the order of the file.
 
     Steps: a dict's key, an index of a list or tuple, and of an object `@args`, `@kwargs`, `@state`, `@list`, `@dict`; the
     attributes of an OrderedDict or tensor are under `@attributes`. A container shared by several paths is met on each,
-    a cycle is entered once.
+    a cycle is entered once. What lies under a value that is `passed` is not gone through.
 
     Raises: UcplError E425 where sharing unfolds to more than WALK_VALUES_MAX values.
     """
@@ -213,7 +246,7 @@ def walk(root: object, file: str = "pickle") -> Iterator[tuple[Key, object]]:
         if met > WALK_VALUES_MAX:
             fail("E425", f"{file}: its values unfold to more than {WALK_VALUES_MAX}", Label(file))
         yield key, value
-        if type(value) in LEAVES or id(value) in entered:
+        if type(value) in LEAVES or id(value) in entered or (passed is not None and passed(value)):
             continue
         steps = steps_of(value)
         if steps:

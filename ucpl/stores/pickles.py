@@ -20,6 +20,7 @@ from ucpl.stores.inert import (
     attributes_of,
     check_nesting,
     set_attributes,
+    tensors_of,
     unsafe_globals,
     walk,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "load_pickle",
     "loads",
     "set_attributes",
+    "tensors_of",
     "unsafe_globals",
     "walk",
 ]

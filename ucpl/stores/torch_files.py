@@ -12,6 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,10 @@ from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Key, Scalar, StorageRef, TensorRef, key_text
 from ucpl.records import frozen
-from ucpl.stores.pickles import dump_pickle, load_pickle, walk
+from ucpl.stores.pickles import Pickle, dump_pickle, load_pickle, tensors_of
 from ucpl.stores.zips import Member, crc_of_member, open_file, read_exactly, read_member, read_zip_directory
 
-__all__ = ["TorchFile", "TorchFilePlan", "layout_torch_file", "read_torch_file"]
+__all__ = ["TorchFile", "TorchFilePlan", "layout_archive", "layout_torch_file", "read_torch_file"]
 
 REPEATS_MAX = 1 << 31  # elements of a tensor that is larger than its storage (stride 0)
 SCALAR_BYTES_MAX = 1 << 20
@@ -45,10 +46,9 @@ class TorchFile:
     _shared: dict[str, bytes] = field(
         factory=dict, init=False, eq=False, repr=False
     )  # small storages of several numbers
-    path: Path = field(init=False, eq=False, repr=False)  # asked for at each value that is read
 
-    @path.default
-    def _path(self) -> Path:
+    @property
+    def path(self) -> Path:
         return self.root / self.file
 
     def extent(self, key: tuple[str | int, ...], tensor: TensorRef) -> Extent:
@@ -72,7 +72,7 @@ class TorchFile:
 
         A tensor that is met on several paths is listed on each. Raises: UcplError E425.
         """
-        return tuple(self.extent(key, value) for key, value in walk(self.value, self.file) if type(value) is TensorRef)
+        return tuple(self.extent(key, value) for key, value in tensors_of(self.value, self.file))
 
     def demand_undamaged(self, storage: str, holds: str) -> None:
         """A storage's bytes have the CRC that is stated. holds: what lies in it. Raises: UcplError E400, E612."""
@@ -147,7 +147,7 @@ def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: 
         version = members.get(f"{archive}/version") or members.get(f"{archive}/.data/version")
         said = b"" if version is None else read_member(fd, version, file, RECORD_BYTES_MAX)
         version_text = said[:20].decode("ascii", "replace").strip()
-        pickle = load_pickle(read_member(fd, members[f"{archive}/data.pkl"], file), file)
+        pickle = _pickle_of(read_member(fd, members[f"{archive}/data.pkl"], file), file)
     except OSError as error:
         fail("E400", f"{file} cannot be read: {error.strerror}", Label(str(path)))
     finally:
@@ -161,6 +161,25 @@ def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: 
     for tensor in pickle.tensors:
         _check_geometry(tensor, storages[tensor.storage.name], file, path)
     return TorchFile(root, file, archive, pickle.value, storages, version_text)
+
+
+# Pickles of one tensor and nothing else, by their bytes: torch.distributed.checkpoint writes one for each chunk of each state,
+# and those of one shape are the same.
+_ALONE: dict[bytes, Pickle] = {}
+_ALONE_MAX = 4096
+_ALONE_BYTES_MAX = 512
+
+
+def _pickle_of(data: bytes, file: str) -> Pickle:
+    known = _ALONE.get(data)
+    if known is not None:
+        return known
+    found = load_pickle(data, file)
+    if type(found.value) is TensorRef and found.value.attributes is None and len(data) <= _ALONE_BYTES_MAX:
+        if len(_ALONE) >= _ALONE_MAX:
+            _ALONE.clear()
+        _ALONE[data] = found
+    return found
 
 
 def _archive_name(members: dict[str, Member], file: str, path: Path) -> str:
@@ -303,6 +322,21 @@ def layout_torch_file(value: object, archive_name: str = "archive") -> TorchFile
     archive.add_known("version", b"3\n")
     archive.add_known(".data/serialization_id", _SERIALIZATION_ID)
     return archive.plan()
+
+
+def layout_archive(value: object) -> TorchFilePlan:
+    """As `layout_torch_file`, of one archive among many in a file: those of one tensor are laid out once for all of its shape.
+
+    Raises: UcplError E440, E441.
+    """
+    if type(value) is TensorRef and value.attributes is None:
+        return _layout_alone(value)
+    return layout_torch_file(value)
+
+
+@lru_cache(maxsize=4096)
+def _layout_alone(value: TensorRef) -> TorchFilePlan:
+    return layout_torch_file(value)
 
 
 @frozen(eq=False)

@@ -24,6 +24,9 @@ __all__ = ["Member", "crc_of_member", "ZipDirectory", "read_member", "read_zip_d
 DIRECTORY_BYTES_MAX = 1 << 30
 MEMBER_READ_MAX = 1 << 30  # of a member that is read whole
 _CHUNK = 1 << 20  # bytes that are read at a time
+_TAIL = (
+    1 << 12
+)  # bytes at an archive's end that are read at once: where a comment is short, its end and most directories
 
 _END = struct.Struct("<4s4H2IH")  # 22 bytes
 _END64 = struct.Struct("<4sQ2H2I4Q")  # 56 bytes
@@ -131,9 +134,10 @@ def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = No
         size = file_size - start
     if start < 0 or size < 0 or start + size > file_size:
         fail("E402", f"{file}: bytes {start} to {start + size} are asked for, it has {file_size}", Label(file))
-    count, directory_start, directory_size = _find_directory(fd, file, start, size)
-    raw = read_exactly(fd, start + directory_start, directory_size, file)
-    archive = _Archive(fd, file, start, directory_start)
+    tail = _Tail.of(fd, file, start, size)
+    count, directory_start, directory_size = _find_directory(tail, size)
+    raw = tail.read(directory_start, directory_size)
+    archive = _Archive(tail, directory_start)
     members: dict[str, Member] = {}
     spans: list[tuple[int, int, str]] = []  # header start, data end, name
     pos = 0
@@ -184,17 +188,48 @@ def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = No
     return ZipDirectory(file, size, members)
 
 
-def _find_directory(fd: int, file: str, start: int, size: int) -> tuple[int, int, int]:
+@frozen
+class _Tail:
+    """An archive whose end was read: what lies there is not read again. A small one is its own end."""
+
+    fd: int
+    file: str
+    start: int  # of the archive, in the file
+    begins: int  # of what was read, in the archive
+    data: bytes
+
+    @classmethod
+    def of(cls, fd: int, file: str, start: int, size: int, most: int = _TAIL) -> _Tail:
+        begins = max(0, size - most)
+        return cls(fd, file, start, begins, read_exactly(fd, start + begins, size - begins, file))
+
+    def read(self, at: int, size: int) -> bytes:
+        """Bytes of the archive. Raises: UcplError E400."""
+        first = at - self.begins
+        if first >= 0 and first + size <= len(self.data):
+            return self.data[first : first + size]
+        return read_exactly(self.fd, self.start + at, size, self.file)
+
+    def end(self) -> int:
+        """Where the record of the archive's end lies within what was read; negative: nowhere there."""
+        data = self.data
+        at = data.rfind(b"PK\x05\x06")
+        while at >= 0:
+            if at + 22 <= len(data) and at + 22 + _END.unpack_from(data, at)[7] == len(data):
+                break
+            at = data.rfind(b"PK\x05\x06", 0, at + 3)
+        return at
+
+
+def _find_directory(archive: _Tail, size: int) -> tuple[int, int, int]:
     """(entries, start, bytes) of the directory, from the records at the archive's end. Positions within the archive."""
-    tail_start = max(0, size - (22 + _U16))
-    tail = read_exactly(fd, start + tail_start, size - tail_start, file)
-    at = tail.rfind(b"PK\x05\x06")
-    while at >= 0:
-        if at + 22 <= len(tail) and at + 22 + _END.unpack_from(tail, at)[7] == len(tail):
-            break
-        at = tail.rfind(b"PK\x05\x06", 0, at + 3)
+    fd, file, start = archive.fd, archive.file, archive.start
+    at = archive.end()
+    if at < 0 and archive.begins:  # a long comment
+        archive = _Tail.of(fd, file, start, size, 22 + _U16)
+        at = archive.end()
     if at < 0:
-        head = read_exactly(fd, start, min(4, size), file)
+        head = archive.read(0, min(4, size))
         if not size:
             fail("E401", f"{file} is empty", Label(file))
         if head == b"PK\x03\x04":
@@ -202,17 +237,17 @@ def _find_directory(fd: int, file: str, start: int, size: int) -> tuple[int, int
                 "E401", f"{file} was cut short: it starts as a zip archive and has no directory at its end", Label(file)
             )
         fail("E401", f"{file} is no zip archive", Label(file))
-    end_start = tail_start + at
-    _, disk, directory_disk, count_here, count, directory_size, directory_start, _ = _END.unpack_from(tail, at)
+    end_start = archive.begins + at
+    _, disk, directory_disk, count_here, count, directory_size, directory_start, _ = _END.unpack_from(archive.data, at)
     before = end_start
     multi_disk = disk not in (0, _U16) or directory_disk not in (0, _U16) or count_here != count
     if end_start >= 20:
-        locator = read_exactly(fd, start + end_start - 20, 20, file)
+        locator = archive.read(end_start - 20, 20)
         if locator.startswith(b"PK\x06\x07"):
             _, disk64, end64_start, disks = _LOCATOR.unpack(locator)
             if end64_start + 56 > end_start - 20:
                 fail("E402", f"{file}: the zip64 end record lies behind its place", Label(file))
-            end64 = _END64.unpack(read_exactly(fd, start + end64_start, 56, file))
+            end64 = _END64.unpack(archive.read(end64_start, 56))
             if end64[0] != b"PK\x06\x06" or end64_start + 12 + end64[1] != end_start - 20:
                 fail("E402", f"{file}: the zip64 end record is damaged", Label(file))
             multi_disk = (
@@ -282,11 +317,9 @@ def _zip64(extra: bytes, fields: tuple[int, ...], file: str, name: str) -> tuple
 
 @frozen
 class _Archive:
-    """Where an archive is read: positions within it count from `start`, members end where the directory starts."""
+    """Where an archive is read: members end where the directory starts."""
 
-    fd: int
-    file: str
-    start: int
+    tail: _Tail
     directory_start: int
 
 
@@ -304,9 +337,8 @@ class _Entry:
 
 def _check_local(archive: _Archive, entry: _Entry) -> int:
     """Where the member's data starts, once its own header agrees with the directory."""
-    file, name, raw_name = archive.file, entry.name, entry.raw_name
-    header_start = archive.start + entry.header
-    raw = read_exactly(archive.fd, header_start, min(30 + len(raw_name), archive.directory_start - entry.header), file)
+    file, name, raw_name = archive.tail.file, entry.name, entry.raw_name
+    raw = archive.tail.read(entry.header, min(30 + len(raw_name), archive.directory_start - entry.header))
     fields = _LOCAL.unpack_from(raw)
     name_size, extra_size = fields[9], fields[10]
     agrees = (
@@ -322,7 +354,7 @@ def _check_local(archive: _Archive, entry: _Entry) -> int:
     if agrees and not entry.flags & _FLAG_LATER:
         packed, unpacked = fields[7], fields[8]
         if _U32 in (packed, unpacked):
-            extra = read_exactly(archive.fd, header_start + 30 + name_size, extra_size, file)
+            extra = archive.tail.read(entry.header + 30 + name_size, extra_size)
             unpacked, packed, _ = _zip64(extra, (unpacked, packed, 0), file, name)
         agrees = fields[6] == entry.crc and packed == unpacked == entry.size
     elif agrees:

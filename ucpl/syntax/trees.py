@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 import attrs
 
@@ -35,7 +35,6 @@ HOLES_MAX = 10_000  # known at a time
 Read = Callable[[Source, str], object]
 
 
-@runtime_checkable
 class Spanned(attrs.AttrsInstance, Protocol):
     """A record of the tree."""
 
@@ -156,9 +155,9 @@ def _encoded(value: object) -> object:
         return [0, *map(_encoded, value)]
     if isinstance(value, nodes.File):
         return [_NUMBER[nodes.File], value.version, *map(_encoded, value.statements)]
-    assert isinstance(value, Spanned)
-    at = value.span
-    return [_NUMBER[type(value)], at.start, at.stop, at.line, at.column, *map(_encoded, _fields_of(value))]
+    record = cast(Spanned, value)
+    at = record.span
+    return [_NUMBER[type(record)], at.start, at.stop, at.line, at.column, *map(_encoded, _fields_of(record))]
 
 
 def _decoded(value: object, source: Source) -> object:

@@ -41,7 +41,9 @@ def children(node: AttrsInstance) -> list[AttrsInstance]:
     """The records right inside a record, in the order in which they are written."""
     found: list[AttrsInstance] = []
     for name in _fields(type(node)):
-        _gather(getattr(node, name), found)
+        value = getattr(node, name)
+        if type(value) is not str and value is not None:  # most hold a word, or nothing
+            _gather(value, found)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from attrs import evolve, field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Counted, Envelope, Extent, Key, NamedTensor, ParameterGroup, Setting, TensorRef
+from ucpl.extents import Counted, Envelope, Extent, Key, NamedTensor, ParameterGroup, Setting
 from ucpl.records import define
 from ucpl.stores.carrying import lifted, mapped
 from ucpl.stores.checkpoint import Checkpoint
@@ -19,7 +19,7 @@ from ucpl.stores.dcp.chunks import Chunks, address
 from ucpl.stores.dcp.mesh import mesh_settings
 from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Metadata, Place
 from ucpl.stores.dcp.roles import Roles, roles_of
-from ucpl.stores.pickles import walk
+from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.plain_values import decode
 from ucpl.stores.scalars import is_counted
@@ -254,10 +254,9 @@ class Opened:
 
     def carry(self, place: Place, key: Key) -> object:
         part = self.chunks.archive(place)
-        for step, tensor in walk(part.value, place.file):
-            if type(tensor) is TensorRef:
-                made = part.extent((*key, *step), tensor)
-                self.carried[place.file, made.key] = evolve(made, storage=f"{place.start}:{made.storage}")
+        for step, tensor in tensors_of(part.value, place.file):
+            made = part.extent((*key, *step), tensor)
+            self.carried[place.file, made.key] = evolve(made, storage=f"{place.start}:{made.storage}")
         own = mapped(part.value, lambda t: evolve(t, storage=evolve(t.storage, name=f"{place.start}:{t.storage.name}")))
         return lifted(own, place.file)
 

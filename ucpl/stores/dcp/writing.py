@@ -38,7 +38,7 @@ from ucpl.stores.pickles import dumps, unsafe_globals
 from ucpl.stores.plain import EMPTY, empty_tensors
 from ucpl.stores.plain_values import encode
 from ucpl.stores.scalars import number_of
-from ucpl.stores.torch_files import layout_torch_file
+from ucpl.stores.torch_files import layout_archive
 
 __all__ = ["KNOWN", "File", "Writer", "address", "hyper_of", "leaves", "skeleton", "whole_shapes"]
 
@@ -70,7 +70,7 @@ class File:
 
     def add(self, archive: Archive) -> tuple[int, int, int]:
         """Its number, where it starts, and its bytes."""
-        number, start, size = len(self.archives), self.size, layout_torch_file(archive.value).size
+        number, start, size = len(self.archives), self.size, layout_archive(archive.value).size
         self.archives.append(archive)
         self.size += size
         return number, start, size

@@ -18,7 +18,7 @@ from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.legacy_buffers import Bucket, Parameter, buckets_of
 from ucpl.stores.megatron.legacy_modules import Local, Modules
 from ucpl.stores.megatron.legacy_ranks import CODE, Place, Ranks, optim_of
-from ucpl.stores.pickles import walk
+from ucpl.stores.pickles import tensors_of
 from ucpl.stores.scalars import is_counted
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
@@ -168,10 +168,9 @@ def _members(modules: Modules, found: list[_Group], without: set[str], ranks: Ra
 
 def _carry(part: TorchFile, made: Optimizer, value: Value) -> object:
     """A value that goes along, with the tensors in it."""
-    for step, tensor in walk(value.held, part.file):
-        if type(tensor) is TensorRef:
-            extent = part.extent((*value.key, *step), tensor)
-            made.carried[part.file, extent.key] = extent
+    for step, tensor in tensors_of(value.held, part.file):
+        extent = part.extent((*value.key, *step), tensor)
+        made.carried[part.file, extent.key] = extent
     return lifted(value.held, part.file)
 
 

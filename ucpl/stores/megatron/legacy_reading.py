@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ucpl.extents import Envelope, Extent, Key, NamedTensor, Setting, TensorRef
+from ucpl.extents import Envelope, Extent, Key, NamedTensor, Setting
 from ucpl.stores.carrying import lifted
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.megatron import legacy_names as names
@@ -11,7 +11,7 @@ from ucpl.stores.megatron.legacy_arguments import part_own
 from ucpl.stores.megatron.legacy_modules import Modules, read_modules
 from ucpl.stores.megatron.legacy_optimizer import GROUPS, Optimizer, facts, read_optimizer
 from ucpl.stores.megatron.legacy_ranks import Ranks, read_ranks
-from ucpl.stores.pickles import walk
+from ucpl.stores.pickles import tensors_of
 
 __all__ = ["EXTRA", "NAME", "OPTIMIZER", "RNG", "WITHOUT", "opened"]
 
@@ -107,10 +107,9 @@ def _rest(
         for key, value in ranks.top(place).named():
             if key in own or (key != _RNG and part is not ranks.parts[0, 0, 0]):
                 continue
-            for step, tensor in walk(value.held, part.file):
-                if type(tensor) is TensorRef:
-                    extent = part.extent((*value.key, *step), tensor)
-                    carried[part.file, extent.key] = extent
+            for step, tensor in tensors_of(value.held, part.file):
+                extent = part.extent((*value.key, *step), tensor)
+                carried[part.file, extent.key] = extent
             made = lifted(value.held, part.file)
             if key == _RNG:
                 random[ranks.folders[place].folder] = made
@@ -122,10 +121,9 @@ def _rest(
         extra: dict[str, object] = {}
         for name, value in modules.extra.items():
             part = next(p for p in ranks.parts.values() if p.file == value.file)
-            for step, tensor in walk(value.held, part.file):
-                if type(tensor) is TensorRef:
-                    extent = part.extent((*value.key, *step), tensor)
-                    carried[part.file, extent.key] = extent
+            for step, tensor in tensors_of(value.held, part.file):
+                extent = part.extent((*value.key, *step), tensor)
+                carried[part.file, extent.key] = extent
             extra[name] = lifted(value.held, part.file)
         out[EXTRA] = extra
     if modules.without:
