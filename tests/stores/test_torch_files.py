@@ -23,7 +23,7 @@ from ucpl.errors import UcplError
 from ucpl.extents import DTYPES, StorageRef, TensorRef, TorchDType
 from ucpl.runtime.crc import crc_of_zeros
 from ucpl.stores.pickles import set_attributes, unsafe_globals
-from ucpl.stores.torch_files import TorchFile, layout_torch_file, read_torch_file
+from ucpl.stores.torch_files import TorchFile, layout_archive, layout_torch_file, read_torch_file
 
 REAL = sorted(path for path in FIXTURES.rglob("*.pt") if zipfile.is_zipfile(path))
 
@@ -211,6 +211,31 @@ def test_an_archive_within_a_larger_file(tmp_path: Path) -> None:
     (extent,) = file.extents()
     raw = (tmp_path / "two.distcp").read_bytes()[extent.storage_start :][: extent.storage_bytes]
     assert np.frombuffer(raw, np.int64).tolist() == [0, 1, 2, 3]
+
+
+def test_an_archive_with_a_long_comment_is_read(tmp_path: Path) -> None:
+    """Its end lies before what is read at first."""
+    torch.save({"a": torch.arange(3)}, tmp_path / "a.pt")
+    raw, comment = (tmp_path / "a.pt").read_bytes(), b"PK\x05\x06" * 2000
+    (tmp_path / "b.pt").write_bytes(raw[:-2] + len(comment).to_bytes(2, "little") + comment)
+    assert read_torch_file(tmp_path, "b.pt").value == read_torch_file(tmp_path, "a.pt").value
+
+
+def test_what_is_known_of_one_tensor_is_told_of_its_equals_alone(tmp_path: Path) -> None:
+    """Equal tensors may have attributes that differ, and those can change."""
+    storage = StorageRef("0", "f32", 6)
+    plain, turned = TensorRef(storage, 0, (2, 3), (3, 1)), TensorRef(storage, 0, (2, 3), (1, 2))
+    named = TensorRef(storage, 0, (2, 3), (3, 1), attributes={"id": 1})
+    for one in (plain, turned, named, plain):
+        assert layout_archive(one) == layout_torch_file(one)
+    value = torch.zeros(2, 3)
+    torch.save(value, tmp_path / "b.pt")
+    vars(value)["id"] = 1
+    torch.save(value, tmp_path / "a.pt")
+    first, again = (read_torch_file(tmp_path, "a.pt").value for _ in range(2))
+    assert isinstance(first, TensorRef) and isinstance(again, TensorRef)
+    assert first.attributes == {"id": 1} == again.attributes and first.attributes is not again.attributes
+    assert [read_torch_file(tmp_path, "b.pt").value for _ in range(2)] == [plain, plain]
 
 
 def test_scalars_are_read_by_position(tmp_path: Path) -> None:
