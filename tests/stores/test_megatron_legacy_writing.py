@@ -178,3 +178,12 @@ def test_names_that_megatron_does_not_have_are_not_cut(tmp_path: Path) -> None:
     with pytest.raises(UcplError) as found:
         ucpl.convert(tmp_path / "other.pt", tmp_path / "made", to="megatron_legacy(tp=2)")
     assert found.value.diagnostics[0].code == "E542"
+
+
+def test_a_sink_of_each_head_is_cut_with_the_heads(tmp_path: Path) -> None:
+    sink = "decoder.layers.0.self_attention.core_attention.softmax_offset"
+    params = {sink: torch.arange(6.0), "embedding.word_embeddings.weight": torch.arange(16.0).reshape(4, 4)}
+    torch.save({"params": {name: {"weight": tensor} for name, tensor in params.items()}}, tmp_path / "one.pt")
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "made", to="megatron_legacy(tp=2)")
+    made = [torch.load(p, weights_only=False)["model"][sink] for p in sorted(tmp_path.rglob("model_optim_rng.pt"))]
+    assert [one.tolist() for one in made] == [[0, 1, 2], [3, 4, 5]]

@@ -44,7 +44,8 @@ _CHUNKS = re.compile(
 )
 _LINEAR = r"linear_qkv|linear_q|linear_kv|linear_q_proj|linear_q_up_proj|linear_kv_up_proj"
 _ROWS = re.compile(
-    rf"(?:.*\.)?(?:(?:{_LINEAR})\.(?:weight|bias)|word_embeddings\.weight|output_layer\.(?:weight|bias)|eh_proj\.weight)",
+    rf"(?:.*\.)?(?:(?:{_LINEAR})\.(?:weight|bias)|word_embeddings\.weight|output_layer\.(?:weight|bias)|eh_proj\.weight"
+    r"|core_attention\.softmax_offset)",
     re.ASCII,
 )
 _FC1 = re.compile(r"((?:.*\.)?)linear_fc1\.(weight|bias)(\d*)", re.ASCII)
