@@ -122,3 +122,15 @@ def test_what_exact_does_not_hold_says_the_word_for_rounding(here: Path) -> None
     (here / "spec.ucpl").write_text(SPEC.replace("remap", "first").replace("value x - 1", "dtype bf16 exact"))
     done = ucpl(*converting())
     assert done.status == 5 and "write `lossy` on the entry" in done.err.lower()
+
+
+def test_show_says_what_nothing_reads(here: Path) -> None:
+    (here / "spec.ucpl").write_text(SPEC.replace("remap", "first"))
+    unread = ("nothing here reads the config", "the layout has a model of its own, and --model is of none")
+    said = good("show", "spec.ucpl:ranks", "--config", "config.json", "--model", "spec.ucpl:m")
+    assert [text for text in unread if text not in said.out] == []
+    assert not any(text in good("show", "spec.ucpl:ranks").out for text in unread)
+    of_any = good("show", "plain()", "--config", "config.json", "--model", "spec.ucpl:m", "--after", "resolve").out
+    assert not any(text in of_any for text in unread)
+    (here / "spec.ucpl").write_text(SPEC.replace("c = 2", "c = config.hidden_size"))
+    assert unread[0] not in good("show", "spec.ucpl:ranks", "--config", "config.json").out

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ucpl.cli.options import add_json, add_model, add_sizes, given_of
@@ -15,6 +16,8 @@ from ucpl.errors import Exit
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.conversion.given import Given
+    from ucpl.conversion.side import Side
 
 EXAMPLE = """
 ucpl show 'zero1(dp=4)' --model model.ucpl:gpt --rank 1
@@ -49,7 +52,8 @@ def run(options: Namespace, console: Console) -> int:
         console.answer({"stage": "order", "text": text})
         return Exit.DONE
     alone = options.rank if options.after == "locate" else None
-    here, there = shown(options.layout, options.to, given_of(options), alone)
+    given = given_of(options)
+    here, there = shown(options.layout, options.to, given, alone)
     if options.rank is not None:
         demand_rank(options.rank, here.layout)
     match options.after:
@@ -70,6 +74,22 @@ def run(options: Namespace, console: Console) -> int:
             lines = summary(plan).splitlines()
             if options.rank is not None:
                 lines += rank_lines(plan, options.rank)
-    console.say(*lines)
-    console.answer({"stage": options.after, "layout": here.layout.call, "text": "\n".join(lines)})
+    remarks = tuple(unread(tuple(side for side in (here, there) if side is not None), given))
+    console.say(*lines, *(f"remark     {text}" for text in remarks))
+    console.answer(
+        {"stage": options.after, "layout": here.layout.call, "text": "\n".join(lines), "remarks": list(remarks)}
+    )
     return Exit.DONE
+
+
+def unread(sides: tuple[Side, ...], given: Given) -> Iterator[str]:
+    """What was given, and no side asks for: a model, a config."""
+    from ucpl.proofs.unused import CONFIG_UNREAD, reads_config
+
+    asking = [side.called for side in sides if side.checkpoint is None]  # a checkpoint has both by itself
+    is_open = any(called.is_of_any for called in asking)
+    if given.model is not None and not is_open:
+        yield "the layout has a model of its own, and --model is of none. Leave it out"
+    if given.config is not None and not is_open:
+        if not reads_config(file for called in asking for file in called.library.files.values()):
+            yield CONFIG_UNREAD
