@@ -72,7 +72,7 @@ powerloss: $(VENV)/ready
 	UCPL_POWERLOSS=all $(VENV)/bin/python -m pytest -q -s tests/runtime/test_powerloss.py
 
 interop: $(INTEROP)/ready
-	DS_ACCELERATOR=cpu $(INTEROP)/bin/python -m pytest $(or $(TESTS),tests/interop)
+	DS_ACCELERATOR=cpu $(INTEROP)/bin/python -m pytest -n $(JOBS) --dist loadfile $(or $(TESTS),tests/interop)
 
 # `make bench lsp` times one thing alone.
 bench: $(VENV)/ready

@@ -15,17 +15,22 @@ class Ran:
     """Which tests of this folder passed, and what is said of it at the end."""
 
     def __init__(self) -> None:
+        self.collected: set[str] = set()  # by processes of pytest-xdist, which share the tests out
         self.passed: set[str] = set()
         self.lines: list[str] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        self.collected |= {*ids}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and report.passed:
             self.passed.add(report.nodeid)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not is_whole(session):
+        if hasattr(session.config, "workerinput") or not is_whole(session):
             return
-        self.lines = unproved({item.nodeid for item in session.items}, self.passed)
+        self.lines = unproved(self.collected or {item.nodeid for item in session.items}, self.passed)
         if self.lines and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
