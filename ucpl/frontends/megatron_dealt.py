@@ -21,7 +21,7 @@ from ucpl.layout import Layout, resolve
 from ucpl.records import define, frozen
 from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.legacy_buffers import ALIGNED
-from ucpl.stores.megatron.orders import is_own_norm, registered
+from ucpl.stores.megatron.orders import by_modules
 from ucpl.syntax import nodes
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Dealt:
         shapes = {path: t.counts for path, t in layout.tensors.items()}
         # Legacy files have the order in which modules register parameters.
         if source is None or source.legacy is None:
-            shapes = {name: shapes[name] for name in registered(tuple(shapes), fused=not any(map(is_own_norm, shapes)))}
+            shapes = {name: shapes[name] for name in by_modules(tuple(shapes))}
         numbers = {} if source is None else numbers_of(source)
         states = states_of(base)
         if states - _STATES:

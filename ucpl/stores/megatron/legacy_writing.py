@@ -28,7 +28,7 @@ from ucpl.stores.megatron.legacy_arguments import (
 )
 from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM
 from ucpl.stores.megatron.legacy_reading import OPTIMIZER, RNG, WITHOUT
-from ucpl.stores.megatron.orders import is_own_norm, registered
+from ucpl.stores.megatron.orders import by_modules
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.scalars import number_of
 
@@ -180,7 +180,7 @@ class _Writer:
         """State dicts in the order of registration, as `distrib_optim.pt` has it: a tied output layer is the last."""
         named = tuple(tensor.name for tensor in self.structure.tensors)
         if self.source.legacy is None:  # else the source's files have it
-            named = registered(named, fused=not any(map(is_own_norm, named)))
+            named = by_modules(named)
         order = {name: n for n, name in enumerate(named)}
 
         def place(t: int) -> tuple[int, int]:

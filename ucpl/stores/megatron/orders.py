@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-__all__ = ["is_own_norm", "orders_of", "registered"]
+__all__ = ["by_modules", "is_own_norm", "orders_of", "registered"]
 
 _NORM = r"(?:input_layernorm|self_attention\.linear_qkv\.layer_norm_(?:weight|bias))"
 _OUT = r"self_attention\.linear_proj"
@@ -62,6 +62,21 @@ def registered(names: Sequence[str], *, fused: bool) -> tuple[str, ...]:
     """
     modules = _FUSED if fused else _APART
     return tuple(sorted(names, key=lambda name: (*_block(name), _place(name, modules))))
+
+
+def by_modules(names: Sequence[str]) -> tuple[str, ...]:
+    """Names, which may be in any order, as `registered`; as they are where one is of no module of Megatron-Core's."""
+    if not all(map(_is_known, names)):
+        return tuple(names)
+    return registered(names, fused=not any(map(is_own_norm, names)))
+
+
+def _is_known(name: str) -> bool:
+    if _NUMBERED.fullmatch(name) is None:
+        return any(re.match(rf"{kind}(?:\.|$)", name) for kind in _AROUND)
+    match = _INNER.fullmatch(name)
+    assert match is not None
+    return any(re.match(rf"{kind}(?:\.|$)", match["inner"]) for kind in (_NORM, _CORE, _OUT, *_LAYER))
 
 
 def _block(name: str) -> tuple[int, int]:
