@@ -48,7 +48,7 @@ def written(file: Path, parameters: list[tuple[tuple[int, ...], str]]) -> dict[s
     return found
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(changes())
 def test_what_stays_is_what_it_was(
     tmp_path_factory: pytest.TempPathFactory, one: tuple[Any, tuple[int, int], tuple[int, int]]

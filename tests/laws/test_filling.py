@@ -124,7 +124,7 @@ def with_lines(text: str, lines: list[Any]) -> str:
 
 
 @given(cases())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_what_is_lacking_is_filled_and_nothing_else(case: tuple[Example, Example, Less]) -> None:
     source, target, less = case
     here, _ = both(source.text, source.call, name=source.name)

@@ -48,7 +48,7 @@ def texts_of_any(draw: st.DrawFn) -> tuple[nodes.Model, str]:
 
 
 @given(texts_of_any(), st.integers(1, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=90, deadline=None)
 def test_globs_mean_what_the_oracle_says(drawn: tuple[nodes.Model, str], tp: int) -> None:
     model, text = drawn
     call = f"g(tp = {tp})"

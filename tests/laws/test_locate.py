@@ -124,14 +124,14 @@ def test_a_model_inside_another_means_what_the_oracle_says() -> None:
 
 
 @given(models().flatmap(layouts))
-@settings(max_examples=250)
+@settings(max_examples=150)
 def test_any_layout_means_what_the_oracle_says(example: Example) -> None:
     meaning, layout = both(example.text, example.call, name=example.name)
     agree(meaning, locate(layout))
 
 
 @given(models().flatmap(layouts))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_the_part_of_one_rank_is_that_part_of_the_whole(example: Example) -> None:
     meaning, layout = both(example.text, example.call, name=example.name)
     for rank in range(layout.ranks):

@@ -80,7 +80,7 @@ class Case:
 
 
 @given(models().flatmap(layout_pairs))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_a_plan_is_right_element_by_element(pair: Pair) -> None:
     case = Case(pair)
     plan = order(case.graph)

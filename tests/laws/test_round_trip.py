@@ -23,13 +23,13 @@ Pair = tuple[Example, Example]
 
 
 @given(models().flatmap(layout_pairs))
-@settings(max_examples=90)
+@settings(max_examples=60)
 def test_there_and_back_through_another_layout_is_the_identity(pair: Pair) -> None:
     assert_round_trip(*pair)
 
 
 @given(models().flatmap(lambda m: st.tuples(layouts(m), layouts(m), layouts(m))))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_a_detour_changes_nothing(three: tuple[Example, Example, Example]) -> None:
     a, b, c = (locate(e.layout()) for e in three)
     start = lay_out(a, numbered(a, {}))
@@ -49,7 +49,7 @@ def test_a_detour_changes_nothing(three: tuple[Example, Example, Example]) -> No
 
 
 @given(models().flatmap(layout_pairs))
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_each_pass_keeps_what_the_graph_does(pair: Pair) -> None:
     a, b = (locate(e.layout()) for e in pair)
     start = lay_out(a, numbered(a, {}))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.lsp.fuzz import SPECS, ask, holed, prefixes
 
-SHARE = 12  # prefixes and holes of each shipped spec
+SHARE = 8  # prefixes and holes of each shipped spec
 
 
 @pytest.mark.parametrize("number", range(len(SPECS)))

@@ -67,7 +67,7 @@ def copies(runs: list[Runs], graph: Graph, tensor: str) -> tuple[int, Any]:
 
 
 @given(models().flatmap(layout_pairs), st.randoms(use_true_random=False))
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_a_right_graph_is_proved_and_any_shift_is_found(pair: tuple[Example, Example], chance: Any) -> None:
     graph = build(*(locate(e.layout()) for e in pair))
     prove(graph)

@@ -56,7 +56,7 @@ def elements(cut: Cut, window: int) -> list[tuple[int, int, int]]:
 TP = ax.Split("tp")
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @example(ax.Trim(ax.Pad(ax.Cut(ax.Flat(ax.Each()), (TP,)), 4)), [4, 6])
 @example(ax.Cut(ax.Pad(ax.Cut(ax.Flat(ax.Each()), (TP,)), 6), (ax.Split("dp"),)), [4, 6])
 @example(ax.Trim(ax.Cut(ax.Flat(ax.Pad(ax.Each(), 4)), (TP,))), [5, 1, 2])

@@ -148,7 +148,7 @@ def worlds(draw):
     return tensors, rows, targets, models
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(worlds(), st.sampled_from([MEMORY, 3 * MEMORY, 64 << 20]), st.integers(1, 2), st.booleans())
 def test_the_target_is_what_a_numpy_model_says(tmp_path_factory, world, memory, workers, verify_source):
     tensors, rows, targets, models = world

@@ -229,5 +229,5 @@ class Life(RuleBasedStateMachine):
 TestLife = Life.TestCase
 # A failing story is told as it was found: making it shorter takes minutes.
 TestLife.settings = settings(
-    settings.get_profile("laws"), max_examples=15, stateful_step_count=12, phases=[Phase.explicit, Phase.generate]
+    settings.get_profile("laws"), max_examples=9, stateful_step_count=12, phases=[Phase.explicit, Phase.generate]
 )
