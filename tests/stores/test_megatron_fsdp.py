@@ -24,8 +24,9 @@ States = dict[str, dict[str, torch.Tensor]]
 
 
 def held(folder: Path, made: Path) -> tuple[States, dict[str, torch.Tensor]]:
-    """Parameters and buffers, with steps."""
-    ucpl.convert(folder, made, to="plain()")
+    """Parameters and buffers, with steps, under the names of modules."""
+    ucpl.convert(folder, made.with_suffix(".chunks"), to="dcp(fsdp=1)")
+    ucpl.convert(made.with_suffix(".chunks"), made, to="plain()")
     read = torch.load(made, weights_only=True)
     return read["params"], read["buffers"]
 
@@ -35,6 +36,23 @@ def keys(step: Path) -> dict[str, object]:
     told = FileSystemReader(str(step)).read_metadata()
     assert told.planner_data is not None and told.planner_data.keys() == told.state_dict_metadata.keys()
     return dict(told.planner_data)
+
+
+def test_a_plain_file_has_what_is_stored_under_the_names_of_the_files(tmp_path: Path) -> None:
+    """Halves apart, and no weight of 16 bits, which none of the files has. A plan that is kept does the same."""
+    told = json.loads((FIXTURES / f"{OWN}.truth.json").read_text())["truth"]
+    ucpl.save_plan(ucpl.plan(str(FIXTURES / OWN), "plain()"), tmp_path / "a.plan")
+    ucpl.apply(tmp_path / "a.plan", FIXTURES / OWN, tmp_path / "plain.pt")
+    params = torch.load(tmp_path / "plain.pt", weights_only=True)["params"]
+    assert params.keys() == {*told["model"]}
+    for name, states in params.items():
+        is_half = name.endswith(("_w", "_v"))
+        rows, *rest = states["weight"].shape
+        for state, suffix in (("weight", ""), ("exp_avg", ".exp_avg"), ("exp_avg_sq", ".exp_avg_sq")):
+            wanted = drawn(f"{name[:-2] if is_half else name}{suffix}", [rows * (1 + is_half), *rest])
+            half = slice(rows, None) if name.endswith("_v") else slice(rows)
+            assert torch.equal(states[state], wanted[half]), (name, state)
+        assert states["step"] == 1 and "fp32" not in states
 
 
 def test_each_value_is_as_megatron_wrote_it(tmp_path: Path) -> None:

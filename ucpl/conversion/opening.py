@@ -99,6 +99,7 @@ def open_for(plan: Plan, path: str | Path) -> Checkpoint:
     """
     from ucpl.schedule.unread import demand_known, demand_known_files
     from ucpl.stores.generic import NAME
+    from ucpl.stores.registry import framework
     from ucpl.stores.registry import open_checkpoint as read
 
     here = _demand_stored(Path(path))
@@ -106,6 +107,8 @@ def open_for(plan: Plan, path: str | Path) -> Checkpoint:
         opened = _files_of(plan, here)
     else:
         opened = read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or read(here)
+    if plan.source.framework == "dcp" and opened.framework == "megatron_fsdp":  # under the names that its files have
+        opened = framework("dcp").open(opened.root)
     is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)  # else the run says what it lacks
     of_modules = plan.target.framework in ("megatron_legacy", "megatron_fsdp")
     of_modules |= plan.target.settings.get("optimizer") == "dp_reshardable"

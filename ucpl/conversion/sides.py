@@ -215,6 +215,7 @@ def sides(
     source: None, where the checkpoint itself says what it is.
     """
     if checkpoint is not None:
+        checkpoint = _as_filed(checkpoint, source, target)
         checkpoint, target = _of_words(_of_layers(checkpoint, source, target), source, target)
         checkpoint, source = of_ties(checkpoint, source, target, _config_of(checkpoint, given.config))
         here = source_side(checkpoint, source, evolve(given, model=None))
@@ -225,6 +226,17 @@ def sides(
         given = evolve(given, model=named.model(given) if named is not None else None)
     here = located(source, given)
     return here, target_side(target, here, given)
+
+
+def _as_filed(checkpoint: Checkpoint, source: Called | None, target: Called) -> Checkpoint:
+    """A folder of Megatron-FSDP's as its files have it, under their names, where a target shows what is stored."""
+    if source is not None or checkpoint.framework != "megatron_fsdp":
+        return checkpoint
+    if target.library.chain(target.call.name)[-1].node.name != "plain":
+        return checkpoint
+    from ucpl.stores.registry import framework
+
+    return framework("dcp").open(checkpoint.root)
 
 
 def _of_layers(checkpoint: Checkpoint, source: Called | None, target: Called) -> Checkpoint:
