@@ -218,11 +218,41 @@ def refused(source: Path, to: str, here: str = f"of {HF}", **how: Any) -> tuple[
         (f"of {HF}", "zero1(dp = 2) of llama.ucpl:megatron(tp = 1)", "E335", "the order in which modules register"),
         (f"of {HF}", f"dcp(fsdp = 2, bf16 = 0) of {HF}", "E335", "trains in f32"),
         (f"of {DIST}", f"dcp(fsdp = 2) of {HF}", "E336", "model.embed_tokens.weight"),
+        (f"of {HF}", "megatron_core(tp=2) of llama:torch_dist()", "E335", "of a file"),
+        ("of hf()", f"megatron_core() of {DIST}", "E335", "of a file"),
+        (f"of {HF}", f"of {DIST}", "E335", "no layout stands before `of`"),
+        (f"of {HF}", f"{LEGACY} of {DIST}", "E335", "`megatron` before `of`"),
     ],
 )  # fmt: skip
 def test_names_that_cannot_be_had(here: str, to: str, code: str, said: str, zero: tuple[Path, Params]) -> None:
     found = refused(zero[0], to, here)
     assert found[0] == code and said in found[1], found
+
+
+def test_sizes_that_no_config_says_are_of_the_model(zero: tuple[Path, Params], tmp_path: Path) -> None:
+    config = {key: value for key, value in CONFIG.items() if key not in ("head_dim", "vocab_size")}
+    to = f"dcp(fsdp = 2) of {LEGACY}"
+    ucpl.convert(zero[0], tmp_path / "there", to, layout=f"of {HF}", config=config, sizes={"d": 6, "v": 21})
+    moved(zero[0], tmp_path / "config", HF, to)
+    assert ucpl.compare(tmp_path / "there", tmp_path / "config")
+    assert refused(zero[0], to, sizes={"dd": 6})[0] == "E115"
+
+
+@pytest.mark.parametrize("there", ["megatron_core(tp = 2)", "dcp(fsdp = 2)"])
+def test_a_run_of_16_bits_is_one_for_deepspeed(there: str, tmp_path: Path) -> None:
+    """Files of an optimizer are called `bf16_zero_...`: an engine that finds none of its own goes on without it."""
+    names = {"decoder.final_layernorm.weight": (4,), "output_layer.weight": (6, 4)}
+    params = numbered(names)
+    params["decoder.final_layernorm.weight"]["weight"] = params["decoder.final_layernorm.weight"]["fp32"]
+    saved(tmp_path / "plain.pt", params)
+    masters = ", masters = 1" if there.startswith("dcp") else ""
+    ucpl.convert(tmp_path / "plain.pt", tmp_path / "there", f"{there[:-1]}{masters})")
+    ucpl.convert(tmp_path / "there", tmp_path / "back", "zero1(dp = 2)")
+    assert [*tmp_path.glob("back/*/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")]
+    found = plain(tmp_path / "back", tmp_path / "back.pt")
+    assert {name: one["weight"].dtype for name, one in found.items()} == {
+        n: p["weight"].dtype for n, p in params.items()
+    }
 
 
 def test_sizes_and_words_of_one_side(zero: tuple[Path, Params]) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Dialect", "Names", "described_as", "dialect", "named_sides", "names_of", "renamed", "seen", "split_names"]
 
 _OF = re.compile(r"(?:^|\s+)of\s+(?=\S+\.ucpl:)")
+_OF_NO_FILE = re.compile(r"(?:^|[\s)])of\s+(?!\S*\.ucpl:)([\w:]+\(.*)")
 _OF_MEGATRON = frozenset({"megatron_core", "megatron_legacy", "megatron_fsdp"})
 _LAYER = re.compile(r"\.layers\.\d+\.")
 # How a source cut what it called by its own names says nothing of tensors that have others.
@@ -45,8 +46,13 @@ _OF_RANKS = frozenset({"tp", "pp", "ep", "vpp", "optimizer", "shaped", "tp_rule"
 
 
 def split_names(text: str) -> tuple[str, str | None]:
-    """`zero1(dp=2) of llama.ucpl:hf()`: the layout, "" where none is said, and the call that says the names."""
+    """`zero1(dp=2) of llama.ucpl:hf()`: the layout, "" where none is said, and the call that says the names.
+
+    Raises: UcplError E335 where no file is named behind `of`.
+    """
     found = _OF.search(text)
+    if found is None and (other := _OF_NO_FILE.search(text)):
+        _refuse(other.group(1), "behind `of` stands a layout of a file, as in llama.ucpl:hf()")
     return (text[: found.start()], text[found.end() :]) if found else (text, None)
 
 
@@ -393,6 +399,7 @@ def _kinds(layout: Layout, names: Dialect) -> dict[str, LogicalTensor]:
                     f"`{path}` is `{first}` and `{name}`, and they are of other dtypes or kinds",
                     Label(layout.call, f"{other.dtype} {other.kind}", where=first),
                     Label(layout.call, f"{tensor.dtype} {tensor.kind}", where=name),
+                    remedy=f"the model has one `{path}` of all layers: freeze or train all of them first, or none",
                 )
             out[path] = evolve(out[path], dtype=tensor.dtype, kind=tensor.kind)
     return out
@@ -494,9 +501,17 @@ def named_sides(
     for word, texts in (("fill", given.fill), ("drop", given.drop), ("freeze", given.freeze), ("train", given.train)):
         if texts:
             _refuse(other, f"--{word} speaks of names of one side: convert first, then {word}")
+    for one, call in ((described, mine), (target, other)):
+        if one is not None and not one.is_of_any:
+            _refuse(
+                call or "",
+                f"`{one.call.name}` before `of` is of a model of its own, and a layout of any model stands there",
+            )
+    sizes = given.sizes  # of the model that both sides name: the layouts of any model have none of it
+    given = evolve(given, sizes={})
     here = source_side(checkpoint, described, evolve(given, model=None))
     config = here.given.config
-    names = names_of(dialect(mine, config, given.sizes), dialect(other, config, given.sizes), checkpoint)
+    names = names_of(dialect(mine, config, sizes), dialect(other, config, sizes), checkpoint)
     names = _as_registered(names, target, config, checkpoint)
     aimed = target_side(target, as_named(here, names), given)
     change = change_of(here, aimed.layout)

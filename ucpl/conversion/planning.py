@@ -97,6 +97,12 @@ def prepare(asked: Asked, given: Given) -> Prepared:
     if isinstance(source, str) and source and is_checkpoint(source):
         source, path = None, path if path is not None else source
     target, other = split_names(target) if isinstance(target, str) else (target, None)
+    if other is not None and not target:
+        fail(
+            "E335",
+            f"no names can be had from `{other}`: no layout stands before `of`, and a target has to name one",
+            Label("<call>", where=f"of {other}"),
+        )
     described = called(source) if source else None
     opened = open_checkpoint(path, described, given) if path is not None else None
     if opened is not None and opened.lacking and not given.weights_alone:

@@ -12,7 +12,7 @@ from ucpl.conversion.lessening import demand_layers, lessened
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.ordering import without_order
 from ucpl.conversion.side import Side, located
-from ucpl.conversion.ties import of_ties, with_ties
+from ucpl.conversion.ties import framework_of, of_ties, with_ties
 from ucpl.conversion.training import change_of, in_other_dtype, training_of, wished
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         model=model,
         config=given.config if given.config is not None else source.given.config,
         inherited={
-            **training_of(source),
+            **training_of(source, framework_of(one)),
             **{name: value for name, value in source.given.inherited.items() if name not in _not_taken(one, source)},
         },
     )

@@ -43,6 +43,7 @@ _FLAGS = {"bf16": "bf16", "fp16": "f16"}  # a setting -> the dtype that weights 
 _WHOLE = "f32"
 _TRAINED_IN = ("f32", "bf16", "f16")
 _MASTER = "fp32"
+_TOLD_BY_DTYPES = ("megatron_core", "dcp")  # formats of runs that state it nowhere else
 _ALIGNED = 16  # bytes of the trained dtype that parameter_alignment grows each parameter to
 _NAMES_SHOWN = 3
 _UNSEEN = (
@@ -63,10 +64,18 @@ class Change:
         return dtype is not None and dtype != self.now and (dtype == self.was or not self.was) and dtype in _TRAINED_IN
 
 
-def training_of(source: Side) -> Inherited:
-    """What a target takes over of how a source's layout trains, where no checkpoint says it."""
+def training_of(source: Side, framework: str) -> Inherited:
+    """What a target takes over of how a source's layout trains, where no checkpoint says it.
+
+    framework: the target's. DeepSpeed's files have names of the dtype, and an engine that finds none goes on without its
+    optimizer; so it takes over what the dtypes of weights and masters say, too.
+    """
     said = {flag: source.layout.settings.get(flag) for flag in _FLAGS}
-    return {flag: (1, "the source's layout") for flag, value in said.items() if value}
+    stated: Inherited = {flag: (1, "the source's layout") for flag, value in said.items() if value}
+    if stated or framework not in ("deepspeed", "universal") or _stated_by(source) is not None:
+        return stated
+    dtype = _of_dtypes(source)
+    return {flag: (1, "dtypes of the weights") for flag, of in _FLAGS.items() if of == dtype}
 
 
 # ---- the wish ---------------------------------------------------------------------------------------------------------------
@@ -82,6 +91,8 @@ def change_of(source: Side, layout: Layout) -> Change | None:
     now, was = _dtype(stated), _trains_in(source)
     if was is None and now == _WHOLE and _given_as_zero(layout) is None:
         return None  # f32 by default, from weights that say nothing of training
+    if was is None and now == _of_dtypes(source):
+        return None
     return Change(was, now) if was != now else None
 
 
@@ -248,8 +259,21 @@ def _scaling(checkpoint: Checkpoint, change: Change) -> list[str]:
 
 
 def _trains_in(source: Side) -> str | None:
-    known = _flags(source.layout.settings) or _flags({n: v for n, (v, _) in source.given.inherited.items()})
+    known = _stated_by(source)
     return _dtype(known) if known is not None else None
+
+
+def _stated_by(source: Side) -> dict[str, bool] | None:
+    return _flags(source.layout.settings) or _flags({n: v for n, (v, _) in source.given.inherited.items()})
+
+
+def _of_dtypes(source: Side) -> str | None:
+    """The one type of 16 bits that weights with masters have. None: there are none, or both."""
+    if source.checkpoint is None or source.checkpoint.framework not in _TOLD_BY_DTYPES:
+        return None
+    stored = stored_dtypes(source)
+    found = {stored.get(path) for path in with_masters(source.placement)} & set(_FLAGS.values())
+    return found.pop() if len(found) == 1 else None
 
 
 def _flags(settings: Mapping[str, object]) -> dict[str, bool] | None:
