@@ -253,9 +253,8 @@ def test_sizes_that_no_author_had_in_mind(family: str, size: str, tmp_path: Path
         config["attention_bias"] = BIASES[family]
     made(evolve(case, config=config), tmp_path / "hf")
     spec = here.partition(":")[0]
-    heads = config.get("num_key_value_heads") or config.get("n_head")
-    experts = config.get("moe_intermediate_size", config.get("intermediate_size", 2))
-    tp = next(n for n in (3, 2, 1) if not any(size % n for size in (heads, config["vocab_size"], experts)))
+    keys = ("num_key_value_heads", "n_head", "vocab_size", "moe_intermediate_size", "intermediate_size")
+    tp = next(n for n in (3, 2, 1) if not any(int(config[key]) % n for key in keys if key in config))
     ranks = f"{spec}:{there}(tp={tp}, divisible=1)"
     ucpl.convert(tmp_path / "hf", tmp_path / "ranks", ranks, layout=here)
     told = json.loads((tmp_path / "hf" / "config.json").read_text())
