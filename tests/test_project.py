@@ -188,7 +188,7 @@ def test_classes_and_files_are_short(parsed: dict[str, ast.Module]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["ARCHITECTURE", "EDITORS", "LANGUAGE", "ERRORS", "PERFORMANCE", "RELIABILITY", "TUTORIAL"],
+    ["ARCHITECTURE", "EDITORS", "LANGUAGE", "LAYOUTS", "ERRORS", "PERFORMANCE", "RELIABILITY", "TUTORIAL"],
 )
 def test_the_page_exists_and_the_readme_leads_to_it(name: str) -> None:
     assert (ROOT / "docs" / f"{name}.md").is_file()

@@ -1,4 +1,4 @@
-"""docs/LANGUAGE.md says what is so: its examples become the records that are meant, and store what it shows."""
+"""docs/LANGUAGE.md and docs/LAYOUTS.md say what is so: examples become the records that are meant, and store what is shown."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ucpl.syntax import nodes
 from ucpl.syntax.recorder import ENTRY_CLASSES
 from ucpl.syntax.words import CLAUSE_WORDS
 
-PAGE = ROOT / "docs" / "LANGUAGE.md"
+PAGE, SHIPPED = (ROOT / "docs" / name for name in ("LANGUAGE.md", "LAYOUTS.md"))
 GOLDEN = ROOT / "tests" / "docs" / "language.records"
-ALL = blocks(PAGE)
+ALL = [*blocks(PAGE), *blocks(SHIPPED)]
 RIGHT = [b for b in ALL if b.info[:1] == ("ucpl",) and b.info[1] != "wrong"]
 FAULTY = [b for b in ALL if b.info[:2] == ("ucpl", "wrong")]
 CELLS = [(b, ALL[i + 1]) for i, b in enumerate(ALL) if b.info[:2] == ("ucpl", "cells")]
@@ -144,13 +144,13 @@ def test_every_statement_of_the_grammar_is_explained() -> None:
 
 @pytest.mark.parametrize("name", sorted(["zero0", "zero1", "zero2", "zero3", "plain"]))
 def test_every_line_that_is_explained_stands_in_the_shipped_specs(name: str) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert re.search(rf"^### .*`{name}\(", text, re.MULTILINE)
+    text = SHIPPED.read_text(encoding="utf-8")
+    assert re.search(rf"^## .*`{name}\(", text, re.MULTILINE)
 
 
 def test_what_the_page_quotes_of_shipped_layouts_is_what_ships() -> None:
-    """Lines under "The layouts that ship" are those of specs/, but for spaces and comments; one `let` is shortened."""
-    text = PAGE.read_text(encoding="utf-8").partition("## The layouts that ship")[2].partition("\n## ")[0]
+    """Lines of docs/LAYOUTS.md are those of specs/, but for spaces and comments; one `let` is shortened."""
+    text = SHIPPED.read_text(encoding="utf-8")
     quoted = [m[1] for m in re.finditer(r"```ucpl layout\n(.*?)```", text, re.DOTALL)]
     assert len(quoted) > 5
 
@@ -172,6 +172,6 @@ def test_every_line_of_the_dictionary_is_a_line_of_the_language() -> None:
 
 
 def test_every_shipped_file_and_every_framework_is_named() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8") + SHIPPED.read_text(encoding="utf-8")
     assert [p.name for p in (ROOT / "specs").glob("*.ucpl") if f"specs/{p.name}" not in text] == []
     assert [f.name for f in FRAMEWORKS if f"`{f.name}`" not in text] == []
