@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -201,3 +202,20 @@ def test_layers_in_a_wrapper_are_not_megatrons_by_that_alone(tmp_path: Path) -> 
     weight = {f"module.decoder.layers.0.{name}": torch.ones(3, 2) for name in ("fc1", "self_attn.q")}
     save({"model": weight}, checkpoint_id=str(tmp_path / "made"), no_dist=True)
     assert open_checkpoint(tmp_path / "made").framework == "dcp"
+
+
+@pytest.mark.parametrize("has_masters", [True, False])
+def test_a_run_in_fp32_stays_one(tmp_path: Path, *, has_masters: bool) -> None:
+    """Its weights are its masters, and no module of 16 bits stands before its names."""
+    names = ["embedding.word_embeddings.weight", "decoder.final_layernorm.weight"]
+    states: dict[str, dict[str, Any]] = {n: {"weight": torch.randn(6, 4), "exp_avg": torch.randn(6, 4)} for n in names}
+    for one in states.values():
+        one |= {"exp_avg_sq": torch.rand(6, 4), "step": 3, **({"fp32": one["weight"].clone()} if has_masters else {})}
+    torch.save({"params": states, "groups": [{"lr": 0.1, "params": names}]}, tmp_path / "one.pt")
+    ucpl.convert(tmp_path / "one.pt", tmp_path / "made", to="megatron_fsdp(dp=2)")
+    (step,) = (tmp_path / "made").glob("iter_*")
+    assert "optimizer.state.module.module.decoder.final_layernorm.weight.exp_avg" in keys(step)
+    params, _ = held(tmp_path / "made", tmp_path / "plain.pt")
+    for name, one in states.items():
+        assert all(torch.equal(params[name][s], one[s]) for s in ("weight", "exp_avg", "exp_avg_sq")), name
+        assert torch.equal(params[name]["fp32"], one["weight"])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from attrs import evolve, field
@@ -121,7 +121,7 @@ def _pieces(part: Part) -> list[tuple[Home, list[tuple[int, Piece]]]]:
     return list(zip(homes, out, strict=True))
 
 
-def _refuse(call: str, why: str) -> None:
+def _refuse(call: str, why: str) -> NoReturn:
     fail("E335", f"no names can be had from `{call}`: {why}", Label("<call>", where=call))
 
 
@@ -497,14 +497,13 @@ def named_sides(
         there = "the source" if mine is None else "the target"
         why = f"{there} says none" if checkpoint is not None else "the source is no checkpoint"
         _refuse(mine or other or "", f"both sides say what they call the tensors of one model, and {why}")
-    assert mine is not None and other is not None and checkpoint is not None
     for word, texts in (("fill", given.fill), ("drop", given.drop), ("freeze", given.freeze), ("train", given.train)):
         if texts:
             _refuse(other, f"--{word} speaks of names of one side: convert first, then {word}")
     for one, call in ((described, mine), (target, other)):
         if one is not None and not one.is_of_any:
             _refuse(
-                call or "",
+                call,
                 f"`{one.call.name}` before `of` is of a model of its own, and a layout of any model stands there",
             )
     sizes = given.sizes  # of the model that both sides name: the layouts of any model have none of it

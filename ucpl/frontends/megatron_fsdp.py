@@ -53,6 +53,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
 
     Raises: UcplError E543 where nothing tells whether a linear_fc1 is gated, E547 for a name that no module has.
     """
+    base = _with_masters(base)
     states = {name for item in base.model.items if isinstance(item, nodes.State) for name in item.names}
     said: dict[str, int | str] = {"masters": int(_MASTER in states)}
     numbers = arguments_in(source) if source is not None else {}
@@ -81,6 +82,8 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
             remedy=f"call it `{in_modules(numbered)}`, and say grouped = 1 for files with the grouped names",
         )
     trained = {path for path, tensor in layout.tensors.items() if tensor.kind == "parameter"}
+    if trained and {layout.tensors[path].dtype for path in trained} == {"f32"} and "owner" not in base.inherited:
+        said["owner"] = _UNWRAPPED  # a run in fp32, whatever framework's
     halves = sorted(gated(shapes, shapes, "<call>"))
     said["halves"] = 2 if halves else 1
     out = []
@@ -94,7 +97,16 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
     ]
     (made,) = parse("\n".join(("ucpl 1", "layout lines() of any {", *lines, "}", "")), "megatron_fsdp").statements
     assert isinstance(made, nodes.Layout)
-    return extended(_with(base, said), TARGET, (), made.items)
+    return evolve(extended(_with(base, said), TARGET, (), made.items), model=base.model)
+
+
+def _with_masters(base: Base) -> Base:
+    """The same over a model with masters, where it has moments and none: a run in fp32, whose weights are its masters."""
+    states = [item for item in base.model.items if isinstance(item, nodes.State) and not item.scalar]
+    if not states or any(_MASTER in item.names for item in states):
+        return base
+    model = evolve(base.model, items=(*base.model.items, nodes.State((_MASTER,), "f32", False, None)))
+    return evolve(base, model=model)
 
 
 def _with(base: Base, said: dict[str, int | str]) -> Base:
