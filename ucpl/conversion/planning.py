@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, NoReturn
 from attrs import evolve
 
 from ucpl.conversion.changes import Changes
-from ucpl.conversion.dialects import Names, named_sides, split_names
+from ucpl.conversion.dialects import Names, split_names
 from ucpl.conversion.given import Called, Given, called, is_checkpoint, library_of
 from ucpl.conversion.lessening import shortened
+from ucpl.conversion.logical import placements
+from ucpl.conversion.named_sides import named_sides
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import sides
@@ -157,7 +159,7 @@ def make_plan(
     from ucpl.schedule import order
     from ucpl.schedule.unread import unread_of
 
-    here, there, said_of_dtype = rounded(source, target) if names is None else (*names.placements(source, target), ())
+    here, there, said_of_dtype = rounded(source, target) if names is None else (*placements(names, source, target), ())
     known = source.checkpoint.envelope if source.checkpoint is not None else None
     changes = target.changes or Changes()
     drop = changes.drop

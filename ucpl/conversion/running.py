@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import evolve
 
-from ucpl.conversion.dialects import renamed
 from ucpl.conversion.lessening import lessened
+from ucpl.conversion.renaming import renamed
 from ucpl.errors import Label, UcplError, fail
 
 if TYPE_CHECKING:

@@ -1,0 +1,87 @@
+"""A checkpoint as if it had a target's names: groups, numbers and states, where the two sides call tensors otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+
+if TYPE_CHECKING:
+    from ucpl.extents import Counted, NamedTensor
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["renamed"]
+
+
+def renamed(
+    checkpoint: Checkpoint,
+    made: Mapping[str, Sequence[str]],
+    tensors: Sequence[NamedTensor],
+    aliases: Mapping[str, str],
+) -> Checkpoint:
+    """The checkpoint as if it had the target's names: groups, numbers, states of these tensors.
+
+    Raises: UcplError E337 where tensors that become one are of several groups, dtypes, kinds or numbers.
+    """
+    envelope = checkpoint.envelope
+    groups = {member: g.name for g in envelope.groups for member in g.members}
+    held = {t.name: t for t in checkpoint.tensors}
+
+    def agreed(name: str, what: str, of: Callable[[str], object]) -> object:
+        first, *others = made[name]
+        for other in others:
+            if of(other) != of(first):
+                fail(
+                    "E337",
+                    f"`{name}` is made of `{first}` and `{other}`, and they are of other {what}",
+                    Label(str(checkpoint.top), str(of(first)), where=first),
+                    Label(str(checkpoint.top), str(of(other)), where=other),
+                )
+        return of(first)
+
+    for name in made:
+        agreed(name, "groups", groups.get)
+        for what, of in (("dtypes", lambda t: held[t].dtype), ("kinds", lambda t: held[t].kind)):
+            agreed(name, what, of)
+        agreed(name, "states", lambda t: sorted(held[t].states))
+        for state, values in envelope.scalars.items():
+            agreed(name, f"numbers of `{state}`", _numbers(values))
+    first = {name: of[0] for name, of in made.items()}
+    scalars = {
+        state: {name: values[one] for name, one in first.items() if one in values}
+        for state, values in envelope.scalars.items()
+    }
+    known = evolve(
+        envelope,
+        groups=tuple(
+            evolve(g, members=tuple(n for n in made if groups.get(first[n]) == g.name)) for g in envelope.groups
+        ),
+        scalars=scalars,
+    )
+    extents = {
+        state: {name: mine[one] for name, one in first.items() if one in mine}
+        for state, mine in checkpoint.scalar_extents.items()
+    }
+    return evolve(
+        checkpoint,
+        envelope=known,
+        tensors=tuple(tensors),
+        aliases=dict(aliases),
+        scalar_extents=extents,
+        stated=(),
+        local_shapes={},
+        shardings={},
+        vocabulary={},
+        pipeline=None,
+        experts=None,
+        legacy=None,
+    )
+
+
+def _numbers(values: Mapping[str, Counted]) -> Callable[[str], object]:
+    from ucpl.stores.scalars import number_of
+
+    return lambda name: number_of(values[name]) if name in values else None
