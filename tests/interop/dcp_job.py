@@ -1,6 +1,6 @@
 """What runs under torchrun, as deepspeed_job: modules that FSDP2 and tensor parallelism cut, saved and loaded by stock DCP.
 
-`python dcp_job.py JOBS`. Nothing of ucpl is in these processes.
+`python dcp_job.py JOBS`. Nothing of ucpl is in these processes, but where a run is filled from a checkpoint of another kind.
 """
 
 from __future__ import annotations
@@ -84,15 +84,21 @@ class Run:
         save(self.state() | {"step": torch.tensor(self.schedule.last_epoch)}, checkpoint_id=folder)
 
     def load(self, folder: str, steps: int) -> None:
-        state = self.state()
-        load(state, checkpoint_id=folder)
-        set_state_dict(
-            self.module,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optim"],
-            options=self.options,
-        )
+        if self.run.get("straight"):
+            import ucpl
+
+            state: dict[str, Any] = {}
+            ucpl.load_into(self.module, self.optimizer, folder)
+        else:
+            state = self.state()
+            load(state, checkpoint_id=folder)
+            set_state_dict(
+                self.module,
+                self.optimizer,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optim"],
+                options=self.options,
+            )
         if "sched" in state:
             self.schedule.load_state_dict(state["sched"])
         else:  # the source's framework keeps it where no state dict of a script of ours looks

@@ -17,10 +17,15 @@ import torch
 from attrs import frozen
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_decoder_block_spec,
+    get_gpt_layer_local_spec,
+    get_gpt_mtp_block_spec,
+)
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.multi_token_prediction import mtp_on_this_rank
 
 SEQUENCE = 8
 BATCH = 12  # sequences of a step: what every degree here divides
@@ -47,6 +52,8 @@ PLAIN: dict[str, Any] = {
     "pp": 1,
     "vpp": 0,
     "ep": 1,
+    "first": 0,  # layers of the first stage, where stages are uneven
+    "ahead": 0,  # layers of multi-token prediction
     "optimizer": "distributed",  # "adam": without DistributedOptimizer; "none"
     "fused": True,  # the AdamW of fused kernels, or torch's own
     "bucket": 0,  # elements of a gradient bucket; 0: one bucket
@@ -116,6 +123,8 @@ def config(run: dict[str, Any]) -> TransformerConfig:
         pipeline_model_parallel_size=run["pp"],
         virtual_pipeline_model_parallel_size=run["vpp"] or None,
         expert_model_parallel_size=run["ep"],
+        num_layers_in_first_pipeline_stage=run["first"] or None,
+        mtp_num_layers=run["ahead"] or None,
         use_cpu_initialization=True,
         gated_linear_unit=run["swiglu"],
         activation_func=torch.nn.functional.silu if run["swiglu"] else torch.nn.functional.gelu,
@@ -157,6 +166,7 @@ def models(run: dict[str, Any], made: TransformerConfig, seed: int) -> list[GPTM
             share_embeddings_and_output_weights=run["tie"],
             pre_process=parallel_state.is_pipeline_first_stage(**at),
             post_process=parallel_state.is_pipeline_last_stage(**at),
+            mtp_block_spec=ahead_of(run, made, spec, stage),
             **({"vp_stage": stage} if run["vpp"] else {}),
         )
         parts.append(part)
@@ -172,6 +182,14 @@ def models(run: dict[str, Any], made: TransformerConfig, seed: int) -> list[GPTM
                 )
                 tensor.copy_(cut.of(begun + seed * 0.01 * (not isinstance(tensor, torch.nn.Parameter))))
     return parts
+
+
+def ahead_of(run: dict[str, Any], made: TransformerConfig, spec: Any, stage: int) -> Any:
+    """What predicts tokens ahead, where this part of the model does."""
+    at = {"vp_stage": stage} if run["vpp"] else {}
+    if not run["ahead"] or not mtp_on_this_rank(made, ignore_virtual=False, **at):
+        return None
+    return get_gpt_mtp_block_spec(made, spec, use_transformer_engine=False, **at)
 
 
 def tensors(run: dict[str, Any], parts: list[GPTModel]) -> Iterator[tuple[str, torch.Tensor, Cut]]:
@@ -250,6 +268,8 @@ def arguments(run: dict[str, Any], world: int, format: str, iteration: int) -> a
         pipeline_model_parallel_size=run["pp"],
         virtual_pipeline_model_parallel_size=run["vpp"] or None,
         num_layers_per_virtual_pipeline_stage=run["layers"] // run["pp"] // run["vpp"] if run["vpp"] else None,
+        decoder_first_pipeline_num_layers=run["first"] or None,
+        mtp_num_layers=run["ahead"] or None,
         expert_model_parallel_size=run["ep"],
         expert_tensor_parallel_size=run["tp"],
         context_parallel_size=1,

@@ -31,7 +31,7 @@ RATES = ("lr", "weight_decay", "betas", "eps")  # of groups
 TOLERANCE = {"fp32": 5e-4, "bf16": 3e-2}  # of losses of about 4.5, six steps of Adam apart
 
 DENSE = {"dtype": "fp32"}
-# sizes of which no bucket has an end that is padding: 0.16.1 saves other ones wrong where embedding and head are one
+# sizes of which no bucket has an end that is padding: 0.16.1 saves other ones wrong where stages share an embedding
 TIED = {"tie": True, "hidden": 64, "heads": 2, "groups": 2, "kv": 2, "ffn": 6, "vocab": 24, "qkv_bias": False}
 MIXTURE = {"experts": 4, "shared": 6}
 ADAM = {"dtype": "bf16", "optimizer": "adam", "rms": False, "swiglu": False, "bias": True, "qkv_bias": False}
@@ -41,6 +41,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "tied": {**TIED, "pp": 2, "vpp": 2},
     "mixture": {**MIXTURE, "ep": 2, "pp": 2},
     "adam": {**ADAM, "tp": 2},
+    # uneven stages, and a layer that predicts tokens ahead
+    "ahead": {**TIED, "tie": False, "layers": 3, "ahead": 1, "pp": 2, "first": 2},
+    "mixed": {**MIXTURE, "layers": 3, "dense_first": True, "ep": 2},  # layers that differ
 }
 DISTRIBUTED, LEGACY = {"format": "torch_dist"}, {"format": "legacy"}
 BUCKETS = {**DISTRIBUTED, "kind": "dp_reshardable"}
@@ -59,6 +62,10 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "mixture_legacy": ("mixture", LEGACY),
     "adam": ("adam", DISTRIBUTED),
     "adam_legacy": ("adam", LEGACY),
+    "ahead_buckets": ("ahead", BUCKETS),
+    "ahead_legacy": ("ahead", LEGACY),
+    "mixed_unstacked": ("mixed", UNSTACKED),
+    "mixed_legacy": ("mixed", LEGACY),
 }
 
 
@@ -109,6 +116,10 @@ ACROSS = (
     Target("dense", "megatron_legacy(pp=2)", {"tp": 1, "pp": 2}),
     Target("dense_legacy", "megatron_core()", {"tp": 1, "pp": 4}),
     Target("mixture_legacy", "megatron_core(tp=2)", {"ep": 4, "pp": 1}),
+    Target("ahead_buckets", "megatron_legacy(stages=[1, 2])", {"first": 1}),
+    Target("ahead_legacy", "megatron_core()", {"tp": 2, "pp": 1, "first": 0}),
+    Target("mixed_legacy", "megatron_core()", {"ep": 4}),
+    Target("mixed_unstacked", "megatron_legacy(ep=4)", {"ep": 4}),
 )
 IN_BUCKETS = 'optimizer="dp_reshardable"'  # what only a job of the same degrees loads
 BUCKETED = (
@@ -117,6 +128,8 @@ BUCKETED = (
     Target("tied_legacy", f"megatron_core(pp=2, vpp=2, {IN_BUCKETS})"),
     Target("tied", f"megatron_core(tp=2, pp=2, {IN_BUCKETS})", {"tp": 2, "pp": 2, "vpp": 0}),
     Target("mixture", f"megatron_core(pp=2, ep=2, {IN_BUCKETS})"),
+    Target("ahead_legacy", f"megatron_core(stages=[2, 1], {IN_BUCKETS})"),
+    Target("mixed_legacy", f"megatron_core(ep=2, {IN_BUCKETS})"),
 )
 TARGETS = (*OWN, *CORES, *LEGACIES, *ACROSS)
 

@@ -160,7 +160,7 @@ def test_the_most_special_class_speaks() -> None:
     found = {e.path: e.storing.key.text for e in resolved(lines).entries if e.storing.key is not None}
     assert found == {
         "w": "w",
-        **dict.fromkeys(("part", "odd", "few", "none", "plain"), "par.{name}"),
+        **dict.fromkeys(("part", "odd", "few", "plain"), "par.{name}"),  # `none` has no index: no line speaks of it
         "buf": "any.{name}",
     }
     trained = '  * of parameter = ... as "par"\n  * of trainable = ... as "tra"\n  * of frozen = ... as "fro"\n'

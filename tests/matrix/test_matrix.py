@@ -30,7 +30,7 @@ CUT = f"{HERE}/cut.ucpl"
 
 
 class Form(NamedTuple):
-    """How the dense model's source is made, and its target; the same of the model with experts, "" where it has no place."""
+    """How the dense model's source is made, and its target; the same of the model with experts."""
 
     source: str
     target: str
@@ -52,8 +52,8 @@ FORMS = {
     STAGED: Form(
         f"{CUT}:zero1_tp(dp=2, tp=2, stages=[3, 2])",
         f"{CUT}:zero1_tp(dp=3, tp=2, stages=[2, 3])",
-        "",
-        "",
+        f"{CUT}:zero1_tp(dp=3, tp=1, stages=[2, 3])",
+        f"{CUT}:zero1_tp(dp=2, tp=2, stages=[2, 3])",
     ),
     "universal": Form("universal()", "universal()", "universal()", "universal()"),
     "DCP, FSDP2": Form("dcp(fsdp=2)", "dcp(fsdp=3, tp=1)", "dcp(fsdp=3)", "dcp(fsdp=2, tp=1)"),
@@ -74,15 +74,15 @@ FORMS = {
     "plain": Form("plain()", "plain()", "plain()", "plain()"),
 }
 LEGACY = "megatron_legacy(tp=2, pp=1)"  # layers are dealt by Megatron's names, and a PipelineModule's are others
-MOE = [form for form, calls in FORMS.items() if calls.moe_source]
-STEPS = (1, 4)  # from each form with experts to those that stand so far behind it
+STEPS = (1, 4)  # with experts, from each form to those that stand so far behind it
 States = dict[str, dict[str, torch.Tensor]]
 Names = Callable[[str], str]
 
 
 def pairs() -> list[tuple[str, str]]:
     """Of the model with experts: each form is a source twice, and a target twice."""
-    return [(one, MOE[(i + step) % len(MOE)]) for i, one in enumerate(MOE) for step in STEPS]
+    forms = [*FORMS]
+    return [(one, forms[(i + step) % len(forms)]) for i, one in enumerate(forms) for step in STEPS]
 
 
 # ---- models ------------------------------------------------------------------------------------------------------------
@@ -113,13 +113,27 @@ def parameters(folder: Path, made: Path, read: str = "") -> States:
     return out | {name: {"weight": value} for name, value in held["buffers"].items()}
 
 
-def _renamed(folder: Path, made: Path) -> Path:
-    """The same under a PipelineModule's names."""
+def _renamed(folder: Path, made: Path, layers: int = 2) -> Path:
+    """The same under a PipelineModule's names. layers: as many as it has, or one more, whose values are others then."""
     ucpl.convert(folder, made, to="plain()")
     held = torch.load(made / "plain.pt", weights_only=True)
-    held["params"] = {staged(name): states for name, states in held["params"].items()}
+
+    def names(name: str) -> list[str]:
+        more = [name.replace("layers.0.", "layers.1.")] if layers == 1 and "layers.0." in name else []
+        return [staged(one) for one in (name, *more)]
+
+    def other(value: torch.Tensor | float, number: int) -> torch.Tensor | float:
+        return value.flip(0) if number and isinstance(value, torch.Tensor) else value
+
+    held["params"] = {
+        one: {state: other(value, i) for state, value in states.items()}
+        for name, states in held["params"].items()
+        for i, one in enumerate(names(name))
+    }
+    held["buffers"] = {one: other(t, i) for name, t in held["buffers"].items() for i, one in enumerate(names(name))}
     for group in held["groups"]:
-        group["params"] = [staged(name) for name in group["params"]]
+        mine = [one for name in group["params"] for one in names(name)]
+        group["params"] = sorted(mine, key=lambda name: int(name.partition(".")[0]))  # a pipeline's order
     shutil.rmtree(made)
     made.mkdir()
     torch.save(held, made / "plain.pt")
@@ -132,10 +146,12 @@ def _origins(base: Path) -> dict[str, tuple[Path, States]]:
     ucpl.convert(MEGATRON / "dist_stacked_tp2_pp2_fully", base / "dense", to="megatron_legacy()")
     dense = parameters(base / "dense", base / "truth")
     moe = shutil.copytree(MEGATRON / "legacy_moe", base / "moe")
+    staged_moe = _renamed(moe, base / "staged moe", layers=1)
     return {
         "dense": (base / "dense", dense),
         STAGED: (_renamed(base / "dense", base / "staged"), {staged(name): held for name, held in dense.items()}),
         "moe": (moe, parameters(moe, base / "truth")),
+        f"moe, {STAGED}": (staged_moe, parameters(staged_moe, base / "truth")),
     }
 
 
@@ -234,16 +250,18 @@ def test_a_form_goes_to_each_other(tmp_path: Path, origins: dict[str, tuple[Path
     page("| " + " | ".join((source, *row)) + " |", f"| {source} |")
 
 
-@pytest.mark.parametrize("source", MOE)
+@pytest.mark.parametrize("source", FORMS)
 def test_a_form_with_experts_goes_to_others(
     tmp_path: Path, origins: dict[str, tuple[Path, States]], source: str
 ) -> None:
-    folder, wanted = origins["moe"]
-    ucpl.convert(folder, tmp_path / "source", to=FORMS[source].moe_source)
     row = []
     for target in (target for one, target in pairs() if one == source):
         form = FORMS[target]
-        made = converted(tmp_path / "source", tmp_path / "target", form.moe_target)
+        names = f"moe, {STAGED}" if STAGED in (source, target) else "moe"
+        folder, wanted = origins[names]
+        if not (tmp_path / names).exists():
+            ucpl.convert(folder, tmp_path / names, to=FORMS[source].moe_source)
+        made = converted(tmp_path / names, tmp_path / "target", form.moe_target)
         read = form.read and form.moe_target  # its degrees are those of this model
         found = parameters(tmp_path / "target", tmp_path / "plain", read)
         row.append(f"{target}: {cell(made, found, wanted, source)}")
@@ -256,7 +274,7 @@ def test_the_page_has_each_form_and_nothing_else() -> None:
     rows = [line for line in lines if line.startswith("| ")]
     assert rows[0] == "| from \\ to | " + " | ".join(FORMS) + " |"
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows[1:]] == [*FORMS]
-    assert [line.split(" → ")[0].removeprefix("- ") for line in lines if line.startswith("- ")] == MOE
-    for form in MOE:
+    assert [line.split(" → ")[0].removeprefix("- ") for line in lines if line.startswith("- ")] == [*FORMS]
+    for form in FORMS:
         assert sum(source == form for source, _ in pairs()) >= 2
         assert sum(target == form for _, target in pairs()) >= 2

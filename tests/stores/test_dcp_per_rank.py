@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,77 @@ def test_ranks_are_read_exactly_and_converted(folder: Path, tmp_path_factory: py
     assert plain["buffers"]["counted"] == 3
     ucpl.convert(folder, made / "dcp", to="dcp(fsdp = 3, tp = 1)")
     assert ucpl.compare(folder, made / "dcp")
+
+
+def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
+    """What lies as another: sums and products of such tensors may lie otherwise."""
+    where = tensor.device_mesh, tensor.placements
+    return DTensor.from_local(local, *where, shape=tensor.shape, stride=tensor.stride(), run_check=False)
+
+
+def saved(folder: Path, change: Callable[[int, dict[str, Any]], object] = lambda rank, state: None) -> None:
+    """The optimizer of each rank as verl saves it: torch's own numbers, of all but what no gradient reaches."""
+    for rank in range(RANKS):
+        dist.init_process_group("fake", rank=rank, world_size=RANKS, store=FakeStore())
+        try:
+            trained = [t for t in state_dict(rank).values() if isinstance(t, DTensor)]
+            held = {}
+            for i, t in enumerate(trained):
+                mine = t.to_local().float()
+                held[i] = {"step": torch.tensor(4.0), "exp_avg": like(t, mine * 2), "exp_avg_sq": like(t, mine * mine)}
+            state = {"state": held, "param_groups": [{"lr": 0.5, "betas": (0.9, 0.95), "params": [0, 1, 2]}]}
+            change(rank, state)
+            torch.save(state, folder / f"optim_world_size_{RANKS}_rank_{rank}.pt")
+        finally:
+            dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("form", ["plain()", "dcp(fsdp=3, tp=1)", "zero1(dp=3, tp=1)"])
+def test_the_optimizer_s_numbers_are_the_model_s_parameters(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, form: str
+) -> None:
+    saved(folder)
+    made = tmp_path_factory.mktemp("made")
+    ucpl.convert(folder, made / "there", to=form)
+    ucpl.convert(made / "there", made / "plain.pt", to="plain()")
+    plain = torch.load(made / "plain.pt", weights_only=True)
+    for name, wanted in (("w", W), ("column", COLUMN), ("norm", NORM)):
+        held = plain["params"][name]
+        assert torch.equal(held["weight"], wanted), name
+        assert torch.equal(held["exp_avg"], wanted.float() * 2) and held["step"] == 4, name
+        assert torch.equal(held["exp_avg_sq"], wanted.float() * wanted.float()), name
+    assert [(g["lr"], g["params"]) for g in plain["groups"]] == [(0.5, ["w", "column", "norm"])]
+    assert ucpl.compare(folder, made / "there")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rank, s: s["param_groups"][0].update(params=[1, 0, 2]), "no order of the model fits"),
+        (lambda rank, s: s["state"][1].update(exp_avg=torch.ones(5)) or s["state"][1].pop("exp_avg_sq"), "flat"),
+        (lambda rank, s: (s["state"].clear(), s["param_groups"][0].update(params=[0, 1])), "may have more than one"),
+    ],
+    ids=["another order", "flat states", "none that tells"],
+)  # fmt: skip
+def test_an_optimizer_that_cannot_be_told_is_left_out(
+    folder: Path, change: Callable[[int, dict[str, Any]], object], said: str
+) -> None:
+    saved(folder, change)
+    found = open_checkpoint(folder)
+    assert any("optim_world_size_* is not read" in text and said in text for text in found.remarks), found.remarks
+    assert found.envelope.groups == () and {t.states for t in found.tensors} == {()}
+
+
+def test_the_optimizer_of_other_ranks_is_refused(folder: Path) -> None:
+    saved(folder)
+    (folder / "optim_world_size_4_rank_3.pt").unlink()
+    with pytest.raises(UcplError, match=r"optim_world_size_4_rank_3\.pt is missing"):
+        open_checkpoint(folder)
+    for rank in range(RANKS - 1):
+        file = folder / f"optim_world_size_4_rank_{rank}.pt"
+        file.rename(folder / f"optim_world_size_3_rank_{rank}.pt")
+    with pytest.raises(UcplError, match="runs of 3 and of 4 ranks"):
+        open_checkpoint(folder)
 
 
 def test_replicas_that_differ_are_refused(folder: Path) -> None:

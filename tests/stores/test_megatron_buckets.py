@@ -177,7 +177,6 @@ def test_a_plan_from_stacks_to_buckets_is_applied(tmp_path: Path) -> None:
         ("dist_split", f"bucket_size=0-1, {BUCKETS}", "bucket_size = -1"),
         ("dist_split", f"pp=4, {BUCKETS}", "layers do not divide by pp = 4"),
         ("dist_muon", BUCKETS, "the source has momentum_buffer"),
-        ("dist_unstacked_moe_ep2", f"ep=2, {BUCKETS}", "is a name of torch_dist"),
         ("dist_stacked_moe_tp2_ep2", f"ep=2, {BUCKETS}", "of weights alone there are no buckets"),
     ],
 )

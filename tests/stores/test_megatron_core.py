@@ -366,16 +366,16 @@ FC1 = "decoder.layers.mlp.linear_fc1.weight"
         (lambda value: stepped(value, "x"), "expected is a number"),
         (lambda value: stepped(value, [[]]), "expected is a number"),
         (lambda value: stepped(value, torch.ones(3)), "a tensor of one element"),
-        (lambda value: kept(value, FC1, "no.layer"), "a name with {}"),
-        (lambda value: kept(value, FC1, "a.{}.b.{0}"), "a name with {}"),
-        (lambda value: kept(value, FC1, "a.{x.__class__}"), "a name with {}"),
+        (lambda value: kept(value, FC1, "a.{}.{}.{}"), "a name, with {}"),
+        (lambda value: kept(value, FC1, "a.{}.b.{0}"), "a name, with {}"),
+        (lambda value: kept(value, FC1, "a.{x.__class__}"), "a name, with {}"),
         (lambda value: kept(value, FC1, 5), "a text"),
         (
             lambda value: kept(value, "decoder.final_layernorm.weight", "a.{}.{}"),
             "for each of 1 dims at most",
         ),
     ],
-    ids=["text", "lists", "tensor", "no slot", "number in a slot", "attribute", "number", "more slots than dims"],
+    ids=["text", "lists", "tensor", "three slots", "number in a slot", "attribute", "number", "more slots than dims"],
 )
 def test_values_of_common_are_what_megatron_or_we_write(
     tmp_path: Path, change: Callable[[dict[object, object]], object], text: str

@@ -164,14 +164,10 @@ def test_a_run_with_a_tracker_is_opened_at_its_newest_iteration(tmp_path: Path) 
     assert open_checkpoint(FIXTURES / OWN).envelope.settings["owner"].value == "module.module.module."
 
 
-@pytest.mark.parametrize(
-    ("source", "code", "named"),
-    [("dist_muon", "E471", "momentum_buffer"), ("dist_unstacked_moe_ep2", "E547", "linear_fc1.weight_")],
-)
-def test_what_megatron_fsdp_would_not_load_is_refused(tmp_path: Path, source: str, code: str, named: str) -> None:
+def test_what_megatron_fsdp_would_not_load_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UcplError) as refused:
-        ucpl.convert(FIXTURES / source, tmp_path / "made", to="megatron_fsdp()")
-    assert refused.value.diagnostics[0].code == code and named in str(refused.value)
+        ucpl.convert(FIXTURES / "dist_muon", tmp_path / "made", to="megatron_fsdp()")
+    assert refused.value.diagnostics[0].code == "E471" and "momentum_buffer" in str(refused.value)
     assert not (tmp_path / "made").exists()
 
 

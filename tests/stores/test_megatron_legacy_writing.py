@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ucpl
+from tests.megatron_truth import truth
 from tests.stores.megatron_of import FIXTURES, assert_exact
 from ucpl.cli import main
 from ucpl.errors import UcplError
@@ -105,6 +106,12 @@ def test_what_megatron_would_not_load_is_refused(tmp_path: Path, name: str, to: 
     assert not (tmp_path / "made").exists()
 
 
+def test_a_stage_without_experts_is_refused_where_they_have_an_optimizer_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(UcplError, match="stage 0 has no experts at ep = 2") as found:
+        ucpl.convert(FIXTURES / "dist_unstacked_moe_ep2", tmp_path / "made", to="megatron_legacy(pp=2, ep=2)")
+    assert found.value.diagnostics[0].code == "E547" and not (tmp_path / "made").exists()
+
+
 def test_an_embedding_that_stages_share_must_leave_its_buffer_aligned(tmp_path: Path) -> None:
     value = {
         "params": {
@@ -130,11 +137,21 @@ def test_an_embedding_that_stages_share_must_leave_its_buffer_aligned(tmp_path: 
     ucpl.convert(tmp_path / "tied.pt", tmp_path / "one", to="megatron_legacy()")
 
 
-def test_names_of_torch_dist_are_no_names_of_ranks(tmp_path: Path) -> None:
-    """Each expert and each half of its fc1 by itself; stacks are taken apart."""
-    with pytest.raises(UcplError) as found:
-        ucpl.convert(FIXTURES / "dist_unstacked_moe_ep2", tmp_path / "made", to="megatron_legacy()")
-    assert found.value.diagnostics[0].code == "E547" and "is a name of torch_dist" in found.value.diagnostics[0].message
+@pytest.mark.parametrize(
+    "to", ["megatron_legacy()", 'megatron_core(ep=2, optimizer="dp_reshardable")', "megatron_fsdp(dp=2)"]
+)
+def test_single_experts_and_halves_of_linear_fc1_become_modules(tmp_path: Path, to: str) -> None:
+    """torch_dist has a key for each (`singleton_local_shards`); each value is the formula's."""
+    name = "dist_unstacked_moe_ep2"
+    ucpl.convert(FIXTURES / name, tmp_path / "made", to=to)
+    ucpl.convert(tmp_path / "made", tmp_path / "back", to="megatron_legacy()")
+    ucpl.convert(tmp_path / "back", tmp_path / "plain.pt", to="plain()")
+    found = torch.load(tmp_path / "plain.pt", weights_only=True)["params"]
+    trained = {n: states for n, states in truth(name).items() if "fp32" in states}
+    assert found.keys() == trained.keys()
+    for tensor, states in trained.items():
+        for state in ("weight", "fp32", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(found[tensor][state], states[state]), (tensor, state)
 
 
 def test_megatron_core_takes_it_with_its_arguments(tmp_path: Path) -> None:

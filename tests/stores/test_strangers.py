@@ -48,10 +48,18 @@ def test_the_one_file_of_lightning_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [(".metadata",), ("__0_0.distcp",), ("meta.pt",), ("pytorch_model_fsdp_0/x",), ("pytorch_model_fsdp_0/.metadata",)],
+    [(".metadata",), ("0_0.distcp",), ("meta.pt",), ("pytorch_model_fsdp_0/x",), ("pytorch_model_fsdp_0/.metadata",)],
 )
 def test_a_name_alone_makes_no_such_checkpoint(tmp_path: Path, names: tuple[str, ...]) -> None:
     assert refused(folder_of(tmp_path / "other", *names))[0] == "E435"
+
+
+@pytest.mark.parametrize("others", [(), ("__1_0.distcp", "__2_0.distcp")])
+def test_chunks_without_their_metadata_are_told(tmp_path: Path, others: tuple[str, ...]) -> None:
+    """`cp run/* there` leaves names behind that begin with a dot, and a save that was interrupted has none yet."""
+    code, said, advice = refused(folder_of(tmp_path / "run", "__0_0.distcp", *others))
+    assert code == "E452" and said.startswith(".metadata is missing: __0_0.distcp" + " and 2 more" * bool(others))
+    assert "cp *" in advice and "interrupted" in advice
 
 
 def test_a_state_dict_alone_is_no_checkpoint_of_lightning(tmp_path: Path) -> None:

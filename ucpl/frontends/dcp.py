@@ -122,12 +122,19 @@ def _pattern(shape: tuple[int, ...], cut: Cut) -> tuple[nodes.Axis, ...]:
 def _by_dims(base: Base, checkpoint: Checkpoint, shapes: Mapping[str, Shape], boxes: Mapping[str, Boxes]) -> Extended:
     asked = {n: base.inherited[n][0] for n in ("prefix", "states", "file")}
     asked["flat"] = base.inherited.get("flat", (0, ""))[0]  # what no optimizer is in has none
+    masters = base.inherited["masters"][0]
+    if masters:
+        asked["master_state"] = base.inherited.get("master_state", ("fp32", ""))[0]
     lines = Lines(
         shapes,
         boxes,
         {name: _template(name in checkpoint.aliases) for name in shapes},
         settings=asked,
         framework="framework dcp(prefix = prefix, states = states, flat = flat)",
-        states=('state * of * = like  as "{states}{name}.{state}"',),
+        states=(
+            *(('state fp32 of * = like  as "{states}{name}.{master_state}"',) if masters else ()),
+            'state * of * = like  as "{states}{name}.{state}"',
+            *(() if masters else ("derive fp32 from weight",)),
+        ),
     )
     return by_dims(base, lines, checkpoint.root / METADATA)

@@ -7,7 +7,6 @@ What Megatron asks for when it loads hangs on tp, pp, ep, virtual stages and the
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from ucpl.extents import Sharding
 from ucpl.extents.megatron import Legacy
 from ucpl.frontends.megatron_dealt import Buffer, Dealt, refuse
 from ucpl.frontends.parallel import TARGET, Base, Extended, Note, origins, pattern
+from ucpl.frontends.stages import STAGES
 from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.legacy_buffers import Parameter, divided
 from ucpl.syntax import nodes, parse, print_file
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BUCKETS = "dp_reshardable"
 FORMS = ("fully_reshardable", BUCKETS)
 SIZE = "bucket_size"
-_ALONE = ("ep", "vpp", SIZE)  # what says nothing of the other form
+_ALONE = ("ep", "vpp", SIZE, STAGES)  # what says nothing of the other form
 _MESH = "pp ep tp halves"
 
 
@@ -66,6 +66,7 @@ def demand(base: Base) -> None:
 def target(base: Base, source: Checkpoint | None) -> Extended:
     """The layout of a target. Raises: UcplError E542, E543, E547 where the model does not lie on so many ranks."""
     made = Dealt.of(base, source)
+    base = made.base
     if any(isinstance(i, nodes.Alias) and i.path != names.OUTPUT for i in base.model.items):
         refuse("a second name of a tensor is none that Megatron has", base)
     if not made.states:
@@ -87,8 +88,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
     (lines,) = parse(text, "megatron_core").statements
     assert isinstance(lines, nodes.Layout)
     notes: list[Note] = [*origins(made.shardings)]
-    if legacy.pp * legacy.vpp > 1:
-        notes.append(("layers of stages", f"{made.each} in each of {legacy.pp * legacy.vpp}", "Megatron's equal runs"))
+    notes += made.told()
     told = f"closed at {size} elements, on the first stage" if size else "one of each buffer"
     notes.append(("buckets", told, "as --overlap-grad-reduce" if size else "as without --overlap-grad-reduce"))
     return evolve(_of(base, lines), notes=tuple(notes))
@@ -135,9 +135,7 @@ def _at(legacy: Legacy, stage: int, ep: int | None) -> str:
 def _states(made: Dealt, legacy: Legacy, size: int, base: Base) -> Iterator[str]:
     """A group and two state lines for each bucket."""
     run = 0
-    stages: Counter[tuple[bool, int]] = Counter()
     for buffer in made.buffers(legacy):
-        stages[buffer.is_expert, buffer.stage] += 1
         if buffer.dtypes.startswith("(torch.float16,"):
             refuse(
                 f"weights of 16 bits of {buffer.dtypes}: each rank keeps the state of its loss scaler, which is not written",
@@ -157,13 +155,6 @@ def _states(made: Dealt, legacy: Legacy, size: int, base: Base) -> Iterator[str]
                     key = f"{lead}.bucket_idx_{number}.{word}/{numel}/{{member}}"
                     yield f"  state {states} of {group} = like{where} in weights as {quote(key)}"
                 run += 1
-    for stage in range(legacy.pp if legacy.chained else 0):
-        if not stages[True, stage]:
-            refuse(
-                f"stage {stage} has no experts at ep = {legacy.ep}: Megatron has one optimizer there, and two on others",
-                base,
-                "a pp at which each stage has some, or ep = 1",
-            )
 
 
 def _chain(legacy: Legacy, buffer: Buffer) -> str:

@@ -1,7 +1,9 @@
 """A model with Megatron-Core's names as a legacy folder at the degrees of a call: cuts, stages, experts, and gradient buffers.
 
 Nothing of it is taken from where a source has its tensors, so that any source will do whose tensors have these names. Layers
-are dealt to stages in equal runs, as Megatron deals them, and the optimizer is the distributed one.
+are dealt to stages in equal runs, as Megatron deals them; as `stages` says
+(num_layers_in_first_pipeline_stage and the like); or as a folder of as many stages has them. The optimizer is the
+distributed one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from ucpl.extents import DTYPES, Sharding
 from ucpl.extents.megatron import Home, Legacy, Run
 from ucpl.frontends.megatron_legacy import lines
 from ucpl.frontends.parallel import TARGET, Base, Extended, Note, extended, origins
+from ucpl.frontends.stages import STAGES, arguments, with_argument
 from ucpl.layout import Layout, resolve
+from ucpl.layout.scope import Scope
 from ucpl.records import define, frozen
 from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.legacy_buffers import ALIGNED
@@ -34,14 +38,14 @@ _GRADIENTS = {"bf16": "f32", "f32": "f32", "f16": "f16"}  # as Megatron-LM accum
 def target(base: Base, source: Checkpoint | None) -> Extended:
     """The layout of a target. Raises: UcplError E542, E543, E547 where the model does not lie on so many ranks."""
     made = Dealt.of(base, source)
+    base = made.base
     legacy = made.legacy()
     shardings = {name: made.dialect.sharding(name, legacy.tp) for name in made.shapes} if legacy.tp > 1 else {}
     made.shardings = shardings
     legacy = evolve(legacy, runs=tuple(made.runs(legacy)))
     items = lines(legacy, shardings, made.states)
     notes: list[Note] = [*origins(shardings)]
-    if legacy.pp * legacy.vpp > 1:
-        notes.append(("layers of stages", f"{made.each} in each of {legacy.pp * legacy.vpp}", "Megatron's equal runs"))
+    notes += made.told()
     if legacy.runs:
         notes.append(("optimizer", "distributed, a bucket for each buffer", "as without --overlap-grad-reduce"))
     aliases = [i for i in base.model.items if isinstance(i, nodes.Alias) and i.path != names.OUTPUT]
@@ -78,7 +82,10 @@ class Dealt:
     trained: set[str]
     is_tied: bool
     degrees: dict[str, int]
-    each: int = 0  # layers of a virtual stage
+    sizes: tuple[
+        int, ...
+    ] = ()  # layers of each virtual stage, in their order: those of all stages, then the second ones
+    sizes_from: str = "Megatron's equal runs"
     chunk: dict[str, int] = field(factory=dict)
     shardings: dict[str, Sharding] = field(factory=dict)
     experts: dict[str, int] = field(factory=dict)  # of each layer that has some, by prefix
@@ -86,6 +93,7 @@ class Dealt:
     @classmethod
     def of(cls, base: Base, source: Checkpoint | None) -> Dealt:
         """Raises: UcplError E542, E543, E547 where the model does not lie on so many ranks."""
+        base, said = with_stages(base)
         degrees = {axis: base.asked(axis) for axis in ("tp", "pp", "ep", "vpp")}
         for axis, n in degrees.items():
             if n < 1:
@@ -116,10 +124,12 @@ class Dealt:
         is_tied = names.EMBEDDING in shapes and names.OUTPUT not in shapes
         if names.OUTPUT not in aliases and numbers.get("untie_embeddings_and_output_weights"):
             is_tied = False
-        dialect = names.Dialect(shapes, 1, numbers, "<call>")
+        blocks = "" if source is None else blocks_of(source)
+        dialect = names.Dialect(shapes, 1, numbers, "<call>", blocks)
         trained = {path for path, t in layout.tensors.items() if t.kind == "parameter" and not names.is_buffer(path)}
         made = cls(base, layout, shapes, dialect, states, trained, is_tied, degrees)
         made.demand(numbers)
+        made.deal(said, source)
         return made
 
     def demand(self, numbers: dict[str, int]) -> None:
@@ -135,16 +145,14 @@ class Dealt:
                 f"{' and '.join(sorted(prefixes))} are two stacks of layers, and stages of both are not dealt",
                 self.base,
             )
-        if self.stages > 1 and any(name.startswith("mtp.") for name in self.shapes):
-            refuse("layers of multi-token prediction on stages are not dealt", self.base, "pp = 1")
-        counts = {found[1] + 1 for name in self.shapes if (found := names.layer_of(name)) is not None}
-        count = max(counts, default=0)
+        if self.is_ahead and self.is_tied and self.degrees["pp"] > 1:
+            refuse(
+                "a tied head beside layers that predict tokens ahead, on several stages, is nothing that Megatron-Core saves",
+                self.base,
+                "pp = 1",
+            )
         if self.degrees["vpp"] > 1 and self.degrees["pp"] == 1:
             refuse(f"vpp = {self.degrees['vpp']} on one stage", self.base, "virtual stages need pp = 2 or more")
-        if count % self.stages or (self.stages > 1 and not count):
-            of = f"pp = {self.degrees['pp']}" + (f" by vpp = {self.degrees['vpp']}" if self.degrees["vpp"] > 1 else "")
-            refuse(f"{count} layers do not divide by {of}", self.base)
-        self.each = count // self.stages
         found_experts: dict[str, int] = {}
         for prefix, number in filter(None, map(names.expert_of, self.shapes)):
             found_experts[prefix] = max(found_experts.get(prefix, 0), number + 1)
@@ -164,6 +172,46 @@ class Dealt:
     def stages(self) -> int:
         return self.degrees["pp"] * self.degrees["vpp"]
 
+    def deal(self, said: tuple[int, ...] | None, source: Checkpoint | None) -> None:
+        """Layers to virtual stages. Raises: UcplError E547."""
+        count = max((found[1] + 1 for name in self.shapes if (found := names.layer_of(name)) is not None), default=0)
+        of = f"pp = {self.degrees['pp']}" + (f" by vpp = {self.degrees['vpp']}" if self.degrees["vpp"] > 1 else "")
+        if said is not None:
+            self.sizes, self.sizes_from = said, "given"
+            if len(said) != self.stages or sum(said) != count:
+                refuse(
+                    f"stages = {list(said)} are {len(said)} stages with {sum(said)} layers, and the model has {count} on {of}",
+                    self.base,
+                    "a number of layers for each virtual stage: those of all stages, then the second ones",
+                )
+            return
+        legacy = source.legacy if source is not None else None
+        if legacy is not None and (legacy.pp, legacy.vpp) == (self.degrees["pp"], self.degrees["vpp"]):
+            self.sizes, self.sizes_from = sizes_in(legacy), "as the source's"
+            if sum(self.sizes) == count and len(set(self.sizes)) > 1:
+                return
+        if count % self.stages or (self.stages > 1 and not count):
+            refuse(
+                f"{count} layers do not divide by {of}",
+                self.base,
+                "stages = [...] says how many each has (as num_layers_in_first_pipeline_stage)" if count else "pp = 1",
+            )
+        self.sizes, self.sizes_from = (count // self.stages,) * self.stages, "Megatron's equal runs"
+
+    def told(self) -> Iterator[Note]:
+        if self.stages > 1:
+            is_even = len(set(self.sizes)) == 1
+            text = f"{self.sizes[0]} in each of {self.stages}" if is_even else str(list(self.sizes))
+            yield "layers of stages", text, self.sizes_from
+
+    def place_of(self, layer: int) -> tuple[int, int, int]:
+        """(virtual stage, stage, number there) of a layer."""
+        for place, size in enumerate(self.sizes):
+            if layer < size:
+                return place // self.degrees["pp"], place % self.degrees["pp"], layer
+            layer -= size
+        raise AssertionError("layers are as many as stages have")
+
     def legacy(self) -> Legacy:
         """Homes of all tensors."""
         d = self.degrees
@@ -174,8 +222,8 @@ class Dealt:
             chunk, stage = (d["vpp"] - 1, d["pp"] - 1) if has_layers else (0, 0)
             if (layer := names.layer_of(name)) is not None:
                 has_layers = True
-                chunk, stage = layer[1] // (self.each * d["pp"]), layer[1] // self.each % d["pp"]
-                local = names.with_layer(local, layer[1] % self.each)
+                chunk, stage, number = self.place_of(layer[1])
+                local = names.with_layer(local, number)
             elif name.startswith("embedding."):
                 chunk, stage = 0, 0
             elif name.startswith(("output_layer.", "decoder.final")):
@@ -186,11 +234,17 @@ class Dealt:
                 local = names.with_expert(local, expert[1] % own)
             self.chunk[name] = chunk
             homes[name] = (Home(stage, (self.model(chunk), local), ep),)
-        if self.is_tied and d["pp"] > 1:
-            last = Home(d["pp"] - 1, (self.model(d["vpp"] - 1), names.OUTPUT))
-            homes[names.EMBEDDING] = (*homes[names.EMBEDDING], last)
+        if d["pp"] > 1 and names.EMBEDDING in homes and (self.is_ahead or self.is_tied):
+            # What predicts tokens ahead has an embedding of its own module's, which is the head, too, where that is tied.
+            local = names.EMBEDDING if self.is_ahead else names.OUTPUT
+            homes[names.EMBEDDING] += (Home(d["pp"] - 1, (self.model(d["vpp"] - 1), local)),)
         chained = d["ep"] > 1
         return Legacy(d["tp"], d["pp"], d["ep"], d["vpp"], "distributed", homes, chained=chained)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the model has layers that predict tokens ahead, which are on the last stage."""
+        return any(map(names.is_ahead, self.shapes))
 
     def model(self, chunk: int) -> str:
         return f"model{chunk}" if self.degrees["vpp"] > 1 else "model"
@@ -208,7 +262,11 @@ class Dealt:
         return out
 
     def buffers(self, legacy: Legacy) -> Iterator[Buffer]:
-        """Those of every stage: by optimizer, by virtual stage, then dtype; none where the optimizer has no states."""
+        """Those of every stage: by optimizer, by virtual stage, then dtype; none where the optimizer has no states.
+
+        Raises: UcplError E547 where experts have an optimizer of their own, and a stage has no experts.
+        """
+        self.demand_experts(legacy)
         for stage in range(legacy.pp if self.states else 0):
             for is_expert in (False, True) if legacy.chained else (False,):
                 number = 0
@@ -221,6 +279,17 @@ class Dealt:
                         said = f"(torch.{DTYPES[dtype].torch}, torch.{DTYPES[_GRADIENTS[dtype]].torch})"
                         yield Buffer(stage, chunk, is_expert, number, said, tuple(members))
                         number += 1
+
+    def demand_experts(self, legacy: Legacy) -> None:
+        having = {home.stage for name, homes in legacy.homes.items() if names.is_expert(name) for home in homes}
+        for stage in range(legacy.pp if legacy.chained and self.states else 0):
+            if stage not in having:
+                refuse(
+                    f"stage {stage} has no experts at ep = {legacy.ep}: Megatron has an optimizer of nothing there, which"
+                    " is not written",
+                    self.base,
+                    "a pp at which each stage has some, or ep = 1",
+                )
 
     def registered(self, legacy: Legacy, stage: int, chunk: int) -> list[str]:
         """The trained parameters of a virtual stage, as its module registers them: a tied output layer is the last."""
@@ -264,8 +333,40 @@ class Dealt:
         return prod(self.shapes[name] if sharding is None else sharding.local(0))
 
 
+def with_stages(base: Base) -> tuple[Base, tuple[int, ...] | None]:
+    """The base without what its call says of layers on stages, and that. Raises: UcplError E547."""
+    plain, given = arguments(base, (STAGES,))
+    if STAGES not in given:
+        return base, None
+    held = Scope().evaluate(given[STAGES])
+    said = tuple(n for n in held if type(n) is int and n >= 0) if isinstance(held, list | tuple) else ()
+    if not said or not isinstance(held, list | tuple) or len(said) != len(held):
+        refuse(f"stages = {held}: how many layers each has, as in stages = [3, 4]", base)
+    if not any(a.name == "pp" for a in plain.call.arguments):
+        plain = with_argument(plain, "pp", len(said) // plain.asked("vpp"))
+    return plain, said
+
+
+def sizes_in(legacy: Legacy) -> tuple[int, ...]:
+    """How many layers a folder has on each virtual stage: those of all stages, then the second ones."""
+    chunks = {f"model{c}" if legacy.vpp > 1 else "model": c for c in range(legacy.vpp)}
+    held: dict[tuple[int, int], set[int]] = {}
+    for name, homes in legacy.homes.items():
+        if (layer := names.layer_of(name)) is not None:
+            for home in homes:
+                held.setdefault((chunks.get(home.key[0], 0), home.stage), set()).add(layer[1])
+    return tuple(len(held.get((c, stage), ())) for c in range(legacy.vpp) for stage in range(legacy.pp))
+
+
 def states_of(base: Base) -> set[str]:
     return {name for i in base.model.items if isinstance(i, nodes.State) and not i.scalar for name in i.names}
+
+
+def blocks_of(source: Checkpoint) -> str:
+    """Whose blocks a run has, by the arguments that went along: "local" are Megatron-Core's own."""
+    from ucpl.stores.megatron.legacy_arguments import arguments_in
+
+    return str(arguments_in(source).get("transformer_impl") or "")
 
 
 def numbers_of(source: Checkpoint) -> dict[str, int]:

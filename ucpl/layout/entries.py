@@ -76,12 +76,12 @@ class Written:
     globs: Globs
 
     def wild(self, tensors: dict[str, LogicalTensor], aliases: dict[str, str]) -> Iterator[Wild]:
-        """One a tensor, in the model's order; the most literal glob, else the most special class that speaks of it."""
+        """One a tensor, but those without indices, in the model's order: the most literal glob, else the most special class."""
         for path, tensor in tensors.items():
-            if path not in self.explicit:
+            if path not in self.explicit and not tensor.is_void:
                 yield from (Wild(i, path) for i in self.said(path, _CLASSES_OF[tensor.kind]) if i.shape is not None)
         for alias, owner in aliases.items():
-            if alias not in self.explicit:
+            if alias not in self.explicit and not tensors[owner].is_void:
                 yield from (Wild(i, owner, alias) for i in self.said(alias, ("alias",)) if i.shape is not None)
 
     def globbed(self, tensors: dict[str, LogicalTensor], aliases: dict[str, str]) -> Iterator[Wild]:

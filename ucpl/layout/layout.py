@@ -45,6 +45,7 @@ class LogicalTensor:
     scaling: Scaling | None = None  # of a scale: what it is of
     scale: str | None = None  # of a tensor in blocks: what has their scales
     span: Span = field(default=NOWHERE, eq=False, repr=False)
+    is_void: bool = False  # it has none of the indices of a dim (`l[4..]` of 4): there is no such tensor in this model
 
     @property
     def numel(self) -> int:

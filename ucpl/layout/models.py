@@ -93,6 +93,7 @@ def _tensor(
         item.dtype or default,
         item.kind,
         span=item.span,
+        is_void=any(d.range is not None and not has for d, has in zip(item.dims, indices, strict=True)),
     )
 
 

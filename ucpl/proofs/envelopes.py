@@ -17,6 +17,7 @@ from ucpl.extents import Call, Envelope, ParameterGroup
 from ucpl.proofs.values import Beside, apart, value_text
 from ucpl.records import define, frozen
 from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.megatron.legacy_arguments import besides_degrees
 from ucpl.stores.scalars import number_of
 
 __all__ = ["NO_GROUPS", "Difference", "Found", "Unsaid", "beside", "counted_names"]
@@ -233,8 +234,9 @@ class _Pair:
         self.hold("carried", "loss_scaler", {k: left[k] for k in keys}, {k: right[k] for k in keys})
 
     def client_state(self) -> None:
-        for key in dict.fromkeys([*self.a.carried, *self.b.carried]):
-            held = ({key: e.carried[key]} if key in e.carried else {} for e in (self.a, self.b))
+        ours, theirs = besides_degrees(self.a.carried), besides_degrees(self.b.carried)
+        for key in dict.fromkeys([*ours, *theirs]):
+            held = ({key: one[key]} if key in one else {} for one in (ours, theirs))
             self.hold("carried", "client_state", *held)
 
 

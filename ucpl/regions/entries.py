@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from itertools import product
 from math import prod
 from typing import TypeVar
@@ -18,7 +18,7 @@ from ucpl.layout.indices import Indices, before, places_of
 from ucpl.layout.remedies import for_cut
 from ucpl.layout.scope import at
 from ucpl.records import define, frozen
-from ucpl.regions.begins import BrokenRun, begin_of
+from ucpl.regions.begins import BrokenRun, begin_of, uncut
 from ucpl.regions.cells import (
     Cells,
     Concat,
@@ -26,10 +26,12 @@ from ucpl.regions.cells import (
     Product,
     Range,
     build,
+    cut,
     padding_of,
     pieces_of,
 )
 from ucpl.regions.logical_rows import LogicalRows, Row
+from ucpl.regions.plain_locals import boxes_at
 
 I64 = NDArray[np.int64]
 Kin = Hashable  # equal for entries of which the same boxes are stored, but for the tensor's number
@@ -37,6 +39,7 @@ Indexed = tuple[Hashable, tuple[int, ...]]  # the brackets that choices are made
 Reach = tuple[tuple[str, ...], tuple[Indices, ...]]  # a tensor's dims, and which indices of each it has
 Number = TypeVar("Number", int, I64)
 CHOICE_LIMIT = 4_000_000
+FORESEEN_MIN = 16  # coordinates
 PIECE_LIMIT = 1_000_000  # boxes of one entry on one rank
 
 
@@ -283,6 +286,29 @@ class EntryPlacer:
 
     # ---- the stored axes -----------------------------------------------------------------------------------------
 
+    def foresee(self, places: Iterable[dict[str, int]]) -> None:
+        """Work out what is stored at many coordinates at once, where that goes."""
+        new = {tuple(here[a] for a in self.shape_axes): None for here in places}
+        new = {at: None for at in new if at not in self.locals}
+        if len(new) > FORESEEN_MIN:
+            self.locals.update(self._plain(list(new)))
+
+    def _plain(self, coordinates: list[tuple[int, ...]]) -> dict[tuple[int, ...], Local]:
+        """A Local for each coordinate, where the pattern is plain; else none."""
+        found = boxes_at(self, np.array(coordinates, dtype=np.int64).reshape(len(coordinates), -1))
+        if found is None:
+            return {}
+        none, zero = np.zeros((0, self.k), dtype=np.int64), np.zeros(1, dtype=np.int64)
+        out: dict[tuple[int, ...], Local] = {}
+        for i, at_ in enumerate(coordinates):
+            shape, one = tuple(found.shape[i].tolist()), slice(i, i + 1)
+            out[at_] = (
+                Local(shape, (None,), found.low[one], found.high[one], found.stride[one], zero, 0, False)
+                if 0 not in shape
+                else Local(shape, (), none, none, none, zero[:0], 0, False)
+            )
+        return out
+
     def local(self, here: dict[str, int]) -> Local:
         """Boxes at a coordinate. Raises E204 for a cut that leaves a remainder, E205 where the dims are not the tensor's."""
         memo = tuple(here[a] for a in self.shape_axes)
@@ -332,7 +358,7 @@ class EntryPlacer:
 
     def _begin(self, axis: ax.Axis, here: dict[str, int]) -> int:
         try:
-            return begin_of(axis, self.layout.sizes, self.degrees, here)
+            begin = begin_of(axis, self.layout.sizes, self.degrees, here)
         except BrokenRun:
             fail(
                 "E238",
@@ -340,6 +366,10 @@ class EntryPlacer:
                 at(self.entry.span),
                 remedy="cut the axis as a whole, (a: r + b: r)@tp, or write an entry with a name of its own for each part",
             )
+        if not begin:
+            return 0
+        before = cut(build(uncut(axis), self.layout.sizes, self.degrees, here), 0, begin)
+        return self._restricted(before).length  # indices that the tensor lacks are dealt, and have no place
 
     def is_copied(self, local: Local, axis: str) -> NDArray[np.bool_]:
         """Which rows of a Local other coordinates of a mesh axis have, too: where it cuts some terms of a sum, the others."""

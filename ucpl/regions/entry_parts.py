@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import field
 
-from ucpl.columns import I64, Block, Bools
+from ucpl.columns import I64, Block, Bools, within
 from ucpl.columns.blocks import COORDINATE, Name, Slot
 from ucpl.errors import fail
 from ucpl.layout import FileRule, States, Storing
@@ -19,7 +19,7 @@ from ucpl.regions.claims import Holder, Spot
 from ucpl.regions.entries import Choices, EntryPlacer, Local
 from ucpl.regions.homes import Homes
 from ucpl.regions.names import MixedError, Variables
-from ucpl.regions.placement import Part, Pieces
+from ucpl.regions.placement import POLICIES, Part, Pieces
 from ucpl.regions.runs import runs_of
 from ucpl.regions.site import Site
 
@@ -181,7 +181,8 @@ class EntryParts:
         said = entry.storing if like is None or entry.storing.speaks_of_copies else storing
         policy = (said.policy, said.policy_axes, said.loose, said.at) if said.speaks_of_copies else None
         number = site.number[next(iter(entry.targets.values()))]
-        alike = (placer.kin, used, where, policy, by_begin, tuple(id(s.choices) for s in spreads))
+        there = None if site.wanted is None else tuple(s.rank for s in spreads)
+        alike = (placer.kin, used, where, policy, by_begin, tuple(id(s.choices) for s in spreads), there)
         found = self.pieces_of.get((alike, number)) if kept is None else None
         if found is None and kept is None and alike in self.pieces_of:  # of another tensor of this kind
             found = self.pieces_of[alike].of(number)
@@ -209,13 +210,20 @@ class EntryParts:
             entry.storing.scaled and state == "weight",
             storing.exact,
             live=found.live,
+            axes=tuple(dict.fromkeys((*used, *(a for a, _ in where)))),
         )
 
     def spreads(self, placer: EntryPlacer, used: tuple[str, ...], where: tuple[tuple[str, int], ...]) -> list[Spread]:
         """All coordinates at which the entry stores something, those with the same choices together."""
-        memo = (placer.kin, used, where)
+        memo: tuple[object, ...] = (placer.kin, used, where)
+        if self.site.wanted is None:
+            if memo not in self.spreads_of:
+                self.spreads_of[memo] = self.found_spreads(placer, self.site.combinations(used, where))
+            return self.spreads_of[memo]
+        found = self.site.combinations(used, where, placer)
+        memo = (*memo, tuple(rank for _, rank in found))  # entries of one kind may be wanted at other coordinates
         if memo not in self.spreads_of:
-            self.spreads_of[memo] = self.found_spreads(placer, used, where)
+            self.spreads_of[memo] = self.found_spreads(placer, found)
         return self.spreads_of[memo]
 
     def chunks(self, placer: EntryPlacer, spread: Spread) -> Spread:
@@ -232,11 +240,11 @@ class EntryParts:
             )
         return self.chunks_of[spread]
 
-    def found_spreads(
-        self, placer: EntryPlacer, used: tuple[str, ...], where: tuple[tuple[str, int], ...]
-    ) -> list[Spread]:
+    @staticmethod
+    def found_spreads(placer: EntryPlacer, places: list[tuple[dict[str, int], int]]) -> list[Spread]:
         found: dict[int, tuple[Choices, list[dict[str, int]], list[int], list[Local]]] = {}
-        for here, rank in self.site.combinations(used, where):
+        placer.foresee(here for here, _ in places)
+        for here, rank in places:
             local, choices = placer.local(here), placer.choices(here)
             if len(choices):
                 group = found.setdefault(id(choices), (choices, [], [], []))
@@ -269,53 +277,48 @@ class EntryParts:
         return Block(file, steps, counted, len(spread.choices), arrays.shape, rank, *held, arrays.replica)
 
     def pieces(self, placer: EntryPlacer, spread: Spread, first: int, storing: Storing) -> Pieces:
-        """Boxes of all coordinates of a spread: one for each run of choices that a box can hold."""
-        site, choices = self.site, spread.choices
-        tables = []
-        of_local: dict[int, Pieces] = {}
-        cut = frozenset(placer.axes) - placer.partly
-        for c, local in enumerate(spread.locals):
-            if id(local) not in of_local:
-                of_local[id(local)] = self.folded(placer, local, choices)
-            table = of_local[id(local)]
-            policies = site.policies(storing, cut, placer, spread.rank[c], local)
-            tables.append(
-                table.replace(
-                    home=table.home + (first + c * len(choices)),
-                    policy=policies[table.policy],
-                    over=np.full(len(table), site.over(storing), dtype=np.int64),
-                )
-            )
-        return Pieces.concat(tables, site.k)
-
-    def folded(self, placer: EntryPlacer, local: Local, choices: Choices) -> Pieces:
-        """Boxes of one coordinate, the bracketed dims filled in. Homes count choices, `policy` is the row of the Local."""
-        paths = [placer.entry.targets[label] for label in local.label_of]
-        tables = []
+        """Boxes of all coordinates of a spread: one for each run of choices that a box can hold. `first`: their first home."""
+        site, choices, entry = self.site, spread.choices, placer.entry
+        locals_ = spread.locals
+        counts = np.array([len(local.offset) for local in locals_], dtype=np.int64)
+        labels = [label for local in locals_ for label in local.label_of]
+        if not labels:
+            return Pieces.empty(site.k)
+        coordinate, row = np.repeat(np.arange(len(locals_)), counts), within(counts)
+        low, high, stride, offset = (
+            np.concatenate([getattr(local, name) for local in locals_]) for name in ("low", "high", "stride", "offset")
+        )
+        known = {label: entry.targets[label] for label in dict.fromkeys(labels)}
+        tensor = np.array([site.number[known[label]] for label in labels], dtype=np.int64)
+        policy = self.policies(placer, spread, storing, counts)
+        # Of tensors whose bracketed dims run alike, each run of choices is a box.
+        positions = {site.number[path]: placer.positions(path, choices) for path in known.values()}
         by_runs: dict[int, list[int]] = {}
-        positions = [placer.positions(path, choices) for path in paths]
-        for row, (_, table) in enumerate(positions):
-            by_runs.setdefault(id(table), []).append(row)
-        zero = np.zeros(self.site.k, dtype=np.int64)
-        for rows in by_runs.values():
-            dims, table = positions[rows[0]]
-            for run in runs_of(table):
-                low, high = local.low[rows].copy(), local.high[rows].copy()
-                home_stride = np.tile(zero, (len(rows), 1))
+        for number, (_, table) in positions.items():
+            by_runs.setdefault(id(table), []).append(number)
+        tables, order = [], []
+        for group, numbers in enumerate(by_runs.values()):
+            rows = np.flatnonzero(np.isin(tensor, numbers))
+            dims, table = positions[numbers[0]]
+            for n_run, run in enumerate(runs_of(table)):
+                lows, highs = low[rows], high[rows]
+                home_stride = np.zeros_like(lows)
                 for n, dim in enumerate(dims):
-                    low[:, dim], high[:, dim] = run.low[n], run.high[n]
+                    lows[:, dim], highs[:, dim] = run.low[n], run.high[n]
                     home_stride[:, dim] = run.step[n]
+                home = first + coordinate[rows] * len(choices) + run.first
+                over = np.full(len(rows), site.over(storing), dtype=np.int64)
                 tables.append(
-                    Pieces(
-                        np.array([self.site.number[paths[r]] for r in rows], dtype=np.int64),
-                        np.full(len(rows), run.first, dtype=np.int64),
-                        low,
-                        high,
-                        local.stride[rows],
-                        home_stride,
-                        local.offset[rows],
-                        np.array(rows, dtype=np.int64),
-                        np.zeros(len(rows), dtype=np.int64),
-                    )
+                    Pieces(tensor[rows], home, lows, highs, stride[rows], home_stride, offset[rows], policy[rows], over)
                 )
-        return Pieces.concat(tables, self.site.k)
+                order.append(np.stack([row[rows], *np.full((2, len(rows)), [[n_run], [group]]), coordinate[rows]]))
+        return Pieces.concat(tables, site.k).take(np.lexsort(np.concatenate(order, axis=1)))
+
+    def policies(self, placer: EntryPlacer, spread: Spread, storing: Storing, counts: I64) -> I64:
+        """What holds of copies, of each row of each coordinate."""
+        site, cut = self.site, frozenset(placer.axes) - placer.partly
+        if not storing.loose:  # the same on every rank
+            one = POLICIES.index(site.policy_at(storing, cut, spread.rank[0]))
+            return np.full(int(counts.sum()), one, dtype=np.int64)
+        each = zip(spread.rank, spread.locals, strict=True)
+        return np.concatenate([site.policies(storing, cut, placer, rank, local) for rank, local in each])

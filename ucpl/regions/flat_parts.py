@@ -154,6 +154,7 @@ class FlatParts:
     def group_parts(self, line: Line, bucket: I64) -> list[Part]:
         names = self.site.state_names(line.line, line.name)
         found, after = Found(), bucket.copy()
+        before = bucket.copy() if bucket.min() != bucket.max() else None
         for context in self.contexts(line, bucket):
             count = self.collect(line, context, found)
             alike = bucket == context.bucket
@@ -176,6 +177,8 @@ class FlatParts:
         none = np.zeros(0, dtype=np.bool_)
         padding = Paddings(length - held, np.concatenate([none, *loose]), trained)
         parts = [self.part(line, found, state, (pieces, live), (length, padding)) for state in names]
+        if before is not None:
+            parts = [evolve(p, bucket=before) for p in parts]
         # The parameter itself is stored so, and its master with it: moments do not shift.
         return [evolve(p, values=values) if p.state in self.site.valued else p for p in parts]
 
@@ -186,7 +189,9 @@ class FlatParts:
             known = (*known, *(a for a in ranks.columns if a not in known and a != "rank"))
         seen: set[tuple[int, ...]] = set()
         found: dict[tuple[int, ...], fl.Places] = {}
-        for here, rank in self.site.combinations(known, line.line.storing.at):
+        # Where several groups share their numbers, each rank counts all of its flats, wanted or not.
+        among = line.involved if len(line.line.groups or (None,)) == 1 else self.site.placers
+        for here, rank in self.site.combinations(known, line.line.storing.at, *among):
             context = (*(here[a] for a in line.outer), int(bucket[rank]))
             place = (*context, *(here[a] for a in line.used))
             if place not in seen:  # ranks that differ only in an axis of another group hold the same
@@ -418,6 +423,7 @@ class FlatParts:
             line.line.span,
             exact=storing.exact,
             live=pieces[1],
+            axes=tuple(dict.fromkeys((*line.used, *(a for a, _ in storing.at)))),
         )
 
 

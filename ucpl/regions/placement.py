@@ -87,6 +87,11 @@ class Part:
     live: Pieces | None = (
         None  # boxes of rows that training changes, behind the end of a dim: of no tensor by themselves
     )
+    # Mesh axes (or `rank`) that tell its stored tensors apart: ranks that differ along others alone hold the same.
+    axes: tuple[str, ...] = ()
+    bucket: I64 | None = (
+        None  # (ranks,) flats that each rank has before this part's, where ranks have unlike numbers of them
+    )
 
     def value_of(self, path: str) -> tuple[float, float]:
         """How a tensor is stored here: stored = a * x + b."""

@@ -28,23 +28,36 @@ class Ranks:
                     self.columns[axis] = here
                     self.degrees[axis] = degree
         self.cache: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], list[tuple[dict[str, int], int]]] = {}
+        self.columns_of: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], tuple[dict[str, I64], I64]] = {}
 
     def combinations(
         self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...] = ()
     ) -> list[tuple[dict[str, int], int]]:
         """Distinct coordinates over `axes` among ranks with the coordinates `where`, each with the first such rank."""
         memo = (axes, where)
-        if memo in self.cache:
-            return self.cache[memo]
+        if memo not in self.cache:
+            columns, first = self.distinct(axes, where)
+            named = {a: c.tolist() for a, c in columns.items()}
+            self.cache[memo] = [({a: named[a][i] for a in axes}, r) for i, r in enumerate(first.tolist())]
+        return self.cache[memo]
+
+    def distinct(self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...] = ()) -> tuple[dict[str, I64], I64]:
+        """The same as columns: coordinates along each axis, and the first rank at each of them."""
+        memo = (axes, where)
+        if memo in self.columns_of:
+            return self.columns_of[memo]
         mask = np.ones(self.count, dtype=bool)
         for axis, value in where:
             mask &= self.columns[axis] == value
         ranks = np.flatnonzero(mask)
-        key = np.zeros(len(ranks), dtype=np.int64)
-        for axis in axes:
-            key = key * self.degrees[axis] + self.columns[axis][ranks]
-        _, first = np.unique(key, return_index=True)
+        _, first = np.unique(self.number(axes, ranks), return_index=True)
         first = ranks[np.sort(first)]
-        out = [({a: int(self.columns[a][r]) for a in axes}, int(r)) for r in first]
-        self.cache[memo] = out
+        self.columns_of[memo] = {a: self.columns[a][first] for a in axes}, first
+        return self.columns_of[memo]
+
+    def number(self, axes: tuple[str, ...], ranks: I64) -> I64:
+        """Of each of these ranks, a number that is the same for the same coordinates on some axes."""
+        out = np.zeros(len(ranks), dtype=np.int64)
+        for axis in axes:
+            out = out * self.degrees[axis] + self.columns[axis][ranks]
         return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
+from attrs import field
 
 from ucpl.columns import I64
 from ucpl.layout import FileRule, Group, Layout, States, Storing
@@ -14,6 +15,7 @@ from ucpl.layout.templates import Template
 from ucpl.records import frozen
 from ucpl.regions.claims import Claims
 from ucpl.regions.entries import Choices, EntryPlacer, Indexed, Kin, Local
+from ucpl.regions.meeting import Wanted
 from ucpl.regions.names import Namer
 from ucpl.regions.placement import POLICIES, Pieces, digits_of
 from ucpl.regions.ranks import Ranks
@@ -32,9 +34,11 @@ class Site:
     placers: tuple[EntryPlacer, ...]
     claims: Claims
     namer: Namer
+    wanted: Wanted | None = None  # only where something of this is
+    met: dict[object, list[tuple[dict[str, int], int]]] = field(factory=dict)  # where that is, by what was asked
 
     @classmethod
-    def of(cls, layout: Layout, rank: int | None) -> Site:
+    def of(cls, layout: Layout, rank: int | None, wanted: Wanted | None = None) -> Site:
         number = {path: i for i, path in enumerate(layout.tensors)}
         k = max((len(t.dims) for t in layout.tensors.values()), default=0) or 1
         found: dict[Indexed, Choices] = {}
@@ -43,16 +47,48 @@ class Site:
             EntryPlacer(layout, e, number, k, choices_found=found, locals_found=kin) for e in layout.entries
         )
         is_raw = all("#" in dim for t in layout.tensors.values() for dim in t.dims)
-        return cls(layout, rank, Ranks(layout), number, k, is_raw, placers, Claims(), Namer())
+        return cls(layout, rank, Ranks(layout), number, k, is_raw, placers, Claims(), Namer(), wanted)
 
     def combinations(
-        self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...]
+        self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...], *placers: EntryPlacer
     ) -> list[tuple[dict[str, int], int]]:
-        """Distinct coordinates over some axes, each with the first rank there."""
+        """Distinct coordinates over some axes, each with the first rank there.
+
+        Where something is wanted: only those at which one of these entries may have some of it.
+        """
         if self.rank is None:
-            return self.ranks.combinations(axes, where)
+            return self.ranks.combinations(axes, where) if self.wanted is None else self.meeting(axes, where, placers)
         here = {a: int(c[self.rank]) for a, c in self.ranks.columns.items()}
         return [(here, self.rank)] if all(here[a] == v for a, v in where) else []
+
+    def meeting(
+        self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...], placers: tuple[EntryPlacer, ...]
+    ) -> list[tuple[dict[str, int], int]]:
+        memo = (axes, where, tuple(map(id, placers)))
+        if memo not in self.met:
+            self.met[memo] = self.found_meeting(axes, where, placers)
+        return self.met[memo]
+
+    def found_meeting(
+        self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...], placers: tuple[EntryPlacer, ...]
+    ) -> list[tuple[dict[str, int], int]]:
+        assert self.wanted is not None
+        said = dict.fromkeys(a for p in placers for a in (*p.axes, *(x for x, _ in p.entry.storing.at)))
+        apart = (
+            *axes,
+            *(a for a in said if a not in axes),
+        )  # what is there may differ along axes that are not asked for
+        _, each = self.ranks.distinct(apart, where)
+        every = {a: c[each] for a, c in self.ranks.columns.items()}
+        held = np.zeros(len(each), dtype=np.bool_)
+        for placer in placers:
+            here = self.wanted.held(placer, every, placer.degrees)
+            for axis, coordinate in placer.entry.storing.at:
+                here &= every[axis] == coordinate
+            held |= here
+        columns, first = self.ranks.distinct(axes, where)
+        kept = np.isin(self.ranks.number(axes, first), self.ranks.number(axes, each[held]))
+        return [({a: int(columns[a][i]) for a in axes}, int(first[i])) for i in np.flatnonzero(kept).tolist()]
 
     def divided(self, pieces: Pieces) -> tuple[Pieces, Pieces]:
         """Boxes of the tensors themselves, and those of live rows, whose indices lie behind a dim's end."""

@@ -36,6 +36,7 @@ from ucpl.extents import (
 from ucpl.records import frozen
 from ucpl.stores.carrying import Storages, by_place, lifted
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.masters import SETTING, renamed
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain_values import decode, encode
 from ucpl.stores.scalars import counted_states, is_counted, number_of
@@ -138,7 +139,7 @@ class _Opened:
         stated = envelope.blobs.get("module_names")
         order = [name for name in stated if type(name) is str and name in tensors] if isinstance(stated, list) else []
         known = {extent.key for per in self.scalar_extents.values() for extent in per.values()}
-        return Checkpoint(
+        made = Checkpoint(
             top=top,
             root=part.root,
             tag=None,
@@ -157,6 +158,9 @@ class _Opened:
             remarks=() if self.value.find("groups") else ("no parameter groups are stated: no lr, no weight decay",),
             scalar_extents=self.scalar_extents,
         )
+        called = self.settings().get(SETTING)
+        is_other = called is not None and any(called.value in t.states for t in made.tensors)
+        return renamed(made, str(called.value), called.origin) if called is not None and is_other else made
 
     def aliases(self, shapes: Mapping[str, object]) -> dict[str, str]:
         out = {}
@@ -239,6 +243,7 @@ class _Opened:
         masters = int(any("fp32" in states for states in self.states.values()))
         settings["has_masters"] = Setting(masters, f"params of {part.file}")
         settings["file"] = Setting(part.file, "its name")
+        settings.pop(SETTING, None)  # what masters are called here is seen once all states are known
         if empty := self.without_elements(buffers):
             blobs[EMPTY] = empty
         said = self.named("envelope")

@@ -5,15 +5,18 @@ Asked only where no framework has recognised a path, so that nothing is refused 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NoReturn
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.stores.texts import names_like
 from ucpl.stores.torch_files import read_torch_file
 
 __all__ = ["overlooked", "refuse_stranger"]
 
 LIGHTNING = "pytorch-lightning_version"  # a key of every checkpoint of Lightning's Trainer
+_CHUNKS = re.compile(r"__[0-9]+_[0-9]+\.distcp")  # as torch.distributed.checkpoint calls a rank's file
 BY_LAYOUT = "which a layout of framework torch() reads: file weights = torch"
 
 
@@ -24,10 +27,13 @@ def overlooked(path: Path) -> tuple[str, ...]:
 
 
 def refuse_stranger(path: Path) -> None:
-    """Nothing, where the path is none of these. Raises: UcplError E438."""
+    """Nothing, where the path is none of these. Raises: UcplError E438, E452."""
     if path.is_file():
         _refuse_one_file(path)
         return
+    chunks = sorted(name for name in names_like(path, ".distcp") if _CHUNKS.fullmatch(name))
+    if chunks and not (path / ".metadata").exists():
+        _refuse_without_metadata(path, chunks)
     for below in sorted(path.glob("pytorch_model_fsdp*.bin")):
         _refuse(
             path,
@@ -35,6 +41,18 @@ def refuse_stranger(path: Path) -> None:
             "weights alone: save its state dict as model.safetensors, which is read",
             below,
         )
+
+
+def _refuse_without_metadata(path: Path, chunks: list[str]) -> NoReturn:
+    """Chunks say neither which tensor they are of nor where they begin."""
+    more = f" and {len(chunks) - 1} more" if len(chunks) > 1 else ""
+    fail(
+        "E452",
+        f".metadata is missing: {chunks[0]}{more} hold chunks of tensors, and it alone says which",
+        Label(str(path / ".metadata"), "not there"),
+        remedy="copy it from where the run saved: names that begin with a dot are left out by `cp *`; torch writes it last,"
+        " so that a save that was interrupted has none, and an earlier one is whole",
+    )
 
 
 def _refuse_one_file(path: Path) -> None:

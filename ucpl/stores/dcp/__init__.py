@@ -25,18 +25,21 @@ class DCP:
         """A folder with `.metadata` and *.distcp, and none of the files that Megatron-Core has beside them; or one of such
         folders, of FSDP's model and optimizer.
         """
+        from ucpl.stores.dcp.flat_ranks import flats_in
         from ucpl.stores.dcp.folders import has_chunks, is_apart, is_of_megatron  # most checkpoints are others
         from ucpl.stores.dcp.per_rank import ranks_in
         from ucpl.stores.dcp.shards import shards_in
 
-        if path.is_dir() and (shards_in(path) or ranks_in(path) or is_apart(path)):
+        if path.is_dir() and (shards_in(path) or ranks_in(path) or is_apart(path) or flats_in(path)):
             return True
         return has_chunks(path) and not is_of_megatron(path)
 
     @watched
     def open(self, path: Path) -> Checkpoint:
         """Read all headers. Raises: UcplError E452, E455, E520-E524, and what the files raise (E400-E427)."""
+        from ucpl.stores.dcp.flat_ranks import flats_in, opened_flats
         from ucpl.stores.dcp.folders import is_apart, read_folders
+        from ucpl.stores.dcp.masters import with_masters
         from ucpl.stores.dcp.metadata import read_metadata
         from ucpl.stores.dcp.per_rank import opened_ranks, ranks_in
         from ucpl.stores.dcp.shards import opened_shards, shards_in
@@ -44,10 +47,12 @@ class DCP:
         if shards_in(path):
             return opened_shards(path)
         if ranks_in(path):
-            return opened_ranks(path)
+            return with_masters(opened_ranks(path))
+        if flats_in(path):
+            return with_masters(opened_flats(path))
         from ucpl.stores.dcp.reading import opened
 
-        return opened(path, read_folders(path) if is_apart(path) else read_metadata(path))
+        return with_masters(opened(path, read_folders(path) if is_apart(path) else read_metadata(path)))
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None

@@ -1,7 +1,8 @@
-"""State dicts of DTensors, one of each rank: `model_world_size_8_rank_3.pt`, as verl names them. Weights alone.
+"""State dicts of DTensors, one of each rank: `model_world_size_8_rank_3.pt`, as verl names them, and `optim_world_size_...`.
 
 A DTensor's pickle has the rank's part, the whole shape, the placements and the rank's coordinates on the mesh. Where a mesh dim
-replicates, the first copy is read, and the others are held against it by their CRCs.
+replicates, the first copy is read, and the others are held against it by their CRCs. An optimizer numbers its parameters: they
+are the model's, in its order, where shapes leave one way.
 """
 
 from __future__ import annotations
@@ -12,29 +13,46 @@ from pathlib import Path
 from attrs import evolve, field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Call, Envelope, Extent, Global, Key, NamedTensor, Setting, TensorRef
+from ucpl.extents import (
+    Call,
+    Counted,
+    Envelope,
+    Extent,
+    Global,
+    Key,
+    NamedTensor,
+    ParameterGroup,
+    Setting,
+    TensorRef,
+)
 from ucpl.records import define, frozen
+from ucpl.stores.carrying import lifted
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.chunks import address, demand_whole
 from ucpl.stores.dcp.mesh import mesh_settings
 from ucpl.stores.dcp.metadata import Chunk, Place, Stored
+from ucpl.stores.deepspeed.order import Slots, Unclear, match
+from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
+from ucpl.stores.scalars import is_counted
 from ucpl.stores.texts import names_like
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 
 __all__ = ["FILE", "opened_ranks", "ranks_in"]
 
-FILE = "model.pt"  # what layouts call the weights, however many ranks have saved them
+FILE = "model.pt"  # what layouts call all of it, however many ranks have saved
+STATES = "optim.state."
+_WEIGHTS, _OPTIM = "model", "optim"
 _RANK = re.compile(r"(?P<what>model|optim|extra_state)_world_size_(?P<ranks>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt")
 
 Shape = tuple[int, ...]
 
 
-def ranks_in(path: Path) -> list[str]:
-    """Files of a folder that are called as ranks' weights are."""
+def ranks_in(path: Path, what: str = _WEIGHTS) -> list[str]:
+    """Files of a folder that are called as ranks' weights are, or what else they save."""
     found = ((name, _RANK.fullmatch(name)) for name in names_like(path, ".pt"))
-    return [name for name, match in found if match is not None and match["what"] == "model"]
+    return [name for name, match in found if match is not None and match["what"] == what]
 
 
 @frozen
@@ -59,6 +77,11 @@ class _Ranks:
     parts: dict[str, list[_Part]] = field(factory=dict)
     extents: dict[tuple[str, Key], Extent] = field(factory=dict)
     empty: dict[str, object] = field(factory=dict)
+    states: dict[str, tuple[str, ...]] = field(factory=dict)
+    scalars: dict[str, dict[str, Counted]] = field(factory=dict)
+    scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
+    carried: dict[tuple[str, Key], Extent] = field(factory=dict)
+    remarks: list[str] = field(factory=list)
 
     def read(self, name: str) -> None:
         part = read_torch_file(self.root, name)
@@ -99,6 +122,75 @@ class _Ranks:
         kind = "buffer" if not first.placements and any(p[0].placements for p in self.parts.values()) else "parameter"
         return NamedTensor(name, first.shape, first.extent.dtype, kind)
 
+    # ---- the optimizer -------------------------------------------------------------------------------------------------
+
+    def optimizer(self, files: list[str]) -> tuple[ParameterGroup, ...]:
+        """States by parameter, and groups; what names no parameter is left out, with a remark. Raises: UcplError E455."""
+        parts = [read_torch_file(self.root, name) for name in files]
+        tops = [Value.of(part) for part in parts]
+        groups = [(g, [n.whole() for n in g.at("params").items()]) for g in tops[0].at("param_groups").items()]
+        shapes = {n: self.numbered(tops[0], n, parts[0]) for _, numbers in groups for n in numbers}
+        if any(shape == () for shape in shapes.values()):
+            self.remarks.append(f"{_OPTIM}_world_size_* is not read: its states are flat, and name no parameter")
+            return ()
+        known = [(n, held[0].shape) for n, held in self.parts.items() if held[0].placements]
+        found = match(known, [Slots.of([shapes[n] for n in numbers]) for _, numbers in groups])
+        if isinstance(found, Unclear):
+            which = f"`{found.name}` may have more than one" if found.is_several else "no order of the model fits"
+            self.remarks.append(f"{_OPTIM}_world_size_* is not read: it numbers its parameters, and {which}")
+            return ()
+        out = []
+        for g, ((group, numbers), names) in enumerate(zip(groups, found, strict=True)):
+            for number, name in zip(numbers, names, strict=True):
+                self.keep_states(name, number, list(zip(tops, parts, strict=True)))
+            hyper = {key: self.carry(value, parts[0]) for key, value in group.named() if key != "params"}
+            members = tuple(name for name in names if 0 not in self.parts[name][0].shape)
+            out.append(ParameterGroup(str(g), members, hyper))
+        return tuple(out)
+
+    def numbered(self, top: Value, number: int, part: TorchFile) -> Shape | None:
+        """The shape of a number's states. None: it has none. (): they are flat, and no DTensors."""
+        held = top.at("state").find(number)
+        for _, value in held.named() if held is not None else ():
+            if isinstance(value.held, TensorRef) and value.held.shape:
+                return ()
+            if isinstance(value.held, Call):
+                one = _dtensor(value, part)
+                return one.shape if one is not None else None
+        return None
+
+    def keep_states(self, name: str, number: int, ranks: list[tuple[Value, TorchFile]]) -> None:
+        """What a number has on each rank: DTensors of the parameter's shape, and numbers of the first rank."""
+        found = []
+        for rank, (top, part) in enumerate(ranks):
+            held = top.at("state").find(number)
+            for state, value in held.named() if held is not None else ():
+                if isinstance(value.held, Call):
+                    one = _dtensor(value, part)
+                    assert one is not None
+                    if one.shape != self.parts[name][0].shape:
+                        value.wrong(f"{list(self.parts[name][0].shape)}, as `{name}` is")
+                    self.parts.setdefault(f"{STATES}{name}.{state}", []).append(one)
+                    found += [state] if rank == 0 else []
+                elif rank == 0:
+                    self.keep_number(name, state, value, part)
+        self.states[name] = tuple(found)
+
+    def keep_number(self, name: str, state: str, value: Value, part: TorchFile) -> None:
+        if isinstance(value.held, TensorRef):
+            self.scalars.setdefault(state, {})[name] = part.read_scalar(value.key, value.held)
+            self.scalar_extents.setdefault(state, {})[name] = part.extent(value.key, value.held)
+        elif is_counted(value.held):
+            self.scalars.setdefault(state, {})[name] = value.held
+        else:
+            value.wrong("a number or a DTensor")
+
+    def carry(self, value: Value, part: TorchFile) -> object:
+        for step, tensor in tensors_of(value.held, part.file):
+            made = part.extent((*value.key, *step), tensor)
+            self.carried[part.file, made.key] = made
+        return lifted(value.held, part.file)
+
     def hold(self, name: str, kept: Extent, other: Extent) -> None:
         """Copies of one box have equal bytes, as far as CRCs tell of storages that they fill."""
         fill = [e.numel and e.is_contiguous and e.crc is not None for e in (kept, other)]
@@ -126,12 +218,20 @@ def opened_ranks(root: Path) -> Checkpoint:
     ranks = _Ranks(root)
     for name in names:
         ranks.read(name)
-    tensors = tuple(t for t in map(ranks.settle, ranks.parts) if t is not None)
+    weights = [*ranks.parts]
+    optims = ranks_in(root, _OPTIM)
+    if optims:
+        optims = _all_ranks(root, optims, _OPTIM, len(names))
+    groups = ranks.optimizer(optims) if optims else ()
+    settled = {name: ranks.settle(name) for name in ranks.parts}
+    tensors = tuple(
+        evolve(t, states=ranks.states.get(name, ())) for name in weights if (t := settled[name]) is not None
+    )
     origin = f"state dicts of {len(names)} ranks"
-    settings = {"prefix": Setting("", origin), "states": Setting("", origin), "masters": Setting(0, origin)}
-    settings["file"] = Setting(FILE, origin)
+    settings = {"prefix": Setting("", origin), "states": Setting(STATES if groups else "", origin)}
+    settings |= {"masters": Setting(0, origin), "flat": Setting(0, origin), "file": Setting(FILE, origin)}
     settings |= mesh_settings({t.name: t.shape for t in tensors}, ranks.extents.values(), origin)
-    others = sorted({m["what"] for n in names_like(root, ".pt") if (m := _RANK.fullmatch(n)) and m["what"] != "model"})
+    others = ["extra_state"] if ranks_in(root, "extra_state") else []
     return Checkpoint(
         top=root,
         root=root,
@@ -139,24 +239,31 @@ def opened_ranks(root: Path) -> Checkpoint:
         framework="dcp",
         version="",
         extents=ranks.extents,
-        carried_extents={},
-        envelope=Envelope("dcp", settings=settings, blobs={EMPTY: ranks.empty} if ranks.empty else {}),
+        carried_extents=ranks.carried,
+        envelope=Envelope(
+            "dcp",
+            settings=settings,
+            groups=groups,
+            scalars=ranks.scalars,
+            blobs={EMPTY: ranks.empty} if ranks.empty else {},
+        ),
         tensors=tensors,
         aliases={},
-        files=tuple(names),
-        remarks=(*(f"{what}_world_size_* is not read: the weights alone are converted" for what in others),),
+        files=(*names, *(optims if groups else ())),
+        remarks=(*ranks.remarks, *(f"{what}_world_size_* is not read" for what in others)),
+        scalar_extents=ranks.scalar_extents,
     )
 
 
-def _all_ranks(root: Path, names: list[str]) -> list[str]:
-    """In order of their ranks: as many as each says. Raises: UcplError E452, E454."""
+def _all_ranks(root: Path, names: list[str], what: str = _WEIGHTS, ranks: int | None = None) -> list[str]:
+    """In order of their ranks: as many as each says, or as there are of the weights. Raises: UcplError E452, E454."""
     found = {int(m["rank"]): (name, int(m["ranks"])) for name in names if (m := _RANK.fullmatch(name)) is not None}
-    said = sorted({ranks for _, ranks in found.values()})
+    said = sorted({*(n for _, n in found.values()), *([] if ranks is None else [ranks])})
     if len(said) > 1:
-        fail("E454", f"{root} has weights of runs of {' and of '.join(map(str, said))} ranks", Label(str(root)))
+        fail("E454", f"{root} has files of runs of {' and of '.join(map(str, said))} ranks", Label(str(root)))
     missing = next((rank for rank in range(said[0]) if rank not in found), None)
     if missing is not None:
-        name = f"model_world_size_{said[0]}_rank_{missing}.pt"
+        name = f"{what}_world_size_{said[0]}_rank_{missing}.pt"
         fail("E452", f"{name} is missing: {said[0]} ranks have saved", Label(str(root / name), "not there"))
     return [name for _, (name, _) in sorted(found.items())]
 

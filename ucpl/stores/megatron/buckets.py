@@ -29,8 +29,11 @@ _BUCKET = re.compile(
     r"(?:chained_(?P<chain>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,9})\.gbuf_idx_(?P<gbuf>\d{1,9})"
     r"\.dtype_\((?P<dtype>[^()]*)\)\.bucket_idx_(?P<bucket>\d{1,9})\.(?P<state>[A-Za-z0-9_]+)"
 )
-_LAYER = re.compile(r"(?P<stack>(?:.*\.)?layers)\.(?:(?P<layer>\d{1,9})\.)?(?P<rest>.+)", re.DOTALL)
+_LAYER = re.compile(r"(?P<stack>(?:.*\.)?(?<!mtp\.)layers)\.(?:(?P<layer>\d{1,9})\.)?(?P<rest>.+)", re.DOTALL)
 _EXPERT = re.compile(r".*(?<![^.])experts\.(?:(?:local_)?experts\.)?(?:(?P<expert>\d{1,9})\.)?.+", re.DOTALL)
+_AHEAD = re.compile(
+    r"(?:.*\.)?mtp\.layers\.(?P<layer>\d{1,9})\..+", re.DOTALL
+)  # predicts tokens ahead, on the last stage
 _FIRST = "embedding."  # registered before the layers
 _WORDS = "embedding.word_embeddings.weight"  # which the last stage has a copy of where the head is tied
 _HEAD = "output_layer."
@@ -262,11 +265,14 @@ class Shares:
         allowed = frozenset(names)
         outside = [n for n in names if _LAYER.fullmatch(n) is None]
         first, last = ([n for n in outside if n.startswith(_FIRST) == is_first] for is_first in (True, False))
-        units = [(n, 0, 0) for n in (first if here.is_first else ())]
+        has_words = here.is_first or (
+            here.is_last and any(map(_AHEAD.fullmatch, last))
+        )  # what is ahead embeds tokens, too
+        units = [(n, 0, 0) for n in first if here.is_first or (has_words and n == _WORDS)]
         for layer in here.layers:
             units += self.of_layer([n for n in self.by_layer[layer] if n in allowed], layer, grid.held(rank[1]))
-        units += [(n, 0, 0) for n in (last if here.is_last else ())]
-        if here.is_last and not here.is_first and _WORDS in first and not any(n.startswith(_HEAD) for n in last):
+        units += self.behind(last, grid.held(rank[1])) if here.is_last else []
+        if here.is_last and not has_words and _WORDS in first and not any(n.startswith(_HEAD) for n in last):
             units.append((_WORDS, 0, 0))
         out = []
         for name, layer, expert in units:
@@ -276,6 +282,21 @@ class Shares:
             if boxes is None:
                 return None
             out.append(boxes)
+        return out
+
+    def behind(self, names: Sequence[str], held: range) -> list[tuple[str, int, int]]:
+        """(tensor, layer, expert) of what is registered behind the layers. What predicts tokens ahead may have experts."""
+        out: list[tuple[str, int, int]] = []
+        by_layer: dict[str, list[str]] = {}
+        for name in names:
+            match = _AHEAD.fullmatch(name)
+            by_layer.setdefault(match["layer"] if match is not None else "", []).append(name)
+        for name in names:
+            match = _AHEAD.fullmatch(name)
+            if match is None:
+                out.append((name, 0, 0))
+            elif name == by_layer[match["layer"]][0]:
+                out += self.of_layer(by_layer[match["layer"]], 0, held)
         return out
 
     def of_layer(self, names: Sequence[str], layer: int, held: range) -> list[tuple[str, int, int]]:
@@ -324,7 +345,7 @@ class Shares:
         """What a tensor's first dims count: layers, where they are stacked, then experts."""
         match = _LAYER.fullmatch(name)
         if match is None:
-            return ()
+            return ("expert",) if _AHEAD.fullmatch(name) and is_expert(name) and _expert_of(name) is None else ()
         out = () if match["layer"] is not None else ("layer",)
         return (*out, "expert") if is_expert(name) and _expert_of(name) is None else out
 

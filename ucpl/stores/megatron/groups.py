@@ -1,7 +1,8 @@
 """The parameter groups of Megatron-Core's optimizers, whose files name no member of a group.
 
-Which parameter is in which group is Megatron's own rule: experts by themselves (`is_expert_parallel`), and biases and what
-has one dim without weight decay (`wd_mult` 0).
+Which parameter is in which group is Megatron's own rule: experts by themselves (`is_expert_parallel`), biases and what has one
+dim without weight decay (`wd_mult` 0), and embeddings and the output layer by themselves where their learning rate is another
+(--decoupled-lr).
 """
 
 from __future__ import annotations
@@ -12,18 +13,31 @@ from pathlib import Path
 
 from attrs import field
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Counted, ParameterGroup
 from ucpl.records import frozen
+from ucpl.stores.megatron.legacy_names import EMBEDDING, OUTPUT
 
-__all__ = ["STEP", "Dealt", "Said", "by_rule", "dealt", "has_no_decay", "is_expert", "own_dims"]
+__all__ = [
+    "STEP",
+    "Dealt",
+    "Said",
+    "by_rule",
+    "dealt",
+    "demand_found_again",
+    "has_no_decay",
+    "has_own_rate",
+    "is_decoupled",
+    "is_expert",
+    "own_dims",
+]
 
 STEP = "step"
 EXPERTS = re.compile(r"(?<![^.])experts\.", re.DOTALL)  # never `shared_experts.`, which every rank has
 _OF_EXPERTS, _DECAY = "is_expert_parallel", "wd_mult"
-_DECOUPLED = "is_decoupled_lr"
+_DECOUPLED, _OF_ALL = "is_decoupled_lr", "default_config"
 # What Megatron-Core tells groups apart by, beside experts and decay; of a source's group where it has them.
-_MARKS: dict[str, object] = {"lr_mult": 1.0, _DECOUPLED: False, "default_config": True}
+_MARKS: dict[str, object] = {"lr_mult": 1.0, _DECOUPLED: False, _OF_ALL: True}
 _ADAM, _MOMENTUM = frozenset({"exp_avg", "exp_avg_sq"}), frozenset({"momentum_buffer"})
 _KNOWN = _ADAM | _MOMENTUM
 _STACKED = re.compile(r"(?<![^.])layers\.(?!\d+\.)", re.DOTALL)  # of all layers: the first dim counts them
@@ -60,6 +74,18 @@ def has_no_decay(name: str, shape: tuple[int, ...]) -> bool:
     return name.endswith(".bias") or own_dims(name, shape) == 1
 
 
+def has_own_rate(name: str) -> bool:
+    """Whether --decoupled-lr is a parameter's learning rate, in a run that has one."""
+    return name in (EMBEDDING, OUTPUT)
+
+
+def is_decoupled(hyper: Mapping[str, object]) -> bool:
+    """Whether a group is of those. Megatron-Core 0.16 leaves `is_decoupled_lr` at False, and says that their rate is not the
+    run's own.
+    """
+    return hyper.get(_DECOUPLED) is True or hyper.get(_OF_ALL) is False
+
+
 def by_rule(
     hypers: Iterable[tuple[str, Mapping[str, object]]], shapes: Mapping[str, tuple[int, ...]], *, experts_apart: bool
 ) -> list[ParameterGroup]:
@@ -71,7 +97,7 @@ def by_rule(
     found: dict[tuple[bool, bool, bool], tuple[dict[str, object], list[str]]] = {}
     for name, hyper in hypers:
         without = has_no_decay(name, shapes[name])
-        mark = (without, experts_apart and is_expert(name), hyper.get(_DECOUPLED) is True)
+        mark = (without, experts_apart and is_expert(name), is_decoupled(hyper))
         other, members = found.setdefault(mark, (dict(hyper), []))
         members.append(name)
         key = _difference(other, hyper)
@@ -132,6 +158,41 @@ def dealt(
     return Dealt(tuple(groups), steps)
 
 
+def demand_found_again(
+    groups: Sequence[ParameterGroup],
+    shapes: Mapping[str, tuple[int, ...]],
+    states: Mapping[str, tuple[str, ...]],
+    path: Path,
+) -> None:
+    """Groups that are written are those that `dealt` makes of their hyper-parameters.
+
+    shapes, states: of all parameters of the groups. path: the file that will tell of the groups. Raises: UcplError E471 where a
+    parameter would be found in another group, or in none.
+    """
+    try:
+        made = dealt([Said(group.hyper) for group in groups], shapes, states, path).groups
+    except UcplError as error:
+        fail(
+            "E471",
+            f"{error.diagnostics[0].message}: no loader would find it in the target",
+            Label("<source>", where="param_groups"),
+            remedy="hyper-parameters that are of the optimizer whose states these are: `betas` of Adam, `momentum` of SGD and"
+            " Muon; or weights alone, with --drop of the states",
+        )
+    found = {name: int(group.name) for group in made for name in group.members}
+    for number, group in enumerate(groups):
+        for name in group.members:
+            if found.get(name, number) != number:
+                fail(
+                    "E471",
+                    f"`{name}` is in parameter group {number} of the target, and by Megatron's rule it would be found in group"
+                    f" {found[name]}: no file says which parameter is in which group",
+                    Label("<source>", where=name),
+                    remedy="Megatron tells apart what has weight decay, experts, and embeddings whose rate is another, alone;"
+                    " without the optimizer, the weights are converted: --drop of its states",
+                )
+
+
 def _members(
     one: Said, every: Sequence[Said], left: Mapping[str, tuple[int, ...]], states: Mapping[str, tuple[str, ...]]
 ) -> Iterator[str]:
@@ -140,12 +201,20 @@ def _members(
     has_experts = any(other.hyper.get(_OF_EXPERTS) for other in every)
     # Of one optimizer's groups, those that differ in the decay alone share its parameters out.
     alike = [o for o in every if bool(o.hyper.get(_OF_EXPERTS)) == of_experts and _moments(o) == _moments(one)]
+    has_decoupled = any(is_decoupled(other.hyper) for other in alike)
+    if has_decoupled and not is_decoupled(one.hyper):
+        alike = [o for o in alike if not is_decoupled(o.hyper)]
     is_split = len({repr(other.hyper.get(_DECAY)) for other in alike}) > 1
     for name, shape in left.items():
         if has_experts and is_expert(name) != of_experts:
             continue
         found = set(states.get(name, ()))
         if found & _KNOWN and _moments(one) and not found & _moments(one):
+            continue
+        if has_decoupled and has_own_rate(name) != is_decoupled(one.hyper):
+            continue
+        if has_decoupled and is_decoupled(one.hyper):
+            yield name
             continue
         if not is_split or (one.hyper.get(_DECAY) == 0) == has_no_decay(name, shape):
             yield name

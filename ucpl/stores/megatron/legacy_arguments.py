@@ -16,6 +16,7 @@ __all__ = [
     "OWN",
     "arguments_in",
     "at_degrees",
+    "besides_degrees",
     "heads_advice",
     "namespace",
     "part_own",
@@ -43,6 +44,11 @@ DEGREES = {
     "expert_model_parallel_size": "ep",
     "virtual_pipeline_model_parallel_size": "vpp",
 }
+_EACH = "num_layers_per_virtual_pipeline_stage"
+_OF_LAYOUTS = {
+    *DEGREES, _EACH, "expert_tensor_parallel_size", "world_size", "data_parallel_size", "rank", "local_rank",
+    "ckpt_format", "use_distributed_optimizer", "no_save_rng",
+}  # fmt: skip
 OWN = "megatron"  # of what is carried: values whose classes Megatron alone has, in a form without classes
 _NAMESPACE = Global("argparse", "Namespace")
 
@@ -74,6 +80,19 @@ def values_of(source: Checkpoint) -> dict[object, object]:
     return {**(own if isinstance(own, dict) else {}), **values}
 
 
+def besides_degrees(carried: Mapping[object, object]) -> dict[object, object]:
+    """What a run has beside its model, without what its arguments say of ranks and of the form of files: a target's own
+    degrees stand there, as shapes of shards do.
+    """
+    out = dict(carried)
+    own = decode(out.pop(OWN, None))
+    out |= own if isinstance(own, dict) else {}
+    arguments = state_of(out.get("args"))
+    if arguments is not None and any(name in arguments for name in (*DEGREES, "no_save_rng")):
+        out["args"] = namespace({key: one for key, one in arguments.items() if key not in _OF_LAYOUTS})
+    return out
+
+
 def arguments_in(source: Checkpoint) -> dict[object, object]:
     """Of the run that wrote a checkpoint or what it was made of; none where it was no Megatron."""
     return state_of(values_of(source).get("args")) or {}
@@ -92,6 +111,8 @@ def at_degrees(
         out[name] = degree(axis)
     if degree("vpp") == 1:
         out["virtual_pipeline_model_parallel_size"] = None
+    if not is_alike and _EACH in out:
+        out[_EACH] = None  # of other stages
     if "expert_tensor_parallel_size" in out:
         out["expert_tensor_parallel_size"] = degree("tp")
     out["use_distributed_optimizer"] = True

@@ -232,7 +232,8 @@ def _shape(ranks: Ranks, made: Modules) -> None:
                     f" {one.tensor.storage.dtype} in another",
                     Label(str(ranks.parts[place].path), where="/".join(one.key)),
                 )
-    dialect = names.Dialect(local, ranks.tp, ranks.numbers, ranks.place)
+    blocks = str(ranks.arguments.get("transformer_impl") or "")
+    dialect = names.Dialect(local, ranks.tp, ranks.numbers, ranks.place, blocks)
     made.shardings = {name: dialect.sharding(name) for name in made.order}
     _hold_against(ranks, made, dialect)
 

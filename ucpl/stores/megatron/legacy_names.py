@@ -18,6 +18,7 @@ __all__ = [
     "EMBEDDING",
     "OUTPUT",
     "Dialect",
+    "is_ahead",
     "is_buffer",
     "is_expert",
     "is_of_chunks",
@@ -85,6 +86,11 @@ def with_expert(name: str, number: int) -> str:
     return _EXPERT.sub(rf"\g<1>{number}\g<3>", name)
 
 
+def is_ahead(name: str) -> bool:
+    """Whether a tensor is of layers of multi-token prediction, which are on the last stage, with an embedding there."""
+    return name.startswith("mtp.")
+
+
 def is_buffer(name: str) -> bool:
     """Whether a tensor of a module is no parameter of it."""
     return _BUFFER.fullmatch(name) is not None
@@ -95,13 +101,14 @@ class Dialect:
     """How tensors are cut, from their names and from shapes as one rank has them.
 
     local: shapes on the first tensor-parallel rank. degree: ranks that these shapes are of. numbers: sizes that the run's
-    arguments say. place: where that is, for messages.
+    arguments say. place: where that is, for messages. blocks: `transformer_impl` of the run's arguments, or "".
     """
 
     local: Mapping[str, Shape]
     degree: int
     numbers: Mapping[str, int]
     place: str
+    blocks: str = ""
 
     def gated(self, name: str) -> bool:
         """Whether a linear_fc1 is a gate and an up projection: it has twice the rows that linear_fc2 has columns.
@@ -168,20 +175,31 @@ class Dialect:
         )
 
     def _of_down(self, which: str, name: str, mine: Shape, ways: int) -> int | None:
-        """A down projection of latent attention is whole on every rank, or cut by rows, by the layer that a run chose."""
+        """A down projection of latent attention is cut by rows in Megatron-Core's own blocks, and whole on every rank in
+        Transformer Engine's.
+        """
         rank = self.numbers.get(f"{which}_lora_rank", 0)
         rows = rank + (self.numbers.get("qk_pos_emb_head_dim", 0) if which == "kv" else 0)
-        if rank and mine[0] == rows:
-            return None
-        if rank and mine[0] * self.degree == rows:
-            return 0
-        if ways == 1:
-            return None
+        is_own = self._is_own(name)
+        if self.degree > 1 and rank:  # then shapes tell
+            is_own = {rows: False, rows / self.degree: True}.get(mine[0])
+        if ways == 1 or is_own is not None:
+            return 0 if is_own else None
         fail(
             "E542",
-            f"nothing says whether `{name}`, {list(mine)} on a rank, is whole on each of {ways} tensor-parallel ranks",
+            f"nothing says whether `{name}`, {list(mine)} on a rank, is whole on each of {ways} tensor-parallel ranks, as in"
+            " blocks of Transformer Engine's, or cut by rows, as in Megatron-Core's own (transformer_impl of `args`)",
             Label(self.place, where=name),
         )
+
+    def _is_own(self, name: str) -> bool | None:
+        """Whether a latent attention is Megatron-Core's own: norms of its queries and keys are modules. None: not said."""
+        head = name.rpartition("linear_")[0]
+        if any(f"{head}{norm}_layernorm.weight" in self.local for norm in ("q", "kv")):
+            return True
+        if any(f"{head}linear_{norm}_up_proj.layer_norm_weight" in self.local for norm in ("q", "kv")):
+            return False
+        return {"local": True, "transformer_engine": False}.get(self.blocks)
 
 
 def numbered(names: Sequence[str]) -> dict[str, int]:

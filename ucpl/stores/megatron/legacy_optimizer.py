@@ -15,6 +15,7 @@ from ucpl.extents.megatron import Legacy, Run, Stage
 from ucpl.records import define, frozen
 from ucpl.stores.carrying import lifted
 from ucpl.stores.megatron import legacy_names as names
+from ucpl.stores.megatron.groups import has_own_rate, is_decoupled
 from ucpl.stores.megatron.legacy_buffers import Bucket, Parameter, buckets_of
 from ucpl.stores.megatron.legacy_modules import Local, Modules
 from ucpl.stores.megatron.legacy_ranks import CODE, Place, Ranks, optim_of
@@ -23,10 +24,11 @@ from ucpl.stores.scalars import is_counted
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
-__all__ = ["Optimizer", "read_optimizer"]
+__all__ = ["FROZEN", "KEPT", "Optimizer", "read_optimizer"]
 
 _STATES = {"param": "fp32", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 _SAVED, _MASTERS = "numel_unpadded", "fp32_from_fp16_params"
+KEPT, FROZEN = "ucpl", "frozen"  # of a target's files, whose weights share no storage: what its buffers have none of
 GROUPS = "Megatron-Core's rule: no weight decay for biases and tensors of one dim"
 
 
@@ -71,7 +73,7 @@ def read_optimizer(ranks: Ranks, modules: Modules) -> Optimizer:
     else:
         made.form = "float16" if "state" in one.at("optimizer").mapping() else "distributed"
     found = _groups(first)
-    frozen_: set[str] = set()
+    frozen_ = _told_frozen(ranks)
     if made.form == "distributed":
         _distributed(ranks, modules, made, frozen_)
     members = _members(modules, found, frozen_, ranks)
@@ -97,6 +99,12 @@ def read_optimizer(ranks: Ranks, modules: Modules) -> Optimizer:
         if key not in ("optimizer", "state", "param_groups", _MASTERS)
     }
     return made
+
+
+def _told_frozen(ranks: Ranks) -> set[str]:
+    """Tensors of the model that a target's files say are in no buffer. Raises: UcplError E541."""
+    said = ranks.top((0, 0, 0)).find(KEPT)
+    return set() if said is None else set(said.at(FROZEN).texts())
 
 
 def facts(ranks: Ranks, modules: Modules, made: Optimizer) -> Legacy:
@@ -133,7 +141,11 @@ def _groups(value: Value) -> list[_Group]:
             decay = next((held[k] for k in ("wd_mult", "pre_wd_mult") if k in held), 1.0)
             out.append(
                 _Group(
-                    at, group, decay == 0, held.get("is_expert_parallel") is True, held.get("is_decoupled_lr") is True
+                    at,
+                    group,
+                    decay == 0,
+                    held.get("is_expert_parallel") is True,
+                    is_decoupled({str(k): v for k, v in held.items()}),
                 )
             )
     return out
@@ -149,7 +161,7 @@ def _members(modules: Modules, found: list[_Group], without: set[str], ranks: Ra
             continue
         mark = (
             experts_apart and names.is_expert(name),
-            decoupled and name in (names.EMBEDDING, names.OUTPUT),
+            decoupled and has_own_rate(name),
         )
         near = [g for g, one in enumerate(found) if (one.is_expert, one.is_decoupled) == mark]
         no_decay = len(shape) == 1 or name.endswith(".bias")
@@ -218,6 +230,7 @@ def _buffers(
         if (not made.chained or ranks.ep == 1 or one.is_expert == is_expert)
         and one.tensor.storage.dtype.startswith(("f", "bf"))
         and not names.is_buffer(one.name)
+        and one.name not in frozen_
     ]
     wanted = [
         (c, d) for c in range(modules.vpp) for d in dict.fromkeys(x.tensor.storage.dtype for x in mine if x.chunk == c)

@@ -9,7 +9,7 @@ from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.folder import Step
 from ucpl.stores.megatron.legacy_arguments import part_own
 from ucpl.stores.megatron.legacy_modules import Modules, read_modules
-from ucpl.stores.megatron.legacy_optimizer import GROUPS, Optimizer, facts, read_optimizer
+from ucpl.stores.megatron.legacy_optimizer import GROUPS, KEPT, Optimizer, facts, read_optimizer
 from ucpl.stores.megatron.legacy_ranks import Ranks, read_ranks
 from ucpl.stores.pickles import tensors_of
 
@@ -100,7 +100,7 @@ def _rest(
 ) -> dict[str, object]:
     """What is no tensor of the model and goes along: `rest` of the first rank, and random states of all."""
     first = ranks.top((0, 0, 0))
-    own = {"optimizer", *(key for key in map(str, first.mapping()) if key.startswith("model"))}
+    own = {"optimizer", KEPT, *(key for key in map(str, first.mapping()) if key.startswith("model"))}
     out: dict[str, object] = {}
     random: dict[str, object] = {}
     for place, part in ranks.parts.items():

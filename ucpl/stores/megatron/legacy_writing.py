@@ -27,6 +27,7 @@ from ucpl.stores.megatron.legacy_arguments import (
     values_of,
 )
 from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM
+from ucpl.stores.megatron.legacy_optimizer import FROZEN, KEPT
 from ucpl.stores.megatron.legacy_reading import OPTIMIZER, RNG, WITHOUT
 from ucpl.stores.megatron.orders import by_modules
 from ucpl.stores.pickles import unsafe_globals
@@ -132,7 +133,7 @@ class _Writer:
         blobs = self.source.envelope.blobs
         carried = values_of(self.source)
         carried.pop("args", None)
-        for clash in ("optimizer", "rng_state", *(key for key in carried if str(key).startswith("model"))):
+        for clash in ("optimizer", "rng_state", KEPT, *(key for key in carried if str(key).startswith("model"))):
             if clash in carried:
                 fail(
                     "E471",
@@ -147,6 +148,9 @@ class _Writer:
         out |= self.models(file)
         if self.has_optimizer:
             out["optimizer"] = self.optimizer(file)
+            without = [tensor.name for tensor in self.structure.tensors if tensor.kind == "frozen"]
+            if without:
+                out[KEPT] = {FROZEN: without}
         out |= {key: file.storages.value(value) for key, value in carried.items()}
         random = blobs.get(RNG)
         folder = file.path.rpartition("/")[0]

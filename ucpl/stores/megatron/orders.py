@@ -33,6 +33,9 @@ _LAYER = (
 _AROUND = (r".*word_embeddings", r".*position_embeddings", r".*final_layernorm", r".*output_layer")
 _APART = (*_AROUND, _NORM, _CORE, _OUT, *_LAYER)  # norms are modules of their own, and a layer's first one comes first
 _FUSED = (*_AROUND, _CORE, _OUT, _NORM, *_LAYER)  # a norm is registered with the linear layer behind it
+_AHEAD = re.compile(r"(?:.*\.)?mtp\.layers\.(?P<layer>\d{1,9})\.(?P<inner>.+)", re.DOTALL)  # predicts tokens ahead
+_AHEAD_BLOCK = re.compile(r"(?:transformer_layer|mtp_model_layer)\.(?P<inner>.+)", re.DOTALL)
+_AHEAD_OWN = (r"enorm", r"hnorm", r"eh_proj", r"(?:transformer_layer|mtp_model_layer)", r"final_layernorm")
 _INNER = re.compile(r"(?:.*\.)?layers\.(?:\d+\.)?(?P<inner>.+)", re.DOTALL)
 _NUMBERED = re.compile(r"(?:.*\.)?layers\.(?P<layer>\d{1,9})\..+", re.DOTALL)
 _LAST = ("gate_weight", "linear_fc1", "linear_fc2")  # within an expert, or the mlp
@@ -72,6 +75,11 @@ def by_modules(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_known(name: str) -> bool:
+    if (ahead := _AHEAD.fullmatch(name)) is not None:
+        block = _AHEAD_BLOCK.fullmatch(ahead["inner"])
+        known = (_NORM, _CORE, _OUT, *_LAYER) if block is not None else _AHEAD_OWN
+        inner = block["inner"] if block is not None else ahead["inner"]
+        return any(re.match(rf"{kind}(?:\.|$)", inner) for kind in known)
     if _NUMBERED.fullmatch(name) is None:
         return any(re.match(rf"{kind}(?:\.|$)", name) for kind in _AROUND)
     match = _INNER.fullmatch(name)
@@ -80,14 +88,30 @@ def _is_known(name: str) -> bool:
 
 
 def _block(name: str) -> tuple[int, int]:
+    if (ahead := _AHEAD.fullmatch(name)) is not None:
+        return 3, int(ahead["layer"])
     match = _NUMBERED.fullmatch(name)
     if match is not None:
         return 1, int(match["layer"])
-    return (0 if name.startswith("embedding.") else 2), 0
+    return (0 if name.startswith("embedding.") else 4 if name.startswith("output_layer.") else 2), 0
 
 
-def _place(name: str, modules: tuple[str, ...]) -> tuple[int, int, int, bool, bool]:
-    """Of a name within its layer. What no module has keeps its place among others of its kind, behind all that one has."""
+def _place(name: str, modules: tuple[str, ...]) -> tuple[int, ...]:
+    """Of a name within its layer; layers ahead are behind the last norm, each by itself."""
+    ahead = _AHEAD.fullmatch(name)
+    if ahead is None:
+        is_before = any(re.match(rf"{kind}(?:\.|$)", name) for kind in _AROUND[:-1])
+        return (0 if is_before and _INNER.fullmatch(name) is None else 2, 0, 0, *_within(name, modules))
+    own = next(
+        (i for i, kind in enumerate(_AHEAD_OWN) if re.match(rf"{kind}(?:\.|$)", ahead["inner"])), len(_AHEAD_OWN)
+    )
+    block = _AHEAD_BLOCK.fullmatch(ahead["inner"])
+    within = _within(f"layers.{block['inner']}", modules) if block is not None else (0,)
+    return (1, int(ahead["layer"]), own, *within)
+
+
+def _within(name: str, modules: tuple[str, ...]) -> tuple[int, ...]:
+    """What no module has keeps its place among others of its kind, behind all that one has."""
     match = _INNER.fullmatch(name)
     inner = match["inner"] if match is not None else name
     module = next((i for i, kind in enumerate(modules) if re.match(rf"{kind}(?:\.|$)", inner)), len(modules))

@@ -21,7 +21,7 @@ from ucpl.stores.megatron.buckets import buckets_in, runs_of
 from ucpl.stores.megatron.folder import Step
 from ucpl.stores.megatron.groups import STEP, Dealt, Said, dealt
 from ucpl.stores.megatron.legacy_arguments import part_own
-from ucpl.stores.megatron.roles import BUFFERS, MASTER, MASTERS, STATES, Entries, entries_of, is_of_optimizer
+from ucpl.stores.megatron.roles import BUFFERS, MASTER, MASTERS, STATES, Entries, entries_of, is_of_optimizer, unchained
 from ucpl.stores.megatron.stacks import apart, is_of_a_layer
 from ucpl.stores.plain_values import decode
 from ucpl.stores.torch_files import TorchFile, read_torch_file
@@ -39,7 +39,7 @@ KEPT = "ucpl"  # of common.pt: what a target keeps of another framework's run
 
 def opened(step: Step) -> Checkpoint:
     """Read the headers of all archives. Raises: UcplError E455, E460, E521, E522, E530-E533."""
-    metadata = read_metadata(step.root)
+    metadata = unchained(read_metadata(step.root))
     entries = entries_of(metadata, step.root)
     roles = Roles("", STATES, entries.weights, entries.states)
     common = read_torch_file(step.root, COMMON)
@@ -62,8 +62,8 @@ def _templates(said: Value, shapes: dict[str, tuple[int, ...]]) -> dict[str, str
     for stack, template in said.named():
         text = template.text()
         pieces = text.split("{}")
-        if not 1 < len(pieces) < 4 or any(brace in piece for piece in pieces for brace in "{}"):
-            template.wrong("a name with {} for a layer, and for an expert")
+        if len(pieces) > 3 or any(brace in piece for piece in pieces for brace in "{}"):
+            template.wrong("a name, with {} for a layer and for an expert")
         if stack in shapes and len(shapes[stack]) < len(pieces) - 1:
             template.wrong(f"a name with {{}} for each of {len(shapes[stack])} dims at most")
         out[stack] = text

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 from ucpl.stores.dcp.metadata import METADATA, Metadata
 
-__all__ = ["BUFFERS", "MASTER", "MASTERS", "STATES", "Entries", "entries_of", "is_of_optimizer"]
+__all__ = ["BUFFERS", "MASTER", "MASTERS", "STATES", "Entries", "entries_of", "is_of_optimizer", "unchained"]
 
 STATES = "optimizer.state."
 MASTER = "fp32"
@@ -24,6 +24,7 @@ MASTERS = ("param", "fp32_param")  # what a master is called: by the distributed
 BUFFERS = re.compile(r"(.*\.)?(expert_bias|local_tokens_per_expert)", re.DOTALL)
 _STATE = re.compile(r"optimizer\.state\.(?P<state>[A-Za-z0-9_]+)\.(?P<name>.+)", re.DOTALL)
 _GROUPS = re.compile(r"(?P<chain>chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.optimizer/shard_0_1")
+_CHAINED = re.compile(r"chained_\d+\.(?P<state>optimizer\.state\..+)", re.DOTALL)
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.", re.DOTALL)
 
 
@@ -37,6 +38,37 @@ class Entries:
     objects: tuple[str, ...] = ()
     of_groups: tuple[str, ...] = ()  # objects with the groups of the optimizers that have buckets
     master: str = ""  # what masters are called here
+
+
+def unchained(metadata: Metadata) -> Metadata:
+    """States of optimizers in a chain, `chained_0.optimizer.state. ...`, as Megatron-Core saved them before 0.12 and still does
+    unless told otherwise, under the names that states have: a parameter is one optimizer's.
+
+    Raises: UcplError E530 where two optimizers have one.
+    """
+
+    def plain(name: str) -> str:
+        match = _CHAINED.fullmatch(name)
+        return name if match is None else match["state"]
+
+    names = {name: plain(name) for name in metadata.tensors}
+    if all(name == made for name, made in names.items()):
+        return metadata
+    seen: dict[str, str] = {}
+    for name, made in names.items():
+        if seen.setdefault(made, name) != name:
+            fail(
+                "E530",
+                f"`{made}` is of two optimizers",
+                Label(METADATA, where=seen[made]),
+                Label(METADATA, where=name),
+            )
+    return evolve(
+        metadata,
+        tensors={names[name]: one for name, one in metadata.tensors.items()},
+        runs_of={names.get(name, name): shape for name, shape in metadata.runs_of.items()},
+        described={names.get(name, name): file for name, file in metadata.described.items()},
+    )
 
 
 def entries_of(metadata: Metadata, root: Path) -> Entries:

@@ -22,17 +22,27 @@ from ucpl.stores.megatron.orders import is_own_norm, registered
 
 __all__ = ["Stacks", "apart", "in_modules", "is_of_a_layer", "stacks_of", "templates_of"]
 
-_LAYER = re.compile(r"(?P<head>(?:.*\.)?layers\.)(?P<layer>\d{1,9})\.(?P<rest>.+)", re.DOTALL)
+_LAYER = re.compile(r"(?P<head>(?:.*\.)?(?<!mtp\.)layers\.)(?P<layer>\d{1,9})\.(?P<rest>.+)", re.DOTALL)
+# Layers of multi-token prediction, which Megatron-Core never stacks.
+_AHEAD = re.compile(
+    r"(?P<head>(?:.*\.)?mtp\.layers\.\d{1,9}\.(?:transformer_layer|mtp_model_layer)\.)(?P<rest>.+)", re.DOTALL
+)
 _EXPERT = re.compile(
-    r"(?P<head>(?:.*\.)?experts\.)(?:local_experts|experts)\.(?P<expert>\d{1,9})\.(?P<rest>.+)", re.DOTALL
+    r"(?P<head>(?:.*\.)?experts\.)(?:"
+    r"(?P<word>local_experts\.|experts\.)(?P<expert>\d{1,9})\.(?P<rest>.+)"
+    r"|(?P<grouped>linear_fc[12]\.(?:weight|bias))(?P<number>\d{1,9}))",  # TEGroupedMLP's
+    re.DOTALL,
 )
 _STACK = re.compile(r"(?P<head>(?:.*\.)?layers\.)(?!\d+\.)(?P<rest>.+)", re.DOTALL)
 _STACKED_EXPERTS = re.compile(r"(?P<head>(?:.*\.)?experts\.)experts\.(?!\d+\.)(?P<rest>.+)", re.DOTALL)
-# Modules of Megatron-Core's own blocks have names that it saves under those of Transformer Engine's.
+_ONE_EXPERT = re.compile(r"(?P<head>(?:.*\.)?experts\.)experts\.(?P<rest>\d+\..+)", re.DOTALL)
+_HALF = re.compile(r"(?P<whole>.*\.linear_fc1\.(?:weight|bias))_(?P<half>[wv])", re.DOTALL)
+# Modules of Megatron-Core's own blocks have names that it saves under those of Transformer Engine's; not of latent attention.
 _SAVED = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
+_FIRST_NORM, _LATENT = "input_layernorm.weight", "self_attention.linear_kv_down_proj.weight"
 _ORDER = ".linear_qkv.layer_norm_weight", ".self_attention.linear_proj.weight"
 _BLOCKS = "transformer_impl"  # of a run's arguments
 _STATE = re.compile(r"optimizer\.state\.[A-Za-z0-9_]+\.", re.DOTALL)
@@ -49,7 +59,7 @@ class _Place:
 
 @define
 class Stacks:
-    """What tensors of layers become one."""
+    """What tensors of modules become: one of all layers, one of all experts of a layer, or one under the name that is saved."""
 
     places: dict[str, _Place] = field(factory=dict)
     counts: dict[str, Shape] = field(factory=dict)  # stack -> how many layers, and experts
@@ -62,68 +72,124 @@ class Stacks:
         place = self.places.get(entry.removeprefix(lead))
         return None if place is None else (lead + place.stack, place.at, self.counts[place.stack])
 
+    def add(self, found: Mapping[str, _Place], shapes: Mapping[str, Shape]) -> None:
+        """Those that are whole: a box for each number, all of one shape, and called alike."""
+        held: dict[str, dict[Shape, str]] = {}
+        for name, place in found.items():
+            held.setdefault(place.stack, {})[place.at] = name
+        many = {place.stack: 0 for place in found.values()}
+        for place in found.values():
+            many[place.stack] += 1
+        for stack, boxes in held.items():
+            names = list(boxes.values())
+            counts = tuple(1 + max(at[d] for at in boxes) for d in range(min(map(len, boxes))))
+            is_whole = len(boxes) == prod(counts) == many[stack] and len({len(at) for at in boxes}) == 1
+            is_whole &= stack not in shapes or stack in found
+            one = {(found[name].template, shapes[name]) for name in names}
+            if is_whole and len(one) == 1 and (names != [stack] or counts):
+                self.places |= {name: found[name] for name in names}
+                self.counts[stack], self.templates[stack] = counts, found[names[0]].template
+
 
 def is_of_a_layer(name: str) -> bool:
-    """Whether a tensor is one layer's by its name, and not all layers'."""
+    """Whether a tensor is one layer's by its name, and not all layers'. Layers of multi-token prediction are never stacked."""
     return _LAYER.fullmatch(name) is not None
 
 
-def stacks_of(shapes: Mapping[str, Shape]) -> Stacks:
-    """Stacks of tensors, by name, with their shapes; none where layers, or experts, differ."""
-    out = Stacks()
-    found: dict[str, dict[Shape, Shape]] = {}
-    for name, shape in shapes.items():
-        place = _place(name)
-        if place is None:
-            continue
-        out.places[name] = place
-        found.setdefault(place.stack, {})[place.at] = shape
-        if out.templates.setdefault(place.stack, place.template) != place.template:
-            return Stacks()
-    layers = {at[0] for boxes in found.values() for at in boxes}
-    for stack, boxes in found.items():
-        counts = tuple(1 + max(at[d] for at in boxes) for d in range(len(next(iter(boxes)))))
-        is_whole = len(boxes) == prod(counts) and len({len(at) for at in boxes}) == 1 and counts[0] == 1 + max(layers)
-        if not is_whole or len(set(boxes.values())) > 1:
-            return Stacks()
-        out.counts[stack] = counts
+def stacks_of(shapes: Mapping[str, Shape], *, of_layers: bool = True) -> Stacks:
+    """What Megatron-Core saves of modules, by name, with their shapes. Where layers differ, each has names of its own.
+
+    of_layers: whether tensors of all layers become one, where layers are alike.
+    """
+    own = {
+        name.removesuffix(_FIRST_NORM)
+        for name in shapes
+        if name.endswith(_FIRST_NORM) and name.removesuffix(_FIRST_NORM) + _LATENT not in shapes
+    }
+    layers = {name: place for name in shapes if (place := _of_all_layers(name, own)) is not None} if of_layers else {}
+    out, alike = Stacks(), Stacks()
+    alike.add(layers, shapes)
+    count = 1 + max((place.at[0] for place in layers.values()), default=0)
+    if len(alike.places) == len(layers) and all(counts[0] == count for counts in alike.counts.values()):
+        out = alike
+    numbered = {name: _of_one_layer(name, own) for name in shapes if name not in out.places}
+    out.add({name: place for name, place in numbered.items() if place is not None}, shapes)
     return out
 
 
-def _place(name: str) -> _Place | None:
+def _of_all_layers(name: str, own: set[str]) -> _Place | None:
     match = _LAYER.fullmatch(name)
     if match is None:
         return None
-    head, rest = match["head"], match["rest"]
-    for own, saved in _SAVED.items():
-        rest = saved + rest.removeprefix(own) if rest.startswith(own) else rest
-    inner = _EXPERT.fullmatch(match["rest"]) if is_expert(name) else None
-    if inner is None:
+    head, rest = match["head"], _saved(match["rest"], f"{match['head']}{match['layer']}." in own)
+    found = _of_expert(match["rest"]) if is_expert(name) else None
+    if found is None:
         return _Place(head + rest, f"{head}{{}}.{match['rest']}", (int(match["layer"]),))
-    word = match["rest"][len(inner["head"]) : inner.start("expert")]  # what experts are in: `local_experts.`
-    return _Place(
-        f"{head}{inner['head']}experts.{inner['rest']}",
-        f"{head}{{}}.{inner['head']}{word}{{}}.{inner['rest']}",
-        (int(match["layer"]), int(inner["expert"])),
-    )
+    stack, template, expert = found
+    return _Place(head + stack, f"{head}{{}}.{template}", (int(match["layer"]), expert))
+
+
+def _of_one_layer(name: str, own: set[str]) -> _Place | None:
+    """A layer's tensor under the name that is saved. Experts under that of torch_dist are saved one by one, and stay so."""
+    match = _LAYER.fullmatch(name)
+    ahead = _AHEAD.fullmatch(name) if match is None else None
+    if match is None and ahead is None:
+        return None
+    rest = match["rest"] if match is not None else ahead["rest"] if ahead is not None else ""
+    head = name.removesuffix(rest)
+    found = _of_expert(rest) if is_expert(name) and _ONE_EXPERT.fullmatch(rest) is None else None
+    if found is None:
+        saved = head + _saved(rest, head in own)
+        return None if saved == name else _Place(saved, name, ())
+    stack, template, expert = found
+    return _Place(head + stack, head + template, (expert,))
+
+
+def _of_expert(rest: str) -> tuple[str, str, int] | None:
+    """(name of the stack of all experts, what they are called, the number) of a tensor of one, by what follows its layer."""
+    match = _EXPERT.fullmatch(rest)
+    if match is None:
+        return None
+    head = match["head"]
+    if match["grouped"] is not None:
+        return f"{head}experts.{match['grouped']}", f"{head}{match['grouped']}{{}}", int(match["number"])
+    return f"{head}experts.{match['rest']}", f"{head}{match['word']}{{}}.{match['rest']}", int(match["expert"])
+
+
+def _saved(rest: str, is_own: bool) -> str:
+    """A name behind its layer as it is saved. is_own: of a block of Megatron-Core's own, whose norms are modules."""
+    for own, saved in _SAVED.items() if is_own else ():
+        if rest.startswith(own):
+            return saved + rest.removeprefix(own)
+    return rest
 
 
 def templates_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """Stack -> what its tensors are called as modules, of a folder that does not say it: Transformer Engine's blocks, or
-    of Megatron-Core's own where the order of its optimizer's buckets or the run's arguments say so.
+    """Tensor -> what it is called in modules, of a folder that does not say it: Transformer Engine's blocks, or Megatron-Core's
+    own where the order of its optimizer's buckets or the run's arguments say so. A {} stands for each number of a stack; what
+    has the name of another's half is one with it.
     """
-    names = tuple(tensor.name for tensor in checkpoint.tensors)
     own = {saved: ours for ours, saved in _SAVED.items()} if _has_own_blocks(checkpoint) else {}
     out = {}
-    for name in names:
+    for name in (tensor.name for tensor in checkpoint.tensors):
         match = _STACK.fullmatch(name)
-        if match is None:
+        one = _LAYER.fullmatch(name) or _AHEAD.fullmatch(name) if match is None else None
+        if match is None and one is None:
             continue
-        inner = _STACKED_EXPERTS.fullmatch(match["rest"]) if is_expert(name) else None
-        rest = match["rest"] if inner is None else f"{inner['head']}local_experts.{{}}.{inner['rest']}"
+        head = (
+            f"{match['head']}{{}}." if match is not None else name.removesuffix(one["rest"] if one is not None else "")
+        )
+        rest = match["rest"] if match is not None else one["rest"] if one is not None else ""
+        if is_expert(name) and (inner := _STACKED_EXPERTS.fullmatch(rest)) is not None:
+            rest = f"{inner['head']}local_experts.{{}}.{inner['rest']}"
+        elif is_expert(name) and (inner := _ONE_EXPERT.fullmatch(rest)) is not None:
+            rest = f"{inner['head']}local_experts.{inner['rest']}"
         for saved, ours in own.items():
             rest = ours + rest.removeprefix(saved) if rest.startswith(saved) else rest
-        out[name] = f"{match['head']}{{}}.{rest}"
+        half = _HALF.fullmatch(rest)
+        made = head + (half["whole"] if half is not None else rest)
+        if made != name:
+            out[name] = made
     return out
 
 
@@ -146,26 +212,31 @@ def in_modules(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
-    """A folder whose stacks are read as a tensor of each layer, and of each expert.
+    """A folder whose stacks are read as a tensor of each layer, and of each expert, and halves of a gated linear_fc1 as one.
 
     templates: stack -> what its tensors are called. Chunks are of one layer, or made so.
     """
     shapes = {t.name: t.shape for t in checkpoint.tensors}
     # Of what has no elements, no file bounds how many layers there are.
     known = {stack: template for stack, template in templates.items() if prod(shapes.get(stack, (0,)))}
+    rows = {name: _rows_before(name, shapes, known) for name in known}
     extents: dict[tuple[str, Key], Extent] = {}
     for (file, key), extent in checkpoint.extents.items():
         entry = str(key[0])
         match = _STATE.match(entry)
         lead = match[0] if match is not None else ""
-        template = known.get(entry.removeprefix(lead))
+        name = entry.removeprefix(lead)
+        template = known.get(name)
         if file != METADATA or template is None:
             extents[file, key] = extent
             continue
         count = template.count("{}")
         begin = tuple(int(step) for step in key[1:])
         for at, skipped in _cells(begin[:count], extent.shape[:count], extent.stride[:count]):
-            made: Key = (lead + template.format(*at), *begin[count:])
+            inner = begin[count:]
+            if rows[name]:
+                inner = (inner[0] + rows[name], *inner[1:])
+            made: Key = (lead + template.format(*at), *inner)
             extents[file, made] = evolve(
                 extent,
                 key=made,
@@ -180,7 +251,9 @@ def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
         leads = shapes[name][: known[name].count("{}")]
         return [known[name].format(*at) for at, _ in _cells((0,) * len(leads), leads, leads)]
 
-    tensors = tuple(_parted(t, one, known) for t in checkpoint.tensors for one in names_of(t.name))
+    tensors = tuple(
+        _parted(t, one, known) for t in checkpoint.tensors if not rows.get(t.name) for one in names_of(t.name)
+    )
     envelope = checkpoint.envelope
     return evolve(
         checkpoint,
@@ -189,7 +262,7 @@ def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
         envelope=evolve(
             envelope,
             groups=tuple(
-                ParameterGroup(g.name, tuple(one for m in g.members for one in names_of(m)), g.hyper)
+                ParameterGroup(g.name, tuple(dict.fromkeys(one for m in g.members for one in names_of(m))), g.hyper)
                 for g in envelope.groups
             ),
             scalars={
@@ -200,9 +273,20 @@ def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
     )
 
 
+def _rows_before(name: str, shapes: Mapping[str, Shape], known: Mapping[str, str]) -> int:
+    """How many rows of a gated linear_fc1 come before this half of it: those of the gate."""
+    match = _HALF.fullmatch(name)
+    gate = f"{match['whole']}_w" if match is not None and match["half"] == "v" else ""
+    is_one = known.get(gate) == known[name]
+    return shapes[gate][known[gate].count("{}")] if is_one else 0
+
+
 def _parted(tensor: NamedTensor, name: str, known: Mapping[str, str]) -> NamedTensor:
     count = known[tensor.name].count("{}") if tensor.name in known else 0
-    return evolve(tensor, name=name, shape=tensor.shape[count:])
+    shape = tensor.shape[count:]
+    if tensor.name in known and _HALF.fullmatch(tensor.name) is not None and _HALF.fullmatch(name) is None:
+        shape = (2 * shape[0], *shape[1:])
+    return evolve(tensor, name=name, shape=shape)
 
 
 def _cells(begin: Shape, size: Shape, stride: Shape) -> list[tuple[Shape, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from attrs import evolve, field
 
@@ -22,8 +23,16 @@ from ucpl.stores.dcp.writing import Writer, address, hyper_of, whole_shapes
 from ucpl.stores.megatron.buckets_writing import Placed, placed
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
 from ucpl.stores.megatron.folder import TRACKER
-from ucpl.stores.megatron.groups import STEP, by_rule
-from ucpl.stores.megatron.legacy_arguments import DEGREES, arguments_in, at_degrees, namespace, sizes_of, values_of
+from ucpl.stores.megatron.groups import STEP, by_rule, demand_found_again
+from ucpl.stores.megatron.legacy_arguments import (
+    DEGREES,
+    arguments_in,
+    at_degrees,
+    namespace,
+    sizes_of,
+    state_of,
+    values_of,
+)
 from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, GIVEN, ITERATION, KEPT, OBJECTS, OPTIMIZER, VERSION
 from ucpl.stores.megatron.roles import STATES, is_of_optimizer
 from ucpl.stores.megatron.stacks import Stacks, stacks_of
@@ -48,13 +57,13 @@ _IN_BUCKETS: dict[str, object] = {_KIND: "dp_reshardable", "chained_optim_avoid_
 _BACKEND = {
     "sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1,
 }  # fmt: skip
-_NUMBERED = re.compile(r"(?:.*\.)?layers\.\d+\..*", re.DOTALL)  # a layer that is not stacked
+_NUMBERED = re.compile(r"(?:.*\.)?(?<!mtp\.)layers\.\d+\..*", re.DOTALL)  # a layer that is not stacked, and could be
 _SINGLE = re.compile(
     r".*\.(?:linear_fc1\.(?:weight|bias)_[wv]|experts\.experts\.\d+\..*)", re.DOTALL
 )  # nor anything in it
 # Modules that save `_extra_state`, one for each layer and expert: None, where nothing is kept in 8 bits.
 _LINEAR = re.compile(
-    r"(?P<lead>.*(?<![^.])(?:linear_qkv|linear_q_proj|linear_(?:q|kv)_(?:down|up)_proj|linear_proj|linear_fc1|linear_fc2))\.weight(?:_w)?",
+    r"(?P<lead>.*(?<![^.])(?:linear_qkv|linear_q_proj|linear_(?:q|kv)_(?:down|up)_proj|linear_proj|linear_fc1|linear_fc2|eh_proj))\.weight(?:_w)?",
     re.DOTALL,
 )
 
@@ -82,8 +91,7 @@ class CoreWriter(Writer):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.placed = placed(self.targets)
-        if self.structure.settings.get("stacked"):
-            self.stacks = stacks_of(self.names())
+        self.stacks = stacks_of(self.names(), of_layers=bool(self.structure.settings.get("stacked")))
 
     def chunk(self, rank: int, name: str, offset: Shape, archive: Archive, whole: Shape) -> int:
         """As the format has it; a layer's in the stack of all."""
@@ -227,6 +235,10 @@ class CoreWriter(Writer):
         given = [key for key in (ITERATION, VERSION, *((ARGUMENTS,) if self.placed.sizes else ())) if key not in value]
         if self.placed.sizes:  # Megatron-LM loads buckets at the degrees that these say, and at no other
             value[ARGUMENTS] = namespace(self.arguments())
+        elif self.source.framework != "megatron_core" and not self.has_random:
+            said_of_run = state_of(value.get(ARGUMENTS))
+            if said_of_run is not None:  # or Megatron-LM would ask for what ranks of the same degrees have saved
+                value[ARGUMENTS] = namespace({**said_of_run, _WITHOUT_RANDOM: True})
         value[VERSION] = 3.0  # what comes before has q, k and v in another order
         value[ITERATION] = self.iteration
         groups = self.of_optimizers()
@@ -261,9 +273,13 @@ class CoreWriter(Writer):
         alike = self.is_meshed_alike
         out = at_degrees(arguments_in(self.source), self.degree, is_alike=alike)
         out = {**sizes_of(self.structure.tensors), **out}
-        if not (alike and self.source.framework == "megatron_core") and not any(map(_RANDOM.match, self.paths)):
+        if not (alike and self.source.framework == "megatron_core") and not self.has_random:
             out[_WITHOUT_RANDOM] = True
         return out
+
+    @property
+    def has_random(self) -> bool:
+        return any(map(_RANDOM.match, self.paths))
 
     @property
     def is_meshed_alike(self) -> bool:
@@ -291,8 +307,10 @@ class CoreWriter(Writer):
         if not said.scalars and not any(t.states for t in self.structure.tensors):
             return {}  # weights alone
         self.demand_steps()
+        groups = sorted(self.grouped(), key=lambda group: bool(group.hyper.get("is_expert_parallel")))
+        self.demand_found(groups)
         rows: dict[bool, list[dict[str, object]]] = {}
-        for group in self.grouped():
+        for group in groups:
             rows.setdefault(bool(group.hyper.get("is_expert_parallel")), []).append(
                 {**group.hyper, **self.step_of(group)}
             )
@@ -317,6 +335,13 @@ class CoreWriter(Writer):
                 Label(METADATA, where=others[0]),
                 remedy=f"--drop {others[0]} leaves it out",
             )
+
+    def demand_found(self, groups: list[ParameterGroup]) -> None:
+        """Which parameter is in which group is in no file. Raises: UcplError E471 where the rule finds it elsewhere."""
+        trained = {name for group in groups for name in group.members}
+        held = [tensor for tensor in self.structure.tensors if tensor.name in trained and tensor.states]
+        states = {tensor.name: tensor.states for tensor in held}
+        demand_found_again(groups, {tensor.name: tensor.shape for tensor in held}, states, Path(COMMON))
 
     def step_of(self, group: ParameterGroup) -> dict[str, object]:
         """Raises: UcplError E471 where parameters of a group are at different steps."""

@@ -1,0 +1,168 @@
+"""Which state of an optimizer is the fp32 master of weights of 16 bits: files do not say, and weights are made of it anew.
+
+A name is a claim, and bits prove it: of every parameter a sample of the weight has to be the state, rounded to nearest even.
+What has the bits and no name that masters have, or the name and not the bits, is none until a call says so, and a remark tells.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from attrs import evolve
+
+from ucpl.columns import I64
+from ucpl.extents import DTYPES, Extent, NamedTensor
+from ucpl.records import frozen
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.masters import FP32, SETTING, renamed
+from ucpl.stores.zips import open_file, read_exactly
+
+__all__ = ["with_masters"]
+
+# What optimizers call it that keep one beside their moments.
+_NAMES = ("master", "master_param", "master_params", "master_weight", "master_weights", "fp32_param", "fp32_params")
+_NARROW = ("bf16", "f16")
+_SAMPLE = 128  # elements at either end of a chunk
+_SPAN = 1 << 20  # bytes that a sample may lie in
+
+_Places = Mapping[tuple[str, ...], list[tuple[tuple[int, ...], Extent]]]
+
+
+@frozen
+class _Held:
+    """What a sample of a state tells."""
+
+    elements: int = 0
+    weights: int = 0
+    amiss: str = ""  # the first weight that is not the state, rounded
+    is_told: bool = False  # whether there is a weight that is not 0, of which nothing can be told
+
+
+def with_masters(checkpoint: Checkpoint) -> Checkpoint:
+    """The same checkpoint, with the state that is its master as `fp32`, or with a remark on what may be it."""
+    trained = [t for t in checkpoint.tensors if t.states]
+    narrow = [t for t in trained if t.dtype in _NARROW]
+    if not narrow or any(FP32 in t.states for t in trained):
+        return checkpoint
+    settings = checkpoint.envelope.settings
+    prefix, states = str(settings["prefix"].value), str(settings["states"].value)
+    places: dict[tuple[str, ...], list[tuple[tuple[int, ...], Extent]]] = {}
+    for (_, key), extent in checkpoint.extents.items():
+        name, *at = key
+        places.setdefault((str(name),), []).append((tuple(int(step) for step in at), extent))
+    said: list[str] = []
+    for state in sorted({s for t in narrow for s in t.states}, key=lambda s: (s not in _NAMES, s)):
+        holders = [t for t in trained if state in t.states]
+        entries = {t.name: ((prefix + t.name,), (f"{states}{t.name}.{state}",)) for t in holders}
+        if any(t.dtype not in (*_NARROW, "f32") for t in holders) or any(
+            e.dtype != "f32" for t in holders for _, e in places.get(entries[t.name][1], ())
+        ):
+            continue
+        held = _held(checkpoint, holders, entries, places)
+        is_all = {t.name for t in narrow} <= {t.name for t in holders} and len(holders) == len(trained)
+        proof = f"{held.elements:,} elements of {held.weights:,} weights are it, rounded to nearest even"
+        if not held.amiss and held.is_told and state in _NAMES and is_all:
+            told = f"fp32 = state `{state}`: a name that masters have, and {proof}"
+            made = renamed(checkpoint, state, told)
+            return evolve(made, told=(*made.told, told))
+        if held.amiss and state in _NAMES:
+            said.append(
+                f"state `{state}` is f32 beside weights of 16 bits, and no master that is known: {held.amiss}. Masters are made"
+                f' of the weights; where it is the master, say {SETTING} = "{state}" in the call of --from'
+            )
+        elif not held.amiss and (held.is_told or state in _NAMES):
+            why = proof if held.is_told else "no weight that was looked at is other than 0"
+            why += "" if is_all else f", and {len(trained) - len(holders)} parameters have none"
+            said.append(
+                f"state `{state}` is f32 beside weights of 16 bits, and may be their master ({why}). Masters are made of the"
+                f" weights, and it goes along as a state; where it is the master, say {SETTING} ="
+                f' "{state}" in the call of --from'
+            )
+    return (
+        evolve(checkpoint, told=(*checkpoint.told, *said), remarks=(*checkpoint.remarks, *said)) if said else checkpoint
+    )
+
+
+def _held(
+    checkpoint: Checkpoint,
+    holders: Iterable[NamedTensor],
+    entries: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]],
+    places: _Places,
+) -> _Held:
+    """A sample of each chunk of weights against the state: the first that is not it, rounded, tells."""
+    elements = weights = 0
+    is_told = False
+    for t in holders:
+        weight, state = entries[t.name]
+        others = dict(places.get(state, ()))
+        looked = 0
+        for at, extent in places.get(weight, ()):
+            other = others.get(at)
+            if other is None or other.shape != extent.shape or not extent.numel:
+                continue
+            sample = _sample(extent.shape)
+            mine, wide = _read(checkpoint, extent, sample), _read(checkpoint, other, sample)
+            if mine is None or wide is None:
+                continue
+            wanted = _rounded(wide, extent.dtype)
+            differ = np.flatnonzero((mine != wanted) & ~(_is_nan(mine, extent.dtype) & _is_nan(wanted, extent.dtype)))
+            if len(differ):
+                element = [int(o) + int(i) for o, i in zip(at, sample[differ[0]], strict=True)]
+                return _Held(amiss=f"`{t.name}`{element} is not it, rounded to nearest even")
+            looked += len(mine)
+            is_told = is_told or (t.dtype in _NARROW and bool((mine << 1).any()))
+        elements += looked
+        weights += bool(looked)
+        if not looked:
+            return _Held(amiss=f"no element of `{t.name}` can be held against it")
+    return _Held(elements, weights, is_told=is_told)
+
+
+def _sample(shape: tuple[int, ...]) -> I64:
+    """Indices of the first elements of a tensor and of its last, a row each."""
+    numel = int(np.prod(shape, dtype=np.int64))
+    first = np.arange(min(_SAMPLE, numel), dtype=np.int64)
+    rows = np.unique(np.concatenate([first, numel - 1 - first]))
+    return np.stack(np.unravel_index(rows, shape), axis=1).astype(np.int64) if shape else np.zeros((1, 0), np.int64)
+
+
+def _read(checkpoint: Checkpoint, extent: Extent, sample: I64) -> np.ndarray | None:
+    """The bits of these elements. None: they lie too far apart to be looked at."""
+    size = DTYPES[extent.dtype].itemsize
+    places = extent.offset + sample @ np.array(extent.stride, dtype=np.int64).reshape(-1)
+    out = np.zeros(len(places), dtype=f"<u{size}")
+    fd = open_file(checkpoint.root / extent.file, extent.file)
+    try:
+        middle = (len(places) + 1) // 2
+        for some in (slice(0, middle), slice(middle, None)):
+            if not len(places[some]):
+                continue
+            low, high = int(places[some].min()), int(places[some].max())
+            if (high + 1 - low) * size > _SPAN:
+                return None
+            raw = read_exactly(fd, extent.storage_start + low * size, (high + 1 - low) * size, extent.file)
+            out[some] = np.frombuffer(raw, dtype=out.dtype)[places[some] - low]
+    finally:
+        os.close(fd)
+    return out
+
+
+def _is_nan(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Which of these bits are no number: what such a one is rounded to is the device's own."""
+    infinity = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000}[dtype]
+    return (bits & ((1 << (8 * bits.itemsize - 1)) - 1)) > infinity
+
+
+def _rounded(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Of f32, as bits: the bits in another type of floats, rounded to nearest even."""
+    if dtype == "f16":
+        with np.errstate(all="ignore"):
+            return bits.view("<f4").astype("<f2").view("<u2")
+    if dtype == "bf16":
+        wide = bits.astype(np.uint64)
+        wide[_is_nan(bits, "f32")] &= ~np.uint64(0xFFFF)  # else it would be carried into the sign
+        wide[_is_nan(bits, "f32")] |= np.uint64(0x400000)
+        return ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype("<u2")
+    return bits
