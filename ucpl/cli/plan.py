@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ucpl.cli.costs import add_bandwidths, bandwidths_of, cost_lines, cost_object
 from ucpl.cli.options import add_changes, add_json, add_model, add_sizes, given_of, write_text
 from ucpl.cli.report import container_lines, plan_object
 from ucpl.errors import Exit, Label, fail
@@ -37,37 +38,84 @@ def arguments(parser: ArgumentParser) -> None:
         "--checkpoint", metavar="CKPT", help="the checkpoint that --from describes: its headers give model and dtypes"
     )
     parser.add_argument(
-        "--rank", type=int, metavar="R", help="list what is put into the files of one rank of the target"
+        "--rank",
+        type=int,
+        metavar="R",
+        help="what one rank of the target needs, and from which stored tensors: without -o or --prove the rest is not planned",
     )
     add_changes(parser)
     parser.add_argument("--prove", action="store_true", help="prove the finished plan once more, by code of its own")
     parser.add_argument("-o", "--output", metavar="FILE.plan", help="write the plan here")
+    add_bandwidths(parser)
     add_sizes(parser)
     add_json(parser)
 
 
 def run(options: Namespace, console: Console) -> int:
+    asked, given = asked_of(options)
+    if options.rank is not None and not options.output and not options.prove:
+        return one_rank(asked, given, options.rank, console)
     from ucpl.conversion.planning import prepare
+    from ucpl.schedule.cost import cost_of
     from ucpl.schedule.text import summary
 
-    made = prepare(*asked_of(options))
+    made = prepare(asked, given)
     plan = made.plan
+    mine = None
     if options.rank is not None:
-        demand_rank(options.rank, made.target.layout)
+        from ucpl.conversion.share import share_of
+
+        mine = share_of(asked, given, options.rank)
     if options.output:
         from ucpl.schedule.files import plan_bytes
 
         write_text(Path(options.output), plan_bytes(plan))
     console.say(*summary(plan).rstrip("\n").split("\n"))
+    cost, known = cost_of(plan), bandwidths_of(options.bandwidths)
+    console.say(*cost_lines(cost, known))
     for text in (*container_lines(made.checkpoint, plan, width=11), *loading_lines(made.checkpoint, plan)):
         console.say(text)
     for text in made.remarks:
         console.say(f"remark     {text}")
-    if options.rank is not None:
-        console.say(*rank_lines(plan, options.rank))
+    if mine is not None:
+        console.say(*rank_lines(mine.plan, mine.rank))
     if options.output:
         console.say(f"written    {options.output}")
-    console.answer({"plan": plan_object(plan), "output": options.output, "remarks": list(made.remarks)})
+    console.answer(
+        {
+            "plan": plan_object(plan),
+            "cost": cost_object(cost, known),
+            "output": options.output,
+            "remarks": list(made.remarks),
+        }
+    )
+    return Exit.DONE
+
+
+def one_rank(asked: Asked, given: Given, rank: int, console: Console) -> int:
+    """What one rank of the target needs; the plan of all ranks is not made."""
+    from ucpl.conversion.share import share_of
+    from ucpl.schedule.cost import cost_of
+    from ucpl.schedule.text import moves_of, writes_of
+
+    plan = share_of(asked, given, rank).plan
+    cost = cost_of(plan)
+    read = {n for m in plan.moves for n in m.source.tolist()}
+    files = {plan.sources[n].file for n in read}
+    console.say(
+        f"rank       {rank}: what it holds, and what that is made of",
+        f"source     {plan.source_call}",
+        f"target     {plan.target_call}",
+        f"reads      {len(read):,} stored tensors in {len(files):,} files",
+        writes_of(plan),
+        *(f"derived    {text}" for text in plan.derived),
+        *(f"filled     {text}" for text in plan.filled),
+        *moves_of(plan),
+        *cost_lines(cost, None),
+        *rank_lines(plan, rank),
+    )
+    told = {**plan_object(plan), "reads": len(read)}
+    console.answer({"plan": told, "cost": cost_object(cost, None), "rank": rank, "output": None, "remarks": []})
     return Exit.DONE
 
 
@@ -129,27 +177,23 @@ def to_write(text: str) -> str:
 
 def demand_rank(rank: int, layout: Layout) -> None:
     """Raises: UcplError E180 where the layout has no such rank."""
-    ranks = max(1, layout.ranks)
-    if not 0 <= rank < ranks:
-        fail(
-            "E180",
-            f"--rank {rank}: {layout.call} has ranks 0 to {ranks - 1}",
-            Label("<command line>", where=f"--rank {rank}"),
-        )
+    from ucpl.conversion import share
+
+    share.demand_rank(rank, layout)
 
 
 def rank_lines(plan: Plan, rank: int) -> list[str]:
-    """Runs of elements that end in stored tensors of one rank of the target (the first rank that holds them)."""
+    """Runs of elements that end in stored tensors of one rank's share."""
     from ucpl.extents import key_text
 
     out = []
     for m in plan.moves:
-        for i in range(len(m)):
-            t, s = plan.targets[int(m.target[i])], plan.sources[int(m.source[i])]
-            if t.rank != rank or m.kind == "check":
-                continue
-            shape = "x".join(map(str, [n for n in m.shape[i].tolist() if n > 1] or [1]))
-            here = f"{s.file} {key_text(s.key)}[{int(m.source_offset[i])}..]"
-            there = f"{t.file} {key_text(t.key)}[{int(m.target_offset[i])}..]"
-            out.append(f"rank {rank}     {plan.tensors[int(m.tensor[i])]} {m.state}: {shape} from {here} to {there}")
-    return out or [f"rank {rank}     holds nothing that another rank does not hold first"]
+        if m.kind == "check":
+            continue
+        columns = (m.tensor, m.source, m.target, m.shape, m.source_offset, m.target_offset)
+        for tensor, source, target, shape, first, at in zip(*(c.tolist() for c in columns), strict=True):
+            s, t = plan.sources[source], plan.targets[target]
+            size = "x".join(map(str, [n for n in shape if n > 1] or [1]))
+            here, there = f"{s.file} {key_text(s.key)}[{first}..]", f"{t.file} {key_text(t.key)}[{at}..]"
+            out.append(f"rank {rank}     {plan.tensors[tensor]} {m.state}: {size} from {here} to {there}")
+    return out or [f"rank {rank}     holds nothing that moves"]

@@ -81,6 +81,7 @@ class Given:
     train: tuple[str, ...] = ()  # frozen ones that are, as NAME or NAME=GROUP
     said_by: nodes.Plan | None = None  # the statement that says some of drop, freeze and train
     weights_alone: bool = False  # of a source whose optimizer is gone, too
+    bare: bool = False  # layouts are resolved and not located: one rank will be asked for
 
 
 def config_at(path: Path) -> Config:

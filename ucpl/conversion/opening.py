@@ -47,7 +47,7 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
     if names and not (layout.is_of_any and set(names) <= {FILE}):
         return HuggingFace().open_named(here, names)
     if layout.is_of_any:
-        return read(here, order)
+        return _with_master(read(here, order), layout)
     known = evolve(given, config=given.config if given.config is not None else _config_beside(here))
     try:
         placement = located(layout, known).placement
@@ -64,6 +64,20 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
         return _read_grouped(here, order, placement)
     files = (home.file for part in placement.parts for home in part.homes)
     return open_files(here, [*files, *_files_beside(placement, here)], below(_values_of(placement)))
+
+
+def _with_master(checkpoint: Checkpoint, layout: Called) -> Checkpoint:
+    """With the state as its master that a call names: `dcp(master_state = "master")`."""
+    from ucpl.layout.scope import Scope
+    from ucpl.stores.masters import SETTING, renamed
+
+    argument = next((a for a in layout.call.arguments if a.name == SETTING), None)
+    if argument is None or all(p.name != SETTING for p in layout.layout.parameters):
+        return checkpoint
+    said = Scope().evaluate(argument.value)
+    if not isinstance(said, str):
+        return checkpoint  # the layout refuses it, or has a key that the files lack
+    return evolve(renamed(checkpoint, said, f'{SETTING} = "{said}"'), told=())
 
 
 def _read_grouped(here: Path, order: Order | None, placement: Placement) -> Checkpoint:

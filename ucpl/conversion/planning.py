@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 UNSPELLED = "*"  # the one name that the language has no way to write: it means all
 _WITHOUT_NUMBERS = ("huggingface", "torch")  # files of tensors, with nothing beside them
 
-__all__ = ["Asked", "Prepared", "closed_call", "dtype_of", "make_plan", "prepare", "statement"]
+__all__ = ["Asked", "Prepared", "closed_call", "described", "dtype_of", "make_plan", "prepare", "statement"]
 
 
 @frozen(eq=False)
@@ -72,6 +72,7 @@ class Prepared:
         from ucpl.proofs.twice import stored_twice
 
         out = [text for side in (self.source, self.target) for text in stored_twice(side.placement)]
+        out += self.checkpoint.told if self.checkpoint is not None else ()
         changes = self.target.changes
         if changes is not None:
             from ucpl.proofs.unstored import stored_states
@@ -92,6 +93,14 @@ class Prepared:
 
 def prepare(asked: Asked, given: Given) -> Prepared:
     """Open what is named, describe both sides, plan. Layouts of any model need a checkpoint or a model."""
+    here, there, names = described(asked, given)
+    made = make_plan(here, there, name=asked.name, twice=asked.twice, names=names)
+    is_named = given.model is not None and not any(one.called.is_of_any for one in (here, there))
+    return Prepared(made, here, there, config_unread=_is_unread((here, there), given), model_unread=is_named)
+
+
+def described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
+    """Both sides of what is asked, and what they call one another's tensors, where that is asked for."""
     source, target, path = asked.source, asked.target, asked.checkpoint
     mine = asked.called
     if isinstance(source, str) and not is_checkpoint(source):
@@ -105,18 +114,13 @@ def prepare(asked: Asked, given: Given) -> Prepared:
             f"no names can be had from `{other}`: no layout stands before `of`, and a target has to name one",
             Label("<call>", where=f"of {other}"),
         )
-    described = called(source) if source else None
-    opened = open_checkpoint(path, described, given) if path is not None else None
+    own = called(source) if source else None
+    opened = open_checkpoint(path, own, given) if path is not None else None
     if opened is not None and opened.lacking and not given.weights_alone:
         _refuse_gone(opened)
     if mine is None and other is None:
-        here, there = sides(described, called(target), given, opened)
-        made = make_plan(here, there, name=asked.name, twice=asked.twice)
-    else:
-        here, there, names = named_sides(opened, described, called(target), (mine, other), given)
-        made = make_plan(here, there, name=asked.name, twice=asked.twice, names=names)
-    is_named = given.model is not None and not any(one.called.is_of_any for one in (here, there))
-    return Prepared(made, here, there, config_unread=_is_unread((here, there), given), model_unread=is_named)
+        return (*sides(own, called(target), given, opened), None)
+    return named_sides(opened, own, called(target), (mine, other), given)
 
 
 def _is_unread(sides: tuple[Side, Side], given: Given) -> bool:

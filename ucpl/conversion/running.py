@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
     from ucpl.extents import Counted
     from ucpl.runtime.counters import Report
+    from ucpl.runtime.team import Team
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
@@ -44,18 +45,22 @@ def refuse_existing(target: Path, how: How) -> None:
         fail("E500", f"{target} is no file and no folder", Label(str(target)), remedy="choose another place")
 
 
-def run(plan: Plan, source: Checkpoint, target: Path, how: How) -> Report:
-    """Run exactly that plan. Raises: UcplError E600-E607 where the source is not what the plan was made for."""
+def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | None = None) -> Report:
+    """Run exactly that plan, together with others where there is a team.
+
+    Raises: UcplError E600-E607 where the source is not what the plan was made for.
+    """
     from ucpl.conversion.keywords import options_from
     from ucpl.proofs.blobs import demand_alike
     from ucpl.runtime.execute import execute
+    from ucpl.runtime.team import ALONE
     from ucpl.stores.registry import framework
 
     for blob in plan.target.blobs:
         demand_alike(blob.alike, blob.name, source.root)
     kept = _as_told(source, plan)
     try:
-        report = execute(plan, kept, framework(plan.target.framework), target, options_from(how))
+        report = execute(plan, kept, framework(plan.target.framework), target, options_from(how), team or ALONE)
     except UcplError as error:
         match error.diagnostics[0].code:
             case "E504":
@@ -63,7 +68,8 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How) -> Report:
             case "E613":
                 raise _with_line(error, plan, kept) from None
         raise
-    _look_again(target, plan)
+    if team is None or team.rank == 0:
+        _look_again(target, plan)
     return report
 
 

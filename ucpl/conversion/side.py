@@ -55,10 +55,10 @@ def located(
     stated: Stated | None = None,
     notes: tuple[Note, ...] = (),
 ) -> Side:
-    """A layout resolved and located: as all ranks have it, or one."""
+    """A layout resolved and located: as all ranks have it, or one; nothing of it where none is asked for yet (`given.bare`)."""
     from ucpl.conversion.forms import demand_forms
     from ucpl.layout import resolve
-    from ucpl.regions import locate
+    from ucpl.regions import Placement, locate
 
     layout = resolve(
         one.library,
@@ -70,4 +70,6 @@ def located(
         notes=notes,
     )
     demand_forms(layout)
+    if given.bare:
+        return Side(one, given, Placement(layout, tuple(layout.tensors), ()))
     return Side(one, given, locate(layout, rank=rank, stated=stated))

@@ -19,7 +19,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Key
 from ucpl.graph.absent import refuse_absent
 from ucpl.graph.copies import Chosen, choose
-from ucpl.graph.coverage import covered
+from ucpl.graph.coverage import covered, supplied
 from ucpl.graph.graph import Drawn, Graph, Joint, Kept, Lanes, Taken
 from ucpl.graph.kin import kin_of
 from ucpl.graph.lacking import Box, Filler, Gap
@@ -35,9 +35,16 @@ from ucpl.layout.scope import at
 from ucpl.records import define, frozen
 from ucpl.regions import POLICIES, Part, Placement
 
-__all__ = ["build"]
+__all__ = ["Share", "build"]
 
 DtypeOf = Callable[[str, Key], str | None]
+
+
+@frozen(eq=False)
+class Share:
+    """Said of a graph of one rank of the target. `whole`: both sides as all ranks have them, where both have live rows."""
+
+    whole: tuple[Placement, Placement] | None = None
 
 
 def build(
@@ -47,16 +54,19 @@ def build(
     drop: tuple[str, ...] = (),
     freeze: frozenset[str] = frozenset(),
     dtype_of: DtypeOf | None = None,
+    share: Share | None = None,
 ) -> Graph:
     """Join source and target, and apply all passes.
 
     drop:     names of tensors and states that the target may leave out.
     freeze:   tensors of whose states it may leave out all but the weight.
     dtype_of: the dtype that a checkpoint states for a stored tensor of the source, where the spec says none.
+    share:    the target is what one rank of it holds, the source at least all that meets that: it is proved that what is
+              held has one place in the source each. What else the source has is another rank's matter.
 
     Raises UcplError E30x: a hole, an overlap, a tensor without a place, a cast that loses.
     """
-    return optimise(drawn(source, target, drop=drop, freeze=freeze, dtype_of=dtype_of))
+    return optimise(drawn(source, target, drop=drop, freeze=freeze, dtype_of=dtype_of, share=share))
 
 
 def drawn(
@@ -66,13 +76,16 @@ def drawn(
     drop: tuple[str, ...] = (),
     freeze: frozenset[str] = frozenset(),
     dtype_of: DtypeOf | None = None,
+    share: Share | None = None,
 ) -> Graph:
     """The graph before any pass: what is read, extracted, merged, split and written, in logical elements."""
     check_drops(source, drop)
     left_out = of_sizes(drop, [*source.tensors, *target.tensors])
     check_models(source, target, left_out)
-    here, there, said = with_live_rows(source, target)
-    return _Drawing(here, there, of_sizes(left_out, here.tensors), freeze, dtype_of, dropped=[*said]).run()
+    here, there, said = with_live_rows(source, target, share.whole if share is not None else None)
+    return _Drawing(
+        here, there, of_sizes(left_out, here.tensors), freeze, dtype_of, share is not None, dropped=[*said]
+    ).run()
 
 
 @frozen
@@ -95,6 +108,7 @@ class _Drawing:
     drop: set[str]
     freeze: frozenset[str]
     dtype_of: DtypeOf | None
+    is_share: bool  # the target is one rank's
     net: nx.DiGraph[Drawn] = field(factory=nx.DiGraph)
     used: set[tuple[str, str]] = field(factory=set)  # (tensor, state) that went somewhere
     derived: list[str] = field(factory=list)
@@ -125,7 +139,8 @@ class _Drawing:
         for n, part in enumerate(self.target.parts):
             if part.homes.padding and not there.is_shared(n):
                 self.net.add_edge(Fill(part.label, part.state, part.homes.padding), writes[n])
-        self.leftovers()
+        if not self.is_share:
+            self.leftovers()
         return self.graph(here, there, reads, writes)
 
     def graph(self, here: Side, there: Side, reads: dict[int, Read], writes: dict[int, Write]) -> Graph:
@@ -282,8 +297,11 @@ class _Drawing:
         chosen = choose(rows, here.is_alias, here)
         # How the target's own copies will be merged one day says nothing about what is written to them now: the same.
         firsts = choose(kept.replace(policy=np.zeros_like(kept.policy)), there.is_alias, there)
-        covered(route.lanes.state, wanted, (rows, chosen), here, "E308", "source", route.gaps)
-        covered(route.lanes.state, wanted, (kept, firsts), there, "E309", "target")
+        if self.is_share:
+            supplied(route.lanes.state, (rows, chosen), firsts.primary, here, route.gaps)
+        else:
+            covered(route.lanes.state, wanted, (rows, chosen), here, "E308", "source", route.gaps)
+            covered(route.lanes.state, wanted, (kept, firsts), there, "E309", "target")
         once = firsts.primary  # of a box that others cover in part, the rest
         splits = []
         for n in targets:

@@ -34,6 +34,7 @@ def settle(graph: Graph) -> Graph:
         if isinstance(fill, Fill) and fill.lacking:
             settler.fill(fill, write)
     settler.pad()
+    settler.share()
     return evolve(
         graph,
         sources=graph.sources.with_dtypes(settler.sources.shelves()),
@@ -111,6 +112,13 @@ class _Settler:
                     (lane.sources[first.of_source[s]], target),
                     (source + shifts[0], goal + shifts[1]),
                 )
+
+    def share(self) -> None:
+        """Second names of a storage are of its dtype."""
+        for shelf, first in zip(self.graph.targets.shelves, self.targets.starts, strict=False):
+            for i, owner in enumerate([] if shelf.shares is None else shelf.shares.tolist()):
+                if owner >= 0 and not self.targets.get(first + i):
+                    self.targets.set(first + i, self.targets.get(owner))
 
     def keep_bits(self, kind: str, parts: tuple[int, int], homes: tuple[int, int]) -> None:
         """Of types that nothing is cast to, the bits go over, pairs of elements together. E324, E325."""

@@ -14,9 +14,9 @@ from ucpl.graph.rows import Rows
 from ucpl.graph.side import Side
 from ucpl.layout.fills import PARAMETER
 from ucpl.regions import element_name
-from ucpl.regions.boxes import subtract
+from ucpl.regions.boxes import overlaps, subtract
 
-__all__ = ["covered"]
+__all__ = ["covered", "supplied"]
 
 
 def covered(
@@ -63,3 +63,45 @@ def covered(
             if gaps is None
             else f"what the source never had is filled: {line_to_write(state, path, frozenset(PARAMETER))}",
         )
+
+
+def supplied(
+    state: str,
+    found: tuple[Rows, Chosen],
+    asked: Rows,
+    side: Side,
+    gaps: Mapping[str, Iterable[tuple[I64, I64]]] | None = None,
+) -> None:
+    """Every element of `asked`, disjoint boxes of one rank, is in the primary boxes, reduced, or filled. Raises E308."""
+    rows, chosen = found
+    k = rows.width
+    common = {path: i for i, path in enumerate(side.names)}
+    held = np.concatenate([_numbered(chosen.primary), np.unique(_numbered(chosen.reduced), axis=0)])
+    filled = [[common[path], *low, *high] for path, boxes in (gaps or {}).items() for low, high in boxes]
+    held = np.concatenate([held, np.array(filled, dtype=np.int64).reshape(len(filled), 2 * k + 1)])
+    j, i = overlaps(asked.tensor, asked.low, asked.high, held[:, 0], held[:, 1 : k + 1], held[:, k + 1 :])
+    both = np.minimum(asked.high[j], held[i, k + 1 :]) - np.maximum(asked.low[j], held[i, 1 : k + 1])
+    volume = np.zeros(len(asked), dtype=np.int64)
+    np.add.at(volume, j, both.prod(axis=1))
+    short = np.flatnonzero(volume != asked.volume)
+    if not len(short):
+        return
+    row = int(short[0])
+    mine = rows.take(rows.tensor == asked.tensor[row])
+    left = subtract(asked.low[row], asked.high[row], mine.low, mine.high)
+    path = side.names[int(asked.tensor[row])]
+    missing = int((asked.volume[short] - volume[short]).sum())
+    first = element_name(side.named, path, tuple((left[0][0] if left else asked.low[row]).tolist()))
+    fail(
+        "E308",
+        f"{missing} element{'' if missing == 1 else 's'} of {state} that this rank holds"
+        f" {'is' if missing == 1 else 'are'} nowhere in the source, the first {first}",
+        Label(side.placement.layout.call, "source", where=f"{path}/{state}"),
+        remedy=f"what the source never had is filled: {line_to_write(state, path, frozenset(PARAMETER))}",
+    )
+
+
+def _numbered(rows: Rows) -> I64:
+    """(N, 2 K + 1): of each box its tensor, low and high."""
+    out: I64 = np.concatenate([rows.tensor[:, None], rows.low, rows.high], axis=1)
+    return out

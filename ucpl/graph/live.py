@@ -32,8 +32,22 @@ class Rows:
     whole: int
 
 
-def with_live_rows(source: Placement, target: Placement) -> tuple[Placement, Placement, tuple[str, ...]]:
-    """Both sides with the live rows that both have, and what is to be said of those that only the source has."""
+def with_live_rows(
+    source: Placement, target: Placement, whole: tuple[Placement, Placement] | None = None
+) -> tuple[Placement, Placement, tuple[str, ...]]:
+    """Both sides with the live rows that both have, and what is to be said of those that only the source has.
+
+    whole: the same as all ranks have them, where these are parts of it.
+    """
+    kept, said = _kept(*(whole or (source, target)))
+    if not kept:
+        return source, target, said
+    wide = _widened(source, kept)
+    return wide, wide if target is source else _widened(target, kept), said
+
+
+def _kept(source: Placement, target: Placement) -> tuple[dict[Dim, int], tuple[str, ...]]:
+    """How many live rows of each dim both sides have, and what is said of the others."""
     here, there = _by_state(source), _by_state(target)
     kept: dict[Dim, int] = {}
     said: list[str] = []
@@ -57,10 +71,7 @@ def with_live_rows(source: Placement, target: Placement) -> tuple[Placement, Pla
             name = whole_dim(source.layout.tensors[path].dims[number])
             of = "" if "#" in name else f" of {name}"
             said.append(f"live rows{of} in {path}: {most - n} of {most} are not kept, {_why(room, n)}")
-    if not kept:
-        return source, target, tuple(said)
-    wide = _widened(source, kept)
-    return wide, wide if target is source else _widened(target, kept), tuple(said)
+    return kept, tuple(said)
 
 
 def _why(room: int, kept: int) -> str:

@@ -73,9 +73,12 @@ def structure_of(placement: Placement) -> Structure:
 
     placement = placement.own or placement
     layout = placement.layout
+    void = {path for path, t in layout.tensors.items() if t.is_void}
     groups = layout.model_groups
+    if void:  # no file has them, and no optimizer
+        groups = tuple((name, tuple(m for m in members if m not in void)) for name, members in groups)
     if not groups:
-        trained = tuple(p for p, t in layout.tensors.items() if t.kind == "parameter")
+        trained = tuple(p for p, t in layout.tensors.items() if t.kind == "parameter" and p not in void)
         groups = (("parameters", trained),) if trained else ()
     tensors = tuple(
         NamedTensor(
@@ -90,6 +93,7 @@ def structure_of(placement: Placement) -> Structure:
             ),
         )
         for path, t in layout.tensors.items()
+        if path not in void
     )
     settings = {k: v for k, v in layout.settings.items() if v is None or isinstance(v, int | str | bool | float)}
     for mesh in layout.meshes:
@@ -99,7 +103,7 @@ def structure_of(placement: Placement) -> Structure:
         framework=layout.framework,
         settings=settings,
         tensors=tensors,
-        aliases=dict(layout.aliases),
+        aliases={alias: owner for alias, owner in layout.aliases.items() if owner not in void},
         groups=groups,
         flats=tuple(_plain_flat(f) for f in placement.flats),
         derived={d.state: d.source for d in layout.derived},

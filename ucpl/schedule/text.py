@@ -15,7 +15,7 @@ LINES_MAX = 40  # of one kind, in the head of a file
 
 def summary(plan: Plan) -> str:
     """Stable text: the same plan gives the same lines."""
-    sources, targets = plan.source_shelves, plan.target_shelves
+    sources = plan.source_shelves
     lines = [
         f"plan       {plan.name}",
         f"source     {plan.source_call}",
@@ -23,7 +23,7 @@ def summary(plan: Plan) -> str:
         f"spec       sha256:{plan.spec_digest}",
         f"structure  sha256:{plan.structure_digest}",
         f"reads      {len(sources):,} stored tensors in {files_of(sources):,} files",
-        f"writes     {len(targets):,} stored tensors in {files_of(targets):,} files, {bytes_of(targets):,} bytes",
+        writes_of(plan),
     ]
     lines += [f"origin     {o.name} = {o.value!r}: {o.origin}" for o in plan.origins]
     lines += [f"changed    {text}" for text in plan.changed]
@@ -31,8 +31,19 @@ def summary(plan: Plan) -> str:
     lines += [f"filled     {text}" for text in plan.filled]
     lines += [f"carried    {blob.said}" for blob in plan.target.blobs]
     lines += _limited([f"dropped    {text}" for text in plan.dropped])
-    lines += [_line(t) for t in plan.tallies]
+    lines += moves_of(plan)
     return "\n".join(line.replace("\n", "\ufffd") for line in lines) + "\n"  # a name breaks no line
+
+
+def writes_of(plan: Plan) -> str:
+    """`writes     24 stored tensors in 6 files, 22,080 bytes`."""
+    targets = plan.target_shelves
+    return f"writes     {len(targets):,} stored tensors in {files_of(targets):,} files, {bytes_of(targets):,} bytes"
+
+
+def moves_of(plan: Plan) -> list[str]:
+    """What moves, a line for each state and each way."""
+    return [_line(t) for t in plan.tallies]
 
 
 def graph_text(plan: Plan) -> str:

@@ -1,0 +1,50 @@
+"""The share of one rank as a caller asks for it: of a checkpoint, of specs, with changes by name; beside the whole plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import FIXTURES
+from tests.laws import moves as mv
+from ucpl.conversion.given import Given
+from ucpl.conversion.planning import Asked, prepare
+from ucpl.conversion.share import share_of
+from ucpl.errors import UcplError
+
+SOURCE = str(FIXTURES / "z1_dp4")
+SPECS = Path(__file__).parents[2] / "benchmarks"
+
+
+def agree(asked: Asked, given: Given) -> None:
+    made = prepare(asked, given)
+    want = {f for f in mv.fills(made.plan) if f.kind != "check"}
+    shares = [share_of(asked, given, rank) for rank in range(made.target.layout.ranks)]
+    assert {f for one in shares for f in mv.fills(one.plan) if f.kind != "check"} == want
+    held = [{(t.file, t.key) for t in one.plan.targets} for one in shares]
+    assert set().union(*held) == {(t.file, t.key) for t in made.plan.targets}
+
+
+@pytest.mark.parametrize("to", ["zero3(dp=3)", "zero1(dp=2)", "dcp(fsdp=3)"])
+def test_shares_of_a_checkpoint_s_target_are_its_plan(to: str) -> None:
+    agree(Asked(SOURCE, to), Given())
+
+
+def test_the_source_of_a_share_is_not_enumerated() -> None:
+    file = SPECS / "fsdp.ucpl"
+    made = share_of(Asked(f"{file}:fsdp(dp = 4096)", f"{file}:fsdp(dp = 3072)"), Given(), 1000)
+    assert len(made.plan.source_shelves) < 12_000 < len(made.plan.target_shelves) * 4
+    ranks = {rank for shelf in made.plan.source_shelves.shelves for rank in shelf.block.rank.tolist()}
+    assert len(ranks) <= 12
+
+
+def test_a_rank_that_is_not_there() -> None:
+    with pytest.raises(UcplError, match="E180"):
+        share_of(Asked(SOURCE, "zero1(dp=2)"), Given(), 2)
+
+
+def test_shares_follow_what_is_changed_by_name() -> None:
+    example = Path(__file__).parents[2] / "examples" / "checkpoint"
+    agree(Asked(str(example), "zero1(dp=2)"), Given(train=("position.weight",), freeze=("norm.*",), drop=("seen",)))
+    agree(Asked(str(example), "zero3(dp=3)"), Given(drop=("exp_avg",)))

@@ -1,0 +1,58 @@
+"""Measure how fast a folder's disk and this machine are, so that `ucpl plan` can say how long a run takes."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ucpl.cli.console import bytes_text
+from ucpl.cli.options import WORKERS_MAX, add_json, memory_of, whole_number, write_text
+from ucpl.errors import Exit
+
+if TYPE_CHECKING:
+    from ucpl.cli.console import Console
+
+EXAMPLE = """
+ucpl calibrate runs
+ucpl calibrate /scratch --size 4G --output scratch.json
+"""
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="on the disk that targets are written to; left as it was")
+    parser.add_argument("--size", default="256M", metavar="SIZE", help="how much is written and read (default 256M)")
+    parser.add_argument("--workers", default="2", metavar="N", help="threads that move data (default 2)")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE.json", help="write the figures here (default: where this user's files are kept)"
+    )
+    add_json(parser)
+
+
+def run(options: Namespace, console: Console) -> int:
+    from attrs import asdict
+
+    from ucpl.conversion.bandwidths import place, text_of
+    from ucpl.conversion.calibrating import measure
+
+    output = Path(options.output) if options.output else place()
+    size = memory_of(options.size)
+    workers = whole_number("--workers", options.workers, WORKERS_MAX)
+    found = measure(
+        Path(options.folder), size=size, workers=workers, say=lambda text: console.say(f"measured   {text}")
+    )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(output, text_of(found))
+    for name, what in (
+        ("read", "from the disk"), ("reread", "from memory"), ("write", "into memory"), ("sync", "written until durable"),
+        ("copy", "from memory to memory, one core"), ("digest", "both digests"),
+    ):  # fmt: skip
+        console.say(f"{name:<10} {bytes_text(int(getattr(found, name)))}/s {what}")
+    console.say(
+        f"call       {found.call * 1e6:.1f} us a read",
+        f"file       {found.file * 1e3:.2f} ms until a small file is durable",
+        f"start      {found.start:.2f} s until the first byte of a run, {bytes_text(found.memory)} beside its buffers",
+        f"written    {output}",
+    )
+    console.answer({"bandwidths": asdict(found), "output": str(output)})
+    return Exit.DONE

@@ -1,0 +1,72 @@
+"""How it is told what a plan costs before it is run."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ucpl.cli.console import bytes_text
+
+if TYPE_CHECKING:
+    from ucpl.conversion.bandwidths import Bandwidths
+    from ucpl.schedule.cost import Cost
+
+__all__ = ["add_bandwidths", "bandwidths_of", "cost_lines", "cost_object"]
+
+
+def add_bandwidths(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--bandwidths",
+        metavar="FILE.json",
+        help="what `ucpl calibrate` measured, for the estimate (default: what it kept for this user)",
+    )
+
+
+def bandwidths_of(given: str | None) -> Bandwidths | None:
+    """What was measured, if anything was. Raises: UcplError E170, E176."""
+    from ucpl.conversion.bandwidths import bandwidths_at, place
+
+    path = Path(given) if given else place()
+    return bandwidths_at(path) if given or path.is_file() else None
+
+
+def cost_lines(cost: Cost, known: Bandwidths | None) -> list[str]:
+    dear = cost.dear
+    lines = [
+        f"cost       reads {bytes_text(cost.bytes_read)} in {cost.runs:,} runs of {cost.files_read:,} files, writes"
+        f" {bytes_text(cost.bytes_written)} in {cost.files_written:,} files"
+    ]
+    if len(cost.read) > 1:
+        share = cost.bytes_sent / cost.bytes_read if cost.bytes_read else 0.0
+        lines.append(
+            f"cost       {share:.1%} of what is read lies with another rank; most falls to rank {dear}: it reads"
+            f" {bytes_text(int(cost.read[dear]))}, {bytes_text(int(cost.sent[dear]))} of that from others, and writes"
+            f" {bytes_text(int(cost.written[dear]))}"
+        )
+    if known is None:
+        return lines
+    from ucpl.conversion.bandwidths import estimate
+
+    told = estimate(cost, known)
+    lines.append(
+        f"estimate   {told.warm:.3g} s in one process, {told.cold:.3g} s where the source is not in memory;"
+        f" {bytes_text(told.memory)} of memory (measured at {known.folder}, {known.when})"
+    )
+    return lines
+
+
+def cost_object(cost: Cost, known: Bandwidths | None) -> dict[str, object]:
+    from attrs import asdict
+
+    from ucpl.conversion.bandwidths import estimate
+
+    whole = {"read": cost.bytes_read, "sent": cost.bytes_sent, "written": cost.bytes_written, "runs": cost.runs}
+    ranks = {"read": cost.read, "sent": cost.sent, "given": cost.given, "written": cost.written, "runs": cost.seeks}
+    return {
+        **whole,
+        "files_read": cost.files_read,
+        "files_written": cost.files_written,
+        "ranks": {name: column.tolist() for name, column in ranks.items()},
+        "estimate": None if known is None else asdict(estimate(cost, known)),
+    }

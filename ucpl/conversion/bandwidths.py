@@ -1,0 +1,109 @@
+"""How fast a folder's disk and this machine are: measured once, kept for this user, and what a run then takes.
+
+Whatever else the machine does while it is measured is in the figures.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import asdict, fields
+
+from ucpl.errors import Label, fail
+from ucpl.records import frozen
+from ucpl.texts import json_object, read_text
+
+if TYPE_CHECKING:
+    from ucpl.schedule.cost import Cost
+
+__all__ = ["Bandwidths", "Estimate", "bandwidths_at", "estimate", "place", "text_of"]
+
+TILE = 1 << 20
+BUFFERS = 4  # tiles of a thread
+_FOREIGN = ("folder", "when")
+
+
+@frozen
+class Bandwidths:
+    """Bytes a second, of all threads together; seconds of one call, of one file, and of a run that moves next to nothing."""
+
+    folder: str
+    when: str  # UTC
+    workers: int
+    read: float  # from the disk
+    reread: float  # from memory, of a file that was read before
+    write: float  # into memory
+    sync: float  # written until it is durable, from the first byte on
+    copy: float  # from memory to memory, one core
+    digest: float  # both digests
+    call: float  # s, of a read
+    file: float  # s, until a new small file is durable
+    start: float  # s, until the first byte of a run, its plan with it
+    memory: int  # bytes that a run has beside its buffers
+
+
+@frozen
+class Estimate:
+    """What a run in one process takes: seconds, with the source in memory and without, and bytes of memory."""
+
+    warm: float
+    cold: float
+    memory: int
+
+
+def place() -> Path:
+    """Where the figures are kept if nothing else is said."""
+    import platformdirs
+
+    return platformdirs.user_data_path("ucpl", appauthor=False) / "bandwidths.json"
+
+
+def bandwidths_at(path: Path) -> Bandwidths:
+    """What was measured. Raises: UcplError E170, E176."""
+    found = json_object(read_text(path))
+    if isinstance(found, str):
+        fail("E176", f"{path} is no JSON object", Label(str(path), found))
+    known: dict[str, object] = {}
+    for one in fields(Bandwidths):
+        value = found.get(one.name)
+        is_good = isinstance(value, str) if one.name in _FOREIGN else _is_positive(value)
+        if not is_good:
+            fail(
+                "E176",
+                f"{path} are no bandwidths: `{one.name}` is {value!r}",
+                Label(str(path), where=one.name),
+                remedy="`ucpl calibrate FOLDER` measures them anew",
+            )
+        known[one.name] = value
+    return Bandwidths(**known)  # type: ignore[arg-type]
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def text_of(found: Bandwidths) -> str:
+    return json.dumps(asdict(found), indent=1) + "\n"
+
+
+# ---- what a run takes ----------------------------------------------------------------------------------------------------
+
+
+def estimate(cost: Cost, known: Bandwidths, *, read_back: bool = True) -> Estimate:
+    """Of one process that runs the whole plan.
+
+    Threads read, digest and write a tile in turn, so that their seconds add up; the disk works beside them. What takes longer
+    of the two is what it takes, and the start.
+    """
+    read, written, back = cost.bytes_read, cost.bytes_written, cost.bytes_written * read_back
+    calls = (cost.runs + (read + written + back) / TILE) * known.call
+    threads = read / known.reread + written * (1 / known.write + 1 / known.digest) + calls
+    threads += back * (1 / known.reread + 1 / known.digest)
+    # The disk gives back what was written at the speed at which it reads, whether the source was in memory or not.
+    disk = written / known.sync + back / known.read
+    first = known.start + cost.files_written * known.file / known.workers
+    memory = known.memory + BUFFERS * TILE * known.workers
+    cold = max(threads - read / known.reread + read / known.read, disk + read / known.read)
+    return Estimate(first + max(threads, disk), first + cold, memory)

@@ -1,0 +1,112 @@
+"""One rank's share of a plan: what it holds of the target, and from which stored tensors of the source that comes.
+
+The target is located at that rank alone, and the source is asked for what meets it. The shares of all ranks together are the
+plan: a tensor that several ranks hold is in the share of each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ucpl.conversion.given import Given, is_checkpoint
+from ucpl.conversion.logical import placements
+from ucpl.conversion.planning import described, dtype_of, spec_digest
+from ucpl.conversion.training import rounded
+from ucpl.errors import Label, fail
+from ucpl.layout import axes as ax
+from ucpl.records import frozen
+
+if TYPE_CHECKING:
+    from ucpl.conversion.dialects import Names
+    from ucpl.conversion.planning import Asked
+    from ucpl.conversion.side import Side
+    from ucpl.layout import Layout
+    from ucpl.regions import Placement
+    from ucpl.schedule.plan import Plan
+
+__all__ = ["Share", "demand_rank", "has_live_rows", "share_of"]
+
+
+@frozen(eq=False)
+class Share:
+    """What one rank of the target needs. `plan` has its stored tensors alone, and those of the source that meet them."""
+
+    rank: int
+    plan: Plan
+    source: Side
+    target: Side
+
+
+def share_of(asked: Asked, given: Given, rank: int) -> Share:
+    """The share of one rank of the target. The plan of all ranks is not made.
+
+    It says what moves. What is told once for a whole target (blobs, masters to look at, the closed layout) it leaves out, and
+    what the source has beyond the share is looked at by nobody.
+
+    Raises: UcplError as `prepare`; E180 where there is no such rank.
+    """
+    is_apart = isinstance(asked.source, str) and not is_checkpoint(asked.source) and asked.checkpoint is None
+    is_bare = is_apart and not (asked.called or given.drop or given.freeze or given.train)
+    source, target, names = described(asked, evolve(given, bare=is_bare and not _is_named(asked)))
+    demand_rank(rank, target.layout)
+    return Share(rank, *_made(asked, (source, target), names, rank))
+
+
+def demand_rank(rank: int, layout: Layout) -> None:
+    """Raises: UcplError E180 where the layout has no such rank."""
+    ranks = max(1, layout.ranks)
+    if not 0 <= rank < ranks:
+        fail(
+            "E180",
+            f"--rank {rank}: {layout.call} has ranks 0 to {ranks - 1}",
+            Label("<command line>", where=f"--rank {rank}"),
+        )
+
+
+def _is_named(asked: Asked) -> bool:
+    from ucpl.conversion.dialects import split_names
+
+    return any(isinstance(text, str) and split_names(text)[1] is not None for text in (asked.source, asked.target))
+
+
+def _made(asked: Asked, sides: tuple[Side, Side], names: Names | None, rank: int) -> tuple[Plan, Side, Side]:
+    from ucpl.graph import build
+    from ucpl.graph.build import Share as OfOne
+    from ucpl.regions import locate
+    from ucpl.regions.meeting import Wanted
+    from ucpl.schedule import order
+
+    whole = sides
+    target = evolve(sides[1], placement=locate(sides[1].layout, rank=rank))
+    source = sides[0]
+    if source.given.bare:
+        source = evolve(source, placement=locate(source.layout, wanted=Wanted.of(target.placement)))
+    here, there, said = _seen(source, target, names)
+    live: tuple[Placement, Placement] | None = None
+    if all(map(has_live_rows, (here.layout, there.layout))):
+        of_source, of_target = (evolve(s, placement=locate(s.layout)) if s.given.bare else s for s in whole)
+        live = _seen(of_source, of_target, names)[:2]
+    changes = target.changes
+    drop = tuple(d for d in changes.drop if d not in changes.values) if changes is not None else ()
+    known = {p.state for p in here.parts} | {s.name for s in here.layout.states} | set(here.tensors)
+    graph = build(
+        here,
+        there,
+        drop=tuple(d for d in drop if d in known),
+        freeze=changes.frozen if changes is not None else frozenset(),
+        dtype_of=dtype_of(source.checkpoint),
+        share=OfOne(live),
+    )
+    made = order(graph, name=asked.name, spec_digest=spec_digest(source, target))
+    return evolve(made, derived=said + made.derived), source, target
+
+
+def _seen(source: Side, target: Side, names: Names | None) -> tuple[Placement, Placement, tuple[str, ...]]:
+    return rounded(source, target) if names is None else (*placements(names, source, target), ())
+
+
+def has_live_rows(layout: Layout) -> bool:
+    """Whether a layout pads a dim with rows that are trained."""
+    return any(isinstance(a, ax.Pad) and a.kind == "live" for entry in layout.entries for a in ax.walk(*entry.shape))
