@@ -57,10 +57,13 @@ class Target:
     spoiled: bool = False  # one moment is changed after the conversion: the check must fail
 
     def __str__(self) -> str:
+        if not self.call:
+            return f"{self.source}-straight-w{self.world}"
         call = "".join(c if c.isalnum() else "_" for c in self.call).strip("_")
         return f"{self.source}-{call}-w{self.world}" + "-spoiled" * self.spoiled
 
 
+STRAIGHT = {"straight": True, "sched": False}  # by ucpl.load_into from the source's own folder, without a conversion
 BARE = {"sched": False}  # the schedule of another framework's run is the script's own affair
 TARGETS = (
     Target("fsdp", "dcp(fsdp=2)", 2),
@@ -77,6 +80,13 @@ TARGETS = (
     Target("fsdp1", "dcp(fsdp=3)", 3, {"old": False}),
     Target("zero1", "dcp(fsdp=3)", 3, BARE),
     Target("zero3", "dcp(fsdp=4)", 4, BARE),
+    Target("fsdp", "", 3, STRAIGHT),
+    Target("fsdp_frozen_sgd", "", 3, STRAIGHT),
+    Target("fsdp_tp", "", 3, {**STRAIGHT, "tp": 1}),
+    Target("tp", "", 4, {**STRAIGHT, "tp": 2}),
+    Target("fsdp1", "", 3, {**STRAIGHT, "old": False}),
+    Target("zero1", "", 4, STRAIGHT),
+    Target("zero3", "", 3, STRAIGHT),
     Target("fsdp", "zero1(dp=2)", 2, {**ENGINE, "stage": 1}, "engine_load"),
     Target("fsdp", "zero3(dp=3)", 3, {**ENGINE, "stage": 3}, "engine_load"),
 )
@@ -103,13 +113,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def described(do: str, run: dict[str, Any], name: str, source: str, out: Path) -> dict[str, Any]:
-    job = {"do": do, "run": run, "steps": STEPS, "folder": str(out / name)}
+    job = {"do": do, "run": run, "steps": STEPS, "folder": str(out / (source if run.get("straight") else name))}
     job["weights"] = bool(SOURCES[source][2].get("old"))
     return {**job, "truth": str(out / f"{source}.truth"), "result": str(out / f"{name}.json")}
 
 
 def made(target: Target, out: Path) -> str:
     """Empty, or what went wrong."""
+    if not target.call:
+        return ""
     try:
         ucpl.convert(out / target.source, out / str(target), target.call)
     except UcplError as error:

@@ -1,4 +1,7 @@
-"""Run exactly that plan. Nothing is planned anew: a source that the plan was not made for is refused (5)."""
+"""Run exactly that plan. Nothing is planned anew: a source that the plan was not made for is refused (5).
+
+Under torchrun the ranks of a job run it together.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ from ucpl.cli.report import container_lines, plan_lines
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.runtime.team import Team
 
 EXAMPLE = """
 ucpl plan --from runs/on-4 --to 'zero1(dp=8)' -o grow.plan
 ucpl apply grow.plan runs/on-4 runs/on-8
+torchrun --nproc-per-node 4 -m ucpl apply grow.plan runs/on-4 runs/on-8
 """
 
 
@@ -30,6 +35,13 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
+    from ucpl.cli.job import member
+
+    with member(console) as team:
+        return _run(options, console, team)
+
+
+def _run(options: Namespace, console: Console, team: Team | None) -> int:
     from ucpl.conversion.drift import demand_no_drift
     from ucpl.conversion.keywords import bounds_of
     from ucpl.conversion.opening import load_plan, open_for
@@ -37,7 +49,9 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.staging import clear_made
 
     target, how = Path(options.target), run_options(options)
-    refuse_existing(target, how)
+    leads = team is None or team.rank == 0
+    if leads:
+        refuse_existing(target, how)
     plan = load_plan(options.plan)
     opened = open_for(plan, options.source)
     console.say(*plan_lines(plan), *container_lines(opened, plan))
@@ -45,7 +59,8 @@ def run(options: Namespace, console: Console) -> int:
         f.rule is not None and f.rule.fate == "weights" for f in (opened.container.files if opened.container else ())
     ):
         console.say("beside        weights are not held against the shards here: `ucpl verify` of the target does")
-    if not options.allow_drift:
-        demand_no_drift(plan, opened, bounds_of(how))
-    clear_made(target)
-    return write(plan, opened, target, how, console)
+    if leads:  # the others wait for what it says next
+        if not options.allow_drift:
+            demand_no_drift(plan, opened, bounds_of(how))
+        clear_made(target)
+    return write(plan, opened, target, how, console, team)

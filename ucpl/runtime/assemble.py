@@ -70,9 +70,10 @@ class Assembly:
 
     @property
     def single_crc(self) -> int | None:
-        """The CRC of a tile that was read as one run."""
+        """The CRC of a tile that was read as one run, the first of its group. What is held was read for others, too."""
         fragments = self.reader.fragments
-        return fragments.crc[0] if len(fragments) == 1 and fragments.size[0] == self.size else None
+        alone = len(fragments) == 1 and not self.reader.holds
+        return fragments.crc[0] if alone and fragments.size[0] == self.size else None
 
     def at(self, box: Box) -> int:
         """The byte of the tile where a box of the target begins."""

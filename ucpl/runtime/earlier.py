@@ -11,7 +11,7 @@ from pathlib import Path
 from ucpl.errors import Label, fail
 from ucpl.runtime.buffers import Share
 from ucpl.runtime.disk import demand_own, disk
-from ucpl.runtime.journal import Past, read_journal
+from ucpl.runtime.journal import Past, joined, read_journal
 from ucpl.runtime.manifest import read_manifest
 from ucpl.runtime.publish import Workplace
 from ucpl.runtime.targets import TargetPlan, cannot_write
@@ -20,14 +20,22 @@ __all__ = ["is_finished", "is_other_run", "is_published", "journal_of", "cut_of"
 
 
 def journal_of(work: Workplace) -> Past | None:
-    """Raises: UcplError E503."""
+    """What the journals of all ranks of an earlier run say together, however many they were. Raises: UcplError E503."""
+    path = work.journal
     try:
         demand_own(work.folder)
-        return read_journal(work.journal)
+        first = read_journal(path)
+        if first is None:
+            return None
+        found = [first]
+        for path in work.others:
+            if (one := read_journal(path)) is not None and one.header.get("run") == first.header.get("run"):
+                found.append(one)
+        return joined(found)
     except FileNotFoundError:
         return None
     except OSError as error:
-        cannot_write(work.journal, error)
+        cannot_write(path, error)
 
 
 def is_published(past: Past, target: Path) -> bool:

@@ -3,25 +3,28 @@
     fit → skeleton → layout → rows, tiles → lock → files → MOVE → evidence → finish → sync → READ BACK → manifest → publish
 
 Nothing is decided here that the plan leaves open. The source is only read. The two steps in capitals have modules of their
-own (moving, read_back); what an earlier run left is told by `earlier`.
+own (moving, read_back); what an earlier run left is told by `earlier`. Where ranks run a plan together, all of them do these
+two steps, each its share of tiles, and the one that leads does all else.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from secrets import token_hex
 
 import numpy as np
 from attrs import evolve
+from numpy.typing import NDArray
 
 from ucpl.columns import each
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import as_filed
 from ucpl.records import frozen
-from ucpl.runtime import earlier
+from ucpl.runtime import earlier, together
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.bands import bands_of
 from ucpl.runtime.buffers import Budget, Workspace, share_of
@@ -46,7 +49,8 @@ from ucpl.runtime.rows import Place, Rows, bind_rows, fit, views_of
 from ucpl.runtime.same import Made, is_same, patches_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
-from ucpl.runtime.tiles import cut_tiles
+from ucpl.runtime.team import ALONE, Team
+from ucpl.runtime.tiles import Tiles, cut_tiles
 from ucpl.schedule import Files, Plan, bound
 from ucpl.stores.checkpoint import Checkpoint, Framework, Skeleton
 from ucpl.stores.containers import with_beside
@@ -55,6 +59,7 @@ __all__ = ["execute"]
 
 SINGLE = (".pt", ".pth", ".bin")  # a target of this name is one file
 FROM_MEMORY = "pages cannot be dropped from memory here: what was read back need not have come from the disk"
+OF_A_JOB = "torchrun ends all ranks where one is gone: it says which was the first, and how it ended"
 _FINAL = ("E505", "E605", "E607", "E611", "E612", "E613", "E614")  # what `--resume` cannot go on from
 _IDENTITY = ("digest", "files", "content")  # what tells that a run is the same run
 
@@ -65,11 +70,14 @@ def execute(
     framework: Framework,
     target: Path,
     options: RunOptions | None = None,
+    team: Team = ALONE,
 ) -> Report:
     """Write `target` from `source`, exactly as the plan says.
 
+    team: the processes that do so together, each of which calls this with the same plan and options.
+
     The target appears as a whole or not at all. Raises: UcplError E500-E508 (the target), E600-E607 (the plan does not
-    fit), E610-E614 (the source), E620 (interrupted: the hidden folder stays, `resume` goes on).
+    fit), E610-E614 (the source), E620 (interrupted: the hidden folder stays, `resume` goes on), E621-E623 (the team).
     """
     options = options or RunOptions()
     counters = Counters()
@@ -88,10 +96,11 @@ def execute(
         counters.bytes_needed = rows.bytes_needed
     plane = DataPlane(options.workers, share, Budget(options.memory), counters)
     made = frozenset(c.extent.file for file in skeleton.files for c in file.carried if c.is_made)
-    run = _Run(_Bound(plan, source, layout, sources, rows, fills, made), skeleton.texts, options, plane, place)
+    bounded = _Bound(plan, source, layout, sources, rows, fills, made)
+    run = _Run(bounded, skeleton.texts, (options, team), plane, place)
     lock = Lock(place)
     try:
-        with lock:
+        with lock if run.leads else nullcontext():
             try:
                 report = run.go()
             except (UcplError, OSError) as error:
@@ -165,11 +174,12 @@ class _Run:
     """One run of `execute` from the lock to the rename."""
 
     def __init__(
-        self, bound: _Bound, texts: dict[str, str], options: RunOptions, plane: DataPlane, target: Path
+        self, bound: _Bound, texts: dict[str, str], how: tuple[RunOptions, Team], plane: DataPlane, target: Path
     ) -> None:
         self.plan, self.layout, self.rows, self.places = bound.plan, bound.layout, bound.rows, bound.places
         self.fills = bound.fills
-        self.options, self.plane, self.counters = options, plane, plane.counters
+        (self.options, self.team), self.plane, self.counters = how, plane, plane.counters
+        self.leads = self.team.rank == 0
         self.target = target
         self.work = Workplace(target)
         self.single = target.suffix in SINGLE and len(self.layout.files) == 1
@@ -205,7 +215,7 @@ class _Run:
         if not self.keep:
             return error
         first = error.diagnostics[0]
-        if first.code in _FINAL:
+        if first.code in _FINAL and self.team.size == 1:  # else others may be writing there
             self.work.clear()
             return error
         note = f"finished parts are kept in {self.work.folder}: the same command with --resume goes on"
@@ -226,36 +236,64 @@ class _Run:
             place = Label(str(self.work.folder), "finished parts are kept here")
             what, remedy = f"{self.target} is not there yet", codes()["E620"].remedy
         colon = "" if not self.keep else ":"
-        return UcplError(Diagnostic("E620", f"interrupted{colon} {what}", (place,), remedy=remedy))
+        notes = (OF_A_JOB,) if self.team.size > 1 else ()
+        return UcplError(Diagnostic("E620", f"interrupted{colon} {what}", (place,), notes=notes, remedy=remedy))
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
     def go(self) -> Report:
+        agreed = together.agree(
+            self.team, {**self.digests, "memory": self.options.memory, "workers": self.plane.workers}
+        )
+        self.digests["content"] = agreed  # of the files as the one that leads sees them
+        return self._lead() if self.leads else self._follow()
+
+    def _follow(self) -> Report:
+        """Move a share of the tiles, once the target's files are there, and read it back."""
+        header = together.order_of(self.team)
+        if header is None:
+            return self._report(done_before=True)
+        past = together.demand_same(earlier.journal_of(self.work), header, self.team, self.work)
+        self.keep = True
+        self.journal = together.journal_at(self.work.journal_of(self.team.rank), header)
+        self._fill(Known.of(self._tiles(earlier.cut_of(past, self.plane.share, self.work)), past))
+        return self._report()
+
+    def _lead(self) -> Report:
         past = self._past()
         if past is not None and earlier.is_published(past, self.target):
             self.work.clear()
-            return self._report(done_before=True)
+            return self._done_before()
         if past is None:
             self.work.restore()
         if os.path.lexists(self.target):
             if past is None and self.options.resume and self._is_finished():
                 self.work.clear()
-                return self._report(done_before=True)
+                return self._done_before()
             if not self.options.force:
                 code = "E506" if self.options.resume and past is None else "E500"
                 fail(code, f"{self.target} exists", Label(str(self.target)))
         share = self.plane.share
         cut = (share.tile, share.band) if past is None else earlier.cut_of(past, share, self.work)
-        bands = bands_of(self.rows, (self.places, self.layout.places), self.layout.units, *cut)
-        tiles = cut_tiles(self.layout.units, cut[0], bands)
+        tiles = self._tiles(cut)
+        header = self._header(cut) if past is None else past.header
         with self.counters.phase("create"):
-            self.journal = self._begin(past, cut)
+            self.journal = self._begin(past, header)
+        together.give_order(self.team, header)
         known = Known.of(tiles, past)
         self.counters.tiles, self.counters.tiles_resumed = len(tiles), int(known.done.sum())
         if past is not None:
             self.fragments.extend(past.fragments)
         self._fill(known)
         return self._report()
+
+    def _done_before(self) -> Report:
+        together.give_order(self.team, None)
+        return self._report(done_before=True)
+
+    def _tiles(self, cut: tuple[int, int]) -> Tiles:
+        bands = bands_of(self.rows, (self.places, self.layout.places), self.layout.units, *cut)
+        return cut_tiles(self.layout.units, cut[0], bands)
 
     def _past(self) -> Past | None:
         """What an interrupted run left, if it is to be resumed. Raises: UcplError E602, E503."""
@@ -289,7 +327,7 @@ class _Run:
         finally:
             there.close()
 
-    def _begin(self, past: Past | None, cut: tuple[int, int]) -> Journal:
+    def _begin(self, past: Past | None, header: dict[str, object]) -> Journal:
         """Files of their final size, durable names, a journal. Raises: UcplError E501, E503."""
         if past is None:
             self.work.clear()
@@ -306,7 +344,6 @@ class _Run:
             if past is not None:
                 journal = Journal(self.work.journal, past.size)
             else:
-                header = {"tile": cut[0], "band": cut[1], **{name: self.digests[name] for name in _IDENTITY}}
                 journal = Journal.begin(self.work.journal, header)
                 sync_folder(self.work.folder)
         except (OSError, UcplError) as error:
@@ -318,6 +355,11 @@ class _Run:
         self.keep = True
         failpoint("created")
         return journal
+
+    def _header(self, cut: tuple[int, int]) -> dict[str, object]:
+        """What a run is, and a mark of its own: which journals are of one run."""
+        identity = {name: self.digests[name] for name in _IDENTITY}
+        return {"tile": cut[0], "band": cut[1], **identity, "run": token_hex(8)}
 
     def _check_room(self) -> None:
         try:
@@ -335,6 +377,7 @@ class _Run:
     def _fill(self, known: Known) -> None:
         """All that is between an empty tree and the rename, and the rename."""
         assert self.journal is not None
+        self.team.all("ready")  # all have read what earlier journals say: from here on they grow
         again = ReadBack(self.files, known, self.plane) if self.options.read_back else None
         if again is not None:
             for i, parts in enumerate(patches_of(self.layout, np.zeros(len(self.layout.units), np.uint32))):
@@ -343,10 +386,26 @@ class _Run:
         clones = Clones(self.sources, self.files) if self.options.reflink else None
         Mover(
             self.plane, self.layout, self._assembler(), self.sources, self.files, self.journal, known,
-            self.fragments, self.options.progress, again, clones,
+            self.fragments, self.options.progress, again, clones, self.team,
         ).move()  # fmt: skip
         if self.counters.seconds.get("digest"):
             self.counters.seconds["digest"] /= self.plane.workers
+        mine = together.share_of_done(self.team, known)
+        self.team.all("moved")
+        if self.leads:
+            self._finish_all(known, again, mine)
+        else:
+            self.team.all("synced")
+            if again is not None:
+                self.files.sync(sorted(set(each(known.tiles.file[mine]))), drop=True)
+                again.rest((), mine)
+            together.counted(self.team, self.counters)
+        self.team.all("published")
+
+    def _finish_all(self, known: Known, again: ReadBack | None, mine: NDArray[np.bool_]) -> None:
+        """From the last tile to the rename. mine: tiles that this process reads back."""
+        if self.team.size > 1:
+            self._take_over(known)
         with self.counters.phase("source"):
             self._check_source()
         unit_crc = storage_crcs(self.layout, known.tiles, known.crc)
@@ -355,12 +414,22 @@ class _Run:
         with self.counters.phase("fsync"):
             self.files.sync(range(len(self.files.files)), drop=again is not None)
         failpoint("synced")
+        self.team.all("synced")
         if again is not None:
             with self.counters.phase("read-back"):
-                again.rest(beside)
+                again.rest(beside, mine)
+        together.counted(self.team, self.counters)
         with self.counters.phase("publish"):
             self._write_texts(manifest_of(self.plan, self.digests, Written(self.layout, unit_crc, beside, self.texts)))
             self._publish()
+
+    def _take_over(self, known: Known) -> None:
+        """What the others' journals say, which is durable as they are. Raises: UcplError E503."""
+        past = earlier.journal_of(self.work)
+        if past is None:
+            fail("E503", f"{self.work.journal} is gone while it was written", Label(str(self.work.journal)))
+        known.take(past)
+        self.fragments = past.fragments
 
     def _check_source(self) -> None:
         """Members that were touched against their CRCs, padding against zero. Raises: UcplError E611, E612, E614."""

@@ -123,13 +123,18 @@ def group_bands(
     tiles: Tiles,
     bands: Sequence[tuple[int, int]],
     room: int,
+    *,
+    shared: bool = False,
 ) -> list[Group]:
     """Every band in one group, groups in the order of their first bands; windows of one group have `room` bytes at most.
 
     assembled: the rows, places of the source, the file of each, and places of the target.
+    shared: what several tiles are made of is read once for them in any case, in long runs too. By default it is not: it
+    lies in the page cache of the one process that reads it again, and is copied from there as fast as from a window.
     """
     rows, sources, file_of, targets = assembled
-    items = _items(rows, (sources, file_of, targets), units, tiles, bands)
+    chosen = _shared(rows, sources) if shared else _narrow(rows, sources, int(tiles.size.max(initial=1)))
+    items = _items(chosen, (rows, sources, file_of, targets), units, tiles, bands)
     groups: list[Group] = []
     grouped: set[int] = set()
     for some in _joined(items, room):
@@ -155,16 +160,23 @@ class _Item:
     along: float  # how far into its source it begins
 
 
+def _shared(rows: Rows, sources: Sequence[Place]) -> _Narrow:
+    """All rows of sources that several rows read."""
+    times = np.bincount(rows.source, minlength=len(sources) or 1)
+    row = np.flatnonzero(times[rows.source] > 1)
+    size = np.array([p.itemsize for p in sources] or [1], np.int64)[rows.source[row]]
+    run = np.where(rows.run[row], rows.shape[row].prod(axis=1), 1) * size
+    return _Narrow(row, run, np.ones(len(row)))
+
+
 def _items(
-    rows: Rows,
-    places: tuple[Sequence[Place], Sequence[int], Sequence[Place]],
+    narrow: _Narrow,
+    assembled: tuple[Rows, Sequence[Place], Sequence[int], Sequence[Place]],
     units: Sequence[Unit],
     tiles: Tiles,
     bands: Sequence[tuple[int, int]],
 ) -> list[_Item]:
-    sources, file_of, targets = places
-    most = int(tiles.size.max(initial=1))
-    narrow = _narrow(rows, sources, most)
+    rows, sources, file_of, targets = assembled
     if not len(narrow.row) or not bands:
         return []
     unit_of = {unit.target: u for u, unit in enumerate(units)}

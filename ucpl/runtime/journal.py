@@ -1,6 +1,6 @@
 """What is done, on disk: a header that says of which run, then one record for each finished tile.
 
-    header   one line of JSON (what the run is: digests of plan, layout and source, tile size), "\\n"
+    header   one line of JSON (what run it is: digests of plan, layout and source, sizes of tiles, its mark), "\\n"
     record   48 bytes: kind, file, index or position, bytes, xxh3-64 of the tile, CRC-32, CRC-32 of the record
 
 Runs of the source that were read are recorded, too. Where one record speaks of several runs, the place of the xxh3 holds how
@@ -29,7 +29,7 @@ from ucpl.runtime.disk import disk, make_file, read_regular, sync_data, write_al
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.reading import Fragments
 
-__all__ = ["FORMAT", "DoneTile", "Journal", "Past", "read_journal"]
+__all__ = ["FORMAT", "DoneTile", "Journal", "Past", "joined", "read_journal"]
 
 FORMAT = 3  # how tiles are cut, too: what is told of them is of no use to who cuts them in another way
 TILE, FRAGMENT, PUBLISH = 1, 2, 3
@@ -101,6 +101,18 @@ def read_journal(path: Path) -> Past | None:
         header, tiles["at"].astype(np.int64), tiles["crc"].copy(), tiles["xxh3"].copy(), fragments, publishing,
         end + 1 + 48 * len(records),
     )  # fmt: skip
+
+
+def joined(pasts: Sequence[Past]) -> Past:
+    """What journals of one run say together; its header, what was published and the size are the first one's."""
+    first = pasts[0]
+    if len(pasts) == 1:
+        return first
+    fragments = Fragments()
+    for past in pasts:
+        fragments.extend(past.fragments)
+    tile, crc, xxh3 = (np.concatenate(c) for c in zip(*((p.tile, p.tile_crc, p.tile_xxh3) for p in pasts), strict=True))
+    return Past(first.header, tile, crc, xxh3, fragments, first.publishing, first.size)
 
 
 def _sane(records: NDArray[np.void]) -> int:

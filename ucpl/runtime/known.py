@@ -34,5 +34,9 @@ class Known:
             known.told[at] = True
         return known
 
+    def take(self, past: Past) -> None:
+        """What other ranks' journals say, too."""
+        self.done[past.tile], self.crc[past.tile], self.xxh3[past.tile] = True, past.tile_crc, past.tile_xxh3
+
     def add(self, tile: DoneTile) -> None:
         self.done[tile.index], self.crc[tile.index], self.xxh3[tile.index] = True, tile.crc, tile.xxh3

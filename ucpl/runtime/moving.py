@@ -34,7 +34,9 @@ from ucpl.runtime.read_back import ReadBack
 from ucpl.runtime.reading import Fragments, Reader
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write
+from ucpl.runtime.team import Team
 from ucpl.runtime.tiles import Tiles
+from ucpl.runtime.together import share_of_done, share_of_groups
 
 __all__ = ["Mover", "Tile", "tile_of"]
 
@@ -79,6 +81,7 @@ class Mover:
     progress: Progress | None
     read_back: ReadBack | None
     clones: Clones | None
+    team: Team
     _lock: threading.Lock = field(factory=threading.Lock)
     _finished: list[DoneTile] = field(factory=list)  # not journalled yet
     _fresh: Fragments = field(factory=Fragments)
@@ -102,7 +105,9 @@ class Mover:
         bands = cut_bands(tiles, share.band // share.tile, known.done)
         a = self.assembler
         assembled = (a.rows, a.sources, a.file_of, a.targets)
-        groups = group_bands(assembled, self.layout.units, tiles, bands, share.band - share.tile)
+        room = share.band - share.tile
+        groups = group_bands(assembled, self.layout.units, tiles, bands, room, shared=self.team.size > 1)
+        groups = share_of_groups(self.team, groups, tiles)
         queue = Queue(len(groups))
         self._movers = self.plane.workers
 
@@ -126,7 +131,7 @@ class Mover:
 
         works = [work] * self.plane.workers
         if again is not None:
-            again.durable(np.flatnonzero(known.done).tolist())
+            again.durable(np.flatnonzero(share_of_done(self.team, known)).tolist())
             works.append(read)
         with self._phase:
             self._phase.enter_context(self.plane.counters.phase("move"))
@@ -165,7 +170,7 @@ class Mover:
         except UcplError as error:
             raise self._cause(error, tiles, space) from None
         read, start = reader.fragments, 0
-        run = (read.file[0], read.position[0], crc) if crc is not None and len(tiles) == 1 else None
+        run = (read.file[-1], read.position[-1], crc) if crc is not None and len(tiles) == 1 else None
         done: list[DoneTile] = []
         for i, tile in enumerate(tiles, first):
             done.append(self._one(i, tile, space.tile_view[start : start + tile.size], run))
@@ -198,6 +203,7 @@ class Mover:
 
     def _meanwhile(self) -> None:
         self._say()
+        self.team.look()
         late = time.monotonic() - self._flushed_at >= SYNC_SECONDS
         is_end = not self._movers and not self._moved.is_set()
         if is_end or late or self._done_bytes - self._flushed_bytes >= SYNC_BYTES:

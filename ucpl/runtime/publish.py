@@ -1,7 +1,7 @@
 """Where a target grows and how it appears: a hidden folder beside it, a lock, and one rename at the end.
 
 .NAME.ucpl-lock       held by the living process that writes NAME
-.NAME.ucpl-work/      journal, and tree/: what becomes NAME
+.NAME.ucpl-work/      journal (of rank 3: journal-3), and tree/: what becomes NAME
 """
 
 from __future__ import annotations
@@ -39,6 +39,15 @@ class Workplace:
     @property
     def journal(self) -> Path:
         return self.folder / "journal"
+
+    def journal_of(self, rank: int) -> Path:
+        """Each rank of a run has a journal of its own; the first one's is the run's."""
+        return self.journal.with_name(f"journal-{rank}") if rank else self.journal
+
+    @property
+    def others(self) -> tuple[Path, ...]:
+        """Journals of other ranks than the first, of this run or of those that it goes on from. Raises: OSError."""
+        return tuple(sorted(self.folder.glob("journal-*[0-9]")))
 
     @property
     def aside(self) -> Path:

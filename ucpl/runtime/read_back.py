@@ -101,9 +101,12 @@ class ReadBack:
         """Tiles that have bytes in these pages."""
         return slice(np.searchsorted(self._last, first), np.searchsorted(self._first, last, "right"))
 
-    def rest(self, beside: Sequence[Parts]) -> None:
-        """All that was not read back yet. `beside[f]` are the bytes of file f that are no payload. Raises: UcplError E505."""
-        left = np.flatnonzero(~self._is_read)
+    def rest(self, beside: Sequence[Parts], mine: NDArray[np.bool_]) -> None:
+        """Of `mine` all that was not read back yet. `beside[f]` are the bytes of file f that are no payload.
+
+        Raises: UcplError E505.
+        """
+        left = np.flatnonzero(~self._is_read & mine)
         queue = Queue(len(left) + len(beside))
 
         def work(stop: threading.Event) -> None:

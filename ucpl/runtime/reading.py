@@ -108,6 +108,11 @@ class Reader:
         self.digest = 0.0  # seconds in CRCs
         self._held: list[tuple[Window, U8]] = []
 
+    @property
+    def holds(self) -> bool:
+        """Whether windows are held."""
+        return bool(self._held)
+
     def hold(self, windows: Sequence[Window], room: U8) -> None:
         """Read these, one behind the other, into a buffer: `gather` finds what lies there, until others are held."""
         self._held = []
@@ -120,9 +125,13 @@ class Reader:
             self._held.append((window, there))
             at += window.size
 
-    def run(self, file: int, position: int, view: memoryview) -> int:
-        """One run of a file into one run of a buffer. Returns its CRC."""
+    def run(self, file: int, position: int, view: memoryview) -> int | None:
+        """One run of a file into one run of a buffer. Returns its CRC; None, where it was held and not read."""
         size = len(view)
+        for window, held in self._held:
+            if window.file == file and window.low <= position and position + size <= window.high:
+                view[:] = held.data[position - window.low : position - window.low + size]
+                return None
         self.sources.read_into(file, position, [view], size)
         self.bytes_read += size
         begin = time.perf_counter()

@@ -1,0 +1,131 @@
+"""torchrun starts the ranks that run a plan: the bytes of one process, and an end within seconds where one is killed.
+
+The source is a checkpoint that DeepSpeed wrote. The jobs are real ones, of processes over torch's own store.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import ucpl
+
+pytestmark = pytest.mark.interop
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "tests/fixtures/deepspeed/tp2_dp2_z1_uneven"
+ENDS = 10.0  # seconds within which the others end once a rank is gone
+CHILD = """
+import os, sys
+from ucpl.runtime import moving
+from ucpl.cli import main
+moving.SYNC_BYTES = 1
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def launch(
+    ranks: int, plan: Path, out: Path, *options: str, bad: int = -1, what: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """`ucpl apply` by so many ranks; at one of them something happens, as `UCPL_FAIL_AT` says."""
+    child = f'if [ "$RANK" = "{bad}" ]; then export UCPL_FAIL_AT={what}; fi; exec "$@"'
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--no-python"]
+    command += ["bash", "-c", child, "rank", sys.executable, "-c", CHILD]
+    command += ["apply", str(plan), str(SOURCE), str(out), "--memory", "1M", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A plan, and what one process writes by it."""
+    top = tmp_path_factory.mktemp("ranks")
+    made = ucpl.plan(str(SOURCE), "zero1(dp=3, tp=1)")
+    ucpl.save_plan(made, top / "grow.plan")
+    ucpl.apply(made, SOURCE, top / "one")
+    return top / "grow.plan", top / "one"
+
+
+def bytes_in(top: Path) -> dict[str, bytes]:
+    return {p.relative_to(top).as_posix(): p.read_bytes() for p in sorted(top.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_ranks_write_the_bytes_of_one_process(plan: tuple[Path, Path], tmp_path: Path, ranks: int) -> None:
+    done = launch(ranks, plan[0], tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert bytes_in(tmp_path / "out") == bytes_in(plan[1])
+    assert done.stdout.count("done ") == 1  # one rank answers
+    read, needed = re.search(r"read +([\d,]+) bytes.*, ([\d,]+) needed", done.stdout).groups()  # type: ignore[union-attr]
+    assert int(read.replace(",", "")) <= 1.02 * int(needed.replace(",", ""))
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_killed_rank_ends_all_and_others_go_on(plan: tuple[Path, Path], tmp_path: Path, bad: int) -> None:
+    begin = time.monotonic()
+    ended = launch(3, plan[0], tmp_path / "out", bad=bad, what="tile-written:2:kill")
+    took = time.monotonic() - begin
+    assert ended.returncode != 0
+    assert not (tmp_path / "out").exists()
+    assert "--resume" in ended.stderr
+    begin = time.monotonic()
+    again = launch(2, plan[0], tmp_path / "out", "--resume")
+    whole = time.monotonic() - begin
+    assert again.returncode == 0, again.stderr
+    assert bytes_in(tmp_path / "out") == bytes_in(plan[1])
+    assert took < whole + ENDS + 5  # starts take what they take; what comes behind the kill is bounded
+
+
+def test_a_rank_that_stands_still_is_missed(plan: tuple[Path, Path], tmp_path: Path) -> None:
+    """Without torchrun, which would wait half a minute for it: whoever starts ranks sets the same variables."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
+    command = [sys.executable, "-c", CHILD, "apply", str(plan[0]), str(SOURCE), str(tmp_path / "out"), "--memory", "1M"]
+    ranks = []
+    for rank in range(3):
+        fails = {"UCPL_FAIL_AT": "tile-written:2:stop"} if rank == 2 else {}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            **place,
+            "RANK": str(rank),
+            **fails,
+        }
+        ranks.append(
+            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+    try:
+        said = [ranks[rank].communicate(timeout=120)[1] for rank in (0, 1)]
+        assert ranks[2].poll() is None  # it stands there still
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    assert all("error[E621]: rank 2 of 3 is gone: it was not heard for 6 seconds" in text for text in said)
+    assert [ranks[rank].returncode for rank in (0, 1)] == [4, 4]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rank_whose_disk_fails_says_so(plan: tuple[Path, Path], tmp_path: Path) -> None:
+    ended = launch(3, plan[0], tmp_path / "out", bad=1, what="target-write:2:eio")
+    assert "error[E503]" in ended.stderr
+    assert "Input/output error" in ended.stderr
+
+
+def test_other_verbs_are_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ucpl"]
+    command += ["convert", str(SOURCE), str(tmp_path / "out"), "--to", "zero1(dp=3, tp=1)"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert "error[E624]: ucpl convert was started as rank" in ended.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,232 @@
+"""What ranks give each other when a job's tensors go to another layout: right to the element, and no byte too many.
+
+What each rank plans is done here in one process, between dicts of tensors;
+tests/interop/test_reshard.py does it in real jobs of gloo.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ucpl.conversion.given import Given, library_of
+from ucpl.conversion.planning import Asked, described
+from ucpl.conversion.share import share_of
+from ucpl.errors import UcplError
+from ucpl.layout import Layout
+from ucpl.ranks.messages import ALIGNED, dtype_of, put, rounds_of, seen
+from ucpl.ranks.pieces import Box, Name, Piece, pieces_of, split
+from ucpl.ranks.reshard import _given, _names, _Work
+from ucpl.regions import locate
+
+JOB = Path(__file__).parents[2] / "examples/ranks/job.ucpl"
+SIZES = {"bf16": 2, "f32": 4}
+CASES = [  # from, to: dp, tp, pp
+    ((2, 1, 1), (3, 1, 1)), ((2, 2, 1), (1, 1, 2)), ((2, 2, 1), (1, 4, 1)), ((1, 3, 2), (2, 1, 2)), ((3, 2, 1), (2, 2, 1)),
+    ((2, 1, 3), (2, 3, 1)),
+]  # fmt: skip
+
+
+def call(degrees) -> str:
+    return f"{JOB}:job(dp={degrees[0]}, tp={degrees[1]}, pp={degrees[2]})"
+
+
+@cache
+def both(here, there) -> tuple[Layout, Layout]:
+    source, target, _ = described(Asked(call(here), call(there)), Given())
+    return source.layout, target.layout
+
+
+@cache
+def numbered(layout: Layout, rank: int):
+    """What a rank holds, each element its own number, of the tensor, the state and the element; 0 where there is none."""
+    found: dict[Name, torch.Tensor] = {}
+    if rank >= layout.ranks:
+        return found
+    placement = locate(layout, rank=rank)
+    first = {t: 1 + i for i, t in enumerate(layout.tensors)}
+    for part in placement.parts:
+        homes = [torch.zeros(int(np.prod(h.shape)), dtype=torch.int32) for h in part.homes]
+        state = ["weight", "fp32", "exp_avg", "exp_avg_sq"].index(part.state)
+        pieces = part.pieces
+        for i in range(len(pieces)):
+            path = placement.tensors[int(pieces.tensor[i])]
+            counts = layout.tensors[path].counts
+            low, high = (a[i][: len(counts)] for a in (pieces.low, pieces.high))
+            whole = torch.arange(int(np.prod(counts)), dtype=torch.int32).view(counts) * 64 + first[path] * 4 + state
+            box = whole[tuple(slice(int(a), int(b)) for a, b in zip(low, high, strict=True))]
+            there = homes[int(pieces.home[i])].as_strided(
+                box.shape, pieces.stride[i][: len(counts)].tolist(), int(pieces.offset[i])
+            )
+            there.copy_(box)
+        for home, values in zip(part.homes, homes, strict=True):
+            found[home.file, home.key] = values
+    return found
+
+
+def held_by(layout: Layout):
+    held: dict = {}
+    for rank in range(layout.ranks):
+        for name in numbered(layout, rank):
+            held.setdefault(name, []).append(rank)
+    return held
+
+
+@cache
+def wanted(here, there, rank):
+    source, _ = both(here, there)
+    return pieces_of(share_of(Asked(call(here), call(there)), Given(), rank).plan, held_by(source), rank)
+
+
+@pytest.mark.parametrize(("here", "there"), CASES, ids=str)
+def test_every_rank_gets_what_its_layout_holds(here, there):
+    source, target = both(here, there)
+    state = [numbered(source, rank) for rank in range(source.ranks)]
+    for rank in range(target.ranks):
+        goal = numbered(target, rank)
+        made = {name: torch.zeros_like(values) for name, values in goal.items()}
+        for piece in wanted(here, there, rank):
+            values = seen(state[piece.peer][piece.source.name], piece.source)
+            seen(made[piece.target.name], piece.target).copy_(values)
+        for name, values in goal.items():
+            assert torch.equal(made[name], values), (rank, name)
+
+
+@pytest.mark.parametrize(("here", "there"), CASES, ids=str)
+def test_nothing_is_sent_that_is_in_place_and_nothing_twice(here, there):
+    source, target = both(here, there)
+    for rank in range(target.ranks):
+        mine = {n for values in numbered(source, rank).values() for n in values.tolist()}
+        goal = numbered(target, rank)
+        lacks = sorted(n for values in goal.values() for n in values.tolist() if n and n not in mine)
+        state = [numbered(source, peer) for peer in range(source.ranks)]
+        got = [
+            seen(state[p.peer][p.source.name], p.source).reshape(-1).tolist()
+            for p in wanted(here, there, rank)
+            if p.peer != rank
+        ]
+        assert sorted(n for some in got for n in some) == lacks
+
+
+def test_who_has_copies_is_asked_in_turn():
+    here, there = (4, 1, 1), (1, 4, 1)  # dp 4 holds every weight four times; each has a quarter of the states
+    givers = {p.peer for rank in range(4) for p in wanted(here, there, rank) if p.source.dtype == "bf16"}
+    assert givers == {0, 1, 2, 3}
+    assert all(p.peer == rank for rank in range(4) for p in wanted(here, there, rank) if p.source.dtype == "bf16")
+
+
+def box_of(shape: list[int], offset: int) -> Box:
+    """A box that is a run."""
+    stride = np.cumprod([1, *shape[:0:-1]])[::-1].tolist()[: len(shape)]
+    return Box(("f", ("k",)), "f32", tuple(shape), offset, tuple(stride))
+
+
+boxes = st.builds(box_of, st.lists(st.integers(2, 7), max_size=3), st.integers(0, 50))
+
+
+@settings(max_examples=60)
+@given(st.lists(boxes, max_size=8), st.integers(4, 200))
+def test_messages_are_bounded_and_have_every_element_once_in_its_order(some, most):
+    pieces = [Piece(1, box, box, False) for box in some]
+    rounds = rounds_of(pieces, most)
+    flat = torch.arange(2000)
+    said = []
+    for slots in rounds:
+        assert slots
+        end = 0
+        for slot in slots:
+            assert slot.begin >= end and slot.begin % ALIGNED == 0
+            end = slot.begin + slot.size
+            assert slot.size == slot.piece.source.elements * 4
+            said += seen(flat, slot.piece.source).reshape(-1).tolist()
+        assert end <= max(most, 4)
+    assert said == [n for box in some for n in seen(flat, box).reshape(-1).tolist()]
+    assert all(1 not in slot.piece.source.shape for slots in rounds for slot in slots)
+
+
+def test_a_piece_is_split_alike_on_both_sides():
+    source = Box(("s", ("k",)), "f32", (6, 5), 3, (10, 1))
+    target = Box(("t", ("k",)), "f32", (6, 5), 0, (1, 6))
+    a, b = torch.arange(100), torch.zeros(30, dtype=torch.int64)
+    for part in split(Piece(0, source, target, False), 4):
+        assert part.source.elements <= 4
+        seen(b, part.target).copy_(seen(a, part.source))
+    assert torch.equal(seen(b, target), seen(a, source))
+
+
+def test_values_that_a_type_cannot_hold_are_refused():
+    piece = Piece(0, Box(("s", ("a",)), "f32", (2,), 0, (1,)), Box(("t", ("a",)), "bf16", (2,), 0, (1,)), False)
+    there = torch.zeros(2, dtype=torch.bfloat16)
+    put(piece, torch.tensor([1.0, float("nan")]), there)
+    assert there[0] == 1
+    with pytest.raises(UcplError, match="cannot hold") as caught:
+        put(piece, torch.tensor([1.0, 1.001]), there)
+    assert caught.value.diagnostics[0].code == "E605"
+    rounds = Piece(0, piece.source, Box(("t", ("a",)), "f16", (2,), 0, (1,)), True)
+    half = torch.zeros(2, dtype=torch.float16)
+    put(rounds, torch.tensor([0.1, float("inf")]), half)
+    assert half.tolist()[1] == float("inf")
+    with pytest.raises(UcplError, match="infinite"):
+        put(rounds, torch.tensor([0.1, 1e6]), half)
+
+
+def test_what_is_given_must_be_what_the_layout_says():
+    names = _names([("f", ("layer 0", "w"), (2, 3))])
+    good = torch.zeros(2, 3)
+    assert list(_given({"layer 0/w": good}, names, "job()")) == [("f", ("layer 0", "w"))]
+    for tensors, said in (
+        ({}, "it is not given"),
+        ({"layer 0/w": good, "more": good}, "more of job"),
+        ({"layer 0/w": good.T}, r"is \[3, 2\], the layout says \[2, 3\]"),
+    ):
+        with pytest.raises(UcplError, match=said) as caught:
+            _given(tensors, names, "job()")
+        assert caught.value.diagnostics[0].code == "E640"
+    with pytest.raises(UcplError, match="two tensors of a rank have the key"):
+        _names([("f", ("w",), (2,)), ("g", ("w",), (2,))])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("b = r  mean @dp", "is a mean of copies"), ("b = r  value x - 1", "is stored by another `value`")],
+)
+def test_what_is_made_of_several_values_is_refused(tmp_path, line, said):
+    text = "ucpl 1\nmodel m {\n  dim r = 4\n  b : r dtype f32\n}\n"
+    for name, how in (("one", line), ("two", "b = r")):
+        text += f'layout {name}(dp) of m {{\n  mesh dp\n  file weights = torch "{{dp}}"\n  {how}  as "b"\n}}\n'
+    (tmp_path / "m.ucpl").write_text(text)
+    library_of(tmp_path / "m.ucpl")
+    plan = share_of(Asked(f"{tmp_path}/m.ucpl:one(dp=2)", f"{tmp_path}/m.ucpl:two(dp=2)"), Given(), 0).plan
+    with pytest.raises(UcplError, match=said) as caught:
+        pieces_of(plan, {}, 0)
+    assert caught.value.diagnostics[0].code == "E642"
+
+
+def test_what_nobody_holds_is_said():
+    plan = share_of(Asked(call((2, 1, 1)), call((1, 1, 1))), Given(), 0).plan
+    with pytest.raises(UcplError, match="no rank holds") as caught:
+        pieces_of(plan, {}, 0)
+    assert caught.value.diagnostics[0].code == "E643"
+
+
+def test_types_have_torch_names():
+    assert (dtype_of("bf16"), dtype_of("i64")) == (torch.bfloat16, torch.int64)
+
+
+def test_a_group_that_is_too_small_is_refused():
+    with pytest.raises(UcplError, match="has 3 ranks, the group has 2") as caught:
+        _Work.of({}, (call((2, 1, 1)), call((3, 1, 1))), {}, (0, 2))
+    assert caught.value.diagnostics[0].code == "E641"
+
+
+def test_a_tensor_that_is_part_of_another_is_read_where_it_lies():
+    whole = torch.arange(40)
+    box = Box(("s", ("a",)), "i64", (2, 3), 4, (10, 1))
+    assert seen(whole[8:], box).tolist() == [[12, 13, 14], [22, 23, 24]]
+    assert torch.equal(seen(whole[8:].clone(), box), seen(whole[8:], box))

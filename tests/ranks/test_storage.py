@@ -1,0 +1,182 @@
+"""Any checkpoint through torch.distributed.checkpoint's own loader: the values that `plain()` has, by the bytes asked for.
+
+One process here; tests/interop/test_dcp.py fills the ranks of real jobs, which train on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import ucpl
+from ucpl.errors import UcplError
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+KINDS = {
+    "ZeRO-1 x TP, uneven": "deepspeed/tp2_dp2_z1_uneven",
+    "pipeline": "deepspeed/pp2_dp2_z1",
+    "ZeRO-3, weights from masters": "../../examples/checkpoint",
+}
+
+
+def whole(source: Path, top: Path) -> dict[str, Any]:
+    """What `plain()` has, which tests hold against the states of the engines."""
+    ucpl.convert(source, top / "plain.pt", to="plain()")
+    found: dict[str, Any] = torch.load(top / "plain.pt", weights_only=False)
+    return found
+
+
+def asked(source: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The same names and shapes, with other values."""
+    out = {f"model.{name}": states["weight"] for name, states in source["params"].items() if "weight" in states}
+    out |= {f"model.{name}": buffer for name, buffer in source["buffers"].items()}
+    for name, states in source["params"].items():
+        for state, value in states.items():
+            if state != "weight":
+                out[f"optim.state.{name}.{state}"] = value
+    return {name: value for name, value in out.items() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dcp_loads_the_values_that_plain_has(tmp_path, kind):
+    source = FIXTURES / KINDS[kind]
+    wanted = asked(whole(source, tmp_path))
+    assert len(wanted) > 20
+    state = {
+        name: torch.zeros_like(value) - 7 if value.is_floating_point() else torch.zeros_like(value)
+        for name, value in wanted.items()
+    }
+    load(state, storage_reader=ucpl.StorageReader(source), no_dist=True)
+    for name, value in wanted.items():
+        assert torch.equal(state[name], value), name
+
+
+def test_only_what_is_asked_for_is_read(tmp_path):
+    source = FIXTURES / KINDS["ZeRO-1 x TP, uneven"]
+    wanted = asked(whole(source, tmp_path))
+    name = "model.blocks.0.mlp.down.weight"
+    reader = ucpl.StorageReader(source)
+    load({name: torch.zeros_like(wanted[name])}, storage_reader=reader, no_dist=True)
+    assert reader.bytes_read == wanted[name].numel() * wanted[name].element_size()
+
+
+class Small(nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.up, self.down = nn.Linear(5, 7), nn.Linear(7, 3, bias=False)
+        self.register_buffer("calls", torch.full((), float(seed)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down(torch.relu(self.up(x)))
+        return out
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, first: int = 0) -> list[float]:
+    losses = []
+    for step in range(first, first + steps):
+        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def saved(top: Path, how: str) -> tuple[Path, list[float]]:
+    """A model that trained three steps, as a checkpoint of another form, and its next losses."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    model = Small(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.2)
+    trained(model, optimizer, 3)
+    weights, states = get_state_dict(model, optimizer)
+    save({"model": weights, "optim": states}, checkpoint_id=top / "dcp", no_dist=True)
+    ucpl.convert(top / "dcp", top / "other", to=how)
+    return top / "other", trained(model, optimizer, 3, 3)
+
+
+def test_it_is_what_the_stock_reader_reads(tmp_path):
+    source, _ = saved(tmp_path, "dcp(fsdp=3)")
+    known = FileSystemReader(source).read_metadata().state_dict_metadata
+    sizes: dict[str, Any] = {n: m for n, m in known.items() if n.startswith(("model.", "optim.state."))}
+    assert {n.rpartition(".")[2] for n in sizes} == {"weight", "bias", "calls", "step", "exp_avg", "exp_avg_sq"}
+    theirs, ours = ({n: torch.zeros(m.size, dtype=m.properties.dtype) for n, m in sizes.items()} for _ in range(2))
+    load(theirs, checkpoint_id=source, no_dist=True)
+    load(ours, storage_reader=ucpl.StorageReader(source), no_dist=True)
+    assert all(torch.equal(ours[n], theirs[n]) for n in sizes)
+
+
+def test_a_rank_reads_its_part_alone(tmp_path):
+    """The second of two ranks, which are not there: torch's fake group says nothing to anybody."""
+    source = FIXTURES / KINDS["ZeRO-1 x TP, uneven"]
+    name, wanted = "model.blocks.0.mlp.down.weight", asked(whole(source, tmp_path))
+    tensor = wanted[name]
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        for dim in (0, 1):
+            part = tensor.chunk(2, dim)[1]
+            mesh = DeviceMesh("cpu", [0, 1])
+            local = DTensor.from_local(
+                torch.zeros_like(part), mesh, [Shard(dim)], run_check=False, shape=tensor.shape, stride=tensor.stride()
+            )
+            reader = ucpl.StorageReader(source)
+            load({name: local}, storage_reader=reader, no_dist=True)
+            assert torch.equal(local.to_local(), part)
+            assert reader.bytes_read == part.numel() * part.element_size() or dim == 1
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["zero3(dp=3)", "zero1(dp=2)", "dcp(fsdp=3)"])
+def test_training_goes_on_from_another_framework_with_the_same_losses(tmp_path, how):
+    source, after = saved(tmp_path, how)
+    model = Small(2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.3)
+    reader = ucpl.load_into(model, optimizer, source)
+    assert reader.bytes_read > 0
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.05, 0.2)
+    assert trained(model, optimizer, 3, 3) == after
+
+
+def test_parameters_of_other_names_are_found(tmp_path):
+    source, after = saved(tmp_path, "zero1(dp=2)")
+    model = nn.Sequential()
+    model.add_module("net", Small(2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.2)
+    ucpl.load_into(model, optimizer, source, rename=lambda name: name.removeprefix("net."))
+    assert trained(model, optimizer, 3, 3) == after
+
+
+def test_a_file_that_changed_since_it_was_opened_is_refused(tmp_path):
+    source, _ = saved(tmp_path, "zero1(dp=2)")
+    reader = ucpl.StorageReader(source)
+    file = next(source.rglob("mp_rank_00_model_states.pt"))
+    file.write_bytes(file.read_bytes() + b"x")
+    with pytest.raises(CheckpointException, match=r"E611: mp_rank_00_model_states\.pt changed"):
+        load({"model.up.weight": torch.zeros(7, 5)}, storage_reader=reader, no_dist=True)
+
+
+def test_what_is_stored_by_a_value_of_its_own_is_refused(tmp_path):
+    torch.save({"w": torch.ones(3)}, tmp_path / "a.pt")
+    spec = tmp_path / "m.ucpl"
+    spec.write_text(
+        "ucpl 1\nmodel m {\n  dim r = 3\n  w : r dtype f32\n}\n"
+        'layout own() of m {\n  framework torch()\n  file weights = torch "a.pt"\n  w = r  value x - 1  as "w"\n}\n'
+    )
+    with pytest.raises(UcplError, match="stored by a value of its own") as caught:
+        ucpl.StorageReader(tmp_path, f"{spec}:own()")
+    assert caught.value.diagnostics[0].code == "E642"

@@ -1,0 +1,45 @@
+"""A verb whose process is one of several: the first rank tells what is done, the others only what went wrong with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ucpl.errors import Label, fail
+
+if TYPE_CHECKING:
+    from ucpl.cli.console import Console
+    from ucpl.runtime.team import Team
+
+__all__ = ["is_one_of_several", "member", "refuse_several"]
+
+
+def is_one_of_several() -> bool:
+    """Whether this process was started as a rank of a job."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return False
+    from ucpl.ranks.job import is_asked
+
+    return is_asked()
+
+
+def refuse_several(verb: str) -> None:
+    """Raises: UcplError E624, where several processes would do one thing."""
+    if is_one_of_several():
+        fail("E624", f"ucpl {verb} was started as rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}",
+             Label("<environment>", where="RANK, WORLD_SIZE"))  # fmt: skip
+
+
+@contextmanager
+def member(console: Console) -> Iterator[Team | None]:
+    """The job that this process is a rank of; None, where it is alone, and then torch.distributed is not imported."""
+    if not is_one_of_several():
+        yield None
+        return
+    from ucpl.ranks.job import member as joined
+
+    with joined() as team:
+        console.quiet = team.rank > 0
+        yield team

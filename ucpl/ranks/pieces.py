@@ -1,0 +1,189 @@
+"""What one rank needs of the others for its share of a plan: boxes of stored tensors, each from one that holds it.
+
+A box that the rank holds itself, in whatever copy, is not sent. Of what it lacks, each holder of a copy is asked in turn, so
+that no one rank sends everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Literal
+
+from attrs import evolve
+
+from ucpl.columns.operations import Derive
+from ucpl.errors import Label, fail
+from ucpl.extents import Key, key_text
+from ucpl.records import frozen
+from ucpl.schedule import Plan, Runs
+
+__all__ = ["Box", "Held", "Name", "Piece", "pieces_of", "split"]
+
+Name = tuple[str, Key]
+Ints = tuple[int, ...]
+
+
+@frozen
+class Box:
+    """Elements of one stored tensor, by row-major positions: the first one, and how far each dim steps. No dim has size 1."""
+
+    name: Name
+    dtype: str
+    shape: Ints
+    offset: int
+    stride: Ints
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether its elements lie one behind the other."""
+        return self.stride in ((), (1,))
+
+    def run(self, low: int, high: int) -> Box:
+        """Elements [low, high) of a run."""
+        if (low, high) == (0, self.elements):
+            return self
+        many = high - low > 1
+        return evolve(self, shape=(high - low,) if many else (), stride=(1,) if many else (), offset=self.offset + low)
+
+    def rows(self, low: int, high: int) -> Box:
+        """Some of its first dim, which goes where that is one."""
+        own = slice(1 if high - low == 1 else 0, None)
+        shape, stride = (high - low, *self.shape[1:])[own], self.stride[own]
+        return evolve(self, shape=shape, stride=stride, offset=self.offset + low * self.stride[0])
+
+
+@frozen
+class Piece:
+    """A box of the source, from the rank that gives it, and where it goes."""
+
+    peer: int
+    source: Box
+    target: Box
+    may_round: bool
+
+
+Held = Mapping[Name, Sequence[int]]  # stored tensors of the source, and the ranks that hold each, in order
+Copies = Mapping[Box, Sequence[Box]]  # boxes of the source that are copies of what goes to a place of the target
+
+
+def pieces_of(plan: Plan, held: Held, rank: int) -> list[Piece]:
+    """Every piece of a rank's share, in the order of the plan.
+
+    Raises: UcplError E642 for what is made of several values, E643 for what nobody holds.
+    """
+    found: list[Piece] = []
+    for runs in plan.moves:
+        if runs.kind == "check":
+            continue
+        _demand_moved(plan, runs)
+        copies = _copies(plan, runs.state)
+        near = _near(copies, held, rank)
+        for row in range(len(runs)):
+            if runs.shape[row].all():
+                found += _apart(_piece(plan, runs, row, copies, (held, rank)), near, rank)
+    return found
+
+
+def _demand_moved(plan: Plan, runs: Runs) -> None:
+    if not len(runs) or (runs.kind == "copy" and runs.source_value == runs.target_value):
+        return
+    of = {"copy": "is stored by another `value`", "scale": "is a product with scales"}
+    what = of.get(runs.kind, f"is a {runs.kind} of copies")
+    one = plan.targets[int(runs.target[0])]
+    fail(
+        "E642", f"{runs.state} of {one.label} {what}: that is not made between ranks",
+        Label(one.file, where=key_text(one.key)),
+    )  # fmt: skip
+
+
+def _piece(plan: Plan, runs: Runs, row: int, copies: Copies, holders: tuple[Held, int]) -> Piece:
+    held, rank = holders
+    target, first = _box(plan, runs, row, "target"), _box(plan, runs, row, "source")
+    givers = [(peer, box) for box in (first, *copies.get(target, ())) for peer in held.get(box.name, ())]
+    if not givers:
+        file, key = first.name
+        fail("E643", f"no rank holds {key_text(key)} of {file}", Label(file, where=key_text(key)))
+    mine = [one for one in givers if one[0] == rank]
+    peer, source = mine[0] if mine else givers[rank % len(givers)]
+    node = plan.nodes[int(runs.node[row])]
+    return Piece(peer, source, target, runs.lossy or (isinstance(node, Derive) and not node.exact))
+
+
+def _copies(plan: Plan, state: str) -> Copies:
+    """Boxes of copies by the place of the target that they are held against."""
+    out: dict[Box, list[Box]] = {}
+    for runs in plan.moves:
+        if runs.kind == "check" and runs.state == state and runs.source_value == runs.target_value:
+            for row in range(len(runs)):
+                out.setdefault(_box(plan, runs, row, "target"), []).append(_box(plan, runs, row, "source"))
+    return out
+
+
+def _near(copies: Copies, held: Held, rank: int) -> dict[Name, list[tuple[Box, Box]]]:
+    """Runs of the target that this rank has copies of, by tensor and in order, each with the copy."""
+    out: dict[Name, list[tuple[Box, Box]]] = {}
+    for target, among in copies.items():
+        mine = next((box for box in among if rank in held.get(box.name, ()) and box.is_run), None)
+        if mine is not None and target.is_run:
+            out.setdefault(target.name, []).append((target, mine))
+    for some in out.values():
+        some.sort(key=lambda pair: pair[0].offset)
+    return out
+
+
+def _apart(piece: Piece, near: Mapping[Name, Sequence[tuple[Box, Box]]], rank: int) -> Iterator[Piece]:
+    """A piece that another rank gives, without what this one has copies of: these it takes from itself."""
+    some = near.get(piece.target.name, ())
+    if piece.peer == rank or not some or not (piece.source.is_run and piece.target.is_run):
+        yield piece
+        return
+    begin, end = piece.target.offset, piece.target.offset + piece.target.elements
+    at = begin
+
+    def part(low: int, high: int) -> Piece:
+        return evolve(
+            piece,
+            source=piece.source.run(low - begin, high - begin),
+            target=piece.target.run(low - begin, high - begin),
+        )
+
+    for target, mine in some:
+        low, high = max(at, target.offset), min(end, target.offset + target.elements)
+        if low >= high:
+            continue
+        if at < low:
+            yield part(at, low)
+        own = part(low, high)
+        yield evolve(own, peer=rank, source=mine.run(low - target.offset, high - target.offset))
+        at = high
+    if at < end:
+        yield part(at, end)
+
+
+def _box(plan: Plan, runs: Runs, row: int, side: Literal["source", "target"]) -> Box:
+    if side == "source":
+        which, offset, stride, tensors = runs.source, runs.source_offset, runs.source_stride, plan.sources
+    else:
+        which, offset, stride, tensors = runs.target, runs.target_offset, runs.target_stride, plan.targets
+    tensor = tensors[int(which[row])]
+    kept = [(n, s) for n, s in zip(runs.shape[row].tolist(), stride[row].tolist(), strict=True) if n > 1]
+    shape, steps = tuple(n for n, _ in kept), tuple(s for _, s in kept)
+    return Box((tensor.file, tensor.key), tensor.dtype, shape, int(offset[row]), steps)
+
+
+def split(piece: Piece, most: int) -> Iterator[Piece]:
+    """A piece in parts of at most so many elements, along its first dims."""
+    whole = piece.source.elements
+    if whole <= most:
+        yield piece
+        return
+    count = piece.source.shape[0]
+    each = max(1, most * count // whole)
+    for low in range(0, count, each):
+        high = min(count, low + each)
+        yield from split(evolve(piece, source=piece.source.rows(low, high), target=piece.target.rows(low, high)), most)

@@ -1,0 +1,339 @@
+"""Any checkpoint that is read here, as torch.distributed.checkpoint sees one: `dcp.load` into the tensors of a running job.
+
+Each tensor of the model is told as boxes that lie somewhere in files; DCP's own planner works out which of them a rank
+needs, and only those bytes are read.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from attrs import field
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader as Base
+from torch.futures import Future
+
+from ucpl.conversion.given import Given, called
+from ucpl.conversion.opening import open_checkpoint
+from ucpl.conversion.sides import source_side
+from ucpl.errors import Label, fail
+from ucpl.extents import DTYPES, Extent, Scalar, key_text
+from ucpl.ranks.messages import dtype_of
+from ucpl.records import frozen
+from ucpl.runtime.reading import Reader
+from ucpl.runtime.sources import SourceFiles
+
+if TYPE_CHECKING:
+    from ucpl.regions import Part, Placement
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["StorageReader", "load_into"]
+
+BLOCK = 16 << 20  # bytes that are read at once
+MODEL, STATES, GROUPS = "model.{name}", "optim.state.{name}.{state}", "optim.param_groups.{group}.{key}"
+Ints = tuple[int, ...]
+
+
+@frozen(eq=False)
+class _Chunk:
+    """A box of a tensor and where it lies: its first element, and how far each dim steps, in elements of the file's tensor."""
+
+    extent: Extent
+    offset: int
+    stride: Ints
+
+
+@frozen(eq=False)
+class _Told:
+    """What a checkpoint has, by the names that a job asks for."""
+
+    metadata: dict[str, TensorStorageMetadata | BytesStorageMetadata] = field(factory=dict)
+    chunks: dict[MetadataIndex, _Chunk] = field(factory=dict)
+    values: dict[str, object] = field(factory=dict)  # what is no tensor, or one without dims
+
+
+class StorageReader(Base):
+    """`dcp.load(state_dict, storage_reader=ucpl.StorageReader(PATH))`: from any checkpoint that `ucpl inspect` knows.
+
+    path:   the checkpoint; `layout`, the call of a layout, where it does not say itself what it is.
+    model, states, groups: how the job calls what it asks for, with the parameter's {name}, the {state}, and the {group}'s
+            number and {key}: by default {"model": ..., "optim": ...} of torch.distributed.checkpoint.state_dict.
+
+    Raises: UcplError, exit 3, where the checkpoint is damaged; CRCs are not looked at, since a rank reads its own part alone.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], layout: str | None = None, *, model: str = MODEL, states: str = STATES,
+        groups: str = GROUPS,
+    ) -> None:  # fmt: skip
+        self._names = model, states, groups
+        self._layout = layout
+        self.bytes_read = 0
+        self.reset(path)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is None:
+            return
+        asked = called(self._layout) if self._layout is not None else None
+        self._checkpoint: Checkpoint = open_checkpoint(Path(checkpoint_id), asked)
+        side = source_side(self._checkpoint, asked, Given())
+        self._told = told(self._checkpoint, side.placement, self._names)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return os.path.exists(checkpoint_id)
+
+    def read_metadata(self, *_: object, **__: object) -> Metadata:
+        return Metadata(dict(self._told.metadata))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: object, **__: object) -> None:
+        """Nothing is to be set up: files are opened when they are read."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill what the planner asks for, a block at a time. Raises: UcplError E610, E611."""
+        items = [item for item in plan.items if item.storage_index in self._told.chunks]
+        files = {self._told.chunks[item.storage_index].extent.file for item in items}
+        sources = SourceFiles(self._checkpoint.root, sorted(files), self._checkpoint.opened)
+        reader = Reader(sources)
+        try:
+            for item in sorted(items, key=self._place):
+                self._tensor(item, planner, reader, sources)
+            for item in plan.items:
+                if item.storage_index not in self._told.chunks:
+                    self._value(item, planner)
+        finally:
+            sources.close()
+        self.bytes_read += reader.bytes_read
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _place(self, item: ReadItem) -> tuple[str, int]:
+        chunk = self._told.chunks[item.storage_index]
+        return chunk.extent.file, chunk.extent.storage_start + chunk.offset
+
+    def _tensor(self, item: ReadItem, planner: LoadPlanner, reader: Reader, sources: SourceFiles) -> None:
+        chunk, goal = self._told.chunks[item.storage_index], planner.resolve_tensor(item).detach()
+        size = DTYPES[chunk.extent.dtype].itemsize
+        shape, begins = tuple(item.lengths), tuple(item.storage_offsets)
+        steps = tuple(s * size for s in chunk.stride)
+        first = sum(b * s for b, s in zip(begins, steps, strict=True)) + chunk.offset * size
+        position = chunk.extent.storage_start + chunk.extent.offset * size + first
+        rows = max(1, BLOCK // max(1, prod(shape[1:]) * size))
+        file = sources.index[chunk.extent.file]
+        for low in range(0, shape[0] if shape else 1, rows):
+            part = (min(rows, shape[0] - low), *shape[1:]) if shape else ()
+            there = np.empty(prod(part) * size, np.uint8)
+            staging = np.empty(
+                max(1, min(BLOCK, sum((n - 1) * s for n, s in zip(part, steps, strict=True)) + size)), np.uint8
+            )
+            at = position + (low * steps[0] if shape else 0)
+            reader.gather(file, at, part, steps, there, 0, _packed(part, size), size, staging)
+            values = torch.from_numpy(there).view(dtype_of(chunk.extent.dtype)).view(part)
+            (goal[low : low + part[0]] if shape else goal).copy_(values)
+        reader.fragments.clear()
+        planner.commit_tensor(item, goal)
+
+    def _value(self, item: ReadItem, planner: LoadPlanner) -> None:
+        value = self._told.values[item.storage_index.fqn]
+        if item.type == LoadItemType.BYTE_IO:
+            raw = io.BytesIO()
+            torch.save(value, raw)
+            raw.seek(0)
+            planner.load_bytes(item, raw)
+            return
+        goal = planner.resolve_tensor(item).detach()
+        assert isinstance(value, torch.Tensor)
+        goal.copy_(value)
+        planner.commit_tensor(item, goal)
+
+
+def _packed(shape: Ints, size: int) -> Ints:
+    out = [size]
+    for n in reversed(shape[1:]):
+        out.append(out[-1] * n)
+    return tuple(reversed(out)) if shape else ()
+
+
+def told(checkpoint: Checkpoint, placement: Placement, names: tuple[str, str, str]) -> _Told:
+    """Everything that a checkpoint has, under a job's names. Raises: UcplError E642 for what is no copy of a box."""
+    model, states, groups = names
+    found = _Told()
+    held: dict[tuple[str, str], list[tuple[Part, int]]] = {}
+    for part in placement.parts:
+        if not part.is_alias:
+            for row, tensor in enumerate(part.pieces.tensor.tolist()):
+                held.setdefault((part.state, placement.tensors[tensor]), []).append((part, row))
+    for (state, path), rows in held.items():
+        name = model.format(name=path) if state == "weight" else states.format(name=path, state=state)
+        _tell(found, name, placement.layout.tensors[path].counts, _boxes(checkpoint, rows))
+    derived = {d.state: d.source for d in placement.layout.derived}
+    if (
+        origin := derived.get("weight")
+    ) is not None:  # ZeRO-3 stores masters alone: what is asked for is rounded from them
+        for (state, path), rows in held.items():
+            if state == origin and ("weight", path) not in held:
+                counts = placement.layout.tensors[path].counts
+                _tell(found, model.format(name=path), counts, _boxes(checkpoint, rows))
+    for alias, owner in checkpoint.aliases.items():
+        if model.format(name=owner) in found.metadata:
+            counts = placement.layout.tensors[owner].counts
+            state = "weight" if ("weight", owner) in held else derived["weight"]
+            _tell(found, model.format(name=alias), counts, _boxes(checkpoint, held[state, owner]))
+    _tell_values(found, checkpoint, states, groups)
+    return found
+
+
+Boxes = list[tuple[Ints, Ints, _Chunk]]
+
+
+def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
+    """Boxes of one tensor: where each begins, its shape, where it lies. DCP knows a box by where it begins.
+
+    Copies may be cut at other places: of boxes that begin together the one that has all of the others.
+    """
+    out: dict[Ints, tuple[Ints, _Chunk]] = {}
+    for part, row in rows:
+        pieces = part.pieces
+        home = part.homes.each[int(pieces.home[row])]
+        extent = checkpoint.extents[home.file, home.key]
+        if (
+            part.value != (1.0, 0.0)
+            or part.values
+            or part.scaled
+            or not extent.is_contiguous
+            or extent.dtype not in DTYPES
+        ):
+            what = "is stored by a value of its own, by scales, or in an order that is not its own"
+            fail("E642", f"{key_text(home.key)} of {home.file} {what}", Label(home.file, where=key_text(home.key)))
+        low, high = (tuple(a[row].tolist()) for a in (pieces.low, pieces.high))
+        shape = tuple(b - a for a, b in zip(low, high, strict=True))
+        chunk = _Chunk(extent, int(pieces.offset[row]), tuple(pieces.stride[row].tolist()))
+        known = out[low][0] if low in out else None
+        if known is None or all(a <= b for a, b in zip(known, shape, strict=True)):
+            if known != shape:
+                out[low] = shape, chunk
+        elif not all(b <= a for a, b in zip(known, shape, strict=True)):
+            what = "are cut so that two parts begin together and neither has the other"
+            fail(
+                "E642",
+                f"copies of {key_text(home.key)} of {home.file} {what}",
+                Label(home.file, where=key_text(home.key)),
+            )
+    return [(low, shape, chunk) for low, (shape, chunk) in out.items()]
+
+
+def _tell(found: _Told, name: str, counts: Ints, boxes: Boxes) -> None:
+    """A tensor under its name; behind its own dims, boxes have dims of 1."""
+    width = len(counts)
+    chunks = [ChunkStorageMetadata(torch.Size(low[:width]), torch.Size(shape[:width])) for low, shape, _ in boxes]
+    dtype = dtype_of(boxes[0][2].extent.dtype)
+    found.metadata[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(counts), chunks)
+    for i, (low, _, chunk) in enumerate(boxes):
+        own = _Chunk(chunk.extent, chunk.offset, chunk.stride[:width])
+        found.chunks[MetadataIndex(name, torch.Size(low[:width]), i)] = own
+
+
+def _tell_values(found: _Told, checkpoint: Checkpoint, states: str, groups: str) -> None:
+    """Steps, and hyper-parameters of groups."""
+    for state, each in checkpoint.envelope.scalars.items():
+        for path, value in each.items():
+            tensor = _as_tensor(value)
+            if tensor is not None:
+                name = states.format(name=path, state=state)
+                chunk = ChunkStorageMetadata(torch.Size(()), torch.Size(()))
+                found.metadata[name] = TensorStorageMetadata(
+                    TensorProperties(dtype=tensor.dtype), torch.Size(()), [chunk]
+                )
+                found.values[name] = tensor
+    for number, group in enumerate(checkpoint.envelope.groups):
+        for key, hyper in {**group.hyper, "params": list(group.members)}.items():
+            name = groups.format(group=number, key=key)
+            found.metadata[name] = BytesStorageMetadata()
+            found.values[name] = hyper
+
+
+def _as_tensor(value: object) -> torch.Tensor | None:
+    if isinstance(value, Scalar):
+        raw = torch.frombuffer(bytearray(value.data), dtype=torch.uint8)
+        return raw.view(dtype_of(value.dtype)).view(value.shape) if not value.shape else None
+    return torch.tensor(float(value)) if isinstance(value, int | float) else None
+
+
+def load_into(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    src: str | os.PathLike[str],
+    *,
+    layout: str | None = None,
+    rename: Callable[[str], str] | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> StorageReader:
+    """Fill a model and its optimizer from any checkpoint, each rank its own part: plain, FSDP2, TP, any DTensors.
+
+    src:    the checkpoint; `layout`, the call of its layout, where it does not say itself what it is.
+    rename: the checkpoint's name of a parameter of the model; by default the same.
+
+    Returns the reader, whose `bytes_read` are this rank's. Raises: UcplError, and what torch's planner says of names and
+    shapes that the checkpoint does not have.
+    """
+    reader = StorageReader(src, layout)
+    weights = get_model_state_dict(model)
+    names = {name: rename(name) if rename is not None else name for name in weights}
+    alone = not dist.is_initialized()
+    wanted: dict[str, object] = {f"model.{names[name]}": value for name, value in weights.items()}
+    load(wanted, storage_reader=reader, process_group=group, no_dist=alone)
+    set_model_state_dict(model, {name: wanted[f"model.{names[name]}"] for name in weights})  # type: ignore[misc]
+    if optimizer is None:
+        return reader
+    told = get_optimizer_state_dict(model, optimizer)
+    states: dict[str, dict[str, object]] = told["state"]  # type: ignore[assignment]
+    groups: list[dict[str, object]] = told["param_groups"]  # type: ignore[assignment]
+    flat = {f"optim.state.{names[p]}.{s}": v for p, each in states.items() for s, v in each.items()}
+    load(flat, storage_reader=reader, process_group=group, no_dist=alone)
+    for p, each in states.items():
+        for s in each:
+            each[s] = flat[f"optim.state.{names[p]}.{s}"]
+    _take_groups(groups, names, reader)
+    set_optimizer_state_dict(model, optimizer, told)
+    return reader
+
+
+def _take_groups(groups: Sequence[dict[str, object]], names: Mapping[str, str], reader: StorageReader) -> None:
+    """Hyper-parameters of the source's group that a group's first parameter is in."""
+    of = {path: group.hyper for group in reader._checkpoint.envelope.groups for path in group.members}
+    for group in groups:
+        params = group["params"]
+        hyper = of.get(names.get(params[0], params[0])) if isinstance(params, list) and params else None
+        for key in group:
+            if hyper is not None and key != "params" and key in hyper:
+                group[key] = hyper[key]

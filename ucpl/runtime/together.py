@@ -1,0 +1,124 @@
+"""What ranks that run one plan say to each other, and which tiles are whose. Not here: how they talk (team, ranks)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ucpl.errors import Label, fail
+from ucpl.runtime.counters import Counters
+from ucpl.runtime.disk import sync_folder
+from ucpl.runtime.groups import Group
+from ucpl.runtime.journal import Journal, Past, read_journal
+from ucpl.runtime.known import Known
+from ucpl.runtime.publish import Workplace
+from ucpl.runtime.targets import cannot_write
+from ucpl.runtime.team import Team, shares
+from ucpl.runtime.tiles import Tiles
+
+__all__ = [
+    "agree",
+    "counted",
+    "demand_same",
+    "give_order",
+    "journal_at",
+    "order_of",
+    "share_of_done",
+    "share_of_groups",
+]
+
+_ALIKE = {
+    "digest": "another plan",
+    "files": "another target, or source",
+    "memory": "another --memory",
+    "workers": "another --workers",
+}
+_SUMS = ("bytes_read", "bytes_read_verify", "bytes_written", "bytes_cloned", "bytes_read_back")
+
+
+def agree(team: Team, mine: Mapping[str, object]) -> str:
+    """That all ranks were given the same. Gives the digest of the source's files as the first one sees them.
+
+    Raises: UcplError E622.
+    """
+    told = team.all({name: str(mine[name]) for name in (*_ALIKE, "content")})
+    first = told[0]
+    assert isinstance(first, dict)
+    for rank, one in enumerate(told):
+        assert isinstance(one, dict)
+        for name, what in _ALIKE.items():
+            if one[name] != first[name]:
+                fail(
+                    "E622",
+                    f"rank {rank} was given {what} than rank 0",
+                    Label("rank 0", f"{name} {first[name]}"),
+                    Label(f"rank {rank}", f"{name} {one[name]}"),
+                )
+    return str(first["content"])
+
+
+def give_order(team: Team, header: Mapping[str, object] | None) -> None:
+    """Of the one that leads: the header of the run's journal, once all files are there; None: nothing is to be done."""
+    team.all({"header": None if header is None else dict(header)})
+
+
+def order_of(team: Team) -> dict[str, object] | None:
+    """Of the others: what the one that leads says, once it does."""
+    order = team.all(None)[0]
+    assert isinstance(order, dict)
+    header: dict[str, object] | None = order["header"]
+    return header
+
+
+def demand_same(past: Past | None, header: Mapping[str, object], team: Team, work: Workplace) -> Past:
+    """The journal that the one that leads began, or goes on with, as this process sees it. Raises: UcplError E623."""
+    if past is None or past.header.get("run") != header.get("run"):
+        what = "is not there" if past is None else "is of another run"
+        fail(
+            "E623",
+            f"rank {team.rank} does not see the target that rank 0 began: its journal {what}",
+            Label(str(work.journal), f"{what}, as rank {team.rank} sees it"),
+        )
+    return past
+
+
+def journal_at(path: Path, header: Mapping[str, object]) -> Journal:
+    """The journal of a rank, begun or gone on with. Raises: UcplError E503."""
+    try:
+        past = read_journal(path)
+        if past is not None and past.header.get("run") == header.get("run"):
+            return Journal(path, past.size)
+        journal = Journal.begin(path, header)
+        sync_folder(path.parent)
+        return journal
+    except OSError as error:
+        cannot_write(path, error)
+
+
+def share_of_groups(team: Team, groups: list[Group], tiles: Tiles) -> list[Group]:
+    """Those of this rank: by bytes that are written and read for them."""
+    if team.size == 1:
+        return groups
+    cost = [sum(int(tiles.size[a:b].sum()) for a, b in group.bands) + group.held for group in groups]
+    whose = shares(np.array(cost, np.int64), team.size)
+    return [group for group, rank in zip(groups, whose.tolist(), strict=True) if rank == team.rank]
+
+
+def share_of_done(team: Team, known: Known) -> NDArray[np.bool_]:
+    """Tiles that this process reads back: those that it moved, and of what earlier runs did every n-th."""
+    number = np.arange(len(known.done))
+    mine: NDArray[np.bool_] = known.done & (~known.told | (number % team.size == team.rank))
+    return mine
+
+
+def counted(team: Team, counters: Counters) -> None:
+    """The counters of the one that leads become those of all."""
+    if team.size == 1:
+        return
+    told = team.all({name: getattr(counters, name) for name in _SUMS})
+    if team.rank == 0:
+        for name in _SUMS:
+            setattr(counters, name, sum(int(one[name]) for one in told if isinstance(one, dict)))
