@@ -74,14 +74,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def linked(text: str, source: str, here: str) -> str:
-    """A text that has no code, with its links as this site has them. What the site lacks is named and not linked."""
+    """A text that has no code, with its links and pictures as this site has them. What it lacks is named and not linked."""
 
     def link(match: re.Match[str]) -> str:
         bang, shown, target = match.groups()
         path, sharp, anchor = target.partition("#")
-        if bang or "://" in target or not path:
+        if "://" in target or not path:
             return match[0]
         wanted = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        if bang:  # pictures lie in docs/
+            place = posixpath.relpath(wanted.removeprefix("docs/"), posixpath.dirname(here) or ".")
+            return f"![{shown}]({place})"
         place = placed(wanted)
         if place is None:
             return shown if (ROOT / wanted).exists() else match[0]

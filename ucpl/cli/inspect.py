@@ -7,19 +7,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
-from ucpl.cli.options import add_json
+from ucpl.cli.options import add_json, write_text
 from ucpl.errors import Exit
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.conversion.facts import ContainerFacts, Facts
 
-EXAMPLE = "ucpl inspect runs/step-1000\nucpl inspect runs/step-1000 --tensors"
+EXAMPLE = """
+ucpl inspect runs/step-1000
+ucpl inspect runs/step-1000 --tensors
+ucpl inspect runs/step-1000 --html step-1000.html
+"""
 
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CKPT", help="a save folder, one step's folder, or a plain file")
     parser.add_argument("--tensors", action="store_true", help="list every tensor of the model")
+    parser.add_argument(
+        "--html", metavar="FILE", help="write all of it as a page for browsers, which replaces a file that is there"
+    )
     add_json(parser)
 
 
@@ -27,8 +34,15 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.api import open_checkpoint
     from ucpl.conversion.facts import facts
 
-    found = facts(open_checkpoint(Path(options.checkpoint)))
+    checkpoint = open_checkpoint(Path(options.checkpoint))
+    found = facts(checkpoint)
+    if options.html is not None:
+        from ucpl.pictures.html_checkpoint import checkpoint_html
+
+        write_text(Path(options.html), checkpoint_html(checkpoint, found))
     console.say(*lines(found, tensors=options.tensors))
+    if options.html is not None:
+        console.say(f"written       {options.html}")
     console.answer(found)
     return Exit.DONE
 

@@ -1,6 +1,7 @@
 """Print a layout after a stage of the compiler: resolved, located, joined with another (build), or ordered into a plan.
 
 LAYOUT is a call, a checkpoint (its inferred layout), or a .plan file. `build` and `order` join it with --to, or with itself.
+--svg and --html draw who holds which part of each tensor; of a plan, what moves from where to where.
 """
 
 from __future__ import annotations
@@ -8,21 +9,25 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ucpl.cli.options import add_json, add_model, add_sizes, given_of
+from ucpl.cli.options import add_json, add_model, add_sizes, given_of, write_text
 from ucpl.cli.plan import demand_rank, rank_lines
-from ucpl.errors import Exit
+from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.conversion.given import Given
     from ucpl.conversion.side import Side
+    from ucpl.schedule.plan import Plan
 
 EXAMPLE = """
 ucpl show 'zero1(dp=4)' --model model.ucpl:gpt --rank 1
 ucpl show runs/on-4 --after resolve
 ucpl show grow.plan
+ucpl show runs/on-4 --svg on-4.svg
+ucpl show grow.plan --html grow.html
 """
 STAGES = ("resolve", "locate", "build", "order")
 
@@ -33,6 +38,11 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rank", type=int, metavar="R", help="what one rank holds")
     parser.add_argument("--each", action="store_true", help="every stored tensor by itself (what is alike is one row)")
     parser.add_argument("--to", metavar="LAYOUT", help="the other side, for build and order")
+    drawing = parser.add_mutually_exclusive_group()
+    drawing.add_argument("--svg", metavar="FILE", help="draw it into this file, which replaces one that is there")
+    drawing.add_argument(
+        "--html", metavar="FILE", help="the same as a page for browsers, with more of what lies inside"
+    )
     add_model(parser, "of a layout that is of any")
     add_sizes(parser)
     add_json(parser)
@@ -47,10 +57,14 @@ def run(options: Namespace, console: Console) -> int:
         from ucpl.schedule.text import graph_text, summary
 
         plan = api.load_plan(options.layout)
+        if picture_at(options):
+            return drawn_plan(plan, options, console)
         text = summary(plan) + graph_text(plan)
         console.say(*text.rstrip("\n").split("\n"))
         console.answer({"stage": "order", "text": text})
         return Exit.DONE
+    if picture_at(options):
+        return drawn(options, console)
     alone = options.rank if options.after == "locate" else None
     given = given_of(options)
     here, there = shown(options.layout, options.to, given, alone)
@@ -79,6 +93,53 @@ def run(options: Namespace, console: Console) -> int:
     console.answer(
         {"stage": options.after, "layout": here.layout.call, "text": "\n".join(lines), "remarks": list(remarks)}
     )
+    return Exit.DONE
+
+
+def picture_at(options: Namespace) -> str:
+    """The option that asks for a picture: `--svg` or `--html`; empty without one."""
+    return "--svg" if options.svg is not None else "--html" if options.html is not None else ""
+
+
+def drawn_plan(plan: Plan, options: Namespace, console: Console) -> int:
+    """The picture of a plan. Raises: UcplError E171, E179."""
+    from ucpl.pictures.flows import plan_picture
+    from ucpl.pictures.html_plan import plan_html
+    from ucpl.pictures.svg_plan import plan_svg
+
+    asked = picture_at(options)
+    if options.rank is not None or options.each or options.to is not None:
+        remedy = "leave --rank, --to and --each out: the picture has all ranks, from their groups down to single ones"
+        fail("E171", "a picture of a plan is of all of it", Label("<command line>", where=asked), remedy=remedy)
+    picture = plan_picture(plan)
+    file = options.svg or options.html
+    write_text(Path(file), plan_svg(picture) if asked == "--svg" else plan_html(picture))
+    console.say(f"written    {file}")
+    console.answer({"stage": "order", "output": file})
+    return Exit.DONE
+
+
+def drawn(options: Namespace, console: Console) -> int:
+    """The picture of a located layout. Raises: UcplError E171, E179."""
+    from ucpl.conversion.showing import shown
+    from ucpl.pictures.html_layout import layout_html
+    from ucpl.pictures.layouts import layout_picture
+    from ucpl.pictures.svg import layout_svg
+
+    asked = picture_at(options)
+    if options.after != "locate" or options.to is not None or options.each:
+        remedy = "leave --after, --to and --each out; a picture of both sides is one of a plan"
+        fail("E171", "a picture is of one layout, located", Label("<command line>", where=asked), remedy=remedy)
+    given = given_of(options)
+    here, _ = shown(options.layout, None, given, options.rank)
+    if options.rank is not None:
+        demand_rank(options.rank, here.layout)
+    picture = layout_picture(here.placement, options.rank)
+    file = options.svg or options.html
+    write_text(Path(file), layout_svg(picture) if asked == "--svg" else layout_html(picture))
+    remarks = tuple(unread((here,), given))
+    console.say(f"written    {file}", *(f"remark     {text}" for text in remarks))
+    console.answer({"stage": "locate", "layout": here.layout.call, "output": file, "remarks": list(remarks)})
     return Exit.DONE
 
 

@@ -1,0 +1,147 @@
+"""What stands in an SVG that `ucpl show` wrote, for tests: levels of tensors with their cells."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from ucpl.regions import Placement, locate
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@define
+class Drawn:
+    """One level of a tensor: area and elements by the lines that hovering a cell says."""
+
+    elements: int
+    paper: float  # area of the whole
+    areas: dict[str, float] = field(factory=lambda: defaultdict(float))
+
+    def ranks(self, ranks: int) -> dict[int, int]:
+        """How many elements each rank holds of it, as the cells say."""
+        out: dict[int, int] = defaultdict(int)
+        for title in self.areas:
+            _, size, held, _ = title.split("\n")
+            for rank in ranks_of(held, ranks):
+                out[rank] += elements_of(size)
+        return dict(out)
+
+
+def elements_of(line: str) -> int:
+    return int(line.partition(" ")[0].replace(",", ""))
+
+
+def ranks_of(line: str, ranks: int) -> list[int]:
+    """`rank 3`, `ranks 0, 2`, `ranks 0..8 by 2`, `all 8 ranks`."""
+    if line.startswith("all "):
+        return list(range(ranks))
+    found = re.match(r"ranks? ((?:\d+)(?:, \d+)*|\d+\.\.\d+(?: by \d+)?)(?=$|,|;)", line)
+    assert found is not None, line
+    if ".." not in found[1]:
+        return [int(n) for n in found[1].split(", ")]
+    low, high, step = re.fullmatch(r"(\d+)\.\.(\d+)(?: by (\d+))?", found[1]).groups()  # type: ignore[union-attr]
+    return list(range(int(low), int(high), int(step or 1)))
+
+
+def drawn(svg: str) -> dict[tuple[str, str, int], Drawn]:
+    """(tensor, states, depth) -> what is drawn of it."""
+    root = ElementTree.fromstring(svg)
+    out: dict[tuple[str, str, int], Drawn] = {}
+    for group in root.iter(f"{SVG}g"):
+        paper, *cells = group.iter(f"{SVG}rect")
+        key = group.attrib["data-tensor"], group.attrib["data-states"], int(group.attrib["data-depth"])
+        out[key] = one = Drawn(int(group.attrib["data-elements"]), area(paper))
+        for cell in cells:
+            title = cell.find(f"{SVG}title")
+            assert title is not None and title.text
+            one.areas[title.text] += area(cell)
+    return out
+
+
+def area(rect: ElementTree.Element) -> float:
+    return float(rect.attrib["width"]) * float(rect.attrib["height"])
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+
+@define
+class Cell:
+    share: float  # of the picture's area
+    ranks: list[int]
+
+
+@define
+class Shown:
+    """One level of a tensor in a page: cells by what hovering them says."""
+
+    elements: int
+    cells: dict[str, list[Cell]] = field(factory=lambda: defaultdict(list))
+
+
+class Page(HTMLParser):
+    """What a page has: texts, elements with their attributes, and levels of tensors with their cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.levels: dict[tuple[str, str, int], Shown] = {}
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.level: Shown | None = None
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        told = {name: value or "" for name, value in attrs}
+        self.elements.append((tag, told))
+        if tag not in ("meta", "input", "path", "rect"):
+            self.open.append(tag)
+        if told.get("class") == "cells":
+            key = told["data-tensor"], told["data-states"], int(told["data-depth"])
+            self.levels[key] = self.level = Shown(int(told["data-elements"]))
+        elif tag == "i" and "data-r" in told and self.level is not None:
+            width, height = (float(n) / 100 for n in re.findall(r"(?:width|height):([\d.e-]+)%", told["style"]))
+            self.level.cells[told["title"]].append(Cell(width * height, runs(told["data-r"])))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("path", "rect"):
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def runs(text: str) -> list[int]:
+    """`3 8:16 32:64:8`"""
+    out: list[int] = []
+    for run in text.split():
+        low, *more = map(int, run.split(":"))
+        out += range(low, more[0], more[1] if len(more) > 1 else 1) if more else [low]
+    return out
+
+
+def held_by(placement: Placement, ranks: int) -> dict[tuple[str, str], dict[int, int]]:
+    """How many elements of each tensor and state each rank holds, asked of each rank alone and counted one by one: pictures
+    are made of what all hold together."""
+    layout = placement.layout
+    held: dict[tuple[str, str], dict[int, NDArray[np.bool_]]] = defaultdict(dict)
+    for rank in range(ranks):
+        for part in locate(layout, rank=rank).parts:
+            table = part.folded
+            for tensor, low, high in zip(table.tensor.tolist(), table.low.tolist(), table.high.tolist(), strict=True):
+                path = placement.tensors[tensor]
+                counts = layout.tensors[path].counts
+                mine = held[path, part.state].setdefault(rank, np.zeros(counts, dtype=np.bool_))
+                mine[tuple(slice(a, b) for a, b in zip(low, high, strict=True))[: len(counts)]] = True
+    return {key: {rank: int(mine.sum()) for rank, mine in of.items()} for key, of in held.items()}
