@@ -26,7 +26,7 @@ help:
 	@echo "make bench     timings, as docs/PERFORMANCE.md reports them (make bench lsp: one of plan, start, lsp, convert, peer)"
 	@echo "make soak      random conversions, killed, resumed and damaged, for MINUTES=60 (SEED=1): nothing lost, nothing silent"
 	@echo "make scale     every verb over 200,000 tensors, over 5,000 files with 256 descriptors, over one tensor of 2^33 elements"
-	@echo "make docs      write what is generated anew (docs/ERRORS.md, README's table, the colours of editors), then the site, links checked"
+	@echo "make docs      write what is generated anew (docs/ERRORS.md, README's table, pictures, the colours of editors), then the site, links checked"
 	@echo "make fmt       format the code; fmt-check only says whether it is"
 	@echo "make pins      write constraints.txt anew from the newest releases in range"
 	@echo "make clean     remove environments and caches"
@@ -92,6 +92,7 @@ soak: $(VENV)/ready
 docs: $(VENV)/ready
 	$(VENV)/bin/python -m ucpl.errors.document docs/ERRORS.md
 	$(VENV)/bin/python -m tests.docs.capabilities
+	$(VENV)/bin/python -m tests.docs.pictures
 	$(VENV)/bin/python -m editors.textmate editors/vscode/syntaxes/ucpl.tmLanguage.json
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 	@echo "site/index.html; to search in it: $(VENV)/bin/python -m http.server --directory site"

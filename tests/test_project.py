@@ -54,7 +54,7 @@ def test_the_codemap_names_every_file_of_a_room() -> None:
     told = text.partition("### Room by room")[2].partition("\n## ")[0]
     rooms = {line.split("`")[1]: line for line in told.split("\n- ") if line.startswith("**`")}
     named = {room: set(re.findall(r"`([a-z_]+)/?`", line)) for room, line in rooms.items()}
-    assert len(named) == 12
+    assert len(named) == 14
     here = {room: {p.stem for p in (PACKAGE / room).iterdir() if not p.stem.startswith("__")} for room in named}
     for room, files in here.items():
         assert named[room] - {room} == files - {room}, room
@@ -188,7 +188,7 @@ def test_classes_and_files_are_short(parsed: dict[str, ast.Module]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["ARCHITECTURE", "EDITORS", "LANGUAGE", "LAYOUTS", "ERRORS", "PERFORMANCE", "RELIABILITY", "TUTORIAL"],
+    ["ARCHITECTURE", "EDITORS", "LANGUAGE", "LAYOUTS", "ERRORS", "PERFORMANCE", "PICTURES", "RELIABILITY", "TUTORIAL"],
 )
 def test_the_page_exists_and_the_readme_leads_to_it(name: str) -> None:
     assert (ROOT / "docs" / f"{name}.md").is_file()

@@ -283,7 +283,7 @@ COMMON = [("--json", ""), ("--nosuch", ""), ("--json", "")]
 MUST = {"convert": "--to"}
 Option = tuple[str, str]
 VERBS: dict[str, tuple[tuple[str, ...], list[Option]]] = {
-    "inspect": (("checkpoint",), [("--tensors", "")]),
+    "inspect": (("checkpoint",), [("--tensors", ""), ("--html", "target")]),
     "infer": (("checkpoint",), [("-o", "target")]),
     "import": (("=hf", "import"), [("-o", "target")]),
     "check": (("spec", "spec"), SIZES),
@@ -292,6 +292,11 @@ VERBS: dict[str, tuple[tuple[str, ...], list[Option]]] = {
         ("call",),
         [*SIZES, ("--after", "stage"), ("--rank", "number"), ("--to", "call"), ("--model", "name"), ("--each", "")],
     ),
+    "show ": (
+        ("call",),
+        [*SIZES, ("--svg", "target"), ("--html", "target"), ("--rank", "number"), ("--model", "name")],
+    ),
+    "show  ": (("plan",), [("--svg", "target"), ("--html", "target"), ("--rank", "number")]),
     "plan": (("spec", "name"), [*SIZES, ("--rank", "number"), ("--drop", "name"), ("--prove", ""), ("-o", "target")]),
     "plan ": (
         (),

@@ -283,3 +283,13 @@ def test_a_drop_of_what_the_target_stores_is_told(spec: Path) -> None:
     (spec / "own.ucpl").write_text(SPEC.replace("-> cut(tp = 2)", "-> cut(tp = 2) drop weight"))
     said = good("plan", "own.ucpl", "grow", "--config", "config.json").out
     assert "remark     drop weight drops nothing: cut stores it" in said
+
+
+def test_a_rank_s_share_tells_what_it_reads(spec: Path) -> None:
+    line = ("plan", "--from", "own.ucpl:whole()", "--to", "own.ucpl:cut(tp = 2)", "--config", "config.json")
+    alone, beside = good(*line, "--rank", "1"), good(*line, "--rank", "1", "--prove")
+    told = [text for text in alone.out.splitlines() if text.startswith("rank 1 ")]
+    assert told and told == [text for text in beside.out.splitlines() if text.startswith("rank 1 ")]
+    assert "reads      " in alone.out and "in 1 files" in alone.out and "\n\n" not in alone.out
+    made = good(*line, "--rank", "1", "--json").json
+    assert made["rank"] == 1 and made["plan"]["writes"] < good(*line, "--json").json["plan"]["writes"]

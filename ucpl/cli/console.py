@@ -22,6 +22,7 @@ class Console:
     def __init__(self, *, json: bool = False, debug: bool = False) -> None:
         self.json = json
         self.debug = debug
+        self.quiet = False  # another rank answers
         self._closed = False
         self._answered = False
         for stream in (sys.stdout, sys.stderr):
@@ -32,7 +33,7 @@ class Console:
 
     def say(self, *lines: str) -> None:
         """Lines of the answer, for people; without any, an empty one. What would break a line is replaced as well."""
-        if not self.json:
+        if not self.json and not self.quiet:
             self._write(sys.stdout, "".join(f"{_printable(line)}\n" for line in lines or ("",)))
 
     def raw(self, text: str) -> None:
@@ -42,7 +43,7 @@ class Console:
 
     def answer(self, value: Mapping[str, object]) -> None:
         """The answer for programs: the one object of `--json`."""
-        if self.json:
+        if self.json and not self.quiet:
             from json import dumps
 
             self._answered = True
@@ -98,7 +99,7 @@ class Console:
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None] | None]:
         """A bar on standard error, where that is a terminal; otherwise nothing."""
-        if self.json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        if self.json or self.quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
             yield None
             return
         from rich.console import Console as Terminal

@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ucpl.cli.job import refuse_several
 from ucpl.cli.options import add_changes, add_data_plane, add_json, add_model, add_sizes, given_of, run_options
 from ucpl.cli.report import container_lines, container_object, plan_lines, plan_object, run_lines, run_object
 from ucpl.errors import Exit
@@ -13,6 +14,7 @@ from ucpl.errors import Exit
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.conversion.keywords import How
+    from ucpl.runtime.team import Team
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
@@ -80,6 +82,7 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.staging import with_made
     from ucpl.stores.registry import advice
 
+    refuse_several("convert")
     target, given, how = Path(options.target), given_of(options), run_options(options)
     refuse_existing(target, how)
     described, names = described_as(options.layout)
@@ -108,12 +111,12 @@ def run(options: Namespace, console: Console) -> int:
         return write(made.plan, source, target, how, console)
 
 
-def write(plan: Plan, source: Checkpoint, target: Path, how: How, console: Console) -> int:
+def write(plan: Plan, source: Checkpoint, target: Path, how: How, console: Console, team: Team | None = None) -> int:
     """Run the plan, and tell what was done."""
     from ucpl.conversion.running import run as carry_out
 
     with console.progress(str(target)) as progress:
-        report = carry_out(plan, source, target, {**how, "progress": progress})
+        report = carry_out(plan, source, target, {**how, "progress": progress}, team)
     console.say(*run_lines(report))
     console.say(f"done          {target}")
     beside = container_object(source, plan)
