@@ -21,6 +21,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.fsdp import fully_shard
 
+from tests.interop.jobs import leave
+
 TOKENS, BATCH, STEPS = 11, 12, 3
 
 
@@ -93,7 +95,7 @@ def main(do: str, folder: str, result: str) -> None:
     after = losses(net, chosen, schedule, STEPS)
     if rank == 0:
         torch.save({**held, "after": after}, result)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

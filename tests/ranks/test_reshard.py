@@ -12,17 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from ucpl.conversion.given import Given, library_of
 from ucpl.conversion.planning import Asked, described
 from ucpl.conversion.share import share_of
 from ucpl.errors import UcplError
+from ucpl.extents import key_text
 from ucpl.layout import Layout
 from ucpl.ranks.messages import ALIGNED, dtype_of, put, rounds_of, seen
 from ucpl.ranks.pieces import Box, Name, Piece, pieces_of, split
-from ucpl.ranks.reshard import _given, _names, _Work
+from ucpl.ranks.reshard import _given, _names, _Work, reshard
 from ucpl.regions import locate
 
 JOB = Path(__file__).parents[2] / "examples/ranks/job.ucpl"
@@ -206,6 +209,22 @@ def test_what_is_made_of_several_values_is_refused(tmp_path, line, said):
     with pytest.raises(UcplError, match=said) as caught:
         pieces_of(plan, {}, 0)
     assert caught.value.diagnostics[0].code == "E642"
+
+
+def test_a_tensor_of_another_type_is_refused_where_it_stays_on_its_rank():
+    plan = share_of(Asked(call((1, 1, 1)), call((1, 1, 1))), Given(), 0).plan
+    state = {key_text(t.key): torch.ones(t.shape, dtype=dtype_of(t.dtype)) for t in plan.sources}
+    dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
+    try:
+        made = reshard(state, call((1, 1, 1)), call((1, 1, 1)))
+        assert (made.sent, made.kept) == (0, sum(t.nbytes for t in made.values()))
+        name = next(text for text, value in state.items() if value.dtype == torch.float32)
+        state[name] = state[name].double()
+        with pytest.raises(UcplError, match=r"is torch\.float64, the layout says f32") as caught:
+            reshard(state, call((1, 1, 1)), call((1, 1, 1)))
+        assert caught.value.diagnostics[0].code == "E640"
+    finally:
+        dist.destroy_process_group()
 
 
 def test_what_nobody_holds_is_said():

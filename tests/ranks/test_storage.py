@@ -26,7 +26,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 KINDS = {
     "ZeRO-1 x TP, uneven": "deepspeed/tp2_dp2_z1_uneven",
     "pipeline": "deepspeed/pp2_dp2_z1",
-    "ZeRO-3, weights from masters": "../../examples/checkpoint",
+    "ZeRO-3, weights from masters": "deepspeed/z3_dp2_subgroup",
 }
 
 
@@ -180,3 +180,45 @@ def test_what_is_stored_by_a_value_of_its_own_is_refused(tmp_path):
     with pytest.raises(UcplError, match="stored by a value of its own") as caught:
         ucpl.StorageReader(tmp_path, f"{spec}:own()")
     assert caught.value.diagnostics[0].code == "E642"
+
+
+COPIES = """ucpl 1
+model m {
+  dim r = 4
+  b : r dtype f32
+}
+layout own(dp=2) of m {
+  framework torch()
+  mesh dp
+  file weights = torch "{dp}.pt"
+  b = r  HOW @dp  as "b"
+}
+"""
+
+
+@pytest.mark.parametrize("how", ["mean", "sum", "max"])
+def test_what_is_made_of_copies_is_refused(tmp_path, how):
+    (tmp_path / "src").mkdir()
+    for rank in range(2):
+        torch.save({"b": torch.arange(4.0) + rank}, tmp_path / f"src/{rank}.pt")
+    spec = tmp_path / "m.ucpl"
+    spec.write_text(COPIES.replace("HOW", how))
+    with pytest.raises(UcplError, match=f"b of 1.pt is a {how} of copies") as caught:
+        ucpl.StorageReader(tmp_path / "src", f"{spec}:own(dp=2)")
+    assert caught.value.diagnostics[0].code == "E642"
+    (tmp_path / "src/1.pt").unlink()
+    state = {"model.b": torch.zeros(4)}
+    load(state, storage_reader=ucpl.StorageReader(tmp_path / "src", f"{spec}:own(dp=1)"), no_dist=True)
+    assert state["model.b"].tolist() == [0, 1, 2, 3]  # of one copy it is that one
+
+
+def test_of_copies_that_may_differ_the_first_is_read(tmp_path):
+    (tmp_path / "src").mkdir()
+    for rank in range(2):
+        torch.save({"b": torch.arange(4.0) + 10 * rank}, tmp_path / f"src/{rank}.pt")
+    spec = tmp_path / "m.ucpl"
+    spec.write_text(COPIES.replace("HOW", "any"))
+    reader, state = ucpl.StorageReader(tmp_path / "src", f"{spec}:own(dp=2)"), {"model.b": torch.zeros(4)}
+    load(state, storage_reader=reader, no_dist=True)
+    assert state["model.b"].tolist() == [0, 1, 2, 3]
+    assert reader.bytes_read == 16

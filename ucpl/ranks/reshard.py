@@ -98,9 +98,9 @@ def reshard(
     gives = _asked(takes, group, (rank, size))
     made = Resharded()
     staging = memory // (2 * max(1, size - 1))
-    exchange = Exchange(group, work.sources, work.targets, _device(group, work), staging)
+    exchange = Exchange(group, work.sources, work.targets, _device(group), staging)
     try:
-        work.demand_given(gives)
+        work.demand_given({**gives, rank: own})
         for piece in own:
             put(
                 piece,
@@ -248,7 +248,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def _device(group: dist.ProcessGroup | None, work: _Work) -> torch.device:
+def _device(group: dist.ProcessGroup | None) -> torch.device:
     """gloo sends what lies in the memory of the host, nccl what lies on a GPU."""
     if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())

@@ -43,7 +43,9 @@ from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Scalar, key_text
 from ucpl.ranks.messages import dtype_of
 from ucpl.records import frozen
-from ucpl.runtime.reading import Reader
+from ucpl.regions import POLICIES
+from ucpl.regions.placement import LOOSE
+from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 __all__ = ["StorageReader", "load_into"]
 
 BLOCK = 16 << 20  # bytes that are read at once
+REDUCED = tuple(POLICIES.index(how) for how in ("mean", "sum", "max"))
+FIRM = (POLICIES.index("same"), *REDUCED, POLICIES.index("lead"), POLICIES.index("any"))  # whose copy is taken first
 MODEL, STATES, GROUPS = "model.{name}", "optim.state.{name}.{state}", "optim.param_groups.{group}.{key}"
 Ints = tuple[int, ...]
 
@@ -157,7 +161,7 @@ class StorageReader(Base):
                 max(1, min(BLOCK, sum((n - 1) * s for n, s in zip(part, steps, strict=True)) + size)), np.uint8
             )
             at = position + (low * steps[0] if shape else 0)
-            reader.gather(file, at, part, steps, there, 0, _packed(part, size), size, staging)
+            reader.gather(file, at, part, steps, there, 0, packed(part, size), size, staging)
             values = torch.from_numpy(there).view(dtype_of(chunk.extent.dtype)).view(part)
             (goal[low : low + part[0]] if shape else goal).copy_(values)
         reader.fragments.clear()
@@ -175,13 +179,6 @@ class StorageReader(Base):
         assert isinstance(value, torch.Tensor)
         goal.copy_(value)
         planner.commit_tensor(item, goal)
-
-
-def _packed(shape: Ints, size: int) -> Ints:
-    out = [size]
-    for n in reversed(shape[1:]):
-        out.append(out[-1] * n)
-    return tuple(reversed(out)) if shape else ()
 
 
 def told(checkpoint: Checkpoint, placement: Placement, names: tuple[str, str, str]) -> _Told:
@@ -219,13 +216,16 @@ Boxes = list[tuple[Ints, Ints, _Chunk]]
 def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
     """Boxes of one tensor: where each begins, its shape, where it lies. DCP knows a box by where it begins.
 
-    Copies may be cut at other places: of boxes that begin together the one that has all of the others.
+    Copies may be cut at other places: of boxes that begin together the one that has all of the others. A copy that may
+    differ is left out where one that may not has its elements. Raises: UcplError E642.
     """
     out: dict[Ints, tuple[Ints, _Chunk]] = {}
-    for part, row in rows:
+    firm: list[tuple[int, Ints, Ints]] = []  # the policy, low and high of what was taken
+    for part, row in sorted(rows, key=lambda one: FIRM.index(_policy(one))):
         pieces = part.pieces
         home = part.homes.each[int(pieces.home[row])]
         extent = checkpoint.extents[home.file, home.key]
+        place = Label(home.file, where=key_text(home.key))
         if (
             part.value != (1.0, 0.0)
             or part.values
@@ -234,8 +234,19 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
             or extent.dtype not in DTYPES
         ):
             what = "is stored by a value of its own, by scales, or in an order that is not its own"
-            fail("E642", f"{key_text(home.key)} of {home.file} {what}", Label(home.file, where=key_text(home.key)))
+            fail("E642", f"{key_text(home.key)} of {home.file} {what}", place)
         low, high = (tuple(a[row].tolist()) for a in (pieces.low, pieces.high))
+        policy = _policy((part, row))
+        others = [one for one in firm if _meet((low, high), one[1:])] if policy != FIRM[0] else []
+        if policy in REDUCED and others:
+            fail("E642", f"{key_text(home.key)} of {home.file} is a {POLICIES[policy]} of copies", place)
+        tighter = [one for one in others if one[0] != policy]
+        if policy in LOOSE and tighter:
+            if any(_has(one[1:], (low, high)) for one in tighter):
+                continue
+            what = "is a copy that may differ of what others have a part of"
+            fail("E642", f"{key_text(home.key)} of {home.file} {what}", place)
+        firm.append((policy, low, high))
         shape = tuple(b - a for a, b in zip(low, high, strict=True))
         chunk = _Chunk(extent, int(pieces.offset[row]), tuple(pieces.stride[row].tolist()))
         known = out[low][0] if low in out else None
@@ -244,12 +255,21 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
                 out[low] = shape, chunk
         elif not all(b <= a for a, b in zip(known, shape, strict=True)):
             what = "are cut so that two parts begin together and neither has the other"
-            fail(
-                "E642",
-                f"copies of {key_text(home.key)} of {home.file} {what}",
-                Label(home.file, where=key_text(home.key)),
-            )
+            fail("E642", f"copies of {key_text(home.key)} of {home.file} {what}", place)
     return [(low, shape, chunk) for low, (shape, chunk) in out.items()]
+
+
+def _policy(one: tuple[Part, int]) -> int:
+    part, row = one
+    return int(part.pieces.policy[row])
+
+
+def _meet(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
+    return all(max(a, c) < min(b, d) for a, b, c, d in zip(*one, *other, strict=True))
+
+
+def _has(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
+    return all(a <= c and d <= b for a, b, c, d in zip(*one, *other, strict=True))
 
 
 def _tell(found: _Told, name: str, counts: Ints, boxes: Boxes) -> None:

@@ -26,7 +26,7 @@ from ucpl.records import frozen
 from ucpl.runtime.boxes import Box, clip
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.fills import Fills
-from ucpl.runtime.reading import Reader, strided
+from ucpl.runtime.reading import Reader, packed, strided
 from ucpl.runtime.rows import Place, Rows
 from ucpl.runtime.sums import Sums, dtype_of, members_of, refuse_infinite, refuse_rounded
 from ucpl.runtime.values import Array, Conversion, decode, encode, infinite_at, mean, put, value_text
@@ -194,8 +194,8 @@ class Assembler:
     @staticmethod
     def _fetch(tile: Assembly, file: int, box: Box, size: int) -> U8:
         """A box of source elements, packed, in the scratch."""
-        scratch, packed = tile.work.scratch, _packed(box.shape, size)
-        tile.reader.gather(file, box.source, box.shape, box.source_step, scratch, 0, packed, size, tile.work.staging)
+        scratch, dense = tile.work.scratch, packed(box.shape, size)
+        tile.reader.gather(file, box.source, box.shape, box.source_step, scratch, 0, dense, size, tile.work.staging)
         return scratch[: box.elements * size]
 
     def _check(self, tile: Assembly, among: I64) -> None:
@@ -477,14 +477,7 @@ def _products(values: Array, factors: Array) -> Array:
 
 def _as_packed(made: U8, box: Box, itemsize: int) -> NDArray[Any]:
     """Elements that lie one behind the other, in the shape of a box."""
-    return strided(made, 0, box.shape, _packed(box.shape, itemsize), itemsize)
-
-
-def _packed(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    steps = [itemsize]
-    for n in reversed(shape[1:]):
-        steps.append(steps[-1] * n)
-    return tuple(reversed(steps)) if shape else ()
+    return strided(made, 0, box.shape, packed(box.shape, itemsize), itemsize)
 
 
 def _element(at: int, shape: tuple[int, ...], start: int, step: tuple[int, ...]) -> int:

@@ -24,7 +24,7 @@ from ucpl.records import frozen
 from ucpl.runtime.crc import crc_of_comb
 from ucpl.runtime.sources import SourceFiles
 
-__all__ = ["Fragments", "Reader", "Window", "strided"]
+__all__ = ["Fragments", "Reader", "Window", "packed", "strided"]
 
 U8 = NDArray[np.uint8]
 Ints = tuple[int, ...]
@@ -365,3 +365,11 @@ def _merged(shape: Ints, step: Ints, out_step: Ints) -> tuple[Ints, Ints, Ints]:
         return (), (), ()
     a, b, c = zip(*kept, strict=True)
     return a, b, c
+
+
+def packed(shape: Ints, itemsize: int) -> Ints:
+    """Bytes that each dim steps where elements lie one behind the other, row-major."""
+    steps = [itemsize]
+    for n in reversed(shape[1:]):
+        steps.append(steps[-1] * n)
+    return tuple(reversed(steps)) if shape else ()
