@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,21 @@ def test_layers_in_a_wrapper_are_not_megatrons_by_that_alone(tmp_path: Path) -> 
     weight = {f"module.decoder.layers.0.{name}": torch.ones(3, 2) for name in ("fc1", "self_attn.q")}
     save({"model": weight}, checkpoint_id=str(tmp_path / "made"), no_dist=True)
     assert open_checkpoint(tmp_path / "made").framework == "dcp"
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_layers_of_several_stages_under_the_same_names_are_refused(tmp_path: Path, stages: int) -> None:
+    """A stage's module numbers its layers from 0, and Megatron-FSDP saves them so: 4 layers of a run, and 2 in its folder."""
+    names = [f"module.decoder.layers.{n}.mlp.linear_fc2.weight" for n in range(2)]
+    arguments = Namespace(num_layers=4, pipeline_model_parallel_size=stages)
+    saved_by = {"model": {name: torch.ones(3, 2) for name in names}, "args": arguments}
+    save(saved_by, checkpoint_id=str(tmp_path / "made"), no_dist=True)
+    if stages == 1:
+        assert open_checkpoint(tmp_path / "made").framework == "megatron_fsdp"
+        return
+    with pytest.raises(UcplError, match="4 layers on 2 stages, and the folder has 2") as refused:
+        open_checkpoint(tmp_path / "made")
+    assert refused.value.diagnostics[0].code == "E544"
 
 
 @pytest.mark.parametrize("has_masters", [True, False])

@@ -35,7 +35,7 @@ class MegatronFSDP:
 
     @watched
     def open(self, path: Path) -> Checkpoint:
-        """Read all headers. Raises: UcplError E455, E460, E520-E524, E532, and what the files raise (E400-E427)."""
+        """Read all headers. Raises: UcplError E455, E460, E520-E524, E532, E544, and what the files raise (E400-E427)."""
         from ucpl.stores.megatron.fsdp_reading import opened
 
         return opened(found(path, _is_of_fsdp))

@@ -18,6 +18,7 @@ from ucpl.stores.megatron import fsdp_names as names
 from ucpl.stores.megatron.folder import Step
 from ucpl.stores.megatron.groups import is_expert
 from ucpl.stores.megatron.legacy_arguments import arguments_in, part_own
+from ucpl.stores.megatron.legacy_names import layer_of
 from ucpl.stores.megatron.orders import registered
 from ucpl.stores.megatron.roles import BUFFERS, MASTER
 
@@ -27,6 +28,7 @@ Shape = tuple[int, ...]
 NAME = "megatron_fsdp"
 RNG = "megatron_fsdp_rng"  # of the envelope: random states by rank of pp and tp
 _OWN_NORM = ".input_layernorm."  # a module of Megatron-Core's own blocks
+_LAYERS = "decoder.layers."
 _IS_EXPERT = "is_expert_parallel"
 _T = TypeVar("_T")
 
@@ -40,7 +42,7 @@ class Place:
 
 
 def opened(step: Step) -> Checkpoint:
-    """Read the headers of all archives. Raises: UcplError E455, E457, E460, E520-E524."""
+    """Read the headers of all archives. Raises: UcplError E455, E457, E460, E520-E524, E544."""
     held = reading.opened(step.root, read_metadata(step.root))
     settings = held.envelope.settings
     prefix, states = (str(settings[name].value) for name in ("prefix", "states"))
@@ -68,6 +70,7 @@ def opened(step: Step) -> Checkpoint:
         blobs[RNG] = carried.pop("rng_state")
     part_own(carried)
     numbers = arguments_in(held)
+    _demand_all_stages(numbers, [place.name for place in places.values()], held.root)
     dtype = _dtype(states, numbers)
     scalars = {s: _renamed(values, places) for s, values in held.envelope.scalars.items()}
     grouped = any(names.in_modules(place) != place for place in (n.removeprefix(lead) for n in places))
@@ -100,6 +103,23 @@ def opened(step: Step) -> Checkpoint:
         ),
         scalar_extents={s: _renamed(values, places) for s, values in held.scalar_extents.items()},
         aliases={},
+    )
+
+
+def _demand_all_stages(numbers: Mapping[object, object], found: list[str], root: Path) -> None:
+    """Raises: UcplError E544 where several stages saved their layers under the same names, of which one value each is left."""
+    stages, said = numbers.get("pipeline_model_parallel_size"), numbers.get("num_layers")
+    layers = {number for prefix, number in filter(None, map(layer_of, found)) if prefix == _LAYERS}
+    if type(stages) is not int or type(said) is not int or stages < 2 or len(layers) == said:
+        return
+    fail(
+        "E544",
+        f"the run's arguments say {said} layers on {stages} stages, and the folder has {len(layers)}: Megatron-FSDP calls"
+        " layers by the number that they have on their stage, so that those of all stages have the same names",
+        Label(str(root / METADATA), f"num_layers = {said}", where="args"),
+        Label(str(root / METADATA), f"{len(layers)} layers", where=_LAYERS),
+        remedy="what lies under such a name is of one stage or the other, and no file tells which: save the run with one stage,"
+        " or with --ckpt-format torch_dist, whose names are the model's",
     )
 
 
