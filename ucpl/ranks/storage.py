@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.sides import source_side
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Scalar, key_text
+from ucpl.ranks.engines import Engine, Known, fill, is_engine
 from ucpl.ranks.messages import dtype_of
 from ucpl.records import frozen
 from ucpl.regions import POLICIES
@@ -310,8 +311,8 @@ def _as_tensor(value: object) -> torch.Tensor | None:
 
 
 def load_into(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    model: torch.nn.Module | Engine,
+    optimizer: object | None,
     src: str | os.PathLike[str],
     *,
     layout: str | None = None,
@@ -320,6 +321,7 @@ def load_into(
 ) -> StorageReader:
     """Fill a model and its optimizer from any checkpoint, each rank its own part: plain, FSDP2, TP, any DTensors.
 
+    model:  or an engine of DeepSpeed, ZeRO 1 to 3, and as `optimizer` engine.optimizer; None fills weights and masters alone.
     src:    the checkpoint; `layout`, the call of its layout, where it does not say itself what it is.
     rename: the checkpoint's name of a parameter of the model; by default the same.
 
@@ -327,6 +329,10 @@ def load_into(
     shapes that the checkpoint does not have.
     """
     reader = StorageReader(src, layout)
+    if not isinstance(model, torch.nn.Module) or is_engine(model):  # an engine is a module, too
+        known = Known(reader._told.metadata, reader._told.values, reader._checkpoint.envelope)
+        fill(model, reader, known, rename or str, group, states=optimizer is not None)
+        return reader
     weights = get_model_state_dict(model)
     names = {name: rename(name) if rename is not None else name for name in weights}
     alone = not dist.is_initialized()
@@ -335,7 +341,8 @@ def load_into(
     set_model_state_dict(model, {name: wanted[f"model.{names[name]}"] for name in weights})  # type: ignore[misc]
     if optimizer is None:
         return reader
-    told = get_optimizer_state_dict(model, optimizer)
+    own = cast("torch.optim.Optimizer", optimizer)
+    told = get_optimizer_state_dict(model, own)
     states: dict[str, dict[str, object]] = told["state"]  # type: ignore[assignment]
     groups: list[dict[str, object]] = told["param_groups"]  # type: ignore[assignment]
     flat = {f"optim.state.{names[p]}.{s}": v for p, each in states.items() for s, v in each.items()}
@@ -344,7 +351,7 @@ def load_into(
         for s in each:
             each[s] = flat[f"optim.state.{names[p]}.{s}"]
     _take_groups(groups, names, reader)
-    set_optimizer_state_dict(model, optimizer, told)
+    set_optimizer_state_dict(model, own, told)
     return reader
 
 

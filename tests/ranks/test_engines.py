@@ -1,0 +1,180 @@
+"""Engines are filled part by part, by what they have: stand-ins here, DeepSpeed's own in tests/interop/test_engines.py."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import ucpl
+from ucpl.errors import UcplError
+from ucpl.ranks import engines
+from ucpl.ranks.engines import boxes
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 4), (4, 3, 2), (2, 1, 5)])
+def test_an_interval_is_boxes_in_order(shape):
+    """Every interval: its elements, each once, in the order in which they lie."""
+    numbers = torch.arange(prod(shape)).view(shape)
+    for start in range(prod(shape) + 1):
+        for stop in range(start, prod(shape) + 1):
+            found = list(boxes(start, stop, shape))
+            parts = [
+                numbers[tuple(slice(a, a + n) for a, n in zip(low, sizes, strict=True))] for low, sizes, _ in found
+            ]
+            joined = torch.cat([part.reshape(-1) for part in parts]) if parts else numbers.new_empty(0)
+            assert torch.equal(joined, torch.arange(start, stop))
+            assert all(b[2] - a[2] == prod(a[1]) for a, b in pairwise(found))
+            assert len(found) <= max(1, 2 * len(shape) - 1)
+
+
+class Small(nn.Module):
+    """Two names of one parameter, a frozen one, and a buffer of each kind."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.up, self.down = nn.Linear(5, 7), nn.Linear(5, 7, bias=False)
+        self.down.weight = self.up.weight
+        self.fixed = nn.Parameter(torch.randn(3), requires_grad=False)
+        self.register_buffer("calls", torch.full((2,), float(seed)))
+        self.register_buffer("passing", torch.full((2,), float(seed)), persistent=False)
+
+
+def saved(top: Any, steps: tuple[float, float] = (3.0, 3.0)) -> tuple[Small, torch.optim.Optimizer]:
+    """A model and its optimizer as a folder of DCP: moments are random, and numbers are what is given."""
+    model = Small(1)
+    optimizer = torch.optim.AdamW([model.up.weight, model.up.bias], lr=0.05)
+    for param, step in zip((model.up.weight, model.up.bias), steps, strict=True):
+        state: dict[str, Any] = optimizer.state[param]
+        state |= {"step": torch.tensor(step), "exp_avg": torch.randn_like(param), "exp_avg_sq": torch.randn_like(param)}
+    weights, states = get_state_dict(model, optimizer)
+    save({"model": weights, "optim": states}, checkpoint_id=top, no_dist=True)
+    return model, optimizer
+
+
+class StandIn:
+    """The optimizer of ZeRO 1 on one rank of two: the second half of a flat buffer of weight and bias."""
+
+    def __init__(self, module: Small) -> None:
+        self.single_partition_of_fp32_groups = [torch.full((21,), -7.0)]
+        self.round_robin_bit16_groups = [[module.up.weight, module.up.bias]]
+        self.round_robin_bit16_offsets = [[0, 35]]
+        self.real_dp_process_group = [dist.group.WORLD]
+        self.optimizer = torch.optim.AdamW(self.single_partition_of_fp32_groups, lr=0.3)
+        self.updated = 0
+
+    def update_lp_params(self) -> None:
+        self.updated += 1
+
+
+def engine(optimizer: Any = None, stage: int = 1, **more: Any) -> Any:
+    module = Small(2)
+    made = StandIn(module) if optimizer is None else optimizer
+    zero = {"module": module, "optimizer": made, "lr_scheduler": None, "zero_optimization_stage": lambda: stage}
+    return SimpleNamespace(**zero, **more)
+
+
+@pytest.fixture
+def second(monkeypatch):
+    """The second of two ranks, which are not there: torch's fake group knows numbers, and DCP asks nobody."""
+    monkeypatch.setattr(engines, "load", lambda *args, **more: load(*args, **more, no_dist=True))
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_rank_has_its_part_of_masters_and_states_and_reads_no_more(tmp_path, second):
+    model, optimizer = saved(tmp_path)
+    made = engine()
+    reader = ucpl.load_into(made, made.optimizer, tmp_path)
+    flat = made.optimizer.single_partition_of_fp32_groups[0]
+    state = made.optimizer.optimizer.state[flat]
+    params = model.up.weight, model.up.bias
+    assert torch.equal(flat, torch.cat([p.detach().reshape(-1) for p in params])[21:])
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(state[name], torch.cat([optimizer.state[p][name].reshape(-1) for p in params])[21:])
+    assert isinstance(state["step"], torch.Tensor)
+    assert state["step"] == 3
+    assert made.optimizer.optimizer.param_groups[0]["lr"] == 0.05
+    assert made.optimizer.updated == 1  # the ranks tell each other what they rounded
+    assert torch.equal(made.module.fixed, model.fixed)
+    assert made.module.calls.tolist() == [1, 1]
+    assert made.module.passing.tolist() == [2, 2]
+    assert reader.bytes_read == 4 * (3 * 21 + 3 + 2)
+
+
+def test_without_an_optimizer_weights_alone_are_filled(tmp_path, second):
+    model, _ = saved(tmp_path)
+    made = engine()
+    ucpl.load_into(made, None, tmp_path)
+    assert torch.equal(made.optimizer.single_partition_of_fp32_groups[0][-7:], model.up.bias)
+    assert not made.optimizer.optimizer.state
+    assert made.optimizer.optimizer.param_groups[0]["lr"] == 0.3
+
+
+def test_a_flat_buffer_has_one_number(tmp_path, second):
+    saved(tmp_path, (3.0, 4.0))
+    made = engine()
+    with pytest.raises(UcplError, match=r"step of up\.bias is 4\.0 and of up\.weight 3\.0") as caught:
+        ucpl.load_into(made, made.optimizer, tmp_path)
+    assert caught.value.diagnostics[0].code == "E645"
+    assert made.optimizer.single_partition_of_fp32_groups[0].eq(-7).all()
+
+
+def test_a_flat_buffer_has_a_state_of_all_its_parameters(tmp_path, second):
+    """The bias was frozen, and is trained now."""
+    model, optimizer = saved(tmp_path)
+    model.up.bias.requires_grad_(False)
+    alone = torch.optim.AdamW([model.up.weight])
+    alone.state[model.up.weight] = optimizer.state[model.up.weight]
+    weights, states = get_state_dict(model, alone)
+    save({"model": weights, "optim": states}, checkpoint_id=tmp_path / "less", no_dist=True)
+    made = engine()
+    with pytest.raises(UcplError, match=r"has exp_avg of all its parameters, and the checkpoint has none of up\.bias"):
+        ucpl.load_into(made, made.optimizer, tmp_path / "less")
+
+
+def test_a_checkpoint_without_an_optimizer_is_asked_for_none(tmp_path, second):
+    from safetensors.torch import save_file
+
+    weights = Small(1).state_dict()
+    save_file({name: value.clone() for name, value in weights.items()}, tmp_path / "model.safetensors")
+    made = engine()
+    with pytest.raises(UcplError, match="give None for the engine's"):
+        ucpl.load_into(made, made.optimizer, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"pipeline_parallelism": True}, "has stages of a pipeline"),
+        ({"has_moe_layers": True}, "has experts"),
+        ({"mp_world_size": 2}, "cuts its tensors"),
+        (
+            {"_config": SimpleNamespace(zero_config=SimpleNamespace(offload_optimizer=object()))},
+            "offloads its optimizer",
+        ),
+        ({"_config": SimpleNamespace(zero_config=SimpleNamespace(zero_hpz_partition_size=2))}, "second copies"),
+        ({"_config": SimpleNamespace(zero_config=SimpleNamespace(mics_shard_size=2))}, "smaller groups"),
+        ({"_config": SimpleNamespace(zero_config=SimpleNamespace(zenflow=object()))}, "ZenFlow"),
+        ({"stage": 0}, "stage 0: give engine.module"),
+        ({"optimizer": object()}, "is not known"),
+    ],
+)
+def test_engines_that_are_not_filled_are_refused(tmp_path, second, more, said):
+    saved(tmp_path)
+    made = engine(**more)
+    with pytest.raises(UcplError, match=said) as caught:
+        ucpl.load_into(made, made.optimizer, tmp_path)
+    assert caught.value.diagnostics[0].code == "E645"
