@@ -26,6 +26,8 @@ from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.staging import clear_made, with_made
 from ucpl.records import frozen
+from ucpl.remotes.entrance import source_at, target_at
+from ucpl.remotes.urls import is_url
 
 if TYPE_CHECKING:
     from ucpl.frontends.infer import Inferred
@@ -73,6 +75,7 @@ class Converted:
 def plan(source: str, target: str, **how: Unpack[ToPlan]) -> Plan:
     """The plan from one layout to another, proved. `source` may be a checkpoint; layouts of any model need it or `model`."""
     model = how.get("model")
+    source = str(source_at(source)) if is_url(source) else source
     asked = Asked(source, target, how.get("checkpoint"), how.get("name", "convert"), how.get("prove", False))
     return prepare(asked, given_from(how, model_named(model) if model else None)).plan
 
@@ -87,26 +90,28 @@ def save_plan(plan: Plan, path: Here) -> None:
 def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unpack[ToApply]) -> Report:
     """Run exactly that plan. Raises: UcplError E600-E606 where the source is not what the plan was made for, E615."""
     made = load_plan(plan) if isinstance(plan, str | Path) else plan
-    refuse_existing(Path(target), how)
+    goal = target_at(target)
+    refuse_existing(goal, how)
     opened = open_for(made, source) if isinstance(source, str | Path) else source
     if not how.get("allow_drift"):
         demand_no_drift(made, opened, bounds_of(how))
-    clear_made(Path(target))
-    return run(made, opened, Path(target), how)
+    clear_made(goal)
+    return run(made, opened, goal, how)
 
 
 def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Converted:
     """Infer the source (or take it as `layout` says), plan, prove, write the target, look at it."""
-    refuse_existing(Path(target), how)
+    goal = target_at(target)
+    refuse_existing(goal, how)
     layout, model = how.get("layout"), how.get("model")
     given = given_from(how, model_named(model) if model else None)
     described, names = described_as(layout)
-    made = prepare(Asked(described, to, source, called=names, twice=True), given)
+    made = prepare(Asked(described, to, source_at(source), called=names, twice=True), given)
     known = checked(made, bounds_of(how))
     if not how.get("allow_drift"):
         demand_no_drift(made.plan, known.source, bounds_of(how), made.source.placement)
-    with with_made(known, Path(target), how) as opened:
-        report = run(made.plan, opened, Path(target), how)
+    with with_made(known, goal, how) as opened:
+        report = run(made.plan, opened, goal, how)
     return Converted(made.plan, evolve(report, remarks=(*report.remarks, *known.said)))
 
 
@@ -136,7 +141,7 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     opened = open_headers(checkpoint, described, given)
     side = describe(opened, described, given)
     reference = how.get("reference")
-    asked = Asked(side, Path(reference) if reference is not None else None) if how.get("witness", True) else None
+    asked = Asked(side, source_at(reference) if reference is not None else None) if how.get("witness", True) else None
     found = verdict(opened, side.placement, asked=asked, **bounds_of(how))
     held = held_weights(opened, side.placement, bounds_of(how))
     notes = (*found.notes, *told(opened), *(str(one) for one in held if not one.differs))

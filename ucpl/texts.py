@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Union
 
 from ucpl.errors import Label, fail
+from ucpl.remotes.reading import fetch_all
 
 __all__ = ["Json", "TEXT_MAX", "is_endless", "json_object", "read_text", "text_at"]
 
@@ -27,6 +28,8 @@ def read_text(path: Path) -> str:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 fail("E184", f"{path} is no regular file", Label(str(path)))
+            if state.st_size <= TEXT_MAX:
+                fetch_all(file.fileno())
             data = file.read(TEXT_MAX + 1)
     except (OSError, ValueError) as error:  # a ValueError: a path that no file can have
         remedy = "a layout of a file is FILE.ucpl:LAYOUT(...), in quotes for the shell" if "(" in str(path) else ""

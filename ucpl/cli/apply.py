@@ -6,12 +6,12 @@ Under torchrun the ranks of a job run it together.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.convert import add_run, write
 from ucpl.cli.options import add_json, run_options
 from ucpl.cli.report import container_lines, plan_lines
+from ucpl.remotes.entrance import target_at
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -48,7 +48,7 @@ def _run(options: Namespace, console: Console, team: Team | None) -> int:
     from ucpl.conversion.running import refuse_existing
     from ucpl.conversion.staging import clear_made
 
-    target, how = Path(options.target), run_options(options)
+    target, how = target_at(options.target), run_options(options)
     leads = team is None or team.rank == 0
     if leads:
         refuse_existing(target, how)

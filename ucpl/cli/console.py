@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
-from ucpl.errors import Diagnostic
+from ucpl.errors import Diagnostic, called
 
 __all__ = ["Console", "bytes_text"]
 
@@ -115,6 +115,7 @@ class Console:
 
 def _printable(text: str) -> str:
     """Names come from files that anybody may have written: what a terminal would obey is replaced."""
+    text = called(text)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
@@ -122,6 +123,7 @@ def _printable(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """JSON in which what a terminal would obey is written as JSON may write it: the same value."""
+    text = called(text)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _json_of(c) for c in text)

@@ -10,6 +10,7 @@ from ucpl.cli.job import refuse_several
 from ucpl.cli.options import add_changes, add_data_plane, add_json, add_model, add_sizes, given_of, run_options
 from ucpl.cli.report import container_lines, container_object, plan_lines, plan_object, run_lines, run_object
 from ucpl.errors import Exit
+from ucpl.remotes.entrance import target_at
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -83,7 +84,7 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.stores.registry import advice
 
     refuse_several("convert")
-    target, given, how = Path(options.target), given_of(options), run_options(options)
+    target, given, how = target_at(options.target), given_of(options), run_options(options)
     refuse_existing(target, how)
     described, names = described_as(options.layout)
     made = prepare(Asked(described, options.to, options.source, called=names, twice=True), given)

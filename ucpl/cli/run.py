@@ -18,6 +18,8 @@ from ucpl.cli.console import Console
 from ucpl.cli.signals import end_like_ctrl_c
 from ucpl.cli.verbs import VERBS, load_verb, nearest
 from ucpl.errors import Exit, Label, UcplError, fail
+from ucpl.remotes.entrance import source_at
+from ucpl.remotes.urls import is_url
 
 __all__ = ["run"]
 
@@ -30,6 +32,7 @@ _DEGREES = frozenset(
     + ("pipeline-model-parallel-size", "tp-size", "pp-size", "dp-size", "target-tp", "target-pp", "nproc-per-node")
 )
 _ONE_CHOICE = re.compile(r"argument [a-z]+: invalid choice: '([^']*)' \(choose from '([a-z]+)'\)")
+_CHECKPOINTS = ("source", "checkpoint", "a", "b", "against", "reference", "layout")  # arguments that may be a URL
 _OF_THE_CALLER = ("<command line>", "<call>", "<layout>")  # files of labels that are no files
 
 
@@ -157,6 +160,10 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
     verb.arguments(sub)
     _common(sub)
     options = sub.parse(arguments)
+    for place in _CHECKPOINTS:
+        given = getattr(options, place, None)
+        if isinstance(given, str) and is_url(given):
+            setattr(options, place, str(source_at(given)))
     status: int = verb.run(options, console)
     return status
 

@@ -19,6 +19,7 @@ from attrs import evolve, field
 from ucpl.errors import UcplError
 from ucpl.extents import DTYPES
 from ucpl.records import frozen
+from ucpl.remotes.reading import fetch_all
 
 if TYPE_CHECKING:
     from ucpl.conversion.planning import Prepared
@@ -252,7 +253,8 @@ def _text_of(container: Container, name: str) -> str:
     """Raises: UcplError E400, where the disk refuses; UnicodeDecodeError."""
     from ucpl.stores.watching import reading
 
-    with reading(container.top / name):
+    with reading(container.top / name), (container.top / name).open("rb") as file:
+        fetch_all(file.fileno())
         return (container.top / name).read_text(encoding="utf-8")
 
 

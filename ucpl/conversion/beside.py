@@ -15,6 +15,7 @@ from attrs import evolve, field
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.records import define, frozen
+from ucpl.remotes.reading import fetch_all
 
 if TYPE_CHECKING:
     from ucpl.conversion.anew import Anew
@@ -271,6 +272,8 @@ def _is_same(one: Path, other: Path) -> bool:
     if one.stat().st_size != other.stat().st_size:
         return False
     with one.open("rb") as left, other.open("rb") as right:
+        for file in (left, right):
+            fetch_all(file.fileno())
         while part := left.read(CHUNK):
             if part != right.read(CHUNK):
                 return False

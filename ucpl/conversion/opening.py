@@ -14,6 +14,7 @@ from ucpl.conversion.given import Called, Config, Given, called
 from ucpl.conversion.ordering import order_of, without_order
 from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
+from ucpl.remotes.entrance import source_at
 from ucpl.texts import is_endless, json_object, read_text
 
 if TYPE_CHECKING:
@@ -228,6 +229,7 @@ def load_plan(path: str | Path) -> Plan:
 
 def _demand_stored(path: Path) -> Path:
     """A checkpoint is a folder or a file: a device has no end. Raises: UcplError E435."""
+    path = source_at(path)
     if is_endless(path):
         fail("E435", f"{path} is no file and no folder", Label(str(path)))
     return path

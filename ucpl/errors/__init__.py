@@ -14,7 +14,7 @@ from attrs import field
 
 from ucpl.records import frozen
 
-__all__ = ["CodeEntry", "Diagnostic", "Exit", "Label", "UcplError", "catalogue", "fail"]
+__all__ = ["CodeEntry", "Diagnostic", "Exit", "Label", "UcplError", "call_it", "called", "catalogue", "fail"]
 
 
 class Exit:
@@ -29,11 +29,27 @@ class Exit:
     INTERRUPTED = 130
 
 
+_CALLED: dict[str, str] = {}  # path of what stands for something elsewhere -> what a user calls it
+
+
+def call_it(path: str, name: str) -> None:
+    """Say `name` wherever a text says `path`: of a folder that stands for one in an object store."""
+    _CALLED[path] = name
+
+
+def called(text: str) -> str:
+    """A text with the names that users know."""
+    for path in sorted(_CALLED, key=len, reverse=True) if _CALLED else ():
+        text = text.replace(path, _CALLED[path])
+    return text
+
+
 _TEXT_MAX = 5000  # characters: more than a path may have
 
 
 def _printable(text: str) -> str:
     """What files call things may have any length, and halves of characters, which no terminal and no file takes."""
+    text = called(text)
     if len(text) > _TEXT_MAX:
         half = _TEXT_MAX // 2 - 5
         text = f"{text[:half]} [...] {text[-half:]}"

@@ -10,7 +10,6 @@ import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -46,6 +45,8 @@ from ucpl.ranks.messages import dtype_of
 from ucpl.records import frozen
 from ucpl.regions import POLICIES
 from ucpl.regions.placement import LOOSE
+from ucpl.remotes.entrance import source_at
+from ucpl.remotes.urls import is_url
 from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles
 
@@ -103,13 +104,13 @@ class StorageReader(Base):
         if checkpoint_id is None:
             return
         asked = called(self._layout) if self._layout is not None else None
-        self._checkpoint: Checkpoint = open_checkpoint(Path(checkpoint_id), asked)
+        self._checkpoint: Checkpoint = open_checkpoint(source_at(os.fspath(checkpoint_id)), asked)
         side = source_side(self._checkpoint, asked, Given())
         self._told = told(self._checkpoint, side.placement, self._names)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return os.path.exists(checkpoint_id)
+        return is_url(os.fspath(checkpoint_id)) or os.path.exists(checkpoint_id)
 
     def read_metadata(self, *_: object, **__: object) -> Metadata:
         return Metadata(dict(self._told.metadata))

@@ -27,6 +27,7 @@ from ucpl.runtime.rows import Place, Rows, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.tiles import Unit, cut_tiles
 from ucpl.runtime.values import first_half, value_text
+from ucpl.runtime.wanted import wanted
 from ucpl.schedule import Bound, Plan, Runs
 from ucpl.stores.checkpoint import Checkpoint
 
@@ -148,8 +149,11 @@ class _Both:
         bound = _with(made, mirrored)
         goal = there if wide is None else [evolve(p, dtype=wide) for p in there]
         files = SourceFiles(source.root, (p.extent.file for p in places if p.extent is not None))
+        rows = bind_rows(bound, places, goal)
+        if files.is_remote:
+            files.want(wanted(rows, places))
         return cls(
-            rows=bind_rows(bound, places, goal),
+            rows=rows,
             fills=bind_fills(bound, goal),
             places=places,
             there=tuple(goal),

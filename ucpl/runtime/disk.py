@@ -16,6 +16,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from ucpl.remotes.reading import preadv
 from ucpl.runtime import linux
 
 __all__ = [
@@ -51,7 +52,7 @@ class Disk:
 
     def read(self, fd: int, views: Sequence[memoryview], position: int) -> int:
         """Bytes that were read into the views, one after another: perhaps fewer than they have room for."""
-        return os.preadv(fd, views, position)
+        return preadv(fd, views, position)
 
     def write(self, fd: int, view: memoryview, position: int | None) -> int:
         """Bytes that were written, perhaps fewer than there are. Without a position: at the end of a file opened to append."""

@@ -51,6 +51,7 @@ from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.team import ALONE, Team
 from ucpl.runtime.tiles import Tiles, cut_tiles
+from ucpl.runtime.wanted import wanted
 from ucpl.schedule import Files, Plan, bound
 from ucpl.stores.checkpoint import Checkpoint, Framework, Skeleton
 from ucpl.stores.containers import with_beside
@@ -383,7 +384,9 @@ class _Run:
             for i, parts in enumerate(patches_of(self.layout, np.zeros(len(self.layout.units), np.uint32))):
                 for position, data in parts:
                     again.late(i, position, len(data))
-        clones = Clones(self.sources, self.files) if self.options.reflink else None
+        clones = Clones(self.sources, self.files) if self.options.reflink and not self.sources.is_remote else None
+        if self.sources.is_remote:
+            self.sources.want(wanted(self.rows, self.places))
         Mover(
             self.plane, self.layout, self._assembler(), self.sources, self.files, self.journal, known,
             self.fragments, self.options.progress, again, clones, self.team,

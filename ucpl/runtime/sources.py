@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
+from ucpl.remotes.reading import hint, identity_of, look_again, want
 from ucpl.runtime.descriptors import Descriptors
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
@@ -29,19 +30,33 @@ class SourceFiles:
         self.index = {file: i for i, file in enumerate(self.files)}
         self.identity: dict[str, Identity] = {}
         self._open = Descriptors()
+        self.is_remote = False  # any of them
         for file in self.files:
-            now = Identity.of(self._stat(file))
+            now = self._now(file)
             self.identity[file] = (opened or {}).get(str(self._path(file)), now)
             if now != self.identity[file]:
                 self.changed(file, now)
 
+    def want(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """Of files that lie elsewhere, all bytes that will be read. Raises: UcplError E610, E611."""
+        for file, some in ranges.items() if self.is_remote else ():
+            want(self.descriptor(self.index[file]), some)
+
     def _path(self, file: str) -> Path:
         return self.root / file if file else self.root
 
-    def _stat(self, file: str) -> os.stat_result:
+    def _status(self, file: str) -> os.stat_result:
         try:
             return os.stat(self._path(file))
         except OSError as error:
+            self.lost(file, error)
+
+    def _now(self, file: str) -> Identity:
+        status = self._status(file)
+        try:
+            self.is_remote |= identity_of(status) is not None
+            return Identity.of(status)
+        except OSError as error:  # it is gone where it lies
             self.lost(file, error)
 
     def lost(self, file: str, error: OSError, at: int | None = None) -> NoReturn:
@@ -105,6 +120,8 @@ class SourceFiles:
     def read_runs(self, index: int, position: int, step: int, views: Sequence[memoryview]) -> None:
         """Fill each view from a position of its own, `step` bytes behind the one before. Raises: UcplError E610, E611."""
         fd, read = self.descriptor(index), disk().read
+        if self.is_remote:
+            self._hint(index, fd, [(position + i * step, position + i * step + len(v)) for i, v in enumerate(views)])
         for view in views:
             try:
                 failpoint("source-read")
@@ -115,10 +132,21 @@ class SourceFiles:
                 self.read_into(index, position + got, [view[got:]], len(view) - got)
             position += step
 
+    def _hint(self, index: int, fd: int, ranges: list[tuple[int, int]]) -> None:
+        try:
+            hint(fd, ranges, payload=True)
+        except OSError as error:
+            self.lost(self.files[index], error, ranges[0][0])
+
     def check_unchanged(self) -> None:
         """Raises: UcplError E610, E611 where a file is gone or is another one by now."""
+        if self.is_remote:
+            try:
+                look_again(map(self._status, self.files))
+            except OSError as error:
+                self.lost(self.files[0], error)
         for file in self.files:
-            now = Identity.of(self._stat(file))
+            now = self._now(file)
             if now != self.identity[file]:
                 self.changed(file, now)
 

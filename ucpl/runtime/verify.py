@@ -17,6 +17,7 @@ from ucpl.digests import crc32
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.records import define, frozen
+from ucpl.remotes import reading as remote
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.crc import combine
 from ucpl.runtime.crew import Queue, run_through
@@ -255,6 +256,7 @@ def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Even
     except OSError as error:
         return [_finding("E633", path, f"{first.file} cannot be read: {error.strerror or error}")], 0, 0
     try:
+        remote.want(fd, [(0, os.fstat(fd).st_size)])  # all of it, by many
         while done < first.size and not stop.is_set():
             want = min(step, first.size - done)
             view = space.tile_view[:want]

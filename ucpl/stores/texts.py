@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from ucpl.errors import Label, fail
+from ucpl.remotes.reading import pread
 from ucpl.stores.zips import open_file
 
 NAME_BYTES_MAX = 4096
@@ -26,7 +27,7 @@ def read_small(path: Path, most: int) -> bytes | None:
     fd = open_file(path, path.name)
     try:
         raw = b""
-        while len(raw) <= most and (part := os.pread(fd, most + 1 - len(raw), len(raw))):
+        while len(raw) <= most and (part := pread(fd, most + 1 - len(raw), len(raw))):
             raw += part
     except OSError as error:
         fail("E400", f"{path.name} cannot be read: {error.strerror or error}", Label(str(path)))

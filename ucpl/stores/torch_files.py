@@ -22,6 +22,7 @@ from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Key, Scalar, StorageRef, TensorRef, key_text
 from ucpl.records import frozen
+from ucpl.remotes.reading import pread
 from ucpl.stores.pickles import Pickle, dump_pickle, load_pickle, tensors_of
 from ucpl.stores.zips import Member, crc_of_member, open_file, read_exactly, read_member, read_zip_directory
 
@@ -136,7 +137,7 @@ def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: 
     file = relative_path
     fd = open_file(path, file)
     try:
-        if os.pread(fd, len(_LEGACY), start) == _LEGACY:
+        if pread(fd, len(_LEGACY), start) == _LEGACY:
             fail("E410", f"{file} is a torch file of the format before torch 1.6", Label(str(path)))
         directory = read_zip_directory(fd, file, start, size)
         members = directory.members

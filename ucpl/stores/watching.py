@@ -16,6 +16,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
+from ucpl.remotes.reading import identity_of
 
 __all__ = ["Identity", "reading", "saw", "walked", "watched"]
 
@@ -41,6 +42,10 @@ class Identity:
 
     @staticmethod
     def of(status: os.stat_result) -> Identity:
+        """Of a remote file: what the store says of it. Raises: OSError, where it is gone there."""
+        known = identity_of(status)
+        if known is not None:
+            return Identity(*known)
         return Identity(status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
 
 

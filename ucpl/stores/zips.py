@@ -17,6 +17,7 @@ from pathlib import Path
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
+from ucpl.remotes.reading import hint, pread
 from ucpl.stores.watching import saw
 
 __all__ = ["Member", "crc_of_member", "ZipDirectory", "read_member", "read_zip_directory"]
@@ -82,7 +83,7 @@ def read_exactly(fd: int, start: int, size: int, file: str) -> bytes:
     left = size
     while left:
         try:
-            part = os.pread(fd, min(left, 1 << 30), start + size - left)
+            part = pread(fd, min(left, 1 << 30), start + size - left)
         except OSError as error:
             fail("E400", f"{file} cannot be read at byte {start + size - left}: {error.strerror}", Label(file))
         if not part:
@@ -140,6 +141,7 @@ def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = No
     archive = _Archive(tail, directory_start)
     members: dict[str, Member] = {}
     spans: list[tuple[int, int, str]] = []  # header start, data end, name
+    _hint(archive, raw, count)
     pos = 0
     for _ in range(count):
         if pos + 46 > directory_size:
@@ -321,6 +323,24 @@ class _Archive:
 
     tail: _Tail
     directory_start: int
+
+
+def _hint(archive: _Archive, raw: bytes, count: int) -> None:
+    """Say of an archive that lies elsewhere where the members' own headers are: they are asked for at once."""
+    tail, pos = archive.tail, 0
+    ranges: list[tuple[int, int]] = []
+    for _ in range(count):
+        if pos + 46 > len(raw):
+            break
+        entry = _ENTRY.unpack_from(raw, pos)
+        if entry[16] < archive.directory_start:
+            begin = tail.start + entry[16]
+            ranges.append((begin, min(begin + 30 + entry[10], tail.start + archive.directory_start)))
+        pos += 46 + entry[10] + entry[11] + entry[12]
+    try:
+        hint(tail.fd, ranges)
+    except OSError as error:
+        fail("E400", f"{tail.file} cannot be read: {error.strerror}", Label(tail.file))
 
 
 @frozen

@@ -14,6 +14,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.containers import Beside, Container, Kind, Rule
+from ucpl.remotes.reading import pread
 from ucpl.stores.containers.accelerate import ACCELERATE
 from ucpl.stores.containers.lightning import LIGHTNING
 from ucpl.stores.containers.trainer import TRAINER
@@ -146,7 +147,7 @@ def _pickled(top: Path, name: str) -> tuple[object] | None:
     """
     fd = open_file(top / name, name)
     try:
-        head = os.pread(fd, 4, 0)
+        head = pread(fd, 4, 0)
         if head == b"PK\x03\x04":
             is_torch = any(member.endswith("/data.pkl") for member in read_zip_directory(fd, name).members)
             return (read_torch_file(top, name).value,) if is_torch else None

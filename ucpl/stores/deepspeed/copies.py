@@ -6,13 +6,13 @@ own ways where no gradient reaches them. Moments that are zero throughout tell s
 
 from __future__ import annotations
 
-import os
 import re
 from math import prod
 from pathlib import Path
 
 from ucpl.extents import DTYPES, Extent
 from ucpl.extents.pipeline import Pipeline
+from ucpl.remotes.reading import pread
 from ucpl.stores.deepspeed.gathered import Gathered
 
 _BLOCK_BYTES = 1 << 20
@@ -97,7 +97,7 @@ def is_zero(root: Path, extent: Extent, low: int, high: int) -> bool:
     stop = start + (high - low) * itemsize
     with (root / extent.file).open("rb") as file:
         while start < stop:
-            block = os.pread(file.fileno(), min(stop - start, _BLOCK_BYTES), start)
+            block = pread(file.fileno(), min(stop - start, _BLOCK_BYTES), start)
             block = block[: len(block) // itemsize * itemsize]
             if not block:
                 return False

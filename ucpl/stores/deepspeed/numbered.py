@@ -6,7 +6,6 @@ In turn: `param_shapes`, which files written here have; what the caller says; we
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from math import prod
 from typing import NoReturn
@@ -16,6 +15,7 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, TensorRef
 from ucpl.records import frozen
+from ucpl.remotes.reading import pread
 from ucpl.stores.checkpoint import Order
 from ucpl.stores.deepspeed.module import Module
 from ucpl.stores.deepspeed.order import Shape, Slots, Unclear, match
@@ -414,4 +414,4 @@ class _Contents:
         itemsize = DTYPES[extent.dtype].itemsize
         size = min(extent.numel, _COMPARED_MAX) * itemsize if extent.is_contiguous else 0
         with part.path.open("rb") as file:
-            return os.pread(file.fileno(), size, extent.storage_start + extent.offset * itemsize)
+            return pread(file.fileno(), size, extent.storage_start + extent.offset * itemsize)

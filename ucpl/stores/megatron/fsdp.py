@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
+from ucpl.remotes.reading import fetch_all
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
 from ucpl.stores.megatron.folder import found, step_of
@@ -60,6 +61,7 @@ def _has_marks(path: Path) -> bool:
     kept = b""
     try:
         with path.open("rb") as file:
+            fetch_all(file.fileno())
             while piece := file.read(1 << 20):
                 if _MARKS.search(kept + piece) is not None:
                     return True

@@ -1,0 +1,71 @@
+"""The local folder that shadows and staged files of this process lie in: gone at its end, and a killed process's with the next.
+
+UCPL_REMOTE_DIR says where it is made; by default where temporary files are.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+__all__ = ["fresh", "room"]
+
+_PREFIX = "ucpl-remote-"
+CACHE_MAX = 8 << 30  # bytes of sources that are kept at most
+
+
+@cache
+def _top(process: int) -> Path:
+    """One for each process: a fork has its own."""
+    above = Path(os.environ.get("UCPL_REMOTE_DIR") or tempfile.gettempdir()).resolve()
+    _sweep(above)
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=above))
+    lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # open as long as this process lives
+    with suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def clear() -> None:
+        if os.getpid() == process:
+            shutil.rmtree(made, ignore_errors=True)
+
+    atexit.register(clear)
+    return made
+
+
+def _sweep(above: Path) -> None:
+    """Folders of ours that no living process holds."""
+    for old in above.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if old.lstat().st_uid != os.geteuid() or old.is_symlink():
+                continue
+            lock = os.open(old / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(old, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def fresh() -> Path:
+    """A new empty folder. Raises: OSError."""
+    return Path(tempfile.mkdtemp(dir=_top(os.getpid())))
+
+
+@cache
+def _limit(process: int) -> int:
+    said = os.environ.get("UCPL_REMOTE_CACHE", "")
+    if said.isdigit():
+        return int(said)
+    free = os.statvfs(_top(process))
+    return min(CACHE_MAX, free.f_bavail * free.f_frsize // 2)
+
+
+def room() -> int:
+    """How many bytes of sources this process keeps at most: UCPL_REMOTE_CACHE, else 8 GiB and half of what is free."""
+    return _limit(os.getpid())

@@ -1,0 +1,44 @@
+"""Which texts name a checkpoint elsewhere. Cheap: asked of every path that a caller gives."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+from ucpl.errors import Label, fail
+
+__all__ = ["OBJECTS", "file_at", "is_url", "split"]
+
+# What obstore speaks itself; every other scheme is asked of fsspec.
+OBJECTS = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # pathlib makes one slash of two
+_IN_ACCOUNTS = ("az", "azure", "adl")  # az://account/container/path
+
+
+def is_url(text: str | Path) -> bool:
+    """Whether a path names something elsewhere (or `file://` here). What lies here under such a name is a path."""
+    found = str(text)
+    return ":/" in found and _URL.fullmatch(found) is not None and not os.path.lexists(found)
+
+
+def split(text: str | Path) -> tuple[str, str, str]:
+    """(URL in full, URL of the folder that holds it, its name there: of a whole bucket empty). Raises: UcplError E680."""
+    found = _URL.fullmatch(str(text))
+    assert found is not None
+    scheme, rest = found[1], found[2].rstrip("/")
+    steps = rest.split("/")
+    if not rest or any(step in ("", ".", "..") or "\0" in step for step in steps):
+        fail("E680", f"{text} names no place in a store", Label(str(text)), remedy="write s3://BUCKET/FOLDER")
+    least = 2 if scheme in _IN_ACCOUNTS else 1
+    url = f"{scheme}://{rest}"
+    if len(steps) <= least:
+        return url, url, ""
+    return url, f"{scheme}://{'/'.join(steps[:-1])}", steps[-1]
+
+
+def file_at(text: str) -> Path | None:
+    """The local path of a file:// URL."""
+    found = _URL.fullmatch(text)
+    return Path("/" + unquote(found[2])) if found is not None and found[1] == "file" else None
