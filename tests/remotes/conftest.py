@@ -42,4 +42,4 @@ def counted(shadow: Path) -> Counted:
     file = next(f for f in sorted(shadow.rglob("*")) if f.is_file()) if shadow.is_dir() else shadow
     remote = remote_of(file.stat())
     assert remote is not None
-    return remote.listed_by.objects.counted  # type: ignore[attr-defined,no-any-return]
+    return remote.listed_by.objects.counted  # type: ignore[attr-defined]
