@@ -423,8 +423,12 @@ def _settle(filling: _Filling, made: Iterable[tuple[_Flat, dict[str, torch.Tenso
         group = inner.param_groups[flat.group]
         told = next((hyper[n] for p in flat.params for n in filling.names[p] if n in hyper), {})
         group.update({key: value for key, value in told.items() if key in group and key != "params"})
-    if hasattr(filling.engine.optimizer, LINKED):
-        setattr(filling.engine.optimizer, LINKED, False)  # the next step looks for states where they lie now
+    optimizer = filling.engine.optimizer
+    if hasattr(
+        optimizer, LINKED
+    ):  # else DeepSpeed's own functions look for states where they lay, or find none before a step
+        setattr(optimizer, LINKED, False)
+        optimizer._lazy_init_hp_params_optimizer_state()  # type: ignore[attr-defined]
 
 
 def _counted(inner: torch.optim.Optimizer, like: object, value: torch.Tensor) -> object:

@@ -1,0 +1,67 @@
+"""Every command of docs/NODE_DIED.md, in order, in one shell: a job loses a rank, and goes on with the state that it had."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, Block, blocks
+from tests.docs.test_pages import agrees, commands
+
+pytestmark = pytest.mark.interop
+
+PAGE = [block for block in blocks(ROOT / "docs" / "NODE_DIED.md") if block.info == ("console",)]
+MARK = "@@ command"
+# By machine: losses, digests, processes, buffers, releases, and which save was the last one before the end.
+VARIES = re.compile(
+    r"\b\d\.\d{3}\b|\b[0-9a-f]{16}\b|(?<=pid: )[\d.]+|(?<=buffers ).*|(?<=deepspeed ).*|(?<=at step )\d+|(?<=global_step)\d+"
+)
+SECONDS = 300
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Block, str, str, str]]:
+    """Each command: its block, what the page shows and what it printed."""
+    here = tmp_path_factory.mktemp("node_died")
+    shutil.copytree(ROOT / "examples" / "node_died", here / "examples" / "node_died")
+    listed = [(block, *one) for block in PAGE for one in commands(block)]
+    script = [f'ucpl() {{ "{sys.executable}" -m ucpl "$@"; }}', "set -e"]
+    for number, (_, command, _) in enumerate(listed):
+        script += [f"echo '{MARK} {number}'", command]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "NO_COLOR": "1", "COLUMNS": "140"}
+    shell = subprocess.Popen(
+        ["bash", "-c", "\n".join(script)], cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = shell.communicate(timeout=SECONDS)
+    finally:
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGKILL)
+    printed = re.split(rf"^{MARK} \d+\n", out, flags=re.MULTILINE)[1:]
+    logs = "".join(f"\n{log.name}\n{log.read_text()[-2000:]}" for log in sorted(here.glob("*.log")))
+    assert shell.returncode == 0, f"{listed[len(printed) - 1][1]}\n{out[-2000:]}\n{err[-3000:]}{logs}"
+    return [(*one, text) for one, text in zip(listed, printed, strict=True)]
+
+
+def test_every_command_prints_what_the_page_shows(said: list[tuple[Block, str, str, str]]) -> None:
+    for block, command, shown, printed in said:
+        assert agrees(VARIES.sub("", shown), VARIES.sub("", printed)), f"{block}: {command}\n{printed}"
+
+
+def test_the_walk_is_whole(said: list[tuple[Block, str, str, str]]) -> None:
+    """Three ranks have the bits of four by both ways, and the page runs what it is about."""
+    ran = "\n".join(command for _, command, _, _ in said)
+    assert all(word in ran for word in ("ucpl contingency", "kill -9", "-m ucpl apply", "ucpl compare", "--fill"))
+    states = [printed for _, command, _, printed in said if command.startswith("grep ^state")]
+    assert len(states) == 2
+    assert states[0] == states[1]
+    assert re.fullmatch(r"state at step \d+ is the one that was saved: [0-9a-f]{16}\n", states[0])
