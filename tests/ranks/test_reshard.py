@@ -17,16 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from ucpl.columns.operations import net_text
 from ucpl.conversion.given import Given, library_of
 from ucpl.conversion.planning import Asked, described
 from ucpl.conversion.share import share_of
 from ucpl.errors import UcplError
 from ucpl.extents import key_text
 from ucpl.layout import Layout
-from ucpl.ranks.messages import ALIGNED, dtype_of, put, rounds_of, seen
-from ucpl.ranks.pieces import Box, Name, Piece, pieces_of, split
+from ucpl.ranks.dealing import Dealt, Message, Part, asked_of, dealt, request
+from ucpl.ranks.messages import dtype_of, put, seen, windows_of
+from ucpl.ranks.pieces import Box, Name, Piece, Way, pieces_of
 from ucpl.ranks.reshard import _given, _names, _Work, reshard
 from ucpl.regions import locate
+from ucpl.schedule.nets import net_json
 
 JOB = Path(__file__).parents[2] / "examples/ranks/job.ucpl"
 SIZES = {"bf16": 2, "f32": 4}
@@ -131,52 +134,118 @@ def box_of(shape: list[int], offset: int) -> Box:
 
 
 boxes = st.builds(box_of, st.lists(st.integers(2, 7), max_size=3), st.integers(0, 50))
+WAY = Way("all", "weight", "weight")
 
 
 @settings(max_examples=60)
 @given(st.lists(boxes, max_size=8), st.integers(4, 200))
 def test_messages_are_bounded_and_have_every_element_once_in_its_order(some, most):
-    pieces = [Piece(1, box, box, False) for box in some]
-    rounds = rounds_of(pieces, most)
-    flat = torch.arange(2000)
-    said = []
-    for slots in rounds:
-        assert slots
-        end = 0
-        for slot in slots:
-            assert slot.begin >= end and slot.begin % ALIGNED == 0
-            end = slot.begin + slot.size
-            assert slot.size == slot.piece.source.elements * 4
-            said += seen(flat, slot.piece.source).reshape(-1).tolist()
-        assert end <= max(most, 4)
+    graph = dealt([], {1: [Piece(1, box, box, WAY) for box in some]}, 0)
+    flat, said = torch.arange(2000), list[int]()
+    for window in windows_of(graph.given().get(1, []), most):
+        assert window.parts and window.elements * 4 == window.size <= max(most, 4)
+        assert window.begin == len(said)
+        for part in window.parts:
+            assert part.begin == len(said) and 1 not in part.box.shape
+            said += seen(flat, part.box).reshape(-1).tolist()
+        assert len(said) == window.begin + window.elements
     assert said == [n for box in some for n in seen(flat, box).reshape(-1).tolist()]
-    assert all(1 not in slot.piece.source.shape for slots in rounds for slot in slots)
 
 
-def test_a_piece_is_split_alike_on_both_sides():
+def test_a_box_is_split_along_its_first_dims_and_keeps_its_place_in_the_message():
     source = Box(("s", ("k",)), "f32", (6, 5), 3, (10, 1))
-    target = Box(("t", ("k",)), "f32", (6, 5), 0, (1, 6))
-    a, b = torch.arange(100), torch.zeros(30, dtype=torch.int64)
-    for part in split(Piece(0, source, target, False), 4):
-        assert part.source.elements <= 4
-        seen(b, part.target).copy_(seen(a, part.source))
-    assert torch.equal(seen(b, target), seen(a, source))
+    a, message = torch.arange(100), torch.zeros(40, dtype=torch.int64)
+    for part in Part(Message(1, "f32", 40), 7, source).split(4):
+        assert part.box.elements <= 4
+        message[part.begin : part.begin + part.box.elements] = seen(a, part.box).reshape(-1)
+    assert torch.equal(message[7:37].view(6, 5), seen(a, source))
+
+
+@cache
+def job(here, there) -> list[Dealt]:
+    """The graphs of all ranks."""
+    source, target = both(here, there)
+    every = [
+        wanted(here, there, rank) if rank < target.ranks else [] for rank in range(max(source.ranks, target.ranks))
+    ]
+    said = [[[p for p in pieces if p.peer == peer] for peer in range(len(every))] for pieces in every]
+    asked = [
+        {
+            peer: asked_of(request(said[peer][rank]), peer)
+            for peer in range(len(every))
+            if peer != rank and said[peer][rank]
+        }
+        for rank in range(len(every))
+    ]
+    return [dealt(every[rank], asked[rank], rank) for rank in range(len(every))]
+
+
+@pytest.mark.parametrize("most", [1 << 20, 100])
+@pytest.mark.parametrize(("here", "there"), CASES, ids=str)
+def test_what_the_graphs_of_all_ranks_do_is_what_their_layouts_hold(here, there, most):
+    source, target = both(here, there)
+    state = [numbered(source, rank) for rank in range(source.ranks)]
+    made = [{n: torch.zeros_like(v) for n, v in numbered(target, rank).items()} for rank in range(target.ranks)]
+    graphs = job(here, there)
+    sent = {
+        (rank, peer): [
+            torch.cat([seen(state[rank][part.box.name], part.box).reshape(-1) for part in window.parts])
+            for window in windows_of(parts, most)
+        ]
+        for rank, graph in enumerate(graphs)
+        for peer, parts in graph.given().items()
+    }
+    for rank, graph in enumerate(graphs):
+        for mine, goal, _ in graph.kept():
+            seen(made[rank][goal.name], goal).copy_(seen(state[rank][mine.name], mine))
+        for peer, parts in graph.taken().items():
+            for window, values in zip(windows_of(parts, most), sent.pop((peer, rank)), strict=True):
+                for part in window.parts:
+                    there_ = seen(made[rank][part.box.name], part.box)
+                    begin = part.begin - window.begin
+                    there_.copy_(values[begin : begin + part.box.elements].view(part.box.shape))
+    assert not sent
+    for rank, found in enumerate(made):
+        for name, values in numbered(target, rank).items():
+            assert torch.equal(found[name], values), (rank, name)
+
+
+def test_send_and_receive_are_nodes_of_one_graph_and_of_no_plan():
+    here, there = (2, 1, 1), (3, 1, 1)
+    graph = job(here, there)[1]
+    said = net_text(graph.net).splitlines()
+    assert any("receive" in line and "from rank 0" in line for line in said)
+    assert any("send" in line and "to rank 2" in line for line in said)
+    for number, line in enumerate(said):
+        assert int(line.split()[0]) == number
+        assert all(int(n) < number for part in line.partition("  <-  ")[2].split(", ") if part for n in part.split("-"))
+    with pytest.raises(ValueError, match="is in no plan"):
+        net_json(graph.net, list(graph.net), graph.spaces)
+
+
+def test_what_is_asked_for_arrives_as_it_was_said():
+    pieces = [p for p in wanted((2, 2, 1), (1, 4, 1), 3) if p.peer != 3]
+    there = asked_of(request(pieces), 3)
+    assert [(p.source, p.way.label, p.way.state) for p in there] == [
+        (p.source, p.way.label, p.way.state) for p in pieces
+    ]
+    assert {p.peer for p in there} == {3}
+    assert asked_of(request([]), 1) == []
 
 
 def test_values_that_a_type_cannot_hold_are_refused():
-    piece = Piece(0, Box(("s", ("a",)), "f32", (2,), 0, (1,)), Box(("t", ("a",)), "bf16", (2,), 0, (1,)), False)
+    target = Box(("t", ("a",)), "bf16", (2,), 0, (1,))
     there = torch.zeros(2, dtype=torch.bfloat16)
-    put(piece, torch.tensor([1.0, float("nan")]), there)
+    put(torch.tensor([1.0, float("nan")]), there, target, may_round=False)
     assert there[0] == 1
     with pytest.raises(UcplError, match="cannot hold") as caught:
-        put(piece, torch.tensor([1.0, 1.001]), there)
+        put(torch.tensor([1.0, 1.001]), there, target, may_round=False)
     assert caught.value.diagnostics[0].code == "E605"
-    rounds = Piece(0, piece.source, Box(("t", ("a",)), "f16", (2,), 0, (1,)), True)
     half = torch.zeros(2, dtype=torch.float16)
-    put(rounds, torch.tensor([0.1, float("inf")]), half)
+    put(torch.tensor([0.1, float("inf")]), half, target, may_round=True)
     assert half.tolist()[1] == float("inf")
     with pytest.raises(UcplError, match="infinite"):
-        put(rounds, torch.tensor([0.1, 1e6]), half)
+        put(torch.tensor([0.1, 1e6]), half, target, may_round=True)
 
 
 def test_what_is_given_must_be_what_the_layout_says():

@@ -2,10 +2,13 @@
 
     Read ─► Extract ─► Merge | Reduce | Derive ─► Split ─► Write
                ├─────► Check ───────────────────────────────► Write ◄─ Fill
-               └─────► Scale ─────────────────────► Split ─► Write
+               ├─────► Scale ─────────────────────► Split ─► Write
+               └─────► Send ─ ─ another rank's ─ ─► Receive ─► Merge | Derive ─► Split ─► Write
 
 One node per (operation, entry) over all ranks, indices and states that are alike: `lanes` lists the states it stands for. Row i
-of an Extract goes to row i of the Split or Check that follows it. `send`, `receive` and `reconstruct` will stand between them.
+of an Extract goes to row i of the Split, Check or Send that follows it. `reconstruct` will stand beside Extract.
+
+A plan is of all ranks, and has no Send or Receive: they are in the graph of one rank of a job, which is made of its share.
 """
 
 from __future__ import annotations
@@ -34,8 +37,10 @@ __all__ = [
     "Merge",
     "Node",
     "Read",
+    "Receive",
     "Reduce",
     "Scale",
+    "Send",
     "Split",
     "Write",
     "flows",
@@ -43,7 +48,7 @@ __all__ = [
     "net_text",
 ]
 
-Kind = Literal["copy", "check", "mean", "sum", "max", "scale"]
+Kind = Literal["copy", "check", "mean", "sum", "max", "scale", "send"]
 Digits = tuple[tuple[int, int], ...]  # (divisor, degree) of mesh axes: a rank's coordinate is rank // divisor % degree
 
 
@@ -175,6 +180,35 @@ class Check:
 
 
 @frozen(eq=False)
+class Send:
+    """Extracted boxes for another rank: where each lies in the message to it."""
+
+    label: str
+    lanes: tuple[Lane, ...]
+    peer: int
+    boxes: Side = field(repr=False)
+    value: tuple[float, float] = (1.0, 0.0)
+    lossy: bool = False
+
+    def __str__(self) -> str:
+        return f"send    {_states(self, 'origin')} of {self.label} to rank {self.peer}: {_boxes(self.boxes)}"
+
+
+@frozen(eq=False)
+class Receive:
+    """What another rank's Send gives: where each box lies in its message."""
+
+    label: str
+    lanes: tuple[Lane, ...]
+    peer: int
+    boxes: Side = field(repr=False)
+    value: tuple[float, float] = (1.0, 0.0)
+
+    def __str__(self) -> str:
+        return f"receive {_states(self, 'origin')} of {self.label} from rank {self.peer}: {_boxes(self.boxes)}"
+
+
+@frozen(eq=False)
 class Fill:
     """Boxes of elements that no Split reaches, and what is put there: padding of the target, or what the source lacks.
 
@@ -206,11 +240,12 @@ class Write:
         return f"write   {self.state} of {self.label}: {self.last - self.first:,} stored tensors"
 
 
-Node = Read | Extract | Merge | Reduce | Derive | Scale | Split | Check | Fill | Write
+Node = Read | Extract | Merge | Reduce | Derive | Scale | Split | Check | Send | Receive | Fill | Write
 
 
 def _states(
-    node: Extract | Merge | Reduce | Derive | Scale | Split | Check, which: Literal["state", "origin"] = "state"
+    node: Extract | Merge | Reduce | Derive | Scale | Split | Check | Send | Receive,
+    which: Literal["state", "origin"] = "state",
 ) -> str:
     return ", ".join(dict.fromkeys(getattr(lane, which) for lane in node.lanes))
 
@@ -221,11 +256,11 @@ def _boxes(boxes: Side) -> str:
 
 @frozen(eq=False)
 class Flow:
-    """An Extract with what becomes of its boxes."""
+    """An Extract, or a Receive, with what becomes of its boxes."""
 
-    extract: Extract
-    way: Merge | Reduce | Derive | Scale | Check
-    place: Split | Check
+    extract: Extract | Receive
+    way: Merge | Reduce | Derive | Scale | Check | Send
+    place: Split | Check | Send
 
     @property
     def kind(self) -> Kind:
@@ -236,6 +271,8 @@ class Flow:
                 return how
             case Scale():
                 return "scale"
+            case Send():
+                return "send"
             case _:
                 return "copy"
 
@@ -292,9 +329,9 @@ def flows(net: nx.DiGraph[Node], nodes: Sequence[Node] | None = None) -> Iterato
                 (way,) = net.predecessors(node)
                 assert isinstance(way, Merge | Reduce | Derive | Scale)
                 for extract in net.predecessors(way):
-                    if isinstance(extract, Extract):  # a Scale follows what it scales
+                    if isinstance(extract, Extract | Receive):  # a Scale follows what it scales
                         yield Flow(extract, way, node)
-            case Check():
+            case Check() | Send():
                 for extract in net.predecessors(node):
                     if isinstance(extract, Extract):
                         yield Flow(extract, node, node)

@@ -1,25 +1,24 @@
-"""Pieces of tensors between ranks: in rounds, each within a staging buffer of a bounded size, both sides in one order.
+"""What the graph of a rank does: Sends and Receives in rounds, each within staging buffers of a bounded size.
 
-The receiver says what it wants as a table of boxes; from it both sides cut the same pieces into the same rounds. Bytes are
-packed by the sender and put in their places by the receiver; types change there, as the plan says.
+Both ends cut a message into the same windows. Bytes are packed by the sender and put in their places by the receiver; types
+change there, as the plan says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, key_text
-from ucpl.ranks.pieces import Box, Name, Piece, split
+from ucpl.ranks.dealing import Dealt, Message, Part
+from ucpl.ranks.pieces import Box, Name
 from ucpl.records import define, frozen
 
-__all__ = ["Exchange", "Tensors", "dtype_of"]
+__all__ = ["Exchange", "Tensors", "dtype_of", "global_rank"]
 
-ALIGNED = 16  # bytes: where a piece begins in a message, so that it can be seen in its own type
 Tensors = Mapping[Name, torch.Tensor]  # flat, contiguous
 
 
@@ -34,17 +33,18 @@ def seen(flat: torch.Tensor, box: Box) -> torch.Tensor:
     return flat.as_strided(box.shape, box.stride, flat.storage_offset() + box.offset)
 
 
-def put(piece: Piece, values: torch.Tensor, there: torch.Tensor) -> None:
-    """Values of a piece into their place, cast as the plan says. Raises: UcplError E605, E607."""
+def put(values: torch.Tensor, there: torch.Tensor, target: Box, may_round: bool) -> None:
+    """Values into the place of a box, cast as the plan says. Raises: UcplError E605, E607."""
     if values.dtype == there.dtype:
         there.copy_(values)
         return
     made = values.to(there.dtype)
-    place = Label(piece.target.name[0], where=key_text(piece.target.name[1]))
-    if not piece.may_round and not _is_same(made.to(values.dtype), values):
-        fail("E605", f"{key_text(piece.target.name[1])} is {piece.target.dtype}, which cannot hold what is sent", place)
+    key = key_text(target.name[1])
+    place = Label(target.name[0], where=key)
+    if not may_round and not _is_same(made.to(values.dtype), values):
+        fail("E605", f"{key} is {target.dtype}, which cannot hold what is sent", place)
     if values.is_floating_point() and bool((made.isinf() & ~values.isinf()).any()):
-        fail("E607", f"a finite value of {key_text(piece.source.name[1])} is infinite as {piece.target.dtype}", place)
+        fail("E607", f"a finite value for {key} is infinite as {target.dtype}", place)
     there.copy_(made)
 
 
@@ -53,93 +53,108 @@ def _is_same(made: torch.Tensor, values: torch.Tensor) -> bool:
 
 
 @frozen
-class _Slot:
-    """A part of a message: which piece, and where in it."""
+class Window:
+    """What of a message goes at once: its elements from `begin` on, and the parts that they are."""
 
-    piece: Piece
+    message: Message
     begin: int
-    size: int
+    elements: int
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.elements * DTYPES[self.message.dtype].itemsize
 
 
-def rounds_of(pieces: Sequence[Piece], most: int) -> list[list[_Slot]]:
-    """Pieces in messages of at most `most` bytes, in their order: the same on both sides."""
-    found: list[list[_Slot]] = []
-    end = most + 1
-    for whole in pieces:
-        itemsize = DTYPES[whole.source.dtype].itemsize
-        for piece in split(whole, max(1, most // itemsize)):
-            size = piece.source.elements * itemsize
-            if end + size > most:
-                found.append([])
-                end = 0
-            found[-1].append(_Slot(piece, end, size))
-            end = -(-(end + size) // ALIGNED) * ALIGNED
+def windows_of(parts: Iterable[Part], most: int) -> list[Window]:
+    """Parts of messages of one rank, in order, in windows of at most `most` bytes: the same on both sides."""
+    found: list[Window] = []
+    at: list[Part] = []
+    filled = 0
+
+    def close() -> None:
+        nonlocal filled
+        if at:
+            found.append(Window(at[0].message, at[0].begin, filled, tuple(at)))
+        at.clear()
+        filled = 0
+
+    for whole in parts:
+        room = max(1, most // DTYPES[whole.message.dtype].itemsize)
+        for part in whole.split(room):
+            if at and (at[0].message != part.message or filled + part.box.elements > room):
+                close()
+            at.append(part)
+            filled += part.box.elements
+    close()
     return found
 
 
 @define(eq=False)
 class Exchange:
-    """Messages of one rank with all others."""
+    """What one rank does of a job's graph."""
 
     group: dist.ProcessGroup | None
     sources: Tensors
     targets: Tensors
     device: torch.device  # of the staging buffers
-    most: int  # bytes of one message
-    sent: int = 0  # bytes
+    most: int  # bytes of one message's window
+    kept: int = 0  # bytes
+    sent: int = 0
     received: int = 0
     staging: int = 0  # the most bytes that were in use at once
-    _gives: dict[int, list[list[_Slot]]] = field(factory=dict)
-    _takes: dict[int, list[list[_Slot]]] = field(factory=dict)
 
-    def run(self, takes: Mapping[int, Sequence[Piece]], gives: Mapping[int, Sequence[Piece]]) -> None:
-        """takes: pieces by who gives them; gives: what each peer asked for. Raises: UcplError E605, E607."""
-        self._takes = {peer: rounds_of(pieces, self.most) for peer, pieces in takes.items() if pieces}
-        self._gives = {peer: rounds_of(pieces, self.most) for peer, pieces in gives.items() if pieces}
-        count = max((len(r) for r in (*self._takes.values(), *self._gives.values())), default=0)
-        for i in range(count):
-            self._round(i)
+    def keep(self, graph: Dealt) -> None:
+        """What stays on this rank goes to its place. Raises: UcplError E605, E607."""
+        for source, target, may_round in graph.kept():
+            there = seen(self.targets[target.name], target)
+            put(seen(self.sources[source.name], source), there, target, may_round)
+            self.kept += target.elements * there.element_size()
 
-    def _round(self, i: int) -> None:
+    def run(self, graph: Dealt) -> None:
+        """What is sent and received, in rounds. Raises: UcplError E605, E607."""
+        gives = {peer: windows_of(parts, self.most) for peer, parts in graph.given().items()}
+        takes = {peer: windows_of(parts, self.most) for peer, parts in graph.taken().items()}
+        for i in range(max((len(windows) for windows in (*takes.values(), *gives.values())), default=0)):
+            self._round(
+                [(peer, windows[i]) for peer, windows in gives.items() if i < len(windows)],
+                [(peer, windows[i]) for peer, windows in takes.items() if i < len(windows)],
+            )
+
+    def _round(self, gives: Sequence[tuple[int, Window]], takes: Sequence[tuple[int, Window]]) -> None:
         calls, arriving = [], []
-        used = 0
-        for peer, rounds in self._gives.items():
-            if i < len(rounds):
-                message = self._packed(rounds[i])
-                used += len(message)
-                self.sent += sum(slot.size for slot in rounds[i])
-                calls.append(dist.P2POp(dist.isend, message, self._global(peer), self.group))
-        for peer, rounds in self._takes.items():
-            if i < len(rounds):
-                message = torch.empty(_size(rounds[i]), dtype=torch.uint8, device=self.device)
-                used += len(message)
-                arriving.append((rounds[i], message))
-                calls.append(dist.P2POp(dist.irecv, message, self._global(peer), self.group))
-        self.staging = max(self.staging, used)
+        for peer, window in gives:
+            calls.append(dist.P2POp(dist.isend, self._packed(window), global_rank(peer, self.group), self.group))
+            self.sent += window.size
+        for peer, window in takes:
+            raw = torch.empty(window.size, dtype=torch.uint8, device=self.device)
+            arriving.append((window, raw))
+            calls.append(dist.P2POp(dist.irecv, raw, global_rank(peer, self.group), self.group))
+        self.staging = max(self.staging, sum(window.size for _, window in (*gives, *takes)))
         for work in dist.batch_isend_irecv(calls) if calls else ():
             work.wait()
-        for slots, message in arriving:
-            self._unpacked(slots, message)
+        for window, raw in arriving:
+            self._unpacked(window, raw)
 
-    def _global(self, peer: int) -> int:
-        return peer if self.group is None else dist.get_global_rank(self.group, peer)
+    def _packed(self, window: Window) -> torch.Tensor:
+        raw = torch.empty(window.size, dtype=torch.uint8, device=self.device)
+        values = raw.view(dtype_of(window.message.dtype))
+        for part in window.parts:
+            begin = part.begin - window.begin
+            there = values[begin : begin + part.box.elements].view(part.box.shape)
+            there.copy_(seen(self.sources[part.box.name], part.box))
+        return raw
 
-    def _packed(self, slots: Sequence[_Slot]) -> torch.Tensor:
-        message = torch.empty(_size(slots), dtype=torch.uint8, device=self.device)
-        for slot in slots:
-            box = slot.piece.source
-            there = message[slot.begin : slot.begin + slot.size].view(dtype_of(box.dtype)).view(box.shape)
-            there.copy_(seen(self.sources[box.name], box))
-        return message
-
-    def _unpacked(self, slots: Sequence[_Slot], message: torch.Tensor) -> None:
-        for slot in slots:
-            box, goal = slot.piece.source, slot.piece.target
-            values = message[slot.begin : slot.begin + slot.size].view(dtype_of(box.dtype)).view(box.shape)
-            there = self.targets[goal.name]
-            put(slot.piece, values.to(there.device), seen(there, goal))
-            self.received += slot.size
+    def _unpacked(self, window: Window, raw: torch.Tensor) -> None:
+        values = raw.view(dtype_of(window.message.dtype))
+        for part in window.parts:
+            begin, there = part.begin - window.begin, self.targets[part.box.name]
+            found = values[begin : begin + part.box.elements].view(part.box.shape)
+            put(found.to(there.device), seen(there, part.box), part.box, part.may_round)
+        self.received += window.size
 
 
-def _size(slots: Sequence[_Slot]) -> int:
-    return slots[-1].begin + slots[-1].size
+def global_rank(peer: int, group: dist.ProcessGroup | None) -> int:
+    """A rank of a group as torch's calls between two ranks take it."""
+    return peer if group is None else dist.get_global_rank(group, peer)

@@ -12,13 +12,13 @@ from typing import Literal
 
 from attrs import evolve
 
-from ucpl.columns.operations import Derive
+from ucpl.columns.operations import Derive, Merge
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
 from ucpl.records import frozen
 from ucpl.schedule import Plan, Runs
 
-__all__ = ["Box", "Held", "Name", "Piece", "pieces_of", "split"]
+__all__ = ["Box", "Held", "Name", "Piece", "Way", "pieces_of"]
 
 Name = tuple[str, Key]
 Ints = tuple[int, ...]
@@ -37,6 +37,11 @@ class Box:
     @property
     def elements(self) -> int:
         return prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        """Behind its last element."""
+        return 1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
 
     @property
     def is_run(self) -> bool:
@@ -58,13 +63,29 @@ class Box:
 
 
 @frozen
+class Way:
+    """What a piece is of, and what becomes of it on its way: the plan's node, of one state."""
+
+    label: str
+    state: str
+    origin: str  # the state that it is made of
+    derives: bool = False
+    exact: bool = False  # of what is derived: nothing is rounded
+    lossy: bool = False  # a cast that rounds was asked for
+
+    @property
+    def may_round(self) -> bool:
+        return self.lossy or (self.derives and not self.exact)
+
+
+@frozen
 class Piece:
-    """A box of the source, from the rank that gives it, and where it goes."""
+    """A box of the source, from the rank that gives it, and where it goes. Both have one shape."""
 
     peer: int
     source: Box
     target: Box
-    may_round: bool
+    way: Way
 
 
 Held = Mapping[Name, Sequence[int]]  # stored tensors of the source, and the ranks that hold each, in order
@@ -83,10 +104,23 @@ def pieces_of(plan: Plan, held: Held, rank: int) -> list[Piece]:
         _demand_moved(plan, runs)
         copies = _copies(plan, runs.state)
         near = _near(copies, held, rank)
+        ways: dict[int, Way] = {}
         for row in range(len(runs)):
             if runs.shape[row].all():
-                found += _apart(_piece(plan, runs, row, copies, (held, rank)), near, rank)
+                number = int(runs.node[row])
+                way = ways.get(number) or ways.setdefault(number, _way(plan, runs, number))
+                piece = Piece(*_piece(plan, runs, row, copies, (held, rank)), way)
+                found += _apart(piece, near, rank)
     return found
+
+
+def _way(plan: Plan, runs: Runs, number: int) -> Way:
+    node = plan.nodes[number]
+    assert isinstance(node, Merge | Derive)
+    origin = next(lane.origin for lane in node.lanes if lane.state == runs.state)
+    exact = isinstance(node, Derive) and node.exact
+    rounds = isinstance(node, Derive) and not exact
+    return Way(node.label, runs.state, origin, isinstance(node, Derive), exact, runs.lossy and not rounds)
 
 
 def _demand_moved(plan: Plan, runs: Runs) -> None:
@@ -101,7 +135,8 @@ def _demand_moved(plan: Plan, runs: Runs) -> None:
     )  # fmt: skip
 
 
-def _piece(plan: Plan, runs: Runs, row: int, copies: Copies, holders: tuple[Held, int]) -> Piece:
+def _piece(plan: Plan, runs: Runs, row: int, copies: Copies, holders: tuple[Held, int]) -> tuple[int, Box, Box]:
+    """Who gives a row of the plan, the box there, and the one that it fills here."""
     held, rank = holders
     target, first = _box(plan, runs, row, "target"), _box(plan, runs, row, "source")
     givers = [(peer, box) for box in (first, *copies.get(target, ())) for peer in held.get(box.name, ())]
@@ -110,8 +145,7 @@ def _piece(plan: Plan, runs: Runs, row: int, copies: Copies, holders: tuple[Held
         fail("E643", f"no rank holds {key_text(key)} of {file}", Label(file, where=key_text(key)))
     mine = [one for one in givers if one[0] == rank]
     peer, source = mine[0] if mine else givers[rank % len(givers)]
-    node = plan.nodes[int(runs.node[row])]
-    return Piece(peer, source, target, runs.lossy or (isinstance(node, Derive) and not node.exact))
+    return peer, source, target
 
 
 def _copies(plan: Plan, state: str) -> Copies:
@@ -174,16 +208,3 @@ def _box(plan: Plan, runs: Runs, row: int, side: Literal["source", "target"]) ->
     kept = [(n, s) for n, s in zip(runs.shape[row].tolist(), stride[row].tolist(), strict=True) if n > 1]
     shape, steps = tuple(n for n, _ in kept), tuple(s for _, s in kept)
     return Box((tensor.file, tensor.key), tensor.dtype, shape, int(offset[row]), steps)
-
-
-def split(piece: Piece, most: int) -> Iterator[Piece]:
-    """A piece in parts of at most so many elements, along its first dims."""
-    whole = piece.source.elements
-    if whole <= most:
-        yield piece
-        return
-    count = piece.source.shape[0]
-    each = max(1, most * count // whole)
-    for low in range(0, count, each):
-        high = min(count, low + each)
-        yield from split(evolve(piece, source=piece.source.rows(low, high), target=piece.target.rows(low, high)), most)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from ucpl.columns.operations import Fill
+from ucpl.columns.operations import Fill, net_text
 from ucpl.conversion.given import model_named
 from ucpl.conversion.keywords import given_from
 from ucpl.conversion.planning import Asked, described
@@ -22,7 +22,8 @@ from ucpl.conversion.share import share_of
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import Key, key_text
-from ucpl.ranks.messages import Exchange, dtype_of, put, seen
+from ucpl.ranks.dealing import Dealt, Message, asked_of, dealt, request
+from ucpl.ranks.messages import Exchange, dtype_of, global_rank
 from ucpl.ranks.pieces import Name, Piece, pieces_of
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Resharded(dict[str, torch.Tensor]):
     received: int = 0
     kept: int = 0  # that were on this rank already
     staging: int = 0  # the most bytes of messages at once
+    graph: str = ""  # what this rank did, a node a line: what it read here, sent to whom, received from whom
 
 
 def reshard(
@@ -87,37 +89,30 @@ def reshard(
     for peer, names in enumerate(told):
         for file, key in names:
             held.setdefault((file, tuple(key)), []).append(peer)
-    takes: dict[int, list[Piece]] = {}
+    pieces: list[Piece] = []
     try:
-        for piece in pieces_of(work.plan, held, rank) if work.plan is not None else ():
-            takes.setdefault(piece.peer, []).append(piece)
+        pieces = pieces_of(work.plan, held, rank) if work.plan is not None else []
     except UcplError as caught:
         error = caught
     _agree(group, rank, error)
-    own = takes.pop(rank, [])
-    gives = _asked(takes, group, (rank, size))
-    made = Resharded()
-    staging = memory // (2 * max(1, size - 1))
-    exchange = Exchange(group, work.sources, work.targets, _device(group), staging)
+    device = _device(group)
+    graph = dealt(pieces, _asked(pieces, group, device), rank)
+    exchange = Exchange(group, work.sources, work.targets, device, memory // (2 * max(1, size - 1)))
     try:
-        work.demand_given({**gives, rank: own})
-        for piece in own:
-            put(
-                piece,
-                seen(work.sources[piece.source.name], piece.source),
-                seen(work.targets[piece.target.name], piece.target),
-            )
-            made.kept += piece.source.elements * work.targets[piece.target.name].element_size()
+        work.demand_types(graph)
+        exchange.keep(graph)
     except UcplError as caught:
         error = caught
     _agree(group, rank, error)
     try:
-        exchange.run(takes, gives)
+        exchange.run(graph)
     except UcplError as caught:
         error = caught
     _agree(group, rank, error)
-    made.sent, made.received, made.staging = exchange.sent, exchange.received, exchange.staging
-    made.update(work.result)
+    made = Resharded(work.result)
+    made.graph = net_text(graph.net)
+    made.sent, made.received, made.kept = exchange.sent, exchange.received, exchange.kept
+    made.staging = exchange.staging
     return made
 
 
@@ -200,17 +195,16 @@ class _Work:
                 Label(self.plan.target_call),
             )
 
-    def demand_given(self, gives: Mapping[int, Sequence[Piece]]) -> None:
+    def demand_types(self, graph: Dealt) -> None:
         """Raises: UcplError E640 where a tensor has another type than its layout says."""
-        for pieces in gives.values():
-            for piece in pieces:
-                box = piece.source
-                found = self.sources[box.name]
-                if found.dtype != dtype_of(box.dtype):
-                    text = key_text(box.name[1])
-                    fail(
-                        "E640", f"{text} is {found.dtype}, the layout says {box.dtype}", Label(box.name[0], where=text)
-                    )
+        for one in graph.sources:
+            if isinstance(one, Message):
+                continue
+            name, dtype = one
+            found = self.sources[name].dtype
+            if found != dtype_of(dtype):
+                text = key_text(name[1])
+                fail("E640", f"{text} is {found}, the layout says {dtype}", Label(name[0], where=text))
 
 
 def _names(homes: Iterable[tuple[str, Key, tuple[int, ...]]]) -> dict[str, tuple[Name, tuple[int, ...]]]:
@@ -255,14 +249,26 @@ def _device(group: dist.ProcessGroup | None) -> torch.device:
     return torch.device("cpu")
 
 
-def _asked(
-    takes: Mapping[int, Sequence[Piece]], group: dist.ProcessGroup | None, place: tuple[int, int]
-) -> dict[int, list[Piece]]:
-    """What each peer wants of this rank. All say all, a table of numbers and texts each."""
-    rank, size = place
-    told: list[dict[int, list[Piece]]] = [{} for _ in range(size)]
-    dist.all_gather_object(told, {peer: list(pieces) for peer, pieces in takes.items()}, group=group)
-    return {peer: wanted[rank] for peer, wanted in enumerate(told) if rank in wanted}
+def _asked(pieces: Sequence[Piece], group: dist.ProcessGroup | None, device: torch.device) -> dict[int, list[Piece]]:
+    """What each other rank wants of this one: each says it to those whom it concerns."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    wanted: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        if piece.peer != rank:
+            wanted.setdefault(piece.peer, []).append(piece)
+    mine = {
+        peer: torch.frombuffer(bytearray(request(some)), dtype=torch.uint8).to(device) for peer, some in wanted.items()
+    }
+    sizes = torch.tensor([len(mine.get(peer, ())) for peer in range(size)], device=device)
+    every = [torch.empty_like(sizes) for _ in range(size)]
+    dist.all_gather(every, sizes, group=group)
+    told = {p: int(row[rank]) for p, row in enumerate(every) if int(row[rank])}
+    theirs = {peer: torch.empty(count, dtype=torch.uint8, device=device) for peer, count in told.items()}
+    calls = [dist.P2POp(dist.isend, raw, global_rank(peer, group), group) for peer, raw in mine.items()]
+    calls += [dist.P2POp(dist.irecv, raw, global_rank(peer, group), group) for peer, raw in theirs.items()]
+    for work in dist.batch_isend_irecv(calls) if calls else ():
+        work.wait()
+    return {peer: asked_of(raw.cpu().numpy().tobytes(), peer) for peer, raw in theirs.items()}
 
 
 def _agree(group: dist.ProcessGroup | None, rank: int, error: UcplError | None) -> None:

@@ -19,8 +19,10 @@ from ucpl.columns.operations import (
     Merge,
     Node,
     Read,
+    Receive,
     Reduce,
     Scale,
+    Send,
     Split,
     Write,
     flows,
@@ -82,6 +84,8 @@ def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
             return ["scale", label, _lanes(lanes)]
         case Reduce(label=label, lanes=lanes, how=how, over=over, exact=exact):
             return ["reduce", label, _lanes(lanes), how, over, exact]
+        case Send() | Receive():
+            raise ValueError(f"what a rank of a job does is in no plan: {node}")
 
 
 def _lanes(lanes: tuple[Lane, ...]) -> Json:

@@ -1,0 +1,291 @@
+"""The graph of one rank of a job: what stays here, what goes to each other rank, what comes from it.
+
+    Read ─► Extract ─► Merge | Derive ─► Split ─► Write      what is in place
+            Extract ─► Send                                  what others asked for
+            Receive ─► Merge | Derive ─► Split ─► Write      what is asked of others
+
+A message has what one rank gives another of one dtype, box behind box in the order in which they were asked for. Both ends
+number it alike, so that nothing but elements is in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import evolve, field
+
+from ucpl.columns import Moves, Side, Space
+from ucpl.columns.operations import Derive, Extract, Lane, Merge, Node, Read, Receive, Send, Split, Write, flows
+from ucpl.ranks.pieces import Box, Name, Piece, Way
+from ucpl.records import frozen
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["Dealt", "Message", "Part", "asked_of", "dealt", "request"]
+
+Ints = tuple[int, ...]
+
+
+@frozen
+class Message:
+    """What one rank gives another, of one dtype: `elements` one behind the other."""
+
+    peer: int
+    dtype: str
+    elements: int
+
+
+Numbered = tuple[Name, str] | Message
+
+
+@frozen
+class Part:
+    """A box of a tensor of this rank, row-major from `begin` on in a message."""
+
+    message: Message
+    begin: int
+    box: Box
+    may_round: bool = False
+
+    def split(self, most: int) -> Iterator[Part]:
+        """In parts of at most so many elements, along its first dims."""
+        whole = self.box.elements
+        if whole <= most:
+            yield self
+            return
+        count = self.box.shape[0]
+        inner, each = whole // count, max(1, most * count // whole)
+        for low in range(0, count, each):
+            some = self.box.rows(low, min(count, low + each))
+            yield from evolve(self, begin=self.begin + low * inner, box=some).split(most)
+
+
+@frozen(eq=False)
+class Dealt:
+    """The graph of a rank. Positions are of two spaces: what it has, and what comes; what is made, and what goes."""
+
+    net: nx.DiGraph[Node] = field(repr=False)
+    sources: tuple[Numbered, ...]  # stored tensors, each with its dtype, then messages
+    targets: tuple[Numbered, ...]
+    spaces: tuple[Space, Space]
+
+    def kept(self) -> Iterator[tuple[Box, Box, bool]]:
+        """Boxes that stay on this rank: where they lie, where they go, and whether they may be rounded."""
+        for flow in flows(self.net):
+            if isinstance(flow.extract, Extract) and not isinstance(flow.way, Send):
+                for source, target in self._rows(flow.moves):
+                    yield self._box(source, self.sources), self._box(target, self.targets), flow.lossy
+
+    def given(self) -> dict[int, list[Part]]:
+        """Boxes for each other rank, in the order of the messages."""
+        found: dict[int, list[Part]] = {}
+        for flow in flows(self.net):
+            if isinstance(flow.way, Send):
+                for source, target in self._rows(flow.moves):
+                    part = Part(*self._place(target, self.targets), self._box(source, self.sources))
+                    found.setdefault(flow.way.peer, []).append(part)
+        return self._in_order(found, self.targets)
+
+    def taken(self) -> dict[int, list[Part]]:
+        """Boxes that each other rank gives, in the order of the messages."""
+        found: dict[int, list[Part]] = {}
+        for flow in flows(self.net):
+            if isinstance(flow.extract, Receive):
+                for source, target in self._rows(flow.moves):
+                    part = Part(*self._place(source, self.sources), self._box(target, self.targets), flow.lossy)
+                    found.setdefault(flow.extract.peer, []).append(part)
+        return self._in_order(found, self.sources)
+
+    def _rows(self, moves: Moves) -> Iterator[tuple[_Row, _Row]]:
+        here, there = self.spaces
+        columns = (
+            here.home(moves.source),
+            here.position(moves.source),
+            there.home(moves.target),
+            there.position(moves.target),
+        )
+        blocks = (moves.shape, moves.source_stride, moves.target_stride)
+        for source, a, target, b, shape, steps, goes in zip(*(c.tolist() for c in (*columns, *blocks)), strict=True):
+            yield _Row(source, a, shape, steps), _Row(target, b, shape, goes)
+
+    @staticmethod
+    def _box(row: _Row, tensors: Sequence[Numbered]) -> Box:
+        one = tensors[row.home]
+        assert not isinstance(one, Message)
+        kept = [(n, s) for n, s in zip(row.shape, row.stride, strict=True) if n > 1]
+        return Box(one[0], one[1], tuple(n for n, _ in kept), row.position, tuple(s for _, s in kept))
+
+    @staticmethod
+    def _place(row: _Row, tensors: Sequence[Numbered]) -> tuple[Message, int]:
+        one = tensors[row.home]
+        assert isinstance(one, Message)
+        return one, row.position
+
+    @staticmethod
+    def _in_order(found: dict[int, list[Part]], tensors: Sequence[Numbered]) -> dict[int, list[Part]]:
+        number = {one: i for i, one in enumerate(tensors)}
+        for parts in found.values():
+            parts.sort(key=lambda part: (number[part.message], part.begin))
+        return found
+
+
+@frozen
+class _Row:
+    home: int
+    position: int
+    shape: list[int]
+    stride: list[int]
+
+
+def dealt(pieces: Sequence[Piece], asked: Mapping[int, Sequence[Piece]], rank: int) -> Dealt:
+    """The graph of a rank.
+
+    pieces: what it needs, in order, of itself and of others; asked: what others need of it, as `asked_of` tells it.
+    """
+    import networkx as nx
+
+    mine = [p for p in pieces if p.peer == rank]
+    taken = _Messages.of(p for p in pieces if p.peer != rank)
+    given = _Messages.of(p for peer in sorted(asked) for p in asked[peer])
+    here = _Places.over([p.source for p in (*mine, *given.pieces)], taken.each)
+    there = _Places.over([p.target for p in pieces], given.each)
+    net: nx.DiGraph[Node] = nx.DiGraph()
+    read, write = Read("this rank", "", 0, here.stored), Write("this rank", "", 0, there.stored)
+    net.add_nodes_from((read, write))
+    for way, some in _by_way((0, p) for p in mine).items():
+        extract = Extract(way.label, _lanes(way), here.side(p.source for _, p in some))
+        nx.add_path(net, (read, extract, *_merged(way, there.side(p.target for _, p in some)), write))
+    for message, placed in given.each.items():
+        for way, some in _by_way(placed).items():
+            extract = Extract(way.label, _lanes(way), here.side(p.source for _, p in some))
+            send = Send(way.label, _lanes(way), message.peer, there.packed(message, some))
+            nx.add_path(net, (read, extract, send))
+    for message, placed in taken.each.items():
+        for way, some in _by_way(placed).items():
+            receive = Receive(way.label, _lanes(way), message.peer, here.packed(message, some))
+            nx.add_path(net, (receive, *_merged(way, there.side(p.target for _, p in some)), write))
+    return Dealt(net, tuple(here.number), tuple(there.number), (here.space, there.space))
+
+
+Placed = tuple[int, Piece]  # a piece, and where it begins in its message
+
+
+def _lanes(way: Way) -> tuple[Lane, ...]:
+    return (Lane(way.state, way.origin),)
+
+
+def _merged(way: Way, boxes: Side) -> tuple[Merge | Derive, Split]:
+    how = Derive(way.label, _lanes(way), way.exact) if way.derives else Merge(way.label, _lanes(way))
+    return how, Split(way.label, _lanes(way), boxes, lossy=way.lossy)
+
+
+def _by_way(some: Iterable[Placed]) -> dict[Way, list[Placed]]:
+    found: dict[Way, list[Placed]] = {}
+    for one in some:
+        found.setdefault(one[1].way, []).append(one)
+    return found
+
+
+@frozen(eq=False)
+class _Messages:
+    """All messages of a rank in one direction, each with its pieces in the order in which they are asked for."""
+
+    each: dict[Message, list[Placed]]
+
+    @classmethod
+    def of(cls, pieces: Iterable[Piece]) -> _Messages:
+        among: dict[tuple[int, str], list[Piece]] = {}
+        for piece in pieces:
+            among.setdefault((piece.peer, piece.source.dtype), []).append(piece)
+        each: dict[Message, list[Placed]] = {}
+        for (peer, dtype), some in among.items():
+            ends = np.cumsum([0, *(p.source.elements for p in some)]).tolist()
+            each[Message(peer, dtype, ends[-1])] = list(zip(ends, some, strict=False))
+        return cls(each)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [p for placed in self.each.values() for _, p in placed]
+
+
+@frozen(eq=False)
+class _Places:
+    """Stored tensors and messages by number, and boxes of them as rows of a table."""
+
+    number: Mapping[Numbered, int]
+    stored: int  # so many stored tensors come first
+    space: Space
+
+    @classmethod
+    def over(cls, boxes: Sequence[Box], messages: Iterable[Message]) -> _Places:
+        stored = dict.fromkeys((box.name, box.dtype) for box in boxes)
+        told = list(messages)
+        every: list[Numbered] = [*stored, *told]
+        number = {one: i for i, one in enumerate(every)}
+        far = max((*(box.end for box in boxes), *(message.elements for message in told)), default=1)
+        return cls(number, len(stored), Space.over(len(number), far))
+
+    def side(self, boxes: Iterable[Box]) -> Side:
+        return self._table([(self.number[box.name, box.dtype], box.offset, box.shape, box.stride) for box in boxes])
+
+    def packed(self, message: Message, placed: Iterable[Placed]) -> Side:
+        home = self.number[message]
+        return self._table([(home, at, p.source.shape, _row_major(p.source.shape)) for at, p in placed])
+
+    def _table(self, rows: Sequence[tuple[int, int, Ints, Ints]]) -> Side:
+        width = max((1, *(len(shape) for _, _, shape, _ in rows)))
+        home, offset = np.array([row[:2] for row in rows], np.int64).T
+        shape = np.array([_wide(shape, width) for _, _, shape, _ in rows], np.int64)
+        stride = np.array([_wide(stride, width) for _, _, _, stride in rows], np.int64)
+        return Side(np.zeros(len(rows), np.int64), self.space.address(home, offset), shape, stride)
+
+
+def _wide(numbers: Ints, width: int) -> Ints:
+    return numbers + (1,) * (width - len(numbers))
+
+
+def _row_major(shape: Ints) -> Ints:
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+# ---- what one rank asks of another --------------------------------------------------------------------------------------
+
+
+def request(pieces: Sequence[Piece]) -> bytes:
+    """What is asked of one rank, in order: names and ways as JSON, boxes as numbers behind it."""
+    names = list(dict.fromkeys((p.source.name, p.source.dtype) for p in pieces))
+    ways = list(dict.fromkeys(p.way for p in pieces))
+    name, way = {n: i for i, n in enumerate(names)}, {w: i for i, w in enumerate(ways)}
+    width = max((len(p.source.shape) for p in pieces), default=0)
+    rows = [
+        (name[p.source.name, p.source.dtype], way[p.way], len(p.source.shape), p.source.offset)
+        + _wide(p.source.shape, width) + _wide(p.source.stride, width)
+        for p in pieces
+    ]  # fmt: skip
+    told = {
+        "names": [[file, list(key), dtype] for (file, key), dtype in names],
+        "ways": [[w.label, w.state, w.origin] for w in ways],
+        "width": width,
+    }
+    head = json.dumps(told).encode()
+    return len(head).to_bytes(8, "little") + head + np.array(rows, np.int64).tobytes()
+
+
+def asked_of(raw: bytes, peer: int) -> list[Piece]:
+    """The pieces of a request of `peer`, as boxes that this rank holds."""
+    size = int.from_bytes(raw[:8], "little")
+    told = json.loads(raw[8 : 8 + size])
+    names: list[tuple[Name, str]] = [((file, tuple(key)), dtype) for file, key, dtype in told["names"]]
+    ways = [Way(*way) for way in told["ways"]]
+    width = int(told["width"])
+    rows = np.frombuffer(raw[8 + size :], np.int64).reshape(-1, 4 + 2 * width)
+    found = []
+    for name, way, dims, offset, *rest in rows.tolist():
+        box = Box(*names[name], tuple(rest[:dims]), offset, tuple(rest[width : width + dims]))
+        found.append(Piece(peer, box, box, ways[way]))
+    return found
