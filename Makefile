@@ -11,12 +11,13 @@ PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 
 TIMED := plan start lsp convert peer
 
-.PHONY: help demo test check mutants walk faults powerloss interop bench $(TIMED) docs fmt fmt-check pins clean
+.PHONY: help demo test thorough check mutants walk faults powerloss interop bench $(TIMED) docs fmt fmt-check pins clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      convert a real DeepSpeed checkpoint through a plan and prove the result"
-	@echo "make test      all tests but those that need a training framework"
+	@echo "make test      all tests but those that need a training framework, or are listed in tests/thorough.toml"
+	@echo "make thorough  those that are listed there: more cases of what make test looks at"
 	@echo "make check     lint, format, types, order of imports"
 	@echo "make mutants   plant faults in a copy, each of which a test must find (SHARE=10 SEED=1 ROOM=runtime narrow it)"
 	@echo "make walk      convert real checkpoints from topology to topology at random, 200 times (WALK=10 SEED=1), the state held each time"
@@ -50,7 +51,10 @@ demo: $(VENV)/ready
 	@echo "source $(VENV)/bin/activate puts ucpl on your path"
 
 test: $(VENV)/ready
-	$(VENV)/bin/python -m pytest -m "not interop" --ignore=tests/interop -n $(JOBS) --dist worksteal $(TESTS)
+	$(VENV)/bin/python -m pytest -m "not interop" --ignore=tests/interop -n $(JOBS) --dist worksteal $(or $(TESTS),--thorough leave)
+
+thorough: $(VENV)/ready
+	$(VENV)/bin/python -m pytest -m "not interop" --ignore=tests/interop -n $(JOBS) --dist worksteal --thorough only
 
 check: $(VENV)/ready fmt-check
 	$(VENV)/bin/ruff check .

@@ -30,7 +30,7 @@ gc.disable()
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, Phase, settings  # noqa: E402
 
-from tests import collecting  # noqa: E402
+from tests import collecting, thorough  # noqa: E402
 
 # No deadline: the first example of a law pays for imports. A failure prints the blob that repeats it. The same examples in
 # every run, so that a change is judged by what it changes; new ones are looked for with `hunt`.
@@ -51,10 +51,21 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "laws"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--thorough", choices=("leave", "only", "all"), default="all", help="tests that thorough.toml lists"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A hunt looks at more examples than a law asks for itself."""
     collecting.keep(config, items)
+    if (which := config.getoption("--thorough")) != "all":
+        listed = thorough.thorough([item.nodeid for item in items], thorough.entries())
+        gone = [item for item in items if (item.nodeid in listed) == (which == "leave")]
+        config.hook.pytest_deselected(items=gone)
+        items[:] = [item for item in items if (item.nodeid in listed) != (which == "leave")]
     if os.environ.get("HYPOTHESIS_PROFILE") != "hunt":
         return
     times = int(os.environ.get("HUNT", "10"))

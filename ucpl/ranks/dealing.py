@@ -47,7 +47,7 @@ Numbered = tuple[Name, str] | Message
 class Part:
     """A box of a tensor of this rank, row-major from `begin` on in a message."""
 
-    message: Message
+    of: Message
     begin: int
     box: Box
     may_round: bool = False
@@ -130,7 +130,7 @@ class Dealt:
     def _in_order(found: dict[int, list[Part]], tensors: Sequence[Numbered]) -> dict[int, list[Part]]:
         number = {one: i for i, one in enumerate(tensors)}
         for parts in found.values():
-            parts.sort(key=lambda part: (number[part.message], part.begin))
+            parts.sort(key=lambda part: (number[part.of], part.begin))
         return found
 
 

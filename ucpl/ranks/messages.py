@@ -56,7 +56,7 @@ def _is_same(made: torch.Tensor, values: torch.Tensor) -> bool:
 class Window:
     """What of a message goes at once: its elements from `begin` on, and the parts that they are."""
 
-    message: Message
+    of: Message
     begin: int
     elements: int
     parts: tuple[Part, ...]
@@ -64,7 +64,7 @@ class Window:
     @property
     def size(self) -> int:
         """Bytes."""
-        return self.elements * DTYPES[self.message.dtype].itemsize
+        return self.elements * DTYPES[self.of.dtype].itemsize
 
 
 def windows_of(parts: Iterable[Part], most: int) -> list[Window]:
@@ -76,14 +76,14 @@ def windows_of(parts: Iterable[Part], most: int) -> list[Window]:
     def close() -> None:
         nonlocal filled
         if at:
-            found.append(Window(at[0].message, at[0].begin, filled, tuple(at)))
+            found.append(Window(at[0].of, at[0].begin, filled, tuple(at)))
         at.clear()
         filled = 0
 
     for whole in parts:
-        room = max(1, most // DTYPES[whole.message.dtype].itemsize)
+        room = max(1, most // DTYPES[whole.of.dtype].itemsize)
         for part in whole.split(room):
-            if at and (at[0].message != part.message or filled + part.box.elements > room):
+            if at and (at[0].of != part.of or filled + part.box.elements > room):
                 close()
             at.append(part)
             filled += part.box.elements
@@ -139,7 +139,7 @@ class Exchange:
 
     def _packed(self, window: Window) -> torch.Tensor:
         raw = torch.empty(window.size, dtype=torch.uint8, device=self.device)
-        values = raw.view(dtype_of(window.message.dtype))
+        values = raw.view(dtype_of(window.of.dtype))
         for part in window.parts:
             begin = part.begin - window.begin
             there = values[begin : begin + part.box.elements].view(part.box.shape)
@@ -147,7 +147,7 @@ class Exchange:
         return raw
 
     def _unpacked(self, window: Window, raw: torch.Tensor) -> None:
-        values = raw.view(dtype_of(window.message.dtype))
+        values = raw.view(dtype_of(window.of.dtype))
         for part in window.parts:
             begin, there = part.begin - window.begin, self.targets[part.box.name]
             found = values[begin : begin + part.box.elements].view(part.box.shape)
