@@ -8,10 +8,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ucpl.cli.console import bytes_text
 from ucpl.cli.costs import add_bandwidths, bandwidths_of
 from ucpl.cli.options import add_json, add_model, add_sizes, given_of, memory_of, write_text
 from ucpl.errors import Exit, Label, fail
+from ucpl.pictures.look import binary_text
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EXAMPLE = """
 ucpl contingency --from 'llama.ucpl:megatron(tp=8, pp=16, dp=128)' --lose 1..4 --unit node=8 --keep tp -o plans
 ucpl contingency --from runs/on-16 --lose 1 --unit rank=1 --room 20G -o plans
+ucpl contingency --from 'zero.ucpl:zero(tp=2, dp=4)' --lose 1..3 --svg after-a-loss.svg
 """
 _LOSE = re.compile(r"([1-9][0-9]{0,5})(?:\.\.([1-9][0-9]{0,5}))?")
 _UNIT = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,30})=([1-9][0-9]{0,5})")
@@ -39,6 +40,11 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--room", metavar="SIZE", help="what a rank may hold of weights and states, as in 60G")
     parser.add_argument("--best", default="3", metavar="N", help="choices of each loss that are planned (default 3)")
     parser.add_argument("-o", "--output", metavar="FOLDER", help="write the plans, and contingency.json, here")
+    drawing = parser.add_mutually_exclusive_group()
+    drawing.add_argument(
+        "--svg", metavar="FILE", help="draw the table into this file, which replaces one that is there"
+    )
+    drawing.add_argument("--html", metavar="FILE", help="the same as a page for browsers")
     add_bandwidths(parser)
     add_model(parser, "where the layout is of any")
     add_sizes(parser)
@@ -58,15 +64,16 @@ def run(options: Namespace, console: Console) -> int:
     folder = Path(options.output) if options.output else None
     (ranks, held), losses = contingencies(options.source, wish, given_of(options))
     console.say(
-        f"from       {options.source}: {ranks:,} ranks, of which one holds {short(held)} at most",
+        f"from       {options.source}: {ranks:,} ranks, of which one holds {binary_text(held)} at most",
         f"unit       {unit} of {size:,} ranks",
     )
-    found, rows = [], []
+    found, rows, pictured = [], [], []
     for loss in losses:
         mine = [(choice, written(choice, loss, folder)) for choice in loss.choices]
         rows += [cells(loss, unit, choice, name) for choice, name in mine]
         rows += [] if mine else [(f"{loss.lost} {unit}", f"{loss.left:,}", "nothing fits", "", "", "", "")]
         found.append(told(loss, mine, known))
+        pictured.append((loss, [name for _, name in mine]))
         for call, why in loss.refused[:REFUSED_SHOWN]:
             console.say(f"not        {loss.lost} {unit}: {call}: {why}")
     console.say(*table(rows).splitlines())
@@ -81,6 +88,14 @@ def run(options: Namespace, console: Console) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "contingency.json", json.dumps(answer, indent=1) + "\n")
         console.say(f"written    {folder}")
+    if options.svg is not None or options.html is not None:
+        from ucpl.pictures.html_losses import losses_html
+        from ucpl.pictures.losses import losses_picture
+        from ucpl.pictures.svg_losses import losses_svg
+
+        picture = losses_picture(options.source, (ranks, held), unit, wish, pictured)
+        write_text(Path(options.svg or options.html), losses_html(picture) if options.html else losses_svg(picture))
+        console.say(f"written    {options.svg or options.html}")
     console.answer({**answer, "output": options.output})
     return Exit.DONE if all(loss["choices"] for loss in found) else Exit.ANSWER_IS_NO
 
@@ -123,13 +138,8 @@ def written(choice: Choice, loss: Loss, folder: Path | None) -> str:
 def cells(loss: Loss, unit: str, choice: Choice, name: str) -> tuple[str, ...]:
     degrees = ", ".join(f"{n} = {v}" for n, v in choice.degrees.items())
     used = f"{choice.ranks:,} ({choice.ranks / loss.left:.1%})"
-    held, sent = short(choice.held), short(choice.cost.bytes_sent)
+    held, sent = binary_text(choice.held), binary_text(choice.cost.bytes_sent)
     return (f"{loss.lost} {unit}", f"{loss.left:,}", degrees, used, held, sent, name)
-
-
-def short(count: int) -> str:
-    """`3.8 GiB`."""
-    return bytes_text(count).rpartition("(")[2].rstrip(")")
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

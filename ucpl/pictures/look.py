@@ -8,6 +8,7 @@ __all__ = [
     "FAMILIES",
     "Shade",
     "amount_text",
+    "binary_text",
     "clipped",
     "count_text",
     "markup",
@@ -77,6 +78,16 @@ def amount_text(n: int, unit: str) -> str:
     if unit != "B":
         return f"{text} {unit}"
     return f"{text}B" if text[-1].isalpha() else f"{text} bytes"
+
+
+def binary_text(n: int) -> str:
+    """`171 KiB`, `12.7 GiB`: as tables of the command line have bytes."""
+    size, unit = float(n), "bytes"
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.3g} {unit}"
 
 
 def share_text(part: int, whole: int) -> str:
