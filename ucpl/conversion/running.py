@@ -12,10 +12,12 @@ from attrs import evolve
 from ucpl.conversion.lessening import lessened
 from ucpl.conversion.renaming import renamed
 from ucpl.errors import Label, UcplError, fail
+from ucpl.remotes.entrance import place_of
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
     from ucpl.extents import Counted
+    from ucpl.remotes.places import Place
     from ucpl.runtime.counters import Report
     from ucpl.runtime.team import Team
     from ucpl.schedule.plan import Plan
@@ -32,6 +34,8 @@ def refuse_existing(target: Path, how: How) -> None:
     """Before any work. Raises: UcplError E500, E186 for what no file can be called, E400 where it cannot be looked at."""
     from ucpl.stores.watching import reading
 
+    if (there := place_of(target)) is not None:
+        return _refuse_in_store(there, how)
     name = os.fsencode(target.name)
     if len(name) > _NAME_MAX or b"\0" in os.fsencode(target):
         fail("E186", f"no target can be called so: {len(name)} bytes, {_NAME_MAX} at most", Label(str(target)[:80]))
@@ -45,6 +49,22 @@ def refuse_existing(target: Path, how: How) -> None:
         fail("E500", f"{target} is no file and no folder", Label(str(target)), remedy="choose another place")
 
 
+def _refuse_in_store(there: Place, how: How) -> None:
+    """The same of a place in a store, where what a run left lies in the target's own place. Raises: UcplError E400, E500."""
+    found = there.entries()
+    if not found or how.get("force"):
+        return
+    if there.is_unfinished:
+        if how.get("resume"):
+            return  # what is there is removed, and written again
+        what = f"{there.url} is not whole: a run began to write it and goes on, or ended before its time"
+        remedy = "where it ended: --resume removes what is there and begins again"
+        fail("E500", what, Label(there.url), remedy=remedy)
+    if how.get("resume"):
+        return  # it may be what this run would write
+    fail("E500", f"{there.url} exists, {len(found)} object{'s' * (len(found) > 1)}", Label(there.url))
+
+
 def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | None = None) -> Report:
     """Run exactly that plan, together with others where there is a team.
 
@@ -55,6 +75,7 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
     from ucpl.runtime.execute import execute
     from ucpl.runtime.team import ALONE
     from ucpl.stores.registry import framework
+    from ucpl.stores.watching import reading
 
     for blob in plan.target.blobs:
         demand_alike(blob.alike, blob.name, source.root)
@@ -69,6 +90,9 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
                 raise _with_line(error, plan, kept) from None
         raise
     if team is None or team.rank == 0:
+        if (there := place_of(target)) is not None:
+            with reading(target):
+                there.show()
         _look_again(target, plan)
     return report
 

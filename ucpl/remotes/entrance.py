@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ucpl.remotes.urls import file_at, is_url
 
-__all__ = ["source_at", "target_at"]
+if TYPE_CHECKING:
+    from ucpl.remotes.places import Place
+
+__all__ = ["place_of", "source_at", "target_at"]
+
+_PLACES: dict[Path, Place] = {}
 
 
 def source_at(path: str | Path) -> Path:
-    """Where a checkpoint can be read: a local path as it is, of a URL its shadow. Raises: UcplError E680-E684."""
+    """Where a checkpoint can be read: a local path as it is, of a URL its shadow. Raises: UcplError E400, E680-E683."""
     if not is_url(path):
         return Path(path)
     if (here := file_at(str(path))) is not None:
@@ -21,11 +27,18 @@ def source_at(path: str | Path) -> Path:
 
 
 def target_at(path: str | Path) -> Path:
-    """Where a target is to grow: a local path as it is, of a URL a place that stands for it. Raises: UcplError E680."""
+    """Where a target is to grow: a local path as it is, of a URL one that stands for it. Raises: UcplError E680."""
     if not is_url(path):
         return Path(path)
     if (here := file_at(str(path))) is not None:
         return here
     from ucpl.remotes.places import place
 
-    return place(path)
+    made = place(path)
+    _PLACES[made.path] = made
+    return made.path
+
+
+def place_of(path: Path) -> Place | None:
+    """The place in a store that a path stands for; None: it is a local one."""
+    return _PLACES.get(path)

@@ -14,10 +14,11 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-__all__ = ["fresh", "room"]
+__all__ = ["fresh", "room", "staging"]
 
 _PREFIX = "ucpl-remote-"
 CACHE_MAX = 8 << 30  # bytes of sources that are kept at most
+STAGED_MAX = 4 << 30  # bytes of a target that grow here at once, but for a file that is larger
 
 
 @cache
@@ -58,14 +59,19 @@ def fresh() -> Path:
 
 
 @cache
-def _limit(process: int) -> int:
-    said = os.environ.get("UCPL_REMOTE_CACHE", "")
+def _limit(process: int, name: str, most: int) -> int:
+    said = os.environ.get(name, "")
     if said.isdigit():
         return int(said)
     free = os.statvfs(_top(process))
-    return min(CACHE_MAX, free.f_bavail * free.f_frsize // 2)
+    return min(most, free.f_bavail * free.f_frsize // 2)
 
 
 def room() -> int:
     """How many bytes of sources this process keeps at most: UCPL_REMOTE_CACHE, else 8 GiB and half of what is free."""
-    return _limit(os.getpid())
+    return _limit(os.getpid(), "UCPL_REMOTE_CACHE", CACHE_MAX)
+
+
+def staging() -> int:
+    """How many bytes of a target grow here at once: UCPL_REMOTE_STAGING, else 4 GiB and half of what is free."""
+    return _limit(os.getpid(), "UCPL_REMOTE_STAGING", STAGED_MAX)

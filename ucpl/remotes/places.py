@@ -1,15 +1,58 @@
-"""Where a target in a store grows: not written yet."""
+"""Where a target in a store grows: a local place that stands for it, and what is there already.
+
+Not here: when which file goes up, and what is said of a run meanwhile (runtime).
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NoReturn
 
-from ucpl.errors import Label, fail
+from ucpl.errors import call_it
+from ucpl.records import define
+from ucpl.remotes import folders
+from ucpl.remotes.objects import Entry, Objects, objects_at, refuse
+from ucpl.remotes.shadows import MANIFEST, UNFINISHED, Tree, lay
+from ucpl.remotes.urls import split
 
-__all__ = ["place"]
+__all__ = ["Place", "place"]
 
 
-def place(path: str | Path) -> NoReturn:
-    """Raises: UcplError E680, always."""
-    fail("E680", f"{path}: targets are written to local folders alone", Label(str(path)), remedy="give a local DST")
+@define(eq=False)
+class Place:
+    """A target in a store, and the path that stands for it."""
+
+    url: str
+    objects: Objects
+    name: str  # of the target, below the objects' folder; "": all of a bucket
+    path: Path
+
+    def key(self, name: str) -> str:
+        """The key of one of its files."""
+        return f"{self.name}/{name}" if self.name else name
+
+    def entries(self) -> list[Entry]:
+        """What is there now: of a single file, itself. Raises: UcplError E400."""
+        try:
+            found = self.objects.entries(self.name)
+            one = self.objects.entry(self.name) if self.name and not found else None
+        except OSError as error:
+            refuse(error, self.url)
+        return found if one is None else [one]
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a run began to write there and has not ended. Raises: UcplError E400."""
+        keys = {entry.key for entry in self.entries()}
+        return self.key(UNFINISHED) in keys and self.key(MANIFEST) not in keys
+
+    def show(self) -> None:
+        """Let the path be the shadow of what is there now. Raises: OSError, UcplError E681, E682."""
+        lay(Tree(self.url, self.objects, self.name, self.path))
+
+
+def place(path: str | Path) -> Place:
+    """A place of its own for a target's URL. Raises: UcplError E680."""
+    url, above, name = split(path)
+    here = folders.fresh() / (name or url.rpartition("/")[2])
+    call_it(str(here), url)
+    return Place(url, objects_at(above), name, here)

@@ -28,14 +28,15 @@ def split(text: str | Path) -> tuple[str, str, str]:
     found = _URL.fullmatch(str(text))
     assert found is not None
     scheme, rest = found[1], found[2].rstrip("/")
+    begin = f"{scheme}:///" if ":///" in str(text) else f"{scheme}://"  # of some stores a path begins so
     steps = rest.split("/")
     if not rest or any(step in ("", ".", "..") or "\0" in step for step in steps):
         fail("E680", f"{text} names no place in a store", Label(str(text)), remedy="write s3://BUCKET/FOLDER")
     least = 2 if scheme in _IN_ACCOUNTS else 1
-    url = f"{scheme}://{rest}"
+    url = f"{begin}{rest}"
     if len(steps) <= least:
         return url, url, ""
-    return url, f"{scheme}://{'/'.join(steps[:-1])}", steps[-1]
+    return url, f"{begin}{'/'.join(steps[:-1])}", steps[-1]
 
 
 def file_at(text: str) -> Path | None:

@@ -14,16 +14,18 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
 from ucpl.columns import each
-from ucpl.errors import Diagnostic, Label, UcplError, fail
+from ucpl.errors import Diagnostic, Label, UcplError, called, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import as_filed
 from ucpl.records import frozen
+from ucpl.remotes.entrance import place_of
 from ucpl.runtime import earlier, together
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.bands import bands_of
@@ -34,7 +36,7 @@ from ucpl.runtime.disk import demand_own, disk, make_file, make_folders, sync_fo
 from ucpl.runtime.evidence import Inspection, allowance, check_blanks, check_members, members_of
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.fills import Fills, bind_fills, demand_whole
-from ucpl.runtime.identity import digest_of_files, digest_of_plan, digest_of_sources
+from ucpl.runtime.identity import IDENTITY, digest_of_files, digest_of_plan, digest_of_sources
 from ucpl.runtime.journal import Journal, Past
 from ucpl.runtime.known import Known
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, Written, manifest_of, storage_crcs
@@ -56,13 +58,15 @@ from ucpl.schedule import Files, Plan, bound
 from ucpl.stores.checkpoint import Checkpoint, Framework, Skeleton
 from ucpl.stores.containers import with_beside
 
+if TYPE_CHECKING:
+    from ucpl.runtime.shipping import Shipping
+
 __all__ = ["execute"]
 
 SINGLE = (".pt", ".pth", ".bin")  # a target of this name is one file
 FROM_MEMORY = "pages cannot be dropped from memory here: what was read back need not have come from the disk"
 OF_A_JOB = "torchrun ends all ranks where one is gone: it says which was the first, and how it ended"
 _FINAL = ("E505", "E605", "E607", "E611", "E612", "E613", "E614")  # what `--resume` cannot go on from
-_IDENTITY = ("digest", "files", "content")  # what tells that a run is the same run
 
 
 def execute(
@@ -83,6 +87,8 @@ def execute(
     options = options or RunOptions()
     counters = Counters()
     place = _place(Path(target), source)
+    if team.size > 1 and place_of(place) is not None:
+        fail("E684", f"{place} is in a store: {team.size} ranks cannot write it together", Label(str(place)))
     with counters.phase("plan"):
         share = share_of(options.memory, options.workers)
         sources = fit(plan.sources, source.extents)
@@ -139,11 +145,15 @@ def _place(target: Path, source: Checkpoint) -> Path:
         cannot_write(parent, error, resumable=False)
     if not is_folder:
         fail("E507", f"{parent} is no folder", Label(str(target)))
+    if place_of(place) is not None:  # they lie where their URLs say
+        place, top, within = Path(called(str(place))), Path(called(str(top))), place
+    else:
+        within = place
     if place == top or top in place.parents or place in top.parents:
         what = "holds" if place in top.parents else "is, or lies in,"
         remedy = "the source is only read: choose a DST beside it, or anywhere else outside of it"
         fail("E507", f"the target {what} the source {top}", Label(str(place)), remedy=remedy)
-    return place
+    return within
 
 
 def _refuse_globals(skeleton: Skeleton, options: RunOptions) -> None:
@@ -156,6 +166,27 @@ def _refuse_globals(skeleton: Skeleton, options: RunOptions) -> None:
                 for name in unknown
             )
         )  # fmt: skip
+
+
+def _demand_room(layout: TargetPlan, target: Path) -> None:
+    """Raises: UcplError E501, E503."""
+    try:
+        room = os.statvfs(target.parent)
+    except OSError as error:
+        cannot_write(target.parent, error, resumable=False)
+    free = room.f_bavail * room.f_frsize
+    if layout.size > free:
+        fail("E501", f"the target needs {layout.size} bytes, {free} are free", Label(str(target.parent)))
+
+
+def _shipping(target: Path, layout: TargetPlan, single: bool) -> Shipping | None:
+    """How a target goes into a store, where it does."""
+    place = place_of(target)
+    if place is None:
+        return None
+    from ucpl.runtime.shipping import Shipping
+
+    return Shipping(place, layout.files, single)
 
 
 @frozen(eq=False)
@@ -200,6 +231,7 @@ class _Run:
         self.unverified: tuple[Unverified, ...] = ()
         self.remarks: tuple[str, ...] = ()
         self.keep = False
+        self.shipping = _shipping(target, self.layout, self.single)
 
     def close(self) -> None:
         """Whatever is open. What was written is durable or counts for nothing: an error here says nothing new."""
@@ -213,6 +245,9 @@ class _Run:
 
     def after(self, error: UcplError) -> UcplError:
         """The error with what became of the work: kept where it can be resumed, else removed."""
+        if self.shipping is not None:
+            self.work.clear()
+            return self.shipping.undo(error)
         if not self.keep:
             return error
         first = error.diagnostics[0]
@@ -231,6 +266,10 @@ class _Run:
             return said
 
     def interrupted(self) -> UcplError:
+        if self.shipping is not None:
+            place = Label(str(self.target))
+            said = Diagnostic("E620", f"interrupted: {self.target} is not there", (place,), remedy="Run it again.")
+            return self.shipping.undo(UcplError(said))
         if not self.keep:
             place, what, remedy = Label(str(self.target)), "before anything was written", "Run it again."
         else:
@@ -261,6 +300,8 @@ class _Run:
         return self._report()
 
     def _lead(self) -> Report:
+        if self.shipping is not None and self.options.resume and self.shipping.is_finished(self.digests):
+            return self._done_before()
         past = self._past()
         if past is not None and earlier.is_published(past, self.target):
             self.work.clear()
@@ -315,12 +356,12 @@ class _Run:
     def _is_finished(self) -> bool:
         """Whether the target is what this run would write: as its manifest says, or, where it has none, in every byte."""
         if not self.single:
-            return earlier.is_finished(self.target, {name: self.digests[name] for name in _IDENTITY}, self.layout)
+            return earlier.is_finished(self.target, {name: self.digests[name] for name in IDENTITY}, self.layout)
         (file,) = self.layout.files
         there = TargetFiles(self.target.parent, [evolve(file, path=self.target.name)])
         try:
             tiles = cut_tiles(self.layout.units, self.plane.share.tile)
-            return is_same(there, self.layout, tiles, Made(self._assembler(), self.sources), self.plane)
+            return is_same(there, self.layout, tiles, Made(self.assembler(), self.sources), self.plane)
         except UcplError as error:
             if error.diagnostics[0].code != "E503":  # it cannot be opened: it is none of ours
                 raise
@@ -332,14 +373,15 @@ class _Run:
         """Files of their final size, durable names, a journal. Raises: UcplError E501, E503."""
         if past is None:
             self.work.clear()
-            self._check_room()
+            if self.shipping is None:  # else it grows here a few files at a time
+                _demand_room(self.layout, self.target)
         try:
             if past is None:
                 disk().make_folder(self.work.folder, fresh=True)
             demand_own(self.work.folder)
             make_folders(self.target.parent, self.work.tree)
-            written = self.files.create()
-            self.counters.add(written=written)
+            if self.shipping is None:
+                self.counters.add(written=self.files.create())
             sync_folders(self.work.folder)
             sync_folder(self.target.parent)
             if past is not None:
@@ -359,25 +401,20 @@ class _Run:
 
     def _header(self, cut: tuple[int, int]) -> dict[str, object]:
         """What a run is, and a mark of its own: which journals are of one run."""
-        identity = {name: self.digests[name] for name in _IDENTITY}
+        identity = {name: self.digests[name] for name in IDENTITY}
         return {"tile": cut[0], "band": cut[1], **identity, "run": token_hex(8)}
 
-    def _check_room(self) -> None:
-        try:
-            room = os.statvfs(self.target.parent)
-        except OSError as error:
-            cannot_write(self.target.parent, error, resumable=False)
-        free = room.f_bavail * room.f_frsize
-        if self.layout.size > free:
-            fail("E501", f"the target needs {self.layout.size} bytes, {free} are free", Label(str(self.target.parent)))
-
-    def _assembler(self) -> Assembler:
+    def assembler(self) -> Assembler:
         file_of = [self.sources.index[p.file] for p in self.places]
         return Assembler(self.rows, self.fills, self.places, self.layout.places, file_of, self.plan.tensors)
 
     def _fill(self, known: Known) -> None:
         """All that is between an empty tree and the rename, and the rename."""
         assert self.journal is not None
+        if self.sources.is_remote:
+            self.sources.want(wanted(self.rows, self.places))
+        if self.shipping is not None:
+            return self._ship(known)
         self.team.all("ready")  # all have read what earlier journals say: from here on they grow
         again = ReadBack(self.files, known, self.plane) if self.options.read_back else None
         if again is not None:
@@ -385,10 +422,8 @@ class _Run:
                 for position, data in parts:
                     again.late(i, position, len(data))
         clones = Clones(self.sources, self.files) if self.options.reflink and not self.sources.is_remote else None
-        if self.sources.is_remote:
-            self.sources.want(wanted(self.rows, self.places))
         Mover(
-            self.plane, self.layout, self._assembler(), self.sources, self.files, self.journal, known,
+            self.plane, self.layout, self.assembler(), self.sources, self.files, self.journal, known,
             self.fragments, self.options.progress, again, clones, self.team,
         ).move()  # fmt: skip
         if self.counters.seconds.get("digest"):
@@ -405,12 +440,20 @@ class _Run:
             together.counted(self.team, self.counters)
         self.team.all("published")
 
+    def _ship(self, known: Known) -> None:
+        from ucpl.runtime.shipping import ship  # most targets are local
+
+        assert self.shipping is not None
+        ship(self, self.shipping, known)
+        self.keep = False
+        self.work.clear()
+
     def _finish_all(self, known: Known, again: ReadBack | None, mine: NDArray[np.bool_]) -> None:
         """From the last tile to the rename. mine: tiles that this process reads back."""
         if self.team.size > 1:
             self._take_over(known)
         with self.counters.phase("source"):
-            self._check_source()
+            self.check_source()
         unit_crc = storage_crcs(self.layout, known.tiles, known.crc)
         patches = patches_of(self.layout, unit_crc)
         beside = self._finish(patches)
@@ -434,7 +477,7 @@ class _Run:
         known.take(past)
         self.fragments = past.fragments
 
-    def _check_source(self) -> None:
+    def check_source(self) -> None:
         """Members that were touched against their CRCs, padding against zero. Raises: UcplError E611, E612, E614."""
         self.sources.check_unchanged()
         members = members_of((self.places[s] for s in each(self.rows.source)), self.sources)
@@ -486,7 +529,7 @@ class _Run:
     def _report(self, *, done_before: bool = False) -> Report:
         c = self.counters
         return Report(
-            target=str(self.target),
+            target=called(str(self.target)),
             done_before=done_before,
             bytes_needed=c.bytes_needed,
             bytes_read=c.bytes_read,

@@ -12,7 +12,9 @@ from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFile
 from ucpl.schedule.plan import Plan
 
-__all__ = ["digest_of_files", "digest_of_plan", "digest_of_sources"]
+__all__ = ["IDENTITY", "digest_of_files", "digest_of_plan", "digest_of_sources"]
+
+IDENTITY = ("digest", "files", "content")  # what tells that a run is the same run
 
 
 def digest_of_plan(plan: Plan) -> str:

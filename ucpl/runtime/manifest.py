@@ -38,12 +38,18 @@ BYTES_MAX = 1 << 30
 _ENCODE = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
-def storage_crcs(target: TargetPlan, tiles: Tiles, crc: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """CRC-32 of each unit, of its tiles'. Units without bytes have 0."""
+def storage_crcs(
+    target: TargetPlan, tiles: Tiles, crc: NDArray[np.uint32], files: range | None = None
+) -> NDArray[np.uint32]:
+    """CRC-32 of each unit, of its tiles': of those in `files`, where some are named. All others, and the empty, have 0."""
     found = np.zeros(len(target.units), np.uint32)
     filled = np.flatnonzero(np.diff(tiles.first) > 0)
+    if files is not None:
+        where = np.array([unit.file for unit in target.units], np.int64)[filled]
+        filled = filled[(where >= files.start) & (where < files.stop)]
     if len(filled):
-        found[filled] = combine_groups(crc, tiles.size, tiles.first[filled])
+        begin, end = int(tiles.first[filled[0]]), int(tiles.first[filled[-1] + 1])
+        found[filled] = combine_groups(crc[begin:end], tiles.size[begin:end], tiles.first[filled] - begin)
     return found
 
 

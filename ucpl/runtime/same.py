@@ -25,12 +25,14 @@ from ucpl.runtime.tiles import Tiles
 __all__ = ["Made", "is_same", "patches_of"]
 
 
-def patches_of(layout: TargetPlan, unit_crc: NDArray[np.uint32]) -> list[tuple[tuple[int, bytes], ...]]:
-    """For each file, the bytes that depend on the CRCs of its payload."""
+def patches_of(
+    layout: TargetPlan, unit_crc: NDArray[np.uint32], files: range | None = None
+) -> list[tuple[tuple[int, bytes], ...]]:
+    """For each file (of `files`), the bytes that depend on the CRCs of its payload."""
     crcs: list[dict[str, int]] = [{} for _ in layout.files]
     for unit, crc in zip(layout.units, unit_crc.tolist(), strict=True):
         crcs[unit.file][unit.storage] = crc
-    return [file.plan.finish(crcs[i]) for i, file in enumerate(layout.files)]
+    return [layout.files[i].plan.finish(crcs[i]) for i in files or range(len(layout.files))]
 
 
 @frozen(eq=False)

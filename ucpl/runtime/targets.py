@@ -302,15 +302,15 @@ class TargetFiles:
     def path(self, index: int) -> Path:
         return self.root / self.files[index].path
 
-    def create(self) -> int:
-        """Make every file at its final size and write what is known of it. Repeating it does no harm.
+    def create(self, some: range | None = None) -> int:
+        """Make every file (of `some`) at its final size and write what is known of it. Repeating it does no harm.
 
         Returns the bytes written. Raises: UcplError E503.
         """
         written = 0
         known: dict[tuple[int, int], str] = {}
-        for i, file in enumerate(self.files):
-            path = self.path(i)
+        for i in range(len(self.files)) if some is None else some:
+            file, path = self.files[i], self.path(i)
             try:
                 make_folders(self.root, path.parent)
                 fd = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)

@@ -1,0 +1,318 @@
+"""A target in a store: files go up as they are done, a few at a time, and count once their manifest is there.
+
+    says that a run is under way → [files grow here → up → read back from there → gone here] ... → texts → manifest
+
+Objects cannot be renamed, so no step makes a folder of them appear. What a reader goes by is the manifest, which is written
+last; until then `ucpl/unfinished.json` says that there is nothing to be read. A single file needs neither: an object is there
+whole or not at all.
+
+Not here: moving data (moving), and requests (remotes).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import Protocol
+
+import numpy as np
+from attrs import evolve, field
+
+from ucpl.errors import Diagnostic, Label, UcplError, fail
+from ucpl.records import define
+from ucpl.remotes.folders import staging
+from ucpl.remotes.objects import TagDiffers, refuse
+from ucpl.remotes.places import Place
+from ucpl.remotes.shadows import UNFINISHED
+from ucpl.runtime.assemble import Assembler
+from ucpl.runtime.counters import Counters
+from ucpl.runtime.crew import Queue, run_through
+from ucpl.runtime.failpoints import failpoint
+from ucpl.runtime.identity import IDENTITY
+from ucpl.runtime.journal import Journal
+from ucpl.runtime.known import Known
+from ucpl.runtime.manifest import MANIFEST, Written, manifest_of, storage_crcs
+from ucpl.runtime.moving import Mover
+from ucpl.runtime.options import DataPlane, Progress, RunOptions
+from ucpl.runtime.read_back import Parts, ReadBack
+from ucpl.runtime.reading import Fragments
+from ucpl.runtime.same import patches_of
+from ucpl.runtime.sources import SourceFiles
+from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan, cannot_write
+from ucpl.runtime.team import Team
+from ucpl.schedule import Plan
+
+__all__ = ["Shipping", "There", "ship"]
+
+UPLOADS = 4  # files that go up at once
+
+
+class Run(Protocol):
+    """What is asked of a run (execute)."""
+
+    plan: Plan
+    layout: TargetPlan
+    plane: DataPlane
+    counters: Counters
+    sources: SourceFiles
+    files: TargetFiles
+    journal: Journal | None
+    fragments: Fragments
+    options: RunOptions
+    team: Team
+    texts: dict[str, str]
+    digests: dict[str, str]
+
+    def assembler(self) -> Assembler: ...
+    def check_source(self) -> None: ...
+
+
+class There(TargetFiles):
+    """Files of a target as they are in the store, to be read back."""
+
+    def __init__(self, place: Place, files: Sequence[TargetFile], keys: Sequence[str]) -> None:
+        super().__init__(place.path, files)
+        self._objects, self._keys = place.objects, keys
+        self.tags: dict[int, str] = {}
+
+    def read(self, index: int, view: memoryview, position: int) -> int:
+        """Raises: UcplError E503."""
+        high = position + len(view)
+        try:
+            view[:] = self._objects.read(self._keys[index], position, high, self.tags.get(index, ""))
+        except TagDiffers:
+            fail("E505", f"{self.path(index)} was written by somebody else", Label(str(self.path(index))))
+        except OSError as error:
+            cannot_write(self.path(index), error)
+        return len(view)
+
+    def forget(self, index: int, position: int, size: int) -> None:
+        """Nothing is kept."""
+
+
+@define(eq=False)
+class Shipping:
+    """One run into a store."""
+
+    place: Place
+    files: Sequence[TargetFile]
+    single: bool
+    begun: bool = False
+    _run: str = field(factory=lambda: token_hex(8))
+    _sent: set[str] = field(factory=set)  # keys that may be there by now
+
+    def there(self) -> There:
+        """Its files as they are in the store."""
+        return There(self.place, self.files, [self._key(i) for i in range(len(self.files))])
+
+    def _key(self, index: int) -> str:
+        return self.place.name if self.single else self.place.key(self.files[index].path)
+
+    def waves(self) -> Iterator[range]:
+        """Files that grow here together, in their order: as many as there is room for. Raises: UcplError E501."""
+        room, first, size = staging(), 0, 0
+        for i, file in enumerate(self.files):
+            if i > first and size + file.plan.size > room:
+                yield self._with_room(range(first, i), size)
+                first, size = i, 0
+            size += file.plan.size
+        yield self._with_room(range(first, len(self.files)), size)
+
+    def _with_room(self, wave: range, size: int) -> range:
+        here = self.place.path.parent
+        room = os.statvfs(here)
+        if size > (free := room.f_bavail * room.f_frsize):
+            what = f"{size} bytes of {self.place.url} grow in {here} before they go up, {free} are free"
+            fail("E501", what, Label(str(here)), remedy="Free some space, or name another folder: UCPL_REMOTE_DIR.")
+        return wave
+
+    def is_finished(self, digests: Mapping[str, str]) -> bool:
+        """Whether a run with these digests has written it already. Raises: UcplError E400, E506 where another one has."""
+        entries = self.place.entries()
+        if not entries or self.place.is_unfinished:
+            return False
+        manifest = next((entry for entry in entries if entry.key == self.place.key(MANIFEST)), None)
+        try:
+            data = bytes(self.place.objects.read(manifest.key, 0, manifest.size, "")) if manifest is not None else b"{}"
+            plan = json.loads(data).get("plan", {})
+        except OSError as error:
+            refuse(error, self.place.url)
+        except ValueError:
+            plan = {}
+        if not all(plan.get(name) == digests[name] for name in IDENTITY):
+            fail("E506", f"{self.place.url} exists", Label(self.place.url))
+        return True
+
+    # ---- steps ---------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """What an earlier run left, or what is replaced, is removed; then it is said that one is under way.
+
+        Raises: UcplError E502, E503.
+        """
+        mark = json.dumps({"run": self._run, "by": "ucpl", "is": "a target that is not whole"}).encode()
+        key, objects = self.place.key(UNFINISHED), self.place.objects
+        old = [entry.key for entry in self.place.entries()]
+        with self._writing():
+            self.begun = True
+            if self.single:
+                return
+            if old:
+                objects.put(key, mark)  # before anything is gone
+                objects.remove([self.place.key(MANIFEST)])
+                objects.remove([one for one in old if one not in (key, self.place.key(MANIFEST))])
+            elif not objects.create(key, mark):
+                self.begun = False
+                fail("E502", f"another ucpl is writing {self.place.url}", Label(self.place.url, where=UNFINISHED))
+            self._sent.add(key)
+        failpoint("ship-begun")
+
+    def send(self, wave: range, path_of: Callable[[int], Path], there: There) -> None:
+        """Files that are whole here. Raises: UcplError E503, E505."""
+        queue = Queue(len(wave))
+
+        def work(stop: threading.Event) -> None:
+            while not stop.is_set() and (i := queue.take()) is not None:
+                self._send(wave[i], path_of(wave[i]), there)
+
+        run_through(queue, work, UPLOADS)
+        failpoint("ship-sent")
+
+    def _send(self, index: int, path: Path, there: There) -> None:
+        key = self._key(index)
+        self._sent.add(key)
+        size = self.files[index].plan.size
+        with self._writing():
+            self.place.objects.put_file(key, path)
+            found = self.place.objects.entry(key)
+        if found is None or found.size != size:
+            has = "nothing" if found is None else f"{found.size} bytes"
+            fail("E505", f"{there.path(index)}: {size} bytes were sent, {has} is there", Label(str(there.path(index))))
+        there.tags[index] = found.tag
+
+    def publish(self, texts: Mapping[str, str], *, read_back: bool) -> None:
+        """Texts, of which the manifest is the last; from then on the target is there. Raises: UcplError E502, E503, E505."""
+        objects, mark = self.place.objects, self.place.key(UNFINISHED)
+        for name in sorted(texts, key=lambda name: name == MANIFEST):
+            if name == MANIFEST:
+                failpoint("ship-manifest")
+                self._demand_alone()
+            key, data = self.place.key(name), texts[name].encode()
+            self._sent.add(key)
+            with self._writing():
+                objects.put(key, data)
+                found = bytes(objects.read(key, 0, len(data), "")) if read_back and data else data
+            if found != data:
+                fail("E505", f"{self.place.url}/{name} is not what was written", Label(f"{self.place.url}/{name}"))
+        with suppress(OSError):  # it says nothing where the manifest is
+            objects.remove([mark])
+        self.begun = False
+
+    def _demand_alone(self) -> None:
+        """Nobody else began to write there. Raises: UcplError E502, E503."""
+        with self._writing():
+            entry = self.place.objects.entry(self.place.key(UNFINISHED))
+            data = b"" if entry is None else bytes(self.place.objects.read(entry.key, 0, entry.size, ""))
+        if self._run.encode() not in data:
+            fail("E502", f"another ucpl is writing {self.place.url}", Label(self.place.url, where=UNFINISHED))
+
+    # ---- an end before its time ------------------------------------------------------------------------------------
+
+    def undo(self, error: UcplError) -> UcplError:
+        """Remove what this run wrote, and say what is there now."""
+        if not self.begun:
+            return error
+        self.begun = False
+        first = error.diagnostics[0]
+        if first.code == "E502":  # what is there is somebody else's
+            return error
+        mark = self.place.key(UNFINISHED)
+        try:
+            self.place.objects.remove([self.place.key(MANIFEST)] if not self.single else [])
+            self.place.objects.remove([key for key in sorted(self._sent) if key != mark])
+            self.place.objects.remove([mark] if not self.single else [])
+            note = f"nothing of it is left in {self.place.url}: the same command begins again"
+        except OSError as again:
+            note = (
+                f"{self.place.url} could not be cleared ({again.strerror or again}): it does not count as there, and"
+                " the same command with --resume clears it and begins again"
+            )
+        notes = tuple(n for n in first.notes if not n.startswith("finished parts"))
+        return UcplError(evolve(first, notes=(*notes, note)), *error.diagnostics[1:])
+
+    def _writing(self) -> _Writing:
+        return _Writing(self.place)
+
+
+def ship(run: Run, shipping: Shipping, known: Known) -> None:
+    """All that is between an empty place and a manifest in it.
+
+    known: all tiles, none of which is done. Raises: UcplError E501, E502, E503, E505, and what moving raises.
+    """
+    assert run.journal is not None
+    tiles, counters, layout = known.tiles, run.counters, run.layout
+    assembler, there = run.assembler(), shipping.there()
+    beside: list[Parts] = [()] * len(layout.files)
+    unit_crc = np.zeros(len(layout.units), np.uint32)
+    shipping.begin()
+    for wave in shipping.waves():
+        mine = (tiles.file >= wave.start) & (tiles.file < wave.stop)
+        others = int(tiles.size[~mine].sum()) - int(tiles.size[known.done].sum())
+        part = evolve(known, done=~mine)
+        counters.add(written=run.files.create(wave))
+        Mover(
+            run.plane, layout, assembler, run.sources, run.files, run.journal, part, run.fragments,
+            _less(run.options.progress, others), None, None, run.team,
+        ).move()  # fmt: skip
+        known.done[mine] = True
+        crcs = storage_crcs(layout, tiles, known.crc, wave)
+        for i, patch in zip(wave, patches_of(layout, crcs, wave), strict=True):
+            for position, data in patch:
+                run.files.write(i, memoryview(data), position)
+                counters.add(written=len(data))
+            beside[i] = (*layout.files[i].plan.fixed, *patch)
+        unit_crc |= crcs
+        with counters.phase("upload"):
+            run.files.close()  # what is removed below makes room once nothing has it open
+            shipping.send(wave, run.files.path, there)
+        if run.options.read_back:
+            with counters.phase("read-back"):
+                again = ReadBack(there, known, run.plane)
+                again.rest([beside[i] if i in wave else () for i in range(len(beside))], mine)
+        for i in wave:
+            os.unlink(run.files.path(i))
+    with counters.phase("source"):
+        run.check_source()
+    with counters.phase("publish"):
+        run.sources.check_unchanged()
+        texts = dict(run.texts)
+        if not shipping.single:
+            texts[MANIFEST] = manifest_of(run.plan, run.digests, Written(layout, unit_crc, beside, run.texts))
+        shipping.publish(texts, read_back=run.options.read_back)
+
+
+def _less(progress: Progress | None, others: int) -> Progress | None:
+    """Progress of a wave, whose mover takes tiles of later ones for done."""
+    return None if progress is None else lambda done, total: progress(done - others, total)
+
+
+class _Writing:
+    """What a store refuses is an error with a place: E503."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            remedy = "Remove the cause (network, credentials, quota) and run the same command again."
+            raise UcplError(
+                Diagnostic("E503", f"{self._place.url} cannot be written: {error.strerror or error}",
+                           (Label(self._place.url),), remedy=remedy)
+            ) from error  # fmt: skip
