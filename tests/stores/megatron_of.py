@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "megatron"
-LEGACY = {"buckets": (2, 4), "vpp": (4, 4), "moe": (1, 4), "adam": (1, 4)}  # layers, experts
+LEGACY = {"buckets": (2, 4), "vpp": (4, 4), "moe": (1, 4), "adam": (1, 4), "grouped": (1, 4)}  # layers, experts
 _PLAIN = {"input_layernorm": "self_attention.linear_qkv.layer_norm", "pre_mlp_layernorm": "mlp.linear_fc1.layer_norm"}
 
 

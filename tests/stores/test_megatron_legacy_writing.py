@@ -24,6 +24,8 @@ from ucpl.errors import UcplError
         ("moe", "megatron_legacy(tp=2, ep=1)"),
         ("adam", "megatron_legacy(tp=2, ep=2)"),
         ("buckets", "megatron_legacy(pp=1)"),
+        ("grouped", "megatron_legacy(tp=1, ep=4)"),
+        ("grouped", "megatron_legacy(tp=2, ep=2)"),
     ],
 )
 def test_at_other_degrees(tmp_path: Path, name: str, to: str) -> None:

@@ -29,6 +29,7 @@ class Run:
     members: tuple[str, ...]  # in its order; of all expert-parallel ranks
     is_expert: bool = False
     bucket: int | None = None  # its number, where there are several
+    apart: bool = False  # each has a view of its own, under its name: some are not as they lie, as GroupedMLP's experts
 
 
 @frozen

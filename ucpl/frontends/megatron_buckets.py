@@ -18,6 +18,7 @@ from ucpl.frontends.megatron_dealt import Buffer, Dealt, refuse
 from ucpl.frontends.parallel import TARGET, Base, Extended, Note, origins, pattern
 from ucpl.frontends.stages import STAGES
 from ucpl.stores.megatron import legacy_names as names
+from ucpl.stores.megatron.legacy_arguments import arguments_in, has_grouped_mlp
 from ucpl.stores.megatron.legacy_buffers import Parameter, divided
 from ucpl.syntax import nodes, parse, print_file
 from ucpl.syntax.printer import print_axis
@@ -69,6 +70,13 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
     base = made.base
     if any(isinstance(i, nodes.Alias) and i.path != names.OUTPUT for i in base.model.items):
         refuse("a second name of a tensor is none that Megatron has", base)
+    if source is not None and any(map(names.is_expert, made.shapes)) and has_grouped_mlp(arguments_in(source)):
+        refuse(
+            f'optimizer = "{BUCKETS}" of a run whose experts are those of GroupedMLP: it would take transposed moments out of'
+            " buckets that have each expert by itself",
+            base,
+            "take it out: fully_reshardable is loaded by a job with GroupedMLP and by others",
+        )
     if not made.states:
         refuse(f'optimizer = "{BUCKETS}", and of weights alone there are no buckets', base, "take it out")
     legacy = made.legacy()

@@ -12,11 +12,13 @@ from ucpl.stores.plain_values import decode, encode
 
 __all__ = [
     "DEGREES",
+    "GROUPED_GEMM",
     "KNOWN_GLOBALS",
     "OWN",
     "arguments_in",
     "at_degrees",
     "besides_degrees",
+    "has_grouped_mlp",
     "heads_advice",
     "namespace",
     "part_own",
@@ -50,6 +52,7 @@ _OF_LAYOUTS = {
     "ckpt_format", "use_distributed_optimizer", "no_save_rng",
 }  # fmt: skip
 OWN = "megatron"  # of what is carried: values whose classes Megatron alone has, in a form without classes
+GROUPED_GEMM = "moe_grouped_gemm"
 _NAMESPACE = Global("argparse", "Namespace")
 
 
@@ -96,6 +99,12 @@ def besides_degrees(carried: Mapping[object, object]) -> dict[object, object]:
 def arguments_in(source: Checkpoint) -> dict[object, object]:
     """Of the run that wrote a checkpoint or what it was made of; none where it was no Megatron."""
     return state_of(values_of(source).get("args")) or {}
+
+
+def has_grouped_mlp(arguments: Mapping[object, object]) -> bool:
+    """Whether experts are those of GroupedMLP: of a run with grouped kernels and without those of Transformer Engine."""
+    own = arguments.get("transformer_impl") == "local" or arguments.get("moe_use_legacy_grouped_gemm") is True
+    return own and arguments.get(GROUPED_GEMM) is True
 
 
 def at_degrees(

@@ -6,13 +6,14 @@ virtual stages of all stages, then to the second ones.
 
 from __future__ import annotations
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Sharding, TensorRef
+from ucpl.extents import Key, Sharding, TensorRef
 from ucpl.extents.megatron import Home
 from ucpl.records import define, frozen
 from ucpl.stores.megatron import legacy_names as names
+from ucpl.stores.megatron.legacy_grouped import Grouped, experts_in, is_grouped
 from ucpl.stores.megatron.legacy_ranks import Place, Ranks
 from ucpl.stores.values import Value
 
@@ -26,10 +27,16 @@ class Local:
     """One tensor of a rank. `name`: in the whole model; `is_expert`: another expert-parallel rank has another."""
 
     name: str
-    key: tuple[str, str]
+    key: tuple[str, ...]
     tensor: TensorRef
     chunk: int
     is_expert: bool
+    grouped: Grouped | None = None  # the rank's matrix of all experts that it is a view of
+
+    @property
+    def stored(self) -> Key:
+        """Its key, as plans have them: an expert of a matrix has a number there."""
+        return self.key if self.grouped is None else (*self.key[:-1], self.grouped.number)
 
 
 @define(eq=False)
@@ -60,8 +67,9 @@ def read_modules(ranks: Ranks) -> Modules:
     for place in ranks.parts:
         made.of[place] = []
         for c, chunk in enumerate(chunks):
-            counts = names.numbered([n for n, v in held[place][c].items() if type(v.held) is TensorRef])
-            for name, value in held[place][c].items():
+            here, grouped = _experts_apart(held[place][c], ranks, place)
+            counts = names.numbered([n for n, v in here.items() if type(v.held) is TensorRef])
+            for name, value in here.items():
                 whole = _named(name, place, starts[c, place[1]], counts, ranks)
                 if type(value.held) is not TensorRef:
                     if place[0] == 0 and value.held is not None:
@@ -72,7 +80,9 @@ def read_modules(ranks: Ranks) -> Modules:
                 if tied and name == names.OUTPUT:
                     whole = names.EMBEDDING
                 mine = ranks.ep > 1 and names.is_expert(name)
-                made.of[place].append(Local(whole, (chunk, name), value.held, c, mine))
+                of = grouped.get(name)
+                key = (chunk, name) if of is None else (chunk, of.matrix, str(of.number))
+                made.of[place].append(Local(whole, key, value.held, c, mine, of))
     _place(ranks, made)
     _shape(ranks, made)
     return made
@@ -115,6 +125,26 @@ def _tensors(value: Value) -> dict[str, Value]:
     return out
 
 
+def _experts_apart(held: dict[str, Value], ranks: Ranks, place: Place) -> tuple[dict[str, Value], dict[str, Grouped]]:
+    """A rank's tensors with those of GroupedMLP expert by expert, in its place, and what each of these is a view of."""
+    tensors = {name: value.held for name, value in held.items() if type(value.held) is TensorRef}
+    if not any(map(is_grouped, tensors)):
+        return held, {}
+    found = experts_in(tensors, ranks.ep, ranks.numbers, str(ranks.parts[place].path))
+    out: dict[str, Value] = {}
+    for name, value in held.items():
+        if name not in {of.matrix for _, of in found.values()}:
+            out[name] = value
+            continue
+        lead = name.rpartition(".")[0]
+        mine = [own for own, (_, of) in found.items() if of.matrix.rpartition(".")[0] == lead]
+        for own in sorted(
+            mine, key=lambda own: (found[own][1].number, found[own][1].matrix)
+        ):  # where SequentialMLP has them
+            out[own] = evolve(held[found[own][1].matrix], held=found[own][0])
+    return out, {own: of for own, (_, of) in found.items()}
+
+
 def _starts(
     ranks: Ranks, made: Modules, held: dict[Place, list[dict[str, Value]]]
 ) -> dict[tuple[int, int], dict[str, int]]:
@@ -150,8 +180,9 @@ def _refuse_unknown(ranks: Ranks, held: dict[Place, list[dict[str, Value]]]) -> 
     etp = ranks.numbers.get("expert_tensor_parallel_size")
     experts = [n for c in held[0, 0, 0] for n in c if names.is_expert(n)]
     for name in experts:
-        if names.expert_of(name) is None and (ranks.ep > 1 or ranks.tp > 1) and not name.endswith(_EXTRA):
-            _refuse(ranks, f"`{name}` has all experts of a rank in one tensor, as GroupedMLP stacks them", name)
+        if names.expert_of(name) is None and not is_grouped(name) and max(ranks.ep, ranks.tp) > 1:
+            if not name.endswith(_EXTRA):
+                _refuse(ranks, f"`{name}` is of experts, and of which is not in its name", name)
     if experts and etp not in (None, ranks.tp):
         _refuse(ranks, f"experts are cut over {etp} ranks, and the rest of the model over {ranks.tp}", "args")
     if said.get("moe_mlp_glu_interleave_size") not in (None, 0):

@@ -16,7 +16,8 @@ from ucpl.records import define, frozen
 from ucpl.stores.carrying import lifted
 from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.groups import has_own_rate, is_decoupled
-from ucpl.stores.megatron.legacy_buffers import Bucket, Parameter, buckets_of
+from ucpl.stores.megatron.legacy_buffers import ALIGNED, Bucket, Parameter, buckets_of
+from ucpl.stores.megatron.legacy_grouped import views
 from ucpl.stores.megatron.legacy_modules import Local, Modules
 from ucpl.stores.megatron.legacy_ranks import CODE, Place, Ranks, optim_of
 from ucpl.stores.pickles import tensors_of
@@ -199,7 +200,8 @@ def _distributed(ranks: Ranks, modules: Modules, made: Optimizer, frozen_: set[s
                 for ep in range(ranks.ep) if is_expert else (0,):
                     place = (tp, stage, ep)
                     by_rank[place] = _buffers(ranks, modules, made, place, is_expert, frozen_)
-            _runs(ranks, made, stage, is_expert, by_rank)
+            grouped = {one.name for place in by_rank for one in modules.of[place] if one.grouped is not None}
+            _runs(ranks, made, (stage, is_expert), by_rank, grouped)
 
 
 def _buffers(
@@ -254,9 +256,13 @@ def _buffers(
         chunk, _ = left.pop(0)
         taken.add((chunk, dtype))
         own = [one for one in mine if one.chunk == chunk and one.tensor.storage.dtype == dtype]
-        buckets = _buckets(ranks, found, own, modules, frozen_, place[1] == 0)
-        out[number, text] = buckets
-        _views(part, made, found, (*steps, number, text), buckets)
+        buckets = _buckets(ranks, found, _units(own), modules, frozen_, place[1] == 0)
+        key: Key = (*steps, number, text)
+        if any(one.grouped is not None for one in own):
+            out[number, text] = _views_apart(part, made, (key, found), buckets, own)
+        else:
+            out[number, text] = buckets
+            _views(part, made, found, key, buckets)
     gone = next((x for x in mine if (x.chunk, x.tensor.storage.dtype) not in taken and x.name not in frozen_), None)
     if gone is not None:
         fail(
@@ -267,6 +273,21 @@ def _buffers(
             Label(ranks.place, where=gone.name),
         )
     return out
+
+
+def _units(own: list[Local]) -> list[Local]:
+    """A rank's parameters as its modules have them: of experts that are views of one matrix, the matrix."""
+    out: dict[tuple[str, ...], Local] = {}
+    for one in own:
+        of = one.grouped
+        key = (one.key[0], one.key[1])
+        out.setdefault(key, one if of is None else evolve(one, name=_matrix(one), tensor=of.tensor))
+    return list(out.values())
+
+
+def _matrix(one: Local) -> str:
+    """What a matrix is called here: as its first expert, which no parameter beside it is."""
+    return f"{one.key[1]} of {one.key[0]}"
 
 
 def _dtypes(inner: Value, key: object) -> tuple[str, str]:
@@ -362,14 +383,61 @@ def _views(part: TorchFile, made: Optimizer, found: Value, key: Key, buckets: tu
         found.at(name)
 
 
+def _views_apart(
+    part: TorchFile, made: Optimizer, where: tuple[Key, Value], buckets: tuple[Bucket, ...], own: list[Local]
+) -> tuple[Bucket, ...]:
+    """The same, a view for each parameter, and for each expert of a matrix. The buckets, with experts for matrices.
+
+    Raises: UcplError E541.
+    """
+    key, found = where
+    _views(part, made, found, key, buckets)
+    members: dict[str, list[Local]] = {}
+    for one in own:
+        members.setdefault(one.name if one.grouped is None else _matrix(one), []).append(one)
+    out = []
+    for number, bucket in enumerate(buckets):
+        for state in _STATES:
+            here = (*key, state) if len(buckets) == 1 else (*key, state, number)
+            whole = made.extents.pop((part.file, here))
+            end = 0
+            for name in bucket.names:
+                begin = -(-end // ALIGNED) * ALIGNED
+                held = members[name]
+                end = begin + sum(_numel(one) for one in held)
+                for one, view in zip(held, _parts_of(held, whole.offset + begin), strict=True):
+                    made.extents[part.file, (*here, one.name)] = evolve(
+                        whole, key=(*here, one.name), shape=view.shape, stride=view.stride, offset=view.offset
+                    )
+        names_in = tuple(one.name for name in bucket.names for one in members[name])
+        out.append(evolve(bucket, names=names_in))
+    return tuple(out)
+
+
+def _parts_of(held: list[Local], begin: int) -> list[TensorRef]:
+    """Where a parameter that begins there lies: expert by expert, where it is their matrix."""
+    of = held[0].grouped
+    if of is None:
+        tensor, stride, out = held[0].tensor, 1, []
+        for size in reversed(tensor.shape):
+            out.append(stride)
+            stride *= size
+        return [evolve(tensor, offset=begin, stride=tuple(reversed(out)))]
+    return views(evolve(of.tensor, offset=begin), of.count, is_first=of.matrix.endswith("1"))
+
+
 def _runs(
     ranks: Ranks,
     made: Optimizer,
-    stage: int,
-    is_expert: bool,
+    which: tuple[int, bool],
     by_rank: dict[Place, dict[tuple[int, str], tuple[Bucket, ...]]],
+    grouped: set[str],
 ) -> None:
-    """Buckets as groups of parameters. Raises: UcplError E545 where tensor-parallel ranks have others."""
+    """Buckets as groups of parameters. Raises: UcplError E545 where tensor-parallel ranks have others.
+
+    which: the stage, and whether the buckets are of experts that ranks share among them. grouped: experts of GroupedMLP.
+    """
+    stage, is_expert = which
     steps: tuple[int, ...] = (int(is_expert),) if made.chained else ()
     first = by_rank[0, stage, 0]
     for place, held in by_rank.items():
@@ -396,14 +464,23 @@ def _runs(
         keys = "/".join(map(str, (*steps, number, text)))
         for b in range(len(several[0])):
             members = tuple(dict.fromkeys(name for one in several for name in one[b].names))
-            made.runs.append(Run(stage, (keys,), members, is_expert, b if len(several[0]) > 1 else None))
+            apart = bool(grouped & set(members))
+            made.runs.append(Run(stage, (keys,), members, is_expert, b if len(several[0]) > 1 else None, apart))
 
 
 # ---- an optimizer that is not distributed ----------------------------------------------------------------------------
 
 
 def _numbered(ranks: Ranks, modules: Modules, made: Optimizer, members: list[list[str]], found: list[_Group]) -> None:
-    """States by torch's numbers, which count the parameters of each optimizer's groups. Raises: UcplError E541, E546."""
+    """States by torch's numbers, which count the parameters of each optimizer's groups. Raises: UcplError E541, E546, E548."""
+    if (odd := next((x for held in modules.of.values() for x in held if x.grouped is not None), None)) is not None:
+        fail(
+            "E548",
+            f"`{odd.key[1]}` has all experts of a rank in one tensor, and its optimizer is not the distributed one: its states"
+            " are not read",
+            Label(ranks.place, where="optimizer"),
+            remedy="weights alone: convert a copy without `optimizer`; or save it as torch_dist, which has experts apart",
+        )
     states: dict[str, None] = {"fp32": None} if made.form == "float16" else {}
     for stage in range(ranks.pp):
         registered = dict.fromkeys(

@@ -29,7 +29,9 @@ def opened(step: Step) -> Checkpoint:
     extents = dict(optimizer.extents)
     for place, held in modules.of.items():
         part = ranks.parts[place]
-        extents |= {(part.file, one.key): part.extent(one.key, one.tensor) for one in held if 0 not in one.tensor.shape}
+        extents |= {
+            (part.file, one.stored): part.extent(one.stored, one.tensor) for one in held if 0 not in one.tensor.shape
+        }
     carried = dict(optimizer.carried)
     version = str(ranks.top((0, 0, 0)).mapping().get("checkpoint_version", ""))
     rest: dict[object, object] = {}

@@ -19,9 +19,11 @@ from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.groups import STEP, by_rule
 from ucpl.stores.megatron.legacy_arguments import (
+    GROUPED_GEMM,
     KNOWN_GLOBALS,
     arguments_in,
     at_degrees,
+    has_grouped_mlp,
     namespace,
     sizes_of,
     values_of,
@@ -174,6 +176,8 @@ class _Writer:
         out = at_degrees(arguments_in(self.source), self.degree, is_alike=self.is_meshed_alike)
         if "ckpt_format" in out:
             out["ckpt_format"] = "torch"
+        if has_grouped_mlp(out):  # of which experts one by one are none
+            out[GROUPED_GEMM] = False
         sizes = sizes_of(self.structure.tensors)
         out |= {name: size for name, size in sizes.items() if name == "num_layers" or name not in out}
         tensors = {t.name for t in self.structure.tensors}

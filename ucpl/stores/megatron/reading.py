@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from attrs import evolve, field
 
+from ucpl.errors import Label, fail
 from ucpl.extents import Counted, Extent, Key, NamedTensor, ParameterGroup, Setting, TensorRef
 from ucpl.records import define
 from ucpl.stores.carrying import lifted, mapped
@@ -19,8 +20,8 @@ from ucpl.stores.dcp.reading import Opened
 from ucpl.stores.dcp.roles import Roles
 from ucpl.stores.megatron.buckets import buckets_in, runs_of
 from ucpl.stores.megatron.folder import Step
-from ucpl.stores.megatron.groups import STEP, Dealt, Said, dealt
-from ucpl.stores.megatron.legacy_arguments import part_own
+from ucpl.stores.megatron.groups import STEP, Dealt, Said, dealt, is_expert
+from ucpl.stores.megatron.legacy_arguments import has_grouped_mlp, part_own, state_of
 from ucpl.stores.megatron.roles import BUFFERS, MASTER, MASTERS, STATES, Entries, entries_of, is_of_optimizer, unchained
 from ucpl.stores.megatron.stacks import apart, is_of_a_layer
 from ucpl.stores.plain_values import decode
@@ -94,6 +95,7 @@ class _Dist(Opened):
         if not self.entries.buckets:
             return
         names = tuple(n for n in self.roles.weights if self.kind(n) == "parameter")
+        self.demand_linear(names)
         buckets = buckets_in(self.entries.buckets, self.root)
         runs, self.copied, self.registered = runs_of(self.metadata, names, buckets, self.root)
         found: dict[str, dict[str, dict[Key, Extent]]] = {}
@@ -118,6 +120,23 @@ class _Dist(Opened):
             for extents in states.values():
                 self.extents |= {(METADATA, key): one for key, one in extents.items()}
                 self.held[name].append(tuple(extents))
+
+    def demand_linear(self, names: tuple[str, ...]) -> None:
+        """Raises: UcplError E533 where experts lie in buckets as GroupedMLP has them: a rank's as one matrix, transposed."""
+        said = Value.of(self.common).find("args")
+        run = (state_of(said.held) if said is not None else None) or {}
+        expert = next((name for name in names if is_expert(name)), None)
+        if expert is None or not has_grouped_mlp(run):
+            return
+        fail(
+            "E533",
+            f"the run's arguments say moe_grouped_gemm with Megatron-Core's own modules: experts are those of GroupedMLP, whose"
+            f" buckets have a rank's experts in one transposed matrix, and `{expert}` has each as a linear layer has it",
+            Label(str(self.common.path), where="args"),
+            Label(str(self.root / METADATA), where=expert),
+            remedy="load it in such a job, and save it with --dist-ckpt-optim-fully-reshardable, or as legacy files"
+            " (--ckpt-format torch): both are read, experts one by one; the weights alone are in every such folder",
+        )
 
     def groups(self) -> tuple[ParameterGroup, ...]:
         """Raises: UcplError E455, E531."""
