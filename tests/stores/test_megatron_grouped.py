@@ -14,6 +14,7 @@ import ucpl
 from tests.stores.megatron_of import FIXTURES, assert_exact
 from tests.stores.test_megatron_legacy_refusals import MODEL, changed, copied
 from ucpl.errors import UcplError
+from ucpl.stores.megatron.reading import are_turned
 
 GROUPED = FIXTURES / "legacy_grouped"  # tp 2, ep 2: two experts a rank, half of each
 EXPERT = "decoder.layers.0.mlp.experts.local_experts.{}.linear_fc{}.weight"
@@ -73,6 +74,30 @@ def test_buckets_of_such_a_run_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(UcplError, match="those of GroupedMLP") as refused:
         ucpl.convert(tmp_path, tmp_path / "made.pt", to="plain()")
     assert refused.value.diagnostics[0].code == "E533"
+
+
+def test_states_that_are_transposed_lie_as_their_weights(tmp_path: Path) -> None:
+    """0.13 and before saved runs of GroupedMLP's matrices, and weights as linear layers have them."""
+    ucpl.convert(FIXTURES / "dist_old_grouped", tmp_path / "made", to="megatron_legacy(tp=1)")
+    ucpl.convert(tmp_path / "made", tmp_path / "plain", to="plain()")
+    assert_exact("grouped", tmp_path / "plain" / "plain.pt")
+
+
+@pytest.mark.parametrize(
+    ("wholes", "says", "turned"),
+    [
+        (((2, 8, 12), (2, 6, 8)), {}, True),  # of weights [2, 12, 8] and [2, 8, 6]
+        (((2, 12, 8), (2, 8, 6)), {}, False),
+        (((2, 8, 8),), {}, False),  # a square one: the run's arguments say it
+        (((2, 8, 8),), {"moe_grouped_gemm": True, "transformer_impl": "local"}, True),
+        (((2, 8, 8), (2, 6, 8)), {}, True),  # or another one
+    ],
+)
+def test_a_square_is_transposed_where_others_are(
+    wholes: tuple[tuple[int, ...], ...], says: dict[object, object], turned: bool
+) -> None:
+    weights = [(2, 12, 8) if 12 in whole else (2, 8, 6) if 6 in whole else (2, 8, 8) for whole in wholes]
+    assert are_turned(list(zip(wholes, weights, strict=True)), says) is turned
 
 
 def without(name: str) -> Callable[[dict[str, Any]], None]:

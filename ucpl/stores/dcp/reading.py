@@ -116,12 +116,17 @@ class Opened:
         found = self.chunks.extents(entry, stored)
         if entry in self.metadata.runs_of:
             found = boxes_of_runs(found, entry, stored.shape[:-1], self.metadata.runs_of[entry])
+            found = self.as_weight(entry, found)
         for key, extent in found.items():
             self.extents[METADATA, key] = extent
         self.held.setdefault(name, []).append(tuple(found))
 
     def more_states(self) -> None:
         """What a framework keeps of the optimizer in a form of its own."""
+
+    def as_weight(self, entry: str, found: dict[Key, Extent]) -> dict[Key, Extent]:
+        """Boxes of a state that was saved as runs of a flat tensor, as the weight has them."""
+        return found
 
     def whole(self, entry: str) -> Shape:
         return self.metadata.runs_of.get(entry) or self.metadata.tensors[entry].shape

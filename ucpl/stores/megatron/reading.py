@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from attrs import evolve, field
 
@@ -28,8 +29,22 @@ from ucpl.stores.plain_values import decode
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 
-__all__ = ["BACKEND", "COMMON", "CONTENT", "GIVEN", "ITERATION", "KEPT", "OBJECTS", "OPTIMIZER", "VERSION", "opened"]
+__all__ = [
+    "BACKEND",
+    "COMMON",
+    "CONTENT",
+    "GIVEN",
+    "ITERATION",
+    "KEPT",
+    "OBJECTS",
+    "OPTIMIZER",
+    "VERSION",
+    "are_turned",
+    "opened",
+]
 
+Shape = tuple[int, ...]
+_T = TypeVar("_T")
 COMMON, BACKEND = "common.pt", "metadata.json"
 OBJECTS = "sharded_objects"  # of the envelope: `_extra_state` of modules, random states
 OPTIMIZER, CONTENT = "optimizer", "content_metadata"
@@ -80,6 +95,21 @@ def _number(part: TorchFile, value: Value) -> Counted:
     return part.read_scalar(value.key, value.held)
 
 
+def are_turned(found: Sequence[tuple[Shape, Shape]], arguments: Mapping[object, object]) -> bool:
+    """Whether states of experts are the transposes of weights. found: the shape of each, and its weight's.
+
+    Of a square one the others tell, and the arguments where all are.
+    """
+    if not all(mine == _turned(whole) for mine, whole in found):
+        return False
+    return any(mine != whole for mine, whole in found) or has_grouped_mlp(arguments)
+
+
+def _turned(dims: tuple[_T, ...]) -> tuple[_T, ...]:
+    """Of shapes, strides and places, with the last two dims changed over."""
+    return (*dims[:-2], *reversed(dims[-2:]))
+
+
 @define(eq=False)
 class _Dist(Opened):
     common: TorchFile = field(kw_only=True)
@@ -121,12 +151,44 @@ class _Dist(Opened):
                 self.extents |= {(METADATA, key): one for key, one in extents.items()}
                 self.held[name].append(tuple(extents))
 
+    @cached_property
+    def turned(self) -> frozenset[str]:
+        """States that 0.13 and before saved of GroupedMLP's experts: as its matrices have them, each transposed."""
+        runs = self.metadata.runs_of
+        found = {
+            entry: (runs[entry], self.metadata.tensors[self.roles.weights[name]].shape)
+            for name, states in self.roles.states.items()
+            if is_expert(name) and name.endswith(".weight")
+            for entry in states.values()
+            if entry in runs and len(runs[entry]) > 1
+        }
+        if not are_turned(list(found.values()), self.arguments):
+            return frozenset()
+        return frozenset(found)
+
+    def whole(self, entry: str) -> Shape:
+        shape = super().whole(entry)
+        return _turned(shape) if entry in self.turned else shape
+
+    def as_weight(self, entry: str, found: dict[Key, Extent]) -> dict[Key, Extent]:
+        if entry not in self.turned:
+            return found
+        out: dict[Key, Extent] = {}
+        for key, extent in found.items():
+            made = (key[0], *_turned(key[1:]))
+            out[made] = evolve(extent, key=made, shape=_turned(extent.shape), stride=_turned(extent.stride))
+        return out
+
+    @property
+    def arguments(self) -> dict[object, object]:
+        """Of the run, as far as its files say them."""
+        said = Value.of(self.common).find("args")
+        return (state_of(said.held) if said is not None else None) or {}
+
     def demand_linear(self, names: tuple[str, ...]) -> None:
         """Raises: UcplError E533 where experts lie in buckets as GroupedMLP has them: a rank's as one matrix, transposed."""
-        said = Value.of(self.common).find("args")
-        run = (state_of(said.held) if said is not None else None) or {}
         expert = next((name for name in names if is_expert(name)), None)
-        if expert is None or not has_grouped_mlp(run):
+        if expert is None or not has_grouped_mlp(self.arguments):
             return
         fail(
             "E533",
