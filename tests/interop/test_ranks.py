@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -65,6 +66,28 @@ def test_ranks_write_the_bytes_of_one_process(plan: tuple[Path, Path], tmp_path:
     assert done.stdout.count("done ") == 1  # one rank answers
     read, needed = re.search(r"read +([\d,]+) bytes.*, ([\d,]+) needed", done.stdout).groups()  # type: ignore[union-attr]
     assert int(read.replace(",", "")) <= 1.02 * int(needed.replace(",", ""))
+
+
+def test_ranks_on_hosts_that_have_some_files_each_write_the_bytes_of_one_process(
+    plan: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Each rank has a folder of its own for a host: DeepSpeed's ranks wrote their shards there, and one of them the rest."""
+    for i, path in enumerate(sorted(p for p in SOURCE.rglob("*") if p.is_file())):
+        place = tmp_path / str(i % 3) / "src" / path.relative_to(SOURCE)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, place)
+    child = f'cd {tmp_path}/$RANK; exec "$@"'
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--no-python"]
+    command += ["bash", "-c", child, "rank", sys.executable, "-m", "ucpl"]
+    command += ["apply", str(plan[0]), "src", str(tmp_path / "out"), "--memory", "2M"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    there, alone = bytes_in(tmp_path / "out"), bytes_in(plan[1])
+    there.pop("ucpl/manifest.json"), alone.pop("ucpl/manifest.json")  # the times and places of what was read
+    assert there == alone
+    assert re.search(r"received +[\d,]+ bytes of disks of other ranks", done.stdout)
+    assert "ucpl-remote" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("bad", [0, 1])

@@ -122,7 +122,7 @@ def judged(copy: Path, storage: Storage, bit: int, plan: Plan, target: str) -> F
     real = SourceFiles.read_into
 
     def watched(self: SourceFiles, index: int, position: int, views: list[memoryview], size: int) -> None:
-        if self._path(self.files[index]).samefile(path):
+        if self.path(self.files[index]).samefile(path):
             read.append(range(max(position, storage.start), min(position + size, storage.start + storage.size)))
         real(self, index, position, views, size)
 

@@ -6,6 +6,7 @@ Under torchrun the ranks of a job run it together.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.convert import add_run, write
@@ -35,13 +36,13 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl.cli.job import member
+    from ucpl.cli.job import member, seen_by_all
 
-    with member(console) as team:
-        return _run(options, console, team)
+    with member(console) as team, seen_by_all(team, options.source) as source:
+        return _run(options, console, team, source)
 
 
-def _run(options: Namespace, console: Console, team: Team | None) -> int:
+def _run(options: Namespace, console: Console, team: Team | None, source: Path) -> int:
     from ucpl.conversion.drift import demand_no_drift
     from ucpl.conversion.keywords import bounds_of
     from ucpl.conversion.opening import load_plan, open_for
@@ -53,7 +54,7 @@ def _run(options: Namespace, console: Console, team: Team | None) -> int:
     if leads:
         refuse_existing(target, how)
     plan = load_plan(options.plan)
-    opened = open_for(plan, options.source)
+    opened = open_for(plan, source)
     console.say(*plan_lines(plan), *container_lines(opened, plan))
     if any(
         f.rule is not None and f.rule.fate == "weights" for f in (opened.container.files if opened.container else ())

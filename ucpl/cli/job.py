@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.runtime.team import Team
 
-__all__ = ["is_one_of_several", "member", "refuse_several"]
+__all__ = ["is_one_of_several", "member", "refuse_several", "seen_by_all"]
 
 
 def is_one_of_several() -> bool:
@@ -43,3 +44,19 @@ def member(console: Console) -> Iterator[Team | None]:
     with joined() as team:
         console.quiet = team.rank > 0
         yield team
+
+
+@contextmanager
+def seen_by_all(team: Team | None, source: str) -> Iterator[Path]:
+    """A source as each rank can read it, wherever its files lie. Raises: UcplError E400, E621, E625."""
+    path = Path(source)
+    if team is None:
+        yield path
+        return
+    from ucpl.ranks.job import Job
+    from ucpl.ranks.scattered import one_folder
+    from ucpl.stores.watching import reading
+
+    assert isinstance(team, Job)
+    with reading(path), one_folder(team, team, path) as folder:
+        yield folder

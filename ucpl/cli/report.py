@@ -86,6 +86,7 @@ def run_lines(report: Report) -> list[str]:
         return [f"done          {report.target} was finished by an earlier run: nothing was moved"]
     out = [
         f"read          {bytes_text(report.bytes_read)}, {report.bytes_needed:,} needed",
+        *([f"received      {report.bytes_received:,} bytes of disks of other ranks"] if report.bytes_received else []),
         f"written       {bytes_text(report.bytes_written)}, the target is {report.bytes_target:,} in {report.files} files",
         *([f"shared        {report.bytes_cloned:,} bytes of the source's blocks"] if report.bytes_cloned else []),
         f"buffers       {bytes_text(report.bytes_live_max)} at most",

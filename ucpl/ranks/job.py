@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn, Protocol, TypeVar
 
@@ -79,6 +79,8 @@ class Job:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+        self.near: Mapping[str, Sequence[int]] = {}
+        self.received = 0
         self._store = store
         self._lock = threading.Lock()
         self._said = 0

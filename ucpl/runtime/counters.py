@@ -41,6 +41,7 @@ class Report:
     done_before: bool = False  # the target was finished by an earlier run: nothing was moved
     bytes_needed: int = 0  # that the moves ask for, checks of replicas included
     bytes_read: int = 0  # of the source, for the moves
+    bytes_received: int = 0  # of the source, headers too, that ranks read for others, whose disks do not have them
     bytes_read_verify: int = 0  # of the source, for its CRCs and padding alone
     bytes_written: int = 0
     bytes_cloned: int = 0  # of the target that are the source's own blocks, and were not written
@@ -82,6 +83,7 @@ class Counters:
 
     bytes_needed: int = 0
     bytes_read: int = 0
+    bytes_received: int = 0
     bytes_read_verify: int = 0
     bytes_written: int = 0
     bytes_cloned: int = 0

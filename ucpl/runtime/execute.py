@@ -533,6 +533,7 @@ class _Run:
             done_before=done_before,
             bytes_needed=c.bytes_needed,
             bytes_read=c.bytes_read,
+            bytes_received=c.bytes_received,
             bytes_read_verify=c.bytes_read_verify,
             bytes_written=c.bytes_written,
             bytes_cloned=c.bytes_cloned,

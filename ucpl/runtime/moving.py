@@ -107,7 +107,7 @@ class Mover:
         assembled = (a.rows, a.sources, a.file_of, a.targets)
         room = share.band - share.tile
         groups = group_bands(assembled, self.layout.units, tiles, bands, room, shared=self.team.size > 1)
-        groups = share_of_groups(self.team, groups, tiles)
+        groups = share_of_groups(self.team, groups, tiles, self._made_of)
         queue = Queue(len(groups))
         self._movers = self.plane.workers
 
@@ -140,6 +140,20 @@ class Mover:
             finally:
                 self._flush()
         self._say()
+
+    def _made_of(self, group: Group) -> dict[str, int]:
+        """Bytes of each file of the source, by path, that a group is made of, as far as boxes tell: those of boxes that it meets."""
+        a, tiles, found = self.assembler, self.known.tiles, dict[str, int]()
+        for first, end in group.bands:
+            unit = self.layout.units[int(tiles.unit[first])]
+            itemsize = self.layout.places[unit.target].itemsize
+            low, high = int(tiles.low[first]) // itemsize, int(tiles.low[end - 1] + tiles.size[end - 1]) // itemsize
+            mine = slice(int(a.rows.starts[unit.target]), int(a.rows.starts[unit.target + 1]))
+            part = np.minimum(a.rows.high[mine], high) - np.maximum(a.rows.low[mine], low)
+            for source, count in zip(a.rows.source[mine][part > 0].tolist(), part[part > 0].tolist(), strict=True):
+                file = str(self.sources.path(self.sources.files[a.file_of[source]]))
+                found[file] = found.get(file, 0) + count * a.sources[source].itemsize
+        return found
 
     def _band(self, group: Group, reader: Reader, space: Workspace) -> None:
         """One band, or those that share windows of the source, one by one.

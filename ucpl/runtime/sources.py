@@ -33,7 +33,7 @@ class SourceFiles:
         self.is_remote = False  # any of them
         for file in self.files:
             now = self._now(file)
-            self.identity[file] = (opened or {}).get(str(self._path(file)), now)
+            self.identity[file] = (opened or {}).get(str(self.path(file)), now)
             if now != self.identity[file]:
                 self.changed(file, now)
 
@@ -42,12 +42,12 @@ class SourceFiles:
         for file, some in ranges.items() if self.is_remote else ():
             want(self.descriptor(self.index[file]), some)
 
-    def _path(self, file: str) -> Path:
+    def path(self, file: str) -> Path:
         return self.root / file if file else self.root
 
     def _status(self, file: str) -> os.stat_result:
         try:
-            return os.stat(self._path(file))
+            return os.stat(self.path(file))
         except OSError as error:
             self.lost(file, error)
 
@@ -61,7 +61,7 @@ class SourceFiles:
 
     def lost(self, file: str, error: OSError, at: int | None = None) -> NoReturn:
         where = f" at byte {at}" if at is not None else ""
-        fail("E610", f"{file} cannot be read{where}: {error.strerror or error}", Label(str(self._path(file))))
+        fail("E610", f"{file} cannot be read{where}: {error.strerror or error}", Label(str(self.path(file))))
 
     def changed(self, file: str, now: Identity) -> NoReturn:
         was = self.identity[file]
@@ -75,7 +75,7 @@ class SourceFiles:
             )
             if old != new
         )
-        fail("E611", f"{file} changed while it was read: {what}", Label(str(self._path(file))))
+        fail("E611", f"{file} changed while it was read: {what}", Label(str(self.path(file))))
 
     def descriptor(self, index: int) -> int:
         """A descriptor of this thread. Raises: UcplError E610, E611."""
@@ -84,7 +84,7 @@ class SourceFiles:
             return fd
         file = self.files[index]
         try:
-            fd = disk().open(self._path(file), os.O_RDONLY)
+            fd = disk().open(self.path(file), os.O_RDONLY)
             now = Identity.of(os.fstat(fd))
         except OSError as error:
             self.lost(file, error)
@@ -113,7 +113,7 @@ class SourceFiles:
                 fail(
                     "E610",
                     f"{file} ends at byte {position + done}, within what is read: it was {self.identity[file].size} bytes long",
-                    Label(str(self._path(file))),
+                    Label(str(self.path(file))),
                 )
             views = _after(views, got)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from ucpl.runtime.journal import Journal, Past, read_journal
 from ucpl.runtime.known import Known
 from ucpl.runtime.publish import Workplace
 from ucpl.runtime.targets import cannot_write
-from ucpl.runtime.team import Team, shares
+from ucpl.runtime.team import Team, beside, shares
 from ucpl.runtime.tiles import Tiles
 
 __all__ = [
@@ -36,7 +36,7 @@ _ALIKE = {
     "memory": "another --memory",
     "workers": "another --workers",
 }
-_SUMS = ("bytes_read", "bytes_read_verify", "bytes_written", "bytes_cloned", "bytes_read_back")
+_SUMS = ("bytes_read", "bytes_received", "bytes_read_verify", "bytes_written", "bytes_cloned", "bytes_read_back")
 
 
 def agree(team: Team, mine: Mapping[str, object]) -> str:
@@ -98,12 +98,29 @@ def journal_at(path: Path, header: Mapping[str, object]) -> Journal:
         cannot_write(path, error)
 
 
-def share_of_groups(team: Team, groups: list[Group], tiles: Tiles) -> list[Group]:
-    """Those of this rank: by bytes that are written and read for them."""
+def share_of_groups(
+    team: Team, groups: list[Group], tiles: Tiles, near: Callable[[Group], Mapping[str, int]]
+) -> list[Group]:
+    """Those of this rank: by bytes that are written and read for them; first of all, those whose source it has itself.
+
+    near: bytes of each file that a group is made of.
+    """
     if team.size == 1:
         return groups
-    cost = [sum(int(tiles.size[a:b].sum()) for a, b in group.bands) + group.held for group in groups]
-    whose = shares(np.array(cost, np.int64), team.size)
+    cost = np.array(
+        [sum(int(tiles.size[a:b].sum()) for a, b in group.bands) + group.held for group in groups], np.int64
+    )
+    if team.near:
+        made_of = []
+        for group in groups:
+            some: dict[tuple[int, ...], int] = {}
+            for file, size in near(group).items():
+                holders = tuple(team.near[file])
+                some[holders] = some.get(holders, 0) + size
+            made_of.append(some)
+        whose = beside(cost, made_of, team.size)
+    else:
+        whose = shares(cost, team.size)
     return [group for group, rank in zip(groups, whose.tolist(), strict=True) if rank == team.rank]
 
 
@@ -118,6 +135,7 @@ def counted(team: Team, counters: Counters) -> None:
     """The counters of the one that leads become those of all."""
     if team.size == 1:
         return
+    counters.bytes_received = team.received
     told = team.all({name: getattr(counters, name) for name in _SUMS})
     if team.rank == 0:
         for name in _SUMS:

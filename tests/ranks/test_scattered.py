@@ -1,0 +1,186 @@
+"""A source whose files lie on several hosts' own disks: one folder to every rank, read where they lie, refused where it is two.
+
+Ranks are threads here, and hosts folders; tests/interop/test_ranks.py starts ranks by torchrun.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ranks.test_apply import MEMORY, UNIQUE, run, spread, together
+from tests.ranks.test_apply import small as small
+from tests.runtime.test_resume import tree
+from ucpl.errors import UcplError
+from ucpl.ranks.scattered import one_folder
+from ucpl.ranks.serving import Peer, Server, own_host
+from ucpl.runtime.team import SLACK, beside
+
+MANIFEST = "ucpl/manifest.json"
+FILES = ("a", "b", "c", "m")
+
+
+def hosts(top: Path, source: Path, deal: dict[int, str]) -> list[Path]:
+    """Folders of several hosts, each with some of a source's files, in the same place of each."""
+    found = []
+    for host, names in deal.items():
+        folder = top / f"host{host}" / "src"
+        folder.mkdir(parents=True)
+        for name in names:
+            shutil.copy2(source / name, folder / name)
+        found.append(folder)
+    return found
+
+
+DEALS = {
+    "one each": {0: "a", 1: "b", 2: "cm"},
+    "one has all": {0: "", 1: "abcm", 2: ""},
+    "copies of some": {0: "ac", 1: "abc", 2: "cm"},
+}
+
+
+@pytest.mark.parametrize("deal", DEALS)
+def test_ranks_write_what_one_process_writes_where_each_has_some_files(tmp_path, deal):
+    plan, source = spread(tmp_path / "src")
+    run(plan, source, tmp_path / "one")
+    folders = hosts(tmp_path, tmp_path / "src", DEALS[deal])
+    received = {}
+
+    def act(rank, team):
+        with one_folder(team, team, folders[rank]) as folder:
+            assert sorted(p.name for p in folder.iterdir()) == sorted(FILES)
+            report = run(plan, evolve(source, root=folder), tmp_path / "all", team, memory=2 * MEMORY)
+            received[rank] = team.received
+            return report
+
+    ends = together(3, act)
+    assert [e for e in ends if isinstance(e, UcplError)] == []
+    there, alone = tree(tmp_path / "all"), tree(tmp_path / "one")
+    assert {**there, MANIFEST: b""} == {**alone, MANIFEST: b""}  # which says of the files that were read which they are
+    assert UNIQUE <= ends[0].bytes_read <= 1.02 * UNIQUE
+    assert ends[0].bytes_received == sum(received.values())
+    assert ends[0].bytes_received > 0  # who leads looks at what nobody moved
+    assert {path.name: path.read_bytes() for folder in folders for path in folder.iterdir()} == {
+        name: (tmp_path / "src" / name).read_bytes() for name in FILES
+    }
+
+
+def test_what_a_rank_has_it_reads_itself(tmp_path):
+    plan, source = spread(tmp_path / "src")
+    folders = hosts(tmp_path, tmp_path / "src", {0: "ac", 1: "b", 2: "m"})
+    received = {}
+
+    def act(rank, team):
+        with one_folder(team, team, folders[rank]) as folder:
+            report = run(plan, evolve(source, root=folder), tmp_path / "all", team, memory=2 * MEMORY)
+            received[rank] = team.received
+            return report
+
+    together(3, act)
+    # m is nearly all of the source: what an even share has no room for goes to others, and the leader's look at CRCs.
+    assert received[2] == 0
+    assert received[0] + received[1] < UNIQUE * 0.75
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_one_folder_that_all_see_stays_what_it_is(tmp_path, same):
+    _, source = spread(tmp_path / "src")
+    folders = [source.root] * 2 if same else hosts(tmp_path, tmp_path / "src", {0: "abcm", 1: "abcm"})
+    os.utime(folders[1] / "a", ns=(1, 1))  # of copies one may be younger
+
+    def act(rank, team):
+        with one_folder(team, team, folders[rank]) as folder:
+            return folder, dict(team.near)
+
+    assert together(2, act) == [(folders[0], {}), (folders[1], {})]
+
+
+@pytest.mark.parametrize("way", ["size", "bytes"])
+def test_two_files_of_one_name_are_refused(tmp_path, way):
+    spread(tmp_path / "src")
+    folders = hosts(tmp_path, tmp_path / "src", {0: "ab", 1: "bcm", 2: "b"})
+    raw = bytearray((folders[2] / "b").read_bytes())
+    raw[-1] ^= 1
+    (folders[2] / "b").write_bytes(raw if way == "bytes" else raw + b"x")
+
+    def act(rank, team):
+        with one_folder(team, team, folders[rank]) as folder:
+            return folder
+
+    for end in together(3, act):
+        assert isinstance(end, UcplError)
+        assert end.diagnostics[0].code == "E625"
+        assert "is not the same file on rank 0 and on rank 2" in end.diagnostics[0].message
+
+
+def test_a_file_that_changes_on_its_host_is_refused(tmp_path):
+    plan, source = spread(tmp_path / "src")
+    folders = hosts(tmp_path, tmp_path / "src", {0: "ab", 1: "cm"})
+
+    def act(rank, team):
+        with one_folder(team, team, folders[rank]) as folder:
+            team.all("laid")
+            if rank == 1:
+                os.utime(folders[1] / "m", ns=(1, 1))
+            team.all("changed")
+            return run(plan, evolve(source, root=folder), tmp_path / "all", team, memory=2 * MEMORY)
+
+    ends = together(2, act)
+    assert isinstance(ends[0], UcplError)
+    assert ends[0].diagnostics[0].code == "E611"
+    assert not (tmp_path / "all").exists()
+
+
+def test_who_does_not_know_the_secret_is_told_nothing(tmp_path):
+    (tmp_path / "a").write_bytes(b"0123456789")
+    server = Server({"a": tmp_path / "a"}, own_host("127.0.0.1"), b"secret")
+    try:
+        came = list[int]()
+        good, bad = (Peer(0, server.address, secret, came.append) for secret in (b"secret", b"other"))
+        room = bytearray(4)
+        assert good.read("a", [memoryview(room)], 3) == 4
+        assert (bytes(room), came) == (b"3456", [4])
+        assert good.read("a", [memoryview(room)], 8) == 2
+        for peer, name, said in (
+            (bad, "a", "does not answer"),
+            (good, "b", "does not answer"),
+            (good, "../a", "does not answer"),
+        ):
+            with pytest.raises(OSError, match=said):
+                peer.read(name, [memoryview(room)], 0)
+        (tmp_path / "a").unlink()
+        with pytest.raises(OSError, match="which has it, says: No such file"):
+            good.read("a", [memoryview(room)], 0)
+        good.close()
+    finally:
+        server.close()
+    with pytest.raises(OSError, match="does not answer"):
+        good.read("a", [memoryview(room)], 0)
+
+
+@given(
+    st.integers(1, 6).flatmap(
+        lambda size: st.tuples(
+            st.just(size),
+            st.lists(st.tuples(st.integers(1, 9), st.integers(0, size - 1)), min_size=1, max_size=40),
+        )
+    )
+)
+def test_work_is_done_where_its_source_lies_as_far_as_that_is_even(drawn):
+    size, work = drawn
+    cost = np.array([c for c, _ in work], np.int64)
+    whose = beside(cost, [{(home,): 100, ((home + 1) % size,): 1} if size > 1 else {(0,): 1} for _, home in work], size)
+    load = np.bincount(whose, weights=cost, minlength=size)
+    even = cost.sum() / size
+    for i, (_, home) in enumerate(work):
+        assert whose[i] == home or np.bincount([h for _, h in work], weights=cost, minlength=size)[home] > SLACK * even
+    for rank in range(size):
+        if load[rank] > SLACK * even:  # what is left over fits nobody
+            assert all(load.min() + c > even for c, owner in zip(cost, whose, strict=True) if owner == rank)

@@ -1,0 +1,220 @@
+"""A source whose files lie on several hosts' own disks, each host with some of them, seen as one folder by every rank.
+
+All ranks say what they see. Where that is the same, nothing is done. Else files that a rank does not have are shadows, whose
+bytes come from a rank that has them; what a rank has it reads itself, and `near` says which ranks those are, so that
+what is made of a file is made beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from secrets import token_hex
+from typing import Protocol
+
+import xxhash
+from attrs import field
+
+from ucpl.errors import Label, call_it, fail
+from ucpl.ranks.serving import Address, Peer, Server, Stamp, own_host, stamp_of
+from ucpl.records import define, frozen
+from ucpl.remotes import folders
+from ucpl.remotes.reading import Range, register
+from ucpl.runtime.team import Team
+
+__all__ = ["Place", "one_folder"]
+
+END = 1 << 16  # bytes of the beginning and of the end of a file that tell copies of it apart
+Listing = dict[str, Stamp]
+
+
+class Place(Protocol):
+    """The team, where it is told what lies where."""
+
+    near: Mapping[str, Sequence[int]]
+    received: int
+
+
+def listed(source: Path) -> Listing:
+    """Files of a folder by their names below it; of a file, itself under no name. Raises: OSError."""
+    if source.is_file():
+        return {"": stamp_of(source)}
+    found: Listing = {}
+    for top, _, names in os.walk(source):
+        for name in names:
+            path = Path(top, name)
+            if path.is_file():
+                found[path.relative_to(source).as_posix()] = stamp_of(path)
+    return found
+
+
+@contextmanager
+def one_folder(team: Team, place: Place, source: Path) -> Iterator[Path]:
+    """The source as every rank can read it: itself, where all have it, else a folder that stands for it.
+
+    Raises: UcplError E621, E625.
+    """
+    mine = listed(source)
+    digest = blake2b(repr(sorted(mine.items())).encode(), digest_size=16).hexdigest()
+    if len(set(team.all(digest))) == 1:
+        yield source
+        return
+    every = [_listing(told) for told in team.all(mine)]
+    holders: dict[str, list[int]] = {}
+    for rank, one in enumerate(every):
+        for name in one:
+            holders.setdefault(name, []).append(rank)
+    _demand_copies(team, source, every, holders)
+    if all(len(ranks) == team.size for ranks in holders.values()):  # copies of all of it everywhere
+        yield source
+        return
+    server: Server | None = None
+    host = own_host(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    secret = str(team.all(token_hex(16) if team.rank == 0 else None)[0]).encode()
+    try:
+        files = {name: source / name if name else source for name in mine}
+        server = Server(files, host, secret)
+        addresses: list[Address] = [(str(one[0]), int(one[1])) for one in map(_pair, team.all(list(server.address)))]
+        view = _View(team.rank, every, holders, files)
+
+        def count(size: int) -> None:
+            place.received += size
+
+        view.peers = {
+            rank: Peer(rank, where, secret, count) for rank, where in enumerate(addresses) if rank != team.rank
+        }
+        root = view.laid(source)
+        place.near = {str(root / name if name else root): ranks for name, ranks in holders.items()}
+        yield root
+        team.all("read")  # until then another one may ask
+    finally:
+        if server is not None:
+            server.close()
+
+
+def _pair(told: object) -> tuple[str, int]:
+    assert isinstance(told, list)
+    return told[0], told[1]
+
+
+def _listing(told: object) -> Listing:
+    assert isinstance(told, dict)
+    return {str(name): (int(size), int(time)) for name, (size, time) in told.items()}
+
+
+def _demand_copies(team: Team, source: Path, every: Sequence[Listing], holders: Mapping[str, Sequence[int]]) -> None:
+    """What several ranks have under one name is one thing: of one size, and, where times differ, alike at both ends.
+
+    Raises: UcplError E625.
+    """
+    unsure = []
+    for name, ranks in sorted(holders.items()):
+        first = every[ranks[0]][name]
+        for rank in ranks[1:]:
+            if every[rank][name][0] != first[0]:
+                sizes = f"{first[0]} bytes", f"{every[rank][name][0]} bytes"
+                _differ(source, name, (ranks[0], rank), sizes)
+        if any(every[rank][name] != first for rank in ranks):
+            unsure.append(name)
+    if not unsure:
+        return
+    told = team.all({name: _ends(source / name if name else source) for name in unsure if name in every[team.rank]})
+    for name in unsure:
+        marks = {rank: one[name] for rank, one in enumerate(told) if isinstance(one, dict) and name in one}
+        first_rank = holders[name][0]
+        for rank, mark in marks.items():
+            if mark != marks[first_rank]:
+                _differ(source, name, (first_rank, rank), ("other bytes", "than there"))
+
+
+def _differ(source: Path, name: str, ranks: tuple[int, int], what: tuple[str, str]) -> None:
+    path = str(source / name) if name else str(source)
+    message = f"{path} is not the same file on rank {ranks[0]} and on rank {ranks[1]}"
+    fail("E625", message, *(Label(f"rank {rank}", said) for rank, said in zip(ranks, what, strict=True)))
+
+
+def _ends(path: Path) -> str:
+    """A digest of a file's first and last bytes: archives have the CRCs of all that they hold at their end."""
+    with open(path, "rb") as file:
+        state = xxhash.xxh3_128(file.read(END))
+        file.seek(max(0, os.fstat(file.fileno()).st_size - END))
+        state.update(file.read(END))
+    return state.hexdigest()
+
+
+@define(eq=False)
+class _View:
+    """All files as one rank sees them."""
+
+    rank: int
+    every: Sequence[Listing]
+    holders: Mapping[str, Sequence[int]]
+    files: Mapping[str, Path]  # of this rank
+    peers: dict[int, Peer] = field(factory=dict)
+    now: dict[str, Stamp | None] = field(factory=dict)
+
+    def laid(self, source: Path) -> Path:
+        """The folder that stands for the source. Raises: OSError."""
+        root = folders.fresh() / (source.name or "source")
+        call_it(str(root), str(source))
+        for name, ranks in sorted(self.holders.items()):
+            path = root / name if name else root
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.now[name] = self.first(name)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(fd, self.first(name)[0])
+                register(os.fstat(fd), _File(self, name, self.rank if self.rank in ranks else ranks[0]))
+            finally:
+                os.close(fd)
+        return root
+
+    def first(self, name: str) -> Stamp:
+        """As whoever has it first said that it was."""
+        return self.every[self.holders[name][0]][name]
+
+    def look_again(self) -> None:
+        """Whether all files are what they were. Raises: OSError."""
+        by_rank: dict[int, list[str]] = {}
+        for name, ranks in self.holders.items():
+            by_rank.setdefault(self.rank if self.rank in ranks else ranks[0], []).append(name)
+        for rank, names in by_rank.items():
+            found = [stamp_of(self.files[n]) for n in names] if rank == self.rank else self.peers[rank].stamps(names)
+            for name, stamp in zip(names, found, strict=True):
+                self.now[name] = self.first(name) if stamp == self.every[rank][name] else stamp
+
+
+@frozen(eq=False)
+class _File:
+    """One file: on this rank's disk, or on another's."""
+
+    view: _View
+    name: str
+    rank: int  # that it is read from
+
+    def read(self, fd: int, views: Sequence[memoryview], position: int) -> int:
+        if self.rank != self.view.rank:
+            return self.view.peers[self.rank].read(self.name, views, position)
+        here = os.open(self.view.files[self.name], os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.preadv(here, views, position)
+        finally:
+            os.close(here)
+
+    def hint(self, ranges: Iterable[Range], *, payload: bool) -> None:
+        """What is read is asked for when it is read."""
+
+    def want(self, ranges: Iterable[Range]) -> None:
+        """Nothing is fetched that is not read."""
+
+    def identity(self) -> tuple[int, int, int, int]:
+        stamp = self.view.now[self.name]
+        assert stamp is not None
+        return *stamp, int.from_bytes(blake2b(self.name.encode(), digest_size=7).digest()), 0
+
+    @property
+    def listed_by(self) -> _View:
+        return self.view
