@@ -142,7 +142,7 @@ class Mover:
         self._say()
 
     def _made_of(self, group: Group) -> dict[str, int]:
-        """Bytes of each file of the source, by path, that a group is made of: about as many, for boxes that it meets in part."""
+        """Bytes of each file of the source, by path, that a group is made of: about as many, for boxes met in part."""
         a, tiles, found = self.assembler, self.known.tiles, dict[str, int]()
         for first, end in group.bands:
             unit = self.layout.units[int(tiles.unit[first])]
