@@ -9,7 +9,8 @@ VENV := .venv
 INTEROP := .venv-interop
 PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 
-TIMED := plan start lsp convert peer
+RANKED := ranks planners estimates live apply
+TIMED := plan start lsp convert peer $(RANKED)
 
 .PHONY: help demo test thorough check mutants walk faults powerloss interop bench $(TIMED) docs fmt fmt-check pins clean
 .DELETE_ON_ERROR:
@@ -24,7 +25,8 @@ help:
 	@echo "make faults    each verb with every single call that it makes of the machine failing, or being its last (JOB=convert EVERY=10 narrow it)"
 	@echo "make powerloss power lost at any call of a run, with all that a disk may have kept by then, in any order"
 	@echo "make interop   tests in which DeepSpeed itself loads what ucpl wrote"
-	@echo "make bench     timings, as docs/PERFORMANCE.md reports them (make bench lsp: one of plan, start, lsp, convert, peer)"
+	@echo "make bench     timings, as docs/PERFORMANCE.md reports them (make bench lsp: one of $(TIMED))"
+	@echo "make bench-ranks what of that is about ranks: $(RANKED)"
 	@echo "make soak      random conversions, killed, resumed and damaged, for MINUTES=60 (SEED=1): nothing lost, nothing silent"
 	@echo "make scale     every verb over 200,000 tensors, over 5,000 files with 256 descriptors, over one tensor of 2^33 elements"
 	@echo "make docs      write what is generated anew (docs/ERRORS.md, README's table, pictures, the colours of editors), then the site, links checked"
@@ -81,6 +83,10 @@ interop: $(INTEROP)/ready
 # `make bench lsp` times one thing alone.
 bench: $(VENV)/ready
 	$(VENV)/bin/python -m benchmarks $(filter $(TIMED),$(MAKECMDGOALS))
+
+.PHONY: bench-ranks
+bench-ranks: $(VENV)/ready
+	$(VENV)/bin/python -m benchmarks $(RANKED)
 
 $(TIMED):
 	@:

@@ -1,11 +1,13 @@
-"""make bench: planning, start-up, and conversion beside its peers, in one run on this machine.
+"""make bench: planning, start-up, conversion beside its peers, and ranks, in one run on this machine.
 
-    python -m benchmarks [plan] [start] [lsp] [convert] [peer] [--gib 1.5 6] [--pairs 15 5] [--folder DISK]
+    python -m benchmarks [plan] [start] [lsp] [convert] [peer] [ranks] [planners] [estimates] [live] [apply]
+        [--gib 1.5 6] [--pairs 15 5] [--folder DISK]
 
-Each prints a table in Markdown, keeps it in benchmarks/figures/ and writes it into docs/PERFORMANCE.md. `convert` and `peer`
-need an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python). `convert` makes a checkpoint with real DeepSpeed
-and runs DeepSpeed's own converter beside ours; timings are medians of interleaved rounds. `peer` runs both over every
-checkpoint of DeepSpeed in this repository, and tells what each makes of it.
+The last five are what `make bench-ranks` makes; each is a module of this folder, too (scale_ranks, planners, estimates, live,
+together), with options of its own. Each prints a table in Markdown, keeps it in benchmarks/figures/ and writes it into
+docs/PERFORMANCE.md. `convert` and `peer` need an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python). `convert`
+makes a checkpoint with real DeepSpeed and runs DeepSpeed's own converter beside ours; timings are medians of interleaved
+rounds. `peer` runs both over every checkpoint of DeepSpeed in this repository, and tells what each makes of it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from benchmarks import estimates, live, planners, scale_ranks, together
 from benchmarks.convert import HEAD, bench_convert
 from benchmarks.figures import Table, machine, save
 from benchmarks.lsp import LSP_HEAD, bench_lsp
@@ -151,6 +154,9 @@ def bench_start(pairs: int) -> Iterator[Row]:
             yield (name, *(f"{x:.2f}" for x in (core, base_core, core / base_core, wall, base_wall)), wanted)
 
 
+NAMES = ("plan", "start", "lsp", "convert", "peer", "ranks", "planners", "estimates", "live", "apply")
+
+
 def interop_python() -> str:
     python = os.environ.get("UCPL_INTEROP_PYTHON", str(HERE.parent / ".venv-interop" / "bin" / "python"))
     if not Path(python).exists():
@@ -172,12 +178,17 @@ def tables(given: argparse.Namespace) -> dict[str, tuple[Row, Callable[[], Itera
             ("checkpoint", "ucpl", "ds_to_universal", "ucpl", "ds_to_universal"),
             lambda: bench_peer(interop_python()),
         ),
+        "ranks": (scale_ranks.HEAD, lambda: scale_ranks.bench(given.pairs[0])),
+        "planners": (planners.HEAD, lambda: planners.bench(given.pairs[0])),
+        "estimates": (estimates.HEAD, lambda: estimates.bench(576, given.pairs[0], given.folder)),
+        "live": (live.HEAD, lambda: live.bench(given.pairs[0] + 1, "/dev/shm")),
+        "apply": (together.HEAD, lambda: together.bench(1728, given.pairs[0], given.folder)),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="*", choices=["plan", "start", "lsp", "convert", "peer", []], default=[])
+    parser.add_argument("which", nargs="*", choices=[*NAMES, []], default=[])
     parser.add_argument(
         "--gib", type=float, nargs="+", default=[1.5, 6.0], help="sizes of the checkpoints of `convert`"
     )
@@ -188,7 +199,9 @@ def main() -> None:
         default=[5],
         help="rounds that count; of `convert` a number a size, the last for the rest",
     )
-    parser.add_argument("--folder", help="where `convert` writes: on the disk that is to be measured")
+    parser.add_argument(
+        "--folder", help="where `convert`, `estimates` and `apply` write: on the disk that is to be measured"
+    )
     given = parser.parse_args()
     for name, (head, rows) in tables(given).items():
         if given.which and name not in given.which:

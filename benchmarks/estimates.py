@@ -122,23 +122,25 @@ def rows(found: dict[tuple[str, str], list[Seen]]) -> Iterator[tuple[str, ...]]:
         )
 
 
+def bench(mib: int, rounds: int, folder: str | None) -> Iterator[tuple[str, ...]]:
+    found: dict[tuple[str, str], list[Seen]] = {}
+    with tempfile.TemporaryDirectory(prefix="ucpl-estimates-", dir=folder) as name:
+        top = Path(name)
+        subprocess.run([sys.executable, "-c", MAKE, str(top / "plain.pt"), str(max(1, mib // MIB_A_LAYER))], check=True)
+        subprocess.run([*UCPL, "convert", str(top / "plain.pt"), str(top / "on-3"), "--to", "zero1(dp=3)"], check=True)
+        for _ in range(rounds):
+            one_round(top, found)
+    yield from rows(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=576)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="on the disk that is to be measured")
     given = parser.parse_args()
-    found: dict[tuple[str, str], list[Seen]] = {}
-    with tempfile.TemporaryDirectory(prefix="ucpl-estimates-", dir=given.folder) as name:
-        top = Path(name)
-        subprocess.run(
-            [sys.executable, "-c", MAKE, str(top / "plain.pt"), str(max(1, given.mib // MIB_A_LAYER))], check=True
-        )
-        subprocess.run([*UCPL, "convert", str(top / "plain.pt"), str(top / "on-3"), "--to", "zero1(dp=3)"], check=True)
-        for _ in range(given.rounds):
-            one_round(top, found)
     command = f"python -m benchmarks.estimates --mib {given.mib} --rounds {given.rounds}"
-    save(table := Table("estimates", command, machine(), HEAD, tuple(rows(found))))
+    save(table := Table("estimates", command, machine(), HEAD, tuple(bench(given.mib, given.rounds, given.folder))))
     print(f"\n{table}\n", flush=True)
 
 

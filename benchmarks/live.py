@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import Table, machine, save
@@ -51,12 +52,17 @@ def row(name: str, calls: tuple[str, str], rounds: int, folder: str) -> tuple[st
     return (name, f"{ours:.2f} s", beside("redistribute"), beside("dcp"), sent, kept)
 
 
+def bench(rounds: int, folder: str) -> Iterator[tuple[str, ...]]:
+    for name, calls in CASES.items():
+        yield row(name, calls, rounds, folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=6, help="of each way in turn; the first is not counted")
     parser.add_argument("--folder", default="/dev/shm")
     given = parser.parse_args()
-    rows = tuple(row(name, calls, given.rounds, given.folder) for name, calls in CASES.items())
+    rows = tuple(bench(given.rounds, given.folder))
     table = Table("live", f"python -m benchmarks.live --rounds {given.rounds}", machine(), HEAD, rows)
     print(table)
     save(table)

@@ -122,15 +122,19 @@ def rows(top: Path, rounds: int) -> Iterator[tuple[str, ...]]:
         )
 
 
+def bench(rounds: int) -> Iterator[tuple[str, ...]]:
+    with tempfile.TemporaryDirectory(prefix="ucpl-planners-") as name:
+        yield from rows(Path(name), rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     found = []
-    with tempfile.TemporaryDirectory(prefix="ucpl-planners-") as name:
-        for cells in rows(Path(name), given.rounds):
-            print(" | ".join(cells), flush=True)
-            found.append(cells)
+    for cells in bench(given.rounds):
+        print(" | ".join(cells), flush=True)
+        found.append(cells)
     save(Table("planners", f"python -m benchmarks.planners --rounds {given.rounds}", machine(), HEAD, tuple(found)))
 
 

@@ -170,17 +170,22 @@ def rows(case: Case, rounds: int) -> Iterator[tuple[str, ...]]:
     yield ("cost", "", "", exponent(whole) if whole else "", "", "", "", exponent(shares), "", "", "")
 
 
+def bench(rounds: int, wanted: str | None = None) -> Iterator[tuple[str, ...]]:
+    """Cases whose name has `wanted` in it, or all."""
+    for case in CASES:
+        if wanted is None or wanted in case.name:
+            yield from rows(case, rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--case", help="only cases whose name has this in it; nothing is kept then")
     given = parser.parse_args()
     found = []
-    for case in CASES:
-        if given.case is None or given.case in case.name:
-            for cells in rows(case, given.rounds):
-                print(" | ".join(cells), flush=True)
-                found.append(cells)
+    for cells in bench(given.rounds, given.case):
+        print(" | ".join(cells), flush=True)
+        found.append(cells)
     table = Table("ranks", f"python -m benchmarks.scale_ranks --rounds {given.rounds}", machine(), HEAD, tuple(found))
     print(f"\n{table}\n", flush=True)
     if given.case is None:

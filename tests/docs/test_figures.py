@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from argparse import Namespace
+
 from attrs import evolve
 
+from benchmarks.__main__ import NAMES, tables
 from benchmarks.convert import CASES, HEAD, Rounds, Run, rows_of
 from benchmarks.figures import PAGE, Table, blocks, known, written
 
@@ -14,6 +18,19 @@ def test_the_page_shows_the_figures_that_were_kept() -> None:
     assert set(tables) <= set(blocks(page))
     for table in tables.values():
         assert {len(row) for row in table.rows} == {len(table.head)}, table.name
+
+
+def test_every_name_of_make_bench_is_a_table_of_the_page() -> None:
+    makefile = (PAGE.parents[1] / "Makefile").read_text(encoding="utf-8")
+    ranked, timed = (re.search(rf"^{name} := (.*)$", makefile, re.MULTILINE) for name in ("RANKED", "TIMED"))
+    assert ranked is not None and timed is not None
+    named = timed[1].replace("$(RANKED)", ranked[1]).split()
+    given = Namespace(pairs=[1], gib=[1.0], folder=None)
+    assert named == list(NAMES) == list(tables(given))
+    assert set(named) <= set(blocks(PAGE.read_text(encoding="utf-8")))
+    kept = known()
+    for name, (head, _) in tables(given).items():  # a table whose columns are others by now was measured by other code
+        assert name not in kept or kept[name].head == head, name
 
 
 def test_a_block_is_made_of_its_table_and_no_other() -> None:

@@ -429,7 +429,8 @@ class _Run:
         if self.counters.seconds.get("digest"):
             self.counters.seconds["digest"] /= self.plane.workers
         mine = together.share_of_done(self.team, known)
-        self.team.all("moved")
+        with together.waiting(self.team, self.counters):
+            self.team.all("moved")
         if self.leads:
             self._finish_all(known, again, mine)
         else:
@@ -460,7 +461,8 @@ class _Run:
         with self.counters.phase("fsync"):
             self.files.sync(range(len(self.files.files)), drop=again is not None)
         failpoint("synced")
-        self.team.all("synced")
+        with together.waiting(self.team, self.counters):
+            self.team.all("synced")
         if again is not None:
             with self.counters.phase("read-back"):
                 again.rest(beside, mine)

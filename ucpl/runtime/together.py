@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ __all__ = [
     "order_of",
     "share_of_done",
     "share_of_groups",
+    "waiting",
 ]
 
 _ALIKE = {
@@ -136,7 +138,13 @@ def counted(team: Team, counters: Counters) -> None:
     if team.size == 1:
         return
     counters.bytes_received = team.received
-    told = team.all({name: getattr(counters, name) for name in _SUMS})
+    with waiting(team, counters):
+        told = team.all({name: getattr(counters, name) for name in _SUMS})
     if team.rank == 0:
         for name in _SUMS:
             setattr(counters, name, sum(int(one[name]) for one in told if isinstance(one, dict)))
+
+
+def waiting(team: Team, counters: Counters) -> AbstractContextManager[None]:
+    """The time for which this process waits for the others; there are none of one process."""
+    return counters.phase("wait") if team.size > 1 else nullcontext()
