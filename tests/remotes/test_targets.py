@@ -147,7 +147,7 @@ def test_a_store_that_fails_at_any_call_leaves_nothing_or_all(
             try:
                 ucpl.apply(plan, EXAMPLE, URL)
             except UcplError as error:
-                assert error.diagnostics[0].code in ("E503", "E400", "E505"), error
+                assert error.diagnostics[0].code in ("E503", "E505", "E685"), error
                 assert "ucpl-remote-" not in str(error)
             else:
                 assert k

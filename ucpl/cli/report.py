@@ -84,13 +84,14 @@ def plan_object(plan: Plan) -> dict[str, object]:
 def run_lines(report: Report) -> list[str]:
     if report.done_before:
         return [f"done          {report.target} was finished by an earlier run: nothing was moved"]
+    where = "store" if "://" in report.target else "disk"
     out = [
         f"read          {bytes_text(report.bytes_read)}, {report.bytes_needed:,} needed",
         *([f"received      {report.bytes_received:,} bytes of disks of other ranks"] if report.bytes_received else []),
         f"written       {bytes_text(report.bytes_written)}, the target is {report.bytes_target:,} in {report.files} files",
         *([f"shared        {report.bytes_cloned:,} bytes of the source's blocks"] if report.bytes_cloned else []),
         f"buffers       {bytes_text(report.bytes_live_max)} at most",
-        f"verified      {report.bytes_read_back:,} bytes read back from the disk are what was written"
+        f"verified      {report.bytes_read_back:,} bytes read back from the {where} are what was written"
         if report.bytes_read_back or not report.bytes_written
         else f"not verified  what was written was not read back: ucpl verify {report.target}",
     ]

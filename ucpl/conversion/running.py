@@ -50,7 +50,7 @@ def refuse_existing(target: Path, how: How) -> None:
 
 
 def _refuse_in_store(there: Place, how: How) -> None:
-    """The same of a place in a store, where what a run left lies in the target's own place. Raises: UcplError E400, E500."""
+    """The same of a place in a store, where what a run left lies in the target's own place. Raises: UcplError E500, E503."""
     found = there.entries()
     if not found or how.get("force"):
         return
@@ -62,7 +62,9 @@ def _refuse_in_store(there: Place, how: How) -> None:
         fail("E500", what, Label(there.url), remedy=remedy)
     if how.get("resume"):
         return  # it may be what this run would write
-    fail("E500", f"{there.url} exists, {len(found)} object{'s' * (len(found) > 1)}", Label(there.url))
+    what = f"{there.url} exists, {len(found)} object{'s' * (len(found) > 1)}"
+    remedy = "Choose another DST, or give --force: the old objects are removed before the new ones go up."
+    fail("E500", what, Label(there.url), remedy=remedy)
 
 
 def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | None = None) -> Report:
@@ -75,7 +77,6 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
     from ucpl.runtime.execute import execute
     from ucpl.runtime.team import ALONE
     from ucpl.stores.registry import framework
-    from ucpl.stores.watching import reading
 
     for blob in plan.target.blobs:
         demand_alike(blob.alike, blob.name, source.root)
@@ -91,10 +92,19 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
         raise
     if team is None or team.rank == 0:
         if (there := place_of(target)) is not None:
-            with reading(target):
-                there.show()
+            _show(there)
         _look_again(target, plan)
     return report
+
+
+def _show(there: Place) -> None:
+    """Raises: UcplError E685, which says that the target is there all the same."""
+    try:
+        there.show()
+    except UcplError as error:
+        first = error.diagnostics[0]
+        note = f"{there.url} is whole: its manifest was written, and only a look at it failed"
+        raise UcplError(evolve(first, notes=(*first.notes, note))) from error
 
 
 def demand_a_place(plan: Plan, source: Checkpoint, how: How) -> None:

@@ -103,7 +103,7 @@ class UcplError(Exception):
     @property
     def is_of_the_disk(self) -> bool:
         """Whether a file could not be read, whatever is in it: who goes on with what it can read must not go on with this."""
-        return self.diagnostics[0].code == "E400"
+        return self.diagnostics[0].code in ("E400", "E685")
 
 
 @frozen

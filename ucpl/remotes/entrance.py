@@ -16,7 +16,7 @@ _PLACES: dict[Path, Place] = {}
 
 
 def source_at(path: str | Path) -> Path:
-    """Where a checkpoint can be read: a local path as it is, of a URL its shadow. Raises: UcplError E400, E680-E683."""
+    """Where a checkpoint can be read: a local path as it is, of a URL its shadow. Raises: UcplError E680-E683, E685."""
     if not is_url(path):
         return Path(path)
     if (here := file_at(str(path))) is not None:

@@ -9,29 +9,42 @@ from __future__ import annotations
 import errno
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.records import define, frozen
+from ucpl.remotes.answers import refused, said, status_of
 from ucpl.remotes.urls import OBJECTS
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
     from obstore.store import ObjectStore
 
-__all__ = ["Counted", "Entry", "Objects", "PART_MIN", "TagDiffers", "objects_at", "part_size", "patiently"]
+__all__ = [
+    "Counted",
+    "Entry",
+    "Objects",
+    "PART_MIN",
+    "TagDiffers",
+    "objects_at",
+    "part_size",
+    "patiently",
+    "read_whole",
+]
 
 PART_MIN = 8 << 20  # bytes of a part: S3 takes none below 5 MiB but the last
 PARTS_MAX = 9_000  # of an object: S3 takes 10,000
 PARTS_AT_ONCE = 4
-_STATUS = re.compile(r"status code:? (\d{3})")
+PART_RETRIES = 2  # of each part of a file, before the file is sent anew
+ANSWER_MAX = 60  # seconds for a whole answer
+WAIT_MAX = 15.0  # seconds between two attempts
 T = TypeVar("T")
 
 
@@ -44,7 +57,7 @@ def _number(name: str, default: float) -> float:
 
 def attempts() -> int:
     """How often a request is made, at most."""
-    return max(1, int(_number("UCPL_REMOTE_ATTEMPTS", 6)))
+    return max(1, int(_number("UCPL_REMOTE_ATTEMPTS", 8)))
 
 
 def seconds() -> float:
@@ -54,8 +67,8 @@ def seconds() -> float:
 
 def part_size(size: int) -> int:
     """Bytes of a part of an object of `size` bytes: so many that the parts are not too many."""
-    wanted = int(_number("UCPL_REMOTE_PART", PART_MIN))
-    return max(wanted, -(-size // PARTS_MAX // (1 << 20)) << 20)
+    wanted, least = int(_number("UCPL_REMOTE_PART", PART_MIN)), -(-size // PARTS_MAX)
+    return wanted if wanted >= least else -(-least // (1 << 20)) << 20
 
 
 @frozen
@@ -117,23 +130,29 @@ class Objects(Protocol):
         ...
 
 
+def read_whole(objects: Objects, entry: Entry) -> bytes:
+    """All of an object, in requests that are no larger than a part. Raises: OSError, TagDiffers."""
+    ranges = ((low, min(low + PART_MIN, entry.size)) for low in range(0, entry.size, PART_MIN))
+    return b"".join(objects.read(entry.key, low, high, entry.tag) for low, high in ranges)
+
+
 def objects_at(url: str) -> Objects:
     """The objects below a URL. Raises: UcplError E680, where nothing speaks its scheme."""
     scheme = url.partition(":")[0]
     if scheme in OBJECTS:
         try:
             from obstore.exceptions import BaseError
-            from obstore.store import from_url
         except ImportError:
             fail("E680", f"obstore is not installed, which {scheme}:// needs", Label(url))
-        retry = {"max_retries": 2}
-        options = {"timeout": f"{int(max(1, min(60, seconds())))}s", "connect_timeout": "10s"}
+        limit = int(max(1, min(ANSWER_MAX, seconds() / 2)))  # so that one that never comes leaves time to ask again
+        options = {"timeout": f"{limit}s", "connect_timeout": "10s"}
         if os.environ.get("AWS_ENDPOINT_URL", os.environ.get("AWS_ENDPOINT", "")).startswith("http://"):
             options["allow_http"] = True  # type: ignore[assignment]
         try:
-            return OfObstore(url, from_url(url, client_options=options, retry_config=retry))  # type: ignore[call-overload]
+            return OfObstore(url, _obstore(url, options, 0), _obstore(url, options, PART_RETRIES))
         except (BaseError, ValueError) as error:
-            fail("E680", f"{url}: {first_line(error)}", Label(url))
+            account = "set AZURE_STORAGE_ACCOUNT_NAME" if "Account must be" in str(error) else ""
+            fail("E680", f"{url}: {said(error)}", Label(url), remedy=account)
     try:
         from fsspec.core import url_to_fs
     except ImportError:
@@ -141,14 +160,15 @@ def objects_at(url: str) -> Objects:
     try:
         system, path = url_to_fs(url)
     except (ImportError, ValueError) as error:
-        fail("E680", f"{url}: {first_line(error)}", Label(url))
+        fail("E680", f"{url}: {said(error)}", Label(url))
     return OfFsspec(url, system, path)
 
 
-def first_line(error: BaseException) -> str:
-    """What an error says, without the dump that some bring along."""
-    text = str(error).partition("\n\nDebug")[0]
-    return " ".join(text.split())[:400] or type(error).__name__
+def _obstore(url: str, options: dict[str, str], retries: int) -> ObjectStore:
+    from obstore.store import from_url
+
+    retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=seconds())}
+    return from_url(url, client_options=options, retry_config=retry)  # type: ignore[call-overload, no-any-return]
 
 
 def patiently(call: Callable[[], T], what: str, counted: Counted) -> T:
@@ -158,18 +178,26 @@ def patiently(call: Callable[[], T], what: str, counted: Counted) -> T:
         counted.requests += 1
         try:
             return call()
-        except (FileNotFoundError, PermissionError, TagDiffers):
+        except TagDiffers:
             raise
+        except FileNotFoundError as error:
+            raise FileNotFoundError(errno.ENOENT, f"{what}: there is no such object") from error
+        except PermissionError as error:
+            raise refused(what, error) from error
         except _ForGood as error:
-            raise OSError(errno.EIO, f"{what}: {error}") from error
+            raise refused(what, error.__cause__ or error) from error
         except Exception as error:  # what drivers raise is as various as they are
             if n == most or time.monotonic() - begin + wait > seconds():
                 tried = f"after {n} attempt{'s' * (n > 1)} in {time.monotonic() - begin:.0f} s"
-                raise OSError(errno.EIO, f"{what}, {tried}: {first_line(error)}") from error
+                raise refused(what, error, f", {tried}") from error
             counted.repeated += 1
             time.sleep(wait * random.uniform(0.5, 1.0))
-            wait = min(5.0, wait * 2)
+            wait = min(WAIT_MAX, wait * 2)
     raise AssertionError
+
+
+def _place(url: str, key: str) -> str:
+    return f"{url}/{key}" if key else url
 
 
 def _nanoseconds(when: object) -> int:
@@ -189,6 +217,7 @@ class OfObstore:
 
     url: str
     _store: ObjectStore
+    _by_part: ObjectStore  # the same; it sends a part again by itself
     counted: Counted = field(factory=Counted)
 
     def _ask(self, call: Callable[[], T], what: str) -> T:
@@ -197,14 +226,18 @@ class OfObstore:
         def once() -> T:
             try:
                 return call()
-            except of.PermissionDeniedError as error:
-                raise PermissionError(errno.EACCES, f"{what}: {first_line(error)}") from error
-            except (of.UnauthenticatedError, of.InvalidPathError, of.NotSupportedError) as error:
-                raise _ForGood(first_line(error)) from error
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise _ForGood from error
+                raise
+            except (
+                of.PermissionDeniedError, of.UnauthenticatedError, of.InvalidPathError, of.NotSupportedError,
+            ) as error:  # fmt: skip
+                raise _ForGood from error
             except of.BaseError as error:
-                found = _STATUS.search(str(error))
-                if found is not None and found[1][0] == "4" and found[1] not in ("408", "429"):
-                    raise _ForGood(first_line(error)) from error
+                status = status_of(error)
+                if 400 <= status < 500 and status not in (408, 429):
+                    raise _ForGood from error
                 raise
 
         return patiently(once, what, self.counted)
@@ -212,7 +245,9 @@ class OfObstore:
     def entries(self, below: str) -> list[Entry]:
         import obstore
 
-        found = self._ask(lambda: obstore.list(self._store, prefix=below or None).collect(), f"{self.url} not listed")
+        found = self._ask(
+            lambda: obstore.list(self._store, prefix=below or None).collect(), f"{_place(self.url, below)} not listed"
+        )
         return [self._entry(one["path"], one["size"], one["e_tag"], one["last_modified"]) for one in found]
 
     def _entry(self, key: str, size: int, tag: str | None, when: datetime) -> Entry:
@@ -222,7 +257,7 @@ class OfObstore:
         import obstore
 
         try:
-            found = self._ask(lambda: obstore.head(self._store, key), f"{self.url}/{key} not found")
+            found = self._ask(lambda: obstore.head(self._store, key), f"{_place(self.url, key)} not looked up")
         except FileNotFoundError:
             return None
         return self._entry(key, found["size"], found["e_tag"], found["last_modified"])
@@ -240,15 +275,34 @@ class OfObstore:
                 raise OSError(errno.EIO, f"{len(data)} bytes came of {high - low}")
             return data
 
-        data = self._ask(get, f"bytes {low} to {high} not read")
+        data = self._ask(get, f"{_place(self.url, key)}: bytes {low} to {high} not read")
         self.counted.read += len(data)
         return data
 
     def put(self, key: str, data: bytes) -> None:
         import obstore
 
-        self._ask(lambda: obstore.put(self._store, key, data, use_multipart=False), f"{self.url}/{key} not written")
-        self.counted.written += len(data)
+        part = part_size(len(data))
+        what = f"{_place(self.url, key)} not written"
+        if len(data) <= part:
+            self._ask(lambda: obstore.put(self._store, key, data, use_multipart=False), what)
+            self.counted.written += len(data)
+        else:
+            self._put_by_part(key, data, part)
+
+    def _put_by_part(self, key: str, data: bytes | Path, part: int) -> None:
+        import obstore
+
+        def call() -> None:
+            try:
+                obstore.put(
+                    self._by_part, key, data, use_multipart=True, chunk_size=part, max_concurrency=PARTS_AT_ONCE
+                )
+            except FileNotFoundError as error:  # its end was said twice, since the first answer was lost
+                raise OSError(errno.EIO, "no such upload any more") from error
+
+        self._ask(call, f"{_place(self.url, key)} not written")
+        self.counted.written += len(data) if isinstance(data, bytes) else data.stat().st_size
 
     def create(self, key: str, data: bytes) -> bool:
         import obstore
@@ -261,31 +315,21 @@ class OfObstore:
             except AlreadyExistsError:  # by an attempt of ours whose answer was lost?
                 return bytes(obstore.get(self._store, key).bytes()) == data
 
-        return self._ask(call, f"{self.url}/{key} not written")
+        return self._ask(call, f"{_place(self.url, key)} not written")
 
     def put_file(self, key: str, path: Path) -> None:
-        import obstore
-
         size = path.stat().st_size
-        part = part_size(size)
-        what = f"{self.url}/{key} not written"
-        if size <= part:
+        if size <= (part := part_size(size)):
             self.put(key, path.read_bytes())
-            return
-        self._ask(
-            lambda: obstore.put(
-                self._store, key, path, use_multipart=True, chunk_size=part, max_concurrency=PARTS_AT_ONCE
-            ),
-            what,
-        )
-        self.counted.written += size
+        else:
+            self._put_by_part(key, path, part)
 
     def remove(self, keys: Sequence[str]) -> None:
         import obstore
 
         for some in _by(keys, 1000):
             try:
-                self._ask(lambda some=some: obstore.delete(self._store, some), f"{self.url}: not removed")  # type: ignore[misc]
+                self._ask(partial(obstore.delete, self._store, some), f"{_place(self.url, some[0])} not removed")
             except FileNotFoundError:
                 pass
 
@@ -311,7 +355,7 @@ class OfFsspec:
             return found
 
         try:
-            found = patiently(find, f"{self.url} not listed", self.counted)
+            found = patiently(find, f"{_place(self.url, below)} not listed", self.counted)
         except FileNotFoundError:
             return []
         cut = len(self._root.rstrip("/")) + 1
@@ -337,7 +381,7 @@ class OfFsspec:
             return found
 
         try:
-            found = patiently(info, f"{self.url}/{key} not found", self.counted)
+            found = patiently(info, f"{_place(self.url, key)} not looked up", self.counted)
         except FileNotFoundError:
             return None
         return self._entry(key, found) if found.get("type") == "file" else None
@@ -349,7 +393,7 @@ class OfFsspec:
                 raise OSError(errno.EIO, f"{len(data)} bytes came of {high - low}")
             return data
 
-        data = patiently(get, f"bytes {low} to {high} not read", self.counted)
+        data = patiently(get, f"{_place(self.url, key)}: bytes {low} to {high} not read", self.counted)
         self.counted.read += len(data)
         return data
 
@@ -360,7 +404,7 @@ class OfFsspec:
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._system.pipe_file(path, data)
 
-        patiently(write, f"{self.url}/{key} not written", self.counted)
+        patiently(write, f"{_place(self.url, key)} not written", self.counted)
         self.counted.written += len(data)
 
     def create(self, key: str, data: bytes) -> bool:
@@ -376,21 +420,18 @@ class OfFsspec:
             self._system.makedirs(goal.rpartition("/")[0], exist_ok=True)
             self._system.put_file(str(path), goal)
 
-        patiently(write, f"{self.url}/{key} not written", self.counted)
+        patiently(write, f"{_place(self.url, key)} not written", self.counted)
         self.counted.written += path.stat().st_size
 
     def remove(self, keys: Sequence[str]) -> None:
         for key in keys:
             try:
-                patiently(lambda key=key: self._system.rm_file(self._path(key)), f"{key} not removed", self.counted)  # type: ignore[misc]
+                patiently(
+                    partial(self._system.rm_file, self._path(key)), f"{_place(self.url, key)} not removed", self.counted
+                )
             except FileNotFoundError:
                 pass
 
 
 def _by(keys: Sequence[str], count: int) -> Iterable[list[str]]:
     return (list(keys[i : i + count]) for i in range(0, len(keys), count))
-
-
-def refuse(error: OSError, url: str) -> NoReturn:
-    """A store that does not say what is there. Raises: UcplError E400, always."""
-    fail("E400", f"{url} cannot be read: {error.strerror or error}", Label(url))

@@ -10,7 +10,8 @@ from pathlib import Path
 from ucpl.errors import call_it
 from ucpl.records import define
 from ucpl.remotes import folders
-from ucpl.remotes.objects import Entry, Objects, objects_at, refuse
+from ucpl.remotes.answers import refuse, refuse_target
+from ucpl.remotes.objects import Entry, Objects, objects_at
 from ucpl.remotes.shadows import MANIFEST, UNFINISHED, Tree, lay
 from ucpl.remotes.urls import split
 
@@ -31,23 +32,26 @@ class Place:
         return f"{self.name}/{name}" if self.name else name
 
     def entries(self) -> list[Entry]:
-        """What is there now: of a single file, itself. Raises: UcplError E400."""
+        """What is there now: of a single file, itself. Raises: UcplError E503."""
         try:
             found = self.objects.entries(self.name)
             one = self.objects.entry(self.name) if self.name and not found else None
         except OSError as error:
-            refuse(error, self.url)
+            refuse_target(error, self.url)
         return found if one is None else [one]
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a run began to write there and has not ended. Raises: UcplError E400."""
+        """Whether a run began to write there and has not ended. Raises: UcplError E503."""
         keys = {entry.key for entry in self.entries()}
         return self.key(UNFINISHED) in keys and self.key(MANIFEST) not in keys
 
     def show(self) -> None:
-        """Let the path be the shadow of what is there now. Raises: OSError, UcplError E681, E682."""
-        lay(Tree(self.url, self.objects, self.name, self.path))
+        """Let the path be the shadow of what is there now. Raises: UcplError E681, E682, E685."""
+        try:
+            lay(Tree(self.url, self.objects, self.name, self.path))
+        except OSError as error:
+            refuse(error, self.url)
 
 
 def place(path: str | Path) -> Place:

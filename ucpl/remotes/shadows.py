@@ -25,7 +25,8 @@ from attrs import field
 from ucpl.errors import Label, call_it, fail
 from ucpl.records import define
 from ucpl.remotes import folders
-from ucpl.remotes.objects import Entry, Objects, TagDiffers, objects_at, refuse
+from ucpl.remotes.answers import refuse
+from ucpl.remotes.objects import Entry, Objects, TagDiffers, objects_at, read_whole
 from ucpl.remotes.reading import Range, register
 from ucpl.remotes.urls import split
 
@@ -210,6 +211,10 @@ class Object:
         except TagDiffers as error:
             url = self.tree.url_of(key)
             fail("E611", f"{url} changed while it was read: tag {self.first.tag}, now {error}", Label(url))
+        except FileNotFoundError:  # which is said of it as of a file
+            raise
+        except OSError as error:
+            refuse(error, self.tree.url_of(key))
 
 
 def _number(text: str) -> int:
@@ -263,7 +268,7 @@ def _generously(ranges: Iterable[Range]) -> list[Range]:
 def shadow(path: str | Path) -> Path:
     """The shadow of what lies at a URL now. Where nothing does, a path that is not there.
 
-    Raises: UcplError E400 where the store does not say, E680, E681, E682, E683.
+    Raises: UcplError E685 where the store does not say, E680, E681, E682, E683.
     """
     url, above, name = split(path)
     root = folders.fresh()
@@ -349,7 +354,7 @@ def _demand_manifest(tree: Tree, names: dict[str, Entry]) -> None:
     if entry.size > MANIFEST_MAX:
         return
     try:
-        value = json.loads(bytes(tree.objects.read(entry.key, 0, entry.size, entry.tag)) if entry.size else b"")
+        value = json.loads(read_whole(tree.objects, entry))
         files = value["files"]
         sizes = {str(name): int(one["size"]) for name, one in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -14,7 +14,6 @@ __all__ = ["OBJECTS", "file_at", "is_url", "split"]
 # What obstore speaks itself; every other scheme is asked of fsspec.
 OBJECTS = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # pathlib makes one slash of two
-_IN_ACCOUNTS = ("az", "azure", "adl")  # az://account/container/path
 
 
 def is_url(text: str | Path) -> bool:
@@ -32,9 +31,8 @@ def split(text: str | Path) -> tuple[str, str, str]:
     steps = rest.split("/")
     if not rest or any(step in ("", ".", "..") or "\0" in step for step in steps):
         fail("E680", f"{text} names no place in a store", Label(str(text)), remedy="write s3://BUCKET/FOLDER")
-    least = 2 if scheme in _IN_ACCOUNTS else 1
     url = f"{begin}{rest}"
-    if len(steps) <= least:
+    if len(steps) == 1:
         return url, url, ""
     return url, f"{begin}{'/'.join(steps[:-1])}", steps[-1]
 

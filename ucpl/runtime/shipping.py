@@ -23,10 +23,11 @@ from typing import Protocol
 import numpy as np
 from attrs import evolve, field
 
-from ucpl.errors import Diagnostic, Label, UcplError, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.records import define
+from ucpl.remotes.answers import refuse_target
 from ucpl.remotes.folders import staging
-from ucpl.remotes.objects import TagDiffers, refuse
+from ucpl.remotes.objects import Entry, TagDiffers, read_whole
 from ucpl.remotes.places import Place
 from ucpl.remotes.shadows import UNFINISHED
 from ucpl.runtime.assemble import Assembler
@@ -43,13 +44,14 @@ from ucpl.runtime.read_back import Parts, ReadBack
 from ucpl.runtime.reading import Fragments
 from ucpl.runtime.same import patches_of
 from ucpl.runtime.sources import SourceFiles
-from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan, cannot_write
+from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan
 from ucpl.runtime.team import Team
 from ucpl.schedule import Plan
 
-__all__ = ["Shipping", "There", "ship"]
+__all__ = ["Shipping", "ship"]
 
 UPLOADS = 4  # files that go up at once
+FETCH, FETCHES = 4 << 20, 8  # bytes of a request that reads back, and how many there are at once
 
 
 class Run(Protocol):
@@ -72,29 +74,6 @@ class Run(Protocol):
     def check_source(self) -> None: ...
 
 
-class There(TargetFiles):
-    """Files of a target as they are in the store, to be read back."""
-
-    def __init__(self, place: Place, files: Sequence[TargetFile], keys: Sequence[str]) -> None:
-        super().__init__(place.path, files)
-        self._objects, self._keys = place.objects, keys
-        self.tags: dict[int, str] = {}
-
-    def read(self, index: int, view: memoryview, position: int) -> int:
-        """Raises: UcplError E503."""
-        high = position + len(view)
-        try:
-            view[:] = self._objects.read(self._keys[index], position, high, self.tags.get(index, ""))
-        except TagDiffers:
-            fail("E505", f"{self.path(index)} was written by somebody else", Label(str(self.path(index))))
-        except OSError as error:
-            cannot_write(self.path(index), error)
-        return len(view)
-
-    def forget(self, index: int, position: int, size: int) -> None:
-        """Nothing is kept."""
-
-
 @define(eq=False)
 class Shipping:
     """One run into a store."""
@@ -105,10 +84,7 @@ class Shipping:
     begun: bool = False
     _run: str = field(factory=lambda: token_hex(8))
     _sent: set[str] = field(factory=set)  # keys that may be there by now
-
-    def there(self) -> There:
-        """Its files as they are in the store."""
-        return There(self.place, self.files, [self._key(i) for i in range(len(self.files))])
+    _tags: dict[int, str] = field(factory=dict)  # of files that went up
 
     def _key(self, index: int) -> str:
         return self.place.name if self.single else self.place.key(self.files[index].path)
@@ -132,16 +108,16 @@ class Shipping:
         return wave
 
     def is_finished(self, digests: Mapping[str, str]) -> bool:
-        """Whether a run with these digests has written it already. Raises: UcplError E400, E506 where another one has."""
+        """Whether a run with these digests has written it already. Raises: UcplError E503, E506 where another one has."""
         entries = self.place.entries()
         if not entries or self.place.is_unfinished:
             return False
         manifest = next((entry for entry in entries if entry.key == self.place.key(MANIFEST)), None)
         try:
-            data = bytes(self.place.objects.read(manifest.key, 0, manifest.size, "")) if manifest is not None else b"{}"
+            data = b"{}" if manifest is None else read_whole(self.place.objects, evolve(manifest, tag=""))
             plan = json.loads(data).get("plan", {})
         except OSError as error:
-            refuse(error, self.place.url)
+            refuse_target(error, self.place.url)
         except ValueError:
             plan = {}
         if not all(plan.get(name) == digests[name] for name in IDENTITY):
@@ -172,18 +148,18 @@ class Shipping:
             self._sent.add(key)
         failpoint("ship-begun")
 
-    def send(self, wave: range, path_of: Callable[[int], Path], there: There) -> None:
+    def send(self, wave: range, path_of: Callable[[int], Path]) -> None:
         """Files that are whole here. Raises: UcplError E503, E505."""
         queue = Queue(len(wave))
 
         def work(stop: threading.Event) -> None:
             while not stop.is_set() and (i := queue.take()) is not None:
-                self._send(wave[i], path_of(wave[i]), there)
+                self._send(wave[i], path_of(wave[i]))
 
         run_through(queue, work, UPLOADS)
         failpoint("ship-sent")
 
-    def _send(self, index: int, path: Path, there: There) -> None:
+    def _send(self, index: int, path: Path) -> None:
         key = self._key(index)
         self._sent.add(key)
         size = self.files[index].plan.size
@@ -192,8 +168,42 @@ class Shipping:
             found = self.place.objects.entry(key)
         if found is None or found.size != size:
             has = "nothing" if found is None else f"{found.size} bytes"
-            fail("E505", f"{there.path(index)}: {size} bytes were sent, {has} is there", Label(str(there.path(index))))
-        there.tags[index] = found.tag
+            fail("E505", f"{path}: {size} bytes were sent, {has} is there", Label(str(path)))
+        self._tags[index] = found.tag
+
+    def fetch(self, wave: range, path_of: Callable[[int], Path]) -> None:
+        """What the store has of files that went up comes to where they grew, in place of what is there.
+
+        Raises: UcplError E503, E505.
+        """
+        ranges: list[tuple[int, int, int]] = []
+        for i in wave:
+            size = self.files[i].plan.size
+            with self._writing():
+                os.truncate(path_of(i), 0)
+                os.truncate(path_of(i), size)
+            ranges += ((i, low, min(low + FETCH, size)) for low in range(0, size, FETCH))
+        queue = Queue(len(ranges))
+
+        def work(stop: threading.Event) -> None:
+            while not stop.is_set() and (n := queue.take()) is not None:
+                self._fetch(path_of(ranges[n][0]), *ranges[n])
+
+        run_through(queue, work, FETCHES)
+
+    def _fetch(self, path: Path, index: int, low: int, high: int) -> None:
+        with self._writing():
+            try:
+                data = self.place.objects.read(self._key(index), low, high, self._tags[index])
+            except TagDiffers:
+                fail("E505", f"{path} was written by somebody else", Label(str(path)))
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                done = 0
+                while done < len(data):
+                    done += os.pwrite(fd, data[done:], low + done)
+            finally:
+                os.close(fd)
 
     def publish(self, texts: Mapping[str, str], *, read_back: bool) -> None:
         """Texts, of which the manifest is the last; from then on the target is there. Raises: UcplError E502, E503, E505."""
@@ -206,7 +216,7 @@ class Shipping:
             self._sent.add(key)
             with self._writing():
                 objects.put(key, data)
-                found = bytes(objects.read(key, 0, len(data), "")) if read_back and data else data
+                found = read_whole(objects, Entry(key, len(data), "", 0)) if read_back else data
             if found != data:
                 fail("E505", f"{self.place.url}/{name} is not what was written", Label(f"{self.place.url}/{name}"))
         with suppress(OSError):  # it says nothing where the manifest is
@@ -256,7 +266,7 @@ def ship(run: Run, shipping: Shipping, known: Known) -> None:
     """
     assert run.journal is not None
     tiles, counters, layout = known.tiles, run.counters, run.layout
-    assembler, there = run.assembler(), shipping.there()
+    assembler = run.assembler()
     beside: list[Parts] = [()] * len(layout.files)
     unit_crc = np.zeros(len(layout.units), np.uint32)
     shipping.begin()
@@ -279,11 +289,13 @@ def ship(run: Run, shipping: Shipping, known: Known) -> None:
         unit_crc |= crcs
         with counters.phase("upload"):
             run.files.close()  # what is removed below makes room once nothing has it open
-            shipping.send(wave, run.files.path, there)
+            shipping.send(wave, run.files.path)
         if run.options.read_back:
             with counters.phase("read-back"):
-                again = ReadBack(there, known, run.plane)
+                shipping.fetch(wave, run.files.path)
+                again = ReadBack(run.files, known, run.plane)
                 again.rest([beside[i] if i in wave else () for i in range(len(beside))], mine)
+                run.files.close()
         for i in wave:
             os.unlink(run.files.path(i))
     with counters.phase("source"):
@@ -311,8 +323,4 @@ class _Writing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError):
-            remedy = "Remove the cause (network, credentials, quota) and run the same command again."
-            raise UcplError(
-                Diagnostic("E503", f"{self._place.url} cannot be written: {error.strerror or error}",
-                           (Label(self._place.url),), remedy=remedy)
-            ) from error  # fmt: skip
+            refuse_target(error, self._place.url)

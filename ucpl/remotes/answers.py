@@ -1,0 +1,88 @@
+"""What a store says when it gives nothing, in a sentence, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import NoReturn
+
+from ucpl.errors import Label, fail
+
+__all__ = ["refuse", "refuse_target", "refused", "said", "status_of"]
+
+_STATUS = re.compile(r"status code:? (\d{3})(?: [A-Z][\w ]*)?:? ?")
+_CODE = re.compile(r"<Code>\s*([^<]+?)\s*</Code>")
+_MESSAGE = re.compile(r"<Message>\s*([^<]+?)\s*(?:</|$)")
+_REQUEST = re.compile(r"Error performing ([A-Z]+) (\S+?)(?:\?\S*)? in \S+, after .*? - ")
+_KEYS = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+_SERVER = {"s3": "AWS_ENDPOINT_URL and AWS_REGION", "az": "AZURE_STORAGE_ACCOUNT_NAME"}
+
+
+class Refused(OSError):
+    """No answer, for good. `strerror` is a whole sentence, with the URL."""
+
+    remedy = ""
+
+
+def refused(what: str, error: BaseException, tried: str = "") -> Refused:
+    """what: what was asked, by its URL, and did not come. tried: how often."""
+    made = Refused(errno.EIO, f"{what}{tried}: {said(error)}")
+    made.remedy = _remedy(what, error)
+    return made
+
+
+def status_of(error: BaseException) -> int:
+    """Of HTTP; 0: there was none."""
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found is not None else 0
+
+
+def said(error: BaseException) -> str:
+    """What a server said, without what drivers add to it; where it said nothing, who was asked and what came of it."""
+    text = " ".join(str(error).partition("\n\nDebug")[0].split())
+    found = _STATUS.search(text)
+    if found is not None:
+        code, message = _CODE.search(text), _MESSAGE.search(text)
+        words = [one[1] for one in (code, message) if one is not None] or [text[found.end() :]]
+        return ": ".join([f"{found[1]} {words[0]}".strip(), *words[1:]])[:400]
+    asked = _REQUEST.search(text)
+    if asked is not None:
+        return f"{text[asked.end() :]} ({asked[1]} {asked[2]})"[:400]
+    return text[:400] or type(error).__name__
+
+
+def _remedy(what: str, error: BaseException) -> str:
+    """ "": the catalogue's."""
+    text = str(error)
+    kind = {"s3a": "s3", "gcs": "gs"}.get(scheme := what.partition(":")[0], scheme)
+    if kind in ("azure", "abfs", "abfss", "adl"):
+        kind = "az"
+    keys = _KEYS.get(kind, "what its fsspec package takes")
+    if "169.254.169.254" in text or "metadata.google" in text:
+        return f"No credentials were found: set {keys}" + (
+            ", or AWS_SKIP_SIGNATURE=true for what is public." if kind == "s3" else "."
+        )
+    if isinstance(error, PermissionError) or status_of(error) in (401, 403):
+        return f"Check the credentials ({keys}), and that they may list, read and, of a target, write and delete there."
+    if status_of(error) in (301, 307, 308, 400, 404):
+        server = _SERVER.get(kind)
+        return "Check the name of the bucket" + (f", and {server}: they say which server is asked." if server else ".")
+    return ""
+
+
+def refuse(error: OSError, url: str) -> NoReturn:
+    """url: what was asked for. Raises: UcplError E685, always."""
+    text = error.strerror or str(error)
+    remedy = error.remedy if isinstance(error, Refused) else ""
+    fail("E685", text if "://" in text else f"{url}: {text}", Label(url), remedy=remedy)
+
+
+def refuse_target(error: OSError, url: str) -> NoReturn:
+    """url: what was to be written. Raises: UcplError E503, always."""
+    remedy = error.remedy if isinstance(error, Refused) else ""
+    remedy = remedy or "Remove the cause (network, server, quota) and run the same command again."
+    fail("E503", f"{url} cannot be written: {error.strerror or error}", Label(url), remedy=remedy)
