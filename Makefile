@@ -7,9 +7,10 @@ JOBS ?= 2
 TESTS ?=
 VENV := .venv
 INTEROP := .venv-interop
+PEERS := .venv-peers
 PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 
-RANKED := ranks planners estimates live apply
+RANKED := ranks planners ranges estimates live apply
 TIMED := plan start lsp convert peer $(RANKED)
 
 .PHONY: help demo test thorough check mutants walk faults powerloss interop bench $(TIMED) docs fmt fmt-check pins clean
@@ -48,6 +49,12 @@ $(INTEROP)/ready: pyproject.toml constraints.txt
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(INTEROP)/bin/pip install $(PIP_FLAGS) --no-build-isolation --editable '.[interop]'
 	touch $@
 
+# Other planners, which `make bench ranges` times: their releases are pinned here, since nothing else needs them.
+$(PEERS)/ready: Makefile
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install $(PIP_FLAGS) mooncake-transfer-engine==0.3.13.post1 paddlepaddle==3.3.1
+	touch $@
+
 demo: $(VENV)/ready
 	$(VENV)/bin/ucpl demo
 	@echo "source $(VENV)/bin/activate puts ucpl on your path"
@@ -81,11 +88,12 @@ interop: $(INTEROP)/ready
 	DS_ACCELERATOR=cpu $(INTEROP)/bin/python -m pytest -n $(JOBS) --dist loadfile $(or $(TESTS),tests/interop)
 
 # `make bench lsp` times one thing alone.
-bench: $(VENV)/ready
+asked = $(if $(filter $(TIMED),$(MAKECMDGOALS)),$(filter $(1),$(MAKECMDGOALS)),all)
+bench: $(VENV)/ready $(if $(call asked,ranges),$(PEERS)/ready) $(if $(call asked,convert peer),$(INTEROP)/ready)
 	$(VENV)/bin/python -m benchmarks $(filter $(TIMED),$(MAKECMDGOALS))
 
 .PHONY: bench-ranks
-bench-ranks: $(VENV)/ready
+bench-ranks: $(VENV)/ready $(PEERS)/ready
 	$(VENV)/bin/python -m benchmarks $(RANKED)
 
 $(TIMED):
@@ -127,5 +135,5 @@ pins:
 	rm -rf .venv-pins
 
 clean:
-	rm -rf $(VENV) $(INTEROP) .venv-pins build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(INTEROP) $(PEERS) .venv-pins build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,9 +8,6 @@ finds what one rank reads (`create_read_items_for_chunk_list`). That file is mad
 in files, and what is measured is to read it and to plan for one rank, in a process of its own. Ours is the share of the same
 rank, from the spec. Seconds of a core, the least of the rounds. Prints the table, keeps it in benchmarks/figures/ and in
 docs/PERFORMANCE.md.
-
-Other planners: Paddle's AOA engine and Mooncake's range planner plan for tensors that a running job holds, and need their own
-frameworks; they are not here.
 """
 
 from __future__ import annotations
