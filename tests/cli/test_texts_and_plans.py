@@ -49,8 +49,15 @@ def test_of_several_files_one_that_reads_the_config_is_enough(spec: Path) -> Non
 def test_check_says_of_a_layout_that_no_degree_tried_suits_it(spec: Path) -> None:
     text = SPEC.replace("  mesh pp tp\n", '  mesh pp tp\n  assert tp > 64, "many"\n')
     (spec / "own.ucpl").write_text(text.partition("plan ")[0])
-    (remark,) = good("check", "own.ucpl", "--config", "config.json", "--json").json["remarks"]
+    told = good("check", "own.ucpl", "--config", "config.json", "--json").json
+    (remark,) = told["remarks"]
     assert remark.startswith("own.ucpl: cut is not checked further: at tp = 1, ")
+    assert remark.endswith("Name one that holds: ucpl check 'own.ucpl:cut(tp = ..., pp = ...)'")
+    assert told["unchecked"] == ["own.ucpl:cut"]
+    assert (
+        "own.ucpl: good but for what was not checked (cut), "
+        in good("check", "own.ucpl", "--config", "config.json").out
+    )
     (spec / "own.ucpl").write_text(SPEC.replace("-> cut(tp = 2)", "-> cut(tp = 2, pp = 0)"))
     done = ucpl("check", "own.ucpl", "--config", "config.json", "--json")
     assert done.status == 1 and done.json["diagnostics"], "a plan's own numbers are no try"
@@ -148,6 +155,20 @@ def test_a_text_goes_where_it_can_or_nowhere(spec: Path) -> None:
 def test_a_plan_is_a_statement_or_two_layouts(line: list[str], spec: Path) -> None:
     done = ucpl("plan", *line)
     assert done.status == 2 and "error[E178]" in done.err
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        (["run", "out.plan", "--from", "zero1(dp = 2)"], "--from 'zero1(dp = 2)' --to run -o out.plan"),
+        (["run", "--to", "plain()"], "--from run --to 'plain()'"),
+        (["run", "--to", "plain()", "-o", "x.plan"], "--from run --to 'plain()' -o x.plan"),
+        (["a", "b", "--to", "plain()", "--from", "run"], "--from run --to 'plain()'"),
+    ],
+)
+def test_words_beside_the_sides_are_said_with_what_was_meant(line: list[str], meant: str) -> None:
+    done = ucpl("plan", *line)
+    assert done.status == 2 and "` stands beside --" in done.err and f"write ucpl plan {meant}\n" in done.err
 
 
 def test_a_statement_is_what_its_layouts_are(spec: Path) -> None:

@@ -46,13 +46,15 @@ def run(options: Namespace, console: Console) -> int:
             console.diagnostics(one.findings)
         else:
             more = f", {counted({'remark': len(one.remarks)})}" if one.remarks else ""
-            console.say(f"{one.name}: good{more}; {counted(one.counts)}")
+            good = f"good but for what was not checked ({', '.join(one.unchecked)})" if one.unchecked else "good"
+            console.say(f"{one.name}: {good}{more}; {counted(one.counts)}")
     findings = [d for one in checked for d in one.findings]
     console.answer(
         {
             "good": not findings,
             "diagnostics": [diagnostic_object(d) for d in findings],
             "tried": [f"{one.name}: {text}" for one in checked for text in one.tried],
+            "unchecked": [f"{one.name}:{layout}" for one in checked for layout in one.unchecked],
             "remarks": [f"{one.name}: {text}" for one in checked for text in one.remarks],
         }
     )

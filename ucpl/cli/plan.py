@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from ucpl.cli.costs import add_bandwidths, bandwidths_of, cost_lines, cost_object
@@ -139,10 +140,13 @@ def asked_of(options: Namespace) -> tuple[Asked, Given]:
         if options.source is None or options.target is None:
             fail("E178", "a plan needs both --from and --to, or FILE NAME", Label("<command line>", where="ucpl plan"))
         return Asked(options.source, options.target, options.checkpoint, twice=options.prove), given
-    if options.name is None or options.source or options.target:
-        remedy = to_write(options.file) if options.name is None and not options.source and not options.target else ""
-        here = Label("<command line>", where="ucpl plan")
-        fail("E178", "a plan is FILE NAME, or --from LAYOUT --to LAYOUT", here, remedy=remedy)
+    here = Label("<command line>", where="ucpl plan")
+    if options.source or options.target:
+        words = " ".join(word for word in (options.file, options.name) if word is not None)
+        beside = f"`{words}` stands beside --{'from' if options.source else 'to'}"
+        fail("E178", f"{beside}: a plan is FILE NAME, or --from LAYOUT --to LAYOUT", here, remedy=by_sides(options))
+    if options.name is None:
+        fail("E178", "a plan is FILE NAME, or --from LAYOUT --to LAYOUT", here, remedy=to_write(options.file))
     source, target, said = statement(options.file, options.name, given)
     asked = Asked(source, target, options.checkpoint, said.name, options.prove)
     train = (name if group is None else f"{name}={group}" for name, group in said.train)
@@ -153,6 +157,16 @@ def asked_of(options: Namespace) -> tuple[Asked, Given]:
         train=(*train, *given.train),
         said_by=said,
     )
+
+
+def by_sides(options: Namespace) -> str:
+    """What to write where words stand beside --from or --to: what is not said yet is most likely they, in turn."""
+    words = [word for word in (options.file, options.name) if word is not None]
+    output = options.output or next((word for word in words if word.endswith(".plan")), None)
+    rest = iter([word for word in words if word != output])
+    source = options.source or next(rest, "LAYOUT")
+    target = options.target or next(rest, "LAYOUT")
+    return f"write ucpl plan --from {quote(source)} --to {quote(target)}" + (f" -o {quote(output)}" if output else "")
 
 
 def to_write(text: str) -> str:

@@ -109,6 +109,7 @@ class Checked:
     remarks: tuple[str, ...]
     counts: dict[str, int]
     tried: tuple[str, ...] = ()  # "megatron holds at tp = 2; pp = 2; tp = 2, pp = 2"
+    unchecked: tuple[str, ...] = ()  # layouts that hold at no number that was tried: nothing is known of them
 
 
 def check(asked: str, given: Given) -> Checked:
@@ -144,7 +145,14 @@ def _checked(library: Library, name: str, given: Given, call: nodes.Call | None)
         return Checked(name, error.diagnostics, (), {})
     checker = _Checker(library, file, evolve(given, model=own))
     checker.run(call)
-    return Checked(name, tuple(checker.findings), tuple(checker.remarks), checker.counts, tuple(checker.tried))
+    return Checked(
+        name,
+        tuple(checker.findings),
+        tuple(checker.remarks),
+        checker.counts,
+        tuple(checker.tried),
+        tuple(checker.unchecked),
+    )
 
 
 def _own(library: Library, models: Sequence[nodes.Model], given: Given) -> nodes.Model:
@@ -170,6 +178,7 @@ class _Checker:
     findings: list[Diagnostic] = field(factory=list)
     remarks: list[str] = field(factory=list)
     tried: list[str] = field(factory=list)
+    unchecked: list[str] = field(factory=list)
     counts: dict[str, int] = field(factory=dict)
 
     def run(self, call: nodes.Call | None) -> None:
@@ -274,7 +283,11 @@ class _Checker:
         if good:
             self.tried.append(f"{node.name} holds at {good}")
         elif failed:
-            self.remark(f"{node.name} is not checked further: at {degrees_text(base)}, {failed}")
+            self.unchecked.append(node.name)
+            self.remark(
+                f"{node.name} is not checked further: at {degrees_text(base)}, {failed}."
+                f" Name one that holds: ucpl check '{self.file.name}:{node.name}({', '.join(f'{n} = ...' for n in base)})'"
+            )
             return
         if tried.too_many:
             self.remark(f"{node.name} is not tried with all of its {len(axes)} axes above 1: {tried.too_many}")
