@@ -19,6 +19,7 @@ import pytest
 from attrs import frozen
 
 import ucpl
+import ucpl.api
 from ucpl.errors import UcplError
 from ucpl.schedule.plan import Plan
 
@@ -30,6 +31,13 @@ OF_THE_RUN = "ucpl/manifest.json"
 KEYS = {"AWS_ACCESS_KEY_ID": "CHECKPOINTS", "AWS_SECRET_ACCESS_KEY": "not-much-of-a-secret", "AWS_REGION": "us-east-1"}
 ALL = os.environ.get("UCPL_FAULTS") == "all"
 FOR_GOOD = 10**9
+STEPS = """
+import sys
+from ucpl.cli import main
+from ucpl.runtime import moving
+moving.SYNC_BYTES = 1
+sys.exit(main(sys.argv[1:]))
+"""
 Rule = tuple[str, str, int, int]  # kind, what requests it is of, the first of them, how many
 # A name for each sort of request that a run makes. Files are written by part where UCPL_REMOTE_PART is small.
 REQUESTS = {
@@ -339,6 +347,47 @@ def test_a_killed_run_does_not_count(store: Store, wanted: dict[str, bytes]) -> 
     done = subprocess.run([*command, "--resume"], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert but_the_run(store.held("out/killed")) == but_the_run(wanted)
+
+
+def test_a_killed_run_goes_on_with_what_is_left(store: Store, large: tuple[Path, Path], tmp_path: Path) -> None:
+    """From a store to a disk: what was moved before SIGKILL is not fetched again."""
+    url = store.put(large[0], "in/large")
+    target = tmp_path / "out"
+    command = [sys.executable, "-c", STEPS, "convert", url, str(target), "--to", "dcp(fsdp=3)", "--memory", "4M"]
+    store.log()
+    here = {**os.environ, "UCPL_FAIL_AT": "journal-synced:3:kill"}
+    assert subprocess.run(command, env=here, capture_output=True, check=False).returncode == -signal.SIGKILL
+    before = fetched(store)
+    done = subprocess.run([*command, "--resume"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    size = (large[0] / "model.safetensors").stat().st_size
+    again = fetched(store)
+    assert 0.1 * size < again < 0.9 * size and before + again <= 1.6 * size, (before, again, size)
+    ucpl.convert(large[0], tmp_path / "whole", to="dcp(fsdp=3)")
+    assert but_the_run(files(target)) == but_the_run(files(tmp_path / "whole"))
+
+
+def test_ranks_read_their_own_parts(store: Store, large: tuple[Path, Path], tmp_path: Path) -> None:
+    """Under torchrun: the bytes of one process, each fetched once in the whole job; a target in a store is refused."""
+    url = store.put(large[0], "in/large")
+    plan = ucpl.plan(url, "dcp(fsdp=3)")
+    ucpl.save_plan(plan, tmp_path / "a.plan")
+    ucpl.apply(plan, url, tmp_path / "one")
+
+    def launch(target: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ucpl", "apply"]
+        here = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command += [str(tmp_path / "a.plan"), url, target, "--memory", "8M"]
+        return subprocess.run(command, env=here, capture_output=True, text=True, timeout=120, check=False)
+
+    store.log()
+    done = launch(str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    size = (large[0] / "model.safetensors").stat().st_size
+    assert size <= fetched(store) <= 1.02 * size
+    assert files(tmp_path / "out") == files(tmp_path / "one")
+    refused = launch("s3://bucket/out/ranks")
+    assert refused.returncode and "E684" in refused.stderr and "s3://bucket/out/ranks" in refused.stderr
 
 
 def test_a_source_that_is_written_again_is_refused(store: Store, plan: Plan, tmp_path: Path) -> None:

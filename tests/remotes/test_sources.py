@@ -13,6 +13,7 @@ import fsspec
 import pytest
 
 import ucpl
+import ucpl.api
 from tests.remotes.conftest import EXAMPLE, counted
 from ucpl.cli import main
 from ucpl.errors import UcplError

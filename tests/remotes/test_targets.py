@@ -14,6 +14,7 @@ import fsspec
 import pytest
 
 import ucpl
+import ucpl.api
 from tests.remotes.conftest import EXAMPLE
 from tests.remotes.test_sources import files, refused
 from ucpl.errors import UcplError

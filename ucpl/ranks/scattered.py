@@ -22,7 +22,7 @@ from ucpl.errors import Label, call_it, fail
 from ucpl.ranks.serving import Address, Peer, Server, Stamp, own_host, stamp_of
 from ucpl.records import define, frozen
 from ucpl.remotes import folders
-from ucpl.remotes.reading import Range, register
+from ucpl.remotes.reading import Range, identity_of, register
 from ucpl.runtime.team import Team
 
 __all__ = ["Place", "one_folder"]
@@ -55,13 +55,17 @@ def listed(source: Path) -> Listing:
 def one_folder(team: Team, place: Place, source: Path) -> Iterator[Path]:
     """The source as every rank can read it: itself, where all have it, else a folder that stands for it.
 
-    Raises: UcplError E621, E625.
+    What lies in a store every rank reads from there. Raises: UcplError E621, E625.
     """
     mine = listed(source)
-    digest = blake2b(repr(sorted(mine.items())).encode(), digest_size=16).hexdigest()
+    objects = {name: identity_of(os.stat(source / name if name else source)) for name in mine}
+    digest = blake2b(repr((sorted(mine.items()), sorted(objects.items()))).encode(), digest_size=16).hexdigest()
     if len(set(team.all(digest))) == 1:
         yield source
         return
+    if any(objects.values()):
+        what = f"{source} is not the same to all ranks: it is written at this moment"
+        fail("E625", what, Label(str(source)), remedy="Wait until the checkpoint is whole, then run again.")
     every = [_listing(told) for told in team.all(mine)]
     holders: dict[str, list[int]] = {}
     for rank, one in enumerate(every):

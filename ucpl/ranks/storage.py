@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, cast
 
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = ["StorageReader", "load_into"]
 
 BLOCK = 16 << 20  # bytes that are read at once
+FETCHED = 64 << 20  # bytes of a store that are fetched at once
 REDUCED = tuple(POLICIES.index(how) for how in ("mean", "sum", "max"))
 FIRM = (POLICIES.index("same"), *REDUCED, POLICIES.index("lead"), POLICIES.index("any"))  # whose copy is taken first
 MODEL, STATES, GROUPS = "model.{name}", "optim.state.{name}.{state}", "optim.param_groups.{group}.{key}"
@@ -131,8 +132,9 @@ class StorageReader(Base):
         sources = SourceFiles(self._checkpoint.root, sorted(files), self._checkpoint.opened)
         reader = Reader(sources)
         try:
-            for item in sorted(items, key=self._place):
-                self._tensor(item, planner, reader, sources)
+            for some in self._fetched(sorted(items, key=self._place), sources):
+                for item in some:
+                    self._tensor(item, planner, reader, sources)
             for item in plan.items:
                 if item.storage_index not in self._told.chunks:
                     self._value(item, planner)
@@ -146,6 +148,34 @@ class StorageReader(Base):
     def _place(self, item: ReadItem) -> tuple[str, int]:
         chunk = self._told.chunks[item.storage_index]
         return chunk.extent.file, chunk.extent.storage_start + chunk.offset
+
+    def _fetched(self, items: list[ReadItem], sources: SourceFiles) -> Iterator[list[ReadItem]]:
+        """Items in their order, of files that lie elsewhere so many at a time as are fetched together."""
+        if not sources.is_remote:
+            yield items
+            return
+        spans = [self._span(item) for item in items]
+        sources.want(_by_file(spans))
+        batch: list[int] = []
+        size = 0
+        for i, span in enumerate(spans):
+            batch.append(i)
+            size += span[2] - span[1]
+            if size >= FETCHED or i + 1 == len(items):
+                sources.fetch(_by_file([spans[k] for k in batch]))
+                yield [items[k] for k in batch]
+                batch, size = [], 0
+
+    def _span(self, item: ReadItem) -> tuple[str, int, int]:
+        """(file, first byte, the one behind the last) of what is asked for; no bytes, where it is no run of the file."""
+        chunk = self._told.chunks[item.storage_index]
+        size = DTYPES[chunk.extent.dtype].itemsize
+        shape = tuple(item.lengths)
+        steps = tuple(s * size for s in chunk.stride)
+        first = sum(b * s for b, s in zip(item.storage_offsets, steps, strict=True))
+        low = chunk.extent.storage_start + (chunk.extent.offset + chunk.offset) * size + first
+        is_run = all(a == b or n == 1 for a, b, n in zip(steps, packed(shape, size), shape, strict=True))
+        return chunk.extent.file, low, low + prod(shape) * size if is_run else low
 
     def _tensor(self, item: ReadItem, planner: LoadPlanner, reader: Reader, sources: SourceFiles) -> None:
         chunk, goal = self._told.chunks[item.storage_index], planner.resolve_tensor(item).detach()
@@ -181,6 +211,14 @@ class StorageReader(Base):
         assert isinstance(value, torch.Tensor)
         goal.copy_(value)
         planner.commit_tensor(item, goal)
+
+
+def _by_file(spans: Iterable[tuple[str, int, int]]) -> dict[str, list[tuple[int, int]]]:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for file, low, high in spans:
+        if low < high:
+            found.setdefault(file, []).append((low, high))
+    return found
 
 
 def told(checkpoint: Checkpoint, placement: Placement, names: tuple[str, str, str]) -> _Told:

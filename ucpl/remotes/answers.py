@@ -43,7 +43,8 @@ def status_of(error: BaseException) -> int:
 
 def said(error: BaseException) -> str:
     """What a server said, without what drivers add to it; where it said nothing, who was asked and what came of it."""
-    text = " ".join(str(error).partition("\n\nDebug")[0].split())
+    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = " ".join(told.partition("\n\nDebug")[0].split())
     found = _STATUS.search(text)
     if found is not None:
         code, message = _CODE.search(text), _MESSAGE.search(text)

@@ -53,7 +53,6 @@ from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.team import ALONE, Team
 from ucpl.runtime.tiles import Tiles, cut_tiles
-from ucpl.runtime.wanted import wanted
 from ucpl.schedule import Files, Plan, bound
 from ucpl.stores.checkpoint import Checkpoint, Framework, Skeleton
 from ucpl.stores.containers import with_beside
@@ -411,8 +410,6 @@ class _Run:
     def _fill(self, known: Known) -> None:
         """All that is between an empty tree and the rename, and the rename."""
         assert self.journal is not None
-        if self.sources.is_remote:
-            self.sources.want(wanted(self.rows, self.places))
         if self.shipping is not None:
             return self._ship(known)
         self.team.all("ready")  # all have read what earlier journals say: from here on they grow

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import numpy as np
@@ -37,6 +38,7 @@ from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write
 from ucpl.runtime.team import Team
 from ucpl.runtime.tiles import Tiles
 from ucpl.runtime.together import share_of_done, share_of_groups
+from ucpl.runtime.wanted import rows_of, wanted
 
 __all__ = ["Mover", "Tile", "tile_of"]
 
@@ -108,6 +110,8 @@ class Mover:
         room = share.band - share.tile
         groups = group_bands(assembled, self.layout.units, tiles, bands, room, shared=self.team.size > 1)
         groups = share_of_groups(self.team, groups, tiles, self._made_of)
+        if self.sources.is_remote:
+            self.sources.want(wanted(a.rows, a.sources, rows_of(a.rows, self._spans(groups))))
         queue = Queue(len(groups))
         self._movers = self.plane.workers
 
@@ -141,14 +145,20 @@ class Mover:
                 self._flush()
         self._say()
 
-    def _made_of(self, group: Group) -> dict[str, int]:
-        """Bytes of each file of the source, by path, that a group is made of: about as many, for boxes met in part."""
-        a, tiles, found = self.assembler, self.known.tiles, dict[str, int]()
-        for first, end in group.bands:
+    def _spans(self, groups: list[Group]) -> Iterator[tuple[int, int, int]]:
+        """What groups make: (target, its first element, the one behind the last)."""
+        tiles = self.known.tiles
+        for first, end in (band for group in groups for band in group.bands):
             unit = self.layout.units[int(tiles.unit[first])]
             itemsize = self.layout.places[unit.target].itemsize
-            low, high = int(tiles.low[first]) // itemsize, int(tiles.low[end - 1] + tiles.size[end - 1]) // itemsize
-            mine = slice(int(a.rows.starts[unit.target]), int(a.rows.starts[unit.target + 1]))
+            high = int(tiles.low[end - 1] + tiles.size[end - 1])
+            yield unit.target, int(tiles.low[first]) // itemsize, high // itemsize
+
+    def _made_of(self, group: Group) -> dict[str, int]:
+        """Bytes of each file of the source, by path, that a group is made of: about as many, for boxes met in part."""
+        a, found = self.assembler, dict[str, int]()
+        for target, low, high in self._spans([group]):
+            mine = slice(int(a.rows.starts[target]), int(a.rows.starts[target + 1]))
             part = np.minimum(a.rows.high[mine], high) - np.maximum(a.rows.low[mine], low)
             for source, count in zip(a.rows.source[mine][part > 0].tolist(), part[part > 0].tolist(), strict=True):
                 file = str(self.sources.path(self.sources.files[a.file_of[source]]))

@@ -42,6 +42,15 @@ class SourceFiles:
         for file, some in ranges.items() if self.is_remote else ():
             want(self.descriptor(self.index[file]), some)
 
+    def fetch(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """Of files that lie elsewhere, have these bytes here, several requests at a time.
+
+        Raises: UcplError E610, E611, E685.
+        """
+        for file, some in ranges.items() if self.is_remote else ():
+            index = self.index[file]
+            self._hint(index, self.descriptor(index), list(some))
+
     def path(self, file: str) -> Path:
         return self.root / file if file else self.root
 
