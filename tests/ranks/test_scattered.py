@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,8 @@ from hypothesis import strategies as st
 from tests.ranks.test_apply import MEMORY, UNIQUE, run, spread, together
 from tests.ranks.test_apply import small as small
 from tests.runtime.test_resume import tree
-from ucpl.errors import UcplError
+from ucpl.errors import UcplError, fail
+from ucpl.ranks import serving
 from ucpl.ranks.scattered import one_folder
 from ucpl.ranks.serving import Peer, Server, own_host
 from ucpl.runtime.team import SLACK, beside
@@ -184,3 +187,31 @@ def test_work_is_done_where_its_source_lies_as_far_as_that_is_even(drawn):
     for rank in range(size):
         if load[rank] > SLACK * even:  # what is left over fits nobody
             assert all(load.min() + c > even for c, owner in zip(cost, whose, strict=True) if owner == rank)
+
+
+def test_a_rank_that_stands_still_is_waited_for_while_it_is_there(tmp_path, monkeypatch):
+    """However slow its disk is; once it is known to be gone, no longer. One that does not even greet is not."""
+    (tmp_path / "a").write_bytes(b"some")
+    wakes = threading.Event()
+    monkeypatch.setattr(Server, "_bytes", lambda self, name, low, high: wakes.wait(20) and b"some")
+    monkeypatch.setattr(serving, "EVERY", 0.01)
+    monkeypatch.setattr(serving, "STALLED", 0.2)
+    server, looks = Server({"a": tmp_path / "a"}, "127.0.0.1", b"key"), iter(range(30))
+
+    def look():
+        if next(looks, None) is None:
+            fail("E621", "rank 1 of 2 is gone")
+
+    buffer = bytearray(4)
+    try:
+        with pytest.raises(UcplError, match="rank 1 of 2 is gone"):
+            Peer(1, server.address, b"key", print, look).read("a", [memoryview(buffer)], 0)
+        wakes.set()
+        assert Peer(1, server.address, b"key", lambda size: None).read("a", [memoryview(buffer)], 0) == 4
+    finally:
+        server.close()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(OSError, match="rank 1, which has it, does not answer"),
+    ):
+        Peer(1, silent.getsockname(), b"key", print).read("a", [memoryview(buffer)], 0)

@@ -274,7 +274,7 @@ def test_what_is_durable_is_read_back_by_those_that_have_no_more_to_move(tmp_pat
 
     seen: set[threading.Thread] = set()
     monkeypatch.setattr(ReadBack, "_one", met)
-    monkeypatch.setattr(ReadBack, "rest", lambda self, beside, mine: None)
+    monkeypatch.setattr(ReadBack, "rest", lambda self, beside, mine, meanwhile: None)
     execute(plan, source, Torch(), tmp_path / "out", RunOptions(memory=2 * MEMORY_MIN, workers=1))
     assert len(seen) == 2, "the thread that moved, and the one that does nothing else"
 

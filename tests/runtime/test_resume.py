@@ -196,9 +196,9 @@ def test_no_record_is_written_before_its_data_is_synced(simple, monkeypatch):
     recorded: list[bool] = []
     sync, append = TargetFiles.sync, Journal.append
 
-    def watched_sync(self, indexes, *, drop=False):
+    def watched_sync(self, indexes, **more):
         indexes = list(indexes)
-        sync(self, indexes, drop=drop)
+        sync(self, indexes, **more)
         synced.update(indexes)
 
     def watched_append(self, tiles, fragments):

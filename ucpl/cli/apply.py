@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.convert import add_run, write
-from ucpl.cli.options import add_json, run_options
+from ucpl.cli.options import add_json, run_options, whole_number
 from ucpl.cli.report import container_lines, plan_lines
 from ucpl.remotes.entrance import target_at
 
@@ -25,6 +25,9 @@ torchrun --nproc-per-node 4 -m ucpl apply grow.plan runs/on-4 runs/on-8
 """
 
 
+WAIT, WAIT_MAX = 300, 7 * 24 * 3600  # seconds
+
+
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("plan", metavar="FILE.plan")
     parser.add_argument(
@@ -32,13 +35,20 @@ def arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("target", metavar="DST", help="a new folder (or a new file ending in .pt)")
     add_run(parser)
+    parser.add_argument(
+        "--wait",
+        default=str(WAIT),
+        metavar="SECONDS",
+        help="of ranks of a job: how long those that are there wait for one that has not started (default 300)",
+    )
     add_json(parser)
 
 
 def run(options: Namespace, console: Console) -> int:
     from ucpl.cli.job import member, seen_by_all
 
-    with member(console) as team, seen_by_all(team, options.source) as source:
+    wait = whole_number("--wait", options.wait, WAIT_MAX)
+    with member(console, wait) as team, seen_by_all(team, options.source) as source:
         return _run(options, console, team, source)
 
 

@@ -34,14 +34,18 @@ def refuse_several(verb: str) -> None:
 
 
 @contextmanager
-def member(console: Console) -> Iterator[Team | None]:
-    """The job that this process is a rank of; None, where it is alone, and then torch.distributed is not imported."""
+def member(console: Console, wait: int) -> Iterator[Team | None]:
+    """The job that this process is a rank of; None, where it is alone, and then torch.distributed is not imported.
+
+    wait: seconds for which ranks that have not started are waited for.
+    """
     if not is_one_of_several():
         yield None
         return
+    from ucpl.ranks.job import Patience
     from ucpl.ranks.job import member as joined
 
-    with joined() as team:
+    with joined(Patience(wait, console.note)) as team:
         console.quiet = team.rank > 0
         yield team
 

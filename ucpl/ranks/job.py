@@ -1,28 +1,35 @@
 """The ranks of a job that torchrun (or whoever sets the same variables) has started, over the store that torch gives them.
 
 A rank that fails says so; one that is gone is missed: each lets its heart beat in the store, the first rank listens to all
-others, and they listen to it. Nothing but small texts goes this way. Not here: what is moved.
+others, and they listen to it. One that never comes is waited for as long as was said. Nothing but small texts goes this way.
+Not here: what is moved.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn, Protocol, TypeVar
 
-from ucpl.errors import Diagnostic, Label, UcplError
+from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
+from ucpl.records import frozen
+from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.team import ALONE, Team
 
-__all__ = ["Job", "is_asked", "member"]
+__all__ = ["WAIT", "Job", "Patience", "is_asked", "member"]
 
 BEAT = 0.5  # seconds between two beats
 GONE = 6.0  # seconds without a beat after which a rank counts as gone
 POLL = 0.05  # seconds between two looks for what others say, at most
+WAIT = 300  # seconds for which ranks that are there wait for those that have not started
+SAID = 10.0  # seconds after which it is said who is waited for
+_LATE = "E626"
 T = TypeVar("T")
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -42,14 +49,28 @@ class Store(Protocol):
     def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
 
 
+@frozen
+class Patience:
+    """With ranks that have not started: seconds, and who is told whom the first rank waits for."""
+
+    seconds: float = WAIT
+    say: Callable[[str], None] = lambda _: None
+
+
 @contextmanager
-def member() -> Iterator[Team]:
-    """This process's place in its job; alone, where there is no job. A failure within is told to all."""
+def member(patience: Patience | None = None) -> Iterator[Team]:
+    """This process's place in its job; alone, where there is no job. A failure within is told to all.
+
+    Raises: UcplError E621, E626, E627.
+    """
     if not is_asked():
         yield ALONE
         return
-    job = Job(_store(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    rank, size = _place()
+    patience = patience or Patience()
+    job = Job(_store(rank, size, patience.seconds), rank, size, patience)
     try:
+        failpoint("joined")
         yield job
     except UcplError as error:
         first = error.diagnostics[0]
@@ -64,34 +85,110 @@ def member() -> Iterator[Team]:
         job.close(GONE)
 
 
-def _store() -> Store:
-    """torch's own store of this job, apart for each time that torchrun starts its processes anew."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-    from torch.distributed.rendezvous import rendezvous
+def _place() -> tuple[int, int]:
+    """(rank, size), as the environment says. Raises: UcplError E627."""
+    told = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    for name, text in told.items():
+        if not (text.isascii() and text.isdigit() and len(text) < 7):
+            fail("E627", f"{name} is {text[:40]!r}, which is no number", Label("<environment>", where=name))
+    rank, size, port = map(int, told.values())
+    if rank >= size:
+        what = f"RANK is {rank}, and WORLD_SIZE {size}: ranks are numbered from 0"
+        fail("E627", what, Label("<environment>", where="RANK, WORLD_SIZE"))
+    if port >= 1 << 16:
+        fail("E627", f"MASTER_PORT is {port}: ports end at 65535", Label("<environment>", where="MASTER_PORT"))
+    return rank, size
 
-    store, _, _ = next(iter(rendezvous("env://")))
+
+def _store(rank: int, size: int, seconds: float) -> Store:
+    """torch's own store of this job, apart for each time that torchrun starts its processes anew.
+
+    torchrun hosts it; else the first rank does. Raises: UcplError E626.
+    """
+    from datetime import timedelta
+
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store = TCPStore(host, port, size, hosts, timedelta(seconds=seconds), wait_for_workers=False)
+    except (RuntimeError, ValueError, OSError) as error:
+        who = "rank 0 cannot listen" if hosts else f"rank 0 of {size} was not reached within {_time(seconds)}"
+        label = Label("<environment>", _line(error), where="MASTER_ADDR, MASTER_PORT")
+        fail("E626", f"{who} at {host}:{port}", label)
     made: Store = PrefixStore(f"ucpl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     return made
+
+
+class _Line:
+    """Questions to a store, one after the other, by a thread of their own: a host that stands still answers none of them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._is_stuck = False
+        self._asked: queue.SimpleQueue[Callable[[Store], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._answer, name="ucpl-store", daemon=True).start()
+
+    def _answer(self) -> None:
+        while (question := self._asked.get()) is not None:
+            question(self._store)
+
+    def ask(self, question: Callable[[Store], T], seconds: float) -> T:
+        """Raises: TimeoutError, and what the store raises."""
+        told: queue.SimpleQueue[tuple[T, None] | tuple[None, Exception]] = queue.SimpleQueue()
+
+        def answered(store: Store) -> None:
+            try:
+                told.put((question(store), None))
+            except Exception as error:
+                told.put((None, error))
+
+        self._asked.put(answered)
+        try:
+            found = told.get(timeout=0 if self._is_stuck else seconds)
+        except queue.Empty:
+            self._is_stuck = True  # who asks next need not wait as long
+            raise TimeoutError(f"it did not answer for {seconds:g} seconds") from None
+        if found[1] is not None:
+            raise found[1]
+        return found[0]
+
+    def close(self) -> None:
+        """No more is asked."""
+        self._asked.put(None)
 
 
 class Job:
     """A `Team` over a store."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, patience: Patience | None = None) -> None:
+        """Returns once all ranks are there. Raises: UcplError E621, E626, E627."""
         self.rank, self.size = rank, size
         self.near: Mapping[str, Sequence[int]] = {}
         self.received = 0
-        self._store = store
-        self._lock = threading.Lock()
+        self._line = _Line(store)
+        self._patience = patience or Patience()
+        self._begun = time.monotonic()
         self._said = 0
         self._trouble: tuple[int, str, str] | None = None  # (rank, code, what it said)
         self._beats: dict[
             int, tuple[int, float]
         ] = {}  # of those that are listened to: the last count, and when it came
         self._end = threading.Event()
-        self.all("here")  # however late the last one starts: from here on, all are to be heard
         self._heart = threading.Thread(target=self._live, name="ucpl-heart", daemon=True)
         self._heart.start()
+        try:
+            if self._ask(lambda store: store.add(f"start/{rank}", 1)) > 1:
+                what = f"two processes of the job are rank {rank} of {size}"
+                fail("E627", what, Label("<environment>", where="RANK"))
+            self._beat()  # before it says that it is there: who is not heard after that is gone
+            failpoint("started")
+            self.all("here")
+        except UcplError as error:
+            self.failed(error.diagnostics[0].code, error.diagnostics[0].message)
+            self.close(2 * BEAT)
+            raise
 
     def all(self, mine: object) -> list[object]:
         """What each rank says, by rank. Raises: UcplError E621."""
@@ -107,10 +204,12 @@ class Job:
         return [json.loads(told) for told in self._ask(lambda store: [store.get(key) for key in keys])]
 
     def look(self) -> None:
-        """Raises: UcplError E621, once another rank failed or is gone."""
+        """Raises: UcplError E621, once another rank failed or is gone; E626 where one did not start."""
         if self._trouble is None:
             return
         rank, code, said = self._trouble
+        if code == _LATE:
+            fail("E626", said, Label("<environment>", where="WORLD_SIZE"))
         raise UcplError(
             Diagnostic(
                 "E621",
@@ -123,7 +222,7 @@ class Job:
 
     def failed(self, code: str, said: str) -> None:
         """Tell all others that this rank ends, and why; where it ends since another one failed, that was told already."""
-        if code == "E621":
+        if code in ("E621", _LATE):
             return
         with suppress(Exception):  # the store may be what failed
             self._tell(self.rank, code, f"failed: {said}")
@@ -140,29 +239,43 @@ class Job:
         with suppress(Exception):
             self._ask(lambda store: store.set(f"bye/{self.rank}", ""))
             all_byes = [f"bye/{r}" for r in range(self.size)]
+            patience = patience if self._trouble is None else min(patience, 2 * BEAT)  # one of them says no more
             last = time.monotonic() + (patience if self.rank == 0 else 0.0)
             while time.monotonic() < last and not self._ask(lambda store: store.check(all_byes)):
                 time.sleep(POLL)
+        self._line.close()
 
     # ---- the heart -------------------------------------------------------------------------------------------------------
 
     def _live(self) -> None:
         others = range(1, self.size) if self.rank == 0 else range(1)
-        now = time.monotonic()
-        self._beats = dict.fromkeys(others, (-1, now))
+        self._beats = dict.fromkeys(others, (0, self._begun))
+        said = False
         while not self._end.wait(BEAT):
             try:
-                self._ask(lambda store: store.add(f"beat/{self.rank}", 1))
+                self._beat()
                 if self._ask(lambda store: store.check(["failed"])):
-                    rank, code, said = json.loads(self._ask(lambda store: store.get("failed")))
-                    if rank != self.rank:
-                        self._trouble = rank, code, said
+                    rank, code, what = json.loads(self._ask(lambda store: store.get("failed")))
+                    here = "stood still: the others took it for gone, and ended"
+                    self._trouble = rank, code, what if rank != self.rank else here
                     return
                 self._listen(others)
+                if self.rank == 0 and not said and time.monotonic() - self._begun > SAID:
+                    said = True
+                    if late := self._not_started():
+                        most = f"at most {_time(self._patience.seconds)}"
+                        self._patience.say(f"waiting for {_ranks(late)} of {self.size} to start, {most} (--wait)")
             except UcplError:
                 return
             if self._trouble is not None:
                 return
+
+    def _beat(self) -> None:
+        self._ask(lambda store: store.add(f"beat/{self.rank}", 1))
+
+    def _not_started(self) -> list[int]:
+        """Of those that are listened to."""
+        return [rank for rank, (count, _) in self._beats.items() if count == 0]
 
     def _heard(self, rank: int) -> int | None:
         """How often a rank's heart beat; None, where it is done, and beats no more."""
@@ -177,6 +290,13 @@ class Job:
                 continue
             if found != count:
                 self._beats[rank] = found, now
+            elif count == 0:
+                if now - self._begun > self._patience.seconds:
+                    late = _ranks(self._not_started())
+                    what = f"{late} of {self.size} did not start within {_time(self._patience.seconds)}"
+                    self._trouble = rank, _LATE, what
+                    self._tell(rank, _LATE, what)
+                    return
             elif now - then > GONE:
                 said = f"is gone: it was not heard for {now - then:.0f} seconds"
                 self._trouble = rank, "", said
@@ -184,11 +304,10 @@ class Job:
 
     def _ask(self, question: Callable[[Store], T]) -> T:
         """One question to the store. Raises: UcplError E621 where it is gone."""
-        with self._lock:
-            try:
-                return question(self._store)
-            except Exception as error:
-                self._trouble = self._trouble or (0, "", f"is gone, or whoever holds the job's store: {_line(error)}")
+        try:
+            return self._line.ask(question, GONE)
+        except Exception as error:
+            self._trouble = self._trouble or (0, "", f"is gone, or whoever holds the job's store: {_line(error)}")
         self._gone()
 
     def _gone(self) -> NoReturn:
@@ -198,3 +317,14 @@ class Job:
 
 def _line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _ranks(some: Sequence[int]) -> str:
+    """`rank 3`, `ranks 1 and 2`, `ranks 1, 2, 3 and 61 more`."""
+    texts = [str(rank) for rank in some[:8]]
+    texts += [f"{len(some) - 8} more"] if len(some) > 8 else []
+    return f"rank {texts[0]}" if len(texts) == 1 else f"ranks {', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:g} second{'s' * (seconds != 1)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
@@ -18,7 +18,7 @@ from typing import Protocol
 import xxhash
 from attrs import field
 
-from ucpl.errors import Label, call_it, fail
+from ucpl.errors import Label, UcplError, call_it, fail
 from ucpl.ranks.serving import Address, Peer, Server, Stamp, own_host, stamp_of
 from ucpl.records import define, frozen
 from ucpl.remotes import folders
@@ -88,12 +88,15 @@ def one_folder(team: Team, place: Place, source: Path) -> Iterator[Path]:
             place.received += size
 
         view.peers = {
-            rank: Peer(rank, where, secret, count) for rank, where in enumerate(addresses) if rank != team.rank
+            rank: Peer(rank, where, secret, count, team.look)
+            for rank, where in enumerate(addresses)
+            if rank != team.rank
         }
         root = view.laid(source)
         place.near = {str(root / name if name else root): ranks for name, ranks in holders.items()}
         yield root
-        team.all("read")  # until then another one may ask
+        with suppress(UcplError):  # this one has done all of its own: whoever is gone by now asks for nothing
+            team.all("read")  # until then another one may ask
     finally:
         if server is not None:
             server.close()

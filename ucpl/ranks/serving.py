@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from attrs import field
 
+from ucpl.errors import UcplError
 from ucpl.records import define
 from ucpl.remotes.reading import identity_of
 
@@ -25,6 +27,8 @@ __all__ = ["BLOCK", "Address", "Peer", "Server", "own_host"]
 
 BLOCK = 4 << 20  # bytes of an answer, at most
 ASKED_MAX = 1 << 24  # bytes of a question
+EVERY = 0.2  # seconds between two looks whether who is asked is there
+STALLED = 6.0  # seconds for which a message that has begun, or a greeting, may stand still
 Address = tuple[str, int]
 Stamp = tuple[int, int]  # size, time in ns
 
@@ -107,6 +111,7 @@ class Peer:
     address: Address
     secret: bytes
     count: Callable[[int], None]  # told how many bytes came
+    look: Callable[[], None] = lambda: None  # called while an answer does not come; what it raises ends the question
     _idle: list[Connection] = field(factory=list)
     _lock: threading.Lock = field(factory=threading.Lock)
 
@@ -135,10 +140,15 @@ class Peer:
         connection = self._connection()
         try:
             connection.send_bytes(json.dumps(question).encode())
+            while not connection.poll(EVERY):
+                self.look()
             answer = connection.recv_bytes()
         except (OSError, EOFError) as error:
             connection.close()
             raise OSError(5, f"rank {self.rank}, which has it, does not answer") from error
+        except UcplError:
+            connection.close()
+            raise
         with self._lock:
             self._idle.append(connection)
         if answer[:1] != b"+":
@@ -150,7 +160,15 @@ class Peer:
             if self._idle:
                 return self._idle.pop()
         try:
-            return Client(self.address, authkey=self.secret)
+            connection = Client(self.address)
+            try:
+                _bound(connection)
+                answer_challenge(connection, self.secret)
+                deliver_challenge(connection, self.secret)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
         except (OSError, EOFError, AuthenticationError) as error:
             raise OSError(5, f"rank {self.rank}, which has it, does not answer at {self.address[0]}") from error
 
@@ -159,3 +177,11 @@ class Peer:
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
+
+
+def _bound(connection: Connection) -> None:
+    """Whoever stands still within a message is not waited for: reading and writing end with an OSError."""
+    seconds = struct.pack("@ll", int(STALLED), int(STALLED % 1 * 1e6))
+    with socket.socket(fileno=os.dup(connection.fileno())) as channel:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            channel.setsockopt(socket.SOL_SOCKET, option, seconds)

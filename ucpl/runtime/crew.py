@@ -35,14 +35,14 @@ class Queue:
             return self._next - 1
 
 
-def run_through(queue: Queue, work: Work, workers: int) -> None:
+def run_through(queue: Queue, work: Work, workers: int, meanwhile: Callable[[], None] | None = None) -> None:
     """Run a work that takes all from a queue, in so many threads as have something to take; in this one, where one is enough.
 
-    A small checkpoint is read in less time than a few threads take to start.
+    A small checkpoint is read in less time than a few threads take to start. meanwhile: as of `run_crew`.
     """
     count = min(workers, queue.count)
-    if count > 1:
-        run_crew([work] * count)
+    if count > 1 or meanwhile is not None:
+        run_crew([work] * max(1, count), meanwhile or (lambda: None))
     else:
         work(threading.Event())
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.runtime.buffers import Share
 from ucpl.runtime.disk import demand_own, disk
+from ucpl.runtime.identity import IDENTITY
 from ucpl.runtime.journal import Past, joined, read_journal
 from ucpl.runtime.manifest import read_manifest
 from ucpl.runtime.publish import Workplace
 from ucpl.runtime.targets import TargetPlan, cannot_write
 
-__all__ = ["is_finished", "is_other_run", "is_published", "journal_of", "cut_of"]
+__all__ = ["is_finished", "is_other_run", "is_published", "journal_of", "cut_of", "was_published"]
 
 
 def journal_of(work: Workplace) -> Past | None:
@@ -46,6 +47,17 @@ def is_published(past: Past, target: Path) -> bool:
         return disk().identity(target) == past.publishing
     except OSError:
         return False
+
+
+def was_published(work: Workplace, digests: Mapping[str, str], layout: TargetPlan) -> bool:
+    """Whether the target that several ranks were writing is there, as the files on the disk say."""
+    try:
+        past = journal_of(work)
+    except UcplError:
+        return False
+    if past is not None:
+        return is_published(past, work.target)
+    return is_finished(work.target, {name: digests[name] for name in IDENTITY}, layout)
 
 
 def is_other_run(past: Past, digests: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ as long as all that is left is little beside what was moved.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,7 @@ class Inspection:
     buffer: U8
     counters: Counters
     bytes_max: int | None = None  # None: as many as there are
+    look: Callable[[], None] = lambda: None  # called now and then
 
 
 def allowance(moved: int, *, everything: bool) -> int | None:
@@ -257,6 +258,7 @@ def _read_crc(file: int, begin: int, end: int, how: Inspection) -> int:
     view, crc = how.buffer.data, 0
     for at in range(begin, end, len(view)):
         part = view[: min(len(view), end - at)]
+        how.look()
         how.files.read_into(file, at, [part], len(part))
         crc = crc32(part, crc)
     how.counters.add(read_verify=end - begin)
@@ -362,6 +364,7 @@ def _odd_of(blank: Blank, how: Inspection) -> _Odd | None:
     same = True
     for begin, end in zip(blank.start.tolist(), blank.stop.tolist(), strict=True):
         for at in range(begin, end, room):
+            how.look()
             raw = how.buffer[: min(room, end - at)]
             how.files.read_into(blank.file, at, [raw.data], len(raw))
             how.counters.add(read_verify=len(raw))

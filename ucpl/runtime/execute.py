@@ -211,6 +211,7 @@ class _Run:
         self.fills = bound.fills
         (self.options, self.team), self.plane, self.counters = how, plane, plane.counters
         self.leads = self.team.rank == 0
+        self.look = self.team.look if self.team.size > 1 else None  # called now and then in what takes long
         self.target = target
         self.work = Workplace(target)
         self.single = target.suffix in SINGLE and len(self.layout.files) == 1
@@ -253,7 +254,9 @@ class _Run:
         if first.code in _FINAL and self.team.size == 1:  # else others may be writing there
             self.work.clear()
             return error
-        note = f"finished parts are kept in {self.work.folder}: the same command with --resume goes on"
+        is_there = self.team.size > 1 and earlier.was_published(self.work, self.digests, self.layout)
+        kept = f"finished parts are kept in {self.work.folder}: the same command with --resume goes on"
+        note = f"{self.target} is there, whole: it was published before" if is_there else kept
         return UcplError(evolve(first, notes=(*first.notes, note)), *error.diagnostics[1:])
 
     def refused(self, error: OSError) -> UcplError:
@@ -285,18 +288,19 @@ class _Run:
             self.team, {**self.digests, "memory": self.options.memory, "workers": self.plane.workers}
         )
         self.digests["content"] = agreed  # of the files as the one that leads sees them
+        failpoint("agreed")
         return self._lead() if self.leads else self._follow()
 
     def _follow(self) -> Report:
         """Move a share of the tiles, once the target's files are there, and read it back."""
         header = together.order_of(self.team)
         if header is None:
-            return self._report(done_before=True)
+            return _report_of(self, done_before=True)
         past = together.demand_same(earlier.journal_of(self.work), header, self.team, self.work)
         self.keep = True
         self.journal = together.journal_at(self.work.journal_of(self.team.rank), header)
         self._fill(Known.of(self._tiles(earlier.cut_of(past, self.plane.share, self.work)), past))
-        return self._report()
+        return _report_of(self)
 
     def _lead(self) -> Report:
         if self.shipping is not None and self.options.resume and self.shipping.is_finished(self.digests):
@@ -326,11 +330,11 @@ class _Run:
         if past is not None:
             self.fragments.extend(past.fragments)
         self._fill(known)
-        return self._report()
+        return _report_of(self)
 
     def _done_before(self) -> Report:
         together.give_order(self.team, None)
-        return self._report(done_before=True)
+        return _report_of(self, done_before=True)
 
     def _tiles(self, cut: tuple[int, int]) -> Tiles:
         bands = bands_of(self.rows, (self.places, self.layout.places), self.layout.units, *cut)
@@ -428,15 +432,16 @@ class _Run:
         mine = together.share_of_done(self.team, known)
         with together.waiting(self.team, self.counters):
             self.team.all("moved")
+        failpoint("moved")
         if self.leads:
             self._finish_all(known, again, mine)
         else:
             self.team.all("synced")
             if again is not None:
-                self.files.sync(sorted(set(each(known.tiles.file[mine]))), drop=True)
-                again.rest((), mine)
+                self.files.sync(sorted(set(each(known.tiles.file[mine]))), drop=True, meanwhile=self.look)
+                again.rest((), mine, self.look)
             together.counted(self.team, self.counters)
-        self.team.all("published")
+        self.remarks += together.published(self.team, self.target)
 
     def _ship(self, known: Known) -> None:
         from ucpl.runtime.shipping import ship  # most targets are local
@@ -456,13 +461,13 @@ class _Run:
         patches = patches_of(self.layout, unit_crc)
         beside = self._finish(patches)
         with self.counters.phase("fsync"):
-            self.files.sync(range(len(self.files.files)), drop=again is not None)
+            self.files.sync(range(len(self.files.files)), drop=again is not None, meanwhile=self.look)
         failpoint("synced")
         with together.waiting(self.team, self.counters):
             self.team.all("synced")
         if again is not None:
             with self.counters.phase("read-back"):
-                again.rest(beside, mine)
+                again.rest(beside, mine, self.look)
         together.counted(self.team, self.counters)
         with self.counters.phase("publish"):
             self._write_texts(manifest_of(self.plan, self.digests, Written(self.layout, unit_crc, beside, self.texts)))
@@ -483,9 +488,10 @@ class _Run:
         blanks = blanks_of(self.plan.sources, self.places, self.rows, self.sources)
         left = allowance(self.counters.bytes_needed, everything=self.options.verify_source)
         with Workspace(self.plane.share, self.plane.budget) as space:
-            how = Inspection(self.sources, space.tile, self.counters, left)
+            how = Inspection(self.sources, space.tile, self.counters, left, self.team.look)
             self.unverified = check_members(members, self.fragments, how)
-            findings, self.remarks = check_blanks(blanks, how, "E614")
+            findings, remarks = check_blanks(blanks, how, "E614")
+        self.remarks += remarks
         if findings:
             raise UcplError(*findings[:20])
 
@@ -525,27 +531,28 @@ class _Run:
         self.keep = False
         self.work.clear()
 
-    def _report(self, *, done_before: bool = False) -> Report:
-        c = self.counters
-        return Report(
-            target=called(str(self.target)),
-            done_before=done_before,
-            bytes_needed=c.bytes_needed,
-            bytes_read=c.bytes_read,
-            bytes_received=c.bytes_received,
-            bytes_read_verify=c.bytes_read_verify,
-            bytes_written=c.bytes_written,
-            bytes_cloned=c.bytes_cloned,
-            bytes_target=self.layout.size,
-            bytes_read_back=c.bytes_read_back,
-            bytes_live_max=self.plane.budget.live_max,
-            source_bytes_checked=c.source_bytes_checked,
-            source_bytes_unverified=c.source_bytes_unverified,
-            tiles=0 if done_before else c.tiles,
-            tiles_resumed=c.tiles_resumed,
-            files=len(self.layout.files),
-            seconds=dict(c.seconds),
-            source_bytes_without_crc=c.source_bytes_without_crc,
-            unverified=self.unverified,
-            remarks=self.remarks,
-        )
+
+def _report_of(run: _Run, *, done_before: bool = False) -> Report:
+    c = run.counters
+    return Report(
+        target=called(str(run.target)),
+        done_before=done_before,
+        bytes_needed=c.bytes_needed,
+        bytes_read=c.bytes_read,
+        bytes_received=c.bytes_received,
+        bytes_read_verify=c.bytes_read_verify,
+        bytes_written=c.bytes_written,
+        bytes_cloned=c.bytes_cloned,
+        bytes_target=run.layout.size,
+        bytes_read_back=c.bytes_read_back,
+        bytes_live_max=run.plane.budget.live_max,
+        source_bytes_checked=c.source_bytes_checked,
+        source_bytes_unverified=c.source_bytes_unverified,
+        tiles=0 if done_before else c.tiles,
+        tiles_resumed=c.tiles_resumed,
+        files=len(run.layout.files),
+        seconds=dict(c.seconds),
+        source_bytes_without_crc=c.source_bytes_without_crc,
+        unverified=run.unverified,
+        remarks=run.remarks,
+    )

@@ -11,7 +11,7 @@ import mmap
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.crew import EVERY, Queue, run_through
+from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.known import Known
 from ucpl.runtime.options import DataPlane
 from ucpl.runtime.targets import TargetFiles
@@ -101,10 +102,12 @@ class ReadBack:
         """Tiles that have bytes in these pages."""
         return slice(np.searchsorted(self._last, first), np.searchsorted(self._first, last, "right"))
 
-    def rest(self, beside: Sequence[Parts], mine: NDArray[np.bool_]) -> None:
+    def rest(
+        self, beside: Sequence[Parts], mine: NDArray[np.bool_], meanwhile: Callable[[], None] | None = None
+    ) -> None:
         """Of `mine` all that was not read back yet. `beside[f]` are the bytes of file f that are no payload.
 
-        Raises: UcplError E505.
+        meanwhile: called now and then. Raises: UcplError E505, and what it raises.
         """
         left = np.flatnonzero(~self._is_read & mine)
         queue = Queue(len(left) + len(beside))
@@ -117,7 +120,7 @@ class ReadBack:
                     else:
                         self._parts(i - len(left), beside[i - len(left)])
 
-        run_through(queue, work, self._plane.workers)
+        run_through(queue, work, self._plane.workers, meanwhile)
 
     def _parts(self, file: int, parts: Parts) -> None:
         for position, data in parts:
@@ -128,6 +131,7 @@ class ReadBack:
     def _one(self, i: int, space: Workspace) -> None:
         files, known, tiles = self._files, self._known, self._known.tiles
         size, file, position = int(tiles.size[i]), int(tiles.file[i]), int(tiles.position[i])
+        failpoint("read-back")
         view = space.tile_view[:size]
         if files.read(file, view, position) != size or xxhash.xxh3_64_intdigest(view) != int(known.xxh3[i]):
             _differs(files, file, position, size)

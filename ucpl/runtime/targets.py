@@ -7,7 +7,7 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import NoReturn, Protocol
@@ -349,10 +349,11 @@ class TargetFiles:
         except OSError as error:
             cannot_write(self.path(index), error)
 
-    def sync(self, indexes: Sequence[int], *, drop: bool = False) -> None:
+    def sync(self, indexes: Sequence[int], *, drop: bool = False, meanwhile: Callable[[], None] | None = None) -> None:
         """Make written bytes durable; `drop` then forgets them, so that reading comes from the disk. Raises: UcplError E503.
 
-        Several files at once: what a sync waits for (the file system's own journal, the disk's cache) is the same for all.
+        meanwhile: called now and then. Several files at once: what a sync waits for (the file system's own journal, the
+        disk's cache) is the same for all.
         """
         queue = Queue(len(indexes))
 
@@ -360,7 +361,7 @@ class TargetFiles:
             while not stop.is_set() and (i := queue.take()) is not None:
                 self._sync(indexes[i], drop=drop)
 
-        run_through(queue, work, _SYNCS)
+        run_through(queue, work, _SYNCS, meanwhile)
 
     def _sync(self, index: int, *, drop: bool) -> None:
         try:

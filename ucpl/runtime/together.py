@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.runtime.counters import Counters
 from ucpl.runtime.disk import sync_folder
+from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.groups import Group
 from ucpl.runtime.journal import Journal, Past, read_journal
 from ucpl.runtime.known import Known
@@ -27,6 +28,7 @@ __all__ = [
     "give_order",
     "journal_at",
     "order_of",
+    "published",
     "share_of_done",
     "share_of_groups",
     "waiting",
@@ -143,6 +145,21 @@ def counted(team: Team, counters: Counters) -> None:
     if team.rank == 0:
         for name in _SUMS:
             setattr(counters, name, sum(int(one[name]) for one in told if isinstance(one, dict)))
+
+
+def published(team: Team, target: Path) -> tuple[str, ...]:
+    """To the others that the target is there, by the one that leads. Gives a remark, where one of them is gone by then.
+
+    Raises: UcplError E621, of the others: they do not know what the one that leads did before it ended.
+    """
+    failpoint("published")
+    try:
+        team.all("published")
+    except UcplError as error:
+        if team.rank != 0:
+            raise
+        return (f"{error.diagnostics[0].message}; {target} was whole by then",)
+    return ()
 
 
 def waiting(team: Team, counters: Counters) -> AbstractContextManager[None]:
