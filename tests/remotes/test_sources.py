@@ -67,6 +67,35 @@ def test_verbs_take_urls_and_say_them(upload: Upload, capsys: pytest.CaptureFixt
     assert "memory://bucket/none does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan --from {0} --to {0}",
+        "plan --from {0} --to zero1(dp=2) -o memory://bucket/a.plan",
+        "convert {0} out --to zero1(dp=2) --config memory://bucket/config.json",
+        "convert {0} out --to memory://bucket/a.ucpl:job()",
+        "apply memory://bucket/a.plan {0} out",
+        "check memory://bucket/a.ucpl",
+        "diff a.plan memory://bucket/a.plan",
+    ],
+)
+def test_only_checkpoints_have_urls(upload: Upload, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    url = upload()
+    assert main(command.format(url).split()) == 2
+    assert "E680" in (said := capsys.readouterr().err) and "memory://bucket/" in said and "local" in said
+
+
+def test_a_spec_is_written_of_a_folder_in_a_store(
+    upload: Upload, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hf").mkdir()
+    save({"embed.weight": make(64, 0)}, tmp_path / "hf" / "model.safetensors")
+    assert main(["import", "hf", str(tmp_path / "hf")]) == 0
+    here = capsys.readouterr().out
+    assert main(["import", "hf", upload(tmp_path / "hf", "bucket/hf")]) == 0
+    assert capsys.readouterr().out == here
+
+
 def test_what_is_needed_is_read_once(upload: Upload, tmp_path: Path) -> None:
     """A whole conversion reads no byte twice, a look at headers none of the payload, and a part no more than that part."""
     big = tmp_path / "big"

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from ucpl.cli.console import Console
@@ -32,7 +33,17 @@ _DEGREES = frozenset(
     + ("pipeline-model-parallel-size", "tp-size", "pp-size", "dp-size", "target-tp", "target-pp", "nproc-per-node")
 )
 _ONE_CHOICE = re.compile(r"argument [a-z]+: invalid choice: '([^']*)' \(choose from '([a-z]+)'\)")
-_CHECKPOINTS = ("source", "checkpoint", "a", "b", "against", "reference", "layout")  # arguments that may be a URL
+_CHECKPOINTS = (
+    "source",
+    "checkpoint",
+    "a",
+    "b",
+    "against",
+    "reference",
+    "layout",
+    "path",
+)  # arguments that may be a URL
+_MADE = (("apply", "target"), ("convert", "target"))  # and what is made there
 _OF_THE_CALLER = ("<command line>", "<call>", "<layout>")  # files of labels that are no files
 
 
@@ -160,10 +171,15 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
     verb.arguments(sub)
     _common(sub)
     options = sub.parse(arguments)
-    for place in _CHECKPOINTS:
-        given = getattr(options, place, None)
-        if isinstance(given, str) and is_url(given):
-            setattr(options, place, str(source_at(given)))
+    for place, given in vars(options).items():
+        for one in given if isinstance(given, list) else [given]:
+            if isinstance(one, str | Path) and (name, place) not in _MADE and is_url(one):
+                if place not in _CHECKPOINTS or one is not given:
+                    what = (
+                        f"{one} is a URL, and only checkpoints have some: plans, layouts, configs and reports are local"
+                    )
+                    fail("E680", what, Label("<command line>", where=str(one)), remedy="Give a local path.")
+                setattr(options, place, str(source_at(one)))
     status: int = verb.run(options, console)
     return status
 
