@@ -10,6 +10,7 @@ from tests.cli.command import FIXTURES, good, ucpl
 from tests.cli.fuzz import SPEC
 from ucpl.cli.options import memory_of, sizes_of
 from ucpl.errors import UcplError
+from ucpl.schedule.files import load_plan
 from ucpl.texts import json_object
 
 SOURCE = FIXTURES / "z1_dp4"
@@ -314,3 +315,23 @@ def test_a_rank_s_share_tells_what_it_reads(spec: Path) -> None:
     assert "reads      " in alone.out and "in 1 files" in alone.out and "\n\n" not in alone.out
     made = good(*line, "--rank", "1", "--json").json
     assert made["rank"] == 1 and made["plan"]["writes"] < good(*line, "--json").json["plan"]["writes"]
+
+
+def test_a_rank_s_share_is_a_plan_to_look_at_and_not_to_run(spec: Path) -> None:
+    line = ("plan", "--from", "own.ucpl:whole()", "--to", "own.ucpl:cut(tp = 2)", "--config", "config.json")
+    good(*line, "-o", "whole.plan")
+    for more in ((), ("--prove",)):
+        said = good(*line, "--rank", "1", "-o", "share.plan", *more).out
+        assert "written    share.plan" in said
+        share, whole = load_plan(Path("share.plan")), load_plan(Path("whole.plan"))
+        assert (share.rank, whole.rank) == (1, None)
+        held = {(t.file, t.key) for t in share.targets}
+        assert held == {(t.file, t.key) for t in whole.targets if t.file == "stage_0_01.pt"}
+    shown = good("show", "share.plan").out
+    assert "rank       1: its share alone" in shown
+    assert next(text for text in shown.splitlines() if text.startswith("reads ")) in good(*line, "--rank", "1").out
+    told = ucpl("diff", "whole.plan", "share.plan")
+    assert told.status == 1 and "rank       all\n           1 alone\n" in told.out
+    done = ucpl("apply", "share.plan", "whole.pt", "out")
+    assert done.status == 5 and "error[E608]: the plan is the share of rank 1 alone" in done.err
+    assert "without --rank" in done.err and not Path("out").exists()

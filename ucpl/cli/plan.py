@@ -42,11 +42,13 @@ def arguments(parser: ArgumentParser) -> None:
         "--rank",
         type=int,
         metavar="R",
-        help="what one rank of the target needs, and from which stored tensors: without -o or --prove the rest is not planned",
+        help="what one rank of the target needs, and from which stored tensors; the rest is not planned, but with --prove",
     )
     add_changes(parser)
     parser.add_argument("--prove", action="store_true", help="prove the finished plan once more, by code of its own")
-    parser.add_argument("-o", "--output", metavar="FILE.plan", help="write the plan here")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE.plan", help="write the plan here; with --rank that rank's share"
+    )
     add_bandwidths(parser)
     add_sizes(parser)
     add_json(parser)
@@ -54,8 +56,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console) -> int:
     asked, given = asked_of(options)
-    if options.rank is not None and not options.output and not options.prove:
-        return one_rank(asked, given, options.rank, console)
+    if options.rank is not None and not options.prove:
+        return one_rank(asked, given, options, console)
     from ucpl.conversion.planning import prepare
     from ucpl.schedule.cost import cost_of
     from ucpl.schedule.text import summary
@@ -68,9 +70,7 @@ def run(options: Namespace, console: Console) -> int:
 
         mine = share_of(asked, given, options.rank)
     if options.output:
-        from ucpl.schedule.files import plan_bytes
-
-        write_text(Path(options.output), plan_bytes(plan))
+        save(plan if mine is None else mine.plan, options.output)
     console.say(*summary(plan).rstrip("\n").split("\n"))
     cost, known = cost_of(plan), bandwidths_of(options.bandwidths)
     console.say(*cost_lines(cost, known))
@@ -93,30 +93,40 @@ def run(options: Namespace, console: Console) -> int:
     return Exit.DONE
 
 
-def one_rank(asked: Asked, given: Given, rank: int, console: Console) -> int:
+def save(plan: Plan, file: str) -> None:
+    """Raises: UcplError E179."""
+    from ucpl.schedule.files import plan_bytes
+
+    write_text(Path(file), plan_bytes(plan))
+
+
+def one_rank(asked: Asked, given: Given, options: Namespace, console: Console) -> int:
     """What one rank of the target needs; the plan of all ranks is not made."""
     from ucpl.conversion.share import share_of
     from ucpl.schedule.cost import cost_of
-    from ucpl.schedule.text import moves_of, writes_of
+    from ucpl.schedule.text import moves_of, reads_of, writes_of
 
+    rank, file = options.rank, options.output
     plan = share_of(asked, given, rank).plan
+    if file:
+        save(plan, file)
     cost = cost_of(plan)
     read = {n for m in plan.moves for n in m.source.tolist()}
-    files = {plan.sources[n].file for n in read}
     console.say(
         f"rank       {rank}: what it holds, and what that is made of",
         f"source     {plan.source_call}",
         f"target     {plan.target_call}",
-        f"reads      {len(read):,} stored tensors in {len(files):,} files",
+        reads_of(plan),
         writes_of(plan),
         *(f"derived    {text}" for text in plan.derived),
         *(f"filled     {text}" for text in plan.filled),
         *moves_of(plan),
         *cost_lines(cost, None),
         *rank_lines(plan, rank),
+        *([f"written    {file}: the share of rank {rank}"] if file else []),
     )
     told = {**plan_object(plan), "reads": len(read)}
-    console.answer({"plan": told, "cost": cost_object(cost, None), "rank": rank, "output": None, "remarks": []})
+    console.answer({"plan": told, "cost": cost_object(cost, None), "rank": rank, "output": file, "remarks": []})
     return Exit.DONE
 
 

@@ -110,8 +110,11 @@ def _files_beside(placement: Placement, here: Path) -> list[str]:
 def open_for(plan: Plan, path: str | Path) -> Checkpoint:
     """The checkpoint that a plan is to be run on: the plan says which files there are, where nothing else does.
 
-    Raises: UcplError E606 where the source has what the plan was made without.
+    Raises: UcplError E606 where the source has what the plan was made without; E608 of a plan that no run can finish.
     """
+    if plan.rank is not None:
+        what = f"the plan is the share of rank {plan.rank} alone, of {plan.target_call}"
+        fail("E608", what, Label(plan.name, where=f"rank {plan.rank}"))
     from ucpl.schedule.unread import demand_known, demand_known_files
     from ucpl.stores.generic import NAME
     from ucpl.stores.registry import framework

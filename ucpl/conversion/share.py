@@ -100,7 +100,7 @@ def _made(asked: Asked, sides: tuple[Side, Side], names: Names | None, rank: int
         share=OfOne(live),
     )
     made = order(graph, name=asked.name, spec_digest=spec_digest(source, target))
-    return evolve(made, derived=said + made.derived), source, target
+    return evolve(made, derived=said + made.derived, rank=rank), source, target
 
 
 def _seen(source: Side, target: Side, names: Names | None) -> tuple[Placement, Placement, tuple[str, ...]]:

@@ -56,6 +56,7 @@ def difference(one: Plan, two: Plan) -> Difference:
         ("name", one.name, two.name),
         ("source", one.source_call, two.source_call),
         ("target", one.target_call, two.target_call),
+        ("rank", _share(one), _share(two)),
     )
     theirs, ours = _by_place(two.targets), _by_place(one.targets)
     both = [place for place in ours if place in theirs]
@@ -70,6 +71,10 @@ def difference(one: Plan, two: Plan) -> Difference:
         tuple(_settings(one, two)),
         (cost_of(one), cost_of(two)),
     )
+
+
+def _share(plan: Plan) -> str:
+    return "all" if plan.rank is None else f"{plan.rank} alone"
 
 
 def _by_place(tensors: Iterable[StoredTensor]) -> dict[Place, StoredTensor]:

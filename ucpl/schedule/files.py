@@ -23,7 +23,7 @@ from ucpl.columns.operations import Fill
 from ucpl.errors import Label, fail
 from ucpl.extents.structure import Plain, Structure
 from ucpl.schedule.nets import Columns, net_from, net_json
-from ucpl.schedule.parsed import Json, items, plain, read_json, table, text, texts
+from ucpl.schedule.parsed import Json, items, plain, read_json, table, text, texts, whole
 from ucpl.schedule.plan import Origin, Plan
 from ucpl.schedule.shelving import shelves_from, shelves_json
 from ucpl.schedule.structures import structure_from, structure_json
@@ -140,6 +140,7 @@ def _header(plan: Plan) -> dict[str, Json]:
         "structure_digest": plan.structure_digest,
         "unread": plan.unread,
         "layout_text": plan.layout_text,
+        **({} if plan.rank is None else {"rank": plan.rank}),
     }
 
 
@@ -176,6 +177,7 @@ def _plan(raw: Json, columns: bytes) -> Plan:
         structure_digest=text(raw["structure_digest"]),
         unread=_unread(raw["unread"]),
         layout_text=text(raw["layout_text"]),
+        rank=whole(raw["rank"]) if "rank" in raw else None,
         masters=_masters(raw["masters"], arrays),
     )
 

@@ -81,6 +81,7 @@ class Plan:
     structure_digest: str = ""
     unread: Unread | None = None  # what else the source has, which no move reads; None: planned from specs alone
     layout_text: str = ""  # the target's closed .ucpl text: becomes ucpl/layout.ucpl
+    rank: int | None = None  # of the target, whose share this is and no more: it is looked at, and not run
     masters: Plan | None = None  # from the source's stored masters to its stored weights: what tells files of two steps
 
     @cached_property

@@ -15,14 +15,14 @@ LINES_MAX = 40  # of one kind, in the head of a file
 
 def summary(plan: Plan) -> str:
     """Stable text: the same plan gives the same lines."""
-    sources = plan.source_shelves
     lines = [
         f"plan       {plan.name}",
         f"source     {plan.source_call}",
         f"target     {plan.target_call}",
+        *([] if plan.rank is None else [f"rank       {plan.rank}: its share alone, which is not run"]),
         f"spec       sha256:{plan.spec_digest}",
         f"structure  sha256:{plan.structure_digest}",
-        f"reads      {len(sources):,} stored tensors in {files_of(sources):,} files",
+        reads_of(plan),
         writes_of(plan),
     ]
     lines += [f"origin     {o.name} = {o.value!r}: {o.origin}" for o in plan.origins]
@@ -33,6 +33,16 @@ def summary(plan: Plan) -> str:
     lines += _limited([f"dropped    {text}" for text in plan.dropped])
     lines += moves_of(plan)
     return "\n".join(line.replace("\n", "\ufffd") for line in lines) + "\n"  # a name breaks no line
+
+
+def reads_of(plan: Plan) -> str:
+    """`reads      56 stored tensors in 8 files`; of a rank's share those alone that something moves from."""
+    if plan.rank is None:
+        count, files = len(plan.source_shelves), files_of(plan.source_shelves)
+    else:
+        read = {n for m in plan.moves for n in m.source.tolist()}
+        count, files = len(read), len({plan.sources[n].file for n in read})
+    return f"reads      {count:,} stored tensors in {files:,} files"
 
 
 def writes_of(plan: Plan) -> str:
