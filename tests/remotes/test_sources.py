@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +18,9 @@ import ucpl.api
 from tests.remotes.conftest import EXAMPLE, counted
 from ucpl.cli import main
 from ucpl.errors import UcplError
-from ucpl.remotes import folders, shadows
+from ucpl.remotes import folders, objects, shadows
 from ucpl.remotes.entrance import source_at
+from ucpl.remotes.objects import OfFsspec
 
 Upload = Callable[..., str]
 OF_THE_RUN = "ucpl/manifest.json"  # it knows the source's files by their times
@@ -119,6 +121,56 @@ def test_the_requests_of_a_conversion_are_few(upload: Upload, tmp_path: Path) ->
     shadow = source_at(upload())
     ucpl.convert(shadow, tmp_path / "target", to="zero1(dp=2)")
     assert counted(shadow).requests < 30 and counted(shadow).read < SIZE
+
+
+FIXTURES = EXAMPLE.parents[1] / "tests" / "fixtures"
+
+
+def test_archives_of_a_file_come_together(upload: Upload) -> None:
+    """148 chunks, each an archive in one of four files: no request for each."""
+    folder = FIXTURES / "dcp" / "fsdp2_tp_2x2"
+    shadow = source_at(upload(folder))
+    opened = ucpl.api.open_checkpoint(shadow)
+    assert opened.extents == ucpl.api.open_checkpoint(folder).extents
+    assert len(opened.extents) == 148 and counted(shadow).requests < 12
+
+
+@pytest.mark.parametrize(
+    "folder", ["universal/z3_dp4/global_step3_universal", "deepspeed/z1_dp4", "megatron/legacy_buckets", "dcp/uneven9"]
+)
+def test_headers_are_read_several_at_a_time(upload: Upload, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    under_way, most = [0], [0]
+    read = OfFsspec.read
+
+    def slow(self: OfFsspec, key: str, low: int, high: int, tag: str) -> memoryview:
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        time.sleep(0.02)
+        under_way[0] -= 1
+        return read(self, key, low, high, tag)
+
+    monkeypatch.setattr(OfFsspec, "read", slow)
+    opened = ucpl.api.open_checkpoint(upload(FIXTURES / folder))
+    assert most[0] >= 3
+    assert opened.extents == ucpl.api.open_checkpoint(FIXTURES / folder).extents
+    assert len(opened.opened) >= 4  # who looks for changes knows of all files
+
+
+def test_a_store_that_goes_away_under_many_headers_is_said_once(
+    upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [0]
+
+    def gone(*_: object, **__: object) -> bytes:
+        asked[0] += 1
+        raise TimeoutError("nobody there")
+
+    monkeypatch.setattr(objects, "attempts", lambda: 1)
+    url = upload(FIXTURES / "universal" / "z3_dp4" / "global_step3_universal")
+    shadow = source_at(url)
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "cat_file", gone)
+    error = refused(lambda: ucpl.api.open_checkpoint(shadow))
+    assert error.diagnostics[0].code == "E685" and url in str(error) and asked[0] <= 2 * 16
 
 
 def test_without_room_for_what_was_read_it_is_read_again(

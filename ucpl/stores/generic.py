@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
@@ -17,6 +18,7 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.extents import Envelope, Extent, Key, StoredTensor, Structure, TensorRef, key_text
 from ucpl.records import define, frozen
+from ucpl.stores.ahead import ahead
 from ucpl.stores.carrying import Place, Storages, by_place, lifted
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.huggingface import TEXTS, carried_texts, read_texts
@@ -94,6 +96,8 @@ def open_files(top: Path, files: Iterable[str], aside: Aside = _nothing) -> Chec
     others: dict[tuple[str, Key], Extent] = {}
     names = sorted(set(files))
     demand_inside(top, names)
+    if names:
+        ahead(root / names[0], [partial(_extents, root, name) for name in names])
     for name in names:
         if not (root / name).is_file():
             remedy = _for_missing(root, name)

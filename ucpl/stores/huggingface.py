@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from attrs import evolve, field
@@ -20,6 +21,7 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Envelope, Extent, NamedTensor, Setting, StoredTensor, Structure, in_elements
 from ucpl.records import define
+from ucpl.stores.ahead import ahead
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.huggingface_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
 from ucpl.stores.huggingface_writing import EMPTY, INDEX, Shards
@@ -205,6 +207,7 @@ class _Folder:
                 fail("E380", f"{name} is missing", Label(str(path / name), "not there"))
 
     def checkpoint(self, top: Path) -> Checkpoint:
+        ahead(self.root / self.names[0], [partial(read_safetensors_file, self.root, name) for name in self.names])
         parts = [self.read(name) for name in self.names]
         self.gather(parts)
         texts, more = read_texts(self.root) if top.is_dir() else ({}, [])

@@ -20,11 +20,12 @@ from ucpl.records import frozen
 from ucpl.remotes.reading import hint, pread
 from ucpl.stores.watching import saw
 
-__all__ = ["Member", "crc_of_member", "ZipDirectory", "read_member", "read_zip_directory"]
+__all__ = ["Member", "crc_of_member", "ZipDirectory", "ends_of", "open_file", "read_member", "read_zip_directory"]
 
 DIRECTORY_BYTES_MAX = 1 << 30
 MEMBER_READ_MAX = 1 << 30  # of a member that is read whole
 _CHUNK = 1 << 20  # bytes that are read at a time
+_HEAD = 1024  # the pickle of a tensor, with what stands before it
 _TAIL = (
     1 << 12
 )  # bytes at an archive's end that are read at once: where a comment is short, its end and most directories
@@ -118,6 +119,11 @@ def crc_of_member(fd: int, member: Member, file: str) -> int:
     for at in range(0, member.size, _CHUNK):
         found = crc32(read_exactly(fd, member.start + at, min(_CHUNK, member.size - at), file), found)
     return found
+
+
+def ends_of(start: int, size: int) -> list[tuple[int, int]]:
+    """Byte ranges of an archive that are read first, and those of a small one's first members."""
+    return [(start, start + min(_HEAD, size)), (start + max(0, size - _TAIL), start + size)]
 
 
 def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = None) -> ZipDirectory:

@@ -7,7 +7,9 @@ lacks its elements, and one archive has elements of that shape which no box name
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,11 @@ from attrs import evolve, field
 from ucpl.errors import Diagnostic, Label, fail
 from ucpl.extents import Extent, TensorRef
 from ucpl.records import define
-from ucpl.stores.dcp.metadata import METADATA, Chunk, Place, Stored
+from ucpl.remotes.reading import hint
+from ucpl.stores.ahead import ahead
+from ucpl.stores.dcp.metadata import METADATA, Chunk, Metadata, Place, Stored
 from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.zips import ends_of, open_file
 
 __all__ = ["Chunks", "address", "demand_whole"]
 
@@ -46,6 +51,28 @@ class Chunks:
 
     def archive(self, place: Place) -> TorchFile:
         return read_torch_file(self.root, place.file, place.start, place.size)
+
+    def ahead(self, metadata: Metadata) -> None:
+        """Have the headers of all archives, where they lie in a store. Raises: UcplError E685."""
+        chunks = (chunk for stored in metadata.tensors.values() for chunk in (*stored.chunks, *stored.empty))
+        places = list(dict.fromkeys((*(chunk.place for chunk in chunks), *metadata.objects.values())))
+        files: dict[str, list[Place]] = {}
+        for place in places:
+            files.setdefault(place.file, []).append(place)
+        if places:
+            path = self.root / places[0].file
+            ahead(path, [partial(self._ends, file, some) for file, some in files.items()])
+            ahead(path, [partial(self.archive, place) for place in places])
+
+    def _ends(self, file: str, places: list[Place]) -> None:
+        """Where archives are read first: the end of one and the beginning of the next lie together."""
+        known = [(place.start, place.size) for place in places if place.size is not None and place.start >= 0]
+        ends = [end for start, size in known for end in ends_of(start, size)]
+        fd = open_file(self.root / file, file)
+        try:
+            hint(fd, ends)
+        finally:
+            os.close(fd)
 
     def tensor(self, place: Place, name: str) -> tuple[TorchFile, TensorRef]:
         """The tensor that an archive is. Raises: UcplError E455."""

@@ -13,6 +13,7 @@ it. Numbers of an optimizer are those of the flat parameters, in the order of `f
 from __future__ import annotations
 
 import re
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from attrs import evolve, field
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Counted, Envelope, Extent, Key, NamedTensor, ParameterGroup, Setting, TensorRef
 from ucpl.records import define, frozen
+from ucpl.stores.ahead import ahead
 from ucpl.stores.carrying import lifted
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.cells import CELLS_MAX, edges_of, in_cells, is_grid, placed
@@ -264,6 +266,7 @@ def opened_flats(root: Path) -> Checkpoint:
     if missing is not None:
         file = f"rank_{missing}.pt"
         fail("E452", f"{file} is missing: there is {names[missing]}", Label(str(root / file), "not there"))
+    ahead(root / names[0], [partial(read_torch_file, root, name) for name in names])
     parts = [read_torch_file(root, name) for name in names]
     flats = _flats(Value.of(parts[0]), len(parts))
     for part in parts[1:]:

@@ -8,6 +8,7 @@ are the model's, in its order, where shapes leave one way.
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 from attrs import evolve, field
@@ -26,6 +27,7 @@ from ucpl.extents import (
     TensorRef,
 )
 from ucpl.records import define, frozen
+from ucpl.stores.ahead import ahead
 from ucpl.stores.carrying import lifted
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.chunks import address, demand_whole
@@ -216,6 +218,7 @@ def opened_ranks(root: Path) -> Checkpoint:
     """Read all headers. Raises: UcplError E452, E455, E456, E521, E522, and what the files raise (E400-E427)."""
     names = _all_ranks(root, ranks_in(root))
     ranks = _Ranks(root)
+    ahead(root / names[0], [partial(read_torch_file, root, name) for name in (*names, *ranks_in(root, _OPTIM))])
     for name in names:
         ranks.read(name)
     weights = [*ranks.parts]

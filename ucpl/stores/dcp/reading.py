@@ -58,6 +58,7 @@ class Opened:
     )  # tensor -> of its weight and of each state, the chunks
 
     def checkpoint(self) -> Checkpoint:
+        self.chunks.ahead(self.metadata)
         for name, entry in self.roles.weights.items():
             self.payload(name, entry)
         for name, states in self.roles.states.items():

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Envelope, Extent, Key, NamedTensor, Setting
+from ucpl.stores.ahead import ahead
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.chunks import address, demand_whole
 from ucpl.stores.dcp.mesh import mesh_settings
@@ -46,6 +48,7 @@ def opened_shards(root: Path) -> Checkpoint:
     dtypes: dict[str, str] = {}
     extents: dict[tuple[str, Key], Extent] = {}
     empty: dict[str, object] = {}
+    ahead(root / names[0], [partial(read_safetensors_file, root, name) for name in names])
     for part in (read_safetensors_file(root, name) for name in names):
         for name, begin, extent in _chunks(part):
             if dtypes.setdefault(name, extent.dtype) != extent.dtype:

@@ -6,6 +6,7 @@ not read yet is refused here, at one place, whatever it is a combination of.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Call
 from ucpl.extents.pipeline import layer_file
 from ucpl.records import frozen
+from ucpl.stores.ahead import ahead
 from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.as_written import read_shard
 from ucpl.stores.deepspeed.names import Listing, layer_place, model_file
@@ -75,6 +77,7 @@ def topology_of(listing: Listing) -> Topology:
     _refuse_names(listing)
     if not listing.models:
         fail("E452", f"{root} has no file of model states", Label(str(root)), Label(str(root / listing.files[0])))
+    ahead(root / listing.files[0], [partial(read_shard, root, name) for name in listing.files])
     is_sliced = any(dp is not None for dp, _ in listing.models)  # stage 3
     ranks = 1 + max(mp for _, mp in (*listing.models, *listing.optims))
     rows = [_metas(listing, mp, is_sliced) for mp in range(ranks)]

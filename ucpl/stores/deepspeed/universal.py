@@ -9,6 +9,7 @@ parameter group the hyper-parameters of the first.
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
 from ucpl.records import frozen
+from ucpl.stores.ahead import ahead
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.affine import INFO
@@ -102,6 +104,7 @@ class _Universal:
         if not listing.models:
             fail("E452", f"{root} has no file of model states", Label(str(root), "holds atoms only"))
         names = [listing.models[at] for at in sorted(listing.models, key=lambda p: (p[1], p[0] or 0))]
+        ahead(root / names[0], [partial(read_shard, root, name) for name in names])
         metas = tuple(read_shard(root, name) for name in names)
         shared = read_torch_file(root, GLOBAL_STATE) if (root / GLOBAL_STATE).is_file() else None
         stage = 3 if any(dp is not None for dp, _ in listing.models) else 1
@@ -193,6 +196,9 @@ class _Universal:
         root, file = self.place.root, self.module.file
         folders = {p.name: p for p in sorted((root / ATOMS).iterdir()) if p.is_dir()}
         shapes: dict[str, Shape] = {}
+        atoms = [folders[n] / a for n in self.module.trained if n in folders for a in names_like(folders[n], ".pt")]
+        if atoms:
+            ahead(atoms[0], [partial(read_atom, root, atom) for atom in atoms])
         for name in self.module.trained:
             if name not in folders:
                 fail(

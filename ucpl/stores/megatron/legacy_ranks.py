@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
 from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.records import define
+from ucpl.stores.ahead import ahead
 from ucpl.stores.megatron.folder import Step
 from ucpl.stores.megatron.legacy_arguments import state_of
 from ucpl.stores.megatron.legacy_folder import MODEL, OPTIM, Rank, ranks_in
@@ -121,6 +122,9 @@ def read_ranks(step: Step) -> Ranks:
             )
         tp, pp, ep = place
         folders[tp, pp, ep] = by_numbers[numbers]
+    held = [step.root / one.folder / file for one in folders.values() for file in (MODEL, OPTIM)]
+    names = [path.relative_to(step.root).as_posix() for path in held if path.is_file()]
+    ahead(begun.path, [partial(read_torch_file, step.root, name) for name in names])
     parts = {
         p: begun if one is first else read_torch_file(step.root, _demand(step, one, MODEL))
         for p, one in folders.items()
