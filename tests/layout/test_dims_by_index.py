@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,3 +229,28 @@ def test_a_list_is_no_text_of_a_template() -> None:
     assert (
         refusal("  w : l f h\n", '  dim two = 2, k2 = 2\n  index f = (two k2)\n  w[l] = f h as "w.{l}"\n')[0] == "E199"
     )
+
+
+def test_members_of_a_group_are_told_without_looking_through_all_of_them() -> None:
+    from ucpl.layout.naming import _membership
+
+    asked = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal asked
+            asked += 1
+            return str.__eq__(self, other)
+
+    members = tuple(Name(i) for i in range(1000))
+    line: Any = SimpleNamespace(groups=("g",))
+    groups: Any = {"g": SimpleNamespace(members=members, without=None)}
+    is_member = _membership(line, groups)
+    assert all(is_member(Name(i)) for i in range(1000)) and not is_member("other")
+    assert asked < 10_000
+    groups = {"g": SimpleNamespace(members=None, without=("h",)), "h": SimpleNamespace(members=("a",), without=None)}
+    assert _membership(line, groups)("b") and not _membership(line, groups)("a")
+    assert _membership(SimpleNamespace(groups=()), groups)("a")  # type: ignore[arg-type]

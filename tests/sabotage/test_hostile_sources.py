@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -84,6 +85,21 @@ def test_numbers_of_a_header_are_sizes(number: str, tmp_path: Path) -> None:
     raw = b'{"a":{"dtype":"U8","shape":[%s],"data_offsets":[0,1]}}' % number.encode()
     (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw + b"a")
     assert refusal(tmp_path / "a.safetensors")[0] == "E431"
+
+
+def test_a_small_text_whose_closing_fails_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b"{}")
+    close = os.close
+
+    def fail(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(UcplError, match=r"config.json cannot be read: Input") as caught:
+        patch.setattr(os, "close", fail)
+        read_small(path, 100)
+    assert caught.value.diagnostics[0].code == "E400"
 
 
 def test_small_texts_are_read_as_far_as_is_asked_for(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -421,6 +422,20 @@ def test_two_folders_side_by_side(source: Path, tmp_path: Path) -> None:
     good("convert", source / "global_step3", tmp_path / "u", "--to", "zero1(dp=1)")
     out = good("compare", source, tmp_path / "u").out
     assert "beside        A lies in a folder of transformers' Trainer, the other by itself\n" in out
+
+
+def test_a_file_beside_the_shards_that_cannot_be_read_is_said(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)")
+
+    def refuse(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}") == str(tmp_path / "t" / "config.json"):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("ucpl.conversion.beside.fetch_all", refuse)
+    done = ucpl("compare", source, tmp_path / "t")
+    assert done.status == 3 and f"error[E400]: {tmp_path / 't' / 'config.json'} cannot be read" in done.err
 
 
 # ---- pickles ---------------------------------------------------------------------------------------------------------

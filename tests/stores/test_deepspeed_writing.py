@@ -372,3 +372,23 @@ def test_tensors_that_are_new_stand_where_the_model_has_them() -> None:
     kinds: Any = dict.fromkeys(("new", "a", "more", "b", "c", "last"))
     assert _with_new(["a", "tied", "c", "b"], kinds) == ["new", "a", "more", "tied", "c", "last", "b"]
     assert _with_new([], kinds) == []
+
+
+def test_new_tensors_are_put_among_many_without_looking_through_them_for_each() -> None:
+    from ucpl.stores.deepspeed.target import _with_new
+
+    asked = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal asked
+            asked += 1
+            return str.__eq__(self, other)
+
+    names = [Name(i) for i in range(1000)]
+    kinds: Any = {Name(i): None for i in range(1000)} | {"new": None}
+    assert _with_new(names, kinds) == [*map(str, range(1000)), "new"]
+    assert asked < 10_000

@@ -6,8 +6,10 @@ them out, by name: who takes the folder for a model must get the one that goes o
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -269,12 +271,16 @@ def _by_part(container: Container) -> dict[tuple[str, int], str]:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    if one.stat().st_size != other.stat().st_size:
-        return False
-    with one.open("rb") as left, other.open("rb") as right:
-        for file in (left, right):
-            fetch_all(file.fileno())
-        while part := left.read(CHUNK):
-            if part != right.read(CHUNK):
-                return False
-    return True
+    """Raises: UcplError E400."""
+    return all(a == b for a, b in zip_longest(_parts(one), _parts(other)))
+
+
+def _parts(path: Path) -> Iterator[int | bytes]:
+    """How long a file is, and what is in it. Raises: UcplError E400."""
+    from ucpl.stores.watching import reading
+
+    with reading(path), path.open("rb") as file:
+        yield os.fstat(file.fileno()).st_size
+        fetch_all(file.fileno())
+        while part := file.read(CHUNK):
+            yield part

@@ -6,7 +6,7 @@ it, and the number in it would be the dim's size: that is asked for by `{size(e)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import NoReturn
 
@@ -53,9 +53,10 @@ class Naming:
             for name in line.groups or ("",):
                 self._demand(item, line.storing.file, (line, groups[name].indices if name in groups else ()), dims)
             return
+        is_member = _membership(line, groups)
         for entry in entries:
             of = [tensors[path] for path in entry.targets.values()]
-            if all(t.kind == "parameter" for t in of) and _is_member(entry.path, line, groups):
+            if all(t.kind == "parameter" for t in of) and is_member(entry.path):
                 dims = {d for t in of for d in t.dims}
                 self._demand(item, line.storing.file, (entry, entry.indices), dims)
 
@@ -96,13 +97,14 @@ class Naming:
         )
 
 
-def _is_member(path: str, line: States, groups: dict[str, Group]) -> bool:
+def _membership(line: States, groups: dict[str, Group]) -> Callable[[str], bool]:
     """Whether a state line speaks of an entry, as far as its groups say by name."""
     of = [groups[name] for name in line.groups or () if name in groups]
-    if not of:
-        return True
     left_out = {m for g in of for w in g.without or () if w in groups for m in groups[w].members or ()}
-    return any(g.members is None or path in g.members for g in of) and path not in left_out
+    if not of or any(g.members is None for g in of):
+        return lambda path: path not in left_out
+    named = {m for g in of for m in g.members or ()}  # a set: groups of a run have a hundred thousand members
+    return lambda path: path in named and path not in left_out
 
 
 Trained = tuple[dict[str, LogicalTensor], dict[str, Group]]  # tensors and groups of a layout

@@ -145,9 +145,10 @@ def _in_two_groups(layout: Layout, items: tuple[nodes.LayoutItem, ...]) -> Itera
     """Members of two groups of which one state is stored: it would lie twice."""
     lines = [i for i in items if isinstance(i, nodes.States) and isinstance(i.shape, tuple) and i.names != ("weight",)]
     groups = [i for i in items if isinstance(i, nodes.Group) and i.members is not None and not i.indices]
+    named = [frozenset(i.members or ()) for i in groups]
     for n, one in enumerate(groups):
-        for other in groups[:n]:
-            shared = [name for name in one.members or () if name in (other.members or ())]
+        for other, theirs in zip(groups[:n], named, strict=False):
+            shared = [name for name in one.members or () if name in theirs]
             both = [_of_group(lines, group.name) for group in (one, other)]
             if shared and any(_same_state(a, b) for a in both[0] for b in both[1]):
                 yield (

@@ -26,13 +26,14 @@ def read_small(path: Path, most: int) -> bytes | None:
     """All of a file of at most `most` bytes; None where it is larger. Raises: UcplError E400."""
     fd = open_file(path, path.name)
     try:
-        raw = b""
-        while len(raw) <= most and (part := pread(fd, most + 1 - len(raw), len(raw))):
-            raw += part
+        try:
+            raw = b""
+            while len(raw) <= most and (part := pread(fd, most + 1 - len(raw), len(raw))):
+                raw += part
+        finally:
+            os.close(fd)  # which may fail, too, where a disk is at its end
     except OSError as error:
         fail("E400", f"{path.name} cannot be read: {error.strerror or error}", Label(str(path)))
-    finally:
-        os.close(fd)
     return raw if len(raw) <= most else None
 
 

@@ -289,16 +289,16 @@ class Writer:
         return f"{one.module}{one.number % (one.count // int(self.settings.get('ep') or 1))}.{one.inner}"
 
 
-def _with_new(stated: list[str], kinds: Mapping[str, NamedTensor]) -> list[str]:
+def _with_new(stated: Sequence[str], kinds: Mapping[str, NamedTensor]) -> list[str]:
     """The module's names, tensors that are new in it behind those that the model has before them."""
-    out, known, at = list(stated), set(stated), 0
+    behind: dict[str | None, list[str]] = {name: [] for name in (None, *stated)}
+    last = None
     for name in kinds if stated else ():
-        if name in known:
-            at = out.index(name) + 1
+        if name in behind:
+            last = name
         else:
-            out.insert(at, name)
-            at += 1
-    return out
+            behind[last].append(name)
+    return [name for known, new in behind.items() for name in ((known, *new) if known is not None else new)]
 
 
 def skeleton_of(folder: str, latest: str, files: Made) -> Skeleton:
