@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
 
@@ -28,6 +27,8 @@ def ahead(path: Path, reads: Sequence[Callable[[], object]]) -> None:
     """
     if len(reads) < 2 or not _is_elsewhere(path):
         return
+    from concurrent.futures import ThreadPoolExecutor  # most checkpoints are local files
+
     stop = threading.Event()
 
     def work(read: Callable[[], object]) -> None:
