@@ -266,7 +266,12 @@ def test_what_is_given_must_be_what_the_layout_says():
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("b = r  mean @dp", "is a mean of copies"), ("b = r  value x - 1", "is stored by another `value`")],
+    [
+        ("b = r  mean @dp", "weight of b is a mean of copies"),
+        ("b = r  sum @dp", "weight of b is a sum of copies"),
+        ("b = r  max @dp", "weight of b is a max of copies"),
+        ("b = r  value x - 1", "weight of b is stored by another `value`"),
+    ],
 )
 def test_what_is_made_of_several_values_is_refused(tmp_path, line, said):
     text = "ucpl 1\nmodel m {\n  dim r = 4\n  b : r dtype f32\n}\n"
@@ -277,6 +282,20 @@ def test_what_is_made_of_several_values_is_refused(tmp_path, line, said):
     plan = share_of(Asked(f"{tmp_path}/m.ucpl:one(dp=2)", f"{tmp_path}/m.ucpl:two(dp=2)"), Given(), 0).plan
     with pytest.raises(UcplError, match=said) as caught:
         pieces_of(plan, {}, 0)
+    assert caught.value.diagnostics[0].code == "E642"
+
+
+def test_what_is_to_be_filled_is_refused_by_name(tmp_path):
+    """On all ranks, also on those whose share has nothing of it, and before anything is sent."""
+    text = "ucpl 1\nmodel m {\n  dim r = 4\n  b : r dtype f32\n  c : r dtype f32\n}\n"
+    text += 'layout one(dp) of m {\n  mesh dp\n  file weights = torch "{dp}"\n  b = r  as "b"\n}\n'
+    text += 'layout two(dp) of m extends one(dp = dp) {\n  c = r  as "c"\n  fill c = 7\n}\n'
+    (tmp_path / "m.ucpl").write_text(text)
+    calls = tuple(f"{tmp_path}/m.ucpl:{name}(dp=2)" for name in ("one", "two"))
+    with pytest.raises(
+        UcplError, match="weight of c has 4 elements that the source lacks, to be filled with 7"
+    ) as caught:
+        _Work.of({"b": torch.ones(4)}, (calls[0], calls[1]), {}, (0, 2))
     assert caught.value.diagnostics[0].code == "E642"
 
 

@@ -188,12 +188,15 @@ class _Work:
         for tensor in self.plan.targets:
             if tensor.padding and tensor.padding_kind == "zero":
                 self.targets[tensor.file, tensor.key].zero_()
-        if any(isinstance(node, Fill) and node.lacking for node in self.plan.nodes):
-            fail(
-                "E642",
-                "the target has what the source lacks: that is not filled between ranks",
-                Label(self.plan.target_call),
-            )
+        for node in self.plan.nodes:
+            if isinstance(node, Fill) and node.lacking:
+                fail(
+                    "E642",
+                    f"{node.state} of {node.label} has {node.elements:,} elements that the source lacks, to be filled with"
+                    f" {node.value:g}: that is not done between ranks",
+                    Label(self.plan.target_call, where=node.label),
+                    remedy="leave it out of the target's layout and make it in the job, or save and convert, which fills",
+                )
 
     def demand_types(self, graph: Dealt) -> None:
         """Raises: UcplError E640 where a tensor has another type than its layout says."""
