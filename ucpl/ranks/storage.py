@@ -41,8 +41,9 @@ from ucpl.conversion.sides import source_side
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Scalar, key_text
 from ucpl.ranks.engines import Engine, Known, fill, is_engine
+from ucpl.ranks.fitting import Asked, demand_fit, demand_one, tied
 from ucpl.ranks.messages import dtype_of
-from ucpl.records import frozen
+from ucpl.records import define, frozen
 from ucpl.regions import POLICIES
 from ucpl.regions.placement import LOOSE
 from ucpl.remotes.entrance import source_at
@@ -357,15 +358,17 @@ def load_into(
     layout: str | None = None,
     rename: Callable[[str], str] | None = None,
     group: dist.ProcessGroup | None = None,
+    strict: bool = True,
 ) -> StorageReader:
     """Fill a model and its optimizer from any checkpoint, each rank its own part: plain, FSDP2, TP, any DTensors.
 
     model:  or an engine of DeepSpeed, ZeRO 1 to 3, and as `optimizer` engine.optimizer; None fills weights and masters alone.
     src:    the checkpoint; `layout`, the call of its layout, where it does not say itself what it is.
     rename: the checkpoint's name of a parameter of the model; by default the same.
+    strict: the job has what the checkpoint has, no more and no less; False leaves the rest of both as it is. Of an engine
+            all that it has is filled, in any case.
 
-    Returns the reader, whose `bytes_read` are this rank's. Raises: UcplError, and what torch's planner says of names and
-    shapes that the checkpoint does not have.
+    Returns the reader, whose `bytes_read` are this rank's. Raises: UcplError, E646 where that does not fit.
     """
     reader = StorageReader(src, layout)
     if not isinstance(model, torch.nn.Module) or is_engine(model):  # an engine is a module, too
@@ -374,24 +377,57 @@ def load_into(
         return reader
     weights = get_model_state_dict(model)
     names = {name: rename(name) if rename is not None else name for name in weights}
-    alone = not dist.is_initialized()
-    wanted: dict[str, object] = {f"model.{names[name]}": value for name, value in weights.items()}
-    load(wanted, storage_reader=reader, process_group=group, no_dist=alone)
-    set_model_state_dict(model, {name: wanted[f"model.{names[name]}"] for name in weights})  # type: ignore[misc]
-    if optimizer is None:
-        return reader
-    own = cast("torch.optim.Optimizer", optimizer)
-    told = get_optimizer_state_dict(model, own)
-    states: dict[str, dict[str, object]] = told["state"]  # type: ignore[assignment]
-    groups: list[dict[str, object]] = told["param_groups"]  # type: ignore[assignment]
-    flat = {f"optim.state.{names[p]}.{s}": v for p, each in states.items() for s, v in each.items()}
-    load(flat, storage_reader=reader, process_group=group, no_dist=alone)
-    for p, each in states.items():
-        for s in each:
-            each[s] = flat[f"optim.state.{names[p]}.{s}"]
-    _take_groups(groups, names, reader)
-    set_optimizer_state_dict(model, own, told)
+    asked = {f"model.{names[name]}": value for name, value in weights.items()}
+    twice = {f"model.{names[a]}": f"model.{names[b]}" for a, b in tied(weights).items() if names[a] != names[b]}
+    asked |= {name: torch.empty_like(cast("torch.Tensor", asked[name])) for name in twice}  # read apart, to be compared
+    where, index = os.fspath(src), reader._told.metadata
+    there = demand_fit(Asked(asked, src=where), index, strict, group)
+    own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names) if optimizer is not None else None
+    states = demand_fit(own.asked(where), index, strict, group) if own is not None else {}
+    for some in (there, states):
+        load(some, storage_reader=reader, process_group=group, no_dist=not dist.is_initialized())
+    for name, owner in twice.items():
+        if name in there and owner in there:
+            pair = cast("torch.Tensor", there[name]), cast("torch.Tensor", there[owner])
+            demand_one(name.removeprefix("model."), owner.removeprefix("model."), pair, where)
+    filled = {name: there.get(f"model.{names[name]}", value) for name, value in weights.items()}
+    set_model_state_dict(model, filled)  # type: ignore[arg-type]
+    if own is not None:
+        own.put(states, reader)
     return reader
+
+
+@define(eq=False)
+class _Optimizer:
+    """An optimizer's state as torch's own state dict has it: made here, where the optimizer has done no step."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    names: Mapping[str, str]  # the checkpoint's, of the model's parameters
+    told: dict[str, object]
+    flat: dict[str, object]  # by the checkpoint's names
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, optimizer: torch.optim.Optimizer, names: Mapping[str, str]) -> _Optimizer:
+        told = get_optimizer_state_dict(model, optimizer)
+        states = cast("dict[str, dict[str, object]]", told["state"])
+        flat = {f"optim.state.{names[p]}.{s}": v for p, each in states.items() for s, v in each.items()}
+        return cls(model, optimizer, names, cast("dict[str, object]", told), flat)
+
+    @property
+    def groups(self) -> list[dict[str, object]]:
+        return cast("list[dict[str, object]]", self.told["param_groups"])
+
+    def asked(self, src: str) -> Asked:
+        trained = tuple(self.names[p] for one in self.groups for p in cast("list[str]", one["params"]))
+        return Asked(self.flat, trained, type(self.optimizer).__name__, src)
+
+    def put(self, found: Mapping[str, object], reader: StorageReader) -> None:
+        for p, each in cast("dict[str, dict[str, object]]", self.told["state"]).items():
+            for s in each:
+                each[s] = found.get(f"optim.state.{self.names[p]}.{s}", each[s])
+        _take_groups(self.groups, self.names, reader)
+        set_optimizer_state_dict(self.model, self.optimizer, self.told)  # type: ignore[arg-type]
 
 
 def _take_groups(groups: Sequence[dict[str, object]], names: Mapping[str, str], reader: StorageReader) -> None:
