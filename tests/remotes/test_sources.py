@@ -161,16 +161,19 @@ def test_a_store_that_goes_away_under_many_headers_is_said_once(
 ) -> None:
     asked = [0]
 
-    def gone(*_: object, **__: object) -> bytes:
+    def gone(self: object, path: str, **how: int) -> bytes:
+        if not path.endswith(("/fp32.pt", "/exp_avg.pt", "/exp_avg_sq.pt")):
+            return bytes(there(self, path, **how))
         asked[0] += 1
         raise TimeoutError("nobody there")
 
+    there = fsspec.get_filesystem_class("memory").cat_file
     monkeypatch.setattr(objects, "attempts", lambda: 1)
     url = upload(FIXTURES / "universal" / "z3_dp4" / "global_step3_universal")
     shadow = source_at(url)
     monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "cat_file", gone)
     error = refused(lambda: ucpl.api.open_checkpoint(shadow))
-    assert error.diagnostics[0].code == "E685" and url in str(error) and asked[0] <= 2 * 16
+    assert error.diagnostics[0].code == "E685" and url in str(error) and 1 <= asked[0] <= 2 * 16
 
 
 def test_without_room_for_what_was_read_it_is_read_again(
