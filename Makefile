@@ -111,6 +111,7 @@ docs: $(VENV)/ready
 	$(VENV)/bin/python -m ucpl.errors.document docs/ERRORS.md
 	$(VENV)/bin/python -m tests.docs.capabilities
 	$(VENV)/bin/python -m tests.docs.pictures
+	-$(VENV)/bin/python -m tests.docs.screens
 	$(VENV)/bin/python -m editors.textmate editors/vscode/syntaxes/ucpl.tmLanguage.json
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 	@echo "site/index.html; to search in it: $(VENV)/bin/python -m http.server --directory site"
