@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -183,6 +184,29 @@ def test_without_room_for_what_was_read_it_is_read_again(
     ucpl.convert(EXAMPLE, tmp_path / "here", to="zero3(dp=3)")
     ucpl.convert(upload(), tmp_path / "there", to="zero3(dp=3)")
     assert bytes_of(tmp_path / "here") == bytes_of(tmp_path / "there")
+
+
+def test_a_full_disk_keeps_nothing_more(upload: Upload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is moved is fetched as it is needed; headers, which must be here, say where there is no room."""
+    ucpl.convert(EXAMPLE, tmp_path / "here", to="zero3(dp=3)")
+    url = upload()
+    plan = ucpl.plan(url, "zero3(dp=3)")
+    opened = ucpl.api.open_checkpoint(url)
+    tries = [0]
+
+    def full(*_: object) -> None:
+        tries[0] += 1
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(shadows, "_KEPT", [0])
+    monkeypatch.setattr(shadows, "_write", full)
+    ucpl.apply(plan, opened, tmp_path / "there")
+    assert bytes_of(tmp_path / "here") == bytes_of(tmp_path / "there")
+    assert 1 <= tries[0] <= 4  # by threads that were at it, and then no more
+    error = refused(lambda: ucpl.infer(url))
+    first = error.diagnostics[0]
+    assert first.code == "E501" and "ucpl-remote-" in first.message and url in first.message
+    assert "UCPL_REMOTE_DIR" in first.remedy
 
 
 def test_a_source_that_changes_is_refused(

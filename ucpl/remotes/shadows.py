@@ -9,6 +9,7 @@ Not here: requests, and patience (objects); whether bytes are right, which CRCs 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -83,6 +84,12 @@ def _may_keep(size: int, *, surely: bool) -> bool:
             return False
         _KEPT[0] += size
         return True
+
+
+def _keep_no_more() -> None:
+    """The disk is full, whatever it said of its room before."""
+    with _KEEPING:
+        _KEPT[0] = max(_KEPT[0], folders.room() + 1)
 
 
 @define(eq=False)
@@ -194,13 +201,18 @@ class Object:
                 if not _may_keep(high - low, surely=surely):
                     return False
                 data = self._fetch(low, high)
-                fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
-                    done = 0
-                    while done < len(data):
-                        done += os.pwrite(fd, data[done:], low + done)
-                finally:
-                    os.close(fd)
+                    _write(self.path, data, low)
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                    _keep_no_more()
+                    if not surely:
+                        return False
+                    here = str(self.tree.root.parent.parent)  # beside what stands for it, which is called by its URL
+                    what = f"there is no room in {here} for what is read of {self.tree.url_of(self.first.key)}"
+                    remedy = "Free some space, or name another folder: UCPL_REMOTE_DIR."
+                    fail("E501", what, Label(here), remedy=remedy)
                 self._add(low, high)
         return True
 
@@ -215,6 +227,16 @@ class Object:
             raise
         except OSError as error:
             refuse(error, self.tree.url_of(key))
+
+
+def _write(path: Path, data: memoryview, position: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(fd, data[done:], position + done)
+    finally:
+        os.close(fd)
 
 
 def _number(text: str) -> int:
