@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import torch
+import ucpl
 from attrs import define
 
 from tests.fuzz.containers import FIXTURES
@@ -48,10 +49,17 @@ class Dcp:
         return cls.of(*(next(copy.rglob(METADATA)).parent for copy in copies))
 
     @classmethod
+    def of_megatron_fsdp(cls, folder: Path) -> Dcp:
+        """Halves of linear_fc1, masters as weights, hyper-parameters by name; and a folder that was converted, with stages."""
+        source = Path(shutil.copytree(FIXTURES / "megatron" / "fsdp_tp2", folder / "fsdp_tp2"))
+        ucpl.convert(FIXTURES / "megatron" / "dist_moe", folder / "moe", "megatron_fsdp(dp = 2)")
+        return cls.of(*(next(copy.rglob(METADATA)).parent for copy in (source, folder / "moe")))
+
+    @classmethod
     def of(cls, *folders: Path) -> Dcp:
         made = []
         for path in folders:
-            raw = {file.name: file.read_bytes() for file in path.iterdir()}
+            raw = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
             made.append(Folder(path, loads(raw[METADATA]), raw))
         return cls(made)
 

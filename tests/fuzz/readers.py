@@ -23,6 +23,7 @@ READERS: tuple[Reader, ...] = (
     Reader("writers", folders.writers),
     Reader("dcp", Dcp.prepare),
     Reader("torch-dist", Dcp.of_megatron),
+    Reader("megatron-fsdp", Dcp.of_megatron_fsdp),
     Reader("megatron", folders.megatron),
     Reader("plan", Plans.prepare),
     Reader("journal", Journals.prepare),

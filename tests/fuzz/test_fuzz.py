@@ -21,7 +21,7 @@ from ucpl.stores.registry import open_checkpoint
 
 # Of each reader, some ten seconds in all; `python -m tests.fuzz` runs more.
 INPUTS = 100
-FEWER = {"writers": 25, "torch-dist": 25, "journal": 40, "megatron": 60, "call": 70}
+FEWER = {"writers": 25, "torch-dist": 25, "megatron-fsdp": 25, "journal": 40, "megatron": 60, "call": 70}
 DENSE = ("z0_dp2_bf16", "z2_dp3_frozen", "z3_dp2_subgroup")
 
 
