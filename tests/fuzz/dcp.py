@@ -7,9 +7,9 @@ from pathlib import Path
 from random import Random
 
 import torch
-import ucpl
 from attrs import define
 
+import ucpl
 from tests.fuzz.containers import FIXTURES
 from tests.fuzz.damage import Kept, damage_bytes, damage_value
 from tests.stores.test_dcp_odd import numbered, save, trained

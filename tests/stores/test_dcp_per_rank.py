@@ -114,6 +114,20 @@ def test_the_optimizer_s_numbers_are_the_model_s_parameters(
     assert ucpl.compare(folder, made / "there")
 
 
+def test_a_second_name_of_a_tied_tensor_is_told_by_its_bytes(folder: Path) -> None:
+    saved(folder)
+    for rank in range(RANKS):
+        dist.init_process_group("fake", rank=rank, world_size=RANKS, store=FakeStore())
+        try:
+            state = state_dict(rank)
+            torch.save(state | {"head": state["w"]}, folder / f"model_world_size_{RANKS}_rank_{rank}.pt")
+        finally:
+            dist.destroy_process_group()
+    found = open_checkpoint(folder)
+    assert found.aliases == {"head": "w"} and [t.name for t in found.tensors] == ["w", "column", "norm", "counted"]
+    assert found.envelope.groups[0].members == ("w", "column", "norm")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -8,12 +8,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from math import prod
+from pathlib import Path
 
 from attrs import evolve
 
+from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Key
 
-__all__ = ["CELLS_MAX", "boxes_of_run", "boxes_of_runs", "edges_of", "in_cells", "is_grid", "placed"]
+__all__ = ["CELLS_MAX", "boxes_of_run", "boxes_of_runs", "edges_of", "in_cells", "is_grid", "on_one_grid", "placed"]
 
 CELLS_MAX = 1 << 16  # of one tensor
 Shape = tuple[int, ...]
@@ -49,6 +51,27 @@ def in_cells(found: Mapping[Key, Extent], edges: Edges) -> dict[Key, Extent]:
                 extent, key=(*name, *at), shape=tuple(n for _, n in cell), offset=extent.offset + skipped
             )
     return out
+
+
+def on_one_grid(
+    path: Path, name: str, shape: Shape, each: Sequence[Mapping[Key, Extent]]
+) -> list[Mapping[Key, Extent]]:
+    """Chunks of a tensor, and of each of its states, as cells of one grid, by key. Raises: UcplError E523."""
+    boxes = [
+        [(tuple(int(step) for step in key[len(key) - len(shape) :]), one.shape) for key, one in some.items()]
+        for some in each
+    ]
+    edges = edges_of(shape, (box for some in boxes for box in some))
+    if all(is_grid(edges, some) for some in boxes):
+        return list(each)
+    cells = prod(len(edge) - 1 for edge in edges) * len(each)
+    if cells > CELLS_MAX:
+        fail(
+            "E523",
+            f"`{name}` and its states are cut at so many places that they fall into {cells} cells",
+            Label(str(path), where=name),
+        )
+    return [in_cells(some, edges) for some in each]
 
 
 def _parts(edge: tuple[int, ...], low: int, n: int) -> Iterator[tuple[int, int]]:

@@ -25,7 +25,7 @@ from ucpl.records import define, frozen
 from ucpl.stores.ahead import ahead
 from ucpl.stores.carrying import lifted
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.dcp.cells import CELLS_MAX, edges_of, in_cells, is_grid, placed
+from ucpl.stores.dcp.cells import on_one_grid, placed
 from ucpl.stores.dcp.chunks import address
 from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
@@ -144,15 +144,9 @@ class _Ranks:
         """Runs that begin and end within rows, as cells of one grid of each tensor. Raises: UcplError E523."""
         shapes = {one.name: one.shape for flat in self.flats for one in flat.members}
         for name, each in self.held.items():
-            shape = shapes[name]
-            boxes = [[(_begin(key, shape), self.extents[key].shape) for key in keys] for keys in each]
-            edges = edges_of(shape, (box for some in boxes for box in some))
-            if all(is_grid(edges, some) for some in boxes):
-                continue
-            if (cells := prod(len(edge) - 1 for edge in edges) * len(each)) > CELLS_MAX:
-                fail("E523", f"`{name}` falls into {cells} cells", Label(str(self.root), where=name))
-            for keys in each:
-                self.extents |= in_cells({key: self.extents.pop(key) for key in keys}, edges)
+            found = [{key: self.extents.pop(key) for key in keys} for keys in each]
+            for some in on_one_grid(self.root, name, shapes[name], found):
+                self.extents |= some
 
     @property
     def names(self) -> set[str]:
@@ -348,7 +342,3 @@ def _flats(top: Value, ranks: int) -> tuple[_Flat, ...]:
     if len(found) != len(set(found)):
         top.at(_META).wrong("each parameter in one flat parameter")
     return tuple(out)
-
-
-def _begin(key: Key, shape: Shape) -> Shape:
-    return tuple(int(step) for step in key[len(key) - len(shape) :])

@@ -1,14 +1,16 @@
 """State dicts of DTensors, one of each rank: `model_world_size_8_rank_3.pt`, as verl names them, and `optim_world_size_...`.
 
 A DTensor's pickle has the rank's part, the whole shape, the placements and the rank's coordinates on the mesh. Where a mesh dim
-replicates, the first copy is read, and the others are held against it by their CRCs. An optimizer numbers its parameters: they
-are the model's, in its order, where shapes leave one way.
+replicates, the first copy is read, and the others are held against it by their CRCs. A ShardedTensor's has the rank's shards,
+and where they begin. An optimizer numbers its parameters: they are the model's, in its order, where shapes leave one way; of
+FSDP1's, whose states are flat, where lengths do.
 """
 
 from __future__ import annotations
 
 import re
 from functools import partial
+from math import prod
 from pathlib import Path
 
 from attrs import evolve, field
@@ -30,9 +32,11 @@ from ucpl.records import define, frozen
 from ucpl.stores.ahead import ahead
 from ucpl.stores.carrying import lifted
 from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.dcp.cells import on_one_grid, placed
 from ucpl.stores.dcp.chunks import address, demand_whole
 from ucpl.stores.dcp.mesh import mesh_settings
 from ucpl.stores.dcp.metadata import Chunk, Place, Stored
+from ucpl.stores.dcp.per_rank_flats import Member, Named, members_of
 from ucpl.stores.deepspeed.order import Slots, Unclear, match
 from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
@@ -48,7 +52,11 @@ STATES = "optim.state."
 _WEIGHTS, _OPTIM = "model", "optim"
 _RANK = re.compile(r"(?P<what>model|optim|extra_state)_world_size_(?P<ranks>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt")
 
+_SHARDED = "ShardedTensor"
+_LEAST = 2  # elements of a tensor of which equal bytes say something
+
 Shape = tuple[int, ...]
+_Rank = tuple[Value, TorchFile]  # what an optimizer's file holds, and the file
 
 
 def ranks_in(path: Path, what: str = _WEIGHTS) -> list[str]:
@@ -59,7 +67,7 @@ def ranks_in(path: Path, what: str = _WEIGHTS) -> list[str]:
 
 @frozen
 class _Part:
-    """What one rank has of a tensor. begin, coordinates: None of a tensor that is no DTensor."""
+    """What one rank has of a tensor."""
 
     extent: Extent
     shape: Shape  # whole
@@ -67,6 +75,7 @@ class _Part:
         tuple[str, int], ...
     ] = ()  # of each mesh dim: the class of its placement, and the dim that it cuts
     at: Shape = ()  # coordinates on the mesh
+    begin: Shape | None = None  # of a ShardedTensor, which says it
 
     def __str__(self) -> str:
         placed = ", ".join(cut if dim < 0 else f"{cut}({dim})" for cut, dim in self.placements)
@@ -84,13 +93,20 @@ class _Ranks:
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     carried: dict[tuple[str, Key], Extent] = field(factory=dict)
     remarks: list[str] = field(factory=list)
+    along: list[Shape] = field(factory=list)  # of each rank, its coordinates on what cuts tensors
+    aliases: dict[str, str] = field(factory=dict)
+    runs: dict[str, list[dict[Key, Extent]]] = field(factory=dict)  # of a parameter's flat states, boxes
 
     def read(self, name: str) -> None:
         part = read_torch_file(self.root, name)
+        along: Shape | None = None
         for tensor, value in Value.of(part).named():
-            found = _dtensor(value, part)
-            if found is not None:
-                self.parts.setdefault(tensor, []).append(found)
+            found = _parts(value, part)
+            self.parts.setdefault(tensor, []).extend(found)
+            if along is None and found and found[0].placements:
+                cuts = [i for i, (cut, dim) in enumerate(found[0].placements) if dim >= 0 or cut == _SHARDED]
+                along = tuple(found[0].at[i] for i in cuts)
+        self.along.append(along or ())
 
     def settle(self, name: str) -> NamedTensor | None:
         """The tensor, with a chunk for each box that it falls into. Raises: UcplError E521, E522."""
@@ -103,7 +119,7 @@ class _Ranks:
         sizes = [max(p.at[i] for p in parts) + 1 for i in range(len(first.placements))]
         chunks: dict[Shape, tuple[Chunk, Extent]] = {}
         for one in parts:
-            begin, shape = _box(one, sizes)
+            begin, shape = (one.begin, one.extent.shape) if one.begin is not None else _box(one, sizes)
             if shape != one.extent.shape:
                 fail(
                     "E522",
@@ -128,27 +144,123 @@ class _Ranks:
 
     def optimizer(self, files: list[str]) -> tuple[ParameterGroup, ...]:
         """States by parameter, and groups; what names no parameter is left out, with a remark. Raises: UcplError E455."""
-        parts = [read_torch_file(self.root, name) for name in files]
-        tops = [Value.of(part) for part in parts]
-        groups = [(g, [n.whole() for n in g.at("params").items()]) for g in tops[0].at("param_groups").items()]
-        shapes = {n: self.numbered(tops[0], n, parts[0]) for _, numbers in groups for n in numbers}
-        if any(shape == () for shape in shapes.values()):
-            self.remarks.append(f"{_OPTIM}_world_size_* is not read: its states are flat, and name no parameter")
+        ranks = [(Value.of(part), part) for part in (read_torch_file(self.root, name) for name in files)]
+        groups = [(g, [n.whole() for n in g.at("params").items()]) for g in ranks[0][0].at("param_groups").items()]
+        numbers = [number for _, some in groups for number in some]
+        is_flat = any(self.numbered(top, n, part) == () for top, part in ranks for n in numbers)
+        if is_flat and {len(along) for along in self.along} != {1}:
+            self.remarks.append(
+                f"{_OPTIM}_world_size_* is not read: its states are flat, over several dims of the mesh"
+            )
             return ()
-        known = [(n, held[0].shape) for n, held in self.parts.items() if held[0].placements]
-        found = match(known, [Slots.of([shapes[n] for n in numbers]) for _, numbers in groups])
+        sharing = [ranks[rank] for rank in self.sharing()] if is_flat else ranks
+        found = self.told([some for _, some in groups], sharing, is_flat)
         if isinstance(found, Unclear):
-            which = f"`{found.name}` may have more than one" if found.is_several else "no order of the model fits"
-            self.remarks.append(f"{_OPTIM}_world_size_* is not read: it numbers its parameters, and {which}")
+            which = f"`{found.name}` may have more than one" if found.name else "more than one order does"
+            which = which if found.is_several else "no order of the model fits"
+            of = "its states are flat and number" if is_flat else "it numbers"
+            self.remarks.append(f"{_OPTIM}_world_size_* is not read: {of} its parameters, and {which}")
             return ()
         out = []
-        for g, ((group, numbers), names) in enumerate(zip(groups, found, strict=True)):
-            for number, name in zip(numbers, names, strict=True):
-                self.keep_states(name, number, list(zip(tops, parts, strict=True)))
-            hyper = {key: self.carry(value, parts[0]) for key, value in group.named() if key != "params"}
-            members = tuple(name for name in names if 0 not in self.parts[name][0].shape)
-            out.append(ParameterGroup(str(g), members, hyper))
+        for g, ((group, some), each) in enumerate(zip(groups, found, strict=True)):
+            for number, held in zip(some, each, strict=True):
+                if is_flat:
+                    self.keep_runs(number, held, sharing)
+                else:
+                    self.keep_states(held[0].name, number, ranks)
+            hyper = {key: self.carry(value, ranks[0][1]) for key, value in group.named() if key != "params"}
+            names = [one.name for held in each for one in held if 0 not in one.shape]
+            out.append(ParameterGroup(str(g), tuple(names), hyper))
         return tuple(out)
+
+    def told(self, groups: list[list[int]], ranks: list[_Rank], is_flat: bool) -> list[list[list[Member]]] | Unclear:
+        """Which parameters a number is, of each group: of all names, or else without second names of tied tensors."""
+        known = [(n, held[0].shape) for n, held in self.parts.items() if held and held[0].placements]
+        numbers = [number for some in groups for number in some]
+        top, part = ranks[0]
+        shapes = {} if is_flat else {n: self.numbered(top, n, part) for n in numbers}
+        lengths = {n: sum(self.length(n, one) for one in ranks) or None for n in numbers} if is_flat else {}
+
+        def of(names: list[Named]) -> list[list[list[Member]]] | Unclear:
+            if is_flat:
+                return members_of(names, groups, lengths, len(ranks))
+            ordered = match(names, [Slots.of([shapes[n] for n in some]) for some in groups])
+            whole = dict(names)
+            if isinstance(ordered, Unclear):
+                return ordered
+            return [[[Member(name, whole[name], 0)] for name in some] for some in ordered]
+
+        first, ties = of(known), self.ties([name for name, _ in known])
+        second = of([one for one in known if one[0] not in ties]) if ties and isinstance(first, Unclear) else first
+        if isinstance(second, Unclear):
+            return first
+        trained = {one.name for some in second for held in some for one in held}
+        self.aliases = {name: owner for name, owner in ties.items() if owner in trained and name not in trained}
+        return second
+
+    def ties(self, names: list[str]) -> dict[str, str]:
+        """Names of tensors whose bytes are those of one before, on every rank."""
+        first: dict[object, str] = {}
+        out = {}
+        for name in names:
+            parts = self.parts[name]
+            crcs = tuple((p.at, p.extent.offset, p.extent.shape, p.extent.stride, p.extent.crc) for p in parts)
+            if prod(parts[0].shape) < _LEAST or any(p.extent.crc is None for p in parts):
+                continue
+            owner = first.setdefault((parts[0].shape, parts[0].extent.dtype, crcs), name)
+            if owner != name:
+                out[name] = owner
+        return out
+
+    def sharing(self) -> list[int]:
+        """Ranks by their place on the dim that cuts tensors: of replicas the first."""
+        first: dict[Shape, int] = {}
+        for rank, along in enumerate(self.along):
+            first.setdefault(along, rank)
+        return [first[along] for along in sorted(first)]
+
+    def length(self, number: int, rank: _Rank) -> int:
+        """Elements that a rank has of a number's flat states. Raises: UcplError E455."""
+        held = rank[0].at("state").find(number)
+        each = [value for _, value in held.named() if _is_run(value)] if held is not None else []
+        sizes = {value.tensor().shape for value in each}
+        if len(sizes) > 1:
+            each[-1].wrong(f"as many elements as the others of parameter {number}")
+        return prod(sizes.pop()) if sizes else 0
+
+    def keep_runs(self, number: int, members: list[Member], ranks: list[_Rank]) -> None:
+        """What ranks have of flat states, one behind another, as boxes of the parameters in them."""
+        boxes: dict[str, dict[str, dict[Key, Extent]]] = {one.name: {} for one in members if 0 not in one.shape}
+        low = 0
+        for top, part in ranks:
+            held = top.at("state").find(number)
+            high = low + self.length(number, (top, part))
+            for state, value in held.named() if held is not None else ():
+                for one in members:
+                    if one.name not in boxes:
+                        continue
+                    if not _is_run(value):
+                        self.keep_number(one.name, state, value, part)
+                        continue
+                    first, last = max(low, one.begin), min(high, one.begin + prod(one.shape))
+                    of_state = boxes[one.name].setdefault(state, {})
+                    if first < last:
+                        run = part.extent(value.key, value.tensor())
+                        at = run.offset + (first - low) * (run.stride or (1,))[0]
+                        mine = evolve(run, shape=(last - first,), offset=at)
+                        entry = f"{STATES}{one.name}.{state}"
+                        of_state |= placed(mine, entry, (0,) * len(one.shape), one.shape, first - one.begin)
+            low = high
+        for name, states in boxes.items():
+            self.states[name] = tuple(states)
+            self.runs[name] = list(states.values())
+
+    def align(self, name: str, shape: Shape) -> None:
+        """A weight and its flat states, which are cut at other places, as cells of one grid. Raises: UcplError E523."""
+        mine = [key for _, key in self.extents if key[0] == name and len(key) == len(shape) + 1]
+        weight = {key: self.extents.pop((FILE, key)) for key in mine}
+        for some in on_one_grid(self.root, name, shape, [weight, *self.runs[name]]):
+            self.extents |= {(FILE, key): one for key, one in some.items()}
 
     def numbered(self, top: Value, number: int, part: TorchFile) -> Shape | None:
         """The shape of a number's states. None: it has none. (): they are flat, and no DTensors."""
@@ -226,14 +338,20 @@ def opened_ranks(root: Path) -> Checkpoint:
     if optims:
         optims = _all_ranks(root, optims, _OPTIM, len(names))
     groups = ranks.optimizer(optims) if optims else ()
-    settled = {name: ranks.settle(name) for name in ranks.parts}
+    settled = {name: ranks.settle(name) for name, parts in ranks.parts.items() if parts}
+    mesh = {name: t.shape for name, t in settled.items() if t is not None and name in weights}
+    degrees = mesh_settings(mesh, ranks.extents.values(), f"state dicts of {len(names)} ranks")
+    for name in ranks.runs:
+        ranks.align(name, mesh[name])
     tensors = tuple(
-        evolve(t, states=ranks.states.get(name, ())) for name in weights if (t := settled[name]) is not None
+        evolve(t, states=ranks.states.get(name, ()))
+        for name in weights
+        if (t := settled.get(name)) is not None and name not in ranks.aliases
     )
     origin = f"state dicts of {len(names)} ranks"
     settings = {"prefix": Setting("", origin), "states": Setting(STATES if groups else "", origin)}
     settings |= {"masters": Setting(0, origin), "flat": Setting(0, origin), "file": Setting(FILE, origin)}
-    settings |= mesh_settings({t.name: t.shape for t in tensors}, ranks.extents.values(), origin)
+    settings |= degrees
     others = ["extra_state"] if ranks_in(root, "extra_state") else []
     return Checkpoint(
         top=root,
@@ -251,7 +369,7 @@ def opened_ranks(root: Path) -> Checkpoint:
             blobs={EMPTY: ranks.empty} if ranks.empty else {},
         ),
         tensors=tensors,
-        aliases={},
+        aliases=ranks.aliases,
         files=(*names, *(optims if groups else ())),
         remarks=(*ranks.remarks, *(f"{what}_world_size_* is not read" for what in others)),
         scalar_extents=ranks.scalar_extents,
@@ -269,6 +387,41 @@ def _all_ranks(root: Path, names: list[str], what: str = _WEIGHTS, ranks: int | 
         name = f"{what}_world_size_{said[0]}_rank_{missing}.pt"
         fail("E452", f"{name} is missing: {said[0]} ranks have saved", Label(str(root / name), "not there"))
     return [name for _, (name, _) in sorted(found.items())]
+
+
+def _is_run(value: Value) -> bool:
+    """Whether a value is a part of a flat state."""
+    return isinstance(value.held, TensorRef) and len(value.held.shape) == 1
+
+
+def _parts(value: Value, part: TorchFile) -> list[_Part]:
+    """What a rank has of a tensor: the shards of a ShardedTensor, else one part, or none. Raises: UcplError E455."""
+    held = value.held
+    names = [one.name for one in held.args if isinstance(one, Global)] if isinstance(held, Call) else []
+    if not isinstance(held, Call) or _SHARDED not in names:
+        found = _dtensor(value, part)
+        return [] if found is None else [found]
+    told = Value(value.path, value.file, value.key, held.args[-1]).items()
+    if len(told) < len(("shards", "metadata", "group")):
+        value.wrong("a ShardedTensor's state: its shards, its metadata, its process group")
+    shards, metadata, group = told[:3]
+    shape, at = _state(metadata).at("size").shape(), (_state(group).at("local_rank").whole(),)
+    out = []
+    for shard in shards.items():
+        mine = _slots(shard)
+        begin = _slots(mine.at("metadata")).at("shard_offsets").shape()
+        extent = part.extent(value.key, mine.at("tensor").tensor())
+        if len(begin) != len(shape) or len(extent.shape) != len(shape):
+            shard.wrong(f"a shard of {len(shape)} dims")
+        out.append(_Part(extent, shape, ((_SHARDED, -1),), at, begin))
+    return out
+
+
+def _slots(value: Value) -> Value:
+    """The attributes of an object of dataclass's slots: the second of two."""
+    state = _state(value)
+    held = state.held[1] if isinstance(state.held, tuple) and len(state.held) > 1 else state.held
+    return Value(value.path, value.file, value.key, held)
 
 
 def _dtensor(value: Value, part: TorchFile) -> _Part | None:
