@@ -207,7 +207,8 @@ class _Folder:
                 fail("E380", f"{name} is missing", Label(str(path / name), "not there"))
 
     def checkpoint(self, top: Path) -> Checkpoint:
-        ahead(self.root / self.names[0], [partial(read_safetensors_file, self.root, name) for name in self.names])
+        first = self.names[0] if self.names else "no shard"  # as an index that names none has it
+        ahead(self.root / first, [partial(read_safetensors_file, self.root, name) for name in self.names])
         parts = [self.read(name) for name in self.names]
         self.gather(parts)
         texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
