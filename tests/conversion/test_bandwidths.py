@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -77,4 +79,28 @@ def test_a_file_of_other_figures_is_refused(tmp_path: Path) -> None:
         path.write_text(json.dumps({**asdict(KNOWN), **change}))
         done = ucpl(*line)
         assert done.status != 0 and "E176" in done.err and f"`{next(iter(change))}` is" in done.err
+    path.write_text("no figures")
+    done = ucpl(*line, "-o", tmp_path / "made.plan")
+    assert "E176" in done.err and "`ucpl calibrate FOLDER`" in done.err
+    assert not done.out and not (tmp_path / "made.plan").exists()  # before anything is planned
     assert ucpl("calibrate", tmp_path / "nowhere").status != 0
+
+
+def test_a_disk_without_room_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrating, "_run", lambda target: (0.5, 70 << 20))
+    (tmp_path / "disk").mkdir()
+    done = ucpl("calibrate", tmp_path / "disk", "--size", "100T", "-o", tmp_path / "b.json")
+    assert done.status == 4 and "error[E501]: 109951162777600 bytes are to be written" in done.err
+    assert "M would do" in done.err and not done.out
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(calibrating, "_disk", full)
+    done = ucpl("calibrate", tmp_path / "disk", "-o", tmp_path / "b.json")
+    assert done.status == 4 and "error[E179]" in done.err and "No space left on device" in done.err
+    done = ucpl("calibrate", tmp_path / "disk", "-o", tmp_path / "no" / "b.json")
+    assert done.status == 4 and "its folder is not there" in done.err and not done.out
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["disk"]
+    done = ucpl("calibrate", tmp_path / "disk", "--size", "0")
+    assert "error[E173]: --size 0: no size" in done.err

@@ -87,5 +87,11 @@ def test_what_cannot_be_asked(spec: Path) -> None:
     for more in (("--lose", "0"), ("--lose", "4..2"), ("--unit", "8"), ("--lose", "1..1000"), ("--keep", "tp,pp,dp")):
         done = ucpl("contingency", "--from", CALL, *more)
         assert done.status == 2 and "E171" in done.err, more
+    done = ucpl("contingency", "--from", CALL, "--keep", "tp,node")
+    assert (
+        done.status == 2 and "--keep node: " in done.err and "has no such degree" in done.err and "it has " in done.err
+    )
+    done = ucpl("contingency", "--from", CALL, "--room", "0")
+    assert "error[E173]: --room 0: no size" in done.err
     done = ucpl("contingency", "--from", CALL, "--lose", "16")
     assert done.status == 1 and "nothing fits" in done.out

@@ -47,7 +47,7 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, console: Console) -> int:
     from ucpl.cli.job import member, seen_by_all
 
-    wait = whole_number("--wait", options.wait, WAIT_MAX)
+    wait = whole_number("--wait", options.wait, WAIT_MAX, "write --wait 600, in seconds")
     with member(console, wait) as team, seen_by_all(team, options.source) as source:
         return _run(options, console, team, source)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
 from ucpl.cli.options import WORKERS_MAX, add_json, memory_of, whole_number, write_text
-from ucpl.errors import Exit
+from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -36,12 +36,15 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.calibrating import measure
 
     output = Path(options.output) if options.output else place()
-    size = memory_of(options.size)
+    if options.output and not output.absolute().parent.is_dir():  # before anything is measured
+        fail("E179", f"{output} cannot be written: its folder is not there", Label(str(output)))
+    size = memory_of(options.size, "--size")
     workers = whole_number("--workers", options.workers, WORKERS_MAX)
     found = measure(
         Path(options.folder), size=size, workers=workers, say=lambda text: console.say(f"measured   {text}")
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
+    if not options.output:
+        output.parent.mkdir(parents=True, exist_ok=True)
     write_text(output, text_of(found))
     for name, what in (
         ("read", "from the disk"), ("reread", "from memory"), ("write", "into memory"), ("sync", "written until durable"),

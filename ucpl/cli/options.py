@@ -135,15 +135,15 @@ def whole_number(name: str, text: str, most: int, remedy: str = "") -> int:
     return int(text)
 
 
-def memory_of(text: str) -> int:
+def memory_of(text: str, name: str = "--memory") -> int:
     """Bytes of `512M`, `1.5G`, `64MiB`, `1048576`; units are powers of 1024. Raises: UcplError E173."""
     found = _MEMORY.fullmatch(text.strip())
     size = float(found[1]) * (1 << _UNITS[found[2].upper()]) if found is not None else 0.0
     if not 1 <= size < NUMBER_MAX:
         fail(
             "E173",
-            f"--memory {text[:SHOWN]}: no size of memory",
-            Label("<command line>", where=f"--memory {text[:SHOWN]}"),
+            f"{name} {text[:SHOWN]}: no size of memory",
+            Label("<command line>", where=f"{name} {text[:SHOWN]}"),
             remedy="write a number with a unit, as in 512M, 1.5G or 64MiB",
         )
     return int(size)

@@ -55,6 +55,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
+    known = bandwidths_of(options.bandwidths)  # before anything is planned
     asked, given = asked_of(options)
     if options.rank is not None and not options.prove:
         return one_rank(asked, given, options, console)
@@ -72,7 +73,7 @@ def run(options: Namespace, console: Console) -> int:
     if options.output:
         save(plan if mine is None else mine.plan, options.output)
     console.say(*summary(plan).rstrip("\n").split("\n"))
-    cost, known = cost_of(plan), bandwidths_of(options.bandwidths)
+    cost = cost_of(plan)
     console.say(*cost_lines(cost, known))
     for text in (*container_lines(made.checkpoint, plan, width=11), *loading_lines(made.checkpoint, plan)):
         console.say(text)

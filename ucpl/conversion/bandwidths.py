@@ -22,6 +22,7 @@ __all__ = ["Bandwidths", "Estimate", "bandwidths_at", "estimate", "place", "text
 
 TILE = 1 << 20
 BUFFERS = 4  # tiles of a thread
+_ANEW = "`ucpl calibrate FOLDER` measures them anew"
 _FOREIGN = ("folder", "when")
 
 
@@ -64,7 +65,7 @@ def bandwidths_at(path: Path) -> Bandwidths:
     """What was measured. Raises: UcplError E170, E176."""
     found = json_object(read_text(path))
     if isinstance(found, str):
-        fail("E176", f"{path} is no JSON object", Label(str(path), found))
+        fail("E176", f"{path} is no JSON object", Label(str(path), found), remedy=_ANEW)
     known: dict[str, object] = {}
     for one in fields(Bandwidths):
         value = found.get(one.name)
@@ -74,7 +75,7 @@ def bandwidths_at(path: Path) -> Bandwidths:
                 "E176",
                 f"{path} are no bandwidths: `{one.name}` is {value!r}",
                 Label(str(path), where=one.name),
-                remedy="`ucpl calibrate FOLDER` measures them anew",
+                remedy=_ANEW,
             )
         known[one.name] = value
     return Bandwidths(**known)  # type: ignore[arg-type]

@@ -28,25 +28,33 @@ ROUNDS = 3
 
 
 def measure(folder: Path, *, size: int, workers: int, say: Callable[[str], None]) -> Bandwidths:
-    """Writes `size` bytes into a new folder below `folder`, reads them, takes them away. Raises: UcplError E179, OSError."""
-    try:
-        made = tempfile.TemporaryDirectory(prefix=".ucpl-calibrate-", dir=folder)
-    except OSError as error:
-        fail("E179", f"{folder} cannot be written: {error.strerror}", Label(str(folder)))
+    """Writes `size` bytes into a new folder below `folder`, reads them, takes them away. Raises: UcplError E179, E501."""
     size = max(FILES * TILE, size // (FILES * TILE) * FILES * TILE)
-    with made as name:
-        top = Path(name)
-        paths = [top / str(n) for n in range(FILES)]
-        # First: of a process that has become large, its children are told to have been so, too.
-        say("a run that moves next to nothing")
-        runs = [_run(top / f"run{n}") for n in range(ROUNDS)]
-        start, memory = median(seconds for seconds, _ in runs), max(peak for _, peak in runs)
-        say(f"{size >> 20} MiB in {FILES} files, {workers} threads")
-        rounds = [_disk(paths, size // FILES, workers) for _ in range(ROUNDS)]
-        write, sync, read, reread = (size / median(column) for column in zip(*rounds, strict=True))
-        call = _usual(lambda: _calls(paths[0], size // FILES)) / CALLS
-        file = _usual(lambda: _small(top)) / SMALL
-        copy, digest = _copied(), _digested(workers)
+    try:
+        room = os.statvfs(folder)
+        if (free := room.f_bavail * room.f_frsize) < size:
+            less = f"--size {max(1, free // 4 >> 20)}M would do"
+            fail("E501", f"{size} bytes are to be written, {free} are free", Label(str(folder)), remedy=less)
+        with tempfile.TemporaryDirectory(prefix=".ucpl-calibrate-", dir=folder) as name:
+            return _measured(folder, Path(name), (size, workers), say)
+    except OSError as error:
+        fail("E179", f"{folder} cannot be measured: {error.strerror or error}", Label(str(folder)))
+
+
+def _measured(folder: Path, top: Path, how: tuple[int, int], say: Callable[[str], None]) -> Bandwidths:
+    """top: a folder of its own. how: bytes, threads. Raises: OSError."""
+    size, workers = how
+    paths = [top / str(n) for n in range(FILES)]
+    # First: of a process that has become large, its children are told to have been so, too.
+    say("a run that moves next to nothing")
+    runs = [_run(top / f"run{n}") for n in range(ROUNDS)]
+    start, memory = median(seconds for seconds, _ in runs), max(peak for _, peak in runs)
+    say(f"{size >> 20} MiB in {FILES} files, {workers} threads")
+    rounds = [_disk(paths, size // FILES, workers) for _ in range(ROUNDS)]
+    write, sync, read, reread = (size / median(column) for column in zip(*rounds, strict=True))
+    call = _usual(lambda: _calls(paths[0], size // FILES)) / CALLS
+    file = _usual(lambda: _small(top)) / SMALL
+    copy, digest = _copied(), _digested(workers)
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return Bandwidths(
         str(folder.resolve()), when, workers, read, reread, write, sync, copy, digest, call, file, start, memory

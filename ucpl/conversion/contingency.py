@@ -134,6 +134,10 @@ class _Search:
     def data(self) -> str:
         """The axis that takes what ranks there are. Raises: UcplError E171."""
         axes = self.layout.meshes[0].axes if self.layout.meshes else ()
+        if unknown := sorted(self.wish.keep - self.now.keys()):
+            what = f"--keep {','.join(unknown)}: {self.layout.call} has no such degree"
+            has = f"it has {', '.join(self.now)}"
+            fail("E171", what, Label("<command line>", where=f"--keep {','.join(unknown)[:60]}"), remedy=has)
         free = {n: v for n, v in self.now.items() if n in axes and n not in self.wish.keep}
         if not free:
             fail(
