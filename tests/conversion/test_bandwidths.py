@@ -87,16 +87,17 @@ def test_a_file_of_other_figures_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrating, "_run", lambda target: (0.5, 70 << 20))
-    (tmp_path / "disk").mkdir()
-    done = ucpl("calibrate", tmp_path / "disk", "--size", "100T", "-o", tmp_path / "b.json")
-    assert done.status == 4 and "error[E501]: 109951162777600 bytes are to be written" in done.err
-    assert "M would do" in done.err and not done.out
+    """Nothing is written here, whatever is refused: a product that forgot to look would fill the machine's own disk."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    monkeypatch.setattr(calibrating, "_run", lambda target: (0.5, 70 << 20))
     monkeypatch.setattr(calibrating, "_disk", full)
+    (tmp_path / "disk").mkdir()
+    done = ucpl("calibrate", tmp_path / "disk", "--size", "100T", "-o", tmp_path / "b.json")
+    assert done.status == 4 and "error[E501]: 109951162777600 bytes are to be written" in done.err
+    assert "M would do" in done.err and not done.out
     done = ucpl("calibrate", tmp_path / "disk", "-o", tmp_path / "b.json")
     assert done.status == 4 and "error[E179]" in done.err and "No space left on device" in done.err
     done = ucpl("calibrate", tmp_path / "disk", "-o", tmp_path / "no" / "b.json")
