@@ -43,6 +43,7 @@ PLAIN: dict[str, Any] = {
     "tie": False,
     "bias": False,
     "qkv_bias": True,
+    "qk_norm": False,
     "experts": 0,
     "expert_ffn": 10,
     "shared": 0,
@@ -118,6 +119,7 @@ def config(run: dict[str, Any]) -> TransformerConfig:
         ffn_hidden_size=run["ffn"],
         num_attention_heads=run["heads"],
         num_query_groups=run["groups"],
+        qk_layernorm=run["qk_norm"],
         kv_channels=run["kv"],
         tensor_model_parallel_size=run["tp"],
         pipeline_model_parallel_size=run["pp"],
@@ -153,7 +155,9 @@ def models(run: dict[str, Any], made: TransformerConfig, seed: int) -> list[GPTM
     if run["dense_first"]:
         spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization=norm)
     else:
-        spec = get_gpt_layer_local_spec(num_experts=run["experts"] or None, moe_grouped_gemm=False, normalization=norm)
+        spec = get_gpt_layer_local_spec(
+            num_experts=run["experts"] or None, moe_grouped_gemm=False, normalization=norm, qk_layernorm=run["qk_norm"]
+        )
     parts = []
     for stage in range(run["vpp"] or 1):
         at = {"ignore_virtual": False, "vp_stage": stage} if run["vpp"] else {}
@@ -241,6 +245,7 @@ def arguments(run: dict[str, Any], world: int, format: str, iteration: int) -> a
         num_attention_heads=run["heads"],
         group_query_attention=run["groups"] != run["heads"],
         num_query_groups=run["groups"],
+        qk_layernorm=run["qk_norm"],
         kv_channels=run["kv"],
         swiglu=run["swiglu"],
         normalization="RMSNorm" if run["rms"] else "LayerNorm",

@@ -44,6 +44,8 @@ RUNS: dict[str, dict[str, Any]] = {
     # uneven stages, and a layer that predicts tokens ahead
     "ahead": {**TIED, "tie": False, "layers": 3, "ahead": 1, "pp": 2, "first": 2},
     "mixed": {**MIXTURE, "layers": 3, "dense_first": True, "ep": 2},  # layers that differ
+    # norms of queries and keys, and three heads of a group, an odd number of groups
+    "normed": {"dtype": "bf16", "heads": 9, "groups": 3, "kv": 4, "qk_norm": True, "layers": 2, "pp": 2},
 }
 DISTRIBUTED, LEGACY = {"format": "torch_dist"}, {"format": "legacy"}
 BUCKETS = {**DISTRIBUTED, "kind": "dp_reshardable"}
@@ -66,6 +68,8 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "ahead_legacy": ("ahead", LEGACY),
     "mixed_unstacked": ("mixed", UNSTACKED),
     "mixed_legacy": ("mixed", LEGACY),
+    "normed": ("normed", DISTRIBUTED),
+    "normed_legacy": ("normed", LEGACY),
 }
 
 
@@ -120,6 +124,11 @@ ACROSS = (
     Target("ahead_legacy", "megatron_core()", {"tp": 2, "pp": 1, "first": 0}),
     Target("mixed_legacy", "megatron_core()", {"ep": 4}),
     Target("mixed_unstacked", "megatron_legacy(ep=4)", {"ep": 4}),
+    Target("normed", "megatron_legacy()", {"pp": 1}),
+    Target("normed_legacy", "megatron_core()", {"pp": 1}),
+    Target("adam", "megatron_legacy(pp=2)", {"tp": 1, "pp": 2, "optimizer": "distributed"}),
+    Target("adam_legacy", "megatron_core()", {"tp": 1, "optimizer": "distributed"}),
+    Target("adam_legacy", 'megatron_core(master="fp32_param")', {"tp": 1}),
 )
 IN_BUCKETS = 'optimizer="dp_reshardable"'  # what only a job of the same degrees loads
 BUCKETED = (
@@ -130,6 +139,7 @@ BUCKETED = (
     Target("mixture", f"megatron_core(pp=2, ep=2, {IN_BUCKETS})"),
     Target("ahead_legacy", f"megatron_core(stages=[2, 1], {IN_BUCKETS})"),
     Target("mixed_legacy", f"megatron_core(ep=2, {IN_BUCKETS})"),
+    Target("normed", f"megatron_core(pp=2, {IN_BUCKETS})"),
 )
 TARGETS = (*OWN, *CORES, *LEGACIES, *ACROSS)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -399,6 +400,15 @@ def test_shards_of_safetensors_are_read_exactly(tmp_path: Path) -> None:
     held = {name: torch.zeros_like(tensor) for name, tensor in truth("hf_sharded_w4").items()}
     state: dict[str, object] = {**held}
     load(state, checkpoint_id=tmp_path / "made", no_dist=True)
+    assert_equal(held, truth("hf_sharded_w4"))
+
+
+def test_torch_s_reader_of_safetensors_loads_whole_ones(tmp_path: Path) -> None:
+    """HuggingFaceStorageReader takes files without places in their headers, too: each tensor is one chunk."""
+    ucpl.convert(FIXTURES / "hf_sharded_w4", tmp_path / "made", to='safetensors(shard = "2KB")')
+    held = {name: torch.zeros_like(tensor) for name, tensor in truth("hf_sharded_w4").items()}
+    state: dict[str, object] = {**held}
+    load(state, storage_reader=HuggingFaceStorageReader(str(tmp_path / "made")), no_dist=True)
     assert_equal(held, truth("hf_sharded_w4"))
 
 
