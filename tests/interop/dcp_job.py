@@ -14,7 +14,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
@@ -183,6 +189,18 @@ def fsdp_load(job: dict[str, Any]) -> dict[str, Any]:
     return {"differences": found, "after": run.losses(job["steps"], 3)}
 
 
+def shards_load(job: dict[str, Any]) -> dict[str, Any]:
+    """Load weights by torch's reader of safetensors into a spoiled run: the first loss tells that they are all there."""
+    run = Run(job["run"], seed=99, spoil=0.25)
+    state = run.state()["model"]
+    load(state, storage_reader=HuggingFaceStorageReader(job["folder"]))
+    set_model_state_dict(run.module, state)
+    truth, mine = common(torch.load(job["truth"], weights_only=False)), run.facts()
+    for facts in (truth, mine):
+        facts["params"] = {name: {"weight": kept["weight"]} for name, kept in facts["params"].items()}
+    return {"differences": deepspeed_job.differences(mine, truth), "after": run.losses(job["steps"], 1)}
+
+
 def common(truth: dict[str, Any]) -> dict[str, Any]:
     """What every framework keeps: of an fp32 run, DeepSpeed's masters are the weights themselves."""
     params = {}
@@ -210,4 +228,4 @@ def engine_load(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    deepspeed_job.main({do.__name__: do for do in (fsdp_train, fsdp_load, engine_train, engine_load)})
+    deepspeed_job.main({do.__name__: do for do in (fsdp_train, fsdp_load, shards_load, engine_train, engine_load)})

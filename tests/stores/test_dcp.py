@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import (
@@ -33,6 +35,7 @@ from ucpl.extents import Call, Size
 from ucpl.layout import load as load_texts
 from ucpl.layout import resolve
 from ucpl.regions import locate
+from ucpl.stores.dcp import DCP
 from ucpl.stores.pickles import dumps, loads
 from ucpl.stores.registry import open_checkpoint
 from ucpl.syntax import parse_call
@@ -410,6 +413,58 @@ def test_torch_s_reader_of_safetensors_loads_whole_ones(tmp_path: Path) -> None:
     state: dict[str, object] = {**held}
     load(state, storage_reader=HuggingFaceStorageReader(str(tmp_path / "made")), no_dist=True)
     assert_equal(held, truth("hf_sharded_w4"))
+
+
+@pytest.mark.parametrize(
+    ("source", "degrees"),
+    [
+        ("hf_sharded_w4", (3, 1)),
+        ("fsdp2_w4", (1, 1)),
+        ("fsdp2_w4", (7, 1)),
+        ("fsdp2_tp_2x2", (3, 1)),
+        ("fsdp2_tp_2x2", (2, 2)),
+        ("fsdp2_tp_2x2", (1, 3)),
+    ],
+)
+def test_shards_are_written_as_torch_reads_them(source: str, degrees: tuple[int, int], tmp_path: Path) -> None:
+    """HuggingFaceStorageReader loads them whole; they are read back as they are, at the ranks that were asked for."""
+    fsdp, tp = degrees
+    ucpl.convert(FIXTURES / source, tmp_path / "made", to=f"safetensors_shards(fsdp = {fsdp}, tp = {tp})")
+    wanted = truth(source)
+    if any(n.startswith("model.") for n in wanted):
+        wanted = {n.removeprefix("model."): t for n, t in wanted.items() if n.startswith("model.")}
+    held = {name: torch.full_like(tensor, 1) for name, tensor in wanted.items()}
+    state: dict[str, object] = {**held}
+    load(state, storage_reader=HuggingFaceStorageReader(str(tmp_path / "made")), no_dist=True)
+    assert_equal(held, wanted)
+    names = sorted(path.name for path in (tmp_path / "made").glob("*.safetensors"))
+    assert names == [f"shard-{n:05d}-model-00001-of-00001.safetensors" for n in range(1, fsdp * tp + 1)]
+    ucpl.convert(tmp_path / "made", tmp_path / "again", to="safetensors_shards(fsdp = 2)")
+    held = {name: torch.full_like(tensor, 1) for name, tensor in wanted.items()}
+    load({**held}, storage_reader=HuggingFaceStorageReader(str(tmp_path / "again")), no_dist=True)
+    assert_equal(held, wanted)
+
+
+def test_ranks_without_a_chunk_have_a_shard(tmp_path: Path) -> None:
+    """The two that come last are written, too: our reader misses a number, and torch's takes an empty file."""
+    (tmp_path / "whole").mkdir()
+    save_file({"a": torch.arange(2.0), "b": torch.arange(3.0)}, tmp_path / "whole/model.safetensors")
+    ucpl.convert(tmp_path / "whole", tmp_path / "made", to="safetensors_shards(fsdp = 5)")
+    sizes = {p.name[6:11]: len(load_file(p)) for p in (tmp_path / "made").glob("*.safetensors")}
+    assert sizes == {"00001": 2, "00002": 2, "00003": 1, "00004": 0, "00005": 0}
+    held = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    load({**held}, storage_reader=HuggingFaceStorageReader(str(tmp_path / "made")), no_dist=True)
+    assert held["a"].tolist() == [0, 1] and held["b"].tolist() == [0, 1, 2]
+    assert ucpl.compare(tmp_path / "whole", tmp_path / "made")
+
+
+def test_a_shard_has_one_chunk_of_a_tensor() -> None:
+    checkpoint = open_checkpoint(FIXTURES / "fsdp2_w4")
+    plan = ucpl.plan(str(FIXTURES / "fsdp2_w4"), "safetensors_shards(fsdp = 2)")
+    on_one = tuple(evolve(target, rank=0) for target in plan.targets)
+    with pytest.raises(UcplError, match="would have two chunks of") as caught:
+        DCP().skeleton(plan.target, on_one, checkpoint, None)
+    assert caught.value.diagnostics[0].code == "E392"
 
 
 @pytest.mark.parametrize(

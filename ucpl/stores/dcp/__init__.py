@@ -3,7 +3,7 @@
 A chunk of a tensor is found by the tensor's name and by where it begins; which rank's file has it says nothing. So layouts
 speak of one file, `.metadata`, of form dcp, and a key is a name. Read by ranges of bytes, without a process group.
 
-Not here: what torch.distributed.checkpoint saves through stream extensions or as safetensors.
+Not here: what torch.distributed.checkpoint saves through stream extensions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class DCP:
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
     ) -> Skeleton:
-        """A file of each rank, and `.metadata`. Raises: UcplError E471."""
-        from ucpl.stores.dcp.writing import skeleton
+        """A file of each rank, and `.metadata`; or shards of safetensors. Raises: UcplError E392, E471."""
+        from ucpl.stores.dcp import shards_writing, writing
 
-        return skeleton(structure, targets, source)
+        made = shards_writing.skeleton if structure.settings.get("shards") else writing.skeleton
+        return made(structure, targets, source)
