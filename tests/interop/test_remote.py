@@ -138,7 +138,7 @@ def where(store: Store) -> dict[str, str]:
     return {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.port}",
         "UCPL_REMOTE_ATTEMPTS": "4",
-        "UCPL_REMOTE_SECONDS": "6",
+        "UCPL_REMOTE_SECONDS": "20",
         "UCPL_REMOTE_PART": "4096",
     }
 
