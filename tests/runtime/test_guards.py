@@ -66,8 +66,8 @@ def test_a_byte_of_any_kind_that_the_disk_changed_is_found(small, monkeypatch, k
 
     real = targets.TargetFiles.sync
 
-    def sync(self, indexes, *, drop=False):
-        real(self, indexes, drop=drop)
+    def sync(self, indexes, *, drop=False, **how):
+        real(self, indexes, drop=drop, **how)
         if drop:
             path = self.path(which)
             data = bytearray(path.read_bytes())
@@ -87,8 +87,8 @@ def test_a_file_that_lost_its_end_is_found_by_reading_back(small, monkeypatch):
 
     real = targets.TargetFiles.sync
 
-    def sync(self, indexes, *, drop=False):
-        real(self, indexes, drop=drop)
+    def sync(self, indexes, *, drop=False, **how):
+        real(self, indexes, drop=drop, **how)
         if drop:
             os.truncate(self.path(1), self.path(1).stat().st_size - 3)
 
