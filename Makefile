@@ -79,7 +79,7 @@ walk: $(VENV)/ready
 
 faults: $(VENV)/ready
 	$(VENV)/bin/python -m tests.faults $(if $(JOB),--job $(JOB)) $(if $(EVERY),--every $(EVERY))
-	UCPL_FAULTS=all $(VENV)/bin/python -m pytest -q tests/faults/test_disks.py
+	UCPL_FAULTS=all $(VENV)/bin/python -m pytest -q tests/faults/test_disks.py tests/ranks/test_ends.py
 
 powerloss: $(VENV)/ready
 	UCPL_POWERLOSS=all $(VENV)/bin/python -m pytest -q -s tests/runtime/test_powerloss.py

@@ -22,7 +22,7 @@ from ucpl.records import frozen
 from ucpl.runtime import moving
 from ucpl.runtime.failpoints import set_failpoints
 
-GONE = 1.0  # seconds; six, outside of tests
+GONE = 3.0  # seconds; six, outside of tests, where more than a job's own processes are at work on its cores
 
 
 @frozen
@@ -103,7 +103,7 @@ def _rank(environment: Mapping[str, str], argv: Sequence[str], fails: str, log: 
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     moving.SYNC_BYTES = 1  # each tile is journalled
-    job.GONE, job.BEAT, job.SAID, serving.STALLED = GONE, GONE / 10, GONE, GONE
+    job.GONE, job.BEAT, job.SAID, serving.STALLED = GONE, GONE / 10, 1.0, GONE
     set_failpoints(fails)
     status = main(list(argv))
     sys.stdout.flush()
