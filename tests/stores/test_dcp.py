@@ -445,6 +445,18 @@ def test_shards_are_written_as_torch_reads_them(source: str, degrees: tuple[int,
     assert_equal(held, wanted)
 
 
+def test_texts_beside_shards_go_along(tmp_path: Path) -> None:
+    """So that a folder of transformers is one again when its shards were put together."""
+    (tmp_path / "whole").mkdir()
+    save_file({"a": torch.arange(4.0)}, tmp_path / "whole/model.safetensors")
+    (tmp_path / "whole/config.json").write_text('{"dtype": "float32", "model_type": "none"}')
+    ucpl.convert(tmp_path / "whole", tmp_path / "made", to="safetensors_shards(fsdp = 2)")
+    ucpl.convert(tmp_path / "made", tmp_path / "again", to="safetensors()")
+    for folder in ("made", "again"):
+        assert json.loads((tmp_path / folder / "config.json").read_text())["model_type"] == "none"
+    assert load_file(tmp_path / "again/model.safetensors")["a"].tolist() == [0, 1, 2, 3]
+
+
 def test_ranks_without_a_chunk_have_a_shard(tmp_path: Path) -> None:
     """The two that come last are written, too: our reader misses a number, and torch's takes an empty file."""
     (tmp_path / "whole").mkdir()

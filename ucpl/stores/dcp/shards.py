@@ -20,6 +20,7 @@ from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.chunks import address, demand_whole
 from ucpl.stores.dcp.mesh import mesh_settings
 from ucpl.stores.dcp.metadata import Chunk, Place, Stored
+from ucpl.stores.huggingface_texts import TEXTS, read_texts
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.safetensors_files import SafetensorsFile, read_safetensors_file
 from ucpl.stores.texts import names_like
@@ -72,6 +73,10 @@ def opened_shards(root: Path) -> Checkpoint:
     settings = {"prefix": Setting("", f"headers of {names[0]}"), "states": Setting("", f"headers of {names[0]}")}
     settings |= {"masters": Setting(0, f"headers of {names[0]}"), "file": Setting(FILE, "the shards")}
     settings |= mesh_settings({t.name: t.shape for t in tensors}, extents.values(), "chunks in the shards")
+    texts, remarks = read_texts(root)  # of a Hugging Face folder, where somebody laid them beside the shards
+    blobs: dict[str, object] = {EMPTY: empty} if empty else {}
+    if texts:
+        blobs[TEXTS] = texts
     return Checkpoint(
         top=root,
         root=root,
@@ -80,11 +85,11 @@ def opened_shards(root: Path) -> Checkpoint:
         version="",
         extents=extents,
         carried_extents={},
-        envelope=Envelope("dcp", settings=settings, blobs={EMPTY: empty} if empty else {}),
+        envelope=Envelope("dcp", settings=settings, blobs=blobs),
         tensors=tuple(tensors),
         aliases={},
-        files=tuple(names),
-        remarks=("no file says how large tensors are: the shard of the last rank would not be missed",),
+        files=(*names, *texts),
+        remarks=("no file says how large tensors are: the shard of the last rank would not be missed", *remarks),
     )
 
 
