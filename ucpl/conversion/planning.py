@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ucpl.syntax import nodes
 
 UNSPELLED = "*"  # the one name that the language has no way to write: it means all
+_LOADED_BY_NAME = ("deepspeed", "universal", "dcp")  # by jobs, whose modules say the names
 _WITHOUT_NUMBERS = ("huggingface", "torch")  # files of tensors, with nothing beside them
 
 __all__ = ["Asked", "Prepared", "closed_call", "described", "dtype_of", "make_plan", "prepare", "statement"]
@@ -73,6 +74,7 @@ class Prepared:
 
         out = [text for side in (self.source, self.target) for text in stored_twice(side.placement)]
         out += self.checkpoint.told if self.checkpoint is not None else ()
+        out += _names_of_the_spec(self.source, self.target)
         changes = self.target.changes
         if changes is not None:
             from ucpl.proofs.unstored import stored_states
@@ -89,6 +91,24 @@ class Prepared:
         if self.model_unread:
             out.append("both layouts are of models of their own, and --model is of none. Leave it out")
         return tuple(dict.fromkeys(out))
+
+
+def _names_of_the_spec(source: Side, target: Side) -> list[str]:
+    """Of a Hugging Face folder that a spec of a model describes: whose names a target of any model has."""
+    checkpoint, layout = source.checkpoint, target.layout
+    if checkpoint is None or source.called.is_of_any or not target.called.is_of_any:
+        return []
+    known = {t.name for t in checkpoint.tensors}
+    other = next((path for path in layout.tensors if path not in known), None)
+    if (checkpoint.framework, layout.framework in _LOADED_BY_NAME) != ("huggingface", True) or other is None:
+        return []
+    called, call = source.called, target.called.call.name
+    named = f"{Path(called.library.layout(called.call.name).file.name).name}:{called.call.name}()"
+    return [
+        f"the target calls its tensors as the model `{source.layout.model_name}` does (`{other}`), and not as the source's"
+        f" files: what a job with the files' names loads is made without --from, or with --from 'of {named}' and"
+        f" --to '{call}(...) of {named}'"
+    ]
 
 
 def prepare(asked: Asked, given: Given) -> Prepared:

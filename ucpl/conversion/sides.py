@@ -13,7 +13,7 @@ from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.ordering import without_order
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.ties import framework_of, of_ties, with_ties
-from ucpl.conversion.training import change_of, in_other_dtype, training_of, wished
+from ucpl.conversion.training import change_of, in_other_dtype, training_of, typed, wished
 
 if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
@@ -85,6 +85,8 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         from ucpl.conversion.changing import changed_model
 
         model = changed_model(model, changes)
+    if model is not None and given.model is None and source.checkpoint is not None and not source.called.is_of_any:
+        model = typed(model, source)
     given = evolve(
         given,
         model=model,

@@ -34,6 +34,7 @@ __all__ = [
     "rounded",
     "stored_dtypes",
     "training_of",
+    "typed",
     "wished",
     "with_masters",
     "without_weights",
@@ -298,5 +299,33 @@ def _place(layout: Layout, flag: str) -> Label:
 
 def stored_dtypes(side: Side) -> dict[str, str]:
     """The dtype of each tensor's weight, as the spec or the files say it."""
-    stored = {t.name: t.dtype for t in side.checkpoint.tensors} if side.checkpoint is not None else {}
+    if side.checkpoint is None:
+        stored = {}
+    elif side.called.is_of_any:
+        stored = {t.name: t.dtype for t in side.checkpoint.tensors}
+    else:
+        stored = _of_named(side.checkpoint, side.placement)
     return stored | {path: t.dtype for path, t in side.layout.tensors.items() if t.dtype is not None}
+
+
+def _of_named(checkpoint: Checkpoint, placement: Placement) -> dict[str, str]:
+    """The same under the names of a model of its own. What is stored in several types has none."""
+    from ucpl.proofs.compare import types_of
+
+    found = types_of(checkpoint, placement)
+    alike = {path: list(of) for (path, state), of in found.items() if state == "weight" and len(of) == 1}
+    return {path: dtype for path, (dtype,) in alike.items() if dtype}
+
+
+def typed(model: nodes.Model, source: Side) -> nodes.Model:
+    """The model of a source's spec over which a layout of any model is called: where it says no dtypes, those of the files."""
+    from ucpl.syntax import nodes
+
+    stored = stored_dtypes(source)
+
+    def one(item: nodes.ModelItem) -> nodes.ModelItem:
+        if isinstance(item, nodes.Tensor) and item.dtype is None and item.scaling is None and item.path in stored:
+            return evolve(item, dtype=stored[item.path])
+        return item
+
+    return evolve(model, items=tuple(one(item) for item in model.items))

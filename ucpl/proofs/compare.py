@@ -24,7 +24,7 @@ from ucpl.regions import Placement
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["Difference", "Likeness", "Unsaid", "likeness", "reachable", "stored_dtypes"]
+__all__ = ["Difference", "Likeness", "Unsaid", "likeness", "reachable", "stored_dtypes", "types_of"]
 
 MEMORY = 512 << 20
 
@@ -164,13 +164,18 @@ def _dtypes(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement, sam
 
 def stored_dtypes(checkpoint: Checkpoint, placement: Placement) -> dict[Pair, str]:
     """The dtype of each state of each tensor, as the files have it."""
+    return {pair: next(iter(found)) for pair, found in types_of(checkpoint, placement).items()}
+
+
+def types_of(checkpoint: Checkpoint, placement: Placement) -> dict[Pair, dict[str, None]]:
+    """The dtypes of each state of each tensor, in the order of its pieces. "" is of what no file has."""
     known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
-    out: dict[Pair, str] = {}
+    out: dict[Pair, dict[str, None]] = {}
     for part in placement.parts:
         dtypes = [known.get((h.file, tuple(map(str, h.key))), "") for h in part.homes]
         seen = sorted({(t, h) for t, h in zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), strict=True)})
         for tensor, home in seen:
-            out.setdefault((placement.tensors[tensor], part.state), dtypes[home])
+            out.setdefault((placement.tensors[tensor], part.state), {})[dtypes[home]] = None
     return out
 
 

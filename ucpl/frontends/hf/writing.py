@@ -141,7 +141,11 @@ class _Writer:
                 said = f"{alias} is a second name of {owner}, one of several that are folded above"
                 lines.append(f"  {_remark(said)}")
         lines += ["}", "", f'layout hf(shard = "5GB") of {model} {{', "  framework huggingface(shard = shard)"]
-        lines += ['  file weights = safetensors "model.safetensors"', "", *(f"  {e}" for e in found.entries), "}"]
+        lines += [
+            '  file weights = safetensors "model.safetensors"',
+            "  derive fp32 from weight  # it has no other masters",
+        ]
+        lines += ["", *(f"  {e}" for e in found.entries), "}"]
         if found.products:
             lines += ["", "# Each weight times its scales, rounded once."]
             lines += [f'layout dequantised(shard = "5GB") of {model} extends hf(shard = shard) {{']
