@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.command import ucpl
+from tests.counted import Asked
 from tests.laws.agreement import check
 from ucpl.errors import UcplError
 from ucpl.graph import build
@@ -234,23 +235,13 @@ def test_a_list_is_no_text_of_a_template() -> None:
 def test_members_of_a_group_are_told_without_looking_through_all_of_them() -> None:
     from ucpl.layout.naming import _membership
 
-    asked = 0
-
-    class Name(str):
-        __slots__ = ()
-        __hash__ = str.__hash__
-
-        def __eq__(self, other: object) -> bool:
-            nonlocal asked
-            asked += 1
-            return str.__eq__(self, other)
-
-    members = tuple(Name(i) for i in range(1000))
+    Asked.times = 0
+    members = tuple(Asked(i) for i in range(1000))
     line: Any = SimpleNamespace(groups=("g",))
     groups: Any = {"g": SimpleNamespace(members=members, without=None)}
     is_member = _membership(line, groups)
-    assert all(is_member(Name(i)) for i in range(1000)) and not is_member("other")
-    assert asked < 10_000
+    assert all(is_member(Asked(i)) for i in range(1000)) and not is_member("other")
+    assert Asked.times < 10_000
     groups = {"g": SimpleNamespace(members=None, without=("h",)), "h": SimpleNamespace(members=("a",), without=None)}
     assert _membership(line, groups)("b") and not _membership(line, groups)("a")
     assert _membership(SimpleNamespace(groups=()), groups)("a")  # type: ignore[arg-type]

@@ -199,7 +199,7 @@ def test_a_full_disk_keeps_nothing_more(upload: Upload, tmp_path: Path, monkeypa
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(shadows, "_KEPT", [0])
-    monkeypatch.setattr(shadows, "_write", full)
+    monkeypatch.setattr(shadows, "write_at", full)
     ucpl.apply(plan, opened, tmp_path / "there")
     assert bytes_of(tmp_path / "here") == bytes_of(tmp_path / "there")
     assert 1 <= tries[0] <= 4  # by threads that were at it, and then no more

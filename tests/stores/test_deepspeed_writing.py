@@ -12,6 +12,7 @@ import pytest
 import torch
 from attrs import evolve
 
+from tests.counted import Asked
 from tests.gathered import plain_bytes
 from ucpl import api
 from ucpl.api import make_plan, open_checkpoint, source_side, target_side
@@ -377,18 +378,8 @@ def test_tensors_that_are_new_stand_where_the_model_has_them() -> None:
 def test_new_tensors_are_put_among_many_without_looking_through_them_for_each() -> None:
     from ucpl.stores.deepspeed.target import _with_new
 
-    asked = 0
-
-    class Name(str):
-        __slots__ = ()
-        __hash__ = str.__hash__
-
-        def __eq__(self, other: object) -> bool:
-            nonlocal asked
-            asked += 1
-            return str.__eq__(self, other)
-
-    names = [Name(i) for i in range(1000)]
-    kinds: Any = {Name(i): None for i in range(1000)} | {"new": None}
+    Asked.times = 0
+    names = [Asked(i) for i in range(1000)]
+    kinds: Any = {Asked(i): None for i in range(1000)} | {"new": None}
     assert _with_new(names, kinds) == [*map(str, range(1000)), "new"]
-    assert asked < 10_000
+    assert Asked.times < 10_000

@@ -171,15 +171,7 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
     verb.arguments(sub)
     _common(sub)
     options = sub.parse(arguments)
-    for place, given in vars(options).items():
-        for one in given if isinstance(given, list) else [given]:
-            if isinstance(one, str | Path) and (name, place) not in _MADE and is_url(one):
-                if place not in _CHECKPOINTS or one is not given:
-                    what = (
-                        f"{one} is a URL, and only checkpoints have some: plans, layouts, configs and reports are local"
-                    )
-                    fail("E680", what, Label("<command line>", where=str(one)), remedy="Give a local path.")
-                setattr(options, place, str(source_at(one)))
+    _with_urls(name, options)
     status: int = verb.run(options, console)
     return status
 
@@ -231,3 +223,16 @@ def status_of(error: UcplError) -> int:
     if first.code in _ASKED or (first.labels and first.labels[0].file in _OF_THE_CALLER):
         return Exit.WRONG_USAGE
     return status
+
+
+def _with_urls(name: str, options: argparse.Namespace) -> None:
+    """Of a verb, checkpoints at URLs as the paths that stand for them. Raises: UcplError E680 where a file must be local."""
+    for place, given in vars(options).items():
+        for one in given if isinstance(given, list) else [given]:
+            if isinstance(one, str | Path) and (name, place) not in _MADE and is_url(one):
+                if place not in _CHECKPOINTS or one is not given:
+                    what = (
+                        f"{one} is a URL, and only checkpoints have some: plans, layouts, configs and reports are local"
+                    )
+                    fail("E680", what, Label("<command line>", where=str(one)), remedy="Give a local path.")
+                setattr(options, place, str(source_at(one)))

@@ -31,7 +31,7 @@ from ucpl.remotes.objects import Entry, Objects, TagDiffers, objects_at, read_wh
 from ucpl.remotes.reading import Range, register
 from ucpl.remotes.urls import split
 
-__all__ = ["MANIFEST", "UNFINISHED", "Tree", "lay", "shadow"]
+__all__ = ["MANIFEST", "UNFINISHED", "Tree", "lay", "shadow", "write_at"]
 
 MANIFEST, UNFINISHED = "ucpl/manifest.json", "ucpl/unfinished.json"
 BLOCK = 4 << 20  # bytes of a request, at most
@@ -202,7 +202,7 @@ class Object:
                     return False
                 data = self._fetch(low, high)
                 try:
-                    _write(self.path, data, low)
+                    write_at(self.path, data, low)
                 except OSError as error:
                     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                         raise
@@ -229,7 +229,8 @@ class Object:
             refuse(error, self.tree.url_of(key))
 
 
-def _write(path: Path, data: memoryview, position: int) -> None:
+def write_at(path: Path, data: memoryview, position: int) -> None:
+    """Bytes into a file that is there. Raises: OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         done = 0

@@ -29,7 +29,7 @@ from ucpl.remotes.answers import refuse_target
 from ucpl.remotes.folders import staging
 from ucpl.remotes.objects import Entry, TagDiffers, read_whole
 from ucpl.remotes.places import Place
-from ucpl.remotes.shadows import UNFINISHED
+from ucpl.remotes.shadows import UNFINISHED, write_at
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.counters import Counters
 from ucpl.runtime.crew import Queue, run_through
@@ -197,13 +197,7 @@ class Shipping:
                 data = self.place.objects.read(self._key(index), low, high, self._tags[index])
             except TagDiffers:
                 fail("E505", f"{path} was written by somebody else", Label(str(path)))
-            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                done = 0
-                while done < len(data):
-                    done += os.pwrite(fd, data[done:], low + done)
-            finally:
-                os.close(fd)
+            write_at(path, data, low)
 
     def publish(self, texts: Mapping[str, str], *, read_back: bool) -> None:
         """Texts, of which the manifest is the last; from then on the target is there. Raises: UcplError E502, E503, E505."""
