@@ -27,6 +27,7 @@ VERBS = {
     "verify": "read everything back: digests, CRCs, copies, weights against masters",
     "contingency": "plan ahead of a loss: what fits the ranks that are left, and the plans to get there",
     "diff": "what two plans do differently",
+    "vault": "snapshots in memory that outlive the trainer, restored into any layout",
     "why": "where an element of a target comes from",
     "roundtrip": "property-test that layouts of a spec round-trip through changed degrees",
     "lsp": "a language server for editors: diagnostics while one types, sizes, definitions, completion",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ucpl.errors import Label, fail
 from ucpl.remotes.urls import file_at, is_url
 
 if TYPE_CHECKING:
@@ -16,11 +17,18 @@ _PLACES: dict[Path, Place] = {}
 
 
 def source_at(path: str | Path) -> Path:
-    """Where a checkpoint can be read: a local path as it is, of a URL its shadow. Raises: UcplError E680-E683, E685."""
+    """Where a checkpoint can be read: a local path as it is, of a URL its shadow, of a vault its newest generation.
+
+    Raises: UcplError E680-E683, E685, E690-E692.
+    """
     if not is_url(path):
         return Path(path)
     if (here := file_at(str(path))) is not None:
         return here
+    if str(path).startswith("vault:"):
+        from ucpl.remotes.vaults.view import view
+
+        return view(str(path))
     from ucpl.remotes.shadows import shadow
 
     return shadow(path)
@@ -32,6 +40,9 @@ def target_at(path: str | Path) -> Path:
         return Path(path)
     if (here := file_at(str(path))) is not None:
         return here
+    if str(path).startswith("vault:"):
+        remedy = "name a folder; into a vault, a running job saves (ucpl.vault)"
+        fail("E680", f"{path} cannot be a target", Label(str(path)), remedy=remedy)
     from ucpl.remotes.places import place
 
     made = place(path)

@@ -292,6 +292,12 @@ class TorchFilePlan:
         found.append((self._directory_start, bytes(directory)))
         return tuple(found)
 
+    def holes(self) -> tuple[tuple[int, bytes, tuple[tuple[str, int], ...]], ...]:
+        """What `finish` gives, with zeros for CRCs: (byte position, bytes, ((storage, where its CRC goes in them), ...))."""
+        known = self.finish(dict.fromkeys(self._slots, 0))
+        places = [((name, 4),) for name in self._slots] + [tuple((n, slot.entry) for n, slot in self._slots.items())]
+        return tuple((at, data, some) for (at, data), some in zip(known, places, strict=True))
+
 
 def layout_torch_file(value: object, archive_name: str = "archive") -> TorchFilePlan:
     """Lay out the file that torch.save would write for `value`, whose tensors refer to storages by name ("0", "1", ...).

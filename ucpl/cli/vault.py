@@ -1,0 +1,255 @@
+"""Snapshots in memory that outlive the trainer: the servers that keep them, and what can be done with what they keep."""
+
+from __future__ import annotations
+
+import re
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ucpl.cli.console import bytes_text
+from ucpl.cli.options import add_data_plane, add_json, data_plane, whole_number
+from ucpl.errors import Exit, Label, fail
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ucpl.cli.console import Console
+    from ucpl.texts import Json
+    from ucpl.vault.looking import Damage
+    from ucpl.vault.making import ToMake
+
+EXAMPLE = """
+ucpl vault serve /dev/shm/ucpl/job --ranks 8 --domains 4 --domain 0
+ucpl vault status /dev/shm/ucpl/job
+ucpl vault restore /dev/shm/ucpl/job runs/on-6 --to 'zero1(dp=6)'
+ucpl vault persist /dev/shm/ucpl/job runs/step-1200
+"""
+ACTIONS = {
+    "serve": "keep what a domain's ranks save: check it, protect it, commit it; until it is told to end",
+    "status": "what is there: domains, who lives, which generations count",
+    "verify": "hold every byte in memory against its digest; exit 1 where any is lost or damaged",
+    "scrub": "the same, and rebuild what can be rebuilt",
+    "restore": "convert the newest generation that counts into DST, in any layout",
+    "persist": "write a generation into DST as the framework itself would have saved it",
+    "gc": "remove vaults below a folder that no living process holds",
+}
+POLL = 0.02  # seconds between two looks of a server
+NUMBER_MAX = 1 << 20
+_RANKS = re.compile(r"\d+(?:,\d+)*(?:/\d+(?:,\d+)*)*")
+
+
+def arguments(parser: ArgumentParser) -> None:
+    told = "; ".join(f"{name}: {what}" for name, what in ACTIONS.items())
+    parser.add_argument("action", choices=list(ACTIONS), help=told)
+    parser.add_argument(
+        "path", metavar="ROOT/JOB", help="the vault's folder, in memory: /dev/shm/... (gc: the folder above)"
+    )
+    parser.add_argument("target", nargs="?", metavar="DST", help="restore, persist: a new folder")
+    parser.add_argument("--domain", metavar="K", help="serve: which domain, from 0")
+    parser.add_argument(
+        "--domains", metavar="N", help="serve: how many, of as many ranks each; or the ranks of each: 0,1/2,3"
+    )
+    parser.add_argument("--ranks", metavar="N", help="serve: ranks of the job")
+    parser.add_argument(
+        "--protect",
+        metavar="HOW",
+        help="serve: none, mirror, mirror(2), raim5, raim5(4) (default: raim5 from 3 domains on)",
+    )
+    parser.add_argument("--every", metavar="N", help="serve: write every N-th generation that counts below --into")
+    parser.add_argument("--into", metavar="FOLDER", help="serve: where, as FOLDER/step-STEP")
+    parser.add_argument("--generation", metavar="G", help="verify, restore, persist: not the newest one")
+    parser.add_argument("--to", metavar="LAYOUT", help="restore: the layout of DST")
+    parser.add_argument(
+        "--from", dest="source", metavar="LAYOUT", help="restore: what the ranks saved, where it must be said"
+    )
+    parser.add_argument("--with-state", action="store_true", help="gc: those, too, in which a generation counts")
+    add_data_plane(parser)
+    add_json(parser)
+
+
+def run(options: Namespace, console: Console) -> int:
+    home = Path(options.path)
+    if options.action in ("restore", "persist") and not options.target:
+        _wrong(options.action, "needs DST", f"ucpl vault {options.action} ROOT/JOB DST")
+    if options.action not in ("restore", "persist") and options.target:
+        _wrong(options.target, "is one argument too many", f"ucpl vault {options.action} ROOT/JOB")
+    actions = {
+        "serve": _serve, "status": _status, "verify": _verify, "scrub": _scrub, "restore": _restore, "persist": _persist,
+        "gc": _gc,
+    }  # fmt: skip
+    return actions[options.action](home, options, console)
+
+
+def _wrong(where: str, what: str, remedy: str) -> None:
+    fail("E171", f"`{where}` {what}", Label("<command line>", where=where), remedy=f"write {remedy}")
+
+
+def _generation(options: Namespace) -> int | None:
+    return whole_number("--generation", options.generation, 1 << 50) if options.generation else None
+
+
+def _serve(home: Path, options: Namespace, console: Console) -> int:
+    from ucpl.vault.making import Vault
+    from ucpl.vault.server import Server
+
+    if options.domain is None or not options.domain.isdigit():
+        _wrong("serve", "needs --domain", "ucpl vault serve ROOT/JOB --domain 0, one for each domain")
+    if bool(options.every) != bool(options.into):
+        _wrong("--every", "and --into go together", "--every 10 --into runs")
+    every = whole_number("--every", options.every, NUMBER_MAX) if options.every else 0
+    if options.ranks or options.domains:
+        vault = Vault.make(home, **_said(options))
+    else:
+        vault = Vault.at(home)
+    with Server(vault.home, int(options.domain), console.say) as server:
+        ranks = ", ".join(map(str, vault.job.domains[server.number]))
+        console.say(f"serving    {vault.home}/d{server.number}: ranks {ranks}, {vault.job.protection}")
+        console.flush()
+        last = newest.generation if (newest := vault.committed()) is not None else 0
+        while True:
+            server.turn()
+            newest = vault.committed()
+            if newest is not None and newest.generation > last:
+                last = newest.generation
+                if every and last % every == 0 and server.number == min(server.alive(), default=0):
+                    _kept(home, Path(options.into) / f"step-{newest.step}", last, console)
+            console.flush()
+            time.sleep(POLL)
+
+
+def _kept(home: Path, target: Path, generation: int, console: Console) -> None:
+    """What cannot be written ends no server."""
+    from ucpl.errors import UcplError
+    from ucpl.vault.persisting import persist
+
+    try:
+        persist(home, target, generation)
+        console.say(f"written    {target}: generation {generation}")
+    except UcplError as error:
+        console.diagnostics(error.diagnostics)
+
+
+def _said(options: Namespace) -> ToMake:
+    said: ToMake = {}
+    if options.protect:
+        said["protect"] = options.protect
+    domains = options.domains or "1"
+    if not _RANKS.fullmatch(domains):
+        _wrong(f"--domains {domains}", "names no domains", "--domains 4, or --domains 0,1/2,3")
+    if "," in domains or "/" in domains:
+        said["domains"] = [[int(rank) for rank in some.split(",")] for some in domains.split("/")]
+    else:
+        said["domains"] = whole_number("--domains", domains, NUMBER_MAX)
+        said["ranks"] = whole_number("--ranks", options.ranks or domains, NUMBER_MAX)
+    return said
+
+
+def _status(home: Path, options: Namespace, console: Console) -> int:
+    from attrs import asdict
+
+    from ucpl.vault.looking import look
+
+    found = look(home)
+    console.say(
+        f"vault      {home}: {found.job.ranks} ranks in {len(found.job.domains)} domains, {found.job.protection}"
+    )
+    for place in found.domains:
+        ranks = ", ".join(map(str, place.ranks))
+        alive = f"{len(place.written_by)} of {len(place.ranks)} writers live"
+        served = "served" if place.is_served else "no server"
+        what = f"{served}, {alive}, {bytes_text(place.bytes)}" if place.is_there else "lost"
+        console.say(f"d{place.number:<9} ranks {ranks}: {what}")
+    for one in found.generations:
+        where = (
+            ""
+            if len(one.in_domains) == len(found.job.domains)
+            else f", in d{', d'.join(map(str, one.in_domains))} alone"
+        )
+        console.say(
+            f"committed  generation {one.number}, step {one.step}: {bytes_text(one.bytes)} in {one.files} files,"
+            f" {bytes_text(one.parity)} for others, {one.age:.0f} s ago{where}"
+        )
+    if not found.generations:
+        console.say("committed  nothing")
+    generations: list[Json] = [{**asdict(one), "in_domains": list(one.in_domains)} for one in found.generations]
+    domains: list[Json] = [
+        {**asdict(one), "ranks": list(one.ranks), "written_by": list(one.written_by)} for one in found.domains
+    ]
+    console.answer(
+        {"vault": str(home), "protect": str(found.job.protection), "domains": domains, "generations": generations}
+    )
+    return Exit.DONE
+
+
+def _verify(home: Path, options: Namespace, console: Console) -> int:
+    from ucpl.vault.looking import damage
+
+    memory, found = damage(home, _generation(options))
+    memory.close()
+    return _told(memory.commit.generation, 0, found, console)
+
+
+def _scrub(home: Path, options: Namespace, console: Console) -> int:
+    from ucpl.vault.looking import scrub
+    from ucpl.vault.making import Vault
+
+    count, found = scrub(home)
+    newest = Vault.at(home).committed()
+    return _told(newest.generation if newest is not None else 0, count, found, console)
+
+
+def _told(generation: int, count: int, found: Sequence[Damage], console: Console) -> int:
+    for one in found:
+        fate = "can be rebuilt" if one.can_be_rebuilt else "is gone"
+        console.say(f"damaged    {one.what}: {one.chunks} chunks of 1 MiB, {fate}")
+    if count:
+        console.say(f"rebuilt    {count} chunks")
+    if not found:
+        console.say(f"whole      generation {generation}: every byte is what was saved")
+    console.answer(
+        {
+            "generation": generation,
+            "rebuilt": count,
+            "damaged": [{"what": d.what, "chunks": d.chunks, "can_be_rebuilt": d.can_be_rebuilt} for d in found],
+        }
+    )
+    return Exit.DONE if not found else Exit.ANSWER_IS_NO
+
+
+def _restore(home: Path, options: Namespace, console: Console) -> int:
+    from ucpl import api
+
+    if not options.to:
+        _wrong("restore", "needs --to", "--to 'zero1(dp=6)'; `ucpl vault persist` writes it as it was saved")
+    at = f"@{options.generation}" if _generation(options) else ""
+    url, bounds = f"vault:{home.absolute()}{at}", data_plane(options)
+    made = api.convert(url, options.target, options.to, layout=options.source or None, **bounds)
+    console.say(f"done       {made.report.target}")
+    console.answer({"target": str(made.report.target)})
+    return Exit.DONE
+
+
+def _persist(home: Path, options: Namespace, console: Console) -> int:
+    from ucpl.vault.persisting import persist
+
+    memory = persist(home, Path(options.target), _generation(options))
+    rebuilt = f", {bytes_text(memory.rebuilt)} rebuilt" if memory.rebuilt else ""
+    console.say(
+        f"written    {options.target}: generation {memory.commit.generation}, step {memory.commit.step}{rebuilt}"
+    )
+    console.answer({"target": str(options.target), "generation": memory.commit.generation, "step": memory.commit.step})
+    return Exit.DONE
+
+
+def _gc(home: Path, options: Namespace, console: Console) -> int:
+    from ucpl.vault.clearing import clear
+
+    found = clear(home, with_state=options.with_state)
+    for one in found:
+        console.say(f"{one.what:<10} {one.home}: {one.why}")
+    if not found:
+        console.say(f"nothing    {home} has no vaults")
+    console.answer({"vaults": [{"home": str(one.home), "what": one.what, "why": one.why} for one in found]})
+    return Exit.DONE

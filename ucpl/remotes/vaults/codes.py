@@ -1,0 +1,97 @@
+"""Which domains protect each other, and how bytes of one are made of those of others.
+
+Domains stand in *sets*. Under `raim5`, in a set of n, each domain's data is n - 1 blocks, and each of n *groups* has a block of
+every domain but one, which holds the XOR of them: any one domain of a set can be lost. `mirror(m)` gives the whole data of a
+domain to the m that follow it in their set: any m can be lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ucpl.errors import Label, fail
+from ucpl.records import frozen
+
+__all__ = ["BLOCK", "Group", "Protection", "block_size", "sets_of"]
+
+BLOCK = 4096  # bytes that blocks are multiples of
+_CALL = re.compile(r"\s*([a-z][a-z0-9]*)\s*(?:\(\s*(\d{1,4})\s*\))?\s*")
+
+
+@frozen
+class Group:
+    """Blocks that can be made of each other. Each: (place in the set, which of the blocks that it holds)."""
+
+    data: tuple[tuple[int, int], ...]
+    parity: tuple[tuple[int, int], ...]
+
+
+@frozen
+class Protection:
+    """`size`: domains of a set, 0: all of them. `copies`: how many domains of a set may be lost."""
+
+    name: str  # none, mirror, raim5
+    size: int = 0
+    copies: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Protection:
+        """`none`, `mirror`, `mirror(2)`, `raim5`, `raim5(4)`. Raises: UcplError E690."""
+        found = _CALL.fullmatch(text)
+        name, number = (found[1], found[2]) if found is not None else ("", None)
+        if name == "none" and number is None:
+            return cls("none", 1, 0)
+        if name == "mirror" and number != "0":
+            copies = int(number or 1)
+            return cls("mirror", copies + 1, copies)
+        if name == "raim5" and (number is None or int(number) > 1):
+            return cls("raim5", int(number or 0), 1)
+        remedy = "write none, mirror, mirror(2), raim5, or raim5(4) for sets of four domains"
+        fail("E690", f"{text!r} is no protection", Label("--protect", where=text), remedy=remedy)
+
+    def __str__(self) -> str:
+        if self.name == "mirror":
+            return f"mirror({self.copies})"
+        return f"raim5({self.size})" if self.name == "raim5" and self.size else self.name
+
+    def blocks(self, size: int) -> tuple[int, int]:
+        """(blocks that the data of a domain is, blocks that it holds for others), in a set of so many domains."""
+        if self.name == "none":
+            return 1, 0
+        if self.name == "mirror":
+            return 1, self.copies
+        return size - 1, 1
+
+    def groups(self, size: int) -> tuple[Group, ...]:
+        """The groups of a set of so many domains."""
+        if self.name == "none":
+            return ()
+        if self.name == "mirror":
+            return tuple(
+                Group(((g, 0),), tuple(((g + 1 + j) % size, j) for j in range(self.copies))) for g in range(size)
+            )
+        return tuple(
+            Group(tuple((p, (p - g) % size - 1) for p in range(size) if p != g), ((g, 0),)) for g in range(size)
+        )
+
+
+def sets_of(domains: int, protection: Protection) -> tuple[tuple[int, ...], ...]:
+    """The domains of each set, in order; sets are as even as they can be. Raises: UcplError E690."""
+    size = protection.size or domains
+    if domains < size or (protection.name != "none" and size < 2):
+        what = f"{protection} is for {max(2, size)} domains or more, there are {domains}"
+        remedy = "name more domains, or --protect none"
+        fail("E690", what, Label("--domains", where=str(domains)), remedy=remedy)
+    count = domains // size
+    each, more = divmod(domains, count)
+    ends = [0]
+    for i in range(count):
+        ends.append(ends[-1] + each + (i < more))
+    return tuple(tuple(range(ends[i], ends[i + 1])) for i in range(count))
+
+
+def block_size(lengths: Sequence[int], blocks: int) -> int:
+    """Bytes of a block, where domains of a set have data of these lengths."""
+    most = -(-max(lengths, default=0) // blocks)
+    return -(-most // BLOCK) * BLOCK

@@ -1,0 +1,317 @@
+"""What the texts of a vault say, as records: of the job, of what a rank saved, of parity, of what is committed.
+
+Texts are sealed, so one that opens was written by us; but a vault may be anyone's, and whatever is taken from it is looked
+at before it is used: what does not hold is as if it were not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+import xxhash
+
+from ucpl.records import frozen
+from ucpl.remotes.vaults.codes import Protection
+from ucpl.remotes.vaults.sealed import Told, opened, seal
+
+__all__ = ["CHUNK", "FORM", "Commit", "File", "Job", "Late", "Parity", "Segment", "Shard", "mark_of"]
+
+FORM = 1
+CHUNK = 1 << 20  # bytes that have a digest of their own
+_DIGITS = 16  # of a digest of a chunk
+_SIZE_MAX = 1 << 52
+_RANKS_MAX = 1 << 20
+
+
+class _Wrong(ValueError):
+    """A text does not say what texts of its kind do."""
+
+
+def mark_of(data: bytes) -> str:
+    """What tells one sealed text from any other."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def _number(told: Mapping[str, object], name: str, most: int = _SIZE_MAX) -> int:
+    value = told.get(name)
+    if type(value) is not int or not 0 <= value <= most:
+        raise _Wrong(name)
+    return value
+
+
+def _text(told: Mapping[str, object], name: str) -> str:
+    value = told.get(name)
+    if not isinstance(value, str):
+        raise _Wrong(name)
+    return value
+
+
+def _list(told: Mapping[str, object], name: str) -> list[object]:
+    value = told.get(name)
+    if not isinstance(value, list):
+        raise _Wrong(name)
+    return value
+
+
+def _object(value: object) -> Told:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise _Wrong("an object")
+    return value
+
+
+def _numbers(value: object, count: int | None = None) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(n) is int and 0 <= n <= _SIZE_MAX for n in value):
+        raise _Wrong("numbers")
+    if count is not None and len(value) != count:
+        raise _Wrong("so many numbers")
+    return tuple(value)
+
+
+def _digests(told: Mapping[str, object], size: int) -> tuple[int, ...]:
+    text = _text(told, "chunks")
+    if len(text) != -(-size // CHUNK) * _DIGITS:
+        raise _Wrong("chunks")
+    return tuple(int(text[i : i + _DIGITS], 16) for i in range(0, len(text), _DIGITS))
+
+
+def _digits(chunks: Sequence[int]) -> str:
+    return "".join(f"{one:0{_DIGITS}x}" for one in chunks)
+
+
+@frozen
+class Job:
+    """A vault: which ranks lie in which domain, and how they are protected. The same text in every domain."""
+
+    name: str
+    ident: str  # of this vault alone
+    domains: tuple[tuple[int, ...], ...]  # ranks of each
+    protection: Protection
+
+    def domain_of(self, rank: int) -> int | None:
+        return next((d for d, ranks in enumerate(self.domains) if rank in ranks), None)
+
+    @property
+    def ranks(self) -> int:
+        return sum(map(len, self.domains))
+
+    def sealed(self) -> bytes:
+        told: Told = {"form": FORM, "job": self.name, "ident": self.ident, "protect": str(self.protection)}
+        return seal({**told, "domains": [list(ranks) for ranks in self.domains]})
+
+    @classmethod
+    def of(cls, data: bytes | None) -> Job | None:
+        told = opened(data) if data is not None else None
+        if told is None:
+            return None
+        try:
+            domains = tuple(_numbers(ranks) for ranks in _list(told, "domains"))
+            ranks = sorted(rank for some in domains for rank in some)
+            if not ranks or ranks != list(range(len(ranks))) or len(ranks) > _RANKS_MAX or told.get("form") != FORM:
+                raise _Wrong("domains")
+            protection = Protection.parse(_text(told, "protect"))
+            return cls(_text(told, "job"), _text(told, "ident"), domains, protection)
+        except ValueError:
+            return None
+
+
+@frozen
+class Segment:
+    """Bytes of a file in an arena: [begin, begin + size) of the file lie at `at`."""
+
+    begin: int
+    size: int
+    at: int
+
+
+@frozen
+class Late:
+    """Bytes of a file that depend on CRCs of its storages, which are known when all are saved.
+
+    begin: where they lie in the file; data: with zeros for CRCs; holes: (storage, position in data).
+    """
+
+    begin: int
+    data: bytes
+    holes: tuple[tuple[str, int], ...]
+
+
+@frozen
+class File:
+    """A part of one file that a rank saved. `crcs`: of the storages that lie in it. `late`: by whom saves its beginning."""
+
+    name: str
+    size: int  # of the whole file
+    segments: tuple[Segment, ...]
+    crcs: Mapping[str, int]
+    late: tuple[Late, ...] = ()
+
+    def told(self) -> Told:
+        late = [[one.begin, one.data.hex(), [list(hole) for hole in one.holes]] for one in self.late]
+        segments = [[s.begin, s.size, s.at] for s in self.segments]
+        return {"name": self.name, "size": self.size, "segments": segments, "crcs": dict(self.crcs), "late": late}
+
+    @classmethod
+    def of(cls, value: object, arena: int) -> File:
+        told = _object(value)
+        name, size = _text(told, "name"), _number(told, "size")
+        steps = PurePosixPath(name).parts
+        if not steps or name.startswith("/") or "\0" in name or any(s in ("", ".", "..") for s in name.split("/")):
+            raise _Wrong("name")
+        segments = tuple(Segment(*_numbers(one, 3)) for one in _list(told, "segments"))
+        if any(s.begin + s.size > size or s.at + s.size > arena for s in segments):
+            raise _Wrong("segments")
+        crcs = _object(told.get("crcs"))
+        if not all(type(crc) is int and 0 <= crc < 1 << 32 for crc in crcs.values()):
+            raise _Wrong("crcs")
+        late = tuple(_late(one, size) for one in _list(told, "late"))
+        return cls(name, size, segments, {k: v for k, v in crcs.items() if isinstance(v, int)}, late)
+
+
+def _late(value: object, size: int) -> Late:
+    if not isinstance(value, list) or len(value) != 3 or type(value[0]) is not int or not isinstance(value[1], str):
+        raise _Wrong("late")
+    data, holes = bytes.fromhex(value[1]), value[2]
+    if not 0 <= value[0] <= size - len(data) or not isinstance(holes, list):
+        raise _Wrong("late")
+    found = []
+    for hole in holes:
+        if not isinstance(hole, list) or len(hole) != 2 or not isinstance(hole[0], str):
+            raise _Wrong("late")
+        (at,) = _numbers(hole[1:], 1)
+        if at + 4 > len(data):
+            raise _Wrong("late")
+        found.append((hole[0], at))
+    return Late(value[0], data, tuple(found))
+
+
+@frozen
+class Shard:
+    """What one rank saved of a generation."""
+
+    ident: str  # of the vault
+    run: str  # of the job's processes that saved it: none other's is mixed with it
+    generation: int
+    step: int
+    rank: int
+    slot: int
+    size: int  # bytes of the arena
+    chunks: tuple[int, ...]
+    files: tuple[File, ...]
+    state: Told  # small JSON of the caller's
+
+    def sealed(self) -> bytes:
+        told: Told = {
+            name: getattr(self, name) for name in ("ident", "run", "generation", "step", "rank", "slot", "size")
+        }
+        told |= {"chunks": _digits(self.chunks), "files": [file.told() for file in self.files], "state": self.state}
+        return seal(told)
+
+    @classmethod
+    def of(cls, data: bytes | None) -> Shard | None:
+        told = opened(data) if data is not None else None
+        if told is None:
+            return None
+        try:
+            size = _number(told, "size")
+            files = tuple(File.of(one, size) for one in _list(told, "files"))
+            return cls(
+                _text(told, "ident"), _text(told, "run"), _number(told, "generation"), _number(told, "step"),
+                _number(told, "rank", _RANKS_MAX), _number(told, "slot", 1), size, _digests(told, size), files,
+                _object(told.get("state")),
+            )  # fmt: skip
+        except ValueError:
+            return None
+
+
+@frozen
+class Parity:
+    """What a domain holds for the others of its set, of one generation. It is its vote for that generation, too."""
+
+    ident: str
+    run: str
+    generation: int
+    domain: int
+    slot: int
+    block: int  # bytes
+    size: int  # blocks times their bytes
+    chunks: tuple[int, ...]
+    shards: Mapping[str, str]  # rank -> the mark of its shard's text, of all ranks
+
+    def sealed(self) -> bytes:
+        names = ("ident", "run", "generation", "domain", "slot", "block", "size")
+        told: Told = {name: getattr(self, name) for name in names}
+        return seal({**told, "chunks": _digits(self.chunks), "shards": dict(self.shards)})
+
+    @classmethod
+    def of(cls, data: bytes | None) -> Parity | None:
+        told = opened(data) if data is not None else None
+        if told is None:
+            return None
+        try:
+            size = _number(told, "size")
+            shards = _object(told.get("shards"))
+            return cls(
+                _text(told, "ident"), _text(told, "run"), _number(told, "generation"), _number(told, "domain", _RANKS_MAX),
+                _number(told, "slot", 1), _number(told, "block"), size, _digests(told, size),
+                {rank: str(mark) for rank, mark in shards.items()},
+            )  # fmt: skip
+        except ValueError:
+            return None
+
+
+@frozen(eq=False)
+class Commit:
+    """A generation that counts: all that was saved, and all parity. The same text in every domain."""
+
+    generation: int
+    step: int
+    shards: tuple[Shard, ...]  # by rank
+    parity: tuple[Parity, ...]  # by domain
+
+    def sealed(self) -> bytes:
+        texts = [[one.sealed().decode() for one in some] for some in (self.shards, self.parity)]
+        return seal({"generation": self.generation, "step": self.step, "shards": texts[0], "parity": texts[1]})
+
+    @classmethod
+    def of(cls, data: bytes | None, job: Job) -> Commit | None:
+        """Raises nothing: what does not fit the job is none."""
+        told = opened(data) if data is not None else None
+        if told is None:
+            return None
+        try:
+            shards = [Shard.of(str(one).encode()) for one in _list(told, "shards")]
+            parity = [Parity.of(str(one).encode()) for one in _list(told, "parity")]
+            found = cls(
+                _number(told, "generation"), _number(told, "step"),
+                tuple(s for s in shards if s is not None), tuple(p for p in parity if p is not None),
+            )  # fmt: skip
+        except ValueError:
+            return None
+        return found if found._fits(job) else None
+
+    def _fits(self, job: Job) -> bool:
+        some: list[Shard | Parity] = [*self.shards, *self.parity]
+        return (
+            [s.rank for s in self.shards] == list(range(job.ranks))
+            and [p.domain for p in self.parity] == list(range(len(job.domains)))
+            and all(one.ident == job.ident and one.generation == self.generation for one in some)
+            and len({one.run for one in some}) == 1
+        )
+
+    def files(self) -> dict[str, list[tuple[int, File]]]:
+        """Every file by its name: who saved which part of it, in order, without a hole. Raises: ValueError."""
+        found: dict[str, list[tuple[int, File]]] = {}
+        for shard in self.shards:
+            for file in shard.files:
+                found.setdefault(file.name, []).append((shard.rank, file))
+        for name, parts in found.items():
+            spans = sorted((s.begin, s.begin + s.size) for _, file in parts for s in file.segments)
+            spans += [(late.begin, late.begin + len(late.data)) for _, file in parts for late in file.late]
+            spans.sort()
+            size = parts[0][1].size
+            whole = spans and spans[0][0] == 0 and spans[-1][1] == size if size else not spans
+            if not whole or any(a[1] != b[0] for a, b in pairwise(spans)):
+                raise ValueError(name)
+        return found

@@ -1,0 +1,65 @@
+"""Small texts with a digest of their own behind them: one that was damaged or cut short is as if it were not there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import xxhash
+
+__all__ = ["Told", "opened", "read_sealed", "seal", "write_whole"]
+
+Told = dict[str, object]
+_MAX = 1 << 30
+_MARK = 33  # a line of 32 digits
+
+
+def seal(told: Mapping[str, object]) -> bytes:
+    """A JSON text and, in a line behind it, its digest."""
+    text = json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+    return text + b"\n" + xxhash.xxh3_128_hexdigest(text).encode() + b"\n"
+
+
+def opened(data: bytes) -> Told | None:
+    """What was sealed; None: it is not what was."""
+    text, mark = data[: -_MARK - 1], data[-_MARK:]
+    if len(data) <= _MARK or mark != xxhash.xxh3_128_hexdigest(text).encode() + b"\n":
+        return None
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def read_sealed(path: Path) -> bytes | None:
+    """A sealed text that is whole, with its digest; None: there is none. Raises: OSError, where it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            return None
+        raise
+    with os.fdopen(fd, "rb") as file:
+        if not 0 < os.fstat(fd).st_size <= _MAX:
+            return None
+        data = file.read(_MAX)
+    return data if opened(data) is not None else None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A file that is there whole or not at all. Raises: OSError."""
+    new = path.with_name(f"{path.name}.new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.rename(new, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(new)
+        raise

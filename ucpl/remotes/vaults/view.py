@@ -1,0 +1,171 @@
+"""A generation as a folder of files: of their names and sizes, whose bytes come from memory as they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import field
+
+from ucpl.errors import Label, call_it, fail
+from ucpl.records import define
+from ucpl.remotes import folders
+from ucpl.remotes.reading import Range, register
+from ucpl.remotes.vaults.memory import Memory
+from ucpl.remotes.vaults.places import committed, job_at
+from ucpl.remotes.vaults.records import CHUNK, File
+
+if TYPE_CHECKING:
+    from ucpl.remotes.vaults.records import Commit
+
+__all__ = ["SCHEME", "View", "generation_at", "view"]
+
+SCHEME = "vault"
+Parts = Sequence[tuple[int, File]]  # ranks, with what they saved of a file
+
+
+@define(eq=False)
+class View:
+    """All files of a generation, and where their bytes lie."""
+
+    memory: Memory
+    url: str
+    root: Path
+    files: dict[str, Stored] = field(factory=dict)
+
+    def look_again(self) -> None:
+        """A slot that is written once more has other digests: what is read of it is rebuilt, or refused."""
+
+
+@define(eq=False)
+class Stored:
+    """One file."""
+
+    view: View
+    name: str
+    parts: Parts
+
+    @property
+    def size(self) -> int:
+        return self.parts[0][1].size
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int, int, int | bytes]]:
+        """(begin, end, rank, where in its arena or the bytes), ascending, without a hole."""
+        crcs = {name: crc for _, file in self.parts for name, crc in file.crcs.items()}
+        found: list[tuple[int, int, int, int | bytes]] = []
+        for rank, file in self.parts:
+            found += [(s.begin, s.begin + s.size, rank, s.at) for s in file.segments]
+            for late in file.late:
+                data = bytearray(late.data)
+                for name, at in late.holes:
+                    data[at : at + 4] = crcs.get(name, 0).to_bytes(4, "little")
+                found.append((late.begin, late.begin + len(data), rank, bytes(data)))
+        return sorted(found, key=lambda one: one[:2])
+
+    @cached_property
+    def _begins(self) -> list[int]:
+        return [span[0] for span in self.spans]
+
+    def read(self, fd: int, views: Sequence[memoryview], position: int) -> int:
+        done = 0
+        for into in views:
+            size = min(len(into), self.size - position - done)
+            if size <= 0:
+                break
+            self.fill(into[:size], position + done)
+            done += size
+        return done
+
+    def fill(self, into: memoryview, position: int) -> None:
+        """Raises: UcplError E691."""
+        from bisect import bisect_right
+
+        end = position + len(into)
+        i = bisect_right(self._begins, position) - 1
+        while position < end:
+            begin, high, rank, where = self.spans[i]
+            high = min(high, end)
+            some = into[len(into) - (end - position) :][: high - position]
+            if isinstance(where, int):
+                self.view.memory.fill(rank, some, where + position - begin)
+            else:
+                some[:] = where[position - begin : high - begin]
+            position, i = high, i + 1
+
+    def hint(self, ranges: Iterable[Range], *, payload: bool) -> None:
+        """It is in memory. What is asked for as a whole is put where it lies for those who read it by other means."""
+        if payload or list(ranges) != [(0, self.size)]:
+            return
+        with open(self.view.root / self.name, "r+b") as file:
+            for low in range(0, self.size, CHUNK):
+                room = bytearray(min(CHUNK, self.size - low))
+                self.fill(memoryview(room), low)
+                file.write(room)
+
+    def want(self, ranges: Iterable[Range]) -> None:
+        """Nothing is fetched that is not read."""
+
+    def identity(self) -> tuple[int, int, int, int]:
+        commit = self.view.memory.commit
+        what = f"{self.view.memory.job.ident} {commit.shards[0].run} {self.name}"
+        return self.size, commit.generation, int.from_bytes(blake2b(what.encode(), digest_size=7).digest()), 0
+
+    @property
+    def listed_by(self) -> View:
+        return self.view
+
+
+def generation_at(home: Path, generation: int | None = None) -> Memory:
+    """A generation of a vault, the newest that counts if none is named. Raises: UcplError E692."""
+    job = job_at(home)
+    if job is None:
+        fail("E692", f"{home} is no vault: no folder d0, d1, ... in it says which job it is of", Label(str(home)))
+    found = committed(home, job)
+    chosen = next((one for one in found if generation in (None, one.generation)), None)
+    if chosen is None:
+        there = ", ".join(str(one.generation) for one in found) or "none"
+        what = "nothing is committed" if generation is None else f"generation {generation} is not committed"
+        fail("E692", f"{home}: {what}", Label(str(home), f"committed: {there}"))
+    _demand_whole(home, chosen)
+    return Memory(home, job, chosen)
+
+
+def _demand_whole(home: Path, commit: Commit) -> None:
+    try:
+        commit.files()
+    except ValueError as error:
+        what = f"{home}: of {error} in generation {commit.generation}, parts are missing or overlap"
+        fail("E692", what, Label(str(home), where=str(error)))
+
+
+def view(url: str) -> Path:
+    """The folder that stands for `vault:ROOT/JOB`, or `vault:ROOT/JOB@GENERATION`. Raises: UcplError E691, E692."""
+    text = url.removeprefix(f"{SCHEME}:")
+    path, at, number = text.rpartition("@")
+    named = bool(at) and number.isdigit() and not os.path.lexists(text)
+    home = Path(path if named else text)
+    return lay(generation_at(home, int(number) if named else None), url).root
+
+
+def lay(memory: Memory, url: str) -> View:
+    """Files of the right names and sizes, in a temporary folder. Raises: OSError."""
+    root = folders.fresh() / (memory.job.name or "vault")
+    root.mkdir()
+    found = View(memory, url, root)
+    call_it(str(root), url)
+    for name, parts in memory.commit.files().items():
+        stored = found.files[name] = Stored(found, name, parts)
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, stored.size)
+            register(os.fstat(fd), stored)
+        finally:
+            os.close(fd)
+    return found

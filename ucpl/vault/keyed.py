@@ -1,0 +1,97 @@
+"""What a rank holds by the keys of a layout, as files: those that the layout names, each saved by those who hold it.
+
+A file that several ranks hold alike is saved once: each of them saves a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ucpl.conversion.given import Given
+from ucpl.conversion.planning import Asked, closed_text, described
+from ucpl.conversion.share import share_of
+from ucpl.errors import Label, fail
+from ucpl.extents import Key, StoredTensor, key_text
+from ucpl.records import frozen
+from ucpl.regions import locate
+from ucpl.stores.generic import NAME
+from ucpl.stores.safetensors_files import layout_safetensors_file
+from ucpl.vault.files import ToSave, cut, text_file, torch_file
+from ucpl.vault.trees import dtype_name, nested
+
+__all__ = ["Keyed"]
+
+LAYOUT = "ucpl/layout.ucpl"
+
+
+@frozen(eq=False)
+class Keyed:
+    """What one rank gives by keys, and which part of which file it saves."""
+
+    call: str
+    rank: int
+    wanted: Mapping[str, StoredTensor]  # by the key as people write it
+    holders: Mapping[str, tuple[int, ...]]  # of each file of this rank: who else has it
+    text: str  # the closed layout, which the first rank saves
+
+    @classmethod
+    def of(cls, call: str, rank: int) -> Keyed:
+        """Raises: UcplError E640, E693, and what planning raises."""
+        asked = Asked(call, call)
+        here, _, _ = described(asked, Given())
+        if here.layout.framework != NAME:
+            what = (
+                f"{call} is of framework {here.layout.framework}(): its files have more in them than is given by keys"
+            )
+            remedy = "give a layout of framework torch(), or the engine or module itself"
+            fail("E693", what, Label(call), remedy=remedy)
+        wanted: dict[str, StoredTensor] = {}
+        for tensor in share_of(asked, Given(), rank).plan.targets:
+            text = key_text(tensor.key)
+            if text in wanted:
+                what = f"two tensors of a rank have the key {text}, in {wanted[text].file} and {tensor.file}"
+                fail("E640", what, Label(tensor.file, where=text))
+            wanted[text] = tensor
+        mine = {tensor.file for tensor in wanted.values()}
+        holders: dict[str, list[int]] = {name: [] for name in sorted(mine)}
+        for peer in range(max(1, here.layout.ranks)):
+            parts = locate(here.layout, rank=peer).parts
+            for name in {home.file for part in parts for home in part.homes} & mine:
+                holders[name].append(peer)
+        return cls(call, rank, wanted, {n: tuple(some) for n, some in holders.items()}, closed_text(here))
+
+    def files(self, what: object) -> list[ToSave]:
+        """Raises: UcplError E640, E693."""
+        if not isinstance(what, Mapping):
+            fail("E693", f"{self.call} is a layout: what is saved is a dict by its keys", Label(self.call))
+        for text in sorted(self.wanted.keys() ^ what.keys()):
+            said = "it is not given" if text in self.wanted else "the layout has no such tensor on this rank"
+            fail("E640", f"{text} of {self.call}: {said}", Label(self.call, where=text))
+        by_file: dict[str, dict[Key, torch.Tensor]] = {}
+        for text, stored in self.wanted.items():
+            given = what[text]
+            local = given.to_local() if isinstance(given, DTensor) else given
+            found = f"{list(local.shape)} of {dtype_name(local, text)}"
+            if found != (said := f"{list(stored.shape)} of {stored.dtype}"):
+                fail("E640", f"{text} is {found}, the layout says {said}", Label(stored.file, where=text))
+            by_file.setdefault(stored.file, {})[stored.key] = local
+        files = []
+        for name, tensors in by_file.items():
+            among = self.holders[name]
+            whole = _safetensors(name, tensors) if PurePosixPath(name).suffix == ".safetensors" else None
+            files.append(cut(whole or torch_file(name, nested(tensors, name)), among.index(self.rank), len(among)))
+        if self.rank == 0 and self.text:
+            files.append(text_file(LAYOUT, self.text.encode()))
+        return files
+
+
+def _safetensors(name: str, tensors: Mapping[Key, torch.Tensor]) -> ToSave:
+    named = {"/".join(map(str, key)): tensor.detach() for key, tensor in tensors.items()}
+    told = [(key, dtype_name(tensor, key), tuple(tensor.shape)) for key, tensor in named.items()]
+    plan = layout_safetensors_file(told, {"format": "pt"})
+    places = tuple((at, key, named[key]) for key, (at, size) in plan.storages.items() if size)
+    return ToSave(name, plan.size, tuple(plan.fixed), places)

@@ -1,0 +1,188 @@
+"""What runs, as the files that its framework would write: an engine of DeepSpeed, or a module and its optimizer.
+
+The framework itself says what goes into which file: DeepSpeed's engine through its checkpoint engine, everything else through
+DCP's planner, which shares out what several ranks hold. Tensors are taken where they lie; nothing is written here.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from ucpl.errors import Label, UcplError, fail
+from ucpl.vault.files import ToSave, archives, text_file, torch_file
+from ucpl.vault.trees import Held, held_in, one_tensor
+
+__all__ = ["files_of"]
+
+TOP = "/vault"  # where DeepSpeed believes to write
+
+
+def files_of(what: object, step: int) -> list[ToSave]:
+    """The files that this rank would write. All ranks call it together. Raises: UcplError E693."""
+    if any(cls.__name__ == "DeepSpeedEngine" for cls in type(what).__mro__):
+        return _of_engine(cast(_Engine, what), step)
+    if isinstance(what, torch.nn.Module):
+        what = (what, None)
+    if isinstance(what, tuple) and len(what) == 2 and isinstance(what[0], torch.nn.Module):
+        module, optimizer = what
+        state: dict[str, object] = {"model": get_model_state_dict(module)}
+        if optimizer is not None:
+            state["optim"] = get_optimizer_state_dict(module, optimizer)
+        return _of_state(state)
+    if isinstance(what, Mapping) and all(isinstance(key, str) for key in what):
+        return _of_state(dict(what))
+    remedy = "give an engine of DeepSpeed, (module, optimizer), a state dict as dcp.save takes it, or a writer a layout"
+    fail("E693", f"a {type(what).__name__} is not kept", Label("what is saved"), remedy=remedy)
+
+
+# ---- DeepSpeed -------------------------------------------------------------------------------------------------------------
+
+
+class _Captured:
+    """Stands where an engine's checkpoint engine stood: what it is told to write is kept by reference."""
+
+    def __init__(self, before: object) -> None:
+        self._before = before
+        self.found: dict[str, object] = {}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._before, name)
+
+    def save(self, state_dict: object, path: str) -> None:
+        self.found[PurePosixPath(path).relative_to(TOP).as_posix()] = state_dict
+
+    def create(self, *_: object, **__: object) -> None:
+        """Nothing is written."""
+
+    makedirs = commit = set_commit_info = create
+
+    def is_decoupled(self) -> bool:
+        """It writes `latest` itself."""
+        return True
+
+    def preserves_storage_sharing(self) -> bool:
+        """Of each tensor its own elements are taken: there is nothing to clone for."""
+        return False
+
+
+class _Engine(Protocol):
+    """What is asked of an engine of DeepSpeed."""
+
+    checkpoint_engine: object
+    global_rank: int
+    _copy_recovery_script: Callable[..., None]
+
+    def save_checkpoint(self, save_dir: str, tag: str) -> object: ...
+
+
+@contextmanager
+def _capturing(engine: _Engine) -> Iterator[_Captured]:
+    before = engine.checkpoint_engine
+    engine.checkpoint_engine = captured = _Captured(before)
+    engine._copy_recovery_script = _nothing  # a script of DeepSpeed's that goes beside its files
+    try:
+        yield captured
+    finally:
+        engine.checkpoint_engine = before
+        del engine._copy_recovery_script
+
+
+def _nothing(*_: object) -> None:
+    """Nothing is written."""
+
+
+def _of_engine(engine: _Engine, step: int) -> list[ToSave]:
+    tag = f"global_step{step}"
+    with _capturing(engine) as captured:
+        engine.save_checkpoint(TOP, tag=tag)
+    files = [torch_file(name, held_in(value, name)) for name, value in captured.found.items()]
+    if engine.global_rank == 0:
+        files.append(text_file("latest", tag.encode()))
+    return files
+
+
+# ---- everything else, by DCP -------------------------------------------------------------------------------------------------
+
+
+class _Collecting(StorageWriter):
+    """What DCP's planner gives one rank to write, and on the first rank the metadata of all."""
+
+    def __init__(self) -> None:
+        self.file: ToSave | None = None
+        self.metadata: Metadata | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing is written."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
+        """Nothing is written."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        name = f"__{rank}_0.distcp"
+        parts: list[Held | bytes] = []
+        for item in plan.items:
+            data = planner.resolve_data(item)
+            if item.type == WriteItemType.BYTE_IO:
+                assert isinstance(data, io.BytesIO)
+                parts.append(data.getvalue())
+            else:
+                assert isinstance(data, torch.Tensor)
+                parts.append(one_tensor(data, item.index.fqn))
+        results: list[WriteResult] = []
+        if parts:
+            self.file, spans = archives(name, parts)
+            results = [
+                WriteResult(item.index, size, _StorageInfo(name, at, size))
+                for item, (at, size) in zip(plan.items, spans, strict=True)
+            ]
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        metadata.storage_data = {one.index: one.storage_data for some in results for one in some}
+        self.metadata = metadata
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return True
+
+
+def _of_state(state: dict[str, object]) -> list[ToSave]:
+    collecting = _Collecting()
+    alone = not (dist.is_available() and dist.is_initialized())
+    try:
+        save(state, storage_writer=collecting, no_dist=alone)
+    except CheckpointException as error:
+        failed = next(iter(failed for failed, _ in error.failures.values()))  # no Exception itself, as torch has it
+        if isinstance(failed, UcplError):
+            raise failed from error
+        fail("E693", f"{type(failed).__name__}: {str(failed)[:200]}", Label("what is saved"))
+    files = [collecting.file] if collecting.file is not None else []
+    if collecting.metadata is not None:
+        files.append(text_file(".metadata", pickle.dumps(collecting.metadata)))
+    return files

@@ -1,0 +1,185 @@
+"""What is in a vault, and whether it is as it was written: nothing is changed here but by `scrub`."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from attrs import field
+
+from ucpl.records import frozen
+from ucpl.remotes.vaults.memory import Lost, Memory, Piece
+from ucpl.remotes.vaults.places import Domain, committed, domains_of, held, job_at
+from ucpl.remotes.vaults.records import CHUNK, Job
+from ucpl.remotes.vaults.view import generation_at
+from ucpl.vault.server import heal
+
+__all__ = ["Damage", "Found", "Generation", "Place", "damage", "is_alive", "look", "scrub", "vaults_in"]
+
+
+@frozen
+class Generation:
+    """One that counts."""
+
+    number: int
+    step: int
+    bytes: int  # that ranks saved
+    parity: int  # bytes
+    files: int
+    in_domains: tuple[int, ...]  # that say so
+    age: float  # seconds
+
+
+@frozen
+class Place:
+    """A domain."""
+
+    number: int
+    ranks: tuple[int, ...]
+    is_there: bool
+    is_served: bool
+    written_by: tuple[int, ...]  # ranks whose writers live
+    bytes: int  # of memory that it takes
+
+
+@frozen
+class Found:
+    """A vault."""
+
+    home: Path
+    job: Job
+    domains: tuple[Place, ...]
+    generations: tuple[Generation, ...]  # newest first
+
+
+@frozen
+class Damage:
+    """What is not as it was written."""
+
+    what: str
+    chunks: int  # that are lost or damaged
+    can_be_rebuilt: bool
+    files: tuple[str, ...] = field(default=())
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a living process has a lock. Nothing is made where there is none."""
+    if not path.exists():
+        return False
+    try:
+        with held(path, wait=0) as mine:
+            return not mine
+    except OSError:
+        return False
+
+
+def is_alive(home: Path, job: Job | None) -> bool:
+    """Whether any server or writer of a vault lives."""
+    for number in domains_of(home):
+        here = Domain(home, number)
+        if _is_held(here.lock("server")):
+            return True
+        if any(_is_held(path) for path in here.folder.glob("r*.lock")):
+            return True
+    return False
+
+
+def look(home: Path) -> Found:
+    """Raises: UcplError E692."""
+    from ucpl.vault.making import Vault
+
+    job = Vault.at(home).job
+    places = []
+    for number, ranks in enumerate(job.domains):
+        here = Domain(home, number)
+        size = 0
+        with suppress(OSError):
+            size = sum(entry.stat().st_blocks * 512 for entry in os.scandir(here.folder))
+        alive = tuple(rank for rank in ranks if _is_held(here.lock(f"r{rank}")))
+        places.append(Place(number, ranks, here.is_there(), _is_held(here.lock("server")), alive, size))
+    found = []
+    for commit in committed(home, job):
+        among = [n for n in range(len(job.domains)) if commit.generation in Domain(home, n).commits()]
+        newest = 0.0
+        with suppress(OSError):
+            newest = max(Domain(home, n).commit(commit.generation).stat().st_mtime for n in among)
+        found.append(
+            Generation(
+                commit.generation, commit.step, sum(s.size for s in commit.shards), sum(p.size for p in commit.parity),
+                len({f.name for s in commit.shards for f in s.files}), tuple(among), max(0.0, time.time() - newest),
+            )
+        )  # fmt: skip
+    return Found(home, job, tuple(places), tuple(found))
+
+
+def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Damage]]:
+    """What is lost or damaged of a generation, chunk by chunk. Raises: UcplError E692."""
+    memory = generation_at(home, generation)
+    found: list[Damage] = []
+    for number, ranks in enumerate(memory.job.domains):
+        for rank in ranks:
+            piece = memory.arena(rank)
+            assert piece is not None
+            if bad := _bad(piece):
+                files = tuple(file.name for file in memory.commit.shards[rank].files)
+                found.append(Damage(f"d{number}: what rank {rank} saved", len(bad), _all(memory, rank, bad), files))
+        kept = memory.parity(number)
+        if kept is not None and (bad := _bad(kept)):
+            found.append(Damage(f"d{number}: what it keeps for others", len(bad), _all_parity(memory, number, bad)))
+    return memory, found
+
+
+def _bad(piece: Piece) -> list[int]:
+    return [low for low in range(0, piece.size, CHUNK) if piece.read(low, min(piece.size, low + CHUNK)) is None]
+
+
+def _all(memory: Memory, rank: int, some: list[int]) -> bool:
+    size = memory.commit.shards[rank].size
+    try:
+        for low in some:
+            memory.made(rank, low, min(size, low + CHUNK))
+    except Lost:
+        return False
+    return True
+
+
+def _all_parity(memory: Memory, number: int, some: list[int]) -> bool:
+    size = memory.commit.parity[number].size
+    try:
+        for low in some:
+            memory.parity_made(number, low, min(size, low + CHUNK))
+    except Lost:
+        return False
+    return True
+
+
+def scrub(home: Path) -> tuple[int, list[Damage]]:
+    """Rebuild what is damaged of the newest generation: (chunks that were rebuilt, what is left).
+
+    Raises: UcplError E692, OSError.
+    """
+    memory = generation_at(home)
+    count = 0
+    try:
+        for number in range(len(memory.job.domains)):
+            here = Domain(home, number)
+            if here.is_there():
+                count += heal(memory, number)
+                if not here.commit(memory.commit.generation).exists():
+                    from ucpl.remotes.vaults.sealed import write_whole
+
+                    write_whole(here.commit(memory.commit.generation), memory.commit.sealed())
+    finally:
+        memory.close()
+    return count, damage(home)[1]
+
+
+def vaults_in(root: Path) -> list[tuple[Path, Job | None]]:
+    """Folders below a root that are vaults, or are left of one."""
+    try:
+        homes = sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink() and domains_of(path))
+    except OSError:
+        return []
+    return [(home, job_at(home)) for home in homes]

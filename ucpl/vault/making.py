@@ -1,0 +1,110 @@
+"""A vault's folder: made once, for a job whose ranks and domains are known, and opened by everyone else."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from ucpl.errors import Label, fail
+from ucpl.records import frozen
+from ucpl.remotes.vaults.codes import Protection, sets_of
+from ucpl.remotes.vaults.places import Domain, committed, held, job_at
+from ucpl.remotes.vaults.records import Commit, Job
+from ucpl.remotes.vaults.sealed import write_whole
+
+if TYPE_CHECKING:
+    from ucpl.vault.writer import ToWrite, Writer
+
+__all__ = ["ToMake", "Vault", "even_domains"]
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}")
+
+
+class ToMake(TypedDict, total=False):
+    """What is said of a new vault."""
+
+    ranks: int  # of the job
+    domains: (
+        int | Sequence[Sequence[int]]
+    )  # how many, each with as many ranks that follow each other, or the ranks of each
+    protect: str  # none, mirror, mirror(2), raim5, raim5(4)
+
+
+def even_domains(ranks: int, domains: int) -> tuple[tuple[int, ...], ...]:
+    """Ranks that follow each other, as many in each domain. Raises: UcplError E690."""
+    if domains < 1 or ranks % domains:
+        what = f"{ranks} ranks do not divide into {domains} domains"
+        fail("E690", what, Label("--domains", where=str(domains)), remedy="say which ranks lie in which domain")
+    each = ranks // domains
+    return tuple(tuple(range(d * each, (d + 1) * each)) for d in range(domains))
+
+
+@frozen
+class Vault:
+    """A vault that is there: `home` is ROOT/JOB."""
+
+    home: Path
+    job: Job
+
+    @classmethod
+    def at(cls, home: str | os.PathLike[str]) -> Vault:
+        """Raises: UcplError E692."""
+        path = Path(home)
+        job = job_at(path)
+        if job is None:
+            what = f"{path} is no vault: no folder d0, d1, ... in it says which job it is of"
+            fail("E692", what, Label(str(path)), remedy="make one with `ucpl vault serve`, or Vault.make")
+        return cls(path, job)
+
+    @classmethod
+    def make(cls, home: str | os.PathLike[str], **said: Unpack[ToMake]) -> Vault:
+        """A new vault, or the one that is there if it is of the same ranks, domains and protection.
+
+        Raises: UcplError E690, E694.
+        """
+        path = Path(os.path.abspath(home))
+        if not _NAME.fullmatch(path.name):
+            fail("E690", f"{path.name!a} cannot be the name of a job", Label(str(path)))
+        told = said.get("domains", 1)
+        domains = even_domains(said.get("ranks", 1), told) if isinstance(told, int) else tuple(map(tuple, told))
+        if sorted(r for some in domains for r in some) != list(range(sum(map(len, domains)))) or not domains:
+            fail("E690", "each rank lies in one domain", Label("--domains"))
+        protection = Protection.parse(
+            said.get("protect", "raim5" if len(domains) > 2 else "mirror" if len(domains) > 1 else "none")
+        )
+        sets_of(len(domains), protection)
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with held(path / "make.lock", wait=60):
+            there = job_at(path)
+            if there is not None and (there.domains, there.protection) != (domains, protection):
+                what = f"{path} is the vault of another job: {_said(there.domains, there.protection)}"
+                label = Label(str(path), f"asked for: {_said(domains, protection)}")
+                fail("E694", what, label, remedy="name another folder, or remove this one with `ucpl vault gc`")
+            job = there or Job(path.name, token_hex(8), domains, protection)
+            for number in range(len(domains)):
+                here = Domain(path, number)
+                here.folder.mkdir(exist_ok=True, mode=0o700)
+                if not here.job().exists():
+                    write_whole(here.job(), job.sealed())
+        return cls(path, job)
+
+    def domain(self, number: int) -> Domain:
+        return Domain(self.home, number)
+
+    def committed(self) -> Commit | None:
+        """The newest generation that counts."""
+        return next(iter(committed(self.home, self.job)), None)
+
+    def writer(self, rank: int, **said: Unpack[ToWrite]) -> Writer:
+        """What a rank of the job saves by. Raises: UcplError E690, E694."""
+        from ucpl.vault.writer import Writer
+
+        return Writer(self.home, self.job, rank, **said)
+
+
+def _said(domains: Sequence[Sequence[int]], protection: Protection) -> str:
+    return f"{sum(map(len, domains))} ranks in {len(domains)} domains, {protection}"

@@ -1,0 +1,330 @@
+"""The server of a domain: it stands beside the trainer and makes what was saved outlive it.
+
+It holds what its ranks saved against their digests, makes what its domain keeps for others, and when every domain has done so,
+the generation is committed in all of them. It can be killed at any point and started anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import xxhash
+from attrs import field
+
+from ucpl.errors import Label, fail
+from ucpl.records import define, frozen
+from ucpl.remotes.vaults.codes import block_size, sets_of
+from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of, xor_into
+from ucpl.remotes.vaults.places import SLOTS, Domain, committed, held, job_at
+from ucpl.remotes.vaults.records import CHUNK, Commit, Job, Parity, Shard, mark_of
+from ucpl.remotes.vaults.sealed import write_whole
+from ucpl.runtime.disk import disk
+from ucpl.runtime.failpoints import failpoint
+from ucpl.vault.arenas import make_room
+
+__all__ = ["Server", "heal"]
+
+KEPT = 2  # commits that are kept: of both slots
+LOCKED = 30.0  # seconds for which the locks of all domains are waited for
+Say: TypeAlias = Callable[[str], None]
+
+
+@frozen(eq=False)
+class _Round:
+    """What all ranks have saved of one generation that does not count yet."""
+
+    generation: int
+    run: str
+    shards: tuple[Shard, ...]  # by rank
+    marks: Mapping[str, str]
+
+
+@define(eq=False)
+class Server:
+    """One domain's. Use it in a `with` statement: a second one is refused."""
+
+    home: Path
+    number: int
+    say: Say = lambda _: None
+    job: Job = field(init=False)
+    here: Domain = field(init=False)
+    _ends: ExitStack = field(factory=ExitStack)
+    _bad: set[str] = field(factory=set)  # marks of shards that are not as they were said to be
+
+    def __enter__(self) -> Server:
+        """Raises: UcplError E692, E694, E695."""
+        job = job_at(self.home)
+        if job is None:
+            fail("E692", f"{self.home} is no vault", Label(str(self.home)))
+        if not 0 <= self.number < len(job.domains):
+            fail("E694", f"{self.home} has no domain d{self.number}", Label(str(self.home)))
+        self.job, self.here = job, Domain(self.home, self.number)
+        try:
+            self.here.folder.mkdir(exist_ok=True, mode=0o700)
+            if not self._ends.enter_context(held(self.here.lock("server"), wait=0)):
+                self._ends.close()
+                fail("E694", f"d{self.number} of {self.home} has a server already", Label(str(self.here.folder)))
+            if not self.here.job().exists():
+                write_whole(self.here.job(), job.sealed())
+            self._take_up()
+        except OSError as error:
+            self._ends.close()
+            fail("E695", f"{self.here.folder} cannot be written: {error.strerror}", Label(str(self.here.folder)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def _take_up(self) -> None:
+        """What counts elsewhere counts here; of a domain that was lost, its part is rebuilt. Raises: OSError."""
+        for commit in committed(self.home, self.job)[:KEPT]:
+            if commit.generation not in self.here.commits():
+                write_whole(self.here.commit(commit.generation), commit.sealed())
+        newest = next(iter(committed(self.home, self.job)), None)
+        if newest is None:
+            return
+        memory = Memory(self.home, self.job, newest)
+        try:
+            count = heal(memory, self.number)
+        finally:
+            memory.close()
+        if count:
+            self.say(f"d{self.number}: generation {newest.generation}: {count} chunks were rebuilt")
+
+    def alive(self) -> list[int]:
+        """Domains that are there."""
+        return [n for n in range(len(self.job.domains)) if Domain(self.home, n).is_there()]
+
+    # ---- a turn ------------------------------------------------------------------------------------------------------
+
+    def turn(self) -> int | None:
+        """Do what can be done now. Returns the generation that was committed, by this server. Raises: OSError."""
+        newest = next(iter(committed(self.home, self.job)), None)
+        found = self._round(newest)
+        if found is None:
+            return None
+        vote = self._vote_on(found)
+        if vote is None and not self._protect(found, newest):
+            return None
+        return self._commit(found)
+
+    def _saved(self) -> dict[int, list[tuple[Shard, str]]]:
+        """What each rank has in its slots, with the marks of its texts."""
+        found: dict[int, list[tuple[Shard, str]]] = {}
+        for number, ranks in enumerate(self.job.domains):
+            where = Domain(self.home, number)
+            for rank in ranks:
+                for slot in range(SLOTS):
+                    one = where.shard_in(rank, slot)
+                    if one is not None and one[0].ident == self.job.ident:
+                        found.setdefault(rank, []).append((one[0], mark_of(one[1])))
+        return found
+
+    def _round(self, newest: Commit | None) -> _Round | None:
+        """The newest generation that all ranks of one run have saved and that does not count yet."""
+        saved = self._saved()
+        if len(saved) != self.job.ranks:
+            return None
+        before = newest.generation if newest is not None else 0
+        among = [
+            {(s.generation, s.run): (s, m) for s, m in saved[r] if s.generation > before} for r in range(self.job.ranks)
+        ]
+        both = set(among[0]).intersection(*among[1:])
+        if not both:
+            return None
+        which = max(both)
+        shards = tuple(some[which][0] for some in among)
+        marks = {str(rank): some[which][1] for rank, some in enumerate(among)}
+        if len({shard.step for shard in shards}) != 1 or self._bad & set(marks.values()):
+            return None
+        return _Round(*which, shards, marks)
+
+    def _vote_on(self, found: _Round, number: int | None = None) -> Parity | None:
+        """What a domain has made of exactly these shards."""
+        where = self.here if number is None else Domain(self.home, number)
+        for slot in range(SLOTS):
+            vote = where.vote_in(slot)
+            if vote is not None and (vote.ident, vote.run, vote.generation) == (
+                self.job.ident,
+                found.run,
+                found.generation,
+            ):
+                if dict(vote.shards) == dict(found.marks):
+                    return vote
+        return None
+
+    def _protect(self, found: _Round, newest: Commit | None) -> bool:
+        """Look at what this domain's ranks saved, and make what it keeps for others. False: not now. Raises: OSError."""
+        slot = 1 - newest.parity[self.number].slot if newest is not None else 0
+        among = next(some for some in sets_of(len(self.job.domains), self.job.protection) if self.number in some)
+        blocks, keeps = self.job.protection.blocks(len(among))
+        block = block_size([stretch_of(self.job.domains[d], found.shards).size for d in among], blocks)
+        blank = [
+            Parity(self.job.ident, found.run, found.generation, d, 0, block, 0, (), {})
+            for d in range(len(self.job.domains))
+        ]
+        memory = Memory(self.home, self.job, Commit(found.generation, found.shards[0].step, found.shards, tuple(blank)))
+        self.here.vote(slot).unlink(missing_ok=True)
+        try:
+            for rank in self.job.domains[self.number]:
+                if not self._is_whole(memory, rank):
+                    self._bad.add(found.marks[str(rank)])
+                    self.say(
+                        f"d{self.number}: what rank {rank} saved at step {found.shards[0].step} is damaged: not committed"
+                    )
+                    return False
+            chunks = self._made(memory, among, slot, (keeps, block))
+        finally:
+            memory.close()
+        if chunks is None:
+            return False
+        vote = Parity(
+            self.job.ident, found.run, found.generation, self.number, slot, block, keeps * block, chunks, found.marks
+        )
+        failpoint("vault-protected")
+        write_whole(self.here.vote(slot), vote.sealed())
+        failpoint("vault-voted")
+        return True
+
+    def _is_whole(self, memory: Memory, rank: int) -> bool:
+        piece = memory.arena(rank)
+        assert piece is not None
+        return all(piece.read(low, min(piece.size, low + CHUNK)) is not None for low in range(0, piece.size, CHUNK))
+
+    def _made(
+        self, memory: Memory, among: tuple[int, ...], slot: int, sizes: tuple[int, int]
+    ) -> tuple[int, ...] | None:
+        """Write what this domain keeps for others; digests of its chunks. None: theirs are not as they say. Raises: OSError."""
+        keeps, block = sizes
+        place = among.index(self.number)
+        groups = {j: group for group in self.job.protection.groups(len(among)) for at, j in group.parity if at == place}
+        fd = disk().open(self.here.parity(slot), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        chunks: list[int] = []
+        try:
+            make_room(fd, keeps * block)
+            room = np.empty(CHUNK, np.uint8)
+            for low in range(0, keeps * block, CHUNK):
+                high = min(keeps * block, low + CHUNK)
+                at = low
+                while at < high:
+                    j, inner = divmod(at, block)
+                    end = min(high, (j + 1) * block)
+                    some = _joined(memory, [(among[p], n) for p, n in groups[j].data], (inner, inner + end - at))
+                    if some is None:
+                        return None
+                    room[at - low : end - low] = some
+                    at = end
+                view = room[: high - low].data
+                chunks.append(xxhash.xxh3_64_intdigest(view))
+                done = 0
+                while done < len(view):
+                    done += os.pwrite(fd, view[done:], low + done)
+                failpoint("vault-parity")
+        finally:
+            disk().close(fd)
+        return tuple(chunks)
+
+    def _commit(self, found: _Round) -> int | None:
+        """Where every domain has voted, and nobody has taken back what it saved. Raises: OSError."""
+        votes = [self._vote_on(found, number) for number in range(len(self.job.domains))]
+        if not all(votes):
+            return None
+        with ExitStack() as locks:
+            for number in range(len(self.job.domains)):
+                try:
+                    if not locks.enter_context(held(Domain(self.home, number).lock("commit"), wait=LOCKED)):
+                        return None
+                except FileNotFoundError:  # the domain is gone
+                    return None
+            again = self._round(next(iter(committed(self.home, self.job)), None))
+            if again is None or dict(again.marks) != dict(found.marks):
+                return None
+            sure = [self._vote_on(again, number) for number in range(len(self.job.domains))]
+            commit = Commit(
+                found.generation, found.shards[0].step, found.shards, tuple(v for v in sure if v is not None)
+            )
+            if len(commit.parity) != len(sure):
+                return None
+            try:
+                commit.files()
+            except ValueError as error:
+                self._bad |= set(found.marks.values())
+                self.say(f"step {commit.step} is not committed: of {error}, parts are missing or overlap")
+                return None
+            text = commit.sealed()
+            failpoint("vault-commit")
+            for number in range(len(self.job.domains)):
+                where = Domain(self.home, number)
+                write_whole(where.commit(commit.generation), text)
+                failpoint("vault-committed")
+                for old in where.commits()[KEPT:]:
+                    where.commit(old).unlink(missing_ok=True)
+        self.say(f"generation {commit.generation}, step {commit.step}, is committed")
+        return commit.generation
+
+
+def _joined(memory: Memory, blocks: list[tuple[int, int]], span: tuple[int, int]) -> Bytes | None:
+    out: Bytes | None = None
+    for domain, number in blocks:
+        found = memory.data_bytes(domain, number, span)
+        if found is None:
+            return None
+        if out is None:
+            out = found
+        else:
+            xor_into(out, found)
+    return out
+
+
+def heal(memory: Memory, number: int) -> int:
+    """Rebuild what a domain has lost or has damaged of a generation that counts. Returns the chunks that were rebuilt.
+
+    What cannot be rebuilt stays as it is: it is refused when it is read. Raises: OSError.
+    """
+    here = Domain(memory.home, number)
+    count = 0
+    for rank in memory.job.domains[number]:
+        piece = memory.arena(rank)
+        assert piece is not None
+        count += _healed(memory, here, piece, partial(memory.made, rank))
+    kept = memory.parity(number)
+    if kept is not None and kept.size:
+        count += _healed(memory, here, kept, partial(memory.parity_made, number))
+    return count
+
+
+def _healed(memory: Memory, here: Domain, piece: Piece, made: Callable[[int, int], Bytes]) -> int:
+    count = 0
+    for low in range(0, piece.size, CHUNK):
+        high = min(piece.size, low + CHUNK)
+        if piece.read(low, high) is not None:
+            continue
+        with suppress(Lost):
+            data = made(low, high)
+            with held(here.lock("commit"), wait=LOCKED) as mine:  # as long as it is held, no slot is given free
+                newest = next(iter(committed(memory.home, memory.job)), None)
+                if not mine or newest is None or newest.generation != memory.commit.generation:
+                    return count
+                _put(piece, low, data)
+                failpoint("vault-healed")
+            count += 1
+    return count
+
+
+def _put(piece: Piece, low: int, data: Bytes) -> None:
+    """Raises: OSError."""
+    fd = os.open(piece.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        make_room(fd, piece.size)
+        done = 0
+        while done < len(data):
+            done += os.pwrite(fd, data[done:].data, low + done)
+    finally:
+        os.close(fd)
+    piece.mended(low // CHUNK)

@@ -1,0 +1,144 @@
+"""Values of a running job as value trees: what torch.save would write of them, with tensors by reference and none copied.
+
+A pickle is made of the value, as torch.save makes one, and read at once by our own machine: objects become inert, and the
+file that is laid out of the tree is the one that the framework would write.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import torch
+from attrs import field
+
+from ucpl.errors import Label, UcplError, fail
+from ucpl.extents import DTYPES, Key, StorageRef, TensorRef
+from ucpl.extents.dtypes import BY_TORCH
+from ucpl.records import define, frozen
+from ucpl.stores.pickles import load_pickle
+
+__all__ = ["Held", "dtype_name", "held_in", "nested", "one_tensor"]
+
+
+Reduced = tuple[Callable[..., object], tuple[object, ...]]
+
+
+@frozen(eq=False)
+class Held:
+    """A value tree, and the tensors that its storages are the bytes of."""
+
+    tree: object
+    tensors: Mapping[str, torch.Tensor]  # by the storage's name
+
+
+@frozen
+class _Storage:
+    """Stands for a storage in a pickle that is being made."""
+
+    kind: object
+    name: str
+    numel: int
+
+
+@define(eq=False)
+class _Storages:
+    """Tensors that were met. One that is met twice is one storage."""
+
+    tensors: dict[str, torch.Tensor] = field(factory=dict)
+    _known: dict[tuple[object, ...], str] = field(factory=dict)
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        what: tuple[object, ...] = (
+            tensor.data_ptr(),
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            str(tensor.device),
+        )
+        if tensor.numel() == 0:
+            what = (id(tensor),)
+        name = self._known.setdefault(what, str(len(self._known)))
+        self.tensors[name] = tensor
+        return name
+
+
+def dtype_name(tensor: torch.Tensor, where: str) -> str:
+    """A tensor's type by its name in the language. Raises: UcplError E693."""
+    found = BY_TORCH.get(str(tensor.dtype).removeprefix("torch."))
+    if found is None or tensor.layout != torch.strided or tensor.is_quantized:
+        what = f"{where} is a tensor of {tensor.dtype} and layout {tensor.layout}, which is not kept"
+        fail("E693", what, Label("what is saved", where=where))
+    return found.name
+
+
+class _Pickler(pickle.Pickler):
+    """As torch.save makes a pickle, each tensor with a storage of its own elements alone."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=2)
+        self.storages = _Storages()
+
+    def persistent_id(self, obj: object) -> tuple[object, ...] | None:
+        return ("storage", obj.kind, obj.name, "cpu", obj.numel) if type(obj) is _Storage else None
+
+    def reducer_override(self, obj: object) -> Reduced:
+        if not isinstance(obj, torch.Tensor):
+            return cast(Reduced, NotImplemented)
+        if isinstance(obj, torch.nn.Parameter):
+            return torch._utils._rebuild_parameter, (obj.data, obj.requires_grad, OrderedDict())
+        plain = obj.detach()
+        dtype = DTYPES[dtype_name(plain, "a tensor")]
+        numel = plain.numel() if dtype.storage else plain.numel() * dtype.itemsize
+        kind = getattr(torch, dtype.storage) if dtype.storage else torch.UntypedStorage
+        storage = _Storage(kind, self.storages.name_of(plain), numel)
+        steps = torch.empty(plain.shape, device="meta").stride()
+        shape, hooks = tuple(plain.shape), OrderedDict[str, object]()
+        if dtype.storage:
+            return torch._utils._rebuild_tensor_v2, (storage, 0, shape, steps, obj.requires_grad, hooks)
+        return torch._utils._rebuild_tensor_v3, (storage, 0, shape, steps, obj.requires_grad, hooks, plain.dtype)
+
+
+def held_in(value: object, where: str) -> Held:
+    """A value as torch.save would write it. where: what it is called in errors. Raises: UcplError E693."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(value)
+        tree = load_pickle(file.getvalue(), where).value
+    except UcplError:
+        raise
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        fail("E693", f"{where} cannot be kept: {error}", Label("what is saved", where=where))
+    return Held(tree, pickler.storages.tensors)
+
+
+def _ref(storages: _Storages, tensor: torch.Tensor, where: str) -> TensorRef:
+    plain = tensor.detach()
+    dtype = dtype_name(plain, where)
+    shape, steps = tuple(plain.shape), tuple(torch.empty(plain.shape, device="meta").stride())
+    return TensorRef(StorageRef(storages.name_of(plain), dtype, plain.numel()), 0, shape, steps)
+
+
+def one_tensor(tensor: torch.Tensor, where: str) -> Held:
+    """A tensor alone. Raises: UcplError E693."""
+    storages = _Storages()
+    return Held(_ref(storages, tensor, where), storages.tensors)
+
+
+def nested(tensors: Mapping[Key, torch.Tensor], where: str) -> Held:
+    """A dict of dicts with tensors at keys. Raises: UcplError E693."""
+    storages = _Storages()
+    root: dict[object, object] = {}
+    for key, tensor in tensors.items():
+        here = root
+        for step in key[:-1]:
+            inner = here.setdefault(step, {})
+            if not isinstance(inner, dict):
+                fail("E693", f"{where}: a tensor lies at a key that others lie below", Label(where, where=str(step)))
+            here = inner
+        here[key[-1]] = _ref(storages, tensor, "/".join(map(str, key)))
+    return Held(root, storages.tensors)

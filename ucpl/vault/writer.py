@@ -1,0 +1,216 @@
+"""What a rank of a job saves by: a copy into memory that is its own, and a text that says what lies there.
+
+A generation is what all ranks save at their n-th call. It counts when every domain has committed it, beside the trainer. A
+rank has two slots: it never writes where the newest generation lies that counts. A save that fails says so and ends nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import torch.distributed as dist
+
+from ucpl.errors import Label, UcplError, fail
+from ucpl.records import frozen
+from ucpl.remotes.vaults.places import Domain, committed, held
+from ucpl.remotes.vaults.records import Commit, Job, Shard
+from ucpl.remotes.vaults.sealed import Told, write_whole
+from ucpl.runtime.failpoints import failpoint
+from ucpl.vault.arenas import write_arena
+
+if TYPE_CHECKING:
+    from ucpl.texts import Json
+    from ucpl.vault.files import ToSave
+
+__all__ = ["Saved", "ToWrite", "Writer"]
+
+_log = logging.getLogger("ucpl")
+POLL = 0.002  # seconds between two looks whether a generation counts
+STATE_MAX = 64 << 20
+
+
+class ToWrite(TypedDict, total=False):
+    """What is said beside the rank."""
+
+    layout: str | None  # FILE.ucpl:NAME(...), of what is given by keys
+    run: (
+        str | None
+    )  # one text for all ranks of a run, another for each; by default torch.distributed's ranks agree on one
+    wait: float  # seconds for which a save waits until the one before it counts (default 30)
+    strict: bool  # a save that fails raises; by default it says so on standard error, and training goes on
+
+
+@frozen
+class Saved:
+    """What came of a save. It is true where all of it was saved; that it counts, `Writer.committed` says."""
+
+    generation: int
+    step: int
+    bytes: int  # of this rank
+    seconds: float  # for which the job stood still
+    waited: float  # of these, until the save before counted
+    error: UcplError | None = None
+
+    def __bool__(self) -> bool:
+        return self.error is None
+
+
+class Writer:
+    """One rank's. Close it, or use it in a `with` statement."""
+
+    def __init__(self, home: Path, job: Job, rank: int, **said: Unpack[ToWrite]) -> None:
+        """Raises: UcplError E693, E694."""
+        domain = job.domain_of(rank)
+        if domain is None:
+            what = f"{home} is the vault of a job of {job.ranks} ranks"
+            fail("E694", f"{what}: it has no rank {rank}", Label(str(home)))
+        self.home, self.job, self.rank, self.here = home, job, rank, Domain(home, domain)
+        self.wait, self.strict = said.get("wait", 30.0), said.get("strict", False)
+        self._ends = ExitStack()
+        self._pending: int | None = None
+        self.here.folder.mkdir(exist_ok=True, mode=0o700)
+        if not self._ends.enter_context(held(self.here.lock(f"r{rank}"), wait=0)):
+            self._ends.close()
+            fail("E694", f"rank {rank} of {home} is written by another process", Label(str(self.here.folder)))
+        try:
+            self.run, self._next = self._agreed(said.get("run"))
+            call = said.get("layout")
+            self._kept = None
+            if call is not None:
+                from ucpl.vault.keyed import Keyed
+
+                self._kept = Keyed.of(call, rank)
+        except BaseException:
+            self._ends.close()
+            raise
+
+    def _agreed(self, run: str | None) -> tuple[str, int]:
+        """What tells this run from others, and its first generation: the same on all ranks. Raises: UcplError E693."""
+        newest = next(iter(committed(self.home, self.job)), None)
+        first = newest.generation + 1 if newest is not None else 1
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            told: list[object] = [run or token_hex(8), first]
+            dist.broadcast_object_list(told, src=0)
+            return str(told[0]), int(str(told[1]))
+        if run is None and self.job.ranks > 1:
+            what = "several ranks save, and nothing tells this run from another one"
+            remedy = "call init_process_group first, or give run=, one text for all ranks and another for each run"
+            fail("E693", what, Label(f"rank {self.rank}"), remedy=remedy)
+        return run or token_hex(8), first
+
+    def committed(self) -> tuple[int, int] | None:
+        """(generation, step) of what would be restored."""
+        newest = next(iter(committed(self.home, self.job)), None)
+        return None if newest is None else (newest.generation, newest.step)
+
+    def save(self, step: int, what: object, state: Mapping[str, Json] | None = None) -> Saved:
+        """Keep what this rank has. All ranks call it, as often as each other, with the same step.
+
+        what:  tensors by the layout's keys; an engine of DeepSpeed; or (module, optimizer), plain or of DTensors.
+        state: small JSON of the caller's (where its data are, random numbers): it comes back as it is.
+
+        Returns when all is copied: from then on everything may change. Raises: where `strict`, UcplError E693, E695.
+        """
+        begin = time.perf_counter()
+        generation, self._next = self._next, self._next + 1
+        waited = 0.0
+        try:
+            files, waited = self._files(step, what), self._settle()
+            size = self._save(generation, step, files, dict(state or {}))
+        except (OSError, UcplError) as error:
+            told = error if isinstance(error, UcplError) else _failed(self, error)
+            if self.strict:
+                raise told from error
+            _log.warning("step %d is not kept: %s", step, told.diagnostics[0].message)
+            return Saved(generation, step, 0, time.perf_counter() - begin, waited, told)
+        self._pending = generation
+        return Saved(generation, step, size, time.perf_counter() - begin, waited)
+
+    def _files(self, step: int, what: object) -> list[ToSave]:
+        if self._kept is not None:
+            return self._kept.files(what)
+        from ucpl.vault.live import files_of
+
+        try:
+            return files_of(what, step)
+        except UcplError:
+            raise
+        except Exception as error:  # whatever a framework says of what it is given: training goes on
+            fail("E693", f"{type(error).__name__}: {str(error)[:200]}", Label("what is saved"))
+
+    def _settle(self) -> float:
+        """Wait until the generation before counts, or take it back. Returns the seconds. Raises: OSError."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return 0.0
+        begin = time.perf_counter()
+        while pending not in self.here.commits() and time.perf_counter() - begin < self.wait:
+            time.sleep(POLL)
+        return time.perf_counter() - begin
+
+    def _save(self, generation: int, step: int, files: list[ToSave], state: Told) -> int:
+        """Raises: OSError, UcplError E693."""
+        try:
+            if len(json.dumps(state)) > STATE_MAX:
+                raise ValueError(f"more than {STATE_MAX:,} bytes of JSON")
+        except (TypeError, ValueError) as error:
+            fail("E693", f"the state beside is no small JSON: {error}", Label("state"))
+        # Whoever commits holds this lock of every domain: from here on a generation either counts, or never does.
+        with held(self.here.lock("commit"), wait=max(1.0, self.wait)) as mine:
+            if not mine:
+                raise OSError(errno.EAGAIN, "whoever commits stands still")
+            newest = self._newest()
+            kept = newest.shards[self.rank].slot if newest is not None else None
+            slot = 1 - kept if kept is not None else 0
+            self.here.shard(self.rank, slot).unlink(missing_ok=True)
+        failpoint("vault-begun")
+        written = write_arena(self.here.arena(self.rank, slot), files)
+        job = self.job
+        shard = Shard(
+            job.ident, self.run, generation, step, self.rank, slot, written.size, written.chunks, written.files, state
+        )
+        failpoint("vault-copied")
+        write_whole(self.here.shard(self.rank, slot), shard.sealed())
+        failpoint("vault-told")
+        return written.size
+
+    def _newest(self) -> Commit | None:
+        """The newest generation that counts anywhere: one that whoever committed it could not tell all is told here."""
+        found = committed(self.home, self.job)
+        if found and found[0].generation not in self.here.commits():
+            write_whole(self.here.commit(found[0].generation), found[0].sealed())
+        return found[0] if found else None
+
+    def close(self) -> None:
+        self._ends.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+
+def _failed(writer: Writer, error: OSError) -> UcplError:
+    where = str(writer.here.folder)
+    free = ""
+    with suppress(OSError):
+        state = os.statvfs(where)
+        free = f"{state.f_bavail * state.f_frsize:,} bytes are free there"
+    try:
+        fail("E695", f"{where} cannot be written: {error.strerror or error}", Label(where, free))
+    except UcplError as told:
+        return told
