@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 from attrs import field
 
 from ucpl.records import frozen
@@ -132,14 +133,14 @@ def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Dama
 
 
 def _bad(piece: Piece) -> list[int]:
-    return [low for low in range(0, piece.size, CHUNK) if piece.read(low, min(piece.size, low + CHUNK)) is None]
+    return [low for low in range(0, piece.size, CHUNK) if not piece.is_whole(low)]
 
 
 def _all(memory: Memory, rank: int, some: list[int]) -> bool:
     size = memory.commit.shards[rank].size
     try:
         for low in some:
-            memory.made(rank, low, min(size, low + CHUNK))
+            memory.made(rank, low, np.empty(min(CHUNK, size - low), np.uint8))
     except Lost:
         return False
     return True
@@ -149,7 +150,7 @@ def _all_parity(memory: Memory, number: int, some: list[int]) -> bool:
     size = memory.commit.parity[number].size
     try:
         for low in some:
-            memory.parity_made(number, low, min(size, low + CHUNK))
+            memory.parity_made(number, low, np.empty(min(CHUNK, size - low), np.uint8))
     except Lost:
         return False
     return True

@@ -20,11 +20,11 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.records import define, frozen
 from ucpl.remotes.vaults.codes import block_size, sets_of
-from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of, xor_into
+from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
 from ucpl.remotes.vaults.places import SLOTS, Domain, committed, held, job_at
 from ucpl.remotes.vaults.records import CHUNK, Commit, Job, Parity, Shard, mark_of
 from ucpl.remotes.vaults.sealed import write_whole
-from ucpl.runtime.disk import disk
+from ucpl.runtime.disk import disk, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.arenas import make_room
 
@@ -101,6 +101,26 @@ class Server:
         """Domains that are there."""
         return [n for n in range(len(self.job.domains)) if Domain(self.home, n).is_there()]
 
+    def _make_ready(self) -> None:
+        """Have memory for the second slot of each rank as soon as its first is known: a save need not wait for it."""
+        for rank in self.job.domains[self.number]:
+            sizes = {}
+            for slot in range(SLOTS):
+                with suppress(OSError):
+                    sizes[slot] = self.here.arena(rank, slot).stat().st_size
+            if len(sizes) != 1:
+                continue
+            ((slot, size),) = sizes.items()
+            with suppress(OSError):  # no room: the save that needs it says so
+                fd = os.open(
+                    self.here.arena(rank, 1 - slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+                )
+                try:
+                    if size and not os.fstat(fd).st_size:
+                        os.posix_fallocate(fd, 0, size)  # which never makes a file shorter
+                finally:
+                    os.close(fd)
+
     # ---- a turn ------------------------------------------------------------------------------------------------------
 
     def turn(self) -> int | None:
@@ -112,7 +132,9 @@ class Server:
         vote = self._vote_on(found)
         if vote is None and not self._protect(found, newest):
             return None
-        return self._commit(found)
+        done = self._commit(found)
+        self._make_ready()
+        return done
 
     def _saved(self) -> dict[int, list[tuple[Shard, str]]]:
         """What each rank has in its slots, with the marks of its texts."""
@@ -179,7 +201,7 @@ class Server:
                         f"d{self.number}: what rank {rank} saved at step {found.shards[0].step} is damaged: not committed"
                     )
                     return False
-            chunks = self._made(memory, among, slot, (keeps, block))
+            chunks = self._made(memory, slot, keeps * block)
         finally:
             memory.close()
         if chunks is None:
@@ -195,36 +217,23 @@ class Server:
     def _is_whole(self, memory: Memory, rank: int) -> bool:
         piece = memory.arena(rank)
         assert piece is not None
-        return all(piece.read(low, min(piece.size, low + CHUNK)) is not None for low in range(0, piece.size, CHUNK))
+        return all(piece.is_whole(low) for low in range(0, piece.size, CHUNK))
 
-    def _made(
-        self, memory: Memory, among: tuple[int, ...], slot: int, sizes: tuple[int, int]
-    ) -> tuple[int, ...] | None:
+    def _made(self, memory: Memory, slot: int, size: int) -> tuple[int, ...] | None:
         """Write what this domain keeps for others; digests of its chunks. None: theirs are not as they say. Raises: OSError."""
-        keeps, block = sizes
-        place = among.index(self.number)
-        groups = {j: group for group in self.job.protection.groups(len(among)) for at, j in group.parity if at == place}
         fd = disk().open(self.here.parity(slot), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         chunks: list[int] = []
         try:
-            make_room(fd, keeps * block)
+            make_room(fd, size)
             room = np.empty(CHUNK, np.uint8)
-            for low in range(0, keeps * block, CHUNK):
-                high = min(keeps * block, low + CHUNK)
-                at = low
-                while at < high:
-                    j, inner = divmod(at, block)
-                    end = min(high, (j + 1) * block)
-                    some = _joined(memory, [(among[p], n) for p, n in groups[j].data], (inner, inner + end - at))
-                    if some is None:
-                        return None
-                    room[at - low : end - low] = some
-                    at = end
-                view = room[: high - low].data
-                chunks.append(xxhash.xxh3_64_intdigest(view))
-                done = 0
-                while done < len(view):
-                    done += os.pwrite(fd, view[done:], low + done)
+            for low in range(0, size, CHUNK):
+                some = room[: min(CHUNK, size - low)]
+                try:
+                    memory.make_parity(self.number, low, some)
+                except Lost:
+                    return None
+                chunks.append(xxhash.xxh3_64_intdigest(some.data))
+                write_all(fd, some.data, low)
                 failpoint("vault-parity")
         finally:
             disk().close(fd)
@@ -269,19 +278,6 @@ class Server:
         return commit.generation
 
 
-def _joined(memory: Memory, blocks: list[tuple[int, int]], span: tuple[int, int]) -> Bytes | None:
-    out: Bytes | None = None
-    for domain, number in blocks:
-        found = memory.data_bytes(domain, number, span)
-        if found is None:
-            return None
-        if out is None:
-            out = found
-        else:
-            xor_into(out, found)
-    return out
-
-
 def heal(memory: Memory, number: int) -> int:
     """Rebuild what a domain has lost or has damaged of a generation that counts. Returns the chunks that were rebuilt.
 
@@ -299,14 +295,14 @@ def heal(memory: Memory, number: int) -> int:
     return count
 
 
-def _healed(memory: Memory, here: Domain, piece: Piece, made: Callable[[int, int], Bytes]) -> int:
+def _healed(memory: Memory, here: Domain, piece: Piece, made: Callable[[int, Bytes], None]) -> int:
     count = 0
     for low in range(0, piece.size, CHUNK):
-        high = min(piece.size, low + CHUNK)
-        if piece.read(low, high) is not None:
+        if piece.is_whole(low):
             continue
+        data = np.empty(min(CHUNK, piece.size - low), np.uint8)
         with suppress(Lost):
-            data = made(low, high)
+            made(low, data)
             with held(here.lock("commit"), wait=LOCKED) as mine:  # as long as it is held, no slot is given free
                 newest = next(iter(committed(memory.home, memory.job)), None)
                 if not mine or newest is None or newest.generation != memory.commit.generation:
@@ -322,9 +318,7 @@ def _put(piece: Piece, low: int, data: Bytes) -> None:
     fd = os.open(piece.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         make_room(fd, piece.size)
-        done = 0
-        while done < len(data):
-            done += os.pwrite(fd, data[done:].data, low + done)
+        write_all(fd, data.data, low)
     finally:
         os.close(fd)
     piece.mended(low // CHUNK)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate
@@ -60,12 +60,30 @@ def stretch_of(ranks: Sequence[int], shards: Sequence[Shard]) -> Stretch:
     return Stretch(tuple(ranks), starts, sizes)
 
 
+def _chunks(low: int, high: int, size: int = CHUNK) -> Iterator[tuple[int, int]]:
+    """[low, high) cut at multiples of `size`."""
+    while low < high:
+        end = min(high, (low // size + 1) * size)
+        yield low, end
+        low = end
+
+
 def xor_into(into: Bytes, other: Bytes) -> None:
     """Eight bytes at a time."""
     whole = len(into) // 8 * 8
     a, b = into[:whole].view(np.uint64), other[:whole].view(np.uint64)
     np.bitwise_xor(a, b, out=a)
     np.bitwise_xor(into[whole:], other[whole:], out=into[whole:])
+
+
+class _Scratch(threading.local):
+    """Room of each thread's own: what is as large as a chunk is expensive to get anew, since the kernel clears it first."""
+
+    def __init__(self) -> None:
+        self.rooms = [np.empty(CHUNK, np.uint8) for _ in range(3)]
+
+
+_scratch = _Scratch()
 
 
 @define(eq=False)
@@ -90,28 +108,32 @@ class Piece:
                 self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             return self._fd
 
-    def read(self, low: int, high: int) -> Bytes | None:
-        """Bytes of one chunk, [low, high); None: they are not what was written. Raises nothing."""
+    def read(self, low: int, out: Bytes) -> bool:
+        """Fill `out` with bytes from `low` on, all of one chunk. False: they are not what was written. Raises nothing."""
         number = low // CHUNK
         begin, end = number * CHUNK, min(self.size, (number + 1) * CHUNK)
         if self.is_bad[number]:
-            return None
-        if self.is_good[number]:
-            begin, end = low, high
-        room = np.empty(end - begin, np.uint8)
-        try:
-            got = os.preadv(self._open(), [room.data], begin)
-        except OSError:
-            got = -1
-        if got != end - begin:
+            return False
+        if self.is_good[number] and self._got(out, low):
+            return True
+        whole = out if (low, len(out)) == (begin, end - begin) else _scratch.rooms[0][: end - begin]
+        if not self._got(whole, begin) or xxhash.xxh3_64_intdigest(whole.data) != self.chunks[number]:
             self.is_bad[number] = True
-            return None
-        if not self.is_good[number]:
-            if xxhash.xxh3_64_intdigest(room.data) != self.chunks[number]:
-                self.is_bad[number] = True
-                return None
-            self.is_good[number] = True
-        return room[low - begin : high - begin]
+            return False
+        self.is_good[number] = True
+        if whole is not out:
+            out[:] = whole[low - begin : low - begin + len(out)]
+        return True
+
+    def is_whole(self, low: int) -> bool:
+        """Whether the chunk that begins there is what was written."""
+        return self.read(low, _scratch.rooms[1][: min(CHUNK, self.size - low)])
+
+    def _got(self, out: Bytes, position: int) -> bool:
+        try:
+            return os.preadv(self._open(), [out.data], position) == len(out)
+        except OSError:
+            return False
 
     def mended(self, number: int) -> None:
         """A chunk was written once more: it is looked at again, in the file that has this name now."""
@@ -174,26 +196,19 @@ class Memory:
 
     def fill(self, rank: int, into: memoryview, position: int) -> None:
         """Bytes of a rank's arena from `position` on. Raises: UcplError E691."""
-        done, size = 0, len(into)
-        while done < size:
-            low = position + done
-            high = min(position + size, (low // CHUNK + 1) * CHUNK)
-            into[done : done + high - low] = self._some(rank, low, high).data
-            done += high - low
-
-    def _some(self, rank: int, low: int, high: int) -> Bytes:
-        """Within a chunk. Raises: UcplError E691."""
+        out = np.frombuffer(into, np.uint8)
         piece = self.arena(rank)
-        found = piece.read(low, high) if piece is not None else None
-        if found is not None:
-            self._counted(high - low)
-            return found
-        try:
-            return self.made(rank, low, high)
-        except Lost as lost:
-            self._refuse(rank, lost)
+        for low, high in _chunks(position, position + len(out)):
+            some = out[low - position : high - position]
+            if piece is not None and piece.read(low, some):
+                self._counted(high - low)
+                continue
+            try:
+                self.made(rank, low, some)
+            except Lost as lost:
+                self._refuse(rank, lost)
 
-    def made(self, rank: int, low: int, high: int) -> Bytes:
+    def made(self, rank: int, low: int, out: Bytes) -> None:
         """Bytes of one chunk of an arena, of others' alone, held against the chunk's digest. Raises: Lost."""
         shard = self.commit.shards[rank]
         number = low // CHUNK
@@ -204,111 +219,101 @@ class Memory:
             assert domain is not None
             stretch = self.stretches[domain]
             start = stretch.starts[stretch.ranks.index(rank)]
-            room = self._rebuilt(domain, start + begin, start + end)
+            whole = (low, len(out)) == (begin, end - begin)
+            room = out if whole else np.empty(end - begin, np.uint8)
+            self._rebuilt(domain, start + begin, room)
             if xxhash.xxh3_64_intdigest(room.data) != shard.chunks[number]:
                 raise Lost(domain, (domain,))
             with self._count:
                 self.rebuilt += end - begin
-                while len(self._made) >= KEPT:
-                    self._made.pop(next(iter(self._made)))
-                self._made[rank, number] = room
-        return room[low - begin : high - begin]
+                if not whole:
+                    while len(self._made) >= KEPT:
+                        self._made.pop(next(iter(self._made)))
+                    self._made[rank, number] = room
+        if room is not out:
+            out[:] = room[low - begin : low - begin + len(out)]
 
-    def _rebuilt(self, domain: int, low: int, high: int) -> Bytes:
+    def _rebuilt(self, domain: int, low: int, out: Bytes) -> None:
         """Bytes of a domain's data, of what the others of its set hold. Raises: Lost."""
         among = next(some for some in self.sets if domain in some)
-        protection = self.job.protection
-        groups = protection.groups(len(among))
+        groups = self.job.protection.groups(len(among))
         if not groups:
             raise Lost(domain, (domain,))
         place = among.index(domain)
         block = self.commit.parity[domain].block
-        out = np.empty(high - low, np.uint8)
-        at = low
-        while at < high:
-            number, inner = divmod(at, block)
-            end = min(high, (number + 1) * block)
+        for at, end in _chunks(low, low + len(out), block):
+            number = at // block
             group = next(g for g in groups if (place, number) in g.data)
-            out[at - low : end - low] = self._of_group(group, (place, number), among, (inner, inner + end - at))
-            at = end
-        return out
+            self._of_group(group, (place, number), among, at % block, out[at - low : end - low])
 
-    def _of_group(self, group: Group, missing: tuple[int, int], among: Sequence[int], span: tuple[int, int]) -> Bytes:
-        """Bytes of one block, of the others of its group: all others and one block of parity. Raises: Lost."""
-        out: Bytes | None = None
+    def _of_group(self, group: Group, missing: tuple[int, int], among: Sequence[int], begin: int, out: Bytes) -> None:
+        """Bytes of one block from `begin` on, of the others of its group: all others and one block of parity. Raises: Lost."""
         lacking = []
         for place, slot in group.parity:
-            found = self._parity_bytes(among[place], slot, span)
-            if found is not None:
-                out = found
+            if self._parity_bytes(among[place], slot, begin, out):
                 break
             lacking.append(among[place])
-        if out is None:
+        else:
             raise Lost(among[missing[0]], lacking)
+        room = _scratch.rooms[2][: len(out)]
         for place, number in group.data:
             if (place, number) == missing:
                 continue
-            found = self.data_bytes(among[place], number, span)
-            if found is None:
+            if not self.data_bytes(among[place], number, begin, room):
                 raise Lost(among[missing[0]], (among[place],))
-            xor_into(out, found)
-        return out
+            xor_into(out, room)
 
-    def _parity_bytes(self, domain: int, slot: int, span: tuple[int, int]) -> Bytes | None:
+    def _parity_bytes(self, domain: int, slot: int, begin: int, out: Bytes) -> bool:
         piece = self.parity(domain)
-        begin = slot * self.commit.parity[domain].block
-        return None if piece is None else self._gathered(piece, begin + span[0], begin + span[1])
+        return piece is not None and self._gathered(piece, slot * self.commit.parity[domain].block + begin, out)
 
-    def data_bytes(self, domain: int, number: int, span: tuple[int, int]) -> Bytes | None:
+    def data_bytes(self, domain: int, number: int, begin: int, out: Bytes) -> bool:
         """Bytes of a block of a domain that is there: zeros behind the end of its data, and between arenas."""
         if domain in self.lost:
-            return None
+            return False
         stretch = self.stretches[domain]
-        block = self.commit.parity[domain].block
-        low, high = number * block + span[0], number * block + span[1]
-        out = np.zeros(high - low, np.uint8)
+        low = number * self.commit.parity[domain].block + begin
+        high = low + len(out)
+        done = low
         for rank, start, size in zip(stretch.ranks, stretch.starts, stretch.sizes, strict=False):
-            begin, end = max(low, start), min(high, start + size)
-            if begin < end:
+            a, b = max(low, start), min(high, start + size)
+            if a < b:
                 piece = self.arena(rank)
-                found = self._gathered(piece, begin - start, end - start) if piece is not None else None
-                if found is None:
-                    return None
-                out[begin - low : end - low] = found
-        return out
+                if piece is None or not self._gathered(piece, a - start, out[a - low : b - low]):
+                    return False
+                out[done - low : a - low] = 0
+                done = b
+        out[done - low :] = 0
+        return True
 
-    def parity_made(self, domain: int, low: int, high: int) -> Bytes:
+    def parity_made(self, domain: int, low: int, out: Bytes) -> None:
         """Bytes of a chunk of what a domain holds for others, of their data. Raises: Lost."""
-        among = next(some for some in self.sets if domain in some)
-        place, block = among.index(domain), self.commit.parity[domain].block
-        out = np.zeros(high - low, np.uint8)
-        at = low
-        while at < high:
-            slot, inner = divmod(at, block)
-            end = min(high, (slot + 1) * block)
-            group = next(g for g in self.job.protection.groups(len(among)) if (place, slot) in g.parity)
-            for other, number in group.data:
-                found = self.data_bytes(among[other], number, (inner, inner + end - at))
-                if found is None:
-                    raise Lost(domain, (among[other],))
-                xor_into(out[at - low : end - low], found)
-            at = end
+        self.make_parity(domain, low, out)
         if xxhash.xxh3_64_intdigest(out.data) != self.commit.parity[domain].chunks[low // CHUNK]:
             raise Lost(domain, (domain,))
-        return out
 
-    def _gathered(self, piece: Piece, low: int, high: int) -> Bytes | None:
-        out = np.empty(high - low, np.uint8)
-        at = low
-        while at < high:
-            end = min(high, (at // CHUNK + 1) * CHUNK)
-            found = piece.read(at, end)
-            if found is None:
-                return None
-            out[at - low : end - low] = found
-            at = end
-        self._counted(high - low)
-        return out
+    def make_parity(self, domain: int, low: int, out: Bytes) -> None:
+        """What a domain holds for others, from `low` on, of their data. Raises: Lost."""
+        among = next(some for some in self.sets if domain in some)
+        place, block = among.index(domain), self.commit.parity[domain].block
+        groups = self.job.protection.groups(len(among))
+        room = _scratch.rooms[2]
+        for at, end in _chunks(low, low + len(out), block):
+            group = next(g for g in groups if (place, at // block) in g.parity)
+            into = out[at - low : end - low]
+            for i, (other, number) in enumerate(group.data):
+                some = into if i == 0 else room[: len(into)]
+                if not self.data_bytes(among[other], number, at % block, some):
+                    raise Lost(domain, (among[other],))
+                if i:
+                    xor_into(into, some)
+
+    def _gathered(self, piece: Piece, low: int, out: Bytes) -> bool:
+        for at, end in _chunks(low, low + len(out)):
+            if not piece.read(at, out[at - low : end - low]):
+                return False
+        self._counted(len(out))
+        return True
 
     def _counted(self, read: int) -> None:
         with self._count:
