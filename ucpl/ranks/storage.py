@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from attrs import field
+from numpy.typing import NDArray
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -74,6 +75,18 @@ class _Chunk:
     stride: Ints
 
 
+class _Room:
+    """Bytes that are used over and over: the kernel clears what is got anew."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def of(self, size: int) -> NDArray[np.uint8]:
+        if len(self._bytes) < size:
+            self._bytes = np.empty(size, np.uint8)
+        return self._bytes[:size]
+
+
 @frozen(eq=False)
 class _Told:
     """What a checkpoint has, by the names that a job asks for."""
@@ -99,6 +112,7 @@ class StorageReader(Base):
     ) -> None:  # fmt: skip
         self._names = model, states, groups
         self._layout = layout
+        self._values, self._staging = _Room(), _Room()
         self.bytes_read = 0
         self.reset(path)
 
@@ -189,14 +203,18 @@ class StorageReader(Base):
         file = sources.index[chunk.extent.file]
         for low in range(0, shape[0] if shape else 1, rows):
             part = (min(rows, shape[0] - low), *shape[1:]) if shape else ()
-            there = np.empty(prod(part) * size, np.uint8)
-            staging = np.empty(
-                max(1, min(BLOCK, sum((n - 1) * s for n, s in zip(part, steps, strict=True)) + size)), np.uint8
+            into, dtype = goal[low : low + part[0]] if shape else goal, dtype_of(chunk.extent.dtype)
+            is_as_stored = into.dtype == dtype and into.device.type == "cpu" and into.is_contiguous()
+            there = (
+                into.reshape(-1).view(torch.uint8).numpy()  # read where it goes
+                if is_as_stored
+                else self._values.of(prod(part) * size)
             )
+            spread = min(BLOCK, sum((n - 1) * s for n, s in zip(part, steps, strict=True)) + size)
             at = position + (low * steps[0] if shape else 0)
-            reader.gather(file, at, part, steps, there, 0, packed(part, size), size, staging)
-            values = torch.from_numpy(there).view(dtype_of(chunk.extent.dtype)).view(part)
-            (goal[low : low + part[0]] if shape else goal).copy_(values)
+            reader.gather(file, at, part, steps, there, 0, packed(part, size), size, self._staging.of(max(1, spread)))
+            if not is_as_stored:
+                into.copy_(torch.from_numpy(there).view(dtype).view(part))
         reader.fragments.clear()
         planner.commit_tensor(item, goal)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,10 +17,9 @@ from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.files import ToSave
 
-__all__ = ["Written", "make_room", "write_arena"]
+__all__ = ["Arenas", "Written", "make_room"]
 
 ALIGNMENT = 64  # bytes, of what is saved of a file
-_BUFFERS = 512  # of one call
 
 
 @frozen
@@ -88,54 +88,59 @@ def make_room(fd: int, size: int) -> None:
         disk().allocate(fd, size)
 
 
-def write_arena(path: Path, files: Sequence[ToSave]) -> Written:
-    """Copy what is to be saved. Raises: OSError."""
-    pieces, segments, size = _laid(files)
-    crcs: list[dict[str, int]] = [{} for _ in files]
-    chunks: list[int] = []
-    fd = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-    try:
-        make_room(fd, size)
-        for views in _chunks(pieces, crcs):
-            digest = xxhash.xxh3_64()
-            for view in views:
-                digest.update(view)
-            _write(fd, views, len(chunks) * CHUNK)
-            chunks.append(digest.intdigest())
-            failpoint("vault-chunk")
-    finally:
-        disk().close(fd)
-    made = (File(file.name, file.size, tuple(segments[i]), crcs[i], file.late) for i, file in enumerate(files))
-    return Written(size, tuple(chunks), tuple(made))
+class Arenas:
+    """A rank's slots, as they lie in memory: mapped once, written over and over.
+
+    What is mapped is the rank's own file, of which all pages are there before one is written (`make_room`).
+    """
+
+    def __init__(self) -> None:
+        self._mapped: dict[Path, tuple[int, mmap.mmap]] = {}  # the file's inode, and its bytes
+
+    def _room(self, path: Path, size: int) -> memoryview:
+        """Raises: OSError."""
+        fd = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        try:
+            make_room(fd, size)
+            known, inode = self._mapped.get(path), os.fstat(fd).st_ino
+            if known is None or known[0] != inode or len(known[1]) < size:  # the first time, or another file by now
+                self._mapped.pop(path, None)
+                known = self._mapped[path] = (
+                    inode,
+                    mmap.mmap(fd, max(size, 1), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE),
+                )
+        finally:
+            disk().close(fd)
+        return memoryview(known[1])[:size]
+
+    def write(self, path: Path, files: Sequence[ToSave]) -> Written:
+        """Copy what is to be saved. Raises: OSError."""
+        pieces, segments, size = _laid(files)
+        crcs: list[dict[str, int]] = [{} for _ in files]
+        room = self._room(path, size) if size else memoryview(b"")
+        chunks = tuple(_copied(pieces, room, crcs))
+        made = (File(file.name, file.size, tuple(segments[i]), crcs[i], file.late) for i, file in enumerate(files))
+        return Written(size, chunks, tuple(made))
+
+    def close(self) -> None:
+        self._mapped.clear()
 
 
-def _chunks(pieces: Sequence[_Piece], crcs: Sequence[dict[str, int]]) -> Iterator[list[memoryview]]:
-    """The bytes of each chunk of an arena, as they lie in memory. CRCs of storages are told on the way."""
-    views: list[memoryview] = []
-    room = CHUNK
+def _copied(pieces: Sequence[_Piece], room: memoryview, crcs: Sequence[dict[str, int]]) -> Iterator[int]:
+    """Digests of an arena's chunks, as they are copied. CRCs of storages are told on the way, while bytes are in the cache."""
+    done = 0
     for piece in pieces:
         left = _bytes_of(piece.data)
         while len(left):
-            view, left = left[:room], left[room:]
+            count = min(len(left), CHUNK - done % CHUNK)
+            into = room[done : done + count]
+            into[:] = left[:count]
             if piece.storage:
-                crcs[piece.file][piece.storage] = crc32(view, crcs[piece.file].get(piece.storage, 0))
-            views.append(view)
-            room -= len(view)
-            if not room:
-                yield views
-                views, room = [], CHUNK
-    if views:
-        yield views
-
-
-def _write(fd: int, views: list[memoryview], position: int) -> None:
-    """Raises: OSError."""
-    for i in range(0, len(views), _BUFFERS):
-        some = views[i : i + _BUFFERS]
-        while some:
-            count = os.pwritev(fd, some, position)
-            position += count
-            while some and count >= len(some[0]):
-                count -= len(some.pop(0))
-            if count:
-                some[0] = some[0][count:]
+                crcs[piece.file][piece.storage] = crc32(into, crcs[piece.file].get(piece.storage, 0))
+            left, done = left[count:], done + count
+            if not done % CHUNK:
+                yield xxhash.xxh3_64_intdigest(room[done - CHUNK : done])
+                failpoint("vault-chunk")
+    if done % CHUNK:
+        yield xxhash.xxh3_64_intdigest(room[done - done % CHUNK : done])
+        failpoint("vault-chunk")

@@ -25,7 +25,7 @@ from ucpl.remotes.vaults.places import Domain, committed, held
 from ucpl.remotes.vaults.records import Commit, Job, Shard
 from ucpl.remotes.vaults.sealed import Told, write_whole
 from ucpl.runtime.failpoints import failpoint
-from ucpl.vault.arenas import write_arena
+from ucpl.vault.arenas import Arenas
 
 if TYPE_CHECKING:
     from ucpl.texts import Json
@@ -75,6 +75,7 @@ class Writer:
             fail("E694", f"{what}: it has no rank {rank}", Label(str(home)))
         self.home, self.job, self.rank, self.here = home, job, rank, Domain(home, domain)
         self.wait, self.strict = said.get("wait", 30.0), said.get("strict", False)
+        self._arenas = Arenas()
         self._ends = ExitStack()
         self._pending: int | None = None
         self.here.folder.mkdir(exist_ok=True, mode=0o700)
@@ -173,7 +174,7 @@ class Writer:
             slot = 1 - kept if kept is not None else 0
             self.here.shard(self.rank, slot).unlink(missing_ok=True)
         failpoint("vault-begun")
-        written = write_arena(self.here.arena(self.rank, slot), files)
+        written = self._arenas.write(self.here.arena(self.rank, slot), files)
         job = self.job
         shard = Shard(
             job.ident, self.run, generation, step, self.rank, slot, written.size, written.chunks, written.files, state
@@ -191,6 +192,7 @@ class Writer:
         return found[0] if found else None
 
     def close(self) -> None:
+        self._arenas.close()
         self._ends.close()
 
     def __enter__(self) -> Writer:

@@ -14,9 +14,11 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar, cast
 
 from ucpl.remotes.vaults.records import Commit, Job, Parity, Shard
 from ucpl.remotes.vaults.sealed import read_sealed
@@ -27,6 +29,32 @@ SLOTS = 2
 POLL = 0.002  # seconds between two looks whether a lock is free
 _DOMAIN = re.compile(r"d(0|[1-9][0-9]{0,5})")
 _COMMIT = re.compile(r"commit\.(0|[1-9][0-9]{0,15})\.json")
+
+
+T = TypeVar("T")
+_KEPT = 256  # texts
+_known: dict[tuple[Path, object], tuple[tuple[int, ...], object]] = {}
+
+
+def _read(path: Path, what: object, made: Callable[[bytes], T | None]) -> T | None:
+    """What a sealed text says. One that was read before is not read again: servers look many times a second.
+
+    what: which question `made` answers. Raises: OSError.
+    """
+    try:
+        state = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    stamp = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size)
+    if (known := _known.get((path, what))) is not None and known[0] == stamp:
+        return cast(T, known[1])
+    data = read_sealed(path)
+    found = made(data) if data is not None else None
+    if found is not None:
+        while len(_known) >= _KEPT:
+            _known.pop(next(iter(_known)), None)
+        _known[path, what] = stamp, found
+    return found
 
 
 class Domain:
@@ -69,12 +97,15 @@ class Domain:
 
     def shard_in(self, rank: int, slot: int) -> tuple[Shard, bytes] | None:
         """What a rank has saved in a slot, and its text."""
-        data = read_sealed(self.shard(rank, slot))
-        shard = Shard.of(data)
-        return None if data is None or shard is None or (shard.rank, shard.slot) != (rank, slot) else (shard, data)
+
+        def made(data: bytes) -> tuple[Shard, bytes] | None:
+            shard = Shard.of(data)
+            return (shard, data) if shard is not None and (shard.rank, shard.slot) == (rank, slot) else None
+
+        return _read(self.shard(rank, slot), (rank, slot), made)
 
     def vote_in(self, slot: int) -> Parity | None:
-        found = Parity.of(read_sealed(self.vote(slot)))
+        found = _read(self.vote(slot), slot, Parity.of)
         return None if found is None or (found.domain, found.slot) != (self.number, slot) else found
 
 
@@ -104,7 +135,7 @@ def committed(home: Path, job: Job) -> list[Commit]:
         here = Domain(home, number)
         for generation in here.commits():
             if generation not in found:
-                commit = Commit.of(read_sealed(here.commit(generation)), job)
+                commit = _read(here.commit(generation), job, partial(Commit.of, job=job))
                 if commit is not None and commit.generation == generation:
                     found[generation] = commit
     return [found[generation] for generation in sorted(found, reverse=True)]

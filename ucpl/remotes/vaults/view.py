@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -83,10 +84,12 @@ class Stored:
 
     def fill(self, into: memoryview, position: int) -> None:
         """Raises: UcplError E691."""
-        from bisect import bisect_right
-
         end = position + len(into)
         i = bisect_right(self._begins, position) - 1
+        begin, high, rank, where = self.spans[i]
+        if end <= high and isinstance(where, int):
+            self.view.memory.fill(rank, into, where + position - begin)
+            return
         while position < end:
             begin, high, rank, where = self.spans[i]
             high = min(high, end)
