@@ -10,7 +10,7 @@ INTEROP := .venv-interop
 PEERS := .venv-peers
 PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 
-RANKED := ranks planners ranges estimates live apply
+RANKED := ranks planners ranges estimates live apply vault
 TIMED := plan start lsp convert peer $(RANKED)
 
 .PHONY: help demo test thorough check mutants walk faults powerloss interop bench $(TIMED) docs fmt fmt-check pins clean

@@ -1,11 +1,12 @@
 """make bench: planning, start-up, conversion beside its peers, and ranks, in one run on this machine.
 
-    python -m benchmarks [plan] [start] [lsp] [convert] [peer] [ranks] [planners] [ranges] [estimates] [live] [apply]
+    python -m benchmarks [plan] [start] [lsp] [convert] [peer] [ranks] [planners] [ranges] [estimates] [live] [apply] [vault]
         [--gib 1.5 6] [--pairs 15 5] [--folder DISK]
 
-The last six are what `make bench-ranks` makes; each is a module of this folder, too (scale_ranks, planners, ranges, estimates,
-live, together), with options of its own. Each prints a table in Markdown, keeps it in benchmarks/figures/ and writes it into
-docs/PERFORMANCE.md. `convert` and `peer` need an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its python). `convert`
+The last seven are what `make bench-ranks` makes; each is a module of this folder, too (scale_ranks, planners, ranges,
+estimates, live, together, vault), with options of its own. Each prints a table in Markdown, keeps it in benchmarks/figures/
+and writes it into docs/PERFORMANCE.md. `convert` and `peer` need an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its
+python). `convert`
 makes a checkpoint with real DeepSpeed and runs DeepSpeed's own converter beside ours; timings are medians of interleaved
 rounds. `peer` runs both over every checkpoint of DeepSpeed in this repository, and tells what each makes of it.
 """
@@ -24,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from benchmarks import estimates, live, planners, ranges, scale_ranks, together
+from benchmarks import estimates, live, planners, ranges, scale_ranks, together, vault
 from benchmarks.convert import HEAD, bench_convert
 from benchmarks.figures import Table, machine, save
 from benchmarks.lsp import LSP_HEAD, bench_lsp
@@ -154,7 +155,20 @@ def bench_start(pairs: int) -> Iterator[Row]:
             yield (name, *(f"{x:.2f}" for x in (core, base_core, core / base_core, wall, base_wall)), wanted)
 
 
-NAMES = ("plan", "start", "lsp", "convert", "peer", "ranks", "planners", "ranges", "estimates", "live", "apply")
+NAMES = (
+    "plan",
+    "start",
+    "lsp",
+    "convert",
+    "peer",
+    "ranks",
+    "planners",
+    "ranges",
+    "estimates",
+    "live",
+    "apply",
+    "vault",
+)
 
 
 def interop_python() -> str:
@@ -184,6 +198,7 @@ def tables(given: argparse.Namespace) -> dict[str, tuple[Row, Callable[[], Itera
         "estimates": (estimates.HEAD, lambda: estimates.bench(576, given.pairs[0], given.folder)),
         "live": (live.HEAD, lambda: live.bench(given.pairs[0] + 1, "/dev/shm")),
         "apply": (together.HEAD, lambda: together.bench(1728, given.pairs[0], given.folder)),
+        "vault": (vault.HEAD, lambda: vault.bench(given.pairs[0], "/dev/shm")),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 __all__ = [
     "Remote",
+    "call_bytes",
     "fetch_all",
     "hint",
     "identity_of",
@@ -115,6 +116,11 @@ def identity_of(status: os.stat_result) -> tuple[int, int, int, int] | None:
     """What tells a remote file from any other; None: it is a local one. Raises: OSError, where it is gone."""
     remote = remote_of(status) if _REMOTES else None
     return None if remote is None else remote.identity()
+
+
+def call_bytes(status: os.stat_result) -> int:
+    """How many bytes could be read in the time of one more call; 0: as of a local file."""
+    return getattr(remote_of(status), "call_bytes", 0) if _REMOTES else 0
 
 
 def look_again(statuses: Iterable[os.stat_result]) -> None:

@@ -34,6 +34,7 @@ TURNED_MIN = 512  # the same where the runs of a transposed box are: the gaps ar
 SCATTER_MIN = 512  # bytes of a run from which on one part of a preadv is cheaper than staging
 CALL_BYTES = 6144  # bytes that could be read in the time of one more call
 SPREAD_BYTES = 1 << 19  # of runs that are spread at once: they stay in the cache
+_CALL_RUNS = CALL_BYTES // RUN_MIN
 _APART = 64  # between runs in the staging: a power of two would put them all on the same lines of the cache
 WASTE_MAX = 64  # a gap of at most 1/64 of a span is read with it
 IOV_MAX = 1024
@@ -106,6 +107,7 @@ class Reader:
         self.fragments = Fragments()
         self.bytes_read = 0
         self.digest = 0.0  # seconds in CRCs
+        self._call_bytes = sources.call_bytes or CALL_BYTES
         self._held: list[tuple[Window, U8]] = []
 
     @property
@@ -209,7 +211,9 @@ class Reader:
             self.scatter(s.file, s.position, [view[i : i + run] for i in starts])
         elif span - needed > needed // WASTE_MAX and (turned := _turned(s)) is not None and _is_worth(turned):
             self._turn(turned, out, staging)
-        elif span - needed > needed // WASTE_MAX and (run >= RUN_MIN or span > CALL_BYTES * (needed // run)):
+        elif span - needed > needed // WASTE_MAX and (
+            run >= self._call_bytes // _CALL_RUNS or span > self._call_bytes * (needed // run)
+        ):
             self._skip_gaps(s, out, staging)
         elif span > len(staging):
             axis = max(range(len(s.shape)), key=lambda i: (s.shape[i] - 1) * s.step[i])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
-from ucpl.remotes.reading import hint, identity_of, look_again, want
+from ucpl.remotes.reading import call_bytes, hint, identity_of, look_again, want
 from ucpl.runtime.descriptors import Descriptors
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
@@ -31,6 +31,9 @@ class SourceFiles:
         self.identity: dict[str, Identity] = {}
         self._open = Descriptors()
         self.is_remote = False  # any of them
+        self.call_bytes = (
+            0  # bytes that could be read in the time of one more call, where that is not as of local files
+        )
         for file in self.files:
             now = self._now(file)
             self.identity[file] = (opened or {}).get(str(self.path(file)), now)
@@ -64,6 +67,7 @@ class SourceFiles:
         status = self._status(file)
         try:
             self.is_remote |= identity_of(status) is not None
+            self.call_bytes = max(self.call_bytes, call_bytes(status))
             return Identity.of(status)
         except OSError as error:  # it is gone where it lies
             self.lost(file, error)
