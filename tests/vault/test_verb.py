@@ -1,0 +1,166 @@
+"""`ucpl vault` as a user types it: servers in processes of their own, and what is asked of what they keep."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import ucpl
+from tests.vault.held import ROOT, Truth, call, memory
+from ucpl.cli import main
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory):
+    return Truth(tmp_path_factory.mktemp("truth"), "dp=2", (1, 2, 3))
+
+
+@contextmanager
+def served(home: Path, *more: str):
+    command = [sys.executable, "-m", "ucpl", "vault", "serve", str(home), *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    servers = [
+        subprocess.Popen([*command, "--domain", str(d)], env=environment, stdout=-1, stderr=-1, text=True)
+        for d in range(2)
+    ]
+    try:
+        for one in servers:
+            assert one.stdout is not None
+            assert one.stdout.readline().startswith("serving ")
+        yield servers
+    finally:
+        for one in servers:
+            one.terminate()
+        for one in servers:
+            one.communicate()
+            assert one.returncode in (130, -9)
+
+
+def told(capsys, *words: object) -> tuple[int, dict]:
+    capsys.readouterr()
+    status = main(["vault", *map(str, words), "--json"])
+    out = capsys.readouterr().out
+    return status, json.loads(out) if out else {}
+
+
+def until(what) -> None:
+    end = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_servers_keep_what_ranks_save_and_write_every_second_of_it(tmp_path, truth, capsys):
+    home, into = tmp_path / "job", tmp_path / "runs"
+    with served(home, "--ranks", "2", "--domains", "2", "--every", "2", "--into", str(into)):
+        vault = ucpl.vault.Vault.at(home)
+        writers = [vault.writer(rank, layout=truth.layout, run="one", strict=True) for rank in range(2)]
+        for step in (1, 2, 3):
+            for writer in writers:
+                assert writer.save(step, truth.cut[step][writer.rank], {"at": step})
+            until(lambda step=step: writers[0].committed() == (step, step))
+        until((into / "step-2").is_dir)
+        status, found = told(capsys, "status", home)
+        assert status == 0
+        assert [place["is_served"] for place in found["domains"]] == [True, True]
+        assert [place["written_by"] for place in found["domains"]] == [[0], [1]]
+        assert [one["step"] for one in found["generations"]] == [3, 2]
+        assert told(capsys, "gc", tmp_path)[1]["vaults"][0]["what"] == "living"
+        for writer in writers:
+            writer.close()
+    assert sorted(path.name for path in into.iterdir()) == ["step-2"]
+    assert truth.step_of(into / "step-2") == 2
+    assert json.loads((into / "step-2/ucpl/state.json").read_text()) == {
+        "step": 2,
+        "ranks": {"0": {"at": 2}, "1": {"at": 2}},
+    }
+    assert told(capsys, "restore", home, tmp_path / "out", "--to", call("dp=3"))[0] == 0
+    assert truth.step_of(tmp_path / "out") == 3
+    assert told(capsys, "persist", home, tmp_path / "old", "--generation", "2")[1] == {
+        "target": str(tmp_path / "old"),
+        "generation": 2,
+        "step": 2,
+    }
+    assert truth.step_of(tmp_path / "old") == 2
+    assert main(["vault", "persist", str(home), str(tmp_path / "old")]) == 4
+
+
+def test_damage_is_found_and_healed(tmp_path, truth, capsys):
+    with memory(tmp_path / "job", truth, domains=2, protect="mirror") as here:
+        here.save(truth, 1)
+        here.turn()
+    home = here.vault.home
+    assert told(capsys, "verify", home) == (0, {"generation": 1, "rebuilt": 0, "damaged": []})
+    for name in ("d0/r0.s0", "d1/p.s0"):
+        with open(home / name, "r+b") as file:
+            file.seek(100)
+            byte = file.read(1)
+            file.seek(100)
+            file.write(bytes([byte[0] ^ 4]))
+    status, found = told(capsys, "verify", home)
+    assert status == 1
+    # both copies of what rank 0 saved have the same chunk damaged
+    assert [(one["what"], one["can_be_rebuilt"]) for one in found["damaged"]] == [
+        ("d0: what rank 0 saved", False),
+        ("d1: what it keeps for others", False),
+    ]
+    with open(home / "d1/p.s0", "r+b") as file:
+        file.seek(100)
+        byte = file.read(1)
+        file.seek(100)
+        file.write(bytes([byte[0] ^ 4]))
+    status, found = told(capsys, "verify", home)
+    assert [(one["what"], one["can_be_rebuilt"], one["chunks"]) for one in found["damaged"]] == [
+        ("d0: what rank 0 saved", True, 1)
+    ]
+    assert told(capsys, "scrub", home) == (0, {"generation": 1, "rebuilt": 1, "damaged": []})
+    assert told(capsys, "verify", home)[0] == 0
+    shutil.rmtree(home / "d1")
+    assert truth.step_of(f"vault:{home}") == 1
+
+
+def test_what_dead_jobs_left_goes_and_what_may_be_all_that_is_left_stays(tmp_path, truth, capsys):
+    with memory(tmp_path / "counts", truth, domains=2, protect="mirror") as here:
+        here.save(truth, 1)
+        here.turn()
+    with memory(tmp_path / "empty", truth, domains=2, protect="mirror"):
+        pass
+    with memory(tmp_path / "strange", truth, domains=2, protect="mirror"):
+        pass
+    (tmp_path / "strange/d0/mine.txt").write_text("not of a vault")
+    (tmp_path / "no vault").mkdir()
+    _, found = told(capsys, "gc", tmp_path)
+    assert [(Path(one["home"]).name, one["what"]) for one in found["vaults"]] == [
+        ("counts", "kept"),
+        ("empty", "removed"),
+        ("strange", "kept"),
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["counts", "no vault", "strange"]
+    _, found = told(capsys, "gc", tmp_path, "--with-state")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["no vault", "strange"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["restore", "J"], "needs DST"),
+        (["restore", "J", "out"], "needs --to"),
+        (["status", "J", "out"], "one argument too many"),
+        (["serve", "J"], "needs --domain"),
+        (["serve", "J", "--domain", "0", "--every", "3"], "go together"),
+        (["serve", "J", "--domain", "0", "--domains", "0,x"], "names no domains"),
+        (["verify", "J", "--generation", "x"], "--generation x"),
+        (["fly", "J"], "invalid choice"),
+    ],
+)
+def test_what_is_said_wrong_is_said(words, said, capsys):
+    assert main(["vault", *words]) == 2
+    assert said in capsys.readouterr().err
