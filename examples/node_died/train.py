@@ -1,8 +1,8 @@
 """A job of DeepSpeed on CPUs, ZeRO-2 in bf16: `torchrun --standalone --nproc-per-node 4 train.py --save runs/on-4`.
 
-Every fourth step is saved, and what the state is beside it (states/at-4): a digest of all weights, masters and moments, and of
-the step count. A run that is loaded (`--load`, DeepSpeed's own loader) or filled (`--fill`, ucpl.load_into) says whether its
-state is that one, and trains on. Each rank leaves its process id in pids/.
+Every fourth step is saved, or every one kept in a vault (`--keep`), and what the state is beside it (states/at-4): a digest of
+all weights, masters and moments, and of the step count. A run that is loaded (`--load`, DeepSpeed's own loader) or filled
+(`--fill`, ucpl.load_into) says whether its state is that one, and trains on. Each rank leaves its process id in pids/.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ucpl
+from ucpl.vault import Vault
 
 BATCH, WORDS = 24, 61  # sequences of a step, over all ranks
 
@@ -91,7 +92,7 @@ def digest(engine: deepspeed.DeepSpeedEngine) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    for name in ("--save", "--load", "--fill"):
+    for name in ("--save", "--keep", "--load", "--fill"):
         options.add_argument(name, type=Path)
     options.add_argument("--steps", type=int, default=100_000)
     options.add_argument("--pause", type=float, default=0.0, help="seconds between steps")
@@ -106,7 +107,8 @@ def main() -> None:
         if rank == 0:
             print(text, flush=True)
 
-    engine = engine_of(world, seed=1 if asked.save else 2)  # a run that goes on begins with other weights
+    engine = engine_of(world, seed=1 if asked.save or asked.keep else 2)  # a run that goes on begins with other weights
+    kept = Vault.at(asked.keep).writer(rank) if asked.keep else None
     source = asked.load or asked.fill
     if asked.load:
         engine.load_checkpoint(asked.load)
@@ -127,13 +129,16 @@ def main() -> None:
         total = loss.detach().double()
         dist.all_reduce(total)
         say(f"step {step} loss {float(total) / world:.3f}")
-        if asked.save and step % 4 == 0:
+        if kept or (asked.save and step % 4 == 0):
             mine = digest(engine)
             if rank == 0:
                 Path("states").mkdir(exist_ok=True)
                 Path(f"states/at-{step}").write_text(mine)
+        if asked.save and step % 4 == 0:
             engine.save_checkpoint(asked.save)
             say(f"saved step {step}")
+        if kept and kept.save(step, engine):
+            say(f"kept step {step}")
         time.sleep(asked.pause)
     dist.barrier()
     dist.destroy_process_group()
