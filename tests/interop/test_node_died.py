@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,14 @@ def said(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     page = [block for block in blocks(ROOT / "docs" / f"{request.param}.md") if block.info == ("console",)]
     shutil.copytree(ROOT / "examples" / "node_died", here / "examples" / "node_died")
     listed = [(block, *one) for block in page for one in commands(block)]
-    script = [f'ucpl() {{ "{sys.executable}" -m ucpl "$@"; }}', "set -e"]
+    script = ["set -e"]
+    command_of = here / "bin" / "ucpl"  # one process, which a page's `kill` ends
+    command_of.parent.mkdir()
+    command_of.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ucpl "$@"\n')
+    command_of.chmod(0o755)
     for number, (_, command, _) in enumerate(listed):
         script += [f"echo '{MARK} {number}'", command]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{command_of.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "NO_COLOR": "1", "COLUMNS": "140"}
     shell = subprocess.Popen(
         ["bash", "-c", "\n".join(script)], cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -48,7 +53,7 @@ def said(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     try:
         out, err = shell.communicate(timeout=SECONDS)
     finally:
-        if shell.poll() is None:
+        with suppress(ProcessLookupError):  # and whatever it left in the background
             os.killpg(shell.pid, signal.SIGKILL)
     printed = re.split(rf"^{MARK} \d+\n", out, flags=re.MULTILINE)[1:]
     logs = "".join(f"\n{log.name}\n{log.read_text()[-2000:]}" for log in sorted(here.glob("*.log")))
