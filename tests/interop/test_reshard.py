@@ -51,7 +51,39 @@ def whole(top: Path) -> Path:
     return top
 
 
+def whole_experts(top: Path) -> Path:
+    """The same of a model with experts."""
+    numbers = torch.Generator().manual_seed(2)
+    layers, experts = range(3), range(6)
+    dense = {("embed",): (37, 20), **{(f"layer {i}", "gate"): (6, 20) for i in layers}, ("norm",): (20,)}
+    inner = {"up": (28, 20), "down": (20, 28)}
+    mlps = {(f"layer {i}", e, name): shape for i in layers for e in experts for name, shape in inner.items()}
+    top.mkdir()
+    states: dict[str, dict[str, torch.Tensor]] = {}
+    for file, group, shapes in (("shared_0_0.pt", "dense", dense), ("experts_0_0_0.pt", "exp", mlps)):
+        values = {key: torch.randn(shape, generator=numbers) for key, shape in shapes.items()}
+        weights: dict[object, Any] = {}
+        for key, value in values.items():
+            there = weights
+            for step in key[:-1]:
+                there = there.setdefault(step, {})
+            there[key[-1]] = value.bfloat16()
+        torch.save(weights, top / file)
+        flat = torch.cat([v.reshape(-1) for v in values.values()])
+        states[group] = {"fp32": flat, "exp_avg": flat * 3}
+    torch.save(states, top / "opt_0_0_0_0.pt")
+    return top
+
+
+EXPERTS = ROOT / "examples/ranks/experts.ucpl"
 CASES: dict[str, dict[str, Any]] = {
+    "6 to 6: experts dealt anew": {
+        "spec": EXPERTS,
+        "source": "job(dp=3, ep=2)",
+        "target": "job(dp=2, ep=3)",
+        "ranks": 6,
+    },
+    "6 to 4: ep becomes tp": {"spec": EXPERTS, "source": "job(ep=6)", "target": "job(tp=2, ep=2)", "ranks": 6},
     "2 to 3: ZeRO-1 grows": {"source": "job(dp=2)", "target": "job(dp=3)", "ranks": 3},
     "4 to 2: tp and dp shrink, stages come": {"source": "job(dp=2, tp=2)", "target": "job(pp=2)", "ranks": 4},
     "4 to 4: dp becomes tp": {"source": "job(dp=4)", "target": "job(tp=4)", "ranks": 4},
@@ -67,14 +99,16 @@ MEMORY = 65536
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases by one job of six ranks, one after the other."""
     top = tmp_path_factory.mktemp("reshard")
-    one = whole(top / "one")
+    ones = {JOB: whole(top / "one"), EXPERTS: whole_experts(top / "experts")}
     cases = {}
     for name, case in CASES.items():
         (top / name).mkdir()
-        calls = {side: f"{JOB}:{case[side]}" for side in ("source", "target")}
+        spec = case.get("spec", JOB)
+        calls = {side: f"{spec}:{case[side]}" for side in ("source", "target")}
         for there, side in (("from", "source"), ("to", "target")):
-            ucpl.convert(one, top / name / there, calls[side], layout=f"{JOB}:job()")
-        cases[name] = {"way": "plain", "memory": MEMORY, **case, **calls}
+            ucpl.convert(ones[spec], top / name / there, calls[side], layout=f"{spec}:job()")
+        said = {key: value for key, value in case.items() if key != "spec"}
+        cases[name] = {"way": "plain", "memory": MEMORY, **said, **calls}
     (top / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "6", str(SCRIPT), str(top)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
