@@ -55,9 +55,12 @@ def whole_experts(top: Path) -> Path:
     """The same of a model with experts."""
     numbers = torch.Generator().manual_seed(2)
     layers, experts = range(3), range(6)
-    dense = {("embed",): (37, 20), **{(f"layer {i}", "gate"): (6, 20) for i in layers}, ("norm",): (20,)}
+    dense: dict[tuple[object, ...], tuple[int, ...]] = {("embed",): (37, 20)}
+    dense |= {**{(f"layer {i}", "gate"): (6, 20) for i in layers}, ("norm",): (20,)}
     inner = {"up": (28, 20), "down": (20, 28)}
-    mlps = {(f"layer {i}", e, name): shape for i in layers for e in experts for name, shape in inner.items()}
+    mlps: dict[tuple[object, ...], tuple[int, ...]] = {
+        (f"layer {i}", e, name): shape for i in layers for e in experts for name, shape in inner.items()
+    }
     top.mkdir()
     states: dict[str, dict[str, torch.Tensor]] = {}
     for file, group, shapes in (("shared_0_0.pt", "dense", dense), ("experts_0_0_0.pt", "exp", mlps)):

@@ -1,0 +1,265 @@
+"""A vault under everything that can happen to it, in any order: what is read is one committed generation, or a refusal.
+
+Processes are objects here, and a kill is an exception at one of the failpoints: it ends what is under way, and the locks of who
+is killed are free, as the kernel frees them. `test_processes.py` does some of it with real ones.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ucpl.errors import UcplError
+from ucpl.remotes.vaults.places import committed, job_at
+from ucpl.remotes.vaults.view import Stored, View, generation_at
+from ucpl.vault import Vault, Writer, arenas, server, writer
+from ucpl.vault.files import ToSave, text_file
+from ucpl.vault.server import Server
+
+STEPS_MAX = 60
+SHAPES = [(2, 1, "mirror"), (2, 1, "raim5"), (3, 1, "raim5"), (3, 2, "mirror"), (4, 1, "raim5"), (5, 1, "raim5(2)"),
+          (3, 1, "mirror(2)"), (2, 2, "none")]  # fmt: skip
+
+
+class Killed(BaseException):
+    """This process is no more."""
+
+
+class Death:
+    """Ends whoever passes the n-th failpoint from now on."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+
+    def __call__(self, name: str) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                raise Killed(name)
+
+
+def saved_bytes(run: int, generation: int, rank: int) -> dict[str, bytes]:
+    """What a rank saves: files of unequal sizes, one of none; others than any other rank's or time's."""
+    mark = f"{run}.{generation}.{rank}.".encode()
+    return {f"r{rank}/a.txt": mark * (1 + 700 * ((rank + generation) % 3)), f"r{rank}/b.txt": mark[: rank % 2]}
+
+
+class Machine(RuleBasedStateMachine):
+    """One job, its vault, and its oracle: what each rank of each run saved."""
+
+    @initialize(shape=st.sampled_from(SHAPES))
+    def begin(self, shape: tuple[int, int, str]) -> None:
+        self.top = Path(tempfile.mkdtemp(prefix="ucpl-machine-"))
+        domains, each, protect = shape
+        self.vault = Vault.make(self.top / "job", ranks=domains * each, domains=domains, protect=protect)
+        self.domains, self.ranks = domains, domains * each
+        self.copies = self.vault.job.protection.copies
+        self.saves, self.serves = Death(), Death()
+        arenas.failpoint, writer.failpoint, server.failpoint = self.saves, self.saves, self.serves  # type: ignore[attr-defined]
+        self.run = 0
+        self.writers: list[Writer] = []
+        self.servers: list[Server | None] = [None] * domains
+        self.hurt: set[int] = set()  # domains that lack something since they were healed
+        self.acknowledged = 0
+        self._start_job()
+        for number in range(domains):
+            self._start_server(number)
+
+    # ---- what runs -----------------------------------------------------------------------------------------------------
+
+    def _start_job(self) -> None:
+        for one in self.writers:
+            one.close()
+        self.run += 1
+        self.writers = []
+        self.calls = [0] * self.ranks
+        for rank in range(self.ranks):
+            made = self.vault.writer(rank, run=str(self.run), wait=0.0)
+            made._files = self._files(rank, made)  # type: ignore[method-assign]
+            self.writers.append(made)
+
+    def _files(self, rank: int, made: Writer):
+        def files(step: int, what: object) -> list[ToSave]:
+            generation = made._next - 1
+            return [text_file(n, data) for n, data in saved_bytes(self.run, generation, rank).items()]
+
+        return files
+
+    def _start_server(self, number: int) -> None:
+        one = Server(self.vault.home, number)
+        try:
+            one.__enter__()
+        except Killed:
+            one._ends.close()
+            return
+        except UcplError as error:  # all domains are gone: nobody knows any more whose vault it was
+            assert error.diagnostics[0].code == "E692"
+            assert len(self.hurt) == self.domains
+            return
+        self.servers[number] = one
+        self._look_whether_healed(number)
+
+    def _stop_server(self, number: int) -> None:
+        if (one := self.servers[number]) is not None:
+            one._ends.close()
+            self.servers[number] = None
+
+    def _look_whether_healed(self, number: int) -> None:
+        """A server that is started makes good what its domain lacks of the newest generation."""
+        found = committed(self.vault.home, self.vault.job)
+        if not found:
+            self.hurt.discard(number)
+            return
+        memory = generation_at(self.vault.home)
+        pieces = [memory.arena(rank) for rank in self.vault.job.domains[number]] + [memory.parity(number)]
+        if all(p is not None and all(p.is_whole(low) for low in range(0, p.size, 1 << 20)) for p in pieces):
+            self.hurt.discard(number)
+        memory.close()
+
+    # ---- what happens ----------------------------------------------------------------------------------------------------
+
+    @rule(rank=st.integers(0, 9))
+    def save(self, rank: int) -> None:
+        rank %= self.ranks
+        if self.calls[rank] > min(self.calls):  # ranks save in step with each other
+            return
+        self.calls[rank] += 1
+        try:
+            self.writers[rank].save(self.calls[rank], None)
+        except Killed:
+            self._start_job()
+
+    @rule()
+    def save_all(self) -> None:
+        for rank in range(self.ranks):
+            self.save(rank)
+
+    @rule(number=st.integers(0, 9))
+    def turn(self, number: int) -> None:
+        number %= self.domains
+        one = self.servers[number]
+        if one is None:
+            return
+        try:
+            one.turn()
+        except Killed:
+            self._stop_server(number)
+        except OSError:  # its folder is gone
+            self._stop_server(number)
+        self._acknowledge()
+
+    @rule()
+    def turn_all(self) -> None:
+        for _ in range(2):
+            for number in range(self.domains):
+                self.turn(number)
+
+    @rule()
+    def step(self) -> None:
+        self.save_all()
+        self.turn_all()
+
+    @rule(after=st.integers(0, 15))
+    def die_in_a_save(self, after: int) -> None:
+        self.saves.left = after
+
+    @rule(after=st.integers(0, 25))
+    def die_in_a_server(self, after: int) -> None:
+        self.serves.left = after
+
+    @rule(number=st.integers(0, 9))
+    def restart_server(self, number: int) -> None:
+        number %= self.domains
+        self._stop_server(number)
+        self._start_server(number)
+
+    @rule()
+    def restart_job(self) -> None:
+        self._start_job()
+
+    @precondition(lambda self: len(self.hurt) < self.copies + 1)
+    @rule(number=st.integers(0, 9))
+    def lose(self, number: int) -> None:
+        """A node: its folder, its server, and with its ranks the job."""
+        number %= self.domains
+        self._stop_server(number)
+        shutil.rmtree(self.vault.domain(number).folder, ignore_errors=True)
+        self.hurt.add(number)
+        self._start_job()
+
+    @precondition(lambda self: len(self.hurt) < self.copies + 1)
+    @rule(number=st.integers(0, 9), which=st.integers(0, 99), at=st.integers(0, 10**6), bit=st.integers(0, 7))
+    def flip(self, number: int, which: int, at: int, bit: int) -> None:
+        number %= self.domains
+        folder = self.vault.domain(number).folder
+        files = sorted(p for p in folder.glob("*") if p.is_file() and p.stat().st_size and p.suffix != ".lock")
+        if not files or (job_at(self.vault.home) is None):
+            return
+        path = files[which % len(files)]
+        if path.name == "job.json":  # most domains say the same; of two nobody knows which is right
+            return
+        data = bytearray(path.read_bytes())
+        data[at % len(data)] ^= 1 << bit
+        with open(path, "r+b") as file:
+            file.write(data)
+        self.hurt.add(number)
+
+    def _acknowledge(self) -> None:
+        """What a rank whose domain is well has been told."""
+        for number in range(self.domains):
+            if number not in self.hurt:
+                self.acknowledged = max(self.acknowledged, *self.vault.domain(number).commits(), 0)
+
+    # ---- what must hold ----------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def what_is_read_is_one_generation(self) -> None:
+        if not hasattr(self, "vault"):
+            return
+        try:
+            memory = generation_at(self.vault.home)
+        except UcplError as error:
+            assert error.diagnostics[0].code == "E692", error
+            assert self.acknowledged == 0 or len(self.hurt) > self.copies, "a generation that counted is gone"
+            return
+        try:
+            run, generation = int(memory.commit.shards[0].run), memory.commit.generation
+            for rank in range(self.ranks):
+                wanted = saved_bytes(run, generation, rank)
+                view = View(memory, "vault:", Path())
+                parts = memory.commit.files()
+                for name, data in wanted.items():
+                    room = bytearray(len(data))
+                    if data:
+                        Stored(view, name, parts[name]).fill(memoryview(room), 0)
+                    assert bytes(room) == data, (name, generation, run)
+            assert generation >= self.acknowledged or len(self.hurt) > self.copies
+        except UcplError as error:
+            assert error.diagnostics[0].code == "E691", error
+            assert len(self.hurt) > self.copies, f"lost though {self.copies} may be: {sorted(self.hurt)}: {error}"
+        finally:
+            memory.close()
+
+    def teardown(self) -> None:
+        from ucpl.runtime.failpoints import failpoint
+
+        for module in (arenas, server, writer):
+            module.failpoint = failpoint  # type: ignore[attr-defined]
+        if hasattr(self, "vault"):
+            for one in self.writers:
+                one.close()
+            for number in range(self.domains):
+                self._stop_server(number)
+            shutil.rmtree(self.top, ignore_errors=True)
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(
+    max_examples=40, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)
+)
