@@ -56,7 +56,9 @@ def whole_experts(top: Path) -> Path:
     numbers = torch.Generator().manual_seed(2)
     layers, experts = range(3), range(6)
     dense: dict[tuple[object, ...], tuple[int, ...]] = {("embed",): (37, 20)}
-    dense |= {**{(f"layer {i}", "gate"): (6, 20) for i in layers}, ("norm",): (20,)}
+    for i in layers:
+        dense[f"layer {i}", "gate"] = 6, 20
+    dense["norm",] = (20,)
     inner = {"up": (28, 20), "down": (20, 28)}
     mlps: dict[tuple[object, ...], tuple[int, ...]] = {
         (f"layer {i}", e, name): shape for i in layers for e in experts for name, shape in inner.items()

@@ -1,0 +1,102 @@
+"""Vaults of small jobs whose ranks save known bytes, all in one process; and what is read of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from ucpl.remotes.vaults.view import Stored, View, generation_at
+from ucpl.vault import Vault, Writer
+from ucpl.vault.files import ToSave, text_file
+from ucpl.vault.server import Server
+
+
+def content(step: int, rank: int, sizes: tuple[int, ...]) -> bytes:
+    """What a rank saves at a step: no other rank's, and no other step's."""
+    mark = f"step {step} of rank {rank}; ".encode()
+    return (mark * (sizes[rank % len(sizes)] // len(mark) + 1))[: sizes[rank % len(sizes)]]
+
+
+class Job:
+    """Ranks, servers and their vault."""
+
+    def __init__(self, home: Path, domains: int, protect: str, sizes: tuple[int, ...], each: int = 1) -> None:
+        self.ends = ExitStack()
+        self.sizes, self.ranks = sizes, domains * each
+        self.vault = Vault.make(home, ranks=self.ranks, domains=domains, protect=protect)
+        self.writers: list[Writer] = []
+        self.servers: dict[int, Server] = {}
+        self.start("first")
+        for number in range(domains):
+            self.serve(number)
+
+    def start(self, run: str) -> None:
+        """The job's processes, anew."""
+        for writer in self.writers:
+            writer.close()
+        self.writers = [self.vault.writer(r, run=run, wait=0.0, strict=True) for r in range(self.ranks)]
+        for writer in self.writers:
+            writer._files = self._files(writer)  # type: ignore[method-assign]
+
+    def _files(self, writer: Writer):
+        def files(step: int, what: object) -> list[ToSave]:
+            return [text_file(f"rank-{writer.rank}", content(step, writer.rank, self.sizes))]
+
+        return files
+
+    def serve(self, number: int) -> None:
+        self.stop(number)
+        self.servers[number] = self.ends.enter_context(Server(self.vault.home, number))
+
+    def stop(self, number: int) -> None:
+        if number in self.servers:
+            self.servers.pop(number)._ends.close()
+
+    def save(self, step: int, ranks: range | None = None) -> None:
+        for rank in ranks if ranks is not None else range(self.ranks):
+            self.writers[rank].save(step, None)
+
+    def turn(self) -> None:
+        for _ in range(2):
+            for server in self.servers.values():
+                server.turn()
+
+    def path(self, domain: int, name: str) -> Path:
+        return self.vault.domain(domain).folder / name
+
+    def read(self, lost: frozenset[int] = frozenset()) -> int:
+        """The step that is read, whole and to the byte. Raises: UcplError; AssertionError, where it is no step's."""
+        return read(self.vault.home, self.ranks, self.sizes, lost)
+
+    def close(self) -> None:
+        for writer in self.writers:
+            writer.close()
+        self.ends.close()
+
+
+def read(home: Path, ranks: int, sizes: tuple[int, ...], lost: frozenset[int] = frozenset()) -> int:
+    memory = generation_at(home)
+    memory.lost = lost
+    try:
+        step, parts = memory.commit.step, memory.commit.files()
+        for rank in range(ranks):
+            wanted = content(step, rank, sizes)
+            assert parts[f"rank-{rank}"][0][1].size == len(wanted), f"rank {rank} at step {step}"
+            room = bytearray(len(wanted))
+            Stored(View(memory, "vault:", Path()), "", parts[f"rank-{rank}"]).fill(memoryview(room), 0)
+            assert bytes(room) == wanted, f"rank {rank} at step {step}"
+        return step
+    finally:
+        memory.close()
+
+
+@contextmanager
+def job(
+    home: Path, domains: int, protect: str, sizes: tuple[int, ...] = (5000, 70_001, 1), each: int = 1
+) -> Iterator[Job]:
+    made = Job(home, domains, protect, sizes, each)
+    try:
+        yield made
+    finally:
+        made.close()

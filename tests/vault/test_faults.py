@@ -1,0 +1,331 @@
+"""Faults of a vault, one by one: the bytes of one generation that was committed, or a refusal with what is lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from tests.vault.small import Job, job
+from ucpl.errors import UcplError
+from ucpl.remotes.vaults.codes import Protection, sets_of
+from ucpl.remotes.vaults.places import committed
+from ucpl.remotes.vaults.records import CHUNK
+from ucpl.remotes.vaults.sealed import opened, seal
+from ucpl.runtime.failpoints import set_failpoints
+
+LARGE = (2 * CHUNK + 777, CHUNK, 3 * CHUNK - 5, 40)
+EVERY = [(n, protect) for n in (2, 3, 4, 5, 8) for protect in ("none", "mirror", "mirror(2)", "raim5", "raim5(4)")
+         if n >= {"mirror(2)": 3, "raim5(4)": 4}.get(protect, 2)]  # fmt: skip
+
+
+def flip(path: Path, at: int = 100) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 16]))
+
+
+@pytest.mark.parametrize(("domains", "protect"), EVERY)
+def test_every_set_of_lost_domains_comes_back_or_is_refused_as_the_codes_say(tmp_path, domains, protect):
+    """F7, F9: up to three at once; unequal shards, of which one is nearly nothing."""
+    with job(tmp_path / "job", domains, protect) as here:
+        here.save(1)
+        here.turn()
+        protection = Protection.parse(protect)
+        sets = sets_of(domains, protection)
+        assert here.read() == 1
+        for count in (1, 2, 3):
+            for lost in map(frozenset, itertools.combinations(range(domains), count)):
+                told = all(
+                    _is_covered(protection, len(some), [some.index(d) for d in some if d in lost]) for some in sets
+                )
+                if told:
+                    assert here.read(lost) == 1
+                else:
+                    with pytest.raises(UcplError, match="E691"):
+                        here.read(lost)
+
+
+def _is_covered(protection: Protection, size: int, lost: list[int]) -> bool:
+    """By hand: a set of copies loses a domain's data with all who have it, one of XOR with two."""
+    if protection.name == "mirror":
+        return all(any((p + 1 + j) % size not in lost for j in range(protection.copies)) for p in lost)
+    return len(lost) <= protection.copies
+
+
+@pytest.mark.parametrize("protect", ["mirror", "raim5"])
+@pytest.mark.parametrize("name", ["r1.s0", "p.s0"])
+def test_a_flipped_bit_is_found_rebuilt_and_healed(tmp_path, protect, name):
+    """F10: in every chunk of what a rank saved, and of what is kept for others."""
+    with job(tmp_path / "job", 3, protect, LARGE) as here:
+        here.save(1)
+        here.turn()
+        path = here.path(1, name)
+        before = path.read_bytes()
+        for at in range(17, len(before), CHUNK // 2):
+            flip(path, at)
+            assert here.read() == 1
+            here.serve(1)  # a server that starts looks at all of its domain, and heals it
+            assert path.read_bytes() == before
+
+
+def test_a_damaged_text_is_as_if_it_were_not_there(tmp_path):
+    """F10, F11: a commit, a shard's text, a job's; flipped, cut short, empty, of another vault."""
+    with job(tmp_path / "job", 3, "raim5") as here:
+        here.save(1)
+        here.turn()
+        here.save(2)
+        here.turn()
+        commits = [here.path(d, "commit.2.json") for d in range(3)]
+        whole = commits[0].read_bytes()
+        for damaged in (
+            b"",
+            whole[:-1],
+            whole[: len(whole) // 2],
+            b"{}",
+            seal({}),
+            seal({"generation": 2, "shards": 3}),
+        ):
+            for path in commits[:2]:
+                path.write_bytes(damaged)
+            assert here.read() == 2  # the third domain knows
+        commits[2].write_bytes(whole.replace(b'"step":2', b'"step":7'))
+        assert here.read() == 1  # nobody knows any more; one says so, whose digest is another
+        commits[2].unlink()
+        assert here.read() == 1
+        told = opened(whole)
+        assert told is not None
+        other = seal({**told, "generation": 3})
+        commits[0].with_name("commit.3.json").write_bytes(other)
+        assert here.read() == 1
+        here.path(0, "job.json").write_bytes(b"damaged")
+        assert here.read() == 1  # two of three say which vault this is
+
+
+def test_a_shortened_or_absent_arena_is_rebuilt(tmp_path):
+    """F11."""
+    with job(tmp_path / "job", 3, "raim5", LARGE) as here:
+        here.save(1)
+        here.turn()
+        path = here.path(0, "r0.s0")
+        whole = path.read_bytes()
+        for damage in (
+            lambda: os.truncate(path, 1000),
+            lambda: os.truncate(path, 0),
+            path.unlink,
+            lambda: _folder(path),
+        ):
+            damage()
+            assert here.read() == 1
+            if path.is_dir():
+                path.rmdir()
+            here.serve(0)
+            assert path.read_bytes() == whole
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def test_what_only_one_domain_was_told_counts(tmp_path):
+    """F5: whoever committed was killed when one domain knew."""
+    with job(tmp_path / "job", 3, "raim5") as here:
+        here.save(1)
+        here.turn()
+        here.save(2)
+        here.turn()
+        for number in (1, 2):
+            here.path(number, "commit.2.json").unlink()
+        assert here.read() == 2
+        here.save(3, range(1, 3))  # ranks of the two others do not write where generation 2 lies
+        assert here.read() == 2
+        away = shutil.move(here.vault.domain(0).folder, tmp_path / "away")
+        assert here.read() == 2  # whoever began to write over what is older has told its domain what counts
+        shutil.move(away, here.vault.domain(0).folder)
+        here.save(3, range(1))
+        here.turn()
+        assert here.read() == 3
+        assert all(here.path(d, "commit.3.json").exists() for d in range(3))
+
+
+def test_ranks_that_are_at_other_steps_commit_nothing(tmp_path):
+    with job(tmp_path / "job", 2, "mirror") as here:
+        here.save(1)
+        here.turn()
+        here.writers[0].save(2, None)
+        here.writers[1].save(3, None)
+        here.turn()
+        assert here.read() == 1
+
+
+def test_what_is_rebuilt_is_held_against_what_was_saved(tmp_path):
+    """Others may be as they were written, and yet not of this generation."""
+    with job(tmp_path / "job", 3, "raim5", LARGE) as here:
+        here.save(1)
+        here.turn()
+        (commit,) = committed(here.vault.home, here.vault.job)
+        first = commit.shards[0]
+        other = evolve(first, chunks=(first.chunks[0] ^ 1, *first.chunks[1:]))
+        for number in range(3):
+            text = evolve(commit, shards=(other, *commit.shards[1:])).sealed()
+            here.path(number, "commit.1.json").write_bytes(text)
+        with pytest.raises(UcplError, match="E691"):
+            here.read()
+
+
+def test_a_generation_without_all_parts_of_a_file_is_none(tmp_path):
+    with job(tmp_path / "job", 2, "mirror") as here:
+        here.save(1)
+        here.turn()
+        (commit,) = committed(here.vault.home, here.vault.job)
+        (file,) = commit.shards[0].files
+        for damaged in (evolve(file, segments=()), evolve(file, size=file.size + 1)):
+            text = evolve(commit, shards=(evolve(commit.shards[0], files=(damaged,)), commit.shards[1])).sealed()
+            for number in range(2):
+                here.path(number, "commit.1.json").write_bytes(text)
+            with pytest.raises(UcplError, match=r"E692: .*rank-0 in generation 1, parts are missing or overlap"):
+                here.read()
+
+
+def test_what_a_rank_took_back_never_counts(tmp_path):
+    """Votes of all domains are there, whoever would commit was killed, and a rank begins the next save in that slot."""
+    with job(tmp_path / "job", 2, "mirror") as here:
+        here.save(1)
+        here.turn()
+        here.save(2)
+        set_failpoints("vault-commit:1:eio")
+        try:
+            with pytest.raises(OSError, match="Input"):
+                here.turn()
+        finally:
+            set_failpoints("")
+        assert all(here.vault.domain(d).vote_in(s) for d in range(2) for s in range(2))
+        set_failpoints("vault-chunk:1:eio")
+        try:
+            with pytest.raises(UcplError, match="E695"):
+                here.writers[0].save(3, None)
+        finally:
+            set_failpoints("")
+        here.turn()
+        assert here.read() == 1
+        assert not here.path(0, "commit.2.json").exists()
+
+
+def test_ranks_of_two_runs_are_never_mixed(tmp_path):
+    """F3, F14: a run that ended in the middle of a generation, and the next one that saves the same number."""
+    with job(tmp_path / "job", 3, "raim5") as here:
+        here.save(1)
+        here.turn()
+        here.save(2, range(2))  # the third rank was killed
+        here.turn()
+        assert here.read() == 1
+        here.start("second")
+        here.save(5, range(2, 3))
+        here.turn()
+        assert here.read() == 1
+        here.save(5, range(2))
+        here.turn()
+        assert here.read() == 5
+
+
+@pytest.mark.parametrize("protect", ["none", "raim5"])
+def test_a_shard_that_is_damaged_before_it_counts_is_not_committed(tmp_path, protect):
+    with job(tmp_path / "job", 3, protect, LARGE) as here:
+        here.save(1)
+        here.turn()
+        here.save(2)
+        flip(here.path(2, "r2.s1"), CHUNK + 3)
+        here.turn()
+        assert here.read() == 1
+        here.save(3)
+        here.turn()
+        assert here.read() == 3
+
+
+def test_a_lost_domain_withholds_what_is_new_and_is_taken_up_again(tmp_path):
+    """F7, F8: at a step that others have saved; then its server comes back, heals it, and the job goes on."""
+    with job(tmp_path / "job", 4, "raim5") as here:
+        for step in (1, 2):
+            here.save(step)
+            here.turn()
+        here.save(3, range(3))
+        here.stop(3)
+        shutil.rmtree(here.vault.domain(3).folder)
+        here.turn()
+        assert here.read() == 2
+        here.serve(3)
+        assert here.read(frozenset({0})) == 2  # what the lost one kept for others is there again
+        here.start("second")
+        here.save(4)
+        here.turn()
+        assert here.read() == 4
+
+
+def test_full_memory_ends_no_save_before_it_and_no_process(tmp_path):
+    """F12, F19: no room for an arena, for parity, and a disk that fails."""
+    with job(tmp_path / "job", 2, "mirror") as here:
+        here.save(1)
+        here.turn()
+        for writer in here.writers:
+            writer.strict = False
+        for trap in ("vault-room:1:enospc", "vault-room:2:enospc", "vault-chunk:1:eio", "vault-copied:2:eio"):
+            set_failpoints(trap)
+            try:
+                here.save(2)
+            finally:
+                set_failpoints("")
+            here.turn()
+            assert here.read() in (1, 2)
+        here.save(3)
+        for trap in ("vault-room:1:enospc", "vault-parity:1:eio", "vault-voted:1:eio", "vault-commit:1:eio"):
+            set_failpoints(trap)
+            try:
+                with pytest.raises(OSError, match=r"No space|Input/output"):
+                    here.turn()
+            finally:
+                set_failpoints("")
+            assert here.read() in (1, 2)
+        here.turn()
+        assert here.read() == 3
+
+
+def test_what_changes_after_a_save_is_not_what_was_saved(tmp_path):
+    """F21."""
+    import torch
+
+    from ucpl.vault import Vault
+    from ucpl.vault.server import Server
+
+    vault = Vault.make(tmp_path / "job", ranks=1, domains=1)
+    tensor = torch.arange(100_000, dtype=torch.float32)
+    with vault.writer(0, strict=True) as writer, Server(vault.home, 0) as server:
+        writer.save(1, {"w": tensor})
+        tensor.add_(1.0)
+        server.turn()
+        server.turn()
+    from ucpl.vault.persisting import persist
+
+    persist(vault.home, tmp_path / "out")
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    found = {"w": torch.empty(100_000)}
+    load(found, checkpoint_id=tmp_path / "out", no_dist=True)
+    assert torch.equal(found["w"], torch.arange(100_000, dtype=torch.float32))
+
+
+def test_the_job_of_small_vaults_can_tell(tmp_path):
+    """The oracle itself: another step's bytes are no step's."""
+    with job(tmp_path / "job", 2, "none") as here:
+        assert isinstance(here, Job)
+        here.save(1)
+        here.turn()
+        here.sizes = (5000, 70_000, 1)
+        with pytest.raises(AssertionError):
+            here.read()
