@@ -12,7 +12,14 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from ucpl.errors import UcplError
 from ucpl.remotes.vaults.places import committed, job_at
@@ -259,7 +266,8 @@ class Machine(RuleBasedStateMachine):
             shutil.rmtree(self.top, ignore_errors=True)
 
 
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(
-    max_examples=40, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)
-)
+def test_whatever_happens_what_is_read_is_one_generation() -> None:
+    how = settings(
+        max_examples=40, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    run_state_machine_as_test(Machine, settings=how)

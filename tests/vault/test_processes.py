@@ -1,0 +1,175 @@
+"""Real processes of a small job and its servers, of which one is killed, or stands still, at each point of its work.
+
+They are forked: a process that imports torch takes a second. What they left is read by this one; then all start anew.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.vault.small import content, read
+from ucpl.errors import UcplError
+from ucpl.runtime.failpoints import set_failpoints
+from ucpl.vault import Vault
+from ucpl.vault.files import ToSave, text_file
+from ucpl.vault.server import Server
+
+RANKS, SIZES = 3, (5000, 2_100_000, 1)
+WRITERS = ("vault-begun", "vault-room", "vault-chunk", "vault-copied", "vault-told")
+SERVERS = ("vault-room", "vault-parity", "vault-protected", "vault-voted", "vault-commit", "vault-committed")
+PATIENCE = 20.0
+
+
+def forked(act: Callable[[], None]) -> int:
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        act()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+class Processes:
+    """Ranks and servers of one vault."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        Vault.make(home, ranks=RANKS, domains=RANKS, protect="raim5")
+        self.writers: dict[int, int] = {}
+        self.servers: dict[int, int] = {}
+
+    def start(self, run: str, steps: range, traps: dict[str, str]) -> None:
+        """traps: by "writer 0" or "server 2", what happens there."""
+
+        def serve(number: int) -> None:
+            set_failpoints(traps.get(f"server {number}", ""))
+            with Server(self.home, number) as server:
+                while True:
+                    server.turn()
+                    time.sleep(0.002)
+
+        def write(rank: int) -> None:
+            set_failpoints(traps.get(f"writer {rank}", ""))
+            with Vault.at(self.home).writer(rank, run=run, wait=PATIENCE, strict=True) as writer:
+
+                def files(step: int, what: object) -> list[ToSave]:
+                    return [text_file(f"rank-{rank}", content(step, rank, SIZES))]
+
+                writer._files = files  # type: ignore[method-assign]
+                for step in steps:
+                    writer.save(step, None)
+                end = time.monotonic() + PATIENCE
+                while (writer.committed() or (0, 0))[1] != steps[-1] and time.monotonic() < end:
+                    time.sleep(0.002)
+
+        for number in range(RANKS):
+            self.servers[number] = forked(lambda number=number: serve(number))  # type: ignore[misc]
+        for rank in range(RANKS):
+            self.writers[rank] = forked(lambda rank=rank: write(rank))  # type: ignore[misc]
+
+    def pid(self, who: str) -> int:
+        kind, _, number = who.partition(" ")
+        return (self.writers if kind == "writer" else self.servers)[int(number)]
+
+    def until(self, pids: list[int], *, stopped: bool) -> None:
+        """Until one of these processes is dead, or stands still."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            for pid in pids:
+                found, status = os.waitpid(pid, os.WNOHANG | (os.WUNTRACED if stopped else 0))
+                if found:
+                    assert os.WIFSTOPPED(status) if stopped else os.WTERMSIG(status) == signal.SIGKILL
+                    for some in (self.writers, self.servers) if not stopped else ():
+                        for key in [key for key, one in some.items() if one == pid]:
+                            del some[key]
+                    return
+            time.sleep(0.002)
+        raise AssertionError("nothing happened")
+
+    def finish(self) -> None:
+        """All ranks end by themselves, well; servers are told to."""
+        for pid in self.writers.values():
+            assert os.waitpid(pid, 0)[1] == 0
+        self.writers.clear()
+        self.kill()
+
+    def kill(self) -> None:
+        for some in (self.writers, self.servers):
+            for pid in some.values():
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            some.clear()
+
+    def read(self) -> int:
+        """The step that is there; 0: none was committed."""
+        try:
+            return read(self.home, RANKS, SIZES)
+        except UcplError as error:
+            assert error.diagnostics[0].code == "E692"
+            return 0
+
+
+@pytest.fixture
+def processes(tmp_path):
+    made = Processes(tmp_path / "job")
+    yield made
+    made.kill()
+
+
+CASES = [("writer 1", point, hit) for point in WRITERS for hit in (1, 3)]
+CASES += [("server 0" if "commit" not in point else "servers", point, hit) for point in SERVERS for hit in (1, 2)]
+
+
+@pytest.mark.parametrize(("who", "point", "hit"), CASES)
+def test_a_killed_process_leaves_one_generation_and_all_go_on(processes, who, point, hit):
+    """F1 to F6: the job and its servers are killed once one of them is, and started anew. Whichever server commits."""
+    traps = [f"server {d}" for d in range(RANKS)] if who == "servers" else [who]
+    processes.start("first", range(1, 7), dict.fromkeys(traps, f"{point}:{hit}:kill"))
+    processes.until([processes.pid(one) for one in traps], stopped=False)
+    processes.kill()
+    assert processes.read() in range(7)
+    processes.start("second", range(10, 12), {})
+    processes.finish()
+    assert processes.read() == 11
+
+
+@pytest.mark.parametrize(("who", "point"), [("writer 1", "vault-chunk"), ("server 0", "vault-parity")])
+def test_one_that_stands_still_withholds_what_is_new_alone(processes, who, point):
+    """F4."""
+    processes.start("first", range(1, 4), {who: f"{point}:4:stop"})
+    processes.until([processes.pid(who)], stopped=True)
+    there = processes.read()
+    time.sleep(0.1)
+    assert processes.read() == there
+    assert there in (0, 1, 2)
+    processes.kill()
+    assert processes.read() == there
+
+
+@pytest.mark.parametrize("lost", range(RANKS))
+def test_a_node_that_dies_in_the_middle_of_a_save_is_made_anew(processes, lost):
+    """F7, F8: its rank at a chunk of the third save, with it its server and its folder; then the job on other processes."""
+    processes.start("first", range(1, 6), {f"writer {lost}": "vault-chunk:3:kill"})
+    processes.until([processes.writers[lost]], stopped=False)
+    there = processes.read()
+    processes.kill()
+    shutil.rmtree(processes.home / f"d{lost}")
+    assert processes.read() == max(there, processes.read())
+    processes.start("second", range(10, 13), {})
+    processes.finish()
+    assert processes.read() == 12
+    shutil.rmtree(processes.home / f"d{(lost + 1) % RANKS}")
+    assert processes.read() == 12
