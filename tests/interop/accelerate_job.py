@@ -1,4 +1,4 @@
-"""What runs under torchrun: a loop with Accelerate and DeepSpeed. `python accelerate_job.py JOBS`.
+"""What ranks run: a loop with Accelerate and DeepSpeed. `python accelerate_job.py JOBS`.
 
 One process group does all jobs of a world size in turn. `train` calls `save_state` in the middle and goes on; `load` goes on by
 `load_state` in a model of other numbers, and says what is not as it was: the engine's state, the schedule, objects of the
@@ -159,5 +159,4 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    PartialState(cpu=True)  # makes the process group, which all jobs share
-    deepspeed_job.main({"train": train, "load": load})
+    deepspeed_job.main({"train": train, "load": load}, begin=lambda: PartialState(cpu=True))

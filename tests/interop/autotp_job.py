@@ -1,4 +1,4 @@
-"""What runs under torchrun for classes of transformers: AutoTP engines that are told a degree. `python autotp_job.py JOBS`."""
+"""What ranks run for classes of transformers: AutoTP engines that are told a degree. `python autotp_job.py JOBS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs under torchrun, as deepspeed_job: modules that FSDP2 and tensor parallelism cut, saved and loaded by stock DCP.
+"""What ranks run, as deepspeed_job: modules that FSDP2 and tensor parallelism cut, saved and loaded by stock DCP.
 
 `python dcp_job.py JOBS`. Nothing of ucpl is in these processes, but where a run is filled from a checkpoint of another kind.
 """

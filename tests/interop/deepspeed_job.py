@@ -1,14 +1,17 @@
-"""What runs under torchrun: engines of real DeepSpeed that train, save, load and are compared. `python deepspeed_job.py JOBS`.
+"""What ranks run: engines of real DeepSpeed that train, save, load and are compared. `python deepspeed_job.py JOBS`.
 
-JOBS is a json list, done in turn by one process group. Each result goes to the json file that its job names. A job that
-raises leaves its error there; the ranks go on together, since all of them raise.
+JOBS is a json list, done in turn, each by processes of its own. Each result goes to the json file that its job names. A job
+that raises leaves its error there.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -374,11 +377,14 @@ def changed(job: dict[str, Any]) -> dict[str, Any]:
     return {**out, "trained": trained, "rates": rates}
 
 
-def main(do: dict[str, Any]) -> None:
+def main(do: dict[str, Any], begin: Callable[[], Any] | None = None) -> None:
     """Do the jobs listed, each by the function of its name."""
     torch.set_num_threads(1)
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    jobs.do_all(do)
+    importlib.import_module(
+        "deepspeed.runtime.zero.muon.muon_optimizer"
+    )  # which each engine asks for: seconds of a core
+    deepspeed.get_accelerator().create_op_builder("ShareMemCommBuilder").load()  # once, not by each rank
+    jobs.do_all(do, begin or partial(deepspeed.init_distributed, dist_backend="gloo", verbose=False))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What runs under torchrun for tensor parallelism: AutoTP engines of real DeepSpeed. `python deepspeed_tp_job.py JOBS`.
+"""What ranks run for tensor parallelism: AutoTP engines of real DeepSpeed. `python deepspeed_tp_job.py JOBS`.
 
 Whole tensors are put together by DeepSpeed's own code, from the maps that its own layers publish (checkpoint/affine.py): what
 is compared was neither cut nor joined by ucpl.

@@ -1,4 +1,4 @@
-"""What runs under torchrun: engines of DeepSpeed that are filled by `ucpl.load_into`. `python engines_job.py JOBS`."""
+"""What ranks run: engines of DeepSpeed that are filled by `ucpl.load_into`. `python engines_job.py JOBS`."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.interop.parallel import HOME, Script, Source, Target, check, work
+from tests.interop.parallel import HOME, Source, Target, check, work
 from tests.interop.test_deepspeed_grid import ALONE, GRID, LINE, NARROW, ONE
 
 pytestmark = pytest.mark.interop
 
-SCRIPT = Script(Path(__file__).with_name("grid_job.py"), seconds=1500)
+SCRIPT = Path(__file__).with_name("grid_job.py")
 FOUR = [2, 1, 1, 2]
 LINE_UNITS: dict[str, Any] = {**LINE, "stage": 3}
 

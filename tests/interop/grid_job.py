@@ -1,4 +1,4 @@
-"""What runs under torchrun, as parallel_job: tensor x pipeline x data parallelism and experts. `python grid_job.py JOBS`.
+"""What ranks run, as parallel_job: tensor x pipeline x data parallelism and experts. `python grid_job.py JOBS`.
 
 Ranks are numbered as DeepSpeed's topologies number them: (stage, data, tensor), the last one fastest. A job forgets the groups
 of the one before it, so that one set of processes has one topology after another.

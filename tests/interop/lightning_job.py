@@ -1,4 +1,4 @@
-"""What runs under torchrun: Lightning's Trainer and Fabric, each with its DeepSpeedStrategy. `python lightning_job.py JOBS`.
+"""What ranks run: Lightning's Trainer and Fabric, each with its DeepSpeedStrategy. `python lightning_job.py JOBS`.
 
 One process group does all jobs of a world size in turn. `train` saves by `ModelCheckpoint`, or by `fabric.save`, in the middle
 and goes on; `load` goes on by `fit(ckpt_path=...)`, or by `fabric.load`, in a module of other numbers, and says what is not as

@@ -1,4 +1,4 @@
-"""What runs under torchrun: transformers' LlamaForCausalLM under DeepSpeed. `python llama_job.py JOBS`.
+"""What ranks run: transformers' LlamaForCausalLM under DeepSpeed. `python llama_job.py JOBS`.
 
 Sequences, rate and optimizer are those of megatron_run at a steady rate, so that losses can be compared from one framework
 to the other. Nothing of ucpl is in these processes.
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.interop import jobs
+from tests.interop import deepspeed_job
 
 SEQUENCE, BATCH = 8, 12  # as megatron_models, which imports Megatron
 
@@ -79,6 +79,4 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    deepspeed.init_distributed("gloo")
-    jobs.do_all({do.__name__: do for do in (train, load)})
+    deepspeed_job.main({do.__name__: do for do in (train, load)})

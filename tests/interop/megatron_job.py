@@ -1,6 +1,6 @@
-"""What runs under torchrun, as dcp_job: GPTModels of Megatron-Core. `python megatron_job.py JOBS`.
+"""What ranks run, as dcp_job: GPTModels of Megatron-Core. `python megatron_job.py JOBS`.
 
-Nothing of ucpl is in these processes. Each job has degrees of its own: one process group serves all. Megatron's writer starts a
+Nothing of ucpl is in these processes. Each job has degrees of its own, and processes of its own. Megatron's writer starts a
 process that imports this file once more, so that nothing is imported here but where it is run.
 """
 
@@ -87,13 +87,11 @@ def common_facts(facts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     import torch
-    import torch.distributed as dist
 
-    from tests.interop import jobs
+    from tests.interop import jobs, megatron_run  # noqa: F401  # once, for all jobs
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    jobs.do_all({do.__name__: do for do in (train, load, go_on)}, together=False)
+    jobs.do_all({do.__name__: do for do in (train, load, go_on)})
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ own. The kernels of AdamW that it is used with need CUDA too: FusedAdam stands i
 from __future__ import annotations
 
 import contextlib
+import queue
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -120,6 +121,7 @@ def answer() -> OnCpu:
     mode = OnCpu()
     mode.__enter__()
 
+    import megatron.core.dist_checkpointing.strategies.filesystem_async as filesystem_async
     import megatron.core.tensor_parallel.layers as layers
     import megatron.core.tensor_parallel.random as random
     import megatron.core.transformer.moe.moe_utils as moe
@@ -127,6 +129,8 @@ def answer() -> OnCpu:
     random._CUDA_RNG_STATE_TRACKER = Tracker()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
     layers.get_cuda_rng_tracker = lambda *_, **__: random._CUDA_RNG_STATE_TRACKER
+    # Of a process that saves and waits: else one more is started for it, which imports torch anew.
+    filesystem_async._results_queue = queue.Queue()
     moe.te_general_gemm = None  # 0.16.1 asks for the name where Transformer Engine is not there to define it
     return mode
 

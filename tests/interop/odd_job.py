@@ -1,4 +1,4 @@
-"""What runs under torchrun: odd runs are trained and saved, loaded and trained on. `python odd_job.py JOBS`.
+"""What ranks run: odd runs are trained and saved, loaded and trained on. `python odd_job.py JOBS`.
 
 It also made tests/fixtures/odd: jobs {"do": "train", "run": {"odd": NAME, "stage": N}, ...} on two ranks.
 """

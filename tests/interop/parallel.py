@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import field, frozen
+
+import ucpl
+from tests.interop import processes
 
 ROOT = Path(__file__).parents[2]
 STEPS = 3
@@ -23,16 +24,8 @@ PEER = "ds_to_universal"  # DeepSpeed's own converter, on the way to a target
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at other degrees
 
 
-@frozen
-class Script:
-    """What runs under torchrun, and what of a run its processes keep for all: other runs have processes of their own."""
-
-    path: Path
-    kept: tuple[str, ...] = ()
-    seconds: int = 150  # of one process group
-
-
-PARALLEL = Script(Path(__file__).with_name("parallel_job.py"), ("pp", "ep", "dtype"))
+PARALLEL = Path(__file__).with_name("parallel_job.py")
+SECONDS = 1500  # of all jobs of a script, on a machine that does other things
 
 
 @frozen
@@ -59,37 +52,31 @@ class Target:
         return re.sub("[^a-z0-9-]+", "_", words).rstrip("_")
 
 
-def torchrun(name: str, world: int, jobs: list[dict[str, Any]], script: Script) -> None:
+def launch(name: str, jobs: list[dict[str, Any]], script: Path) -> None:
+    """Have a script do all jobs, each on as many ranks as its `world` says. name: of its list and log."""
+    if not jobs:
+        return
     folder = Path(jobs[0]["result"]).parent
     listed = folder / f"{name}.jobs.json"
     listed.write_text(json.dumps(jobs))
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-    log = folder / f"{name}.log"
-    with log.open("w") as out:
-        made = subprocess.Popen(
-            [*launch, str(script.path), str(listed)],
-            env=environment,
-            cwd=folder,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
+    # Megatron would compile a handful of small functions, on each rank of each job: minutes of a core for nothing.
+    unlike = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+    with (folder / f"{name}.log").open("w") as out:
         try:
-            made.wait(timeout=script.seconds)
-        except subprocess.TimeoutExpired:  # a rank failed, and the others wait for it
-            os.killpg(made.pid, signal.SIGKILL)
-            made.wait()
-            out.write(f"no end after {script.seconds} seconds")
+            command = [sys.executable, str(script), str(listed)]
+            processes.run(command, SECONDS, env={**os.environ, **unlike}, cwd=folder, stdout=out, stderr=out)
+        except subprocess.TimeoutExpired:
+            out.write(f"no end after {SECONDS} seconds")
 
 
 def convert(source: Path, target: Path, call: str) -> str:
     """Empty, or what went wrong."""
-    command = [sys.executable, "-m", "ucpl", "convert", str(source), str(target), "--to", call]
-    if (names := source.with_suffix(".names.json")).exists():
-        command += ["--from", f'zero0(order="{names}")']
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    return "" if done.returncode == 0 else f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+    names = source.with_suffix(".names.json")
+    try:
+        ucpl.convert(source, target, to=call, layout=f'zero0(order="{names}")' if names.exists() else None)
+    except ucpl.UcplError as error:
+        return f"{call}: {error}"
+    return ""
 
 
 def convert_by_peer(source: Path, target: Path) -> str:
@@ -176,37 +163,24 @@ def change_moment(
         torch.save(value, file)
 
 
-def work(sources: dict[str, Source], targets: tuple[Target, ...], folder: Path, script: Script = PARALLEL) -> Path:
-    """All jobs; results lie in NAME.json. Runs of one shape share their processes: one after another in them."""
-    jobs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+def work(sources: dict[str, Source], targets: tuple[Target, ...], folder: Path, script: Path = PARALLEL) -> Path:
+    """All jobs; results lie in NAME.json."""
+    jobs: list[dict[str, Any]] = []
     for name, source in sources.items():
-        job = {"do": "train", "run": source.run, "steps": STEPS, "folder": str(folder / name)}
-        job |= {"truth": str(folder / f"{name}.truth"), "result": str(folder / f"{name}.json")}
-        jobs.setdefault(_shape(source.world, source.run, script), []).append(job)
-    _launch("train", jobs, script)
-    with ThreadPoolExecutor(2) as pool:
-        errors = list(pool.map(lambda t: convert_all(t, folder), targets))
-    jobs = {}
-    for target, error in zip(targets, errors, strict=True):
+        job = {"do": "train", "world": source.world, "run": source.run, "steps": STEPS, "folder": str(folder / name)}
+        jobs.append({**job, "truth": str(folder / f"{name}.truth"), "result": str(folder / f"{name}.json")})
+    launch("train", jobs, script)
+    jobs = []
+    for target in targets:
         result_file = folder / f"{target}.json"
-        if error:
+        if error := convert_all(target, folder):
             result_file.write_text(json.dumps({"error": error}))
             continue
         run = {**sources[target.source].run, **target.run}
-        job = {"do": "load", "run": run, "steps": STEPS, "folder": str(folder / str(target))}
-        job |= {"truth": str(folder / f"{target.source}.truth"), "result": str(result_file)}
-        jobs.setdefault(_shape(target.world, run, script), []).append(job)
-    _launch("load", jobs, script)
+        job = {"do": "load", "world": target.world, "run": run, "steps": STEPS, "folder": str(folder / str(target))}
+        jobs.append({**job, "truth": str(folder / f"{target.source}.truth"), "result": str(result_file)})
+    launch("load", jobs, script)
     return folder
-
-
-def _shape(world: int, run: dict[str, Any], script: Script) -> tuple[Any, ...]:
-    return (world, *map(run.get, script.kept))
-
-
-def _launch(do: str, jobs: dict[tuple[Any, ...], list[dict[str, Any]]], script: Script) -> None:
-    for shape, listed in jobs.items():
-        torchrun("_".join(map(str, (do, *shape))), shape[0], listed, script)
 
 
 def result(folder: Path, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What runs under torchrun, as deepspeed_job: pipelines and models with experts. `python parallel_job.py JOBS`."""
+"""What ranks run, as deepspeed_job: pipelines and models with experts. `python parallel_job.py JOBS`."""
 
 from __future__ import annotations
 

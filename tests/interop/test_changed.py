@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 import ucpl
 from tests.interop.parallel import result
-from tests.interop.test_deepspeed import ROOT, launch
+from tests.interop.test_deepspeed import JOB, ROOT, launch
 
 pytestmark = pytest.mark.interop
 
@@ -99,11 +99,11 @@ def grown(source: Path, thawed: bool) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("changed")
     jobs = [
-        {"do": "train", "run": run, "steps": 3, "folder": str(folder / name), "truth": str(folder / f"{name}.pt"),
+        {"do": "train", "world": 2, "run": run, "steps": 3, "folder": str(folder / name), "truth": str(folder / f"{name}.pt"),
          "result": str(folder / f"{name}.json")}
         for name, run in SOURCES.items()
     ]  # fmt: skip
-    launch(2, "", jobs)
+    launch("train", jobs, JOB)
     jobs = []
     for n, (name, case) in enumerate(CASES.items()):
         source, target, options = folder / case.source, folder / f"target{n}", list(case.options)
@@ -117,9 +117,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, (name, done.stderr)
         assert case.said in done.stdout, (name, done.stdout)
-        job = {"do": "changed", "run": {**NET, **case.run}, "folder": str(target), "steps": 3, "new": case.new}
+        job = {
+            "do": "changed",
+            "world": 3,
+            "run": {**NET, **case.run},
+            "folder": str(target),
+            "steps": 3,
+            "new": case.new,
+        }
         jobs.append({**job, "truth": str(folder / f"{case.source}.pt"), "result": str(folder / f"{name}.json")})
-    launch(3, "", jobs)
+    launch("load", jobs, JOB)
     return folder
 
 

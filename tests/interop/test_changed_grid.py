@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from tests.interop.parallel import ROOT, STEPS, Script, result, torchrun
+from tests.interop.parallel import ROOT, STEPS, launch, result
 
 pytestmark = pytest.mark.interop
 
-JOB = Script(Path(__file__).with_name("grid_job.py"), seconds=400)
+JOB = Path(__file__).with_name("grid_job.py")
 FROZEN = ["2.attention.qkv.weight", "3.between.scale", "2.mlp.grow.weight"]
 EXPERTS = "1.mlp.moe.deepspeed_moe.experts.deepspeed_experts.*"
 FALL = f"{EXPERTS}.fall.weight"
@@ -110,23 +110,23 @@ def convert(case: Case, folder: Path, target: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("changed_grid")
     jobs: list[dict[str, Any]] = [
-        {"do": "train", "run": run, "steps": STEPS, "folder": str(folder / name), "truth": str(folder / f"{name}.pt"),
-         "result": str(folder / f"{name}.json")}
+        {"do": "train", "world": 4, "run": run, "steps": STEPS, "folder": str(folder / name),
+         "truth": str(folder / f"{name}.pt"), "result": str(folder / f"{name}.json")}
         for name, run in SOURCES.items()
     ]  # fmt: skip
-    torchrun("train", 4, jobs, JOB)
-    by_world: dict[int, list[dict[str, Any]]] = {}
+    launch("train", jobs, JOB)
+    jobs = []
     for n, (name, case) in enumerate(CASES.items()):
         convert(case, folder, folder / f"target{n}")
         job: dict[str, Any] = {
             "do": "changed",
+            "world": case.world,
             "run": {**SOURCES[case.source], **case.run},
             "folder": str(folder / f"target{n}"),
         }
         job |= {"steps": STEPS, "truth": str(folder / f"{case.source}.pt"), "result": str(folder / f"{name}.json")}
-        by_world.setdefault(case.world, []).append(job)
-    for world, listed in by_world.items():
-        torchrun(f"load{world}", world, listed, JOB)
+        jobs.append(job)
+    launch("load", jobs, JOB)
     return folder
 
 

@@ -1,7 +1,7 @@
 """Folders of PyTorch's distributed format: stock `dcp.load` and `set_state_dict` in gloo jobs of 2, 3 and 4 ranks take what was
 converted, and train on as the run that saved it does.
 
-All runs of one world size share their processes: one torchrun trains all sources, one loads all targets.
+One process is the parent of all ranks that train the sources, another of all that load the targets.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from attrs import field, frozen
 
 import ucpl
 from tests.interop import dcp_models, models
-from tests.interop.parallel import Script, result, spoil_chunk, torchrun
+from tests.interop.parallel import launch, result, spoil_chunk
 from ucpl.errors import UcplError
 
 pytestmark = pytest.mark.interop
 
-JOB = Script(Path(__file__).with_name("dcp_job.py"), seconds=240)
+JOB = Path(__file__).with_name("dcp_job.py")
 STEPS = 3
 TOLERANCE = 1e-5  # fp32
 
@@ -98,20 +98,16 @@ TARGETS = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dcp")
-    jobs: dict[int, list[dict[str, Any]]] = {}
-    for name, (world, do, run) in SOURCES.items():
-        jobs.setdefault(world, []).append(described(do, run, name, name, out))
-    for world, listed in jobs.items():
-        torchrun(f"train_{world}", world, listed, JOB)
-    jobs = {}
+    jobs = [{"world": world, **described(do, run, name, name, out)} for name, (world, do, run) in SOURCES.items()]
+    launch("train", jobs, JOB)
+    jobs = []
     for target in TARGETS:
         if error := made(target, out):
             (out / f"{target}.json").write_text(json.dumps({"error": error}))
             continue
         run = {**SOURCES[target.source][2], **target.run}
-        jobs.setdefault(target.world, []).append(described(target.do, run, str(target), target.source, out))
-    for world, listed in jobs.items():
-        torchrun(f"load_{world}", world, listed, JOB)
+        jobs.append({"world": target.world, **described(target.do, run, str(target), target.source, out)})
+    launch("load", jobs, JOB)
     return out
 
 

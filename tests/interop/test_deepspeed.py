@@ -1,25 +1,24 @@
 """DeepSpeed writes, ucpl converts, DeepSpeed loads with a plain `load_checkpoint` into an engine with scrambled values.
 
-All work is done once, in few processes: one torchrun a world size trains all sources, one a world size loads all targets.
+All work is done once: one process is the parent of all ranks that train the sources, another of all that load the targets.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import field, frozen
 
-from tests.interop.parallel import Script, change_moment, convert, result, torchrun
+from tests.interop.parallel import change_moment, convert, launch, result
 
 pytestmark = pytest.mark.interop
 
 ROOT = Path(__file__).parents[2]
-JOB = Script(Path(__file__).with_name("deepspeed_job.py"), seconds=1500)
+JOB = Path(__file__).with_name("deepspeed_job.py")
 STEPS = 3
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at another degree or stage
 
@@ -132,10 +131,6 @@ TARGETS = (
 )
 
 
-def launch(world: int, who: str, jobs: list[dict[str, Any]]) -> None:
-    torchrun(f"jobs{world}_{jobs[0]['do']}_{who}", world, jobs, JOB)
-
-
 def convert_all(target: Target, folder: Path) -> str:
     here = folder / target.source
     for n, call in enumerate((*target.via, target.call)):
@@ -149,44 +144,28 @@ def convert_all(target: Target, folder: Path) -> str:
     return ""
 
 
-def alone(source: str) -> str:
-    """Sources that must have processes of their own, with their targets of the same degree and stage.
-
-    In bf16 on a CPU the same numbers give other last bits where other engines have run before in a process.
-    """
-    is_compared_by_bits = any(t.source == source and t.is_same for t in TARGETS)
-    return source if SOURCES[source][2]["dtype"] == "bf16" and is_compared_by_bits else ""
-
-
-def launch_all(jobs: list[tuple[int, str, dict[str, Any]]]) -> None:
-    """Jobs by (world size, who must be alone): one torchrun each."""
-    for world, who in dict.fromkeys(sorted((world, who) for world, who, _ in jobs)):
-        launch(world, who, [job for w, x, job in jobs if (w, x) == (world, who)])
-
-
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sources trained, targets converted and loaded; results lie in NAME.json."""
     folder = tmp_path_factory.mktemp("deepspeed")
-    jobs: list[tuple[int, str, dict[str, Any]]] = []
+    jobs: list[dict[str, Any]] = []
     for name, (stage, dp, run) in SOURCES.items():
-        job: dict[str, Any] = {"do": "train", "run": {**run, "stage": stage}, "steps": run.get("steps", STEPS)}
+        job: dict[str, Any] = {"do": "train", "world": dp, "run": {**run, "stage": stage}}
+        job |= {"steps": run.get("steps", STEPS)}
         job |= {"folder": str(folder / name), "truth": str(folder / f"{name}.truth")}
         job |= {"names": str(folder / f"{name}.names.json")} if run.get("order") else {}
-        jobs.append((dp, alone(name), {**job, "result": str(folder / f"{name}.json")}))
-    launch_all(jobs)
-    with ThreadPoolExecutor(2) as pool:
-        errors = dict(zip(TARGETS, pool.map(lambda t: convert_all(t, folder), TARGETS), strict=True))
+        jobs.append({**job, "result": str(folder / f"{name}.json")})
+    launch("train", jobs, JOB)
     jobs = []
-    for target, error in errors.items():
+    for target in TARGETS:
         result_file = folder / f"{target}.json"
-        if error:
+        if error := convert_all(target, folder):
             result_file.write_text(json.dumps({"error": error}))
             continue
-        job = {"do": "load", "run": target.run, "steps": target.run.get("steps", STEPS), "result": str(result_file)}
+        job = {"do": "load", "world": target.dp, "run": target.run, "steps": target.run.get("steps", STEPS)}
         job |= {"folder": str(folder / str(target)), "truth": str(folder / f"{target.source}.truth")}
-        jobs.append((target.dp, alone(target.source) if target.is_same else "", job))
-    launch_all(jobs)
+        jobs.append({**job, "result": str(result_file)})
+    launch("load", jobs, JOB)
     for target in TARGETS:  # not needed any more, and not small all together
         shutil.rmtree(folder / str(target), ignore_errors=True)
     return folder

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ from attrs import frozen
 
 from tests.frontends.autotp_records import cuts_in, recorded
 from tests.interop.autotp_models import CONFIGS
-from tests.interop.parallel import Script, change_moment, result, torchrun
+from tests.interop.parallel import change_moment, launch, result
 
 pytestmark = pytest.mark.interop
 
 ROOT = Path(__file__).parents[2]
-JOB = Script(Path(__file__).with_name("autotp_job.py"), seconds=900)
+JOB = Path(__file__).with_name("autotp_job.py")
 STEPS = 3
 TOLERANCE = 1e-5  # of the losses after a restart at another degree
 
@@ -87,10 +86,6 @@ TARGETS = (
 )
 
 
-def launch(world: int, jobs: list[dict[str, Any]]) -> None:
-    torchrun(f"jobs{world}_{jobs[0]['run']['tp']}_{jobs[0]['do']}", world, jobs, JOB)
-
-
 def convert_all(target: Target, folder: Path) -> str:
     """Empty, or what went wrong."""
     here = folder / target.source
@@ -124,18 +119,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs = []
     for name, s in SOURCES.items():
         run = {"class": s.of, "tp": s.tp, "stage": s.stage, "dtype": "fp32"}
-        jobs.append(((s.tp * s.dp, s.tp), job(s.do, run, name, name, folder)))
-    for (world, _), mine in groupby(sorted(jobs, key=lambda x: x[0]), key=lambda x: x[0]):
-        launch(world, [one for _, one in mine])
+        jobs.append({"world": s.tp * s.dp, **job(s.do, run, name, name, folder)})
+    launch("train", jobs, JOB)
     jobs = []
     for target in TARGETS:
         if error := convert_all(target, folder):
             (folder / f"{target}.json").write_text(json.dumps({"error": error}))
             continue
         do = "warm" if SOURCES[target.source].do == "weights" else "load"
-        jobs.append(((target.tp * target.dp, target.tp), job(do, target.run, str(target), target.source, folder)))
-    for (world, _), mine in groupby(sorted(jobs, key=lambda x: x[0]), key=lambda x: x[0]):
-        launch(world, [one for _, one in mine])
+        jobs.append({"world": target.tp * target.dp, **job(do, target.run, str(target), target.source, folder)})
+    launch("load", jobs, JOB)
     return folder
 
 

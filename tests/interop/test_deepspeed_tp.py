@@ -1,6 +1,6 @@
 """DeepSpeed's AutoTP writes, ucpl converts to other degrees and stages, DeepSpeed loads with a plain `load_checkpoint`.
 
-One torchrun for each world size and degree: DeepSpeed makes its groups of ranks once in a process.
+One process is the parent of all ranks that train the sources, another of all that load the targets.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.interop.parallel import Script, change_moment, result, torchrun
+from tests.interop.parallel import change_moment, convert, launch, result
 from ucpl.extents import Section, Sharding
 from ucpl.frontends.parallel import rule
 from ucpl.stores.deepspeed.cuts import info_of
@@ -27,8 +26,7 @@ from ucpl.stores.deepspeed.cuts import info_of
 pytestmark = pytest.mark.interop
 
 ROOT = Path(__file__).parents[2]
-JOB = Script(Path(__file__).with_name("deepspeed_tp_job.py"), seconds=1500)
-CONVERT = "import sys, ucpl; ucpl.convert(sys.argv[1], sys.argv[2], to=sys.argv[3])"
+JOB = Path(__file__).with_name("deepspeed_tp_job.py")
 STEPS = 3
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at another degree or stage
 
@@ -112,25 +110,14 @@ TARGETS = (
 )
 
 
-def launch(world: int, jobs: list[dict[str, Any]]) -> None:
-    torchrun(f"jobs{world}_{jobs[0]['run']['tp']}_{jobs[0]['do']}", world, jobs, JOB)
-
-
 def convert_all(target: Target, folder: Path) -> str:
     """Empty, or what went wrong."""
     here = folder / target.source
     for n, call in enumerate(target.calls):
         there = folder / f"{target}.{n}"
         to = call.replace("SPEC", str(folder / "spec.ucpl"))
-        done = subprocess.run(
-            [sys.executable, "-c", CONVERT, str(here), str(there), to],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        if done.returncode:
-            return f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+        if error := convert(here, there, to):
+            return error
         here = there
     if target.spoiled:
         change_moment(here)
@@ -150,21 +137,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return {"do": do, "run": run, "steps": STEPS, **paths}
 
     jobs = [
-        ((tp * dp, tp), job("train", {"tp": tp, "stage": stage, **run}, name, name, name))
+        {"world": tp * dp, **job("train", {"tp": tp, "stage": stage, **run}, name, name, name)}
         for name, (tp, dp, stage, run) in SOURCES.items()
     ]
-    for (world, _), mine in groupby(sorted(jobs, key=lambda x: x[0]), key=lambda x: x[0]):
-        launch(world, [one for _, one in mine])
+    launch("train", jobs, JOB)
     errors = {target: convert_all(target, folder) for target in TARGETS}
     for target, error in errors.items():
         if error:
             (folder / f"{target}.json").write_text(json.dumps({"error": error}))
     fine = [t for t in TARGETS if not errors[t]]
-    jobs = [((t.world, t.tp), job("load", t.run, str(t), t.source, str(t))) for t in fine]
+    jobs = [{"world": t.world, **job("load", t.run, str(t), t.source, str(t))} for t in fine]
     # What DeepSpeed makes of its own files.
-    jobs += [((t.world, t.tp), job("load", t.run, t.source, t.source, f"{t.source}.again")) for t in fine if t.is_same]
-    for (world, _), mine in groupby(sorted(jobs, key=lambda x: x[0]), key=lambda x: x[0]):
-        launch(world, [one for _, one in mine])
+    again = [
+        {"world": t.world, **job("load", t.run, t.source, t.source, f"{t.source}.again")} for t in fine if t.is_same
+    ]
+    launch("load", jobs + again, JOB)
     return folder
 
 
@@ -202,9 +189,7 @@ def test_deepspeeds_own_converter_reads_what_was_written(call: str, folder: Path
     name = "dense_z1" if call.startswith("SPEC") else "tp2_z1"
     there = folder / f"universal_{name}"
     to = call.replace("SPEC", str(folder / "spec.ucpl"))
-    subprocess.run(
-        [sys.executable, "-c", CONVERT, str(folder / name), str(there), to], cwd=ROOT, check=True, timeout=300
-    )
+    assert convert(folder / name, there, to) == ""
     step = there / (there / "latest").read_text()
     made = there / "universal"
     shutil.rmtree(made, ignore_errors=True)

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import ucpl
-from tests.interop.parallel import Script, result, torchrun
+from tests.interop.parallel import launch, result
 
 pytestmark = pytest.mark.interop
 
 STEPS, RATE = 3, 1e-2
-ENGINE = Script(Path(__file__).with_name("llama_job.py"), seconds=200)
-MEGATRON = Script(Path(__file__).with_name("megatron_job.py"), seconds=200)
+ENGINE = Path(__file__).with_name("llama_job.py")
+MEGATRON = Path(__file__).with_name("megatron_job.py")
 TOLERANCE = 1e-5  # of losses of about 4: other kernels
 RUN: dict[str, Any] = {"qkv_bias": False}  # sizes are megatron_models.PLAIN's
 CONFIG: dict[str, Any] = {
@@ -42,14 +42,12 @@ BACK = {"zero1": ("zero1(dp=2)", 1), "zero3": ("zero3(dp=2)", 3)}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dialects")
     engine = {"config": CONFIG, "stage": 2, "steps": STEPS, "rate": RATE}
-    torchrun(
-        "engine", 2, [{"do": "train", **engine, "folder": str(out / "zero"), "result": str(out / "zero.json")}], ENGINE
-    )
+    job = {"do": "train", "world": 2, **engine, "folder": str(out / "zero"), "result": str(out / "zero.json")}
+    launch("engine", [job], ENGINE)
     saves = {str(out / "dist"): {"format": "torch_dist"}, str(out / "old"): {"format": "legacy"}}
-    job = {"do": "train", "run": {**RUN, "tp": 2}, "steps": STEPS, "rate": RATE, "saves": saves}
-    torchrun(
-        "megatron", 2, [{**job, "truth": str(out / "megatron.truth"), "result": str(out / "megatron.json")}], MEGATRON
-    )
+    job = {"do": "train", "world": 2, "run": {**RUN, "tp": 2}, "steps": STEPS, "rate": RATE, "saves": saves}
+    job |= {"truth": str(out / "megatron.truth"), "result": str(out / "megatron.json")}
+    launch("megatron", [job], MEGATRON)
     config = json.loads((out / "zero" / "config.json").read_text())
     listed = []
     for name, (call, names, run) in THERE.items():
@@ -59,17 +57,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if "args" in state:  # no ZeRO folder knows it, as `convert` says
                 state["args"].num_attention_heads = CONFIG["num_attention_heads"]
                 torch.save(state, file)
-        job = {"do": "go_on", "run": {**RUN, **run}, "steps": STEPS, "folder": str(out / name)}
+        job = {"do": "go_on", "world": 2, "run": {**RUN, **run}, "steps": STEPS, "folder": str(out / name)}
         listed.append({**job, "result": str(out / f"{name}.json")})
-    torchrun("there", 2, listed, MEGATRON)
+    launch("there", listed, MEGATRON)
     listed = []
     for source, names in (("dist", DIST), ("old", LEGACY)):
         for name, (call, stage) in BACK.items():
             place = out / f"{source}_{name}"
             ucpl.convert(out / source, place, f"{call} of {HF}", layout=f"of {names}", config=config)
-            job = {"do": "load", "config": CONFIG, "stage": stage, "steps": STEPS, "folder": str(place)}
+            job = {"do": "load", "world": 2, "config": CONFIG, "stage": stage, "steps": STEPS, "folder": str(place)}
             listed.append({**job, "result": f"{place}.json"})
-    torchrun("back", 2, listed, ENGINE)
+    launch("back", listed, ENGINE)
     return out
 
 

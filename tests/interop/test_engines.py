@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from attrs import field, frozen
 
-from tests.interop.parallel import TOLERANCE, Script, result, torchrun
+from tests.interop.parallel import TOLERANCE, launch, result
 
 pytestmark = pytest.mark.interop
 
-JOB = Script(Path(__file__).with_name("engines_job.py"), seconds=240)
+JOB = Path(__file__).with_name("engines_job.py")
 STEPS = 3
 NET = {"model": "net", "optimizer": "adamw"}
 
@@ -71,11 +71,12 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("engines")
-    torchrun("train", 2, [described(do, run, name, name, out) for name, (do, run) in SOURCES.items()], JOB)
+    listed = [{"world": 2, **described(do, run, name, name, out)} for name, (do, run) in SOURCES.items()]
+    launch("train", listed, JOB)
     jobs = [described("fill", {**SOURCES[t.source][1], **t.run}, str(t), t.source, out) for t in TARGETS]
     jobs += [described("refuse", run, name, "z3", out) for name, (run, _) in REFUSED.items()]
     jobs.append(described("weights", {**SOURCES["z3_bf16"][1], "stage": 2}, "weights", "z3_bf16", out))
-    torchrun("fill", 3, jobs, JOB)
+    launch("fill", [{"world": 3, **job} for job in jobs], JOB)
     return out
 
 

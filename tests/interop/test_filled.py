@@ -15,7 +15,7 @@ import pytest
 
 import ucpl
 from tests.interop.parallel import result
-from tests.interop.test_deepspeed import ROOT, launch
+from tests.interop.test_deepspeed import JOB, ROOT, launch
 
 pytestmark = pytest.mark.interop
 
@@ -46,8 +46,8 @@ def spec_of(source: Path) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("grown")
     old, truth = folder / "old", str(folder / "truth.pt")
-    train = {"do": "train", "run": {**RUN, "freeze": True, "stage": 2}, "steps": 3, "folder": str(old), "truth": truth}
-    launch(2, "", [{**train, "result": str(folder / "train.json")}])
+    train = {"do": "train", "world": 2, "run": {**RUN, "freeze": True, "stage": 2}, "steps": 3, "folder": str(old)}
+    launch("train", [{**train, "truth": truth, "result": str(folder / "train.json")}], JOB)
     (folder / "grown.ucpl").write_text(spec_of(old))
     jobs = []
     for stage in STAGES:
@@ -58,9 +58,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.returncode == 0, done.stderr
         assert "exp_avg with 0: 113 elements" in done.stdout, done.stdout
         run = {**RUN, "model": "grown", "stage": stage}
-        job = {"do": "grown", "run": run, "folder": str(target), "truth": truth}
+        job = {"do": "grown", "world": 3, "run": run, "folder": str(target), "truth": truth}
         jobs.append({**job, "result": str(folder / f"loaded{stage}.json")})
-    launch(3, "", jobs)
+    launch("load", jobs, JOB)
     return folder
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.interop import processes
 from tests.interop.parallel import ROOT
 
 pytestmark = pytest.mark.interop
@@ -22,7 +23,7 @@ JOB = Path(__file__).with_name("fsdp_folders_job.py")
 
 def run(world: int, *argv: str | Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}", str(JOB)]
-    done = subprocess.run([*command, *map(str, argv)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = processes.run([*command, *map(str, argv)], 300, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

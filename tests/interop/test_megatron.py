@@ -1,7 +1,7 @@
 """Megatron-Core itself: what it saved in one form, it loads from what ucpl made of it in another form, and trains on.
 
-GPTModels at tensor, pipeline, interleaved and expert parallel degrees, four ranks each. All sources are trained by one
-torchrun, each saved in several forms by the same job; all targets are loaded by two others.
+GPTModels at tensor, pipeline, interleaved and expert parallel degrees, four ranks each. Each source is trained and saved in
+several forms by one job.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from attrs import field, frozen
 
 import ucpl
 from tests.interop.jobs import differences
-from tests.interop.parallel import Script, result, spoil_chunk, torchrun
+from tests.interop.parallel import launch, result, spoil_chunk
 from tests.megatron_truth import stored
 from ucpl.errors import UcplError
 
 pytestmark = pytest.mark.interop
 
-JOB = Script(Path(__file__).with_name("megatron_job.py"), seconds=300)
+JOB = Path(__file__).with_name("megatron_job.py")
 WORLD = 4
 STEPS = 3
 RATES = ("lr", "weight_decay", "betas", "eps")  # of groups
@@ -150,9 +150,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     listed = []
     for name, run in RUNS.items():
         saves = {str(out / saved): form for saved, (source, form) in SAVED.items() if source == name}
-        job = {"do": "train", "run": run, "steps": STEPS, "saves": saves}
+        job = {"do": "train", "world": WORLD, "run": run, "steps": STEPS, "saves": saves}
         listed.append({**job, "truth": str(out / f"{name}.truth"), "result": str(out / f"{name}.json")})
-    torchrun("train", WORLD, listed, JOB)
+    launch("train", listed, JOB)
     for name, targets in (("load", TARGETS), ("buckets", BUCKETED)):
         listed = []
         for target in targets:
@@ -160,9 +160,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if error := made(target, out):
                 result_file.write_text(json.dumps({"error": error}))
                 continue
-            job = {"do": "load", "run": {**RUNS[target.source], **target.run}, "folder": str(out / f"{target}.made")}
+            run = {**RUNS[target.source], **target.run}
+            job = {"do": "load", "world": WORLD, "run": run, "folder": str(out / f"{target}.made")}
             listed.append({**job, "truth": str(out / f"{target.source}.truth"), "result": str(result_file)})
-        torchrun(name, WORLD, listed, JOB)
+        launch(name, listed, JOB)
     return out
 
 

@@ -1,7 +1,7 @@
 """Megatron-FSDP itself (fsdp_dtensor): what Megatron-Core saved in its other forms, it loads and trains on; and back.
 
-GPTModels in bf16, four ranks. All sources are trained by one torchrun, all targets loaded by another, strictly: no name of a
-folder is not asked for, and none that is asked for is not there.
+GPTModels in bf16, four ranks. All targets are loaded strictly: no name of a folder is not asked for, and none
+that is asked for is not there.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pytest
 from attrs import frozen
 
 import ucpl
-from tests.interop.parallel import Script, result, spoil_chunk, torchrun
+from tests.interop.parallel import launch, result, spoil_chunk
 from ucpl.errors import UcplError
 
 pytestmark = pytest.mark.interop
 
-JOB = Script(Path(__file__).with_name("megatron_job.py"), seconds=300)
+JOB = Path(__file__).with_name("megatron_job.py")
 WORLD = 4
 STEPS = 3
 TOLERANCE = 3e-2  # of losses of about 4.5, in bf16
@@ -83,9 +83,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("megatron_fsdp")
     listed = []
     for name, (run, form) in RUNS.items():
-        job = {"do": "train", "run": run, "steps": STEPS, "saves": {str(out / name): form}}
+        job = {"do": "train", "world": WORLD, "run": run, "steps": STEPS, "saves": {str(out / name): form}}
         listed.append({**job, "truth": str(out / f"{name}.truth"), "result": str(out / f"{name}.json")})
-    torchrun("train", WORLD, listed, JOB)
+    launch("train", listed, JOB)
     listed = []
     for target in TARGETS:
         there, told = out / f"{target}.made", out / f"{target}.json"
@@ -97,9 +97,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if target.spoiled:
             (step,) = there.glob("iter_*")
             spoil_chunk(step, "optimizer.state.module.module.module.decoder.final_layernorm.weight.exp_avg")
-        job = {"do": "load", "run": {**RUNS[target.saved][0], **target.run}, "folder": str(there)}
+        job = {"do": "load", "world": WORLD, "run": {**RUNS[target.saved][0], **target.run}, "folder": str(there)}
         listed.append({**job, "truth": str(out / f"{target.saved}.truth"), "result": str(told)})
-    torchrun("load", WORLD, listed, JOB)
+    launch("load", listed, JOB)
     return out
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import ucpl
+from tests.interop import processes
 
 pytestmark = pytest.mark.interop
 
@@ -41,7 +42,7 @@ def launch(
     command += ["bash", "-c", child, "rank", sys.executable, "-c", CHILD]
     command += ["apply", str(plan), str(SOURCE), str(out), "--memory", "1M", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return processes.run(command, 240, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_ranks_on_hosts_that_have_some_files_each_write_the_bytes_of_one_process
     command += ["bash", "-c", child, "rank", sys.executable, "-m", "ucpl"]
     command += ["apply", str(plan[0]), "src", str(tmp_path / "out"), "--memory", "2M"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = processes.run(command, 240, env=environment)
     assert done.returncode == 0, done.stderr
     there, alone = bytes_in(tmp_path / "out"), bytes_in(plan[1])
     there.pop("ucpl/manifest.json"), alone.pop("ucpl/manifest.json")  # the times and places of what was read
@@ -149,6 +150,6 @@ def test_other_verbs_are_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ucpl"]
     command += ["convert", str(SOURCE), str(tmp_path / "out"), "--to", "zero1(dp=3, tp=1)"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    ended = processes.run(command, 240, env=environment)
     assert "error[E624]: ucpl convert was started as rank" in ended.stderr
     assert not (tmp_path / "out").exists()

@@ -20,6 +20,7 @@ from attrs import frozen
 
 import ucpl
 import ucpl.api
+from tests.interop import processes
 from ucpl.errors import UcplError
 from ucpl.schedule.plan import Plan
 
@@ -380,7 +381,7 @@ def test_ranks_read_their_own_parts(store: Store, large: tuple[Path, Path], tmp_
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ucpl", "apply"]
         here = {**os.environ, "OMP_NUM_THREADS": "1"}
         command += [str(tmp_path / "a.plan"), url, target, "--memory", "8M"]
-        return subprocess.run(command, env=here, capture_output=True, text=True, timeout=120, check=False)
+        return processes.run(command, 120, env=here)
 
     store.log()
     done = launch(str(tmp_path / "out"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 import ucpl
+from tests.interop import processes
 
 pytestmark = pytest.mark.interop
 
@@ -117,7 +117,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (top / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "6", str(SCRIPT), str(top)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = processes.run(command, 240, env=environment)
     assert done.returncode == 0, [p.read_text() for p in top.glob("*/failed.*")] or done.stderr[-4000:]
     return top
 

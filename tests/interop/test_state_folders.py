@@ -1,7 +1,5 @@
 """Accelerate's `save_state`, Lightning's ModelCheckpoint and its `fabric.save` write folders around shards, ucpl converts them,
 and `load_state`, `fit(ckpt_path=...)` and `fabric.load` go on from the results.
-
-One torchrun a world size and framework trains, one loads: about two minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -11,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.interop.parallel import Script, Source, Target, check, check_spoiled, result, work
+from tests.interop.parallel import Source, Target, check, check_spoiled, result, work
 
 pytestmark = pytest.mark.interop
 
-ACCELERATE = Script(Path(__file__).with_name("accelerate_job.py"), seconds=400)
-LIGHTNING = Script(Path(__file__).with_name("lightning_job.py"), seconds=400)
+ACCELERATE = Path(__file__).with_name("accelerate_job.py")
+LIGHTNING = Path(__file__).with_name("lightning_job.py")
 GPT2: dict[str, Any] = {"model": "gpt2", "stage": 1, "dtype": "fp32"}  # a schedule of the loop's own
 LLAMA: dict[str, Any] = {"model": "llama", "stage": 3, "dtype": "fp32", "schedule": True}  # DeepSpeed's schedule
 DROPS = {**GPT2, "stage": 2, "dropout": 0.2}  # random numbers have a say in the losses: degrees must be the same

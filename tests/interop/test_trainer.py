@@ -1,8 +1,6 @@
 """transformers' Trainer writes checkpoint-3, ucpl converts the folder, and `train(resume_from_checkpoint=...)` goes on from it.
 
 `from_pretrained` of the same folder is the model that goes on.
-
-One torchrun a world size trains all sources, one goes on from all targets: three minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.interop.parallel import Script, Source, Target, check, check_spoiled, result, spoiled, whole, work
+from tests.interop.parallel import Source, Target, check, check_spoiled, result, spoiled, whole, work
 
 pytestmark = pytest.mark.interop
 
-SCRIPT = Script(Path(__file__).with_name("trainer_job.py"), ("tp",), seconds=400)  # DeepSpeed keeps a tp for a process
+SCRIPT = Path(__file__).with_name("trainer_job.py")
 GPT2: dict[str, Any] = {"model": "gpt2", "stage": 1, "dtype": "fp32"}  # tied embeddings, the Trainer's own schedule
 LLAMA: dict[str, Any] = {"model": "llama", "stage": 3, "dtype": "fp32", "schedule": True}  # DeepSpeed's schedule
 DROPS = {**GPT2, "stage": 2, "dropout": 0.2}  # random numbers have a say in the losses: degrees must be the same

@@ -14,7 +14,7 @@ import pytest
 from attrs import field, frozen
 
 from tests.interop.parallel import convert, result
-from tests.interop.test_deepspeed import FP32, STEPS, launch
+from tests.interop.test_deepspeed import FP32, JOB, STEPS, launch
 
 pytestmark = pytest.mark.interop
 
@@ -83,10 +83,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dtype")
     jobs: list[dict[str, Any]] = []
     for name, (stage, run) in SOURCES.items():
-        job = {"do": "train", "run": {**run, "stage": stage}, "steps": STEPS, "folder": str(folder / name)}
+        job = {"do": "train", "world": 2, "run": {**run, "stage": stage}, "steps": STEPS, "folder": str(folder / name)}
         jobs.append({**job, "truth": str(folder / f"{name}.truth"), "result": str(folder / f"{name}.json")})
-    launch(2, "", jobs)
-    by_world: dict[int, list[dict[str, Any]]] = {}
+    launch("train", jobs, JOB)
+    jobs = []
     for target in TARGETS:
         here, there, result_file = folder / target.source, folder / str(target), str(folder / f"{target}.json")
         error = convert(here, folder / f"{target}.via", target.via) if target.via else ""
@@ -95,10 +95,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if error:
             Path(result_file).write_text(json.dumps({"error": error}))
             continue
-        job = {"do": "recast", "run": target.run, "steps": STEPS, "folder": str(there), "result": result_file}
-        by_world.setdefault(target.dp, []).append({**job, "truth": str(folder / f"{target.source}.truth")})
-    for world, jobs in by_world.items():
-        launch(world, "", jobs)
+        job = {"do": "recast", "world": target.dp, "run": target.run, "steps": STEPS, "folder": str(there)}
+        jobs.append({**job, "truth": str(folder / f"{target.source}.truth"), "result": result_file})
+    launch("load", jobs, JOB)
     return folder
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.interop.parallel import convert, result
-from tests.interop.test_deepspeed import BF16, FP32, STEPS, launch
+from tests.interop.test_deepspeed import BF16, FP32, JOB, STEPS, launch
 
 pytestmark = pytest.mark.interop
 
@@ -33,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = [
         {
             "do": "train",
+            "world": 2,
             "run": {**run, "stage": stage},
             "steps": STEPS,
             "folder": str(folder / name),
@@ -41,13 +42,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         for name, (stage, _, run) in SOURCES.items()
     ]
-    launch(2, "", trained)
+    launch("train", trained, JOB)
     jobs = []
     for name, (source, call, stage, _) in zip(NAMES, TARGETS, strict=True):
         assert convert(folder / source, folder / name, call) == ""
         jobs.append(
             {
                 "do": "load",
+                "world": 3,
                 "run": {**SOURCES[source][2], "stage": stage, "universal": True},
                 "steps": STEPS,
                 "folder": str(folder / name),
@@ -55,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "result": str(folder / f"{name}.json"),
             }
         )
-    launch(3, "", jobs)
+    launch("load", jobs, JOB)
     return folder
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.interop.parallel import result
-from tests.interop.test_deepspeed import ROOT, launch
+from tests.interop.test_deepspeed import JOB, ROOT, launch
 
 pytestmark = pytest.mark.interop
 
@@ -41,8 +41,8 @@ layout few2(dp) of few extends zero2(dp = dp, elastic = 1) {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights")
     source = folder / "model.safetensors"
-    saved: dict[str, Any] = {"do": "weights", "run": RUN, "seed": SEED, "file": str(source)}
-    launch(1, "", [{**saved, "result": str(folder / "weights.json")}])
+    saved: dict[str, Any] = {"do": "weights", "world": 1, "run": RUN, "seed": SEED, "file": str(source)}
+    launch("weights", [{**saved, "result": str(folder / "weights.json")}], JOB)
     jobs = []
     for stage in range(4):
         target = folder / f"zero{stage}"
@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "result": str(folder / f"started{stage}.json"),
             }
         )
-    launch(DEGREE, "", jobs)
+    launch("load", [{"world": DEGREE, **job} for job in jobs], JOB)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""What runs under torchrun: transformers' Trainer with DeepSpeed, that trains, saves and goes on. `python trainer_job.py JOBS`.
+"""What ranks run: transformers' Trainer with DeepSpeed, that trains, saves and goes on. `python trainer_job.py JOBS`.
 
 One process group does all jobs of a world size in turn. A job `train` trains to the end and saves on the way; a job `load`
 goes on from a folder, in a model of other numbers, and tells what of the engine is not as it was saved, and every loss.
@@ -6,10 +6,8 @@ goes on from a folder, in a model of other numbers, and tells what of the engine
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -237,17 +235,5 @@ def as_a_model(folder: str, kind: Any, truth: dict[str, Any], dtype: torch.dtype
     return found + deepspeed_job.differences(weights, {name: kept["weight"] for name, kept in truth.items()}, "model")
 
 
-def main() -> None:
-    PartialState(cpu=True)  # makes the process group, which all jobs share
-    for job in json.loads(Path(sys.argv[1]).read_text()):
-        try:
-            found = {"train": train, "load": load}[job["do"]](job)
-        except Exception:  # whatever ends a job is its result, which a test shows: the other jobs still run
-            found = {"error": traceback.format_exc()}
-        if dist.get_rank() == 0:
-            Path(job["result"]).write_text(json.dumps(found))
-        dist.barrier()
-
-
 if __name__ == "__main__":
-    main()
+    deepspeed_job.main({"train": train, "load": load}, begin=lambda: PartialState(cpu=True))

@@ -314,7 +314,7 @@ class _Rank:
         return Home(
             self.rank["rank"],
             rule.form or "",
-            self.numbers.render(rule.template, here),
+            self.numbers.render(rule.template, here) + ".safetensors" * (rule.form == "memory"),
             self.numbers.render(rule.key, here) if rule.key else key,
             state,
             local.shape,

@@ -259,6 +259,8 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
                     key=node.key and template(node.key),
                     when=walk(node.when),
                 )
+            case nodes.Domain():
+                return evolve(node, template=template(node.template))
             case nodes.Index():
                 return evolve(node, name=name(node.name), axis=walk(node.axis), when=walk(node.when))
             case nodes.Group():
@@ -557,6 +559,8 @@ def left(item: Any) -> Any:
             return "state", item.names, item.groups
         case nodes.Group() | nodes.Files() | nodes.Index() | nodes.Mesh() | nodes.Blob():
             return type(item), item.name
+        case nodes.Domain():
+            return "domain", item.kind
         case nodes.Derive():
             return "derive", item.state
         case nodes.Fill():

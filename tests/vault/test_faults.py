@@ -19,8 +19,9 @@ from ucpl.remotes.vaults.sealed import opened, seal
 from ucpl.runtime.failpoints import set_failpoints
 
 LARGE = (2 * CHUNK + 777, CHUNK, 3 * CHUNK - 5, 40)
-EVERY = [(n, protect) for n in (2, 3, 4, 5, 8) for protect in ("none", "mirror", "mirror(2)", "raim5", "raim5(4)")
-         if n >= {"mirror(2)": 3, "raim5(4)": 4}.get(protect, 2)]  # fmt: skip
+LEAST = {"none": 1, "mirror": 2, "mirror(2)": 3, "raim5": 2, "raim5(4)": 4, "rs(1, 1)": 2, "rs(2, 2)": 4, "rs(3, 2)": 5,
+         "rs(5, 3)": 8}  # fmt: skip
+EVERY = [(n, protect) for n in (2, 3, 4, 5, 8) for protect, least in LEAST.items() if n >= least]
 
 
 def flip(path: Path, at: int = 100) -> None:
@@ -59,7 +60,7 @@ def _is_covered(protection: Protection, size: int, lost: list[int]) -> bool:
     return len(lost) <= protection.copies
 
 
-@pytest.mark.parametrize("protect", ["mirror", "raim5"])
+@pytest.mark.parametrize("protect", ["mirror", "raim5", "rs(1, 2)"])
 @pytest.mark.parametrize("name", ["r1.s0", "p.s0"])
 def test_a_flipped_bit_is_found_rebuilt_and_healed(tmp_path, protect, name):
     """F10: in every chunk of what a rank saved, and of what is kept for others."""

@@ -30,7 +30,7 @@ from ucpl.vault.server import Server
 
 STEPS_MAX = 60
 SHAPES = [(2, 1, "mirror"), (2, 1, "raim5"), (3, 1, "raim5"), (3, 2, "mirror"), (4, 1, "raim5"), (5, 1, "raim5(2)"),
-          (3, 1, "mirror(2)"), (2, 2, "none")]  # fmt: skip
+          (3, 1, "mirror(2)"), (2, 2, "none"), (4, 1, "rs(2, 2)"), (5, 1, "rs(3, 2)")]  # fmt: skip
 
 
 class Killed(BaseException):

@@ -17,8 +17,9 @@ def truth(tmp_path_factory):
     return Truth(tmp_path_factory.mktemp("truth"), DEGREES, (1, 2, 3))
 
 
-@pytest.mark.parametrize("domains", [2, 4])
-@pytest.mark.parametrize("protect", ["raim5", "mirror"])
+@pytest.mark.parametrize(
+    ("domains", "protect"), [(2, "raim5"), (2, "mirror"), (4, "raim5"), (4, "mirror"), (4, "rs(2, 2)")]
+)
 def test_any_one_domain_can_be_lost(tmp_path, truth, domains, protect):
     with memory(tmp_path / "job", truth, domains=domains, protect=protect) as here:
         for step in (1, 2, 3):

@@ -20,7 +20,7 @@ FORMS = {
     "universal": ("torch",),
     "plain": ("torch",),
     "huggingface": ("safetensors",),
-    "torch": ("torch", "safetensors"),
+    "torch": ("torch", "safetensors", "memory"),
     "dcp": ("dcp",),
     "megatron_core": ("dcp",),
     "megatron_fsdp": ("dcp",),
@@ -49,7 +49,7 @@ def demand_forms(layout: Layout) -> None:
 def _demand_suffix(rule: FileRule) -> None:
     """The store goes by the name: what ends in .safetensors is such a file, and nothing else is."""
     ending = rule.path.parts[-1] if rule.path is not None and rule.path.parts else ""
-    if isinstance(ending, str) and ending and ending.endswith(_SUFFIX) != (rule.form == "safetensors"):
+    if isinstance(ending, str) and ending and ending.endswith(_SUFFIX) != (rule.form in ("safetensors", "memory")):
         said = rule.path.text if rule.path is not None else ""
         fail(
             "E397",

@@ -1,5 +1,6 @@
 """Layouts: names bound, numbers filled in, `extends` applied, rules checked. `resolve` is the verb of this room."""
 
+from ucpl.layout.domains import domains_of
 from ucpl.layout.expand import close, expand
 from ucpl.layout.layout import (
     BlobRule,
@@ -31,6 +32,7 @@ __all__ = [
     "States",
     "Storing",
     "close",
+    "domains_of",
     "expand",
     "load",
     "resolve",

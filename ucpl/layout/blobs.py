@@ -61,7 +61,7 @@ def demand_carried(blobs: Iterable[BlobRule], framework: str, files: Mapping[str
                 remedy="take the line out: schedules, counters, the loss scaler and client_state go over by themselves;"
                 " `--drop NAME` leaves a key of client_state out",
             )
-        if files[blob.file].form == "safetensors":
+        if files[blob.file].form in ("safetensors", "memory"):
             fail(
                 "E237",
                 f"`blob {blob.name}` in file `{blob.file}`, and a safetensors file has tensors alone",

@@ -188,7 +188,7 @@ def _said_once(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
                 meshes.add((item.name, item.axes))
             case nodes.Framework():
                 out += [item] if item is last[0] else []
-            case nodes.Derive(state=name) | nodes.Group(of_model=True, name=name):
+            case nodes.Derive(state=name) | nodes.Group(of_model=True, name=name) | nodes.Domain(kind=name):
                 mark = (type(item).__name__, name)
                 out += [item] if mark not in seen else []
                 seen.add(mark)

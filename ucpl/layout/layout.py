@@ -72,6 +72,15 @@ class Mesh:
 
 
 @frozen
+class DomainRule:
+    """Which ranks fail at once: those of which the template says the same."""
+
+    kind: str  # node, process
+    path: Template
+    span: Span = field(default=NOWHERE, eq=False, repr=False)
+
+
+@frozen
 class FileRule:
     """Where a named file lies: `form` torch, safetensors, dcp, ...; None stores nothing."""
 
@@ -216,6 +225,7 @@ class Layout:
     taken: tuple[Taken, ...] = ()  # what each glob took, in the text's order
     not_kept: frozenset[str] = frozenset()  # states that it says it stores `none` of; "*" is all of them
     fillings: tuple[Filling, ...] = ()
+    domains: dict[str, DomainRule] = field(factory=dict)  # by kind
     extended: frozenset[Span] = frozenset()  # where lines of entries stand that are those of a layout that it extends
 
     @property

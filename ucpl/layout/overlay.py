@@ -80,6 +80,8 @@ def left_side(item: nodes.Record) -> Hashable:
             return "entry", item.path, item.of, item.glob
         case nodes.Group() | nodes.Blob() | nodes.Index() | nodes.Mesh() | nodes.Files():
             return type(item).__name__, item.name
+        case nodes.Domain():
+            return "domain", item.kind
         case nodes.Tensor() | nodes.Alias():
             return "tensor", item.path
         case nodes.State(names=(name,)):

@@ -78,6 +78,8 @@ class _Renaming:
                 made = evolve(made, of=self.name(made.of))
             case nodes.Dimension():
                 made = evolve(made, name=made.name and self.name(made.name))
+        if isinstance(made, nodes.Domain):
+            made = evolve(made, template=self.template(made.template))
         if isinstance(made, nodes.Files):
             made = evolve(made, template=self.template(made.template), key=made.key and self.template(made.key))
         return made

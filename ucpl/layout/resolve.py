@@ -20,6 +20,7 @@ from ucpl.layout.layout import Layout, Taken
 from ucpl.layout.library import Library
 from ucpl.layout.models import UnknownTensor, aliases_of, for_alias, groups_of, states_of, tensors_of
 from ucpl.layout.on_mesh import demand_meshes
+from ucpl.layout.domains import domain_rules
 from ucpl.layout.patterns import index_rules, meshes_of
 from ucpl.layout.places import demand_places
 from ucpl.layout.scales import demand_block_edges
@@ -129,6 +130,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
         fillings=fillings_of(
             items, scope, (tensors, aliases, states, model_groups), (n for d in derived for n in (d.state, d.source))
         ),
+        domains=domain_rules(items, scope),
         extended=opened.extended,
     )
     demand_carried(layout.blobs, framework, ground.files)

@@ -187,6 +187,9 @@ def _demand_x(expr: nodes.Expr, scope: Scope) -> None:
                 fail("E153", f"`value {print_expr(expr)}` divides x", at(node.span, "used here"), remedy=_NO_FACTOR)
 
 
+MEMORY = "memory"  # a form: what a rank holds by its keys; where that is kept, it is a safetensors file
+
+
 def ground_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str, ax.Axis]) -> Ground:
     """The files of a layout, and what else its statements stand on."""
     items = list(items)
@@ -196,7 +199,8 @@ def ground_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str
     is_dcp = any(isinstance(i, nodes.Framework) and i.call.name in CHUNKED for i in items)
     for item in items:
         if isinstance(item, nodes.Files) and scope.holds(item.when):
-            path = ground.template(item.template, item.span, brackets) if item.form is not None else None
+            said = f"{item.template}.safetensors" if item.form == MEMORY else item.template
+            path = ground.template(said, item.span, brackets) if item.form is not None else None
             if is_dcp and item.form == "dcp" and item.template.endswith(_OF_A_RANK):
                 folder = item.template[: item.template.rfind("/") + 1]
                 path = ground.template(f"{folder}.metadata", item.span, brackets)

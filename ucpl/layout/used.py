@@ -80,6 +80,8 @@ def _own_names(node: nodes.Record) -> Iterator[str]:
             yield from names
         case nodes.Files(template=text, key=key):
             yield from holes_of(text + (key or ""))
+        case nodes.Domain(template=text):
+            yield from holes_of(text)
         case nodes.Use(key=str() as text) | nodes.Assert(message=str() as text):
             yield from holes_of(text)
         case nodes.Group(stated=(_, str() as text)):

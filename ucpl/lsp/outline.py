@@ -22,7 +22,7 @@ __all__ = ["Block", "Outline", "Statement", "continuing_words", "outline"]
 TOP_WORDS = frozenset({"ucpl", "from", "let", "assert", "model", "layout", "plan"})
 BLOCKS = ("model", "layout")
 _ONLY_TOP = frozenset({"from", "model", "layout", "plan"})
-_STARTERS = _ONLY_TOP | {"mesh", "file", "framework", "assert"}  # words that no line in brackets begins with
+_STARTERS = _ONLY_TOP | {"mesh", "domain", "file", "framework", "assert"}  # words that no line in brackets begins with
 _OPEN, _CLOSE = frozenset("(["), frozenset(")]")
 
 

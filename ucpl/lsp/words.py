@@ -32,6 +32,7 @@ WORDS = {
     "when": "the line holds under this condition",
     "by": "the step of a range: `l[1.. by 2]`",
     "mesh": "the ranks as a grid, major to minor: the last axis runs fastest",
+    "domain": "which ranks are lost at once: those of which the template says the same; `node`, or `process`",
     "file": "a name, a form and a template of the path; an axis that the path leaves out shares one file",
     "framework": "who writes the files of a target and regenerates what is not a tensor",
     "derive": "a state that is not stored: rounded from another",

@@ -128,6 +128,8 @@ def _of_layout(item: nodes.LayoutItem) -> list[_Definition]:
             return _numbers(item.bindings, "dim")
         case nodes.Mesh():
             return [_Definition("mesh", item.name, item.span)]
+        case nodes.Domain():
+            return [_Definition("domain", item.kind, item.span)]
         case nodes.Index():
             return [] if item.when is not None else [_Definition("index", item.name, item.span)]
         case nodes.Files():

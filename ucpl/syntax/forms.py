@@ -66,6 +66,10 @@ FORMS: dict[tuple[str, str], tuple[str, str]] = {
     ("l", "use"): _USE,
     ("l", "index"): _INDEX,
     ("l", "mesh"): ("a mesh has its axes side by side, major to minor", "mesh pp dp tp"),
+    ("l", "domain"): (
+        "a domain is a `node` or a `process`, and says which ranks lie in one as files are named",
+        'domain node = "{pp}.{dp - dp % 4}"',
+    ),
     ("l", "file"): (
         "a file has a name, a form, a path in quotes, and perhaps `key` and `when`",
         'file weights = torch "rank_{tp}.pt" key "module/{key}"',

@@ -58,6 +58,7 @@ __all__ = [
     "Dim",
     "Dimension",
     "Dims",
+    "Domain",
     "Each",
     "Entry",
     "Expr",
@@ -282,6 +283,15 @@ class Mesh:
 
 
 @frozen
+class Domain:
+    """`domain node = "{pp}.{dp - dp % 4}"`: which ranks fail at once; `process` is the other kind."""
+
+    kind: str
+    template: str
+    span: Span = no_span()
+
+
+@frozen
 class Files:
     """`file weights = torch "mp_rank_{tp:02}.pt" key "module/{key}"`; form None: nothing is stored."""
 
@@ -404,6 +414,7 @@ LayoutItem = (
     | Dims
     | Assert
     | Mesh
+    | Domain
     | Index
     | Files
     | Framework

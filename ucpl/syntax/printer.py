@@ -376,6 +376,8 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> Row:
         case nodes.Mesh():
             name = f"{_name(item.name)}: " if item.name else ""
             return Row("mesh", f"mesh {name}{' '.join(_name(axis) for axis in item.axes)}")
+        case nodes.Domain():
+            return Row("domain", f"domain {item.kind}", "=", quote(item.template))
         case nodes.Files():
             return _file(item)
         case nodes.Framework():

@@ -1,8 +1,9 @@
 """Which domains protect each other, and how bytes of one are made of those of others.
 
 Domains stand in *sets*. Under `raim5`, in a set of n, each domain's data is n - 1 blocks, and each of n *groups* has a block of
-every domain but one, which holds the XOR of them: any one domain of a set can be lost. `mirror(m)` gives the whole data of a
-domain to the m that follow it in their set: any m can be lost.
+every domain but one, which holds the XOR of them: any one domain of a set can be lost. `rs(k, m)` is the same with m of them,
+which hold m codes of Reed and Solomon's: any m can be lost. `mirror(m)` gives the whole data of a domain to the m that follow
+it in their set: any m can be lost.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ from collections.abc import Sequence
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 
-__all__ = ["BLOCK", "Group", "Protection", "block_size", "sets_of"]
+__all__ = ["BLOCK", "CODED_MAX", "Group", "Protection", "block_size", "sets_of"]
 
 BLOCK = 4096  # bytes that blocks are multiples of
-_CALL = re.compile(r"\s*([a-z][a-z0-9]*)\s*(?:\(\s*(\d{1,4})\s*\))?\s*")
+CODED_MAX = 32  # domains of a set under rs: what pyeclib takes
+_CALL = re.compile(r"\s*([a-z][a-z0-9]*)\s*(?:\(\s*(\d{1,4})\s*(?:,\s*(\d{1,4})\s*)?\))?\s*")
+_FORMS = "none, mirror, mirror(2), raim5, raim5(4) for sets of four domains, or rs(6, 2) for sets of eight, of which two may go"
 
 
 @frozen
 class Group:
-    """Blocks that can be made of each other. Each: (place in the set, which of the blocks that it holds)."""
+    """Blocks that can be made of each other. Each: (place in the set, which of the blocks that it holds).
+
+    Under `rs`, the n-th block of parity is the n-th code.
+    """
 
     data: tuple[tuple[int, int], ...]
     parity: tuple[tuple[int, int], ...]
@@ -31,28 +37,35 @@ class Group:
 class Protection:
     """`size`: domains of a set, 0: all of them. `copies`: how many domains of a set may be lost."""
 
-    name: str  # none, mirror, raim5
+    name: str  # none, mirror, raim5, rs
     size: int = 0
     copies: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Protection:
-        """`none`, `mirror`, `mirror(2)`, `raim5`, `raim5(4)`. Raises: UcplError E690."""
+        """`none`, `mirror`, `mirror(2)`, `raim5`, `raim5(4)`, `rs(6, 2)`. Raises: UcplError E690."""
         found = _CALL.fullmatch(text)
-        name, number = (found[1], found[2]) if found is not None else ("", None)
-        if name == "none" and number is None:
-            return cls("none", 1, 0)
-        if name == "mirror" and number != "0":
-            copies = int(number or 1)
-            return cls("mirror", copies + 1, copies)
-        if name == "raim5" and (number is None or int(number) > 1):
-            return cls("raim5", int(number or 0), 1)
-        remedy = "write none, mirror, mirror(2), raim5, or raim5(4) for sets of four domains"
-        fail("E690", f"{text!r} is no protection", Label("--protect", where=text), remedy=remedy)
+        name, *said = (found[1], found[2], found[3]) if found is not None else ("",)
+        numbers = [int(one) for one in said if one is not None]
+        match name, numbers:
+            case "none", []:
+                return cls("none", 1, 0)
+            case "mirror", [] | [_] if 0 not in numbers:
+                copies = numbers[0] if numbers else 1
+                return cls("mirror", copies + 1, copies)
+            case "raim5", []:
+                return cls("raim5")
+            case "raim5", [size] if size > 1:
+                return cls("raim5", size)
+            case "rs", [data, codes] if data and codes:
+                return cls("rs", data + codes, codes)
+        fail("E690", f"{text!r} is no protection", Label("--protect", where=text), remedy=f"write {_FORMS}")
 
     def __str__(self) -> str:
         if self.name == "mirror":
             return f"mirror({self.copies})"
+        if self.name == "rs":
+            return f"rs({self.size - self.copies}, {self.copies})"
         return f"raim5({self.size})" if self.name == "raim5" and self.size else self.name
 
     def blocks(self, size: int) -> tuple[int, int]:
@@ -61,18 +74,21 @@ class Protection:
             return 1, 0
         if self.name == "mirror":
             return 1, self.copies
-        return size - 1, 1
+        return size - self.copies, self.copies
 
     def groups(self, size: int) -> tuple[Group, ...]:
         """The groups of a set of so many domains."""
         if self.name == "none":
             return ()
+        copies = self.copies
         if self.name == "mirror":
-            return tuple(
-                Group(((g, 0),), tuple(((g + 1 + j) % size, j) for j in range(self.copies))) for g in range(size)
-            )
+            return tuple(Group(((g, 0),), tuple(((g + 1 + j) % size, j) for j in range(copies))) for g in range(size))
         return tuple(
-            Group(tuple((p, (p - g) % size - 1) for p in range(size) if p != g), ((g, 0),)) for g in range(size)
+            Group(
+                tuple((p, (p - g) % size - copies) for p in range(size) if (p - g) % size >= copies),
+                tuple(((g + j) % size, j) for j in range(copies)),
+            )
+            for g in range(size)
         )
 
 
@@ -85,6 +101,9 @@ def sets_of(domains: int, protection: Protection) -> tuple[tuple[int, ...], ...]
         fail("E690", what, Label("--domains", where=str(domains)), remedy=remedy)
     count = domains // size
     each, more = divmod(domains, count)
+    if protection.name == "rs" and each + bool(more) > CODED_MAX:
+        what = f"{protection} over {domains} domains makes sets of {each + bool(more)}, and codes are of {CODED_MAX} at most"
+        fail("E690", what, Label("--protect", where=str(protection)), remedy="name fewer blocks")
     ends = [0]
     for i in range(count):
         ends.append(ends[-1] + each + (i < more))

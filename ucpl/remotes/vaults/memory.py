@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ucpl.errors import Label, fail
 from ucpl.records import define, frozen
 from ucpl.remotes.vaults.codes import BLOCK, Group, sets_of
+from ucpl.remotes.vaults.erasure import codes_of
 from ucpl.remotes.vaults.places import Domain
 from ucpl.remotes.vaults.records import CHUNK, Commit, Job, Shard
 
@@ -267,7 +268,10 @@ class Memory:
             self._of_group(group, (place, number), among, at % block, out[at - low : end - low])
 
     def _of_group(self, group: Group, missing: tuple[int, int], among: Sequence[int], begin: int, out: Bytes) -> None:
-        """Bytes of one block from `begin` on, of the others of its group: all others and one block of parity. Raises: Lost."""
+        """Bytes of one block from `begin` on, of the others of its group: as many as its data. Raises: Lost."""
+        if self.job.protection.name == "rs":
+            self._of_codes(group, missing, among, begin, out)
+            return
         lacking = []
         for place, slot in group.parity:
             if self._parity_bytes(among[place], slot, begin, out):
@@ -282,6 +286,23 @@ class Memory:
             if not self.data_bytes(among[place], number, begin, room):
                 raise Lost(among[missing[0]], (among[place],))
             xor_into(out, room)
+
+    def _of_codes(self, group: Group, missing: tuple[int, int], among: Sequence[int], begin: int, out: Bytes) -> None:
+        """The same under `rs`. Raises: Lost, UcplError E690."""
+        count, lacking = len(group.data), []
+        have: dict[int, Bytes] = {}
+        for i, (place, number) in enumerate((*group.data, *group.parity)):
+            if (i < count and (place, number) == missing) or len(have) == count:
+                continue
+            room = np.empty(len(out), np.uint8)
+            read = self.data_bytes if i < count else self._parity_bytes
+            if read(among[place], number, begin, room):
+                have[i] = room
+            else:
+                lacking.append(among[place])
+        if len(have) < count:
+            raise Lost(among[missing[0]], lacking)
+        codes_of(count, len(group.parity)).rebuild(have, group.data.index(missing), out)
 
     def _parity_bytes(self, domain: int, slot: int, begin: int, out: Bytes) -> bool:
         piece = self.parity(domain)
@@ -321,12 +342,24 @@ class Memory:
         for at, end in _chunks(low, low + len(out), block):
             group = next(g for g in groups if (place, at // block) in g.parity)
             into = out[at - low : end - low]
+            if self.job.protection.name == "rs":
+                self._code(group, (place, at // block), among, at % block, into)
+                continue
             for i, (other, number) in enumerate(group.data):
                 some = into if i == 0 else room[: len(into)]
                 if not self.data_bytes(among[other], number, at % block, some):
                     raise Lost(domain, (among[other],))
                 if i:
                     xor_into(into, some)
+
+    def _code(self, group: Group, which: tuple[int, int], among: Sequence[int], begin: int, out: Bytes) -> None:
+        """Raises: Lost, UcplError E690."""
+        blocks = []
+        for other, number in group.data:
+            blocks.append(np.empty(len(out), np.uint8))
+            if not self.data_bytes(among[other], number, begin, blocks[-1]):
+                raise Lost(among[which[0]], (among[other],))
+        codes_of(len(blocks), len(group.parity)).code(blocks, group.parity.index(which), out)
 
     def _gathered(self, piece: Piece, low: int, out: Bytes) -> bool:
         for at, end in _chunks(low, low + len(out)):

@@ -14,6 +14,7 @@ from ucpl.syntax.recording.places import Children, Part, when_of
 
 __all__ = ["ENTRY_CLASSES", "ONCE", "Layouts"]
 
+DOMAINS = ("node", "process")
 ENTRY_CLASSES = ("parameter", "trainable", "frozen", "buffer", "alias")
 ONCE = frozenset(
     {"on", "in", "as", "dtype", "lossy", "exact", "value", "when", "buckets"}
@@ -54,6 +55,10 @@ class Layouts(Models):
                 )
                 self._twice("E008", f"the mesh axis `{axis}`", parts[-2], parts[-1], remedy)
         return nodes.Mesh(name, tuple(axes), span=self.span(children))
+
+    def domain(self, children: Children) -> nodes.Domain:
+        kind = self.word(children[1], DOMAINS, "a kind of domain")
+        return nodes.Domain(kind, self.string(children[3]), span=self.span(children))
 
     def file(self, children: Children) -> nodes.Files:
         name, form, when = children[1].value, children[3], when_of(children)

@@ -1,0 +1,77 @@
+"""Reed and Solomon's codes over the blocks of a group, by pyeclib (ISA-L where the processor has it).
+
+Codes are of bytes that have one place in their blocks, so that any range of a block is made of the same ranges of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ucpl.errors import Label, fail
+
+__all__ = ["Codes", "codes_of"]
+
+Bytes = NDArray[np.uint8]
+KIND = "isa_l_rs_cauchy"
+UNIT = 64  # bytes that what is coded is a multiple of
+
+
+class _Driver(Protocol):
+    """What is asked of pyeclib."""
+
+    def encode(self, data: bytes) -> list[bytes]: ...
+    def reconstruct(self, fragments: list[bytes], missing: list[int]) -> list[bytes]: ...
+
+
+class Codes:
+    """`data` blocks and `codes` of them: any `data` of these make the others."""
+
+    def __init__(self, data: int, codes: int) -> None:
+        """Raises: UcplError E690, where pyeclib is not installed."""
+        try:
+            from pyeclib.ec_iface import ECDriver
+        except ImportError:
+            what = "codes of Reed and Solomon's are made by pyeclib, which is not installed"
+            fail("E690", what, Label("--protect", where=f"rs({data}, {codes})"), remedy="pip install 'ucpl[vault]'")
+        self.data, self.codes = data, codes
+        self._driver = cast(_Driver, ECDriver(k=data, m=codes, ec_type=KIND))
+        self._heads: dict[int, tuple[bytes, ...]] = {}
+
+    def code(self, blocks: Sequence[Bytes], which: int, out: Bytes) -> None:
+        """One of the codes of all data blocks, or of one range of each."""
+        whole = _rounded(len(out))
+        room = np.zeros((self.data, whole), np.uint8)
+        for i, block in enumerate(blocks):
+            room[i, : len(out)] = block
+        made = self._driver.encode(room.tobytes())[self.data + which]
+        out[:] = np.frombuffer(made, np.uint8)[len(made) - whole :][: len(out)]
+
+    def rebuild(self, have: Mapping[int, Bytes], wanted: int, out: Bytes) -> None:
+        """A block of which nothing is left, of `data` others by their numbers: data first, then codes."""
+        whole = _rounded(len(out))
+        heads = self._heads_of(whole)
+        fill = bytes(whole - len(out))
+        made = self._driver.reconstruct([heads[i] + block.tobytes() + fill for i, block in sorted(have.items())], [wanted])[0]
+        out[:] = np.frombuffer(made, np.uint8)[len(made) - whole :][: len(out)]
+
+    def _heads_of(self, whole: int) -> tuple[bytes, ...]:
+        """What pyeclib has before each fragment of this size, which no vault keeps: it says the size and the number."""
+        if whole not in self._heads:
+            made = self._driver.encode(bytes(self.data * whole))
+            self._heads[whole] = tuple(one[: len(one) - whole] for one in made)
+        return self._heads[whole]
+
+
+def _rounded(size: int) -> int:
+    return -(-size // UNIT) * UNIT
+
+
+@lru_cache
+def codes_of(data: int, codes: int) -> Codes:
+    """Raises: UcplError E690."""
+    return Codes(data, codes)
