@@ -14,7 +14,7 @@ import deepspeed  # isort: skip
 import torch
 import torch.distributed as dist
 
-from tests.interop.autotp_models import WORDS, model_of
+from tests.interop.autotp_models import CONFIGS, WORDS, model_of
 
 BATCH = 24
 
@@ -92,4 +92,6 @@ tp_job.engine_of, tp_job.losses = engine_of, losses
 tp_job.JOBS |= {"weights": weights, "warm": warm}
 
 if __name__ == "__main__":
+    for name in CONFIGS:
+        model_of(name)  # whose module is imported once, not by each rank
     deepspeed_job.main(tp_job.JOBS)

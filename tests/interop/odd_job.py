@@ -5,6 +5,7 @@ It also made tests/fixtures/odd: jobs {"do": "train", "run": {"odd": NAME, "stag
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -150,4 +151,5 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    importlib.import_module("peft")  # once, not by each rank
     deepspeed_job.main({"train": train, "load": load})
