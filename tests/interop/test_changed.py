@@ -16,8 +16,8 @@ import pytest
 from attrs import field, frozen
 
 import ucpl
-from tests.interop.parallel import result
-from tests.interop.test_deepspeed import JOB, ROOT, launch
+from tests.interop.parallel import launch, result
+from tests.interop.test_deepspeed import JOB, ROOT
 
 pytestmark = pytest.mark.interop
 

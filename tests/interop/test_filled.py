@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import ucpl
-from tests.interop.parallel import result
-from tests.interop.test_deepspeed import JOB, ROOT, launch
+from tests.interop.parallel import launch, result
+from tests.interop.test_deepspeed import JOB, ROOT
 
 pytestmark = pytest.mark.interop
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from attrs import field, frozen
 
-from tests.interop.parallel import convert, result
-from tests.interop.test_deepspeed import FP32, JOB, STEPS, launch
+from tests.interop.parallel import convert, launch, result
+from tests.interop.test_deepspeed import FP32, JOB, STEPS
 
 pytestmark = pytest.mark.interop
 

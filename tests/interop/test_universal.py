@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.interop.parallel import convert, result
-from tests.interop.test_deepspeed import BF16, FP32, JOB, STEPS, launch
+from tests.interop.parallel import convert, launch, result
+from tests.interop.test_deepspeed import BF16, FP32, JOB, STEPS
 
 pytestmark = pytest.mark.interop
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.interop.parallel import result
-from tests.interop.test_deepspeed import JOB, ROOT, launch
+from tests.interop.parallel import launch, result
+from tests.interop.test_deepspeed import JOB, ROOT
 
 pytestmark = pytest.mark.interop
 

@@ -84,16 +84,15 @@ def test_a_domain_is_taken_over_replaced_and_kept_in_a_closed_text(tmp_path):
         "layout around(dp = 1) of outer {\n  framework torch()\n  mesh pp dp tp\n  let pp = 1, tp = 1\n"
         "  use job(dp = dp) as in\n}\n"
     )
+    file = tmp_path / "others.ucpl"
     file.write_text(text)
     two = ((0, 1), (2, 3))
-    assert domains_of(layout_of(file, "dp=4"), "node") == two
     for call, wanted in ((f"{file}:other(dp=4)", ((0,), (1,), (2,), (3,))), (f"{file}:around(dp=4)", two)):
         here = described(Asked(call, call), Given())[0]
         assert domains_of(here.layout, "node") == wanted
         again = tmp_path / "closed.ucpl"
         again.write_text(closed_text(here))
-        name = here.layout.name
-        there = described(Asked(f"{again}:{name}()", f"{again}:{name}()"), Given())[0]
+        there = described(Asked(f"{again}:stored()", f"{again}:stored()"), Given())[0]
         assert domains_of(there.layout, "node") == wanted
 
 
@@ -105,9 +104,11 @@ def test_what_lies_in_memory_is_kept_as_safetensors(tmp_path):
     value = torch.arange(96, dtype=torch.float32).view(12, 8)
     one = tmp_path / "one"
     one.mkdir()
-    ucpl_plain = {"params": {"w": {"weight": value}}, "buffers": {}, "aliases": {}, "groups": [], "scalars": {}}
-    torch.save(ucpl_plain, tmp_path / "plain.pt")
-    ucpl.convert(tmp_path / "plain.pt", tmp_path / "three", to=f"{file}:job(tp=3)")
+    torch.save({"w": value}, one / "all.pt")
+    file.write_text(
+        f'{file.read_text()}layout one() of m {{\n  framework torch()\n  file weights = torch "all.pt"\n  w = h k as "w"\n}}\n'
+    )
+    ucpl.convert(one, tmp_path / "three", to=f"{file}:job(tp=3)", layout=f"{file}:one()")
     for tp in range(3):
         found = load_file(tmp_path / "three" / f"w_0_0_{tp}.safetensors")
         assert np.array_equal(found["block/w"], value[4 * tp : 4 * tp + 4])

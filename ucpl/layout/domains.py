@@ -1,6 +1,7 @@
-"""Which ranks fail at once: `domain node = "{pp}.{dp - dp % 4}"`, told as files are named. Ranks of which it says the same lie in one.
+"""Which ranks fail at once: `domain node = "{pp}.{dp - dp % 4}"`, told as files are named.
 
-A mesh axis that it leaves out lies within a domain. `node` is a machine, `process` what a vault keeps apart within one.
+Ranks of which it says the same lie in one. A mesh axis that it leaves out lies within a domain. `node` is a machine, `process`
+what a vault keeps apart within one.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from attrs import evolve
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.layout.axis_lines import UnknownAxis, with_lines
 from ucpl.layout.blobs import blobs_of, demand_carried
+from ucpl.layout.domains import domain_rules
 from ucpl.layout.entries import entries_of
 from ucpl.layout.fills import fillings_of
 from ucpl.layout.idle import demand_acting, demand_founded, demand_known
@@ -20,7 +21,6 @@ from ucpl.layout.layout import Layout, Taken
 from ucpl.layout.library import Library
 from ucpl.layout.models import UnknownTensor, aliases_of, for_alias, groups_of, states_of, tensors_of
 from ucpl.layout.on_mesh import demand_meshes
-from ucpl.layout.domains import domain_rules
 from ucpl.layout.patterns import index_rules, meshes_of
 from ucpl.layout.places import demand_places
 from ucpl.layout.scales import demand_block_edges

@@ -268,7 +268,7 @@ class EntryParts:
             len(spread.choices),
             arrays.named,
         )
-        file, steps, counted = self.site.namer.place(rule.path, rule.key, key, variables)
+        file, steps, counted = self.site.namer.in_file(rule, key, variables)
         for column in zip(*spread.begins, strict=True):  # a step for each stored axis
             steps += ((Slot(COORDINATE, np.array(column, dtype=np.int64)),),)
             counted += (True,)

@@ -392,11 +392,10 @@ class FlatParts:
                 remedy="store each tensor as it is, with `like`: that is what torch.distributed.checkpoint saves of FSDP2",
             )
         if count:
-            assert line.rule.path is not None
             constants: Env = {"state": state, "group": line.name or ""}
             columns = {n: v for n, v in found.columns.items() if n not in constants}
             variables = Variables(constants, columns, {}, count, 1, found.named)
-            file, key, counted = self.site.namer.place(line.rule.path, line.rule.key, line.key, variables)
+            file, key, counted = self.site.namer.in_file(line.rule, line.key, variables)
             replica = np.array(found.replica, dtype=np.int64).reshape(count, -1)
             rank = np.array(found.rank, dtype=np.int64)
             held = (padding.count, padding.undefined, padding.live)

@@ -8,6 +8,7 @@ from attrs import evolve, field
 
 from ucpl.columns import I64
 from ucpl.columns.blocks import CHOICE, COORDINATE, Name, Slot
+from ucpl.layout import FileRule
 from ucpl.layout.templates import Hole, Template, key_steps, render
 from ucpl.records import define, frozen
 
@@ -49,6 +50,10 @@ class Variables:
         return {**self.constants, **out}
 
 
+Place = tuple[Name, tuple[Name, ...], tuple[bool, ...]]
+ONE_STEP = ("safetensors", "memory")  # forms that have names of tensors, and no dicts: a `/` is part of one
+
+
 @define
 class Namer:
     """Closes templates; remembers how keys fall into steps."""
@@ -62,10 +67,16 @@ class Namer:
             self.steps_of[id(template)] = known
         return known[1]
 
-    def place(
-        self, path: Template, outer: Template | None, key: Template, variables: Variables
-    ) -> tuple[Name, tuple[Name, ...], tuple[bool, ...]]:
-        """File, steps of the key, and which steps count. `outer` is the file's own template of keys. Raises MixedError."""
+    def in_file(self, rule: FileRule, key: Template, variables: Variables) -> Place:
+        """File, steps of the key, and which steps count. Raises MixedError."""
+        assert rule.path is not None
+        file, steps, counted = self.place(rule.path, rule.key, key, variables)
+        if rule.form in ONE_STEP and len(steps) > 1:
+            return file, (_joined(steps),), (False,)
+        return file, steps, counted
+
+    def place(self, path: Template, outer: Template | None, key: Template, variables: Variables) -> Place:
+        """The same of any file. `outer`: the file's own template of keys. Raises MixedError."""
         inner = tuple(self.name(step, variables) for step in self.steps(key))
         counted = tuple(counts(step) for step in self.steps(key))
         if outer is None:

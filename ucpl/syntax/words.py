@@ -32,7 +32,22 @@ DIM_WORDS = frozenset({"dtype", "is", "when"}) | NONE_WORDS  # among the dims of
 SPLIT_WORDS = frozenset({"chunk", "spread"})  # after `@`
 MEMBER_WORDS = frozenset({"all", "from"}) | NONE_WORDS  # the first member of a group
 LAYOUT_WORDS = frozenset(  # at the start of a statement in a layout
-    {"let", "dim", "assert", "mesh", "domain", "index", "file", "framework", "group", "state", "derive", "fill", "blob", "use"}
+    {
+        "let",
+        "dim",
+        "assert",
+        "mesh",
+        "domain",
+        "index",
+        "file",
+        "framework",
+        "group",
+        "state",
+        "derive",
+        "fill",
+        "blob",
+        "use",
+    }
 )
 FILL_WORDS = frozenset({"state"})  # after `fill`
 MODEL_WORDS = frozenset({"let", "dim", "dtype", "alias", "state", "assert", "index", "use", "group"})  # … in a model

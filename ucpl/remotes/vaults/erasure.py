@@ -56,7 +56,9 @@ class Codes:
         whole = _rounded(len(out))
         heads = self._heads_of(whole)
         fill = bytes(whole - len(out))
-        made = self._driver.reconstruct([heads[i] + block.tobytes() + fill for i, block in sorted(have.items())], [wanted])[0]
+        made = self._driver.reconstruct(
+            [heads[i] + block.tobytes() + fill for i, block in sorted(have.items())], [wanted]
+        )[0]
         out[:] = np.frombuffer(made, np.uint8)[len(made) - whole :][: len(out)]
 
     def _heads_of(self, whole: int) -> tuple[bytes, ...]:
