@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import psutil
-
 
 def run(command: Sequence[str], seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run`, with what is printed; all that the command started ends when `seconds` are over (TimeoutExpired).
@@ -28,6 +26,8 @@ def run(command: Sequence[str], seconds: float, **more: Any) -> subprocess.Compl
 
 def end_all(pid: int) -> None:
     """Kill a process and all that it started, however deep."""
+    import psutil  # where no job runs, names of tests are collected without it
+
     try:
         first = psutil.Process(pid)
     except psutil.NoSuchProcess:

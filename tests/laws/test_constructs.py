@@ -99,6 +99,7 @@ layout x(pp, dp) of m extends plain(pp = pp, dp = dp) {
 # Constructs that say nothing of what is stored where, or that need more than one text: who holds them.
 ORACLE_ELSEWHERE = {
     "Blob": "tests/laws/test_blobs.py",
+    "Domain": "tests/layout/test_domains.py",
     "Fill": "tests/laws/test_filling.py",
     "FillStates": "tests/laws/test_filling.py",
     "Plan": "tests/cli/test_texts_and_plans.py",
@@ -113,6 +114,7 @@ LAW_ELSEWHERE = {
     "class of tensors": "tests/laws/test_globs.py",
     "Scaling": "tests/laws/test_scales.py",
     "Blob": "tests/laws/test_blobs.py",
+    "Domain": "tests/layout/test_domains.py",
     "Fill": "tests/laws/test_filling.py",
     "FillStates": "tests/laws/test_filling.py",
     "dim by an index": "tests/layout/test_dims_by_index.py",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.cli.costs import add_bandwidths, bandwidths_of
 from ucpl.cli.options import add_json, add_model, add_sizes, given_of, memory_of, write_text
+from ucpl.cli.tables import lines_of
 from ucpl.errors import Exit, Label, fail
 from ucpl.pictures.look import binary_text
 
@@ -76,7 +77,7 @@ def run(options: Namespace, console: Console) -> int:
         pictured.append((loss, [name for _, name in mine]))
         for call, why in loss.refused[:REFUSED_SHOWN]:
             console.say(f"not        {loss.lost} {unit}: {call}: {why}")
-    console.say(*table(rows).splitlines())
+    console.say(*lines_of(HEAD, rows))
     answer = {
         "from": options.source,
         "ranks": ranks,
@@ -140,20 +141,6 @@ def cells(loss: Loss, unit: str, choice: Choice, name: str) -> tuple[str, ...]:
     used = f"{choice.ranks:,} ({choice.ranks / loss.left:.1%})"
     held, sent = binary_text(choice.held), binary_text(choice.cost.bytes_sent)
     return (f"{loss.lost} {unit}", f"{loss.left:,}", degrees, used, held, sent, name)
-
-
-def table(rows: list[tuple[str, ...]]) -> str:
-    from rich import box
-    from rich.console import Console as Terminal
-    from rich.table import Table
-
-    made = Table(*HEAD, box=box.SIMPLE, pad_edge=False)
-    for row in rows:
-        made.add_row(*row)
-    terminal = Terminal(width=max(40, sum(max(map(len, column)) + 3 for column in zip(HEAD, *rows, strict=True))))
-    with terminal.capture() as shown:
-        terminal.print(made, markup=False, highlight=False, no_wrap=True)
-    return "\n".join(line.rstrip() for line in shown.get().splitlines() if line.strip())
 
 
 def told(loss: Loss, choices: list[tuple[Choice, str]], known: Bandwidths | None) -> dict[str, object]:

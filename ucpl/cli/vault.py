@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
-from ucpl.cli.options import add_data_plane, add_json, data_plane, whole_number
+from ucpl.cli.costs import add_bandwidths
+from ucpl.cli.options import add_data_plane, add_json, add_model, add_sizes, data_plane, whole_number
 from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from ucpl.vault.making import ToMake
 
 EXAMPLE = """
+ucpl vault plan 'job.ucpl:job(dp=4, tp=2)' --domains 4 --lose 1
 ucpl vault serve /dev/shm/ucpl/job --ranks 8 --domains 4 --domain 0
 ucpl vault status /dev/shm/ucpl/job
 ucpl vault restore /dev/shm/ucpl/job runs/on-6 --to 'zero1(dp=6)'
 ucpl vault persist /dev/shm/ucpl/job runs/step-1200
 """
 ACTIONS = {
+    "plan": "what a vault of a layout will be: bytes of each domain, protections ranked, which losses are survived",
     "serve": "keep what a domain's ranks save: check it, protect it, commit it; until it is told to end",
     "status": "what is there: domains, who lives, which generations count",
     "verify": "hold every byte in memory against its digest; exit 1 where any is lost or damaged",
@@ -44,19 +47,30 @@ def arguments(parser: ArgumentParser) -> None:
     told = "; ".join(f"{name}: {what}" for name, what in ACTIONS.items())
     parser.add_argument("action", choices=list(ACTIONS), help=told)
     parser.add_argument(
-        "path", metavar="ROOT/JOB", help="the vault's folder, in memory: /dev/shm/... (gc: the folder above)"
+        "path",
+        metavar="ROOT/JOB",
+        help="the vault's folder, in memory: /dev/shm/... (gc: the folder above; plan: the layout, FILE.ucpl:NAME(...))",
     )
     parser.add_argument("target", nargs="?", metavar="DST", help="restore, persist: a new folder")
     parser.add_argument("--domain", metavar="K", help="serve: which domain, from 0")
     parser.add_argument(
-        "--domains", metavar="N", help="serve: how many, of as many ranks each; or the ranks of each: 0,1/2,3"
+        "--domains",
+        metavar="N",
+        help="serve, plan: how many, of as many ranks each; or the ranks of each: 0,1/2,3 (plan: else as the layout says)",
     )
     parser.add_argument("--ranks", metavar="N", help="serve: ranks of the job")
+    parser.add_argument("--layout", metavar="LAYOUT", help="serve: whose `domain` says the ranks of each domain")
     parser.add_argument(
         "--protect",
         metavar="HOW",
-        help="serve: none, mirror, mirror(2), raim5, raim5(4) (default: raim5 from 3 domains on)",
+        help="serve, plan: none, mirror, mirror(2), raim5, raim5(4), rs(6, 2) (default: raim5 from 3 domains on)",
     )
+    parser.add_argument(
+        "--lose",
+        metavar="N",
+        help="plan: so many domains may be lost at once; exit 1 where that takes anything with it",
+    )
+    parser.add_argument("--room", metavar="SIZE", help="plan: what a domain may hold in memory, as in 60G")
     parser.add_argument("--every", metavar="N", help="serve: write every N-th generation that counts below --into")
     parser.add_argument("--into", metavar="FOLDER", help="serve: where, as FOLDER/step-STEP")
     parser.add_argument("--generation", metavar="G", help="verify, restore, persist: not the newest one")
@@ -65,6 +79,9 @@ def arguments(parser: ArgumentParser) -> None:
         "--from", dest="source", metavar="LAYOUT", help="restore: what the ranks saved, where it must be said"
     )
     parser.add_argument("--with-state", action="store_true", help="gc: those, too, in which a generation counts")
+    add_model(parser, "where plan's layout is of any")
+    add_sizes(parser)
+    add_bandwidths(parser)
     add_data_plane(parser)
     add_json(parser)
 
@@ -76,8 +93,8 @@ def run(options: Namespace, console: Console) -> int:
     if options.action not in ("restore", "persist") and options.target:
         _wrong(options.target, "is one argument too many", f"ucpl vault {options.action} ROOT/JOB")
     actions = {
-        "serve": _serve, "status": _status, "verify": _verify, "scrub": _scrub, "restore": _restore, "persist": _persist,
-        "gc": _gc,
+        "plan": _plan, "serve": _serve, "status": _status, "verify": _verify, "scrub": _scrub, "restore": _restore,
+        "persist": _persist, "gc": _gc,
     }  # fmt: skip
     return actions[options.action](home, options, console)
 
@@ -90,6 +107,12 @@ def _generation(options: Namespace) -> int | None:
     return whole_number("--generation", options.generation, 1 << 50) if options.generation else None
 
 
+def _plan(home: Path, options: Namespace, console: Console) -> int:
+    from ucpl.cli.vault_plan import run_plan
+
+    return run_plan(options, domains_said(options.domains) if options.domains else None, console)
+
+
 def _serve(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.vault.making import Vault
     from ucpl.vault.server import Server
@@ -99,7 +122,7 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
     if bool(options.every) != bool(options.into):
         _wrong("--every", "and --into go together", "--every 10 --into runs")
     every = whole_number("--every", options.every, NUMBER_MAX) if options.every else 0
-    if options.ranks or options.domains:
+    if options.ranks or options.domains or options.layout:
         vault = Vault.make(home, **_said(options))
     else:
         vault = Vault.at(home)
@@ -135,15 +158,22 @@ def _said(options: Namespace) -> ToMake:
     said: ToMake = {}
     if options.protect:
         said["protect"] = options.protect
+    if options.layout and not (options.domains or options.ranks):
+        return {**said, "layout": options.layout}
     domains = options.domains or "1"
-    if not _RANKS.fullmatch(domains):
-        _wrong(f"--domains {domains}", "names no domains", "--domains 4, or --domains 0,1/2,3")
-    if "," in domains or "/" in domains:
-        said["domains"] = [[int(rank) for rank in some.split(",")] for some in domains.split("/")]
-    else:
-        said["domains"] = whole_number("--domains", domains, NUMBER_MAX)
+    said["domains"] = found = domains_said(domains)
+    if isinstance(found, int):
         said["ranks"] = whole_number("--ranks", options.ranks or domains, NUMBER_MAX)
     return said
+
+
+def domains_said(text: str) -> int | list[list[int]]:
+    """How many domains, or the ranks of each. Raises: UcplError E171, E173."""
+    if not _RANKS.fullmatch(text):
+        _wrong(f"--domains {text}", "names no domains", "--domains 4, or --domains 0,1/2,3")
+    if "," in text or "/" in text:
+        return [[int(rank) for rank in some.split(",")] for some in text.split("/")]
+    return whole_number("--domains", text, NUMBER_MAX)
 
 
 def _status(home: Path, options: Namespace, console: Console) -> int:

@@ -17,7 +17,7 @@ from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.files import ToSave
 
-__all__ = ["Arenas", "Written", "make_room"]
+__all__ = ["Arenas", "Written", "make_room", "places_of"]
 
 ALIGNMENT = 64  # bytes, of what is saved of a file
 
@@ -67,6 +67,12 @@ def _laid(files: Sequence[ToSave]) -> tuple[list[_Piece], list[list[Segment]], i
             pieces.append(_Piece(at, bytes(more), -1))
             at += more
     return pieces, segments, at
+
+
+def places_of(files: Sequence[ToSave]) -> tuple[list[tuple[int, str, int]], int]:
+    """(file, storage, byte in the arena) of each tensor that will be saved, and the arena's size."""
+    pieces, _, size = _laid(files)
+    return [(p.file, p.storage, p.at) for p in pieces if p.storage], size
 
 
 def _bytes_of(data: bytes | torch.Tensor) -> memoryview:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -15,7 +16,7 @@ from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, closed_text, described
 from ucpl.conversion.share import share_of
 from ucpl.errors import Label, fail
-from ucpl.extents import Key, StoredTensor, key_text
+from ucpl.extents import DTYPES, Key, StoredTensor, key_text
 from ucpl.records import frozen
 from ucpl.regions import locate
 from ucpl.stores.generic import NAME
@@ -23,7 +24,12 @@ from ucpl.stores.safetensors_files import layout_safetensors_file
 from ucpl.vault.files import ToSave, cut, text_file, torch_file
 from ucpl.vault.trees import dtype_name, nested
 
-__all__ = ["Keyed"]
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ucpl.layout import Layout
+
+__all__ = ["Keyed", "holders_of"]
 
 LAYOUT = "ucpl/layout.ucpl"
 
@@ -57,12 +63,7 @@ class Keyed:
                 fail("E640", what, Label(tensor.file, where=text))
             wanted[text] = tensor
         mine = {tensor.file for tensor in wanted.values()}
-        holders: dict[str, list[int]] = {name: [] for name in sorted(mine)}
-        for peer in range(max(1, here.layout.ranks)):
-            parts = locate(here.layout, rank=peer).parts
-            for name in {home.file for part in parts for home in part.homes} & mine:
-                holders[name].append(peer)
-        return cls(call, rank, wanted, {n: tuple(some) for n, some in holders.items()}, closed_text(here))
+        return cls(call, rank, wanted, holders_of(here.layout, mine), closed_text(here))
 
     def files(self, what: object) -> list[ToSave]:
         """Raises: UcplError E640, E693."""
@@ -79,18 +80,55 @@ class Keyed:
             if found != (said := f"{list(stored.shape)} of {stored.dtype}"):
                 fail("E640", f"{text} is {found}, the layout says {said}", Label(stored.file, where=text))
             by_file.setdefault(stored.file, {})[stored.key] = local
+        return self._laid(by_file)
+
+    def foreseen(self) -> list[tuple[ToSave, dict[str, StoredTensor]]]:
+        """The files that `files` would give, of tensors without bytes; and of each what its storages are the tensors of."""
+        by_file: dict[str, dict[Key, torch.Tensor]] = {}
+        known: dict[str, dict[str, StoredTensor]] = {}
+        for stored in self.wanted.values():
+            bare = torch.empty(stored.shape, dtype=getattr(torch, DTYPES[stored.dtype].torch), device="meta")
+            mine = by_file.setdefault(stored.file, {})
+            known.setdefault(stored.file, {})[_storage_name(stored, len(mine))] = stored
+            mine[stored.key] = bare
+        return [(file, known.get(file.name, {})) for file in self._laid(by_file)]
+
+    def _laid(self, by_file: Mapping[str, Mapping[Key, torch.Tensor]]) -> list[ToSave]:
         files = []
         for name, tensors in by_file.items():
             among = self.holders[name]
-            whole = _safetensors(name, tensors) if PurePosixPath(name).suffix == ".safetensors" else None
+            whole = _safetensors(name, tensors) if _is_safetensors(name) else None
             files.append(cut(whole or torch_file(name, nested(tensors, name)), among.index(self.rank), len(among)))
         if self.rank == 0 and self.text:
             files.append(text_file(LAYOUT, self.text.encode()))
         return files
 
 
+def holders_of(layout: Layout, files: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
+    """Which ranks hold each file (of these), ascending."""
+    found: dict[str, list[int]] = {}
+    for rank in range(max(1, layout.ranks)):
+        for name in sorted({home.file for part in locate(layout, rank=rank).parts for home in part.homes}):
+            if files is None or name in files:
+                found.setdefault(name, []).append(rank)
+    return {name: tuple(ranks) for name, ranks in found.items()}
+
+
+def _is_safetensors(name: str) -> bool:
+    return PurePosixPath(name).suffix == ".safetensors"
+
+
+def _storage_name(tensor: StoredTensor, number: int) -> str:
+    """What a tensor's storage is called in `ToSave.tensors`: in safetensors its key, else its number."""
+    return _name(tensor.key) if _is_safetensors(tensor.file) else str(number)
+
+
+def _name(key: Key) -> str:
+    return "/".join(map(str, key))
+
+
 def _safetensors(name: str, tensors: Mapping[Key, torch.Tensor]) -> ToSave:
-    named = {"/".join(map(str, key)): tensor.detach() for key, tensor in tensors.items()}
+    named = {_name(key): tensor.detach() for key, tensor in tensors.items()}
     told = [(key, dtype_name(tensor, key), tuple(tensor.shape)) for key, tensor in named.items()]
     plan = layout_safetensors_file(told, {"format": "pt"})
     places = tuple((at, key, named[key]) for key, (at, size) in plan.storages.items() if size)

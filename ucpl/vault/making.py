@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
-from ucpl.remotes.vaults.codes import Protection, sets_of
+from ucpl.remotes.vaults.codes import Protection, even_domains, sets_of
 from ucpl.remotes.vaults.places import Domain, committed, held, job_at
 from ucpl.remotes.vaults.records import Commit, Job
 from ucpl.remotes.vaults.sealed import write_whole
+from ucpl.vault.schemes import default_protection
 
 if TYPE_CHECKING:
     from ucpl.vault.writer import ToWrite, Writer
 
-__all__ = ["ToMake", "Vault", "even_domains"]
+__all__ = ["ToMake", "Vault"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}")
 
@@ -28,19 +29,10 @@ class ToMake(TypedDict, total=False):
     """What is said of a new vault."""
 
     ranks: int  # of the job
-    domains: (
-        int | Sequence[Sequence[int]]
-    )  # how many, each with as many ranks that follow each other, or the ranks of each
-    protect: str  # none, mirror, mirror(2), raim5, raim5(4)
-
-
-def even_domains(ranks: int, domains: int) -> tuple[tuple[int, ...], ...]:
-    """Ranks that follow each other, as many in each domain. Raises: UcplError E690."""
-    if domains < 1 or ranks % domains:
-        what = f"{ranks} ranks do not divide into {domains} domains"
-        fail("E690", what, Label("--domains", where=str(domains)), remedy="say which ranks lie in which domain")
-    each = ranks // domains
-    return tuple(tuple(range(d * each, (d + 1) * each)) for d in range(domains))
+    layout: str  # FILE.ucpl:NAME(...), whose `domain` statement says the ranks of each domain
+    # How many, each with as many ranks that follow each other, or the ranks of each.
+    domains: int | Sequence[Sequence[int]]
+    protect: str  # none, mirror, mirror(2), raim5, raim5(4), rs(6, 2)
 
 
 @frozen
@@ -69,13 +61,15 @@ class Vault:
         path = Path(os.path.abspath(home))
         if not _NAME.fullmatch(path.name):
             fail("E690", f"{path.name!a} cannot be the name of a job", Label(str(path)))
+        if "layout" in said and not said.keys() & {"domains", "ranks"}:
+            from ucpl.vault.planning import shape_of
+
+            said = {**said, "domains": shape_of(said["layout"])}
         told = said.get("domains", 1)
         domains = even_domains(said.get("ranks", 1), told) if isinstance(told, int) else tuple(map(tuple, told))
         if sorted(r for some in domains for r in some) != list(range(sum(map(len, domains)))) or not domains:
             fail("E690", "each rank lies in one domain", Label("--domains"))
-        protection = Protection.parse(
-            said.get("protect", "raim5" if len(domains) > 2 else "mirror" if len(domains) > 1 else "none")
-        )
+        protection = Protection.parse(said.get("protect", default_protection(len(domains))))
         sets_of(len(domains), protection)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         with held(path / "make.lock", wait=60):

@@ -59,7 +59,7 @@ class _Storages:
             tensor.stride(),
             str(tensor.device),
         )
-        if tensor.numel() == 0:
+        if tensor.numel() == 0 or tensor.is_meta:  # what lies nowhere is like nothing else
             what = (id(tensor),)
         name = self._known.setdefault(what, str(len(self._known)))
         self.tensors[name] = tensor

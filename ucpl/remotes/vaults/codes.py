@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 
-__all__ = ["BLOCK", "CODED_MAX", "Group", "Protection", "block_size", "sets_of"]
+__all__ = ["BLOCK", "CODED_MAX", "Group", "Protection", "block_size", "even_domains", "sets_of"]
 
 BLOCK = 4096  # bytes that blocks are multiples of
 CODED_MAX = 32  # domains of a set under rs: what pyeclib takes
@@ -90,6 +90,15 @@ class Protection:
             )
             for g in range(size)
         )
+
+
+def even_domains(ranks: int, domains: int) -> tuple[tuple[int, ...], ...]:
+    """Ranks that follow each other, as many in each domain. Raises: UcplError E690."""
+    if domains < 1 or ranks % domains:
+        what = f"{ranks} ranks do not divide into {domains} domains"
+        fail("E690", what, Label("--domains", where=str(domains)), remedy="say which ranks lie in which domain")
+    each = ranks // domains
+    return tuple(tuple(range(d * each, (d + 1) * each)) for d in range(domains))
 
 
 def sets_of(domains: int, protection: Protection) -> tuple[tuple[int, ...], ...]:

@@ -50,6 +50,11 @@ class Stretch:
     starts: tuple[int, ...]  # of each, and behind the last
     sizes: tuple[int, ...]
 
+    @classmethod
+    def of(cls, ranks: Sequence[int], sizes: Sequence[int]) -> Stretch:
+        starts = accumulate((-(-size // BLOCK) * BLOCK for size in sizes), initial=0)
+        return cls(tuple(ranks), tuple(starts), tuple(sizes))
+
     @property
     def size(self) -> int:
         return self.starts[-1]
@@ -57,9 +62,7 @@ class Stretch:
 
 def stretch_of(ranks: Sequence[int], shards: Sequence[Shard]) -> Stretch:
     """shards: of all ranks, by rank."""
-    sizes = tuple(shards[rank].size for rank in ranks)
-    starts = tuple(accumulate((-(-size // BLOCK) * BLOCK for size in sizes), initial=0))
-    return Stretch(tuple(ranks), starts, sizes)
+    return Stretch.of(ranks, [shards[rank].size for rank in ranks])
 
 
 def _chunks(low: int, high: int, size: int = CHUNK) -> Iterator[tuple[int, int]]:
@@ -309,9 +312,7 @@ class Memory:
         return piece is not None and self._gathered(piece, slot * self.commit.parity[domain].block + begin, out)
 
     def data_bytes(self, domain: int, number: int, begin: int, out: Bytes) -> bool:
-        """Bytes of a block of a domain that is there: zeros behind the end of its data, and between arenas."""
-        if domain in self.lost:
-            return False
+        """Bytes of a block of a domain: zeros behind the end of its data, and between arenas, for which nothing is read."""
         stretch = self.stretches[domain]
         low = number * self.commit.parity[domain].block + begin
         high = low + len(out)

@@ -1,0 +1,207 @@
+"""`ucpl vault plan`: what a vault of a layout will be, before there is one."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from ucpl.cli.console import bytes_text
+from ucpl.cli.costs import bandwidths_of
+from ucpl.cli.options import given_of, memory_of, whole_number
+from ucpl.errors import Exit, Label, fail
+
+if TYPE_CHECKING:
+    from ucpl.cli.console import Console
+    from ucpl.conversion.bandwidths import Bandwidths
+    from ucpl.texts import Json
+    from ucpl.vault.planning import VaultPlan
+    from ucpl.vault.schemes import Scheme
+
+__all__ = ["run_plan"]
+
+LOSE_MAX = 4
+SHOWN = 8  # domains that are told one by one
+HEAD = ("protection", "beside each byte", "any that may be lost", "a lost byte is made of", "survived of two lost")
+
+
+def run_plan(options: Namespace, domains: int | list[list[int]] | None, console: Console) -> int:
+    """Raises: UcplError E690, E696, and what planning raises."""
+    from ucpl.vault.planning import plan_vault
+
+    lose = whole_number("--lose", options.lose, LOSE_MAX) if options.lose else 1
+    known = bandwidths_of(options.bandwidths)
+    made = plan_vault(options.path, domains, options.protect, safe=lose, given=given_of(options))
+    if options.room:
+        _fitting(made, memory_of(options.room, "--room"))
+    console.say(*_saved(made), *_rooms(made, known), *_table(made.ranked))
+    console.say(f"protect    {made.scheme.protection}: {_reason(made, lose, options.protect is not None)}")
+    losses = [made.loss(one.example) if one.example is not None else None for one in made.scheme.survived]
+    for one, loss in zip(made.scheme.survived, losses, strict=True):
+        said = (
+            f"any {one.lost} of {len(made.domains)} domains lost: {_count(one.whole, one.of, one.is_counted)} leave all"
+        )
+        if loss is None:
+            console.say(f"survives   {said}")
+            continue
+        names = ", ".join(f"d{d}" for d in loss.domains)
+        more = (
+            f" and {len(loss.tensors) - 1} other tensors"
+            if len(loss.tensors) > 2
+            else f" and {loss.tensors[1]}"
+            if len(loss.tensors) == 2
+            else ""
+        )
+        what = f"{loss.first}, {loss.tensors[0]}{more}" if loss.tensors else "what files have beside tensors"
+        console.say(f"survives   {said}; lose {{{names}}}: {what}, {bytes_text(loss.bytes)}")
+    console.say(f"serve      ucpl vault serve ROOT/JOB {_how(made, options)} --domain 0")
+    console.answer(_told(made, lose, known))
+    is_good = made.scheme.safe >= min(lose, len(made.domains)) or not options.lose
+    return Exit.DONE if is_good else Exit.ANSWER_IS_NO
+
+
+def _fitting(made: VaultPlan, room: int) -> None:
+    """Raises: UcplError E696."""
+    number, dear = max(enumerate(made.rooms), key=lambda one: one[1].total)
+    if dear.total <= room:
+        return
+    what = f"d{number} needs {bytes_text(dear.total)} in memory, and may have {bytes_text(room)}"
+    each = f"{bytes_text(dear.saved)} that its ranks save and {bytes_text(dear.for_others)} that it holds for others"
+    told = f"two slots of {each}"
+    less = [s for s in made.ranked if s.safe >= made.scheme.safe and s.for_others < made.scheme.for_others]
+    remedy = (
+        f"--protect '{less[0].protection}' takes less"
+        if less
+        else "make more domains of the ranks, or give them more memory"
+    )
+    fail("E696", what, Label(made.foreseen.call, told), remedy=remedy)
+
+
+def _saved(made: VaultPlan) -> list[str]:
+    foreseen = made.foreseen
+    spared = (
+        f"; {bytes_text(foreseen.spared)} more are held by several ranks alike, and saved once, by each of them a part"
+        if foreseen.spared and foreseen.is_exact
+        else ""
+    )
+    lines = [
+        f"layout     {foreseen.call}: {len(foreseen.sizes):,} ranks in {len(made.domains):,} domains",
+        f"saved      {bytes_text(foreseen.saved)} at each step{spared}",
+    ]
+    if not foreseen.is_exact:
+        lines.append("saved      tensors alone are counted: files of its framework have more in them")
+    lines += [f"derived    {state} is made of {source}: it is not saved" for state, source in foreseen.derived]
+    return lines
+
+
+def _rooms(made: VaultPlan, known: Bandwidths | None) -> list[str]:
+    lines = []
+    for number, room in enumerate(made.rooms[:SHOWN]):
+        ranks = ", ".join(map(str, room.ranks)) if len(room.ranks) <= SHOWN else f"{len(room.ranks)} of them"
+        lines.append(
+            f"d{number:<9} ranks {ranks}: {bytes_text(room.saved)} saved, {bytes_text(room.for_others)} for others,"
+            f" {bytes_text(room.total)} in two slots{_time(made, number, known)}"
+        )
+    if len(made.rooms) > SHOWN:
+        dear = max(made.rooms, key=lambda room: room.total)
+        lines.append(f"...        {len(made.rooms) - SHOWN:,} more; the dearest takes {bytes_text(dear.total)}")
+    return lines
+
+
+def _times(made: VaultPlan, number: int, known: Bandwidths) -> tuple[float, float]:
+    """Seconds for which the dearest rank of a domain stands still, and until its part is protected: reckoned by copies."""
+    room, guarded = made.rooms[number], made.guarded
+    still = max((made.foreseen.sizes[rank] for rank in room.ranks), default=0) / known.copy
+    reads = room.for_others * max(1, guarded.made_of) + room.saved  # its own are held against their digests
+    return still, reads / known.copy
+
+
+def _time(made: VaultPlan, number: int, known: Bandwidths | None) -> str:
+    if known is None:
+        return ""
+    still, behind = _times(made, number, known)
+    return f", a rank stands still for {still:.2g} s, protected {behind:.2g} s later"
+
+
+def _table(ranked: tuple[Scheme, ...]) -> list[str]:
+    from ucpl.cli.tables import lines_of
+
+    rows = []
+    for one in ranked:
+        share = one.for_others / one.saved if one.saved else 0.0
+        two = next((s for s in one.survived if s.lost == 2), None)
+        made = str(one.guarded.made_of or "nothing")
+        rows.append(
+            (
+                str(one.protection), f"{share:.2f}", str(one.safe), made,
+                _count(two.whole, two.of, two.is_counted) if two is not None else "",
+            )
+        )  # fmt: skip
+    return lines_of(HEAD, rows)
+
+
+def _count(whole: int, of: int, is_counted: bool) -> str:
+    return f"{'' if is_counted else 'at least '}{whole:,} of {of:,}"
+
+
+def _reason(made: VaultPlan, lose: int, is_asked: bool) -> str:
+    scheme = made.scheme
+    if is_asked:
+        better = next((s for s in made.ranked[1:] if s.safe >= lose and s.for_others < scheme.for_others), None)
+        also = f"; {better.protection} takes less and survives any {better.safe} lost" if better is not None else ""
+        return f"as asked; {scheme.why}{also}"
+    if scheme.safe < lose:
+        return f"none survives any {lose} of {len(made.domains)} lost; {scheme.why}"
+    return f"the least memory under which any {lose} may be lost; {scheme.why}"
+
+
+def _how(made: VaultPlan, options: Namespace) -> str:
+    said = f"--protect '{made.scheme.protection}'"
+    if not options.domains:
+        return f"--layout '{made.foreseen.call}' {said}"
+    if options.domains.isdigit():
+        return f"--ranks {len(made.foreseen.sizes)} --domains {options.domains} {said}"
+    return f"--domains {options.domains} {said}"
+
+
+def _told(made: VaultPlan, lose: int, known: Bandwidths | None) -> dict[str, object]:
+    schemes: list[Json] = [
+        {
+            "protect": str(one.protection), "for_others": one.for_others, "safe": one.safe, "made_of": one.guarded.made_of,
+            "survived": [
+                {"lost": s.lost, "whole": s.whole, "of": s.of, "counted": s.is_counted,
+                 "example": list(s.example) if s.example is not None else None}
+                for s in one.survived
+            ],
+        }
+        for one in made.ranked
+    ]  # fmt: skip
+    domains: list[Json] = []
+    for number, room in enumerate(made.rooms):
+        told: dict[str, Json] = {
+            "ranks": list(room.ranks),
+            "saved": room.saved,
+            "for_others": room.for_others,
+            "memory": room.total,
+        }
+        if known is not None:
+            told["stands_still"], told["protected_after"] = _times(made, number, known)
+        domains.append(told)
+    losses: list[Json] = []
+    for one in made.scheme.survived:
+        if one.example is not None:
+            loss = made.loss(one.example)
+            losses.append(
+                {"domains": list(loss.domains), "bytes": loss.bytes, "tensors": list(loss.tensors), "first": loss.first}
+            )
+    return {
+        "layout": made.foreseen.call,
+        "saved": made.foreseen.saved,
+        "spared": made.foreseen.spared,
+        "exact": made.foreseen.is_exact,
+        "derived": [list(one) for one in made.foreseen.derived],
+        "protect": str(made.scheme.protection),
+        "lose": lose,
+        "domains": domains,
+        "schemes": schemes,
+        "losses": losses,
+    }

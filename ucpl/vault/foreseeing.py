@@ -1,0 +1,133 @@
+"""What each rank of a layout will save, and where it will lie: told of the layout alone, before any job runs."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from ucpl.conversion.given import Given
+from ucpl.conversion.planning import Asked, closed_text, prepare
+from ucpl.errors import Label, fail
+from ucpl.extents import Key, StoredTensor, key_text
+from ucpl.proofs.where import element_at
+from ucpl.records import frozen
+from ucpl.regions import Placement
+from ucpl.remotes.vaults.memory import Stretch
+from ucpl.schedule.cost import width_of
+from ucpl.stores.generic import NAME
+from ucpl.vault.arenas import ALIGNMENT, places_of
+from ucpl.vault.keyed import Keyed, holders_of
+
+__all__ = ["Foreseen", "Kept", "foresee"]
+
+
+@frozen
+class Kept:
+    """A stored tensor, whole, in the arena of the rank that saves it."""
+
+    tensor: StoredTensor
+    at: int  # byte in the arena
+    size: int  # bytes
+
+
+@frozen(eq=False)
+class Foreseen:
+    """What all ranks save at each step."""
+
+    call: str
+    placement: Placement
+    sizes: tuple[int, ...]  # bytes of each rank's arena
+    kept: tuple[tuple[Kept, ...], ...]  # of each rank, in order
+    spared: int  # bytes of tensors that ranks hold and others save
+    is_exact: bool  # to the byte; else tensors alone are counted, and files have more in them
+    derived: tuple[tuple[str, str], ...]  # states that nobody saves: (state, of which it is made)
+
+    @property
+    def saved(self) -> int:
+        return sum(self.sizes)
+
+    def stretch(self, ranks: tuple[int, ...]) -> Stretch:
+        return Stretch.of(ranks, [self.sizes[rank] for rank in ranks])
+
+    def element(self, kept: Kept, low: int, high: int) -> str:
+        """Elements at bytes [low, high) of a tensor: `layer 3/up of rank 2: exp_avg of up[l=3, f=0, h=0] to ...`."""
+        width = width_of(kept.tensor.dtype)
+        first, last = (int(at / width) for at in (low, max(low, high - 1)))
+        number = self.numbers[kept.tensor.file, kept.tensor.key]
+        (state, one), (_, other) = (element_at(self.placement, number, at) for at in (first, last))
+        return f"{state} of {one}" if one == other else f"{state} of {one} to {other}"
+
+    @property
+    def numbers(self) -> dict[tuple[str, Key], int]:
+        """Of each stored tensor its number among the homes of all parts."""
+        homes = (home for part in self.placement.parts for home in part.homes)
+        found: dict[tuple[str, Key], int] = {}
+        for number, home in enumerate(homes):
+            found.setdefault((home.file, home.key), number)
+        return found
+
+
+def foresee(call: str, given: Given | None = None) -> Foreseen:
+    """What the ranks of a layout save: by its keys, or where it is a framework's own, as that deals files to ranks.
+
+    Raises: UcplError as planning does.
+    """
+    made = prepare(Asked(call, call), given or Given())
+    layout, targets = made.target.layout, made.plan.targets
+    ranks = max(1, layout.ranks)
+    if layout.framework == NAME:
+        files, exact = _by_keys(call, ranks, targets, (holders_of(layout), closed_text(made.target))), True
+    else:
+        files, exact = _by_rank(ranks, targets), False
+    held = sum(_size(t) * len(h) for h, t in files.holders)
+    saved = sum(kept.size for some in files.kept for kept in some)
+    derived = tuple((d.state, d.source) for d in layout.derived)
+    return Foreseen(call, made.target.placement, files.sizes, files.kept, max(0, held - saved), exact, derived)
+
+
+@frozen(eq=False)
+class _Files:
+    sizes: tuple[int, ...]
+    kept: tuple[tuple[Kept, ...], ...]
+    holders: tuple[tuple[tuple[int, ...], StoredTensor], ...]
+
+
+def _size(tensor: StoredTensor) -> int:
+    return int(tensor.numel * width_of(tensor.dtype))
+
+
+def _by_keys(
+    call: str, ranks: int, targets: tuple[StoredTensor, ...], said: tuple[dict[str, tuple[int, ...]], str]
+) -> _Files:
+    """As `Writer(layout=...)` saves. said: who holds each file, and the closed layout."""
+    holders, text = said
+    wanted: list[dict[str, StoredTensor]] = [{} for _ in range(ranks)]
+    for tensor in targets:
+        for rank in holders[tensor.file]:
+            key = key_text(tensor.key)
+            if (other := wanted[rank].setdefault(key, tensor)) is not tensor:
+                what = f"two tensors of rank {rank} have the key {key}, in {other.file} and {tensor.file}"
+                fail("E640", what, Label(tensor.file, where=key))
+    sizes, kept = [], []
+    for rank in range(ranks):
+        files = Keyed(call, rank, wanted[rank], holders, text).foreseen()
+        places, size = places_of([file for file, _ in files])
+        sizes.append(size)
+        tensors = [(files[number][1][storage], at) for number, storage, at in places]
+        kept.append(tuple(Kept(tensor, at, _size(tensor)) for tensor, at in tensors))
+    return _Files(tuple(sizes), tuple(kept), tuple((holders[t.file], t) for t in targets))
+
+
+def _by_rank(ranks: int, targets: tuple[StoredTensor, ...]) -> _Files:
+    """Each tensor by the first rank that holds it, end to end."""
+    mine: list[list[StoredTensor]] = [[] for _ in range(ranks)]
+    for tensor in targets:
+        if tensor.shares is None:
+            mine[tensor.rank].append(tensor)
+    kept, sizes = [], []
+    for some in mine:
+        some.sort(key=lambda t: t.file)
+        rounded = (-(-_size(t) // ALIGNMENT) * ALIGNMENT for t in some)
+        *starts, size = accumulate(rounded, initial=0)
+        kept.append(tuple(Kept(t, at, _size(t)) for t, at in zip(some, starts, strict=True)))
+        sizes.append(size)
+    return _Files(tuple(sizes), tuple(kept), tuple(((t.rank,), t) for some in mine for t in some))

@@ -1,0 +1,143 @@
+"""What a vault of a layout will be: domains, what is saved where, what it costs, and which losses it survives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ucpl.conversion.given import Given
+from ucpl.conversion.planning import Asked, described
+from ucpl.errors import Label, fail
+from ucpl.extents import key_text
+from ucpl.layout import Layout
+from ucpl.layout.domains import domains_of
+from ucpl.records import frozen
+from ucpl.remotes.vaults.codes import even_domains
+from ucpl.vault.foreseeing import Foreseen, Kept, foresee
+from ucpl.vault.schemes import Scheme, schemes
+from ucpl.vault.survival import Gone, Guarded
+
+__all__ = ["KINDS", "Loss", "Room", "VaultPlan", "plan_vault", "shape_of"]
+
+KINDS = ("node", "process")  # of `domain` statements: what is asked for first
+SLOTS = 2
+
+
+@frozen
+class Room:
+    """Memory of a domain, in bytes."""
+
+    ranks: tuple[int, ...]
+    saved: int  # of one generation
+    for_others: int
+
+    @property
+    def total(self) -> int:
+        """Two slots of all."""
+        return SLOTS * (self.saved + self.for_others)
+
+
+@frozen
+class Loss:
+    """What is gone with some domains."""
+
+    domains: tuple[int, ...]
+    bytes: int  # of arenas
+    tensors: tuple[str, ...]  # stored tensors that lack something, each once: `layer 3/up in weights_0_1.pt`
+    first: str  # the first elements that are gone
+
+
+@frozen(eq=False)
+class VaultPlan:
+    """`scheme` is what was asked for, or the best of `ranked`."""
+
+    foreseen: Foreseen
+    domains: tuple[tuple[int, ...], ...]
+    scheme: Scheme
+    ranked: tuple[Scheme, ...]
+
+    @property
+    def guarded(self) -> Guarded:
+        return self.scheme.guarded
+
+    @property
+    def rooms(self) -> tuple[Room, ...]:
+        return tuple(
+            Room(ranks, sum(self.foreseen.sizes[r] for r in ranks), self.guarded.for_others(number))
+            for number, ranks in enumerate(self.domains)
+        )
+
+    def loss(self, lost: Sequence[int]) -> Loss:
+        """What is gone without these domains."""
+        gone = self.guarded.gone(lost)
+        tensors: dict[str, None] = {}
+        first = ""
+        for one in gone:
+            for kept, low, high in self._within(one):
+                tensors.setdefault(f"{key_text(kept.tensor.key)} in {kept.tensor.file}")
+                first = first or self.foreseen.element(kept, low, high)
+        return Loss(tuple(lost), sum(g.high - g.low for g in gone), tuple(tensors), first)
+
+    def lacking(self, lost: Sequence[int]) -> frozenset[tuple[int, str, str]]:
+        """(rank that saved it, file, key) of each stored tensor of which something is gone without these domains."""
+        return frozenset(
+            (one.rank, kept.tensor.file, key_text(kept.tensor.key))
+            for one in self.guarded.gone(lost)
+            for kept, _, _ in self._within(one)
+        )
+
+    def _within(self, gone: Gone) -> list[tuple[Kept, int, int]]:
+        """Tensors of a rank that reach into what is gone, and which bytes of each."""
+        return [
+            (kept, max(gone.low, kept.at) - kept.at, min(gone.high, kept.at + kept.size) - kept.at)
+            for kept in self.foreseen.kept[gone.rank]
+            if kept.at < gone.high and gone.low < kept.at + kept.size
+        ]
+
+
+def _domains_of(layout: Layout, call: str) -> tuple[tuple[int, ...], ...]:
+    """The domains that a layout tells, of nodes or else of processes. Raises: UcplError E690."""
+    for kind in KINDS:
+        if found := domains_of(layout, kind):
+            return found
+    axis = layout.meshes[0].axes[0] if layout.meshes else "rank"
+    fail(
+        "E690",
+        f"{call} does not tell which ranks lie in one domain",
+        Label(call),
+        remedy=f'write domain node = "{{{axis}}}" into the layout, or say --domains 4',
+    )
+
+
+def plan_vault(
+    call: str,
+    domains: Sequence[Sequence[int]] | int | None = None,
+    protect: str | None = None,
+    *,
+    safe: int = 1,
+    given: Given | None = None,
+) -> VaultPlan:
+    """What a vault of a layout will be.
+
+    domains: the ranks of each, how many of ranks that follow each other, or None: as the layout's `domain` says.
+    protect: `none`, `mirror(2)`, `raim5`, `rs(6, 2)`; None: the one of least memory under which any `safe` domains may be lost.
+
+    Raises: UcplError E690, and what planning raises.
+    """
+    foreseen = foresee(call, given)
+    ranks = len(foreseen.sizes)
+    if domains is None:
+        domains = _domains_of(foreseen.placement.layout, call)
+    elif isinstance(domains, int):
+        domains = even_domains(ranks, domains)
+    told = tuple(tuple(some) for some in domains)
+    if sorted(r for some in told for r in some) != list(range(ranks)):
+        fail("E690", f"each rank of {call}, which has {ranks}, lies in one domain", Label("--domains"))
+    stretches = [foreseen.stretch(some) for some in told]
+    ranked = schemes(stretches, safe, max(2, safe), protect)
+    return VaultPlan(foreseen, told, ranked[0], tuple(ranked))
+
+
+def shape_of(call: str, given: Given | None = None) -> tuple[tuple[int, ...], ...]:
+    """The domains of a job of which only the layout is said. Raises: UcplError E690, and what planning raises."""
+    here, _, _ = described(Asked(call, call), given or Given())
+    return _domains_of(here.layout, call)

@@ -1,0 +1,90 @@
+"""Which protection suits a layout and its domains: each with what it costs and what it survives, the best first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ucpl.errors import UcplError
+from ucpl.records import frozen
+from ucpl.remotes.vaults.codes import Protection
+from ucpl.remotes.vaults.memory import Stretch
+from ucpl.vault.survival import Guarded, Survived
+
+__all__ = ["Scheme", "default_protection", "schemes"]
+
+
+@frozen(eq=False)
+class Scheme:
+    """A protection, and what it is for these domains."""
+
+    guarded: Guarded
+    for_others: int  # bytes of one generation, of all domains
+    saved: int  # bytes of one generation that it is held for
+    survived: tuple[Survived, ...]  # by how many domains are lost, from one on
+
+    @property
+    def protection(self) -> Protection:
+        return self.guarded.protection
+
+    @property
+    def safe(self) -> int:
+        """So many domains may be lost, whichever they are."""
+        safe = 0
+        for one in self.survived:
+            if one.whole < one.of:
+                break
+            safe = one.lost
+        return safe
+
+    @property
+    def why(self) -> str:
+        """What speaks for it and what against it, in a few words."""
+        share = self.for_others / self.saved if self.saved else 0.0
+        made = self.guarded.made_of
+        rebuilt = f"a lost byte is made of {made}" if made else "nothing is rebuilt"
+        extra = "; needs pip install 'ucpl[vault]'" if self.protection.name == "rs" else ""
+        return f"{share:.3g} bytes beside each that is saved; {rebuilt}{extra}"
+
+
+def default_protection(domains: int) -> str:
+    """What is meant where nothing is said: one domain may be lost, for the least memory."""
+    return "raim5" if domains > 2 else "mirror" if domains > 1 else "none"
+
+
+def schemes(stretches: Sequence[Stretch], safe: int, told: int, asked: str | None = None) -> list[Scheme]:
+    """Protections for these domains: first those under which any `safe` domains may be lost, of these the one of least memory.
+
+    told:  for how many lost domains at once it is counted what survives.
+    asked: one that is wanted whatever it is; it comes first. Raises: UcplError E690, where it does not fit the domains.
+    """
+    count = len(stretches)
+    found: dict[str, Scheme] = {}
+    for name in ([asked] if asked is not None else []) + _candidates(count):
+        protection = Protection.parse(name)
+        guarded = Guarded(protection, tuple(stretches))
+        try:
+            held = sum(guarded.for_others(d) for d in range(count))
+        except UcplError:
+            if name == asked:
+                raise
+            continue
+        survived = tuple(guarded.survived(lost) for lost in range(1, min(max(told, safe), count) + 1))
+        found.setdefault(str(protection), Scheme(guarded, held, sum(s.size for s in stretches), survived))
+    wanted = str(Protection.parse(asked)) if asked is not None else ""
+    return sorted(
+        found.values(),
+        key=lambda s: (str(s.protection) != wanted, s.safe < safe, s.for_others, s.guarded.made_of, str(s.protection)),
+    )
+
+
+def _candidates(domains: int) -> list[str]:
+    found = ["none"]
+    if domains > 1:
+        found += ["mirror", "raim5"]
+    if domains > 2:
+        found += ["mirror(2)"]
+    if domains > 3:
+        found += [f"rs({min(domains, 32) - 2}, 2)"]
+    if domains > 7:
+        found += ["raim5(4)", "rs(6, 2)"]
+    return found

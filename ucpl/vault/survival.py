@@ -1,0 +1,180 @@
+"""Which bytes are gone when domains are: worked out of the protection and of what each domain holds, without a vault.
+
+In a group of blocks, those that are there make up for as many as the group has blocks of parity. Bytes behind the end of a
+domain's data are zeros, which nothing is needed for. What is rebuilt is held against digests, so that a chunk of 1 MiB comes
+back as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
+from math import comb
+
+from ucpl.records import frozen
+from ucpl.remotes.vaults.codes import Protection, block_size, sets_of
+from ucpl.remotes.vaults.memory import Stretch
+from ucpl.remotes.vaults.records import CHUNK
+
+__all__ = ["Gone", "Guarded", "Survived"]
+
+Span = tuple[int, int]
+LOOKED_AT = 200_000  # losses of so many domains at once, in one set: beyond it the rule alone is told
+
+
+@frozen
+class Gone:
+    """Bytes of a rank's arena that cannot be had."""
+
+    rank: int
+    low: int
+    high: int
+
+
+@frozen
+class Survived:
+    """Of all losses of so many domains at once, those after which everything is there."""
+
+    lost: int
+    whole: int
+    of: int
+    example: tuple[int, ...] | None  # the first loss that takes something with it
+    is_counted: bool = True  # else `whole` is what the rule alone says: it may be more
+
+
+@frozen(eq=False)
+class Guarded:
+    """Domains of known sizes under a protection."""
+
+    protection: Protection
+    stretches: tuple[Stretch, ...]  # of each domain
+
+    @property
+    def sets(self) -> tuple[tuple[int, ...], ...]:
+        return sets_of(len(self.stretches), self.protection)
+
+    def block(self, among: Sequence[int]) -> int:
+        """Bytes of a block in a set."""
+        blocks, _ = self.protection.blocks(len(among))
+        return block_size([self.stretches[d].size for d in among], blocks)
+
+    def for_others(self, domain: int) -> int:
+        """Bytes that a domain holds for others, of one generation."""
+        among = next(some for some in self.sets if domain in some)
+        return self.protection.blocks(len(among))[1] * self.block(among)
+
+    @property
+    def read_to_protect(self) -> int:
+        """Bytes that all servers together read of what ranks saved, to protect one generation."""
+        total = 0
+        for among in self.sets:
+            groups = self.protection.groups(len(among))
+            total += sum(len(g.data) * len(g.parity) for g in groups) * self.block(among)
+        return total
+
+    @property
+    def made_of(self) -> int:
+        """Bytes that are read to rebuild one."""
+        most = max(map(len, self.sets))
+        groups = self.protection.groups(most)
+        return max((len(g.data) for g in groups), default=0)
+
+    def gone(self, lost: Collection[int]) -> tuple[Gone, ...]:
+        """What cannot be had without these domains, by rank."""
+        found: list[Gone] = []
+        for among in self.sets:
+            places = [i for i, domain in enumerate(among) if domain in lost]
+            spans: dict[int, list[Span]] = {place: [] for place in places}
+            for place, span in self._gone(among, places):
+                spans[place].append(span)
+            for place in places:
+                found += _by_rank(self.stretches[among[place]], spans[place])
+        return tuple(found)
+
+    def loses(self, lost: Collection[int]) -> bool:
+        """Whether anything is gone without these domains."""
+        for among in self.sets:
+            places = [i for i, domain in enumerate(among) if domain in lost]
+            if len(places) > self.protection.copies and any(True for _ in self._gone(among, places)):
+                return True
+        return False
+
+    def survived(self, lost: int) -> Survived:
+        """Every loss of so many domains at once."""
+        count = len(self.stretches)
+        if lost > count:
+            return Survived(lost, 0, 0, None)
+        ways, is_counted = [1] + [0] * lost, True  # of so many domains of the sets so far, the losses that take nothing
+        example: tuple[int, ...] | None = None
+        for among in self.sets:
+            mine = [self._whole(among, size) for size in range(min(lost, len(among)) + 1)]
+            is_counted &= all(counted for _, _, counted in mine)
+            ways = [sum(ways[n - k] * mine[k][0] for k in range(min(n, len(mine) - 1) + 1)) for n in range(lost + 1)]
+            first = next((one for _, one, _ in mine if one is not None), None)
+            if first is not None and example is None:
+                rest = (d for d in range(count) if d not in first)
+                example = tuple(sorted([*first, *(next(rest) for _ in range(lost - len(first)))]))
+        return Survived(lost, ways[lost], comb(count, lost), example, is_counted)
+
+    def _whole(self, among: Sequence[int], size: int) -> tuple[int, tuple[int, ...] | None, bool]:
+        """Of all losses of so many domains of a set: those that take nothing, and the first that does."""
+        if size <= self.protection.copies:
+            return comb(len(among), size), None, True
+        if comb(len(among), size) > LOOKED_AT:
+            return 0, tuple(among[:size]), False
+        bad = [some for some in combinations(among, size) if self.loses(some)]
+        return comb(len(among), size) - len(bad), bad[0] if bad else None, True
+
+    def _gone(self, among: Sequence[int], places: Collection[int]) -> Iterator[tuple[int, Span]]:
+        """(place in the set, bytes of its data) that cannot be had without some of a set's domains."""
+        groups = self.protection.groups(len(among))
+        if not groups:  # nothing is kept for others
+            yield from ((place, (0, self.stretches[among[place]].size)) for place in places)
+            return
+        block = self.block(among)
+        for group in groups:
+            lacking = {
+                place: [
+                    (max(low, number * block) - number * block, min(high, (number + 1) * block) - number * block)
+                    for low, high in _held(self.stretches[among[place]])
+                    if low < (number + 1) * block and high > number * block
+                ]
+                for place, number in group.data
+                if place in places
+            }
+            parity = sum(1 for place, _ in group.parity if place in places)
+            numbers = dict(group.data)
+            for low, high, mine in _cut(lacking):
+                if len(mine) + parity > len(group.parity):
+                    for place in mine:
+                        yield place, (numbers[place] * block + low, numbers[place] * block + high)
+
+
+def _held(stretch: Stretch) -> Iterator[Span]:
+    return ((start, start + size) for start, size in zip(stretch.starts, stretch.sizes, strict=False) if size)
+
+
+def _cut(spans: Mapping[int, Iterable[Span]]) -> Iterator[tuple[int, int, list[int]]]:
+    """Where one set of places has spans, and where another."""
+    ends = sorted({end for some in spans.values() for span in some for end in span})
+    for low, high in pairwise(ends):
+        mine = [place for place, some in spans.items() if any(a <= low and high <= b for a, b in some)]
+        if mine:
+            yield low, high, mine
+
+
+def _by_rank(stretch: Stretch, spans: Iterable[Span]) -> Iterator[Gone]:
+    """Spans of a domain's data as those of its arenas, in whole chunks, joined."""
+    of_data = sorted(spans)
+    for rank, start, size in zip(stretch.ranks, stretch.starts, stretch.sizes, strict=False):
+        joined: list[list[int]] = []
+        for low, high in of_data:
+            a, b = max(low, start) - start, min(high, start + size) - start
+            if a >= b:
+                continue
+            a, b = a // CHUNK * CHUNK, min(size, -(-b // CHUNK) * CHUNK)
+            if joined and a <= joined[-1][1]:
+                joined[-1][1] = max(b, joined[-1][1])
+            else:
+                joined.append([a, b])
+        yield from (Gone(rank, a, b) for a, b in joined)
