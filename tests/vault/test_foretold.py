@@ -14,13 +14,14 @@ import ucpl
 from tests.vault.held import JOB, Truth, call, memory
 from ucpl.cli import main
 from ucpl.remotes.vaults.codes import Protection
+from ucpl.remotes.vaults.memory import Stretch
 from ucpl.remotes.vaults.places import Domain
 from ucpl.remotes.vaults.view import generation_at
 from ucpl.vault import Vault
 from ucpl.vault.planning import VaultPlan, plan_vault
 from ucpl.vault.schemes import schemes
 from ucpl.vault.server import Server
-from ucpl.vault.survival import Guarded, Stretch
+from ucpl.vault.survival import Guarded
 
 MIB = 1 << 20
 # Of each rank, in turn: bytes of two tensors. One has next to nothing, one many chunks, one ends just behind a chunk.

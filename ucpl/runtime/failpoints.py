@@ -1,8 +1,8 @@
 """Places where a test can make the machine fail: named, counted, chosen by one environment variable.
 
-`UCPL_FAIL_AT="tile-written:17:kill"` kills the process at the 17th time that a tile was written. Actions: kill, interrupt,
-terminate, hangup, stop (each its signal), enospc and eio. Several, separated by commas. Without the variable a failpoint
-costs one comparison.
+`UCPL_FAIL_AT="tile-written:17:kill"` kills the process at the 17th time that a tile was written, `"vault-*:3:kill"` at the
+third of all whose names begin so. Actions: kill, interrupt, terminate, hangup, stop (each its signal), enospc and eio.
+Several, separated by commas. Without the variable a failpoint costs one comparison.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ class _Trap:
     action: str
     count: int = 0
 
+    def is_at(self, name: str) -> bool:
+        return name.startswith(self.name[:-1]) if self.name.endswith("*") else name == self.name
+
 
 def _parse(text: str) -> tuple[_Trap, ...]:
     traps = []
@@ -56,7 +59,7 @@ def failpoint(name: str) -> None:
     if not _traps:
         return
     for trap in _traps:
-        if trap.name != name:
+        if not trap.is_at(name):
             continue
         with _lock:
             trap.count += 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from attrs import evolve
+
 from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, closed_text, prepare
 from ucpl.errors import Label, fail
@@ -40,6 +42,7 @@ class Foreseen:
     spared: int  # bytes of tensors that ranks hold and others save
     is_exact: bool  # to the byte; else tensors alone are counted, and files have more in them
     derived: tuple[tuple[str, str], ...]  # states that nobody saves: (state, of which it is made)
+    keyed: tuple[Keyed, ...]  # of each rank, where it saves by keys
 
     @property
     def saved(self) -> int:
@@ -66,13 +69,15 @@ class Foreseen:
         return found
 
 
-def foresee(call: str, given: Given | None = None) -> Foreseen:
+def foresee(call: str, given: Given | None = None, most: int | None = None) -> Foreseen:
     """What the ranks of a layout save: by its keys, or where it is a framework's own, as that deals files to ranks.
 
-    Raises: UcplError as planning does.
+    most: bytes of a tensor; what is larger is taken to be a row of as many. Raises: UcplError as planning does.
     """
     made = prepare(Asked(call, call), given or Given())
     layout, targets = made.target.layout, made.plan.targets
+    if most is not None:
+        targets = tuple(_lessened(tensor, most) for tensor in targets)
     ranks = max(1, layout.ranks)
     if layout.framework == NAME:
         files, exact = _by_keys(call, ranks, targets, (holders_of(layout), closed_text(made.target))), True
@@ -81,7 +86,8 @@ def foresee(call: str, given: Given | None = None) -> Foreseen:
     held = sum(_size(t) * len(h) for h, t in files.holders)
     saved = sum(kept.size for some in files.kept for kept in some)
     derived = tuple((d.state, d.source) for d in layout.derived)
-    return Foreseen(call, made.target.placement, files.sizes, files.kept, max(0, held - saved), exact, derived)
+    spared = max(0, held - saved)
+    return Foreseen(call, made.target.placement, files.sizes, files.kept, spared, exact, derived, files.keyed)
 
 
 @frozen(eq=False)
@@ -89,10 +95,16 @@ class _Files:
     sizes: tuple[int, ...]
     kept: tuple[tuple[Kept, ...], ...]
     holders: tuple[tuple[tuple[int, ...], StoredTensor], ...]
+    keyed: tuple[Keyed, ...] = ()
 
 
 def _size(tensor: StoredTensor) -> int:
     return int(tensor.numel * width_of(tensor.dtype))
+
+
+def _lessened(tensor: StoredTensor, most: int) -> StoredTensor:
+    count = int(most // width_of(tensor.dtype))
+    return tensor if tensor.numel <= count else evolve(tensor, shape=(count,))
 
 
 def _by_keys(
@@ -108,13 +120,14 @@ def _by_keys(
                 what = f"two tensors of rank {rank} have the key {key}, in {other.file} and {tensor.file}"
                 fail("E640", what, Label(tensor.file, where=key))
     sizes, kept = [], []
-    for rank in range(ranks):
-        files = Keyed(call, rank, wanted[rank], holders, text).foreseen()
+    keyed = tuple(Keyed(call, rank, wanted[rank], holders, text) for rank in range(ranks))
+    for one in keyed:
+        files = one.foreseen()
         places, size = places_of([file for file, _ in files])
         sizes.append(size)
         tensors = [(files[number][1][storage], at) for number, storage, at in places]
         kept.append(tuple(Kept(tensor, at, _size(tensor)) for tensor, at in tensors))
-    return _Files(tuple(sizes), tuple(kept), tuple((holders[t.file], t) for t in targets))
+    return _Files(tuple(sizes), tuple(kept), tuple((holders[t.file], t) for t in targets), keyed)
 
 
 def _by_rank(ranks: int, targets: tuple[StoredTensor, ...]) -> _Files:

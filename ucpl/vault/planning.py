@@ -115,15 +115,17 @@ def plan_vault(
     *,
     safe: int = 1,
     given: Given | None = None,
+    most: int | None = None,
 ) -> VaultPlan:
     """What a vault of a layout will be.
 
     domains: the ranks of each, how many of ranks that follow each other, or None: as the layout's `domain` says.
     protect: `none`, `mirror(2)`, `raim5`, `rs(6, 2)`; None: the one of least memory under which any `safe` domains may be lost.
+    most:    bytes that a tensor is taken to have, where it has more.
 
     Raises: UcplError E690, and what planning raises.
     """
-    foreseen = foresee(call, given)
+    foreseen = foresee(call, given, most)
     ranks = len(foreseen.sizes)
     if domains is None:
         domains = _domains_of(foreseen.placement.layout, call)

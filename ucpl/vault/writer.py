@@ -30,6 +30,7 @@ from ucpl.vault.arenas import Arenas
 if TYPE_CHECKING:
     from ucpl.texts import Json
     from ucpl.vault.files import ToSave
+    from ucpl.vault.keyed import Keyed
 
 __all__ = ["Saved", "ToWrite", "Writer"]
 
@@ -85,11 +86,11 @@ class Writer:
         try:
             self.run, self._next = self._agreed(said.get("run"))
             call = said.get("layout")
-            self._kept = None
+            self.keyed: Keyed | None = None
             if call is not None:
                 from ucpl.vault.keyed import Keyed
 
-                self._kept = Keyed.of(call, rank)
+                self.keyed = Keyed.of(call, rank)
         except BaseException:
             self._ends.close()
             raise
@@ -137,8 +138,8 @@ class Writer:
         return Saved(generation, step, size, time.perf_counter() - begin, waited)
 
     def _files(self, step: int, what: object) -> list[ToSave]:
-        if self._kept is not None:
-            return self._kept.files(what)
+        if self.keyed is not None:
+            return self.keyed.files(what)
         from ucpl.vault.live import files_of
 
         try:
