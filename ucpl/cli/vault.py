@@ -30,6 +30,7 @@ ucpl vault persist /dev/shm/ucpl/job runs/step-1200
 """
 ACTIONS = {
     "plan": "what a vault of a layout will be: bytes of each domain, protections ranked, which losses are survived",
+    "drill": "try a vault's faults on a layout, with small tensors: which are survived; exit 1 where anything is wrong",
     "serve": "keep what a domain's ranks save: check it, protect it, commit it; until it is told to end",
     "status": "what is there: domains, who lives, which generations count",
     "verify": "hold every byte in memory against its digest; exit 1 where any is lost or damaged",
@@ -49,21 +50,21 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="ROOT/JOB",
-        help="the vault's folder, in memory: /dev/shm/... (gc: the folder above; plan: the layout, FILE.ucpl:NAME(...))",
+        help="the vault's folder, in memory: /dev/shm/... (gc: the folder above; plan, drill: the layout, FILE.ucpl:NAME(...))",
     )
     parser.add_argument("target", nargs="?", metavar="DST", help="restore, persist: a new folder")
     parser.add_argument("--domain", metavar="K", help="serve: which domain, from 0")
     parser.add_argument(
         "--domains",
         metavar="N",
-        help="serve, plan: how many, of as many ranks each; or the ranks of each: 0,1/2,3 (plan: else as the layout says)",
+        help="how many, of as many ranks each; or the ranks of each: 0,1/2,3 (else, of plan and drill: as the layout says)",
     )
     parser.add_argument("--ranks", metavar="N", help="serve: ranks of the job")
     parser.add_argument("--layout", metavar="LAYOUT", help="serve: whose `domain` says the ranks of each domain")
     parser.add_argument(
         "--protect",
         metavar="HOW",
-        help="serve, plan: none, mirror, mirror(2), raim5, raim5(4), rs(6, 2) (default: raim5 from 3 domains on)",
+        help="serve, plan, drill: none, mirror, mirror(2), raim5, raim5(4), rs(6, 2) (default: raim5 from 3 domains on)",
     )
     parser.add_argument(
         "--lose",
@@ -79,7 +80,7 @@ def arguments(parser: ArgumentParser) -> None:
         "--from", dest="source", metavar="LAYOUT", help="restore: what the ranks saved, where it must be said"
     )
     parser.add_argument("--with-state", action="store_true", help="gc: those, too, in which a generation counts")
-    add_model(parser, "where plan's layout is of any")
+    add_model(parser, "where the layout of plan is of any")
     add_sizes(parser)
     add_bandwidths(parser)
     add_data_plane(parser)
@@ -93,8 +94,8 @@ def run(options: Namespace, console: Console) -> int:
     if options.action not in ("restore", "persist") and options.target:
         _wrong(options.target, "is one argument too many", f"ucpl vault {options.action} ROOT/JOB")
     actions = {
-        "plan": _plan, "serve": _serve, "status": _status, "verify": _verify, "scrub": _scrub, "restore": _restore,
-        "persist": _persist, "gc": _gc,
+        "plan": _plan, "drill": _drill, "serve": _serve, "status": _status, "verify": _verify, "scrub": _scrub,
+        "restore": _restore, "persist": _persist, "gc": _gc,
     }  # fmt: skip
     return actions[options.action](home, options, console)
 
@@ -111,6 +112,12 @@ def _plan(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.cli.vault_plan import run_plan
 
     return run_plan(options, domains_said(options.domains) if options.domains else None, console)
+
+
+def _drill(home: Path, options: Namespace, console: Console) -> int:
+    from ucpl.cli.vault_drill import run_drill
+
+    return run_drill(options, domains_said(options.domains) if options.domains else None, console)
 
 
 def _serve(home: Path, options: Namespace, console: Console) -> int:

@@ -1,0 +1,415 @@
+"""The faults of a vault, tried on a layout of one's own: real processes are killed, folders are gone, bytes are other ones.
+
+Each case begins with a vault in which step 1 and step 2 count. After the fault, what is read is one step's, to the byte, and no
+older one than what counted; or it is refused, and lacks what the plan foretold. Tensors are small ones: what is larger than
+`MOST` is taken to be a row of as many bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from hashlib import blake2b
+from itertools import combinations
+from pathlib import Path
+from typing import Literal
+
+import torch
+from attrs import field
+
+from ucpl.conversion.given import Given
+from ucpl.errors import Label, UcplError, fail
+from ucpl.extents import DTYPES, StoredTensor, key_text
+from ucpl.records import define, frozen
+from ucpl.remotes.vaults.places import Domain, committed, job_at
+from ucpl.remotes.vaults.view import generation_at
+from ucpl.runtime.failpoints import set_failpoints
+from ucpl.vault.clearing import clear
+from ucpl.vault.making import Vault
+from ucpl.vault.planning import VaultPlan, plan_vault
+from ucpl.vault.server import Server
+from ucpl.vault.writer import Writer
+
+__all__ = ["Drilled", "drill"]
+
+_log = logging.getLogger("ucpl")
+MOST = 20_000  # bytes of a tensor
+POINTS_MAX = 100_000  # of a save and all that follows
+KNOWN = 2  # the step that counts before each fault
+Outcome = Literal["kept", "before", "refused", "wrong"]
+
+
+@define
+class Drilled:
+    """What came of one kind of fault."""
+
+    fault: str
+    cases: int = 0
+    kept: int = 0  # the newest step that can have been kept
+    before: int = 0  # the one before it, where the fault was in the middle of the newer
+    refused: int = 0  # with what the plan foretold
+    wrong: list[str] = field(factory=list)  # cases in which anything else was read
+
+    def count(self, outcome: Outcome, case: str) -> None:
+        self.cases += 1
+        match outcome:
+            case "kept":
+                self.kept += 1
+            case "before":
+                self.before += 1
+            case "refused":
+                self.refused += 1
+            case "wrong":
+                self.wrong.append(case)
+
+
+def drill(
+    call: str,
+    root: Path,
+    domains: Sequence[Sequence[int]] | int | None = None,
+    protect: str | None = None,
+    *,
+    lose: int = 2,
+    given: Given | None = None,
+) -> tuple[VaultPlan, Generator[Drilled]]:
+    """Try the faults in a folder, which is empty again afterwards.
+
+    Raises: UcplError E690, E693 where a layout does not save by keys, and what planning raises.
+    """
+    plan = plan_vault(call, domains, protect, given=given, most=MOST)
+    if not plan.foreseen.keyed:
+        what = f"{call} is of a framework, which writes its files by itself: a drill saves by the keys of a layout"
+        fail("E693", what, Label(call), remedy="give a layout of framework torch()")
+    return plan, _Drill(plan, root, lose).all()
+
+
+@frozen(eq=False)
+class _Drill:
+    plan: VaultPlan
+    root: Path
+    lose: int
+
+    @property
+    def ranks(self) -> int:
+        return len(self.plan.foreseen.sizes)
+
+    def all(self) -> Generator[Drilled]:
+        base = self.root / "base"
+        try:
+            self._made(base)
+            yield from self._lost(base)
+            yield self._flipped(base)
+            yield self._texts(base)
+            yield self._arenas(base)
+            yield self._full(base)
+            yield self._apart(base)
+            yield self._twice(base)
+            yield self._changed(base)
+            yield self._left(base)
+            yield from self._killed(base)
+        finally:
+            shutil.rmtree(self.root, ignore_errors=True)
+
+    # ---- a job --------------------------------------------------------------------------------------------------------
+
+    def value(self, tensor: StoredTensor, step: int) -> torch.Tensor:
+        """What a stored tensor holds at a step: random bytes, the same on all ranks that hold it."""
+        seed = blake2b(f"{step} {tensor.file} {key_text(tensor.key)}".encode(), digest_size=7).digest()
+        bare = self._bare(tensor)
+        size = bare.numel() * bare.element_size()
+        some = torch.randint(
+            0, 256, (size,), generator=torch.Generator().manual_seed(int.from_bytes(seed)), dtype=torch.uint8
+        )
+        return some.view(bare.dtype).reshape(bare.shape) if size else bare
+
+    @staticmethod
+    def _bare(tensor: StoredTensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=getattr(torch, DTYPES[tensor.dtype].torch))
+
+    def _state(self, rank: int, step: int) -> dict[str, torch.Tensor]:
+        return {text: self.value(tensor, step) for text, tensor in self.plan.foreseen.keyed[rank].wanted.items()}
+
+    def _made(self, home: Path) -> None:
+        """A vault in which both slots are used: step 1 and step 2 count."""
+        Vault.make(home, domains=self.plan.domains, protect=str(self.plan.scheme.protection))
+        for step in (1, KNOWN):
+            self._on(home, step)
+
+    def _writers(self, home: Path, ends: ExitStack, run: str) -> list[Writer]:
+        made = []
+        for rank in range(self.ranks):
+            writer = ends.enter_context(Vault.at(home).writer(rank, run=run, wait=0.0, strict=True))
+            writer.keyed = self.plan.foreseen.keyed[rank]
+            made.append(writer)
+        return made
+
+    def _on(self, home: Path, step: int) -> None:
+        """A job that starts anew saves a step, and servers see to it until it counts."""
+        with ExitStack() as ends:
+            for writer in self._writers(home, ends, f"run {step}"):
+                writer.save(step, self._state(writer.rank, step))
+            self._served(home, ends)
+
+    def _served(self, home: Path, ends: ExitStack) -> None:
+        servers = [ends.enter_context(Server(home, d)) for d in range(len(self.plan.domains))]
+        for server in [*servers, *servers]:
+            server.turn()
+
+    # ---- what is read -------------------------------------------------------------------------------------------------
+
+    def outcome(self, home: Path, lost: Sequence[int] = (), newest: int = KNOWN) -> Outcome:
+        """What is read of a vault; lost: domains that are gone."""
+        try:
+            memory = generation_at(home)
+        except UcplError:
+            return "refused" if len(lost) == len(self.plan.domains) else "wrong"
+        lacking = set()
+        step = memory.commit.step
+        try:
+            for rank, kept in enumerate(self.plan.foreseen.kept):
+                for one in kept:
+                    room = bytearray(one.size)
+                    try:
+                        memory.fill(rank, memoryview(room), one.at)
+                    except UcplError:
+                        lacking.add((rank, one.tensor.file, key_text(one.tensor.key)))
+                        continue
+                    if bytes(room) != self.value(one.tensor, step).reshape(-1).view(torch.uint8).numpy().tobytes():
+                        return "wrong"
+        finally:
+            memory.close()
+        if lacking != self.plan.lacking(lost) or step not in (newest, KNOWN):
+            return "wrong"
+        return "refused" if lacking else "kept" if step == newest else "before"
+
+    def _goes_on(self, home: Path, step: int) -> bool:
+        """Whether a job that starts anew keeps its next step, and nothing else."""
+        self._on(home, step)
+        return self.outcome(home, newest=step) == "kept"
+
+    def _copy(self, home: Path, name: str = "case") -> Path:
+        away = self.root / name
+        shutil.rmtree(away, ignore_errors=True)
+        return Path(shutil.copytree(home, away))
+
+    def _gone(self, home: Path, lost: Sequence[int]) -> Path:
+        for domain in lost:
+            shutil.rmtree(Domain(home, domain).folder)
+        return home
+
+    # ---- the faults ---------------------------------------------------------------------------------------------------
+
+    def _killed(self, base: Path) -> Iterator[Drilled]:
+        """F1 to F3, F5, F6; F8: at each point of a save and of all that makes it count."""
+        alone = Drilled("all killed, at each point of a save and its commit")
+        lost = Drilled("the same, and a domain lost")
+        for point in range(1, POINTS_MAX):
+            home = self._copy(base, "killed")
+            if not self._is_killed(home, point):
+                break
+            what = f"point {point}"
+            alone.count(self.outcome(home, newest=KNOWN + 1), what)
+            for domain in range(len(self.plan.domains)):
+                there = self._gone(self._copy(home), [domain])
+                lost.count(self.outcome(there, [domain], KNOWN + 1), f"{what}, d{domain} lost")
+            if not self._goes_on(home, KNOWN + 2):
+                alone.wrong.append(f"{what}, then started anew")
+        yield alone
+        yield lost
+
+    def _is_killed(self, home: Path, point: int) -> bool:
+        """A job in a process of its own, killed at the n-th point of its work; False: it came to its end before."""
+        pid = os.fork()
+        if not pid:
+            with suppress(BaseException):
+                set_failpoints(f"vault-*:{point}:kill")
+                self._on(home, KNOWN + 1)
+                os._exit(0)
+            os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            return True
+        if status:
+            raise AssertionError(f"a job that is drilled ended with {status} at point {point}")
+        return False
+
+    def _lost(self, base: Path) -> Iterator[Drilled]:
+        """F7, F9: every set of domains, up to as many as are asked for."""
+        count = len(self.plan.domains)
+        for size in range(1, min(self.lose, count) + 1):
+            found = Drilled(f"{size} of {count} domains lost")
+            for lost in combinations(range(count), size):
+                home = self._gone(self._copy(base), lost)
+                outcome = self.outcome(home, lost)
+                found.count(outcome, f"{lost}")
+                if outcome == "kept" and not self._goes_on(home, KNOWN + 1):
+                    found.wrong.append(f"{lost}, then started anew")
+            yield found
+
+    def _bytes(self, base: Path) -> Iterator[tuple[int, Path]]:
+        """Files of what counts: what ranks saved, and what domains hold for others."""
+        job = job_at(base)
+        assert job is not None
+        commit = committed(base, job)[0]
+        for number, ranks in enumerate(job.domains):
+            here = Domain(base, number)
+            files = [here.arena(rank, commit.shards[rank].slot) for rank in ranks if commit.shards[rank].size]
+            files += [here.parity(commit.parity[number].slot)] if commit.parity[number].size else []
+            yield from ((number, path) for path in files)
+
+    def _hurt(self, base: Path, found: Drilled, how: Callable[[Path], None], what: str) -> None:
+        """Each file of bytes in turn is hurt: others make up for it where one domain may be lost, or it is refused."""
+        for number, path in self._bytes(base):
+            home = self._copy(base)
+            there = home / path.relative_to(base)
+            how(there)
+            outcome = self.outcome(home)
+            if outcome == "wrong" and self.plan.guarded.loses([number]):
+                outcome = self._refused(home)
+            found.count(outcome, f"{what} {path.relative_to(base)}")
+            if outcome == "kept":
+                with ExitStack() as ends:
+                    self._served(home, ends)  # heals
+                if there.read_bytes() != path.read_bytes():
+                    found.wrong.append(f"{what} {path.relative_to(base)}, not healed")
+
+    def _refused(self, home: Path) -> Outcome:
+        """Nothing is read that is no step's, where some of it cannot be."""
+        memory = generation_at(home)
+        try:
+            for rank, kept in enumerate(self.plan.foreseen.kept):
+                for one in kept:
+                    room = bytearray(one.size)
+                    with suppress(UcplError):
+                        memory.fill(rank, memoryview(room), one.at)
+                        if bytes(room) != self.value(one.tensor, KNOWN).reshape(-1).view(torch.uint8).numpy().tobytes():
+                            return "wrong"
+        finally:
+            memory.close()
+        return "refused"
+
+    def _flipped(self, base: Path) -> Drilled:
+        """F10."""
+
+        def flip(path: Path) -> None:
+            with open(path, "r+b") as file:
+                at = path.stat().st_size // 2
+                file.seek(at)
+                byte = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte[0] ^ 4]))
+
+        found = Drilled("a bit flipped, of what ranks saved and of what is held for others")
+        self._hurt(base, found, flip, "flipped")
+        return found
+
+    def _arenas(self, base: Path) -> Drilled:
+        """F11."""
+        found = Drilled("bytes cut short, emptied, gone")
+        for what, how in (
+            ("cut short", lambda path: os.truncate(path, path.stat().st_size // 2)),
+            ("emptied", lambda path: os.truncate(path, 0)),
+            ("gone", Path.unlink),
+        ):
+            self._hurt(base, found, how, what)
+        return found
+
+    def _texts(self, base: Path) -> Drilled:
+        """F10, F11: of all but one domain, the text that says what counts; of one, which vault it is."""
+        found = Drilled("texts of what counts damaged, in all domains but one")
+        count = len(self.plan.domains)
+        for kept in range(count):
+            for data in (b"", b"{}", None):
+                home = self._copy(base)
+                for number in range(count):
+                    if number != kept:
+                        for path in Domain(home, number).folder.glob("commit.*.json"):
+                            path.write_bytes(path.read_bytes()[:-3] if data is None else data)
+                found.count(self.outcome(home), f"all but d{kept}")
+        return found
+
+    def _full(self, base: Path) -> Drilled:
+        """F12, F19: no room for what a rank saves, or for what is held for others; a write that fails."""
+        found = Drilled("no memory, and writes that fail")
+        for trap in ("vault-room:1:enospc", "vault-room:2:enospc", "vault-chunk:1:eio", "vault-copied:1:eio"):
+            home = self._copy(base)
+            with ExitStack() as ends:
+                writers = self._writers(home, ends, "full")
+                set_failpoints(trap)
+                _log.disabled = True  # a save that fails says so, and is meant to
+                try:
+                    saved = []
+                    for writer in writers:
+                        writer.strict = False
+                        saved.append(bool(writer.save(KNOWN + 1, self._state(writer.rank, KNOWN + 1))))
+                finally:
+                    set_failpoints("")
+                    _log.disabled = False
+                self._served(home, ends)
+            outcome = self.outcome(home, newest=KNOWN + 1)
+            found.count("wrong" if outcome == "kept" and not all(saved) else outcome, trap)
+            if not self._goes_on(home, KNOWN + 2):
+                found.wrong.append(f"{trap}, then started anew")
+        return found
+
+    def _apart(self, base: Path) -> Drilled:
+        """F14: some ranks have saved a step that others have not."""
+        found = Drilled("ranks at other steps")
+        for missing in range(self.ranks if self.ranks > 1 else 0):
+            home = self._copy(base)
+            with ExitStack() as ends:
+                for writer in self._writers(home, ends, "apart"):
+                    if writer.rank != missing:
+                        writer.save(KNOWN + 1, self._state(writer.rank, KNOWN + 1))
+                self._served(home, ends)
+            found.count(self.outcome(home), f"without rank {missing}")
+        return found
+
+    def _twice(self, base: Path) -> Drilled:
+        """F17."""
+        found = Drilled("a second writer of a rank, a second server of a domain")
+        home = self._copy(base)
+        with ExitStack() as ends:
+            vault = Vault.at(home)
+            ends.enter_context(vault.writer(0, run="one"))
+            ends.enter_context(Server(home, 0))
+            for who, second in (
+                ("writer", lambda: vault.writer(0, run="two")),
+                ("server", lambda: Server(home, 0).__enter__()),
+            ):
+                try:
+                    second()
+                except UcplError as error:
+                    found.count("refused" if error.diagnostics[0].code == "E694" else "wrong", who)
+                else:
+                    found.count("wrong", who)
+        return found
+
+    def _changed(self, base: Path) -> Drilled:
+        """F21."""
+        found = Drilled("state changed right after a save")
+        home = self._copy(base)
+        with ExitStack() as ends:
+            for writer in self._writers(home, ends, "changed"):
+                state = self._state(writer.rank, KNOWN + 1)
+                writer.save(KNOWN + 1, state)
+                for tensor in state.values():
+                    tensor.view(torch.uint8).bitwise_not_() if tensor.dim() else tensor.zero_()
+            self._served(home, ends)
+        found.count(self.outcome(home, newest=KNOWN + 1), "changed")
+        return found
+
+    def _left(self, base: Path) -> Drilled:
+        """F22: of a dead job and of a living one."""
+        found = Drilled("what a dead job left, beside a living one")
+        above = self.root / "left"
+        above.mkdir()
+        dead, living = (Path(shutil.copytree(base, above / name)) for name in ("dead", "living"))
+        with Vault.at(living).writer(0, run="lives"):
+            clear(above, with_state=True)
+        found.count("kept" if not dead.exists() and self.outcome(living) == "kept" else "wrong", "gc")
+        return found
