@@ -77,6 +77,12 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--generation", metavar="G", help="verify, restore, persist: not the newest one")
     parser.add_argument("--to", metavar="LAYOUT", help="restore: the layout of DST")
     parser.add_argument(
+        "--else",
+        dest="otherwise",
+        metavar="FOLDER",
+        help="restore: what `serve --into FOLDER` wrote is taken where memory does not suffice",
+    )
+    parser.add_argument(
         "--from", dest="source", metavar="LAYOUT", help="restore: what the ranks saved, where it must be said"
     )
     parser.add_argument("--with-state", action="store_true", help="gc: those, too, in which a generation counts")
@@ -257,14 +263,22 @@ def _told(generation: int, count: int, found: Sequence[Damage], console: Console
 
 def _restore(home: Path, options: Namespace, console: Console) -> int:
     from ucpl import api
+    from ucpl.vault.restoring import restored
 
     if not options.to:
         _wrong("restore", "needs --to", "--to 'zero1(dp=6)'; `ucpl vault persist` writes it as it was saved")
-    at = f"@{options.generation}" if _generation(options) else ""
-    url, bounds = f"vault:{home.absolute()}{at}", data_plane(options)
-    made = api.convert(url, options.target, options.to, layout=options.source or None, **bounds)
-    console.say(f"done       {made.report.target}")
-    console.answer({"target": str(made.report.target)})
+    bounds = data_plane(options)
+
+    def read(source: str) -> None:
+        api.convert(source, options.target, options.to, layout=options.source or None, **bounds)
+
+    persisted = Path(options.otherwise) if options.otherwise else None
+    made = restored(home, read, generation=_generation(options), persisted=persisted)
+    for source, why in made.passed:
+        console.say(f"passed     {source}: {why}")
+    console.say(f"done       {options.target}: step {made.step} of {made.source}")
+    passed: list[Json] = [{"source": source, "why": why} for source, why in made.passed]
+    console.answer({"target": str(options.target), "source": made.source, "step": made.step, "passed": passed})
     return Exit.DONE
 
 

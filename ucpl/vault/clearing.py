@@ -51,7 +51,7 @@ def _is_ours(home: Path) -> bool:
             if path.is_dir() or path.is_symlink() or not path.name.startswith(known):
                 return False
     names = {f"d{number}" for number in domains_of(home)} | {"make.lock"}
-    return {path.name for path in home.iterdir()} <= names
+    return all(path.name in names or path.name.startswith("tries.") for path in home.iterdir())
 
 
 def _removed(home: Path) -> Left:
@@ -65,6 +65,8 @@ def _removed(home: Path) -> Left:
         for number in domains_of(home):
             shutil.rmtree(Domain(home, number).folder)
         with suppress(OSError):
+            for tries in home.glob("tries.*"):
+                tries.unlink()
             (home / "make.lock").unlink()
             home.rmdir()
     return Left(home, "removed", "no process holds it")

@@ -1,0 +1,103 @@
+"""What is restored when the newest generation cannot be: the one before it, or what was persisted; and it is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.vault.held import ROOT, Truth, call, memory
+from ucpl.cli import main
+from ucpl.remotes.vaults.places import Domain, committed, job_at
+from ucpl.vault.persisting import persist
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory):
+    return Truth(tmp_path_factory.mktemp("truth"), "dp=2", (1, 2, 3))
+
+
+@pytest.fixture
+def home(tmp_path, truth):
+    """Steps 2 and 3 count, without protection; step 1 is on the disk."""
+    with memory(tmp_path / "job", truth, domains=2, protect="none") as here:
+        for step in (1, 2, 3):
+            here.save(truth, step)
+            here.turn()
+            if step == 1:
+                persist(here.vault.home, tmp_path / "runs/step-1")
+    return tmp_path / "job"
+
+
+def restore(home: Path, target: Path, *more: object, capsys) -> tuple[int, dict, str]:
+    capsys.readouterr()
+    status = main(["vault", "restore", str(home), str(target), "--to", call("dp=3"), "--json", *map(str, more)])
+    told = capsys.readouterr()
+    return status, json.loads(told.out) if told.out else {}, told.err
+
+
+def hurt(home: Path, generation: int) -> None:
+    """What rank 0 saved of it is gone."""
+    job = job_at(home)
+    assert job is not None
+    commit = next(one for one in committed(home, job) if one.generation == generation)
+    Domain(home, 0).arena(0, commit.shards[0].slot).unlink()
+
+
+def test_the_newest_that_can_be_had_is_restored(tmp_path, home, truth, capsys):
+    runs = ("--else", tmp_path / "runs")
+    status, found, _ = restore(home, tmp_path / "a", *runs, capsys=capsys)
+    assert (status, found["step"], found["passed"]) == (0, 3, []) and truth.step_of(tmp_path / "a") == 3
+    hurt(home, 3)
+    status, found, _ = restore(home, tmp_path / "b", *runs, capsys=capsys)
+    assert (status, found["step"], found["source"]) == (0, 2, f"vault:{home}@2") and truth.step_of(tmp_path / "b") == 2
+    assert [one["source"] for one in found["passed"]] == [f"vault:{home}@3"] and "rank 0" in found["passed"][0]["why"]
+    hurt(home, 2)
+    status, found, _ = restore(home, tmp_path / "c", *runs, capsys=capsys)
+    assert (status, found["step"], len(found["passed"])) == (0, 1, 2) and truth.step_of(tmp_path / "c") == 1
+    assert found["source"] == str(tmp_path / "runs/step-1")
+    status, _, said = restore(home, tmp_path / "d", capsys=capsys)
+    assert status == 3 and "E691" in said and not (tmp_path / "d").exists()
+    status, _, said = restore(home, tmp_path / "d", "--generation", 3, *runs, capsys=capsys)
+    assert status == 3 and "E691" in said  # one that is named is that one
+    shutil.rmtree(home)
+    status, found, _ = restore(home, tmp_path / "e", *runs, capsys=capsys)
+    assert (status, found["passed"]) == (0, []) and truth.step_of(tmp_path / "e") == 1
+    status, _, said = restore(home, tmp_path / "f", "--else", tmp_path / "nothing", capsys=capsys)
+    assert status == 3 and "E692" in said and "no folder step-N" in said
+
+
+def killed(home: Path, target: Path, trap: str, *more: str) -> int:
+    command = [sys.executable, "-m", "ucpl", "vault", "restore", str(home), str(target), "--to", call("dp=3"), *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "UCPL_FAIL_AT": trap}
+    return subprocess.run(command, env=environment, capture_output=True, timeout=120).returncode
+
+
+def test_a_generation_that_ends_whoever_reads_it_is_passed_over(tmp_path, home, truth, capsys):
+    """F20."""
+    for _ in range(3):
+        assert killed(home, tmp_path / "out", "tile-written:1:kill") == -9
+    status, found, _ = restore(home, tmp_path / "out", capsys=capsys)
+    assert (status, found["step"]) == (0, 2) and truth.step_of(tmp_path / "out") == 2
+    assert found["passed"] == [{"source": f"vault:{home}@3", "why": "3 tries to read it came to no end"}]
+    status, found, _ = restore(home, tmp_path / "named", "--generation", 3, capsys=capsys)
+    assert (status, found["step"]) == (0, 3)  # which is well, and has been read to its end: it is suspect no more
+    status, found, _ = restore(home, tmp_path / "again", capsys=capsys)
+    assert (status, found["step"], found["passed"]) == (0, 3, [])
+
+
+def test_a_restore_that_is_killed_at_any_point_goes_on(tmp_path, home, truth, capsys):
+    """F16: the same bytes as one that was not; the vault is what it was."""
+    before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}
+    for number, trap in enumerate(("tile-written:2:kill", "tile-written:5:kill", "publish-before:1:kill")):
+        target = tmp_path / f"out{number}"
+        assert killed(home, target, trap) == -9 and not target.exists()
+        status, found, said = restore(home, target, capsys=capsys)
+        assert (status, found["step"]) == (0, 3), said
+        assert truth.step_of(target) == 3
+    assert before == {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}
