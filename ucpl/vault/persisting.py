@@ -12,7 +12,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.remotes.vaults.memory import Memory
 from ucpl.remotes.vaults.records import CHUNK
 from ucpl.remotes.vaults.view import generation_at, lay
-from ucpl.runtime.disk import disk, sync_folder, sync_folders, write_all
+from ucpl.runtime.disk import disk, make_folders, sync_folder, sync_folders, write_all
 from ucpl.runtime.failpoints import failpoint
 
 __all__ = ["STATE", "persist"]
@@ -34,7 +34,7 @@ def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
         view = lay(memory, f"vault:{home}@{memory.commit.generation}")
         for name, stored in view.files.items():
             path = work / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(work, path.parent)
             fd = disk().open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 disk().allocate(fd, stored.size)
@@ -69,8 +69,11 @@ def _write_states(memory: Memory, work: Path) -> None:
     told = {str(shard.rank): shard.state for shard in memory.commit.shards if shard.state}
     if told:
         path = work / STATE
-        path.parent.mkdir(exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"step": memory.commit.step, "ranks": told}, file, sort_keys=True, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        make_folders(work, path.parent)
+        text = json.dumps({"step": memory.commit.step, "ranks": told}, sort_keys=True, indent=1)
+        fd = disk().open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            write_all(fd, memoryview(text.encode()), 0)
+            disk().sync(fd)
+        finally:
+            disk().close(fd)
