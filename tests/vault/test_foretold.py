@@ -179,7 +179,9 @@ def test_the_verb_ends_with_no_where_what_is_asked_is_not_survived(tmp_path, cap
     assert (status, found["protect"], found["losses"][0]["domains"]) == (1, "raim5", [0, 1])
     assert found["losses"][0]["first"].startswith("weight of embed[v=0, h=0]")
     assert told(capsys, layout, "--domains", "0,1,2,3/4,5,6,7", "--lose", 1)[1]["protect"] == "mirror(1)"
-    assert told(capsys, layout, "--domains", 4, "--room", "1K")[0] == 4
+    assert told(capsys, layout, "--domains", 4, "--room", "100M")[0] == 0
+    assert main(["vault", "plan", layout, "--domains", "4", "--room", "1K"]) == 4
+    assert "E696" in capsys.readouterr().err
     assert told(capsys, layout)[0] == 2  # nothing says the domains
 
 
