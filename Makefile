@@ -13,7 +13,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 RANKED := ranks planners ranges estimates live apply vault
 TIMED := plan start lsp convert peer $(RANKED)
 
-.PHONY: help demo test thorough check mutants walk faults powerloss interop bench $(TIMED) docs fmt fmt-check pins clean
+.PHONY: help demo test thorough check mutants walk faults powerloss drill interop bench $(TIMED) docs fmt fmt-check pins clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make walk      convert real checkpoints from topology to topology at random, 200 times (WALK=10 SEED=1), the state held each time"
 	@echo "make faults    each verb with every single call that it makes of the machine failing, or being its last (JOB=convert EVERY=10 narrow it)"
 	@echo "make powerloss power lost at any call of a run, with all that a disk may have kept by then, in any order"
+	@echo "make drill     vaults: every fault under each protection, then a GPT of DeepSpeed and one of FSDP2 killed KILLS=50 times (SEED=11)"
 	@echo "make interop   tests in which DeepSpeed itself loads what ucpl wrote"
 	@echo "make bench     timings, as docs/PERFORMANCE.md reports them (make bench lsp: one of $(TIMED))"
 	@echo "make bench-ranks what of that is about ranks: $(RANKED)"
@@ -83,6 +84,11 @@ faults: $(VENV)/ready
 
 powerloss: $(VENV)/ready
 	UCPL_POWERLOSS=all $(VENV)/bin/python -m pytest -q -s tests/runtime/test_powerloss.py
+
+drill: $(VENV)/ready $(INTEROP)/ready
+	for how in none mirror 'mirror(2)' raim5 'raim5(4)' 'rs(6, 2)' 'rs(5, 3)'; do \
+	  $(VENV)/bin/ucpl vault drill 'examples/ranks/job.ucpl:job(dp=4, tp=2)' --domains 8 --protect "$$how" || exit 1; done
+	UCPL_KILLS=$(or $(KILLS),50) $(if $(SEED),UCPL_SEED=$(SEED)) $(INTEROP)/bin/python -m pytest -q -s tests/interop/test_vault.py
 
 interop: $(INTEROP)/ready
 	DS_ACCELERATOR=cpu $(INTEROP)/bin/python -m pytest -n $(JOBS) --dist loadfile $(or $(TESTS),tests/interop)

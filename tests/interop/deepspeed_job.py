@@ -377,13 +377,16 @@ def changed(job: dict[str, Any]) -> dict[str, Any]:
     return {**out, "trained": trained, "rates": rates}
 
 
+def preload() -> None:
+    """What each engine asks for, once and not by each rank that is forked: seconds of a core."""
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    deepspeed.get_accelerator().create_op_builder("ShareMemCommBuilder").load()
+
+
 def main(do: dict[str, Any], begin: Callable[[], Any] | None = None) -> None:
     """Do the jobs listed, each by the function of its name."""
     torch.set_num_threads(1)
-    importlib.import_module(
-        "deepspeed.runtime.zero.muon.muon_optimizer"
-    )  # which each engine asks for: seconds of a core
-    deepspeed.get_accelerator().create_op_builder("ShareMemCommBuilder").load()  # once, not by each rank
+    preload()
     jobs.do_all(do, begin or partial(deepspeed.init_distributed, dist_backend="gloo", verbose=False))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING, cast
 
@@ -39,7 +40,7 @@ from torch.futures import Future
 from ucpl.conversion.given import Given, called
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.sides import source_side
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES, Extent, Scalar, key_text
 from ucpl.ranks.engines import Engine, Known, fill, is_engine
 from ucpl.ranks.fitting import Asked, demand_fit, demand_one, tied
@@ -49,6 +50,7 @@ from ucpl.regions import POLICIES
 from ucpl.regions.placement import LOOSE
 from ucpl.remotes.entrance import source_at
 from ucpl.remotes.urls import is_url
+from ucpl.remotes.vaults.view import SCHEME, pinned
 from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles
 
@@ -381,13 +383,15 @@ def load_into(
     """Fill a model and its optimizer from any checkpoint, each rank its own part: plain, FSDP2, TP, any DTensors.
 
     model:  or an engine of DeepSpeed, ZeRO 1 to 3, and as `optimizer` engine.optimizer; None fills weights and masters alone.
-    src:    the checkpoint; `layout`, the call of its layout, where it does not say itself what it is.
+    src:    the checkpoint; `layout`, the call of its layout, where it does not say itself what it is. Of a vault all ranks read
+            the generation that is newest to the first of them.
     rename: the checkpoint's name of a parameter of the model; by default the same.
     strict: the job has what the checkpoint has, no more and no less; False leaves the rest of both as it is. Of an engine
             all that it has is filled, in any case.
 
     Returns the reader, whose `bytes_read` are this rank's. Raises: UcplError, E646 where that does not fit.
     """
+    src = _one_of_all(os.fspath(src), group)
     reader = StorageReader(src, layout)
     if not isinstance(model, torch.nn.Module) or is_engine(model):  # an engine is a module, too
         known = Known(reader._told.metadata, reader._told.values, reader._checkpoint.envelope)
@@ -413,6 +417,18 @@ def load_into(
     if own is not None:
         own.put(states, reader)
     return reader
+
+
+def _one_of_all(src: str, group: dist.ProcessGroup | None) -> str:
+    """What all ranks read: a server may commit while they begin."""
+    if not (src.startswith(f"{SCHEME}:") and dist.is_initialized() and dist.get_world_size(group) > 1):
+        return src
+    told: list[object] = [src]
+    if dist.get_rank(group) == 0:
+        with suppress(UcplError):  # which each rank then says for itself
+            told = [pinned(src)]
+    dist.broadcast_object_list(told, group=group, group_src=0)
+    return str(told[0])
 
 
 @define(eq=False)

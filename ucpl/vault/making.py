@@ -14,7 +14,7 @@ from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import Protection, even_domains, sets_of
 from ucpl.remotes.vaults.places import Domain, committed, held, job_at
 from ucpl.remotes.vaults.records import Commit, Job
-from ucpl.remotes.vaults.sealed import write_whole
+from ucpl.remotes.vaults.sealed import Told, write_whole
 from ucpl.vault.schemes import default_protection
 
 if TYPE_CHECKING:
@@ -92,6 +92,11 @@ class Vault:
     def committed(self) -> Commit | None:
         """The newest generation that counts."""
         return next(iter(committed(self.home, self.job)), None)
+
+    def state(self, rank: int = 0) -> Told:
+        """The JSON that a rank gave beside the newest generation that counts; empty where there is none."""
+        newest = self.committed()
+        return dict(newest.shards[rank].state) if newest is not None else {}
 
     def writer(self, rank: int, **said: Unpack[ToWrite]) -> Writer:
         """What a rank of the job saves by. Raises: UcplError E690, E694."""

@@ -23,7 +23,7 @@ from ucpl.remotes.vaults.records import CHUNK, File
 if TYPE_CHECKING:
     from ucpl.remotes.vaults.records import Commit
 
-__all__ = ["SCHEME", "View", "generation_at", "view"]
+__all__ = ["SCHEME", "View", "generation_at", "pinned", "view"]
 
 SCHEME = "vault"
 Parts = Sequence[tuple[int, File]]  # ranks, with what they saved of a file
@@ -149,11 +149,20 @@ def _demand_whole(home: Path, commit: Commit) -> None:
 
 def view(url: str) -> Path:
     """The folder that stands for `vault:ROOT/JOB`, or `vault:ROOT/JOB@GENERATION`. Raises: UcplError E691, E692."""
+    return lay(generation_at(*_parted(url)), url).root
+
+
+def _parted(url: str) -> tuple[Path, int | None]:
     text = url.removeprefix(f"{SCHEME}:")
     path, at, number = text.rpartition("@")
     named = bool(at) and number.isdigit() and not os.path.lexists(text)
-    home = Path(path if named else text)
-    return lay(generation_at(home, int(number) if named else None), url).root
+    return (Path(path), int(number)) if named else (Path(text), None)
+
+
+def pinned(url: str) -> str:
+    """The same with the generation that it means now: what is newest may be another one soon. Raises: UcplError E692."""
+    home, generation = _parted(url)
+    return url if generation is not None else f"{url}@{generation_at(home).commit.generation}"
 
 
 def lay(memory: Memory, url: str) -> View:
