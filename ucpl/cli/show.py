@@ -28,6 +28,7 @@ ucpl show runs/on-4 --after resolve
 ucpl show grow.plan
 ucpl show runs/on-4 --svg on-4.svg
 ucpl show grow.plan --html grow.html
+ucpl show 'job.ucpl:job(dp=4)' --domains 4 --svg vault.svg
 """
 STAGES = ("resolve", "locate", "build", "order")
 
@@ -43,6 +44,10 @@ def arguments(parser: ArgumentParser) -> None:
     drawing.add_argument(
         "--html", metavar="FILE", help="the same as a page for browsers, with more of what lies inside"
     )
+    parser.add_argument(
+        "--domains", metavar="N", help="draw a vault of it: over so many domains, or the ranks of each: 0,1/2,3"
+    )
+    parser.add_argument("--protect", metavar="HOW", help="draw a vault of it: under raim5, rs(6, 2), mirror, none")
     add_model(parser, "of a layout that is of any")
     add_sizes(parser)
     add_json(parser)
@@ -63,6 +68,8 @@ def run(options: Namespace, console: Console) -> int:
         console.say(*text.rstrip("\n").split("\n"))
         console.answer({"stage": "order", "text": text})
         return Exit.DONE
+    if options.domains is not None or options.protect is not None:
+        return drawn_vault(options, console)
     if picture_at(options):
         return drawn(options, console)
     alone = options.rank if options.after == "locate" else None
@@ -116,6 +123,26 @@ def drawn_plan(plan: Plan, options: Namespace, console: Console) -> int:
     write_text(Path(file), plan_svg(picture) if asked == "--svg" else plan_html(picture))
     console.say(f"written    {file}")
     console.answer({"stage": "order", "output": file})
+    return Exit.DONE
+
+
+def drawn_vault(options: Namespace, console: Console) -> int:
+    """The picture of what a vault of a layout holds where. Raises: UcplError E171, E179, E690."""
+    from ucpl.cli.vault import domains_said
+    from ucpl.cli.vault_plan import picture_of
+    from ucpl.pictures.html_vaults import vault_html
+    from ucpl.pictures.svg_vaults import vault_svg
+
+    asked = picture_at(options)
+    if not asked or options.rank is not None or options.each or options.to is not None or options.after != "locate":
+        where = "--domains" if options.domains is not None else "--protect"
+        remedy = "say --svg FILE or --html FILE, and neither --rank, --to, --each nor --after; as text: ucpl vault plan"
+        fail("E171", f"{where} is for a picture of a vault", Label("<command line>", where=where), remedy=remedy)
+    picture = picture_of(options, domains_said(options.domains) if options.domains is not None else None)
+    file = options.svg or options.html
+    write_text(Path(file), vault_svg(picture) if asked == "--svg" else vault_html(picture))
+    console.say(f"written    {file}")
+    console.answer({"stage": "locate", "layout": options.layout, "output": file})
     return Exit.DONE
 
 

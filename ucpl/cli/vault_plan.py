@@ -13,11 +13,12 @@ from ucpl.errors import Exit, Label, fail
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.conversion.bandwidths import Bandwidths
+    from ucpl.pictures.vaults import VaultPicture
     from ucpl.texts import Json
     from ucpl.vault.planning import VaultPlan
     from ucpl.vault.schemes import Scheme
 
-__all__ = ["run_plan"]
+__all__ = ["picture_of", "run_plan"]
 
 LOSE_MAX = 4
 SHOWN = 8  # domains that are told one by one
@@ -35,28 +36,41 @@ def run_plan(options: Namespace, domains: int | list[list[int]] | None, console:
         _fitting(made, memory_of(options.room, "--room"))
     console.say(*_saved(made), *_rooms(made, known), *_table(made.ranked))
     console.say(f"protect    {made.scheme.protection}: {_reason(made, lose, options.protect is not None)}")
-    losses = [made.loss(one.example) if one.example is not None else None for one in made.scheme.survived]
-    for one, loss in zip(made.scheme.survived, losses, strict=True):
-        said = (
-            f"any {one.lost} of {len(made.domains)} domains lost: {_count(one.whole, one.of, one.is_counted)} leave all"
-        )
-        if loss is None:
-            console.say(f"survives   {said}")
-            continue
-        names = ", ".join(f"d{d}" for d in loss.domains)
-        more = (
-            f" and {len(loss.tensors) - 1} other tensors"
-            if len(loss.tensors) > 2
-            else f" and {loss.tensors[1]}"
-            if len(loss.tensors) == 2
-            else ""
-        )
-        what = f"{loss.first}, {loss.tensors[0]}{more}" if loss.tensors else "what files have beside tensors"
-        console.say(f"survives   {said}; lose {{{names}}}: {what}, {bytes_text(loss.bytes)}")
+    console.say(*(f"survives   {line}" for line in _survived(made)))
     console.say(f"serve      ucpl vault serve ROOT/JOB {_how(made, options)} --domain 0")
     console.answer(_told(made, lose, known))
     is_good = made.scheme.safe >= min(lose, len(made.domains)) or not options.lose
     return Exit.DONE if is_good else Exit.ANSWER_IS_NO
+
+
+def _survived(made: VaultPlan) -> list[str]:
+    """What is left after how many losses, and the first that takes something with it."""
+    lines = []
+    for one in made.scheme.survived:
+        said = (
+            f"any {one.lost} of {len(made.domains)} domains lost: {_count(one.whole, one.of, one.is_counted)} leave all"
+        )
+        if one.example is None:
+            lines.append(said)
+            continue
+        loss = made.loss(one.example)
+        names = ", ".join(f"d{d}" for d in loss.domains)
+        others = len(loss.tensors) - 1
+        more = f" and {others} other tensor{'s' * (others > 1)}" if others > 0 else ""
+        what = f"{loss.first}, {loss.tensors[0]}{more}" if loss.tensors else "what files have beside tensors"
+        lines.append(f"{said}; lose {{{names}}}: {what}, {bytes_text(loss.bytes)}")
+    return lines
+
+
+def picture_of(options: Namespace, domains: int | list[list[int]] | None) -> VaultPicture:
+    """Of a layout, for `ucpl show`. Raises: UcplError E690, and what planning raises."""
+    from ucpl.pictures.vaults import vault_picture
+    from ucpl.vault.planning import plan_vault
+
+    made = plan_vault(options.layout, domains, options.protect, given=given_of(options))
+    sizes = made.foreseen.sizes
+    shown = [(room.ranks, [sizes[r] for r in room.ranks], room.for_others) for room in made.rooms]
+    return vault_picture(made.foreseen.call, made.scheme.protection, shown, _survived(made))
 
 
 def _fitting(made: VaultPlan, room: int) -> None:
