@@ -8,11 +8,12 @@ back as a whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import combinations, pairwise
 from math import comb
 
 from ucpl.records import frozen
-from ucpl.remotes.vaults.codes import Protection, block_size, sets_of
+from ucpl.remotes.vaults.codes import Group, Protection, block_size, sets_of
 from ucpl.remotes.vaults.memory import Stretch
 from ucpl.remotes.vaults.records import CHUNK
 
@@ -49,14 +50,26 @@ class Guarded:
     protection: Protection
     stretches: tuple[Stretch, ...]  # of each domain
 
-    @property
+    @cached_property
     def sets(self) -> tuple[tuple[int, ...], ...]:
         return sets_of(len(self.stretches), self.protection)
 
+    @cached_property
+    def _blocks(self) -> dict[int, int]:
+        """Bytes of a block, by the first domain of a set."""
+        return {
+            among[0]: block_size([self.stretches[d].size for d in among], self.protection.blocks(len(among))[0])
+            for among in self.sets
+        }
+
+    @cached_property
+    def _groups(self) -> dict[int, tuple[Group, ...]]:
+        """By how many domains a set has."""
+        return {size: self.protection.groups(size) for size in {len(among) for among in self.sets}}
+
     def block(self, among: Sequence[int]) -> int:
         """Bytes of a block in a set."""
-        blocks, _ = self.protection.blocks(len(among))
-        return block_size([self.stretches[d].size for d in among], blocks)
+        return self._blocks[among[0]]
 
     def for_others(self, domain: int) -> int:
         """Bytes that a domain holds for others, of one generation."""
@@ -68,7 +81,7 @@ class Guarded:
         """Bytes that all servers together read of what ranks saved, to protect one generation."""
         total = 0
         for among in self.sets:
-            groups = self.protection.groups(len(among))
+            groups = self._groups[len(among)]
             total += sum(len(g.data) * len(g.parity) for g in groups) * self.block(among)
         return total
 
@@ -76,7 +89,7 @@ class Guarded:
     def made_of(self) -> int:
         """Bytes that are read to rebuild one."""
         most = max(map(len, self.sets))
-        groups = self.protection.groups(most)
+        groups = self._groups[most]
         return max((len(g.data) for g in groups), default=0)
 
     def gone(self, lost: Collection[int]) -> tuple[Gone, ...]:
@@ -95,9 +108,12 @@ class Guarded:
         """Whether anything is gone without these domains."""
         for among in self.sets:
             places = [i for i, domain in enumerate(among) if domain in lost]
-            if len(places) > self.protection.copies and any(True for _ in self._gone(among, places)):
+            if self._loses(among, places):
                 return True
         return False
+
+    def _loses(self, among: Sequence[int], places: Collection[int]) -> bool:
+        return len(places) > self.protection.copies and any(True for _ in self._gone(among, places))
 
     def survived(self, lost: int) -> Survived:
         """Every loss of so many domains at once."""
@@ -122,12 +138,13 @@ class Guarded:
             return comb(len(among), size), None, True
         if comb(len(among), size) > LOOKED_AT:
             return 0, tuple(among[:size]), False
-        bad = [some for some in combinations(among, size) if self.loses(some)]
-        return comb(len(among), size) - len(bad), bad[0] if bad else None, True
+        bad = [some for some in combinations(range(len(among)), size) if self._loses(among, some)]
+        first = tuple(among[place] for place in bad[0]) if bad else None
+        return comb(len(among), size) - len(bad), first, True
 
     def _gone(self, among: Sequence[int], places: Collection[int]) -> Iterator[tuple[int, Span]]:
         """(place in the set, bytes of its data) that cannot be had without some of a set's domains."""
-        groups = self.protection.groups(len(among))
+        groups = self._groups[len(among)]
         if not groups:  # nothing is kept for others
             yield from ((place, (0, self.stretches[among[place]].size)) for place in places)
             return
