@@ -45,6 +45,7 @@ from ucpl.vault import Vault
 from ucpl.vault.server import Server
 
 WORLD, BATCH, WORDS, WIDTH = 4, 24, 61, 40
+EACH = ("node", "server", "rank", "all")  # what is killed: first one of each
 AHEAD = 8  # steps that are kept, less one, before something is killed
 SECONDS = 120.0  # of one life, on a machine that does other things
 
@@ -340,7 +341,8 @@ def lives(job: dict[str, Any], machines: Machines, result: Path) -> tuple[Counte
                 time.sleep(0.01)
             assert not pids, f"no end after {SECONDS} seconds"
             return struck, kept
-        who = dice.choices(("rank", "all", "server", "node"), (4, 2, 2, 4))[0]
+        done = sum(struck.values())
+        who = EACH[done] if done < len(EACH) else dice.choices(EACH, (4, 2, 4, 2))[0]
         if dice.random() < 0.8:  # else while it begins, or comes back
             machines.wait_for(machines.step() + dice.randrange(1, AHEAD), pids)
         time.sleep(dice.uniform(0.0, 0.3))
