@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from attrs import field
 
 from ucpl.records import frozen
-from ucpl.remotes.vaults.memory import Lost, Memory, Piece
+from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece
 from ucpl.remotes.vaults.places import Domain, committed, domains_of, held, job_at
 from ucpl.remotes.vaults.records import CHUNK, Job
 from ucpl.remotes.vaults.view import generation_at
@@ -125,10 +127,18 @@ def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Dama
             assert piece is not None
             if bad := _bad(piece):
                 files = tuple(file.name for file in memory.commit.shards[rank].files)
-                found.append(Damage(f"d{number}: what rank {rank} saved", len(bad), _all(memory, rank, bad), files))
+                found.append(
+                    Damage(
+                        f"d{number}: what rank {rank} saved",
+                        len(bad),
+                        _can_be_made(piece.size, partial(memory.made, rank), bad),
+                        files,
+                    )
+                )
         kept = memory.parity(number)
         if kept is not None and (bad := _bad(kept)):
-            found.append(Damage(f"d{number}: what it keeps for others", len(bad), _all_parity(memory, number, bad)))
+            again = _can_be_made(kept.size, partial(memory.parity_made, number), bad)
+            found.append(Damage(f"d{number}: what it keeps for others", len(bad), again))
     return memory, found
 
 
@@ -136,21 +146,11 @@ def _bad(piece: Piece) -> list[int]:
     return [low for low in range(0, piece.size, CHUNK) if not piece.is_whole(low)]
 
 
-def _all(memory: Memory, rank: int, some: list[int]) -> bool:
-    size = memory.commit.shards[rank].size
+def _can_be_made(size: int, make: Callable[[int, Bytes], None], some: list[int]) -> bool:
+    """Whether chunks that begin there can be rebuilt."""
     try:
         for low in some:
-            memory.made(rank, low, np.empty(min(CHUNK, size - low), np.uint8))
-    except Lost:
-        return False
-    return True
-
-
-def _all_parity(memory: Memory, number: int, some: list[int]) -> bool:
-    size = memory.commit.parity[number].size
-    try:
-        for low in some:
-            memory.parity_made(number, low, np.empty(min(CHUNK, size - low), np.uint8))
+            make(low, np.empty(min(CHUNK, size - low), np.uint8))
     except Lost:
         return False
     return True
