@@ -68,6 +68,15 @@ def test_bytes_that_are_not_held_against_digests_are_found(tmp_path, monkeypatch
     assert drilled(tmp_path, call("dp=2"), 2, "mirror", fault)[fault][4] == 4
 
 
+def test_bytes_that_are_no_step_s_are_found(tmp_path, monkeypatch):
+    def zeros(self: object, rank: int, into: memoryview, position: int) -> None:
+        into[:] = bytes(len(into))
+
+    monkeypatch.setattr(memory.Memory, "fill", zeros)
+    fault = "1 of 2 domains lost"
+    assert drilled(tmp_path, call("dp=2"), 2, "mirror", fault)[fault][4] == 2
+
+
 def test_a_plan_that_foretells_too_little_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(Guarded, "gone", lambda self, lost: ())
     fault = "2 of 3 domains lost"
