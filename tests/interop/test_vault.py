@@ -21,7 +21,7 @@ pytestmark = pytest.mark.interop
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("vault_job.py")
 KILLS = int(os.environ.get("UCPL_KILLS", "3"))
-STEPS = 15 * KILLS  # at most fourteen of them are taken by each
+STEPS = 7 * KILLS  # at most six of them are taken by each
 BACK: dict[str, dict[str, tuple[str, int]]] = {
     "zero1": {"on 3": ("zero1", 3), "on 6": ("zero1", 6)},
     "fsdp2": {"on 3": ("fsdp2", 3), "on 6": ("fsdp2", 6), "tp 2, dp 2": ("fsdp2 tp2", 4)},

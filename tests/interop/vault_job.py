@@ -46,8 +46,9 @@ from ucpl.vault.server import Server
 
 WORLD, BATCH, WORDS, WIDTH = 4, 24, 61, 40
 EACH = ("node", "server", "rank", "all")  # what is killed: first one of each
-AHEAD = 8  # steps that are kept, less one, before something is killed
-SECONDS = 120.0  # of one life, on a machine that does other things
+AHEAD = 4  # steps that are kept, less one, before something is killed
+EVERY: set[int] = set()  # processes that were begun and are not known to have ended
+SECONDS = 120.0  # of one life, on a machine that does other things; beside these, two for each step
 
 
 class Block(nn.Module):
@@ -226,6 +227,7 @@ def come_back(kind: str, source: str, result: Path, name: str) -> None:
 def forked(act: Callable[[], None], log: Path) -> int:
     pid = os.fork()
     if pid:
+        EVERY.add(pid)
         return pid
     os.setpgid(0, 0)
     try:
@@ -257,13 +259,25 @@ def ranks(world: int, act: Callable[[], None], logs: Path) -> list[int]:
 
 def ended(pid: int) -> int | None:
     found, status = os.waitpid(pid, os.WNOHANG)
+    if found:
+        EVERY.discard(pid)
     return os.waitstatus_to_exitcode(status) if found else None
 
 
+def finish(pids: list[int], seconds: float) -> None:
+    """Wait until ranks have ended, well."""
+    end = time.monotonic() + seconds
+    while pids and time.monotonic() < end:
+        pids = [pid for pid in pids if not _well(ended(pid))]
+        time.sleep(0.01)
+    assert not pids, f"no end after {seconds} seconds"
+
+
 def kill(pid: int) -> None:
-    with suppress(ProcessLookupError, ChildProcessError):
-        os.killpg(pid, signal.SIGKILL)
+    if pid in EVERY:
+        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        EVERY.discard(pid)
 
 
 class Machines:
@@ -320,10 +334,6 @@ class Machines:
             assert not any(_well(ended(pid)) for pid in pids), "a life ends early"
             time.sleep(0.005)
 
-    def end(self) -> None:
-        for pid in self.servers.values():
-            kill(pid)
-
 
 def lives(job: dict[str, Any], machines: Machines, result: Path) -> tuple[Counter[str], list[int]]:
     """Train, killed so many times; what was killed, and which step counted then."""
@@ -335,11 +345,7 @@ def lives(job: dict[str, Any], machines: Machines, result: Path) -> tuple[Counte
         pids = ranks(WORLD, lambda life=life: train(job["kind"], machines.home, life, job["steps"], result), result)  # type: ignore[misc]
         left = job["kills"] - sum(struck.values())
         if not left:
-            end = time.monotonic() + SECONDS
-            while pids and time.monotonic() < end:
-                pids = [pid for pid in pids if not _well(ended(pid))]
-                time.sleep(0.01)
-            assert not pids, f"no end after {SECONDS} seconds"
+            finish(pids, SECONDS + 2 * job["steps"])
             return struck, kept
         done = sum(struck.values())
         who = EACH[done] if done < len(EACH) else dice.choices(EACH, (4, 2, 4, 2))[0]
@@ -375,14 +381,11 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         source = f"vault:{machines.home}"
         for name, (kind, world) in job["back"].items():
             pids = ranks(world, lambda kind=kind, name=name: come_back(kind, source, result, name), result)  # type: ignore[misc]
-            end = time.monotonic() + SECONDS
-            while pids and time.monotonic() < end:
-                pids = [pid for pid in pids if not _well(ended(pid))]
-                time.sleep(0.01)
-            assert not pids, f"{name}: no end"
+            finish(pids, SECONDS)
             back[name] = (result / f"{name}.digest").read_text()
     finally:
-        machines.end()
+        for pid in tuple(EVERY):
+            kill(pid)
     return {**trained, "struck": dict(struck), "kept": kept, "back": back, "home": str(machines.home)}
 
 
