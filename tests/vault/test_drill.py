@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.vault.held import call
-from ucpl.cli import main
+from ucpl.cli import main, vault_drill
 from ucpl.remotes.vaults import memory
 from ucpl.vault.drilling import MOST, drill
 from ucpl.vault.survival import Guarded
@@ -94,8 +94,11 @@ def test_large_tensors_are_drilled_as_small_ones(tmp_path):
     assert not any(d.wrong for d in cases)
 
 
-def test_a_framework_s_own_layout_is_not_drilled(tmp_path, capsys):
+def test_a_framework_s_own_layout_is_not_drilled(tmp_path, capsys, monkeypatch):
     model = tmp_path / "m.ucpl"
     model.write_text("ucpl 1\nmodel m {\n  dim h = 8\n  w : h dtype bf16\n  state fp32, exp_avg, exp_avg_sq : f32\n}\n")
+    monkeypatch.setattr(vault_drill, "MEMORY", tmp_path)
+    before = sorted(tmp_path.iterdir())
     assert main(["vault", "drill", "zero1(dp=2)", "--model", f"{model}:m", "--domains", "2"]) == 2
     assert "E693" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before  # nothing is left of what was not begun

@@ -108,7 +108,7 @@ def lacking(home: Path, plan: VaultPlan, given: list[dict[str, torch.Tensor]], l
                     assert bytes(room) == given[rank][key].numpy().tobytes(), (rank, key)
     finally:
         made.close()
-    return {(r, f, k) for r, f, k in found}
+    return found
 
 
 @pytest.mark.parametrize("degrees", ["dp=2, tp=2", "dp=3, pp=2", "dp=1, tp=3", "dp=4"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from tests.vault.held import ROOT, Truth, call, memory
 from ucpl.cli import main
 from ucpl.remotes.vaults.places import Domain, committed, job_at
 from ucpl.vault.persisting import persist
+from ucpl.vault.restoring import restored
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +103,21 @@ def test_a_restore_that_is_killed_at_any_point_goes_on(tmp_path, home, truth, ca
         assert (status, found["step"]) == (0, 3), said
         assert truth.step_of(target) == 3
     assert before == {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}
+
+
+def test_what_cannot_be_counted_is_restored_and_who_is_interrupted_counts_for_nothing(tmp_path, home, monkeypatch):
+    """Memory is full, or the vault is another user's; Ctrl-C ends no process that could not have gone on."""
+
+    def stop(source: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        restored(home, stop)
+    assert not list(home.glob("tries.*"))
+
+    def full(self: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    read: list[str] = []
+    assert restored(home, read.append).step == 3 and read == [f"vault:{home}@3"]

@@ -157,6 +157,10 @@ def test_what_dead_jobs_left_goes_and_what_may_be_all_that_is_left_stays(tmp_pat
         (["serve", "J"], "needs --domain"),
         (["serve", "J", "--domain", "0", "--every", "3"], "go together"),
         (["serve", "J", "--domain", "0", "--domains", "0,x"], "names no domains"),
+        (
+            ["serve", "J", "--domain", "0", "--domains", "2", "--layout", "x.ucpl:y()"],
+            "says ranks and domains by itself",
+        ),
         (["verify", "J", "--generation", "x"], "--generation x"),
         (["fly", "J"], "invalid choice"),
     ],

@@ -58,6 +58,8 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.planning import dtype_of
     from ucpl.conversion.showing import located, resolved, shown
 
+    if options.domains is not None or options.protect is not None:
+        return drawn_vault(options, console)
     if options.layout.endswith(".plan") and os.path.isfile(options.layout):
         from ucpl.schedule.text import graph_text, summary
 
@@ -68,8 +70,6 @@ def run(options: Namespace, console: Console) -> int:
         console.say(*text.rstrip("\n").split("\n"))
         console.answer({"stage": "order", "text": text})
         return Exit.DONE
-    if options.domains is not None or options.protect is not None:
-        return drawn_vault(options, console)
     if picture_at(options):
         return drawn(options, console)
     alone = options.rank if options.after == "locate" else None

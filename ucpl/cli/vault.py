@@ -171,7 +171,9 @@ def _said(options: Namespace) -> ToMake:
     said: ToMake = {}
     if options.protect:
         said["protect"] = options.protect
-    if options.layout and not (options.domains or options.ranks):
+    if options.layout and (options.domains or options.ranks):
+        _wrong("--layout", "says ranks and domains by itself", "--layout alone, or --ranks and --domains")
+    if options.layout:
         return {**said, "layout": options.layout}
     domains = options.domains or "1"
     said["domains"] = found = domains_said(domains)

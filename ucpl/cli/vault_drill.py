@@ -28,11 +28,13 @@ def run_drill(options: Namespace, domains: int | list[list[int]] | None, console
     from ucpl.vault.drilling import drill
 
     lose = whole_number("--lose", options.lose, LOSE_MAX) if options.lose else 2
-    root = Path(tempfile.mkdtemp(prefix="ucpl-drill-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
-    plan, cases = drill(options.path, root, domains, options.protect, lose=lose, given=given_of(options))
-    console.say(f"drilled    {options.path}: {len(plan.domains)} domains, {plan.scheme.protection}, in {root}")
-    console.flush()
-    found = list(cases)
+    where = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="ucpl-drill-", dir=where, ignore_cleanup_errors=True) as top:
+        root = Path(top) / "drill"
+        plan, cases = drill(options.path, root, domains, options.protect, lose=lose, given=given_of(options))
+        console.say(f"drilled    {options.path}: {len(plan.domains)} domains, {plan.scheme.protection}, in {top}")
+        console.flush()
+        found = list(cases)
     rows = [
         (one.fault, str(one.cases), *(str(n or "") for n in (one.kept, one.before, one.refused, len(one.wrong))))
         for one in found

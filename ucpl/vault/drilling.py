@@ -234,7 +234,8 @@ class _Drill:
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             return True
         if status:
-            raise AssertionError(f"a job that is drilled ended with {status} at point {point}")
+            what = f"a job that is drilled cannot save in {home}, up to point {point}: is there room?"
+            fail("E695", what, Label(str(home), f"status {status}"))
         return False
 
     def _lost(self, base: Path) -> Iterator[Drilled]:

@@ -52,7 +52,7 @@ class Foreseen:
         return Stretch.of(ranks, [self.sizes[rank] for rank in ranks])
 
     def element(self, kept: Kept, low: int, high: int) -> str:
-        """Elements at bytes [low, high) of a tensor: `layer 3/up of rank 2: exp_avg of up[l=3, f=0, h=0] to ...`."""
+        """Elements at bytes [low, high) of a tensor: `exp_avg of up[l=3, f=0, h=0] to up[l=3, f=4, h=7]`."""
         width = width_of(kept.tensor.dtype)
         first, last = (int(at / width) for at in (low, max(low, high - 1)))
         number = self.numbers[kept.tensor.file, kept.tensor.key]

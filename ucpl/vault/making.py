@@ -61,8 +61,12 @@ class Vault:
         path = Path(os.path.abspath(home))
         if not _NAME.fullmatch(path.name):
             fail("E690", f"{path.name!a} cannot be the name of a job", Label(str(path)))
-        if "layout" in said and not said.keys() & {"domains", "ranks"}:
+        if "layout" in said:
             from ucpl.vault.planning import shape_of
+
+            if said.keys() & {"domains", "ranks"}:
+                remedy = "leave them out, or give no layout"
+                fail("E690", "a layout says ranks and domains by itself", Label(said["layout"]), remedy=remedy)
 
             said = {**said, "domains": shape_of(said["layout"])}
         told = said.get("domains", 1)

@@ -55,18 +55,17 @@ def restored(
         if count >= TRIES:
             passed.append((one.source, f"{count} tries to read it came to no end"))
             continue
-        if one.tries is not None:
-            one.tries.write_text(str(count + 1))
+        _tell(one.tries, count + 1)
         try:
             read(one.source)
         except UcplError as error:
-            _forget(one.tries)
             if error.diagnostics[0].code not in GONE:
                 raise
             passed.append((one.source, error.diagnostics[0].message))
             last = error
             continue
-        _forget(one.tries)
+        finally:  # however it ended, this process is there
+            _forget(one.tries)
         return Restored(one.source, one.step, tuple(passed))
     if last is not None:
         raise last
@@ -106,6 +105,14 @@ def _count(tries: Path | None) -> int:
     return 0
 
 
+def _tell(tries: Path | None, count: int) -> None:
+    """Where memory is full, or another's, nothing is counted: what can be restored is restored all the same."""
+    if tries is not None:
+        with suppress(OSError):
+            tries.write_text(str(count))
+
+
 def _forget(tries: Path | None) -> None:
     if tries is not None:
-        tries.unlink(missing_ok=True)
+        with suppress(OSError):
+            tries.unlink(missing_ok=True)

@@ -77,15 +77,6 @@ class Guarded:
         return self.protection.blocks(len(among))[1] * self.block(among)
 
     @property
-    def read_to_protect(self) -> int:
-        """Bytes that all servers together read of what ranks saved, to protect one generation."""
-        total = 0
-        for among in self.sets:
-            groups = self._groups[len(among)]
-            total += sum(len(g.data) * len(g.parity) for g in groups) * self.block(among)
-        return total
-
-    @property
     def made_of(self) -> int:
         """Bytes that are read to rebuild one."""
         most = max(map(len, self.sets))
