@@ -147,7 +147,7 @@ class StorageReader(Base):
         items = [item for item in plan.items if item.storage_index in self._told.chunks]
         files = {self._told.chunks[item.storage_index].extent.file for item in items}
         sources = SourceFiles(self._checkpoint.root, sorted(files), self._checkpoint.opened)
-        reader = Reader(sources)
+        reader = Reader(sources, keeps=False)
         try:
             for some in self._fetched(sorted(items, key=self._place), sources):
                 for item in some:
@@ -217,7 +217,6 @@ class StorageReader(Base):
             reader.gather(file, at, part, steps, there, 0, packed(part, size), size, self._staging.of(max(1, spread)))
             if not is_as_stored:
                 into.copy_(torch.from_numpy(there).view(dtype).view(part))
-        reader.fragments.clear()
         planner.commit_tensor(item, goal)
 
     def _value(self, item: ReadItem, planner: LoadPlanner) -> None:

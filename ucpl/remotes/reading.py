@@ -15,6 +15,7 @@ __all__ = [
     "fetch_all",
     "hint",
     "identity_of",
+    "is_waited_for",
     "look_again",
     "pread",
     "preadv",
@@ -121,6 +122,12 @@ def identity_of(status: os.stat_result) -> tuple[int, int, int, int] | None:
 def call_bytes(status: os.stat_result) -> int:
     """How many bytes could be read in the time of one more call; 0: as of a local file."""
     return getattr(remote_of(status), "call_bytes", 0) if _REMOTES else 0
+
+
+def is_waited_for(status: os.stat_result) -> bool:
+    """Whether a file's bytes come from afar, where several are had in the time of one."""
+    remote = remote_of(status) if _REMOTES else None
+    return remote is not None and not getattr(remote, "call_bytes", 0)
 
 
 def look_again(statuses: Iterable[os.stat_result]) -> None:

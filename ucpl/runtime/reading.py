@@ -100,10 +100,14 @@ class Window:
 
 
 class Reader:
-    """Reads for one worker. `bytes_read` and `fragments` are taken, and reset, once a group of tiles."""
+    """Reads for one worker. `bytes_read` and `fragments` are taken, and reset, once a group of tiles.
 
-    def __init__(self, sources: SourceFiles) -> None:
+    keeps: fragments and their CRCs, which whoever reads parts of members alone has no use for.
+    """
+
+    def __init__(self, sources: SourceFiles, *, keeps: bool = True) -> None:
         self.sources = sources
+        self._keeps = keeps
         self.fragments = Fragments()
         self.bytes_read = 0
         self.digest = 0.0  # seconds in CRCs
@@ -128,7 +132,7 @@ class Reader:
             at += window.size
 
     def run(self, file: int, position: int, view: memoryview) -> int | None:
-        """One run of a file into one run of a buffer. Returns its CRC; None, where it was held and not read."""
+        """One run of a file into one run of a buffer. Returns its CRC; None, where it was held and not read, or not kept."""
         size = len(view)
         for window, held in self._held:
             if window.file == file and window.low <= position and position + size <= window.high:
@@ -136,6 +140,8 @@ class Reader:
                 return None
         self.sources.read_into(file, position, [view], size)
         self.bytes_read += size
+        if not self._keeps:
+            return None
         begin = time.perf_counter()
         crc = crc32(view)
         self.digest += time.perf_counter() - begin
@@ -150,6 +156,8 @@ class Reader:
         """The CRC of each run. They are told of by `_tell_comb`."""
         self.sources.read_runs(file, position, step, views)
         self.bytes_read += len(views[0]) * len(views)
+        if not self._keeps:
+            return []
         begin = time.perf_counter()
         crcs = [crc32(view) for view in views]
         self.digest += time.perf_counter() - begin
@@ -157,6 +165,8 @@ class Reader:
 
     def _tell_comb(self, file: int, position: int, step: int, size: int, crcs: list[int]) -> None:
         """All that were read of one comb at once: to join a few CRCs takes as long as to join thousands."""
+        if not crcs:
+            return
         begin = time.perf_counter()
         crc = crc_of_comb(crcs, size, step)
         self.digest += time.perf_counter() - begin
@@ -169,12 +179,13 @@ class Reader:
             size = sum(map(len, some))
             self.sources.read_into(file, position, some, size)
             self.bytes_read += size
-            begin = time.perf_counter()
-            crc = 0
-            for view in some:
-                crc = crc32(view, crc)
-            self.digest += time.perf_counter() - begin
-            self.fragments.add(file, position, size, crc)
+            if self._keeps:
+                begin = time.perf_counter()
+                crc = 0
+                for view in some:
+                    crc = crc32(view, crc)
+                self.digest += time.perf_counter() - begin
+                self.fragments.add(file, position, size, crc)
             position += size
 
     def gather(

@@ -142,13 +142,13 @@ def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: 
         directory = read_zip_directory(fd, file, start, size)
         members = directory.members
         archive = _archive_name(members, file, path)
-        order = members.get(f"{archive}/byteorder")
-        if order is not None and (text := read_member(fd, order, file, RECORD_BYTES_MAX)) != b"little":
+        order = f"{archive}/byteorder"
+        if order in members and (text := directory.read(fd, order, RECORD_BYTES_MAX)) != b"little":
             fail("E412", f"{file} has the byte order {text[:20].decode('ascii', 'replace')}", Label(str(path)))
-        version = members.get(f"{archive}/version") or members.get(f"{archive}/.data/version")
-        said = b"" if version is None else read_member(fd, version, file, RECORD_BYTES_MAX)
+        version = next((n for n in (f"{archive}/version", f"{archive}/.data/version") if n in members), None)
+        said = b"" if version is None else directory.read(fd, version, RECORD_BYTES_MAX)
         version_text = said[:20].decode("ascii", "replace").strip()
-        pickle = _pickle_of(read_member(fd, members[f"{archive}/data.pkl"], file), file)
+        pickle = _pickle_of(directory.read(fd, f"{archive}/data.pkl"), file)
     except OSError as error:
         fail("E400", f"{file} cannot be read: {error.strerror}", Label(str(path)))
     finally:

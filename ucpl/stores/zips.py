@@ -14,6 +14,8 @@ import struct
 from itertools import pairwise
 from pathlib import Path
 
+from attrs import field
+
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
@@ -26,9 +28,8 @@ DIRECTORY_BYTES_MAX = 1 << 30
 MEMBER_READ_MAX = 1 << 30  # of a member that is read whole
 _CHUNK = 1 << 20  # bytes that are read at a time
 _HEAD = 1024  # the pickle of a tensor, with what stands before it
-_TAIL = (
-    1 << 12
-)  # bytes at an archive's end that are read at once: where a comment is short, its end and most directories
+_TAIL = 768  # bytes at an archive's end that are read first: the directory of one tensor's, and nothing of the tensor
+_TAIL_AFAR = 1 << 12  # the same, where it is waited for: most directories
 
 _END = struct.Struct("<4s4H2IH")  # 22 bytes
 _END64 = struct.Struct("<4sQ2H2I4Q")  # 56 bytes
@@ -57,6 +58,16 @@ class ZipDirectory:
     file: str  # the name that errors give
     size: int
     members: dict[str, Member]
+    _windows: tuple[tuple[int, bytes], ...] = field(default=(), eq=False, repr=False)  # (position in the file, bytes)
+
+    def read(self, fd: int, name: str, most: int = MEMBER_READ_MAX) -> bytes:
+        """`read_member` of one of them, from what was read with the directory where it lies there. Raises: as that."""
+        member = self.members[name]
+        for begin, data in self._windows:
+            at = member.start - begin
+            if at >= 0 and at + member.size <= len(data) and member.size <= most:
+                return _undamaged(data[at : at + member.size], member, self.file)
+        return read_member(fd, member, self.file, most)
 
 
 def open_file(path: Path, file: str) -> int:
@@ -102,7 +113,11 @@ def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX,
     if member.size > most:
         what = f"{file}: member {member.name} has {member.size} bytes, more than {most} are not read"
         fail("E402", what, Label(file, where=member.name))
-    data = read_exactly(fd, member.start, member.size, file)
+    return _undamaged(read_exactly(fd, member.start, member.size, file), member, file, holds)
+
+
+def _undamaged(data: bytes, member: Member, file: str, holds: str = "") -> bytes:
+    """Raises: UcplError E408."""
     found = crc32(data)
     if found != member.crc:
         fail(
@@ -123,7 +138,7 @@ def crc_of_member(fd: int, member: Member, file: str) -> int:
 
 def ends_of(start: int, size: int) -> list[tuple[int, int]]:
     """Byte ranges of an archive that are read first, and those of a small one's first members."""
-    return [(start, start + min(_HEAD, size)), (start + max(0, size - _TAIL), start + size)]
+    return [(start, start + min(_HEAD, size)), (start + max(0, size - _TAIL_AFAR), start + size)]
 
 
 def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = None) -> ZipDirectory:
@@ -144,10 +159,9 @@ def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = No
     tail = _Tail.of(fd, file, start, size)
     count, directory_start, directory_size = _find_directory(tail, size)
     raw = tail.read(directory_start, directory_size)
-    archive = _Archive(tail, directory_start)
+    archive = _Archive.of(tail, raw, count, directory_start)
     members: dict[str, Member] = {}
     spans: list[tuple[int, int, str]] = []  # header start, data end, name
-    _hint(archive, raw, count)
     pos = 0
     for _ in range(count):
         if pos + 46 > directory_size:
@@ -193,7 +207,7 @@ def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = No
     for (_, end, first), (begin, _, second) in pairwise(spans):
         if begin < end:
             fail("E404", f"{file}: members {first} and {second} overlap", Label(file, where=second))
-    return ZipDirectory(file, size, members)
+    return ZipDirectory(file, size, members, ((start, archive.head), (start + tail.begins, tail.data)))
 
 
 @frozen
@@ -209,6 +223,8 @@ class _Tail:
     @classmethod
     def of(cls, fd: int, file: str, start: int, size: int, most: int = _TAIL) -> _Tail:
         begins = max(0, size - most)
+        if most == _TAIL < size:
+            _hint(fd, file, [(start + max(0, size - _TAIL_AFAR), start + size)])
         return cls(fd, file, start, begins, read_exactly(fd, start + begins, size - begins, file))
 
     def read(self, at: int, size: int) -> bytes:
@@ -329,24 +345,37 @@ class _Archive:
 
     tail: _Tail
     directory_start: int
+    head: bytes  # what stands before the first large member: its header, and small ones
+
+    @classmethod
+    def of(cls, tail: _Tail, raw: bytes, count: int, directory_start: int) -> _Archive:
+        """raw: the directory, of which nothing is known yet. Raises: UcplError E400."""
+        ranges: list[tuple[int, int]] = []  # of the members' own headers, within the archive
+        pos, first = 0, _HEAD
+        for _ in range(count):
+            if pos + 46 > len(raw):
+                break
+            entry = _ENTRY.unpack_from(raw, pos)
+            if entry[16] < directory_start:
+                ranges.append((entry[16], min(entry[16] + 30 + entry[10], directory_start)))
+                if entry[9] > _HEAD:
+                    first = min(first, ranges[-1][1])
+            pos += 46 + entry[10] + entry[11] + entry[12]
+        _hint(tail.fd, tail.file, [(tail.start + low, tail.start + high) for low, high in ranges])
+        first = min(first, tail.begins, directory_start)
+        return cls(tail, directory_start, tail.read(0, first) if first and ranges else b"")
+
+    def read(self, at: int, size: int) -> bytes:
+        """Bytes of the archive. Raises: UcplError E400."""
+        return self.head[at : at + size] if at + size <= len(self.head) else self.tail.read(at, size)
 
 
-def _hint(archive: _Archive, raw: bytes, count: int) -> None:
-    """Say of an archive that lies elsewhere where the members' own headers are: they are asked for at once."""
-    tail, pos = archive.tail, 0
-    ranges: list[tuple[int, int]] = []
-    for _ in range(count):
-        if pos + 46 > len(raw):
-            break
-        entry = _ENTRY.unpack_from(raw, pos)
-        if entry[16] < archive.directory_start:
-            begin = tail.start + entry[16]
-            ranges.append((begin, min(begin + 30 + entry[10], tail.start + archive.directory_start)))
-        pos += 46 + entry[10] + entry[11] + entry[12]
+def _hint(fd: int, file: str, ranges: list[tuple[int, int]]) -> None:
+    """Say of what lies elsewhere that it will be read: it is asked for at once. Raises: UcplError E400."""
     try:
-        hint(tail.fd, ranges)
+        hint(fd, ranges)
     except OSError as error:
-        fail("E400", f"{tail.file} cannot be read: {error.strerror}", Label(tail.file))
+        fail("E400", f"{file} cannot be read: {error.strerror}", Label(file))
 
 
 @frozen
@@ -364,7 +393,7 @@ class _Entry:
 def _check_local(archive: _Archive, entry: _Entry) -> int:
     """Where the member's data starts, once its own header agrees with the directory."""
     file, name, raw_name = archive.tail.file, entry.name, entry.raw_name
-    raw = archive.tail.read(entry.header, min(30 + len(raw_name), archive.directory_start - entry.header))
+    raw = archive.read(entry.header, min(30 + len(raw_name), archive.directory_start - entry.header))
     fields = _LOCAL.unpack_from(raw)
     name_size, extra_size = fields[9], fields[10]
     agrees = (
@@ -380,7 +409,7 @@ def _check_local(archive: _Archive, entry: _Entry) -> int:
     if agrees and not entry.flags & _FLAG_LATER:
         packed, unpacked = fields[7], fields[8]
         if _U32 in (packed, unpacked):
-            extra = archive.tail.read(entry.header + 30 + name_size, extra_size)
+            extra = archive.read(entry.header + 30 + name_size, extra_size)
             unpacked, packed, _ = _zip64(extra, (unpacked, packed, 0), file, name)
         agrees = fields[6] == entry.crc and packed == unpacked == entry.size
     elif agrees:

@@ -1,4 +1,4 @@
-"""An arena: what a rank saves, end to end, digested chunk by chunk while it is copied."""
+"""An arena: what a rank saves, one piece behind the other, digested chunk by chunk while it is copied."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from ucpl.vault.files import ToSave
 
 __all__ = ["Arenas", "Written", "make_room", "places_of"]
 
-ALIGNMENT = 64  # bytes, of what is saved of a file
-
 
 @frozen
 class Written:
@@ -38,7 +36,7 @@ class _Piece:
     at: int  # in the arena
     data: bytes | torch.Tensor
     file: int
-    storage: str = ""
+    storage: str
 
     @property
     def size(self) -> int:
@@ -46,26 +44,28 @@ class _Piece:
 
 
 def _laid(files: Sequence[ToSave]) -> tuple[list[_Piece], list[list[Segment]], int]:
-    """Pieces in order, what lies where of each file, and the arena's size."""
+    """Pieces in order, what lies where of each file, and the arena's size.
+
+    Tensors come first, and what is between them in files last: a checkpoint is opened by reading no more than that, and large
+    tensors lie on whole chunks, which are read straight to where they go.
+    """
+    tensors = [(number, at, t, name) for number, file in enumerate(files) for at, name, t in file.tensors]
+    known = [(number, at, data, "") for number, file in enumerate(files) for at, data in file.fixed]
     pieces: list[_Piece] = []
-    segments: list[list[Segment]] = []
+    segments: list[list[Segment]] = [[] for _ in files]
     at = 0
-    for number, file in enumerate(files):
-        mine: list[Segment] = []
-        some: list[tuple[int, bytes | torch.Tensor, str]] = [(p, data, "") for p, data in file.fixed]
-        some += [(p, tensor, name) for p, name, tensor in file.tensors]
-        for position, data, name in sorted(some, key=lambda one: one[0]):
-            piece = _Piece(at, data, number, name)
-            if mine and (mine[-1].begin + mine[-1].size, mine[-1].at + mine[-1].size) == (position, at):
-                mine[-1] = Segment(mine[-1].begin, mine[-1].size + piece.size, mine[-1].at)
-            else:
-                mine.append(Segment(position, piece.size, at))
-            pieces.append(piece)
-            at += piece.size
-        segments.append(mine)
-        if (more := -at % ALIGNMENT) and number < len(files) - 1:
-            pieces.append(_Piece(at, bytes(more), -1))
-            at += more
+    some: list[tuple[int, int, bytes | torch.Tensor, str]] = [
+        *sorted(tensors, key=lambda one: one[:2]),
+        *sorted(known, key=lambda one: one[:2]),
+    ]
+    for number, position, data, name in some:
+        piece, mine = _Piece(at, data, number, name), segments[number]
+        if mine and (mine[-1].begin + mine[-1].size, mine[-1].at + mine[-1].size) == (position, at):
+            mine[-1] = Segment(mine[-1].begin, mine[-1].size + piece.size, mine[-1].at)
+        else:
+            mine.append(Segment(position, piece.size, at))
+        pieces.append(piece)
+        at += piece.size
     return pieces, segments, at
 
 

@@ -16,7 +16,7 @@ from ucpl.regions import Placement
 from ucpl.remotes.vaults.memory import Stretch
 from ucpl.schedule.cost import width_of
 from ucpl.stores.generic import NAME
-from ucpl.vault.arenas import ALIGNMENT, places_of
+from ucpl.vault.arenas import places_of
 from ucpl.vault.keyed import Keyed, holders_of
 
 __all__ = ["Foreseen", "Kept", "foresee"]
@@ -139,8 +139,7 @@ def _by_rank(ranks: int, targets: tuple[StoredTensor, ...]) -> _Files:
     kept, sizes = [], []
     for some in mine:
         some.sort(key=lambda t: t.file)
-        rounded = (-(-_size(t) // ALIGNMENT) * ALIGNMENT for t in some)
-        *starts, size = accumulate(rounded, initial=0)
+        *starts, size = accumulate(map(_size, some), initial=0)
         kept.append(tuple(Kept(t, at, _size(t)) for t, at in zip(some, starts, strict=True)))
         sizes.append(size)
     return _Files(tuple(sizes), tuple(kept), tuple(((t.rank,), t) for some in mine for t in some))

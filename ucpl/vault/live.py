@@ -2,6 +2,8 @@
 
 The framework itself says what goes into which file: DeepSpeed's engine through its checkpoint engine, everything else through
 DCP's planner, which shares out what several ranks hold. Tensors are taken where they lie; nothing is written here.
+
+How DCP shares out is kept: where all ranks have what they had at the save before, of other values, they need not speak of it.
 """
 
 from __future__ import annotations
@@ -17,25 +19,31 @@ from typing import Protocol, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.records import define, frozen
 from ucpl.vault.files import ToSave, archives, text_file, torch_file
 from ucpl.vault.trees import Held, held_in, one_tensor
 
-__all__ = ["files_of"]
+__all__ = ["Shares", "files_of"]
 
 TOP = "/vault"  # where DeepSpeed believes to write
 
 
-def files_of(what: object, step: int) -> list[ToSave]:
-    """The files that this rank would write. All ranks call it together. Raises: UcplError E693."""
+def files_of(what: object, step: int, shares: Shares) -> list[ToSave]:
+    """The files that this rank would write. All ranks call it together. Raises: UcplError E693.
+
+    shares: what DCP dealt out at the save before, of one rank; it is brought up to date.
+    """
     if any(cls.__name__ == "DeepSpeedEngine" for cls in type(what).__mro__):
         return _of_engine(cast(_Engine, what), step)
     if isinstance(what, torch.nn.Module):
@@ -45,9 +53,9 @@ def files_of(what: object, step: int) -> list[ToSave]:
         state: dict[str, object] = {"model": get_model_state_dict(module)}
         if optimizer is not None:
             state["optim"] = get_optimizer_state_dict(module, optimizer)
-        return _of_state(state)
+        return _of_state(state, shares)
     if isinstance(what, Mapping) and all(isinstance(key, str) for key in what):
-        return _of_state(dict(what))
+        return _of_state(dict(what), shares)
     remedy = "give an engine of DeepSpeed, (module, optimizer), a state dict as dcp.save takes it, or a writer a layout"
     fail("E693", f"a {type(what).__name__} is not kept", Label("what is saved"), remedy=remedy)
 
@@ -121,11 +129,31 @@ def _of_engine(engine: _Engine, step: int) -> list[ToSave]:
 # ---- everything else, by DCP -------------------------------------------------------------------------------------------------
 
 
+@frozen(eq=False)
+class _Share:
+    """What one rank writes, as DCP dealt it out."""
+
+    asked: SavePlan  # what the rank had to write, before any was left to others
+    plan: SavePlan
+    results: list[WriteResult]  # where its values lie in its file
+    metadata: Metadata | None  # on the first rank: of all
+
+
+@define(eq=False)
+class Shares:
+    """What is kept from save to save. `is_known`: what was written last is what was dealt out before."""
+
+    known: _Share | None = None
+    is_known: bool = False
+
+
 class _Collecting(StorageWriter):
     """What DCP's planner gives one rank to write, and on the first rank the metadata of all."""
 
     def __init__(self) -> None:
         self.file: ToSave | None = None
+        self.plan = SavePlan([])
+        self.results: list[WriteResult] = []
         self.metadata: Metadata | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -141,26 +169,10 @@ class _Collecting(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        name = f"__{rank}_0.distcp"
-        parts: list[Held | bytes] = []
-        for item in plan.items:
-            data = planner.resolve_data(item)
-            if item.type == WriteItemType.BYTE_IO:
-                assert isinstance(data, io.BytesIO)
-                parts.append(data.getvalue())
-            else:
-                assert isinstance(data, torch.Tensor)
-                parts.append(one_tensor(data, item.index.fqn))
-        results: list[WriteResult] = []
-        if parts:
-            self.file, spans = archives(name, parts)
-            results = [
-                WriteResult(item.index, size, _StorageInfo(name, at, size))
-                for item, (at, size) in zip(plan.items, spans, strict=True)
-            ]
+        self.plan = plan
+        self.file, self.results = _file_of(plan, planner)
         done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
+        done.set_result(self.results)
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -172,17 +184,89 @@ class _Collecting(StorageWriter):
         return True
 
 
-def _of_state(state: dict[str, object]) -> list[ToSave]:
-    collecting = _Collecting()
-    alone = not (dist.is_available() and dist.is_initialized())
+def _is_alone() -> bool:
+    return not (dist.is_available() and dist.is_initialized())
+
+
+def _file_of(plan: SavePlan, planner: SavePlanner) -> tuple[ToSave | None, list[WriteResult]]:
+    """A rank's file of what it was given to write, and where each value lies in it. Raises: UcplError E440, E441, E693."""
+    name = f"__{0 if _is_alone() else dist.get_rank()}_0.distcp"
+    parts: list[Held | bytes] = []
+    for item in plan.items:
+        data = planner.resolve_data(item)
+        if item.type == WriteItemType.BYTE_IO:
+            assert isinstance(data, io.BytesIO)
+            parts.append(data.getvalue())
+        else:
+            assert isinstance(data, torch.Tensor)
+            parts.append(one_tensor(data, item.index.fqn))
+    if not parts:
+        return None, []
+    file, spans = archives(name, parts)
+    results = [
+        WriteResult(item.index, size, _StorageInfo(name, at, size))
+        for item, (at, size) in zip(plan.items, spans, strict=True)
+    ]
+    return file, results
+
+
+def _of_state(state: dict[str, object], shares: Shares) -> list[ToSave]:
+    state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(state, None, _is_alone() or dist.get_rank() == 0)
+    asked = planner.create_local_plan()
+    again = _as_before(asked, planner, shares.known)
+    shares.is_known = _all_agree(again is not None)
+    if shares.is_known and again is not None:
+        file, metadata = again
+    else:
+        shares.known = None  # an error below leaves nothing that others do not have
+        collecting = _dealt(state)
+        file, metadata = collecting.file, collecting.metadata
+        shares.known = _Share(asked, collecting.plan, collecting.results, metadata)
+    files = [file] if file is not None else []
+    if metadata is not None:
+        files.append(text_file(".metadata", pickle.dumps(metadata)))
+    return files
+
+
+def _as_before(
+    asked: SavePlan, planner: SavePlanner, known: _Share | None
+) -> tuple[ToSave | None, Metadata | None] | None:
+    """What a rank writes where it has what it had before; None: that has to be dealt out, or refused, by all together.
+
+    Where values lie that are no tensors may change: the first rank alone has such, and the metadata.
+    """
+    if known is None or known.asked != asked:
+        return None
     try:
-        save(state, storage_writer=collecting, no_dist=alone)
+        file, results = _file_of(known.plan, planner)
+    except UcplError:
+        return None
+    if known.metadata is not None:
+        known.metadata.storage_data |= {one.index: one.storage_data for one in results}
+    elif results != known.results:
+        return None
+    return file, known.metadata
+
+
+def _all_agree(mine: bool) -> bool:
+    """Whether all ranks say so."""
+    if _is_alone() or dist.get_world_size() == 1:
+        return mine
+    told: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, mine)
+    return all(told)
+
+
+def _dealt(state: dict[str, object]) -> _Collecting:
+    """What DCP gives this rank to write, once all have told what they have. Raises: UcplError E693."""
+    collecting = _Collecting()
+    try:
+        save(state, storage_writer=collecting, no_dist=_is_alone())
     except CheckpointException as error:
         failed = next(iter(failed for failed, _ in error.failures.values()))  # no Exception itself, as torch has it
         if isinstance(failed, UcplError):
             raise failed from error
         fail("E693", f"{type(failed).__name__}: {str(failed)[:200]}", Label("what is saved"))
-    files = [collecting.file] if collecting.file is not None else []
-    if collecting.metadata is not None:
-        files.append(text_file(".metadata", pickle.dumps(collecting.metadata)))
-    return files
+    return collecting

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ucpl.texts import Json
     from ucpl.vault.files import ToSave
     from ucpl.vault.keyed import Keyed
+    from ucpl.vault.live import Shares
 
 __all__ = ["Saved", "ToWrite", "Writer"]
 
@@ -79,6 +80,7 @@ class Writer:
         self._arenas = Arenas()
         self._ends = ExitStack()
         self._pending: int | None = None
+        self._shares: Shares | None = None
         self.here.folder.mkdir(exist_ok=True, mode=0o700)
         if not self._ends.enter_context(held(self.here.lock(f"r{rank}"), wait=0)):
             self._ends.close()
@@ -140,10 +142,11 @@ class Writer:
     def _files(self, step: int, what: object) -> list[ToSave]:
         if self.keyed is not None:
             return self.keyed.files(what)
-        from ucpl.vault.live import files_of
+        from ucpl.vault.live import Shares, files_of
 
+        self._shares = self._shares or Shares()
         try:
-            return files_of(what, step)
+            return files_of(what, step, self._shares)
         except UcplError:
             raise
         except Exception as error:  # whatever a framework says of what it is given: training goes on

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -144,6 +144,12 @@ class Piece:
         except OSError:
             return False
 
+    def raw(self, low: int, out: Bytes) -> bool:
+        """Fill `out` with whatever lies from `low` on, of several chunks. False: it is not there, or known to be damaged."""
+        if self.is_bad[low // CHUNK : -(-(low + len(out)) // CHUNK)].any():
+            return False
+        return self._got(out, low)
+
     def is_whole(self, low: int) -> bool:
         """Whether the chunk that begins there is what was written."""
         return self.read(low, _scratch.rooms[1][: min(CHUNK, self.size - low)])
@@ -166,6 +172,17 @@ class Piece:
                 with suppress(OSError):
                     os.close(self._fd)
                 self._fd = None
+
+
+@frozen
+class _Part:
+    """Bytes of a block that is made of others: of which group, from `begin` on. checked: others against their digests."""
+
+    group: Group
+    missing: tuple[int, int]  # (place in the set, which of its blocks)
+    among: Sequence[int]  # the set
+    begin: int
+    checked: bool
 
 
 @define(eq=False)
@@ -245,9 +262,7 @@ class Memory:
             start = stretch.starts[stretch.ranks.index(rank)]
             whole = (low, len(out)) == (begin, end - begin)
             room = out if whole else np.empty(end - begin, np.uint8)
-            self._rebuilt(domain, start + begin, room)
-            if xxhash.xxh3_64_intdigest(room.data) != shard.chunks[number]:
-                raise Lost(domain, (domain,))
+            self._rebuilt_sure(domain, start + begin, room, shard.chunks[number])
             with self._count:
                 self.rebuilt += end - begin
                 if not whole:
@@ -257,7 +272,20 @@ class Memory:
         if room is not out:
             out[:] = room[low - begin : low - begin + len(out)]
 
-    def _rebuilt(self, domain: int, low: int, out: Bytes) -> None:
+    def _rebuilt_sure(self, domain: int, low: int, out: Bytes, digest: int) -> None:
+        """Bytes of a domain's data that have this digest, of what the others of its set hold. Raises: Lost.
+
+        What comes out is held against its digest, so what it is made of is not: only where that fails are those that are
+        damaged looked for, and done without.
+        """
+        for checked in (False, True):
+            with suppress(Lost) if not checked else nullcontext():
+                self._rebuilt(domain, low, out, checked)
+                if xxhash.xxh3_64_intdigest(out.data) == digest:
+                    return
+        raise Lost(domain, (domain,))
+
+    def _rebuilt(self, domain: int, low: int, out: Bytes, checked: bool) -> None:
         """Bytes of a domain's data, of what the others of its set hold. Raises: Lost."""
         among = next(some for some in self.sets if domain in some)
         groups = self.job.protection.groups(len(among))
@@ -268,16 +296,18 @@ class Memory:
         for at, end in _chunks(low, low + len(out), block):
             number = at // block
             group = next(g for g in groups if (place, number) in g.data)
-            self._of_group(group, (place, number), among, at % block, out[at - low : end - low])
+            part = _Part(group, (place, number), among, at % block, checked)
+            self._of_group(part, out[at - low : end - low])
 
-    def _of_group(self, group: Group, missing: tuple[int, int], among: Sequence[int], begin: int, out: Bytes) -> None:
-        """Bytes of one block from `begin` on, of the others of its group: as many as its data. Raises: Lost."""
+    def _of_group(self, part: _Part, out: Bytes) -> None:
+        """Bytes of one block, of the others of its group: as many as its data. Raises: Lost."""
         if self.job.protection.name == "rs":
-            self._of_codes(group, missing, among, begin, out)
+            self._of_codes(part, out)
             return
+        group, missing, among = part.group, part.missing, part.among
         lacking = []
         for place, slot in group.parity:
-            if self._parity_bytes(among[place], slot, begin, out):
+            if self._parity_bytes(among[place], slot, part, out):
                 break
             lacking.append(among[place])
         else:
@@ -286,20 +316,24 @@ class Memory:
         for place, number in group.data:
             if (place, number) == missing:
                 continue
-            if not self.data_bytes(among[place], number, begin, room):
+            if not self.data_bytes(among[place], number, part.begin, room, part.checked):
                 raise Lost(among[missing[0]], (among[place],))
             xor_into(out, room)
 
-    def _of_codes(self, group: Group, missing: tuple[int, int], among: Sequence[int], begin: int, out: Bytes) -> None:
+    def _of_codes(self, part: _Part, out: Bytes) -> None:
         """The same under `rs`. Raises: Lost, UcplError E690."""
+        group, missing, among = part.group, part.missing, part.among
         count, lacking = len(group.data), []
         have: dict[int, Bytes] = {}
         for i, (place, number) in enumerate((*group.data, *group.parity)):
             if (i < count and (place, number) == missing) or len(have) == count:
                 continue
             room = np.empty(len(out), np.uint8)
-            read = self.data_bytes if i < count else self._parity_bytes
-            if read(among[place], number, begin, room):
+            if (
+                self.data_bytes(among[place], number, part.begin, room, part.checked)
+                if i < count
+                else self._parity_bytes(among[place], number, part, room)
+            ):
                 have[i] = room
             else:
                 lacking.append(among[place])
@@ -307,12 +341,16 @@ class Memory:
             raise Lost(among[missing[0]], lacking)
         codes_of(count, len(group.parity)).rebuild(have, group.data.index(missing), out)
 
-    def _parity_bytes(self, domain: int, slot: int, begin: int, out: Bytes) -> bool:
+    def _parity_bytes(self, domain: int, slot: int, part: _Part, out: Bytes) -> bool:
         piece = self.parity(domain)
-        return piece is not None and self._gathered(piece, slot * self.commit.parity[domain].block + begin, out)
+        at = slot * self.commit.parity[domain].block + part.begin
+        return piece is not None and self._gathered(piece, at, out, part.checked)
 
-    def data_bytes(self, domain: int, number: int, begin: int, out: Bytes) -> bool:
-        """Bytes of a block of a domain: zeros behind the end of its data, and between arenas, for which nothing is read."""
+    def data_bytes(self, domain: int, number: int, begin: int, out: Bytes, checked: bool = True) -> bool:
+        """Bytes of a block of a domain: zeros behind the end of its data, and between arenas, for which nothing is read.
+
+        checked: against their digests. False: they are not there.
+        """
         stretch = self.stretches[domain]
         low = number * self.commit.parity[domain].block + begin
         high = low + len(out)
@@ -321,7 +359,7 @@ class Memory:
             a, b = max(low, start), min(high, start + size)
             if a < b:
                 piece = self.arena(rank)
-                if piece is None or not self._gathered(piece, a - start, out[a - low : b - low]):
+                if piece is None or not self._gathered(piece, a - start, out[a - low : b - low], checked):
                     return False
                 out[done - low : a - low] = 0
                 done = b
@@ -362,10 +400,12 @@ class Memory:
                 raise Lost(among[which[0]], (among[other],))
         codes_of(len(blocks), len(group.parity)).code(blocks, group.parity.index(which), out)
 
-    def _gathered(self, piece: Piece, low: int, out: Bytes) -> bool:
-        for at, end in _chunks(low, low + len(out)):
-            if not piece.read(at, out[at - low : end - low]):
+    def _gathered(self, piece: Piece, low: int, out: Bytes, checked: bool) -> bool:
+        if not checked:
+            if not piece.raw(low, out):
                 return False
+        elif not all(piece.read(at, out[at - low : end - low]) for at, end in _chunks(low, low + len(out))):
+            return False
         self._counted(len(out))
         return True
 
