@@ -186,6 +186,19 @@ def test_what_is_rebuilt_is_held_against_what_was_saved(tmp_path):
             here.read()
 
 
+@pytest.mark.parametrize("protect", ["mirror(2)", "rs(2, 2)"])
+def test_what_is_damaged_is_not_made_use_of(tmp_path, protect):
+    """A lost domain is made of others as they lie; where that comes out wrong, of those that are not damaged."""
+    with job(tmp_path / "job", 4, protect, (3 * CHUNK, 3 * CHUNK + 17, 3 * CHUNK - 4096)) as here:
+        here.save(1)
+        here.turn()
+        for name in ("p.s0", "r1.s0"):  # of the domain that is asked first
+            path = here.path(1, name)
+            for at in range(5, path.stat().st_size, CHUNK // 2):
+                flip(path, at)
+        assert here.read(frozenset({0})) == 1
+
+
 def test_a_generation_without_all_parts_of_a_file_is_none(tmp_path):
     with job(tmp_path / "job", 2, "mirror") as here:
         here.save(1)

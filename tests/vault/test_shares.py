@@ -1,0 +1,142 @@
+"""Saves of a running job, one after another: what torch itself would have saved, whether or not ranks speak of it anew."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.fsdp import fully_shard
+
+import ucpl
+from ucpl.conversion.opening import open_checkpoint
+from ucpl.remotes.entrance import source_at
+from ucpl.remotes.vaults.memory import Piece
+from ucpl.vault import Vault
+from ucpl.vault.persisting import persist
+from ucpl.vault.server import Server
+
+RANKS = 2
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> Iterator[tuple[dict[str, Any], bool]]:
+    """States to save, made when they are asked for, and whether ranks have what they had the time before."""
+
+    def state(**more: object) -> dict[str, Any]:
+        model(torch.ones(2, 5) * (rank + 1)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
+        return {**more, **found}
+
+    yield state(), False
+    yield state(), True
+    optimizer.param_groups[0]["lr"] = 0.1 / 3
+    yield state(), True
+    optimizer.param_groups[0]["betas"] = (0.5, 0.75)
+    yield state(), True
+    yield state(epoch="one"), False  # one value more
+    # a value of another length, with others behind it in the first file
+    yield state(epoch="a good deal longer " * 100), True
+    alone = {"alone": torch.arange(3.0)} if rank == 1 else {}
+    yield state(**alone), False  # one rank has more: both speak of it
+    yield state(**alone), True
+    yield state(), False
+    yield {"model": get_model_state_dict(model)}, False
+
+
+def saves(rank: int, port: int, home: Path, out: Path) -> None:
+    """A rank that saves, with its server beside it; and what torch saves of the same."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3))
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
+    known = []
+    with Server(home, rank) as server, Vault.at(home).writer(rank, strict=True) as writer:
+        for number, (state, expected) in enumerate(steps(model, optimizer, rank)):
+            writer.save(number, state)
+            known.append((writer._shares is not None and writer._shares.is_known, expected))
+            for _ in range(2):
+                dist.barrier()
+                server.turn()
+            dist.barrier()
+            save(state, checkpoint_id=out / f"torch-{number}")
+            if rank == 0:
+                persist(home, out / f"vault-{number}")
+            dist.barrier()
+    torch.save(known, out / f"{rank}.known")
+    dist.destroy_process_group()
+
+
+def test_each_save_is_what_torch_would_have_saved(tmp_path):
+    home = tmp_path / "job"
+    Vault.make(home, ranks=RANKS, domains=RANKS, protect="mirror")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ranks = [context.Process(target=saves, args=(r, port, home, tmp_path)) for r in range(RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    assert [process.exitcode for process in ranks] == [0] * RANKS
+    for rank in range(RANKS):
+        known = torch.load(tmp_path / f"{rank}.known")
+        assert len(known) == 10 and [found for found, _ in known] == [expected for _, expected in known]
+    digests = set()
+    for number in range(len(known)):
+        whole = []
+        for name in ("torch", "vault"):
+            dcp_to_torch_save(tmp_path / f"{name}-{number}", tmp_path / name)
+            whole.append(torch.load(tmp_path / name, weights_only=False))
+        assert same(*whole), f"save {number}"
+        digests.add(str(whole[0]))
+    assert len(digests) == len(known)
+
+
+def test_a_checkpoint_is_opened_without_its_tensors(tmp_path, monkeypatch):
+    """Of each no more than headers, which lie together: no chunk of a tensor, and nothing ahead."""
+    state = {f"w{i}": torch.full((1 << 18,), float(i)) for i in range(6)}  # 1 MiB each
+    with (
+        Server(Vault.make(tmp_path / "job", ranks=1, domains=1, protect="none").home, 0) as server,
+        Vault.at(tmp_path / "job").writer(0, strict=True) as writer,
+    ):
+        writer.save(1, {"model": state})
+        server.turn()
+    read: list[int] = []
+    before = Piece._got
+
+    def counted(piece: Piece, out: Any, position: int) -> bool:
+        read.append(len(out))
+        return before(piece, out, position)
+
+    monkeypatch.setattr(Piece, "_got", counted)
+    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor", None)
+    assert len(open_checkpoint(source_at(f"vault:{tmp_path / 'job'}")).tensors) == 6
+    assert 0 < sum(read) < 64 << 10 and len(read) == 1
+    load({"model": state}, storage_reader=ucpl.StorageReader(f"vault:{tmp_path / 'job'}"))
+    assert sorted(read)[-6:] == [1 << 20] * 6  # straight to where they go, each once
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(same(v, other[k]) for k, v in one.items())
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
