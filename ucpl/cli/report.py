@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
+from ucpl.schedule.text import rebuilt_of
 
 if TYPE_CHECKING:
     from ucpl.runtime.counters import Report
@@ -22,6 +23,7 @@ def plan_lines(plan: Plan) -> list[str]:
     out += [f"changed       {text}" for text in plan.changed]
     out += [f"derived       {text}" for text in plan.derived]
     out += [f"filled        {text}" for text in plan.filled]
+    out += [f"rebuilds      {text}" for text in rebuilt_of(plan)]
     out += [f"carried       {blob.said}" for blob in plan.target.blobs]
     return out + _dropped(plan)
 
@@ -72,6 +74,7 @@ def plan_object(plan: Plan) -> dict[str, object]:
         "derived": list(plan.derived),
         "dropped": list(plan.dropped),
         "filled": list(plan.filled),
+        "rebuilds": rebuilt_of(plan),
         "carried": {blob.name: blob.said for blob in plan.target.blobs},
         "spec": plan.spec_digest,
         "structure": plan.structure_digest,
@@ -88,6 +91,11 @@ def run_lines(report: Report) -> list[str]:
     out = [
         f"read          {bytes_text(report.bytes_read)}, {report.bytes_needed:,} needed",
         *([f"received      {report.bytes_received:,} bytes of disks of other ranks"] if report.bytes_received else []),
+        *(
+            [f"rebuilt       {report.bytes_rebuilt:,} bytes, of what other domains hold"]
+            if report.bytes_rebuilt
+            else []
+        ),
         f"written       {bytes_text(report.bytes_written)}, the target is {report.bytes_target:,} in {report.files} files",
         *([f"shared        {report.bytes_cloned:,} bytes of the source's blocks"] if report.bytes_cloned else []),
         f"buffers       {bytes_text(report.bytes_live_max)} at most",

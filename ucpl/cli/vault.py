@@ -269,18 +269,23 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
 
     if not options.to:
         _wrong("restore", "needs --to", "--to 'zero1(dp=6)'; `ucpl vault persist` writes it as it was saved")
-    bounds = data_plane(options)
+    bounds, rebuilt = data_plane(options), 0
 
     def read(source: str) -> None:
-        api.convert(source, options.target, options.to, layout=options.source or None, **bounds)
+        nonlocal rebuilt
+        done = api.convert(source, options.target, options.to, layout=options.source or None, **bounds)
+        rebuilt = done.report.bytes_rebuilt
 
     persisted = Path(options.otherwise) if options.otherwise else None
     made = restored(home, read, generation=_generation(options), persisted=persisted)
     for source, why in made.passed:
         console.say(f"passed     {source}: {why}")
+    if rebuilt:
+        console.say(f"rebuilt    {bytes_text(rebuilt)}, of what other domains hold")
     console.say(f"done       {options.target}: step {made.step} of {made.source}")
     passed: list[Json] = [{"source": source, "why": why} for source, why in made.passed]
-    console.answer({"target": str(options.target), "source": made.source, "step": made.step, "passed": passed})
+    answer: dict[str, Json] = {"target": str(options.target), "source": made.source, "step": made.step}
+    console.answer({**answer, "rebuilt": rebuilt, "passed": passed})
     return Exit.DONE
 
 

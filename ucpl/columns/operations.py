@@ -5,8 +5,10 @@
                ├─────► Scale ─────────────────────► Split ─► Write
                └─────► Send ─ ─ another rank's ─ ─► Receive ─► Merge | Derive ─► Split ─► Write
 
+    Read ─► Reconstruct ─► Extract ─► ...      of a vault, of which a part is lost
+
 One node per (operation, entry) over all ranks, indices and states that are alike: `lanes` lists the states it stands for. Row i
-of an Extract goes to row i of the Split, Check or Send that follows it. `reconstruct` will stand beside Extract.
+of an Extract goes to row i of the Split, Check or Send that follows it.
 
 A plan is of all ranks, and has no Send or Receive: they are in the graph of one rank of a job, which is made of its share.
 """
@@ -38,6 +40,7 @@ __all__ = [
     "Node",
     "Read",
     "Receive",
+    "Reconstruct",
     "Reduce",
     "Scale",
     "Send",
@@ -76,6 +79,27 @@ class Read:
 
     def __str__(self) -> str:
         return f"read    {self.state} of {self.label}: {self.last - self.first:,} stored tensors"
+
+
+@frozen(eq=False)
+class Reconstruct:
+    """What was read of a vault, of which bytes are lost where they lay: they are made of what other domains hold for them.
+
+    That is done where an Extract reads them, of no more than it reads, and straight to where they go.
+    """
+
+    label: str
+    state: str
+    size: int  # bytes that are lost
+    lost: tuple[int, ...]  # domains, ascending
+    others: tuple[int, ...]  # of which they are made
+    scheme: str  # "raim5"
+    times: int  # bytes of others that are read for each
+
+    def __str__(self) -> str:
+        lost, others = (", ".join(f"d{d}" for d in some) for some in (self.lost, self.others))
+        said = f"{self.size:,} bytes that {lost} lost, of what {others} hold, by {self.scheme}"
+        return f"reconstruct {self.state} of {self.label}: {said}"
 
 
 @frozen(eq=False)
@@ -240,7 +264,7 @@ class Write:
         return f"write   {self.state} of {self.label}: {self.last - self.first:,} stored tensors"
 
 
-Node = Read | Extract | Merge | Reduce | Derive | Scale | Split | Check | Send | Receive | Fill | Write
+Node = Read | Reconstruct | Extract | Merge | Reduce | Derive | Scale | Split | Check | Send | Receive | Fill | Write
 
 
 def _states(

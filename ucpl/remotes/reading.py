@@ -19,7 +19,9 @@ __all__ = [
     "look_again",
     "pread",
     "preadv",
+    "rebuilt_of",
     "register",
+    "remote_of",
     "remote_at",
     "want",
 ]
@@ -128,6 +130,13 @@ def is_waited_for(status: os.stat_result) -> bool:
     """Whether a file's bytes come from afar, where several are had in the time of one."""
     remote = remote_of(status) if _REMOTES else None
     return remote is not None and not getattr(remote, "call_bytes", 0)
+
+
+def rebuilt_of(statuses: Iterable[os.stat_result]) -> int:
+    """How many bytes were made of others so far, of all that was listed together with these."""
+    found = (remote_of(status) for status in statuses)
+    listings = {id(one.listed_by): one.listed_by for one in found if one is not None}
+    return sum(getattr(listing, "rebuilt", 0) for listing in listings.values())
 
 
 def look_again(statuses: Iterable[os.stat_result]) -> None:

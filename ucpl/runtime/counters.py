@@ -43,6 +43,7 @@ class Report:
     bytes_read: int = 0  # of the source, for the moves
     bytes_received: int = 0  # of the source, headers too, that ranks read for others, whose disks do not have them
     bytes_read_verify: int = 0  # of the source, for its CRCs and padding alone
+    bytes_rebuilt: int = 0  # of a vault, that were lost or damaged and made of what others hold
     bytes_written: int = 0
     bytes_cloned: int = 0  # of the target that are the source's own blocks, and were not written
     bytes_target: int = 0  # sum of the sizes of the target's files
@@ -85,6 +86,7 @@ class Counters:
     bytes_read: int = 0
     bytes_received: int = 0
     bytes_read_verify: int = 0
+    bytes_rebuilt: int = 0
     bytes_written: int = 0
     bytes_cloned: int = 0
     bytes_read_back: int = 0

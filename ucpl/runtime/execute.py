@@ -440,8 +440,12 @@ class _Run:
             if again is not None:
                 self.files.sync(sorted(set(each(known.tiles.file[mine]))), drop=True, meanwhile=self.look)
                 again.rest((), mine, self.look)
-            together.counted(self.team, self.counters)
+            self._counted()
         self.remarks += together.published(self.team, self.target)
+
+    def _counted(self) -> None:
+        self.counters.bytes_rebuilt = self.sources.bytes_rebuilt
+        together.counted(self.team, self.counters)
 
     def _ship(self, known: Known) -> None:
         from ucpl.runtime.shipping import ship  # most targets are local
@@ -468,7 +472,7 @@ class _Run:
         if again is not None:
             with self.counters.phase("read-back"):
                 again.rest(beside, mine, self.look)
-        together.counted(self.team, self.counters)
+        self._counted()
         with self.counters.phase("publish"):
             self._write_texts(manifest_of(self.plan, self.digests, Written(self.layout, unit_crc, beside, self.texts)))
             self._publish()
@@ -541,6 +545,7 @@ def _report_of(run: _Run, *, done_before: bool = False) -> Report:
         bytes_read=c.bytes_read,
         bytes_received=c.bytes_received,
         bytes_read_verify=c.bytes_read_verify,
+        bytes_rebuilt=c.bytes_rebuilt,
         bytes_written=c.bytes_written,
         bytes_cloned=c.bytes_cloned,
         bytes_target=run.layout.size,

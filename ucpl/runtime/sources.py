@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
-from ucpl.remotes.reading import call_bytes, hint, identity_of, look_again, want
+from ucpl.remotes.reading import call_bytes, hint, identity_of, look_again, rebuilt_of, want
 from ucpl.runtime.descriptors import Descriptors
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
@@ -150,6 +150,11 @@ class SourceFiles:
             hint(fd, ranges, payload=True)
         except OSError as error:
             self.lost(self.files[index], error, ranges[0][0])
+
+    @property
+    def bytes_rebuilt(self) -> int:
+        """Of files that lie in a vault: bytes that were made of others so far, since they were opened."""
+        return rebuilt_of(map(self._status, self.files)) if self.is_remote else 0
 
     def check_unchanged(self) -> None:
         """Raises: UcplError E610, E611 where a file is gone or is another one by now."""

@@ -40,7 +40,9 @@ _ALIKE = {
     "memory": "another --memory",
     "workers": "another --workers",
 }
-_SUMS = ("bytes_read", "bytes_received", "bytes_read_verify", "bytes_written", "bytes_cloned", "bytes_read_back")
+_SUMS = (
+    "bytes_read", "bytes_received", "bytes_read_verify", "bytes_rebuilt", "bytes_written", "bytes_cloned", "bytes_read_back",
+)  # fmt: skip
 
 
 def agree(team: Team, mine: Mapping[str, object]) -> str:

@@ -20,6 +20,7 @@ from ucpl.columns.operations import (
     Node,
     Read,
     Receive,
+    Reconstruct,
     Reduce,
     Scale,
     Send,
@@ -66,6 +67,8 @@ def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
     match node:
         case Read(label=label, state=state, first=first, last=last):
             return ["read", label, state, first, last]
+        case Reconstruct(label=label, state=state, size=size, lost=lost, others=others, scheme=scheme, times=times):
+            return ["reconstruct", label, state, size, lost, others, scheme, times]
         case Write(label=label, state=state, first=first, last=last):
             return ["write", label, state, first, last]
         case Fill(label=label, state=state, elements=elements, value=value, lacking=lacking):
@@ -120,6 +123,8 @@ def _node(told: Json, table: Moves, fills: Side) -> Node:
     match told:
         case ["read", str(label), str(state), int(first), int(last)]:
             return Read(label, state, first, last)
+        case ["reconstruct", str(label), str(state), int(size), lost, others, str(scheme), int(times)]:
+            return _reconstruct(Reconstruct(label, state, size, wholes(lost), wholes(others), scheme, times))
         case ["write", str(label), str(state), int(first), int(last)]:
             return Write(label, state, first, last)
         case ["fill", str(label), str(state), int(elements), rows, float(value), bool(lacking)]:
@@ -145,6 +150,12 @@ def _fill(fill: Fill) -> Fill:
     if fill.boxes.elements != fill.elements or not np.isfinite(fill.value):
         raise ValueError(f"{fill}, and {fill.boxes.elements} of {fill.value} are told")
     return fill
+
+
+def _reconstruct(node: Reconstruct) -> Reconstruct:
+    if node.size <= 0 or node.times <= 0 or not node.lost or not node.others or {*node.lost} & {*node.others}:
+        raise ValueError(f"nothing is made so: {node}")
+    return node
 
 
 def _lanes_from(raw: Json) -> tuple[Lane, ...]:
@@ -183,6 +194,11 @@ def _are_paired(net: nx.DiGraph[Node], nodes: Sequence[Node]) -> None:
     """Every box that is extracted goes somewhere, and nothing else does."""
     paired: set[Node] = set()
     for node in nodes:
+        if isinstance(node, Reconstruct):
+            if not all(isinstance(n, Read) for n in net.predecessors(node)) or not net.in_degree(node):
+                raise ValueError("something is reconstructed that nothing read")
+            if not all(isinstance(n, Extract) for n in net.successors(node)):
+                raise ValueError("what is reconstructed is not extracted")
         if isinstance(node, Split):
             (way,) = net.predecessors(node)
             if not isinstance(way, Merge | Reduce | Derive | Scale):

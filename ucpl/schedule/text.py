@@ -6,7 +6,7 @@ from itertools import product
 
 from ucpl.columns import Slot
 from ucpl.columns.blocks import name_texts
-from ucpl.columns.operations import net_text
+from ucpl.columns.operations import Reconstruct, net_text
 from ucpl.extents import Shelf, Shelves, size_of
 from ucpl.schedule.plan import Plan, Tally
 
@@ -31,6 +31,7 @@ def summary(plan: Plan) -> str:
     lines += [f"filled     {text}" for text in plan.filled]
     lines += [f"carried    {blob.said}" for blob in plan.target.blobs]
     lines += _limited([f"dropped    {text}" for text in plan.dropped])
+    lines += [f"rebuilds   {text}" for text in rebuilt_of(plan)]
     lines += moves_of(plan)
     return "\n".join(line.replace("\n", "\ufffd") for line in lines) + "\n"  # a name breaks no line
 
@@ -49,6 +50,23 @@ def writes_of(plan: Plan) -> str:
     """`writes     24 stored tensors in 6 files, 22,080 bytes`."""
     targets = plan.target_shelves
     return f"writes     {len(targets):,} stored tensors in {files_of(targets):,} files, {bytes_of(targets):,} bytes"
+
+
+def rebuilt_of(plan: Plan) -> list[str]:
+    """`4,096 bytes that d2 lost, of what d0, d1, d3 hold, by raim5: 3 are read for each`; nothing, where nothing is lost."""
+    found: dict[tuple[tuple[int, ...], tuple[int, ...], str, int], int] = {}
+    for node in plan.nodes:
+        if isinstance(node, Reconstruct):
+            what = node.lost, node.others, node.scheme, node.times
+            found[what] = found.get(what, 0) + node.size
+    return [
+        f"{size:,} bytes that {_domains(lost)} lost, of what {_domains(others)} hold, by {scheme}: {times} are read for each"
+        for (lost, others, scheme, times), size in sorted(found.items())
+    ]
+
+
+def _domains(some: tuple[int, ...]) -> str:
+    return ", ".join(f"d{d}" for d in some)
 
 
 def moves_of(plan: Plan) -> list[str]:

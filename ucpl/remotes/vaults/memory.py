@@ -220,6 +220,19 @@ class Memory:
                 self._arenas[rank] = Piece.of(path, shard.size, shard.chunks)
             return self._arenas[rank]
 
+    def is_lost(self, rank: int) -> bool:
+        """Whether what a rank saved is not there, or is cut short. What is damaged shows when it is read."""
+        piece = self.arena(rank)
+        try:
+            return piece is None or os.stat(piece.path, follow_symlinks=False).st_size < piece.size
+        except OSError:
+            return True
+
+    def others(self, domain: int) -> tuple[int, ...]:
+        """The domains of a lost one's set that are there, in all of their ranks."""
+        among = next(some for some in self.sets if domain in some)
+        return tuple(d for d in among if d != domain and not any(map(self.is_lost, self.job.domains[d])))
+
     def parity(self, domain: int) -> Piece | None:
         if domain in self.lost:
             return None

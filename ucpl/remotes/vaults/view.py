@@ -15,7 +15,7 @@ from attrs import field
 from ucpl.errors import Label, call_it, fail
 from ucpl.records import define
 from ucpl.remotes import folders
-from ucpl.remotes.reading import Range, register
+from ucpl.remotes.reading import Range, register, remote_of
 from ucpl.remotes.vaults.memory import Memory
 from ucpl.remotes.vaults.places import committed, job_at
 from ucpl.remotes.vaults.records import CHUNK, File
@@ -23,7 +23,7 @@ from ucpl.remotes.vaults.records import CHUNK, File
 if TYPE_CHECKING:
     from ucpl.remotes.vaults.records import Commit
 
-__all__ = ["SCHEME", "View", "generation_at", "pinned", "view"]
+__all__ = ["SCHEME", "Stored", "View", "generation_at", "pinned", "stored_at", "view"]
 
 SCHEME = "vault"
 Parts = Sequence[tuple[int, File]]  # ranks, with what they saved of a file
@@ -37,6 +37,10 @@ class View:
     url: str
     root: Path
     files: dict[str, Stored] = field(factory=dict)
+
+    @property
+    def rebuilt(self) -> int:
+        return self.memory.rebuilt
 
     def look_again(self) -> None:
         """A slot that is written once more has other digests: what is read of it is rebuilt, or refused."""
@@ -68,6 +72,20 @@ class Stored:
                     data[at : at + 4] = crcs.get(name, 0).to_bytes(4, "little")
                 found.append((late.begin, late.begin + len(data), rank, bytes(data)))
         return sorted(found, key=lambda one: one[:2])
+
+    @property
+    def lost(self) -> list[tuple[int, int, int]]:
+        """(begin, end, domain) of what lay in domains that are gone, ascending, joined where it may be."""
+        memory, found = self.view.memory, list[tuple[int, int, int]]()
+        for begin, end, rank, where in self.spans:
+            domain = memory.job.domain_of(rank)
+            if domain is None or isinstance(where, bytes) or not memory.is_lost(rank):
+                continue
+            if found and found[-1][1:] == (begin, domain):
+                found[-1] = (found[-1][0], end, domain)
+            else:
+                found.append((begin, end, domain))
+        return found
 
     @cached_property
     def _begins(self) -> list[int]:
@@ -122,6 +140,15 @@ class Stored:
     @property
     def listed_by(self) -> View:
         return self.view
+
+
+def stored_at(path: Path) -> Stored | None:
+    """What a file is of a vault; None: it is of none, or not there."""
+    try:
+        found = remote_of(os.stat(path))
+    except OSError:
+        return None
+    return found if isinstance(found, Stored) else None
 
 
 def generation_at(home: Path, generation: int | None = None) -> Memory:
