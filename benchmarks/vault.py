@@ -90,6 +90,8 @@ def bench(rounds: int, folder: str) -> Iterator[tuple[str, ...]]:
         with served(home):
             saved = job("save", home, files, rounds)
             time.sleep(1.0)
+        with served(Path(top, "small")):
+            trained = job("train", Path(top, "small"), files, 3 * rounds)
         loaded = job("load", home, files, rounds)
         shutil.rmtree(home / "d2")
         lost = job("load", home, files, rounds)
@@ -104,6 +106,16 @@ def bench(rounds: int, folder: str) -> Iterator[tuple[str, ...]]:
     )  # fmt: skip
     yield (
         "saved: until it counts", f"{saved['counts']:.2f} s", "", beside(saved["async"], saved["counts"]) + " (async_save)", "",
+    )  # fmt: skip
+    yield "the same: copying alone", f"{saved['copy']:.3f} s", "", "", ""
+    step, ours = trained["step"], trained["vault"]
+
+    def share(taken: float) -> str:
+        return f"{taken / step:.1%} at each, {taken / step / 10:.2%} at each tenth"
+
+    yield (
+        f"of a step of a small GPT and AdamW, {trained['bytes'] / 1e6:.0f} MB, {step:.2f} s: the job stands still", share(ours),
+        share(trained["torch.save"]), share(trained["async_save"]) + " (async_save)", "",
     )  # fmt: skip
     for name, found, wanted in (("read back", loaded, "0.3 s"), ("the same, one domain of four lost", lost, "0.7 s")):
         ours = found["vault"]

@@ -1,12 +1,14 @@
 """One job that times what a vault does beside what PyTorch has for it. Run by torchrun, with the vault served beside it.
 
-torchrun --nproc-per-node 4 benchmarks/vault_job.py save|load HOME FOLDER ROUNDS: the first rank prints JSON. `save` saves
-DTensors (1 GiB in all) in each way in turn; `load` reads them back into tensors that are there.
+torchrun --nproc-per-node 4 benchmarks/vault_job.py save|load|train HOME FOLDER ROUNDS: the first rank prints JSON. `save` saves
+DTensors (1 GiB in all) in each way in turn, and copies them, which is what any way has to do; `load` reads them back into
+tensors that are there; `train` trains a small GPT, and saves it and its optimizer after each step, in each way in turn.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import sys
 import time
@@ -17,14 +19,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional as F
 
 import ucpl
 from ucpl.vault import Vault
 
 TENSORS, ROWS, WIDE = 64, 2048, 2048  # of f32: 1 GiB in all
+WIDTH, BLOCKS, WORDS, LONG, BATCH = 256, 6, 2048, 128, 4  # of the GPT
 
 
 def timed(act: Callable[[], object]) -> float:
@@ -56,7 +63,10 @@ def saved(home: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
     rank = dist.get_rank()
     state = state_of(init_device_mesh("cpu", (dist.get_world_size(),)), 0, None)
     writer = Vault.at(home).writer(rank, strict=True)
+    local = {name: t.to_local() for name, t in state.items()}
+    copy = _Copy(folder / f"copy-{rank}", local)
     found: dict[str, list[float]] = {
+        "copy": [],
         "vault": [],
         "counts": [],
         "torch.save": [],
@@ -65,6 +75,7 @@ def saved(home: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
     }
     apart = dist.new_group()  # what saves beside the job speaks of its own
     for i in range(rounds):
+        found["copy"].append(timed(copy))
         begin = time.perf_counter()
         found["vault"].append(timed(partial(writer.save, i, state)))
         mine = writer.committed()
@@ -73,7 +84,6 @@ def saved(home: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
             mine = writer.committed()
         dist.barrier()
         found["counts"].append(time.perf_counter() - begin)
-        local = {name: t.to_local() for name, t in state.items()}
         found["torch.save"].append(timed(partial(torch.save, local, folder / f"local-{rank}.pt")))
         dist.barrier()
         begin = time.perf_counter()
@@ -83,6 +93,84 @@ def saved(home: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
         pending.result()
         dist.barrier()
         found["async"].append(time.perf_counter() - begin)
+    return found
+
+
+class _Copy:
+    """Copies tensors into memory that is there, and looks at nothing."""
+
+    def __init__(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        size = sum(t.nbytes for t in tensors.values())
+        with path.open("w+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            self.room = memoryview(mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
+        self.parts = [t.reshape(-1).view(torch.uint8).numpy().data for t in tensors.values()]
+
+    def __call__(self) -> None:
+        at = 0
+        for part in self.parts:
+            self.room[at : at + len(part)] = part
+            at += len(part)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (8, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.after(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(WORDS, WIDTH), nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.embed(words[:, :-1])
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), words[:, 1:].flatten())
+
+
+def trained(home: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = Gpt()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rank, apart = dist.get_rank(), dist.new_group()
+    writer = Vault.at(home).writer(rank, strict=True)
+
+    def step() -> None:
+        model(torch.randint(0, WORDS, (BATCH, LONG))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def state() -> dict[str, object]:
+        return {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
+
+    found: dict[str, list[float]] = {"step": [], "vault": [], "torch.save": [], "async_save": [], "bytes": []}
+    for i in range(rounds):
+        found["step"].append(timed(step))
+        found["vault"].append(timed(partial(writer.save, i, (model, optimizer))))
+        while (mine := writer.committed()) is None or mine[1] != i:
+            time.sleep(0.002)
+        found["torch.save"].append(timed(lambda: torch.save(state(), folder / f"trained-{rank}.pt")))
+        dist.barrier()
+        begin = time.perf_counter()
+        pending = async_save(state(), checkpoint_id=folder / "trained", process_group=apart)
+        dist.barrier()
+        found["async_save"].append(time.perf_counter() - begin)
+        pending.result()
+        found["bytes"].append(3.0 * sum(p.nbytes for p in model.parameters()))
     return found
 
 
@@ -111,7 +199,7 @@ def main() -> None:
     what, home, folder, rounds = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     dist.init_process_group("cpu:gloo")
     torch.set_num_threads(1)
-    found = (saved if what == "save" else loaded)(home, folder, rounds)
+    found = {"save": saved, "load": loaded, "train": trained}[what](home, folder, rounds)
     if dist.get_rank() == 0:
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()

@@ -18,6 +18,7 @@ from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -27,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from ucpl.errors import Label, UcplError, fail
@@ -133,10 +135,11 @@ def _of_engine(engine: _Engine, step: int) -> list[ToSave]:
 class _Share:
     """What one rank writes, as DCP dealt it out."""
 
-    asked: SavePlan  # what the rank had to write, before any was left to others
+    held: _Held | None  # what the rank had
     plan: SavePlan
     results: list[WriteResult]  # where its values lie in its file
     metadata: Metadata | None  # on the first rank: of all
+    text: bytes  # the same, as it is written
 
 
 @define(eq=False)
@@ -210,53 +213,77 @@ def _file_of(plan: SavePlan, planner: SavePlanner) -> tuple[ToSave | None, list[
     return file, results
 
 
+_Held = tuple[object, ...]  # all that DCP asks about what a rank has, but the values
+
+
 def _of_state(state: dict[str, object], shares: Shares) -> list[ToSave]:
     state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
     planner = DefaultSavePlanner()
     planner.set_up_planner(state, None, _is_alone() or dist.get_rank() == 0)
-    asked = planner.create_local_plan()
-    again = _as_before(asked, planner, shares.known)
+    held = _held(planner)
+    again = _as_before(held, planner, shares.known)
     shares.is_known = _all_agree(again is not None)
     if shares.is_known and again is not None:
-        file, metadata = again
+        file, shares.known = again
     else:
         shares.known = None  # an error below leaves nothing that others do not have
         collecting = _dealt(state)
         file, metadata = collecting.file, collecting.metadata
-        shares.known = _Share(asked, collecting.plan, collecting.results, metadata)
+        text = pickle.dumps(metadata) if metadata is not None else b""
+        shares.known = _Share(held, collecting.plan, collecting.results, metadata, text)
     files = [file] if file is not None else []
-    if metadata is not None:
-        files.append(text_file(".metadata", pickle.dumps(metadata)))
+    if shares.known.text:
+        files.append(text_file(".metadata", shares.known.text))
     return files
 
 
+def _held(planner: DefaultSavePlanner) -> _Held | None:
+    """What DCP's plans rest on. None: there is something among it that may tell more of itself."""
+    found: list[object] = []
+    for name, value in planner.state_dict.items():
+        if isinstance(value, DTensor):
+            found.append((name, value.shape, value.dtype, value.requires_grad, value.placements, value.device_mesh))
+        elif type(value) in (torch.Tensor, torch.nn.Parameter):
+            found.append((name, value.shape, value.dtype, value.requires_grad, value.layout))
+        elif isinstance(value, torch.Tensor):
+            return None
+        else:
+            found.append(name)
+    return planner.is_coordinator, planner.mappings, found
+
+
 def _as_before(
-    asked: SavePlan, planner: SavePlanner, known: _Share | None
-) -> tuple[ToSave | None, Metadata | None] | None:
+    held: _Held | None, planner: DefaultSavePlanner, known: _Share | None
+) -> tuple[ToSave | None, _Share] | None:
     """What a rank writes where it has what it had before; None: that has to be dealt out, or refused, by all together.
 
     Where values lie that are no tensors may change: the first rank alone has such, and the metadata.
     """
-    if known is None or known.asked != asked:
+    if known is None or held is None or known.held != held:
         return None
     try:
         file, results = _file_of(known.plan, planner)
-    except UcplError:
+    except Exception:  # whatever it is, all ranks raise it once it is dealt out anew
         return None
-    if known.metadata is not None:
-        known.metadata.storage_data |= {one.index: one.storage_data for one in results}
-    elif results != known.results:
+    if results == known.results:
+        return file, known
+    if known.metadata is None:
         return None
-    return file, known.metadata
+    known.metadata.storage_data |= {one.index: one.storage_data for one in results}
+    return file, evolve(known, results=results, text=pickle.dumps(known.metadata))
 
 
 def _all_agree(mine: bool) -> bool:
     """Whether all ranks say so."""
     if _is_alone() or dist.get_world_size() == 1:
         return mine
-    told: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, mine)
-    return all(told)
+    if "gloo" in dist.get_backend():  # which has tensors on the CPU
+        told = torch.tensor(int(mine))
+        dist.all_reduce(told, dist.ReduceOp.MIN)
+        return bool(told)
+    each: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(each, mine)
+    return all(each)
 
 
 def _dealt(state: dict[str, object]) -> _Collecting:
