@@ -162,6 +162,11 @@ def test_what_dead_jobs_left_goes_and_what_may_be_all_that_is_left_stays(tmp_pat
             "says ranks and domains by itself",
         ),
         (["verify", "J", "--generation", "x"], "--generation x"),
+        (["status", "J", "--lose", "2"], "vault status makes no use of `--lose`, which is for `plan` and `drill`"),
+        (["persist", "J", "out", "--to", "zero1(dp=6)"], "makes no use of `--to`, which is for `restore`"),
+        (["scrub", "J", "--workers", "4"], "makes no use of `--workers`, which is for `restore`"),
+        (["gc", "J", "-D", "n=3"], "makes no use of `-D`, which is for `plan` and `drill`"),
+        (["plan", "J.ucpl:j()", "--with-state"], "makes no use of `--with-state`, which is for `gc`"),
         (["fly", "J"], "invalid choice"),
     ],
 )

@@ -39,6 +39,19 @@ ACTIONS = {
     "persist": "write a generation into DST as the framework itself would have saved it",
     "gc": "remove vaults below a folder that no living process holds",
 }
+_OF_A_LAYOUT = ("domains", "protect", "lose", "model", "sizes", "config")
+# What each action makes use of, beside --json. Anything else that is given would change nothing, and is refused.
+_TAKES = {
+    "plan": (*_OF_A_LAYOUT, "room", "bandwidths"),
+    "drill": _OF_A_LAYOUT,
+    "serve": ("domain", "domains", "ranks", "layout", "protect", "every", "into"),
+    "status": (),
+    "verify": ("generation",),
+    "scrub": (),
+    "restore": ("generation", "to", "otherwise", "source", "memory", "workers"),
+    "persist": ("generation",),
+    "gc": ("with_state",),
+}
 POLL = 0.02  # seconds between two looks of a server
 NUMBER_MAX = 1 << 20
 _RANKS = re.compile(r"\d+(?:,\d+)*(?:/\d+(?:,\d+)*)*")
@@ -69,7 +82,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--lose",
         metavar="N",
-        help="plan: so many domains may be lost at once; exit 1 where that takes anything with it",
+        help="plan: so many domains may be lost at once; exit 1 where that takes anything with it; drill: up to so many are",
     )
     parser.add_argument("--room", metavar="SIZE", help="plan: what a domain may hold in memory, as in 60G")
     parser.add_argument("--every", metavar="N", help="serve: write every N-th generation that counts below --into")
@@ -99,11 +112,27 @@ def run(options: Namespace, console: Console) -> int:
         _wrong(options.action, "needs DST", f"ucpl vault {options.action} ROOT/JOB DST")
     if options.action not in ("restore", "persist") and options.target:
         _wrong(options.target, "is one argument too many", f"ucpl vault {options.action} ROOT/JOB")
+    _demand_used(options)
     actions = {
         "plan": _plan, "drill": _drill, "serve": _serve, "status": _status, "verify": _verify, "scrub": _scrub,
         "restore": _restore, "persist": _persist, "gc": _gc,
     }  # fmt: skip
     return actions[options.action](home, options, console)
+
+
+def _demand_used(options: Namespace) -> None:
+    """Raises: UcplError E171."""
+    parser = ArgumentParser()
+    arguments(parser)
+    for one in parser._actions:
+        if one.option_strings and one.dest not in (*_TAKES[options.action], "json", "help"):
+            if getattr(options, one.dest) != one.default:
+                whose = " and ".join(f"`{name}`" for name, takes in _TAKES.items() if one.dest in takes)
+                option = one.option_strings[0]
+                fail(
+                    "E171", f"ucpl vault {options.action} makes no use of `{option}`, which is for {whose}",
+                    Label("<command line>", where=option), remedy="leave it out",
+                )  # fmt: skip
 
 
 def _wrong(where: str, what: str, remedy: str) -> None:
