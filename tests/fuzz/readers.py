@@ -10,6 +10,7 @@ from tests.fuzz.plans import Plans
 from tests.fuzz.reader import Reader
 from tests.fuzz.said import Calls, Configs
 from tests.fuzz.targets import Journals, Manifests
+from tests.fuzz.vaults import Vaults
 
 READERS: tuple[Reader, ...] = (
     Reader("pickle", Pickles.prepare),
@@ -32,4 +33,5 @@ READERS: tuple[Reader, ...] = (
     Reader("call", Calls.prepare),
     Reader("import", Imports.prepare),
     Reader("latest", folders.latest),
+    Reader("vault", Vaults.prepare),
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from tests.fuzz.odd import ODD
 from tests.vault.small import Job, job
 from ucpl.errors import UcplError
 from ucpl.remotes.vaults.codes import Protection, sets_of
@@ -184,6 +185,19 @@ def test_what_is_rebuilt_is_held_against_what_was_saved(tmp_path):
             here.path(number, "commit.1.json").write_bytes(text)
         with pytest.raises(UcplError, match="E691"):
             here.read()
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd.__name__)
+@pytest.mark.parametrize("name", ["job.json", "commit.1.json", "r0.s0", "r0.s0.json", "p.s0", "p.s0.json"])
+def test_what_is_no_file_is_as_if_it_were_not_there(tmp_path, odd, name):
+    """A folder, a pipe or a link, of one domain: others say it, and make up for it."""
+    with job(tmp_path / "job", 3, "raim5") as here:
+        here.save(1)
+        here.turn()
+        path = here.path(0, name)
+        path.unlink()
+        odd(path)
+        assert here.read() == 1
 
 
 @pytest.mark.parametrize("protect", ["mirror(2)", "rs(2, 2)"])

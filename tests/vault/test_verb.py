@@ -16,6 +16,8 @@ import pytest
 import ucpl
 from tests.vault.held import ROOT, Truth, call, memory
 from ucpl.cli import main
+from ucpl.vault import Vault
+from ucpl.vault.files import text_file
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +148,37 @@ def test_what_dead_jobs_left_goes_and_what_may_be_all_that_is_left_stays(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counts", "no vault", "strange"]
     _, found = told(capsys, "gc", tmp_path, "--with-state")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["no vault", "strange"]
+
+
+def test_a_server_says_what_is_in_its_way_and_goes_on(tmp_path):
+    """Memory that is full, or a folder where it writes: nothing counts meanwhile, and no server ends of it."""
+    home = tmp_path / "job"
+    with served(home, "--ranks", "2", "--domains", "2", "--protect", "mirror") as servers:
+        (home / "d0" / "p.s0").mkdir()
+        writers = [Vault.at(home).writer(r, run="one", wait=0.0, strict=True) for r in range(2)]
+        for writer in writers:
+            writer._files = lambda step, what, r=writer.rank: [text_file(f"rank-{r}", b"content")]  # type: ignore[method-assign,misc]
+            writer.save(1, None)
+        assert servers[0].stdout is not None
+        said = servers[0].stdout.readline()
+        assert said.startswith(f"waits      {home}/d0/p.s0: Is a directory"), said
+        assert Vault.at(home).committed() is None
+        (home / "d0" / "p.s0").rmdir()
+        until(lambda: Vault.at(home).committed() is not None)
+        assert all(one.poll() is None for one in servers)
+        for writer in writers:
+            writer.close()
+
+
+def test_a_server_whose_domain_is_gone_ends_and_says_what_to_do(tmp_path):
+    home = tmp_path / "job"
+    Vault.make(home, ranks=2, domains=2)
+    command = [sys.executable, "-m", "ucpl", "vault", "serve", str(home), "--domain", "1"]
+    one = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert one.stdout is not None and one.stdout.readline().startswith("serving ")
+    shutil.rmtree(home / "d1")
+    _, said = one.communicate(timeout=30)
+    assert one.returncode == 4 and "d1 is gone, while it was served" in said and "start the server once more" in said
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from argparse import ArgumentParser, Namespace
@@ -53,6 +54,7 @@ _TAKES = {
     "gc": ("with_state",),
 }
 POLL = 0.02  # seconds between two looks of a server
+PAUSE = 0.5  # the same, where something is in its way
 NUMBER_MAX = 1 << 20
 _RANKS = re.compile(r"\d+(?:,\d+)*(?:/\d+(?:,\d+)*)*")
 
@@ -173,8 +175,22 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
         console.say(f"serving    {vault.home}/d{server.number}: ranks {ranks}, {vault.job.protection}")
         console.flush()
         last = newest.generation if (newest := vault.committed()) is not None else 0
+        told = ""
         while True:
-            server.turn()
+            if not server.here.is_there():
+                _gone(server.here.folder)
+            try:
+                server.turn()
+                told = ""
+            except (
+                OSError
+            ) as error:  # memory that is full, or what stands where a file should: training goes on meanwhile
+                text = f"{os.fsdecode(error.filename or server.here.folder)}: {error.strerror or error}"
+                if text != told:
+                    console.say(f"waits      {text}; nothing counts until that is mended")
+                    console.flush()
+                told = text
+                time.sleep(PAUSE)
             newest = vault.committed()
             if newest is not None and newest.generation > last:
                 last = newest.generation
@@ -182,6 +198,13 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
                     _kept(home, Path(options.into) / f"step-{newest.step}", last, console)
             console.flush()
             time.sleep(POLL)
+
+
+def _gone(folder: Path) -> None:
+    fail(
+        "E695", f"{folder} is gone, while it was served", Label(str(folder)),
+        remedy="start the server once more: it makes the domain anew, of what the others hold",
+    )  # fmt: skip
 
 
 def _kept(home: Path, target: Path, generation: int, console: Console) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from secrets import token_hex
@@ -13,7 +12,7 @@ from ucpl.errors import Label, fail
 from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import Protection, even_domains, sets_of
 from ucpl.remotes.vaults.places import Domain, committed, held, job_at
-from ucpl.remotes.vaults.records import Commit, Job
+from ucpl.remotes.vaults.records import NAME, Commit, Job
 from ucpl.remotes.vaults.sealed import Told, write_whole
 from ucpl.vault.schemes import default_protection
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from ucpl.vault.writer import ToWrite, Writer
 
 __all__ = ["ToMake", "Vault"]
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}")
 
 
 class ToMake(TypedDict, total=False):
@@ -59,7 +56,7 @@ class Vault:
         Raises: UcplError E690, E694.
         """
         path = Path(os.path.abspath(home))
-        if not _NAME.fullmatch(path.name):
+        if not NAME.fullmatch(path.name):
             fail("E690", f"{path.name!a} cannot be the name of a job", Label(str(path)))
         if "layout" in said:
             from ucpl.vault.planning import shape_of

@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
@@ -122,7 +122,9 @@ def job_at(home: Path) -> Job | None:
     """Which vault this is, as most of its domains say; None: there is none."""
     said: dict[bytes, int] = {}
     for number in domains_of(home):
-        data = read_sealed(Domain(home, number).job())
+        data = None
+        with suppress(OSError):  # of one domain: others say it, too
+            data = read_sealed(Domain(home, number).job())
         if data is not None and Job.of(data) is not None:
             said[data] = said.get(data, 0) + 1
     return Job.of(max(sorted(said), key=said.__getitem__)) if said else None
@@ -135,7 +137,9 @@ def committed(home: Path, job: Job) -> list[Commit]:
         here = Domain(home, number)
         for generation in here.commits():
             if generation not in found:
-                commit = _read(here.commit(generation), job, partial(Commit.of, job=job))
+                commit = None
+                with suppress(OSError):
+                    commit = _read(here.commit(generation), job, partial(Commit.of, job=job))
                 if commit is not None and commit.generation == generation:
                     found[generation] = commit
     return [found[generation] for generation in sorted(found, reverse=True)]

@@ -6,6 +6,7 @@ at before it is used: what does not hold is as if it were not there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -16,13 +17,15 @@ from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import Protection
 from ucpl.remotes.vaults.sealed import Told, opened, seal
 
-__all__ = ["CHUNK", "FORM", "Commit", "File", "Job", "Late", "Parity", "Segment", "Shard", "mark_of"]
+__all__ = ["CHUNK", "FORM", "Commit", "File", "Job", "Late", "NAME", "Parity", "Segment", "Shard", "mark_of"]
 
 FORM = 1
 CHUNK = 1 << 20  # bytes that have a digest of their own
 _DIGITS = 16  # of a digest of a chunk
 _SIZE_MAX = 1 << 52
 _RANKS_MAX = 1 << 20
+_STEP_MAX = 255  # bytes of a name of a file
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}")  # of a job
 
 
 class _Wrong(ValueError):
@@ -110,8 +113,10 @@ class Job:
             ranks = sorted(rank for some in domains for rank in some)
             if not ranks or ranks != list(range(len(ranks))) or len(ranks) > _RANKS_MAX or told.get("form") != FORM:
                 raise _Wrong("domains")
-            protection = Protection.parse(_text(told, "protect"))
-            return cls(_text(told, "job"), _text(told, "ident"), domains, protection)
+            protection, name = Protection.parse(_text(told, "protect")), _text(told, "job")
+            if not NAME.fullmatch(name):
+                raise _Wrong("job")
+            return cls(name, _text(told, "ident"), domains, protection)
         except ValueError:
             return None
 
@@ -158,6 +163,8 @@ class File:
         name, size = _text(told, "name"), _number(told, "size")
         steps = PurePosixPath(name).parts
         if not steps or name.startswith("/") or "\0" in name or any(s in ("", ".", "..") for s in name.split("/")):
+            raise _Wrong("name")
+        if max(len(step.encode()) for step in steps) > _STEP_MAX:  # a ValueError, too, of half a character
             raise _Wrong("name")
         segments = tuple(Segment(*_numbers(one, 3)) for one in _list(told, "segments"))
         if any(s.begin + s.size > size or s.at + s.size > arena for s in segments):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -44,10 +45,14 @@ def read_sealed(path: Path) -> bytes | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
             return None
         raise
-    with os.fdopen(fd, "rb") as file:
-        if not 0 < os.fstat(fd).st_size <= _MAX:
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= _MAX:
             return None
-        data = file.read(_MAX)
+        with os.fdopen(os.dup(fd), "rb") as file:
+            data = file.read(_MAX)
+    finally:
+        os.close(fd)
     return data if opened(data) is not None else None
 
 

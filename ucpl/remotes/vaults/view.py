@@ -176,7 +176,12 @@ def _demand_whole(home: Path, commit: Commit) -> None:
 
 def view(url: str) -> Path:
     """The folder that stands for `vault:ROOT/JOB`, or `vault:ROOT/JOB@GENERATION`. Raises: UcplError E691, E692."""
-    return lay(generation_at(*_parted(url)), url).root
+    memory = generation_at(*_parted(url))
+    try:
+        return lay(memory, url).root
+    except OSError as error:
+        where = error.filename or str(memory.home)
+        fail("E692", f"{url} cannot be shown as a folder: {error.strerror or error}", Label(os.fsdecode(where)))
 
 
 def _parted(url: str) -> tuple[Path, int | None]:

@@ -1,0 +1,180 @@
+"""Vaults: their texts with values exchanged and sealed anew, so that they count; files of memory bent, cut, gone or odd.
+
+What was not sealed anew must give the bytes of a generation that was saved, or be refused.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import xxhash
+from attrs import define, frozen
+
+from tests.fuzz.damage import damage_bytes, damage_value
+from tests.fuzz.odd import ODD, clear
+from tests.fuzz.plans import json_of
+from tests.fuzz.targets import Files, read, write
+from tests.vault.small import content, job
+from ucpl.conversion.opening import infer, open_checkpoint
+from ucpl.remotes import folders
+from ucpl.remotes.reading import register
+from ucpl.remotes.vaults.sealed import opened
+from ucpl.remotes.vaults.view import Stored, View, generation_at, lay
+from ucpl.vault import Vault
+from ucpl.vault.looking import damage, look
+from ucpl.vault.server import Server
+
+SIZES = (5000, 4097, 1)
+SEALED = (".json",)
+LOCKS = ".lock"
+
+
+@frozen(eq=False)
+class Case:
+    """A vault that was left in the middle: two generations count, or one and a half."""
+
+    home: Path
+    files: Files
+    is_known: bool  # content of `tests.vault.small`, by step and rank; else a checkpoint of DCP's
+
+
+def small(home: Path, domains: int, protect: str, saves: int) -> Case:
+    with job(home, domains, protect, SIZES) as here:
+        for step in range(1, saves + 1):
+            here.save(step)
+            if step < 3:
+                here.turn()
+    return Case(home, kept(home), True)
+
+
+def running(home: Path) -> Case:
+    state = {"model": {"a": torch.arange(12.0).view(3, 4), "b": torch.arange(5)}, "run": {"seen": 3}}
+    vault = Vault.make(home, ranks=1, domains=1)
+    with Server(vault.home, 0) as server, vault.writer(0, strict=True) as writer:
+        writer.save(1, state, {"at": 1})
+        server.turn()
+    return Case(home, kept(home), False)
+
+
+def kept(home: Path) -> Files:
+    return {name: data for name, data in read(home).items() if not name.endswith(LOCKS)}
+
+
+@define(eq=False)
+class Vaults:
+    cases: list[Case]
+    damage: str = ""
+
+    @classmethod
+    def prepare(cls, folder: Path) -> Vaults:
+        made = [
+            small(folder / how.partition("(")[0], n, how, 3)
+            for n, how in ((2, "mirror"), (3, "raim5"), (4, "rs(2, 2)"))
+        ]
+        return cls([*made, running(folder / "running")])
+
+    def attempt(self, rng: Random) -> str:
+        case = rng.choice(self.cases)
+        files, is_sealed = dict(case.files), False
+        odd = None
+        name = rng.choice(sorted(files))
+        if rng.random() < 0.75:
+            name = rng.choice(sorted(n for n in files if n.endswith(SEALED)))
+            made, self.damage = resealed(rng, files[name])
+            is_sealed = True
+            others = [n for n in files if n.rpartition("/")[2] == name.rpartition("/")[2]]
+            for other in others if rng.random() < 0.8 else [name]:  # as each domain is told the same
+                files[other] = made
+        elif rng.random() < 0.6:
+            files[name], self.damage = damage_bytes(rng, files[name])
+        else:
+            odd = rng.choice(ODD)
+            self.damage = odd.__name__
+            del files[name]
+        self.damage = f"{case.home.name}: {name}: {self.damage}"
+        try:
+            clear(case.home)
+            write(files, case.home)
+            if odd is not None:
+                odd(case.home / name)
+            self._read(rng, case, is_sealed)
+        finally:
+            clear(case.home)
+        return self.damage
+
+    def _read(self, rng: Random, case: Case, is_sealed: bool) -> None:
+        match rng.randrange(5):
+            case 0:
+                look(case.home)
+            case 1:
+                damage(case.home)[0].close()
+            case 2:
+                vault = Vault.at(case.home)
+                with ExitStack() as ends:
+                    for number in range(min(5, len(vault.job.domains))):
+                        server = ends.enter_context(Server(case.home, number))
+                        with suppress(OSError):  # what stands where it writes: the verb says so, and tries again
+                            server.turn()
+            case _ if case.is_known:
+                demand_saved(case.home, is_sealed)
+            case _:
+                shadowed(case.home)
+
+
+def demand_saved(home: Path, is_sealed: bool) -> None:
+    """All bytes of all files; where no text was made up, those of one generation that was saved."""
+    memory = generation_at(home)
+    try:
+        for name, parts in memory.commit.files().items():
+            room = bytearray(min(parts[0][1].size, 1 << 20))
+            if room:
+                Stored(View(memory, "vault:", Path()), name, parts).fill(memoryview(room), 0)
+            if not is_sealed:
+                wanted = content(memory.commit.step, int(name.rpartition("-")[2]), SIZES)
+                assert bytes(room) == wanted, f"{name} has other bytes than were saved at step {memory.commit.step}"
+    finally:
+        memory.close()
+
+
+def shadowed(home: Path) -> None:
+    """As a checkpoint that any verb opens."""
+    with tempfile.TemporaryDirectory(dir=home.parent) as top:
+        with patch.object(folders, "fresh", lambda: Path(tempfile.mkdtemp(dir=top))):
+            view = lay(generation_at(home), f"vault:{home}")
+        try:
+            infer(open_checkpoint(view.root))
+        finally:
+            view.memory.close()
+            for name in view.files:
+                register(os.stat(view.root / name), None)
+
+
+def resealed(rng: Random, data: bytes) -> tuple[bytes, str]:
+    """A text with some of its values changed, or of the texts in it, as whoever knows the form could write it."""
+    told = opened(data)
+    assert told is not None
+    inner = [(key, i) for key in ("shards", "parity") for i in range(len(listed(told, key)))]
+    if inner and rng.random() < 0.7:
+        key, i = rng.choice(inner)
+        text, how = resealed(rng, str(listed(told, key)[i]).encode())
+        listed(told, key)[i] = text.decode("utf-8", "surrogatepass")
+        return sealed(told), f"{key} {i}: {how}"
+    value, how = damage_value(rng, told)
+    return sealed(value), how
+
+
+def listed(told: dict[str, Any], key: str) -> list[Any]:
+    found = told.get(key)
+    return found if isinstance(found, list) else []
+
+
+def sealed(value: object) -> bytes:
+    text = json_of(value)
+    return text + b"\n" + xxhash.xxh3_128_hexdigest(text).encode() + b"\n"
