@@ -197,6 +197,7 @@ def test_what_is_no_file_is_as_if_it_were_not_there(tmp_path, odd, name):
         path = here.path(0, name)
         path.unlink()
         odd(path)
+        here.turn()
         assert here.read() == 1
 
 

@@ -182,9 +182,7 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
             try:
                 server.turn()
                 told = ""
-            except (
-                OSError
-            ) as error:  # memory that is full, or what stands where a file should: training goes on meanwhile
+            except OSError as error:  # memory that is full, or what stands where a file should
                 text = f"{os.fsdecode(error.filename or server.here.folder)}: {error.strerror or error}"
                 if text != told:
                     console.say(f"waits      {text}; nothing counts until that is mended")
