@@ -10,6 +10,7 @@ from tests.fuzz.plans import Plans
 from tests.fuzz.reader import Reader
 from tests.fuzz.said import Calls, Configs
 from tests.fuzz.targets import Journals, Manifests
+from tests.fuzz.texts import Texts
 from tests.fuzz.vaults import Vaults
 
 READERS: tuple[Reader, ...] = (
@@ -30,6 +31,7 @@ READERS: tuple[Reader, ...] = (
     Reader("journal", Journals.prepare),
     Reader("manifest", Manifests.prepare),
     Reader("config", Configs.prepare),
+    Reader("text", Texts.prepare),
     Reader("call", Calls.prepare),
     Reader("import", Imports.prepare),
     Reader("latest", folders.latest),
