@@ -12,6 +12,7 @@ from tests.fuzz.damage import LONELY
 from tests.fuzz.small import SPEC
 from ucpl.conversion.checking import check_text
 from ucpl.conversion.given import Given
+from ucpl.errors import catalogue
 from ucpl.resources import spec_files
 from ucpl.syntax import parse, print_file
 
