@@ -214,6 +214,21 @@ def test_what_is_damaged_is_not_made_use_of(tmp_path, protect):
         assert here.read(frozenset({0})) == 1
 
 
+def test_a_commit_whose_parity_is_none_of_its_shards_does_not_count(tmp_path):
+    """As one with a digest of its own could say; whatever it would be made of lies elsewhere."""
+    with job(tmp_path / "job", 3, "raim5") as here:
+        for step in (1, 2):
+            here.save(step)
+            here.turn()
+        commit = committed(here.vault.home, here.vault.job)[0]
+        first = commit.parity[0]
+        for other in (evolve(first, size=2 * first.size, chunks=first.chunks), evolve(first, block=2 * first.block)):
+            text = evolve(commit, parity=(other, *commit.parity[1:])).sealed()
+            for number in range(3):
+                here.path(number, "commit.2.json").write_bytes(text)
+            assert here.read() == 1
+
+
 def test_a_generation_without_all_parts_of_a_file_is_none(tmp_path):
     with job(tmp_path / "job", 2, "mirror") as here:
         here.save(1)

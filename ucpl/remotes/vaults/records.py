@@ -13,8 +13,9 @@ from pathlib import PurePosixPath
 
 import xxhash
 
+from ucpl.errors import UcplError
 from ucpl.records import frozen
-from ucpl.remotes.vaults.codes import Protection
+from ucpl.remotes.vaults.codes import BLOCK, Protection, block_size, sets_of
 from ucpl.remotes.vaults.sealed import Told, opened, seal
 
 __all__ = ["CHUNK", "FORM", "Commit", "File", "Job", "Late", "NAME", "Parity", "Segment", "Shard", "mark_of"]
@@ -116,8 +117,9 @@ class Job:
             protection, name = Protection.parse(_text(told, "protect")), _text(told, "job")
             if not NAME.fullmatch(name):
                 raise _Wrong("job")
+            sets_of(len(domains), protection)
             return cls(name, _text(told, "ident"), domains, protection)
-        except ValueError:
+        except (ValueError, UcplError):
             return None
 
 
@@ -305,7 +307,18 @@ class Commit:
             and [p.domain for p in self.parity] == list(range(len(job.domains)))
             and all(one.ident == job.ident and one.generation == self.generation for one in some)
             and len({one.run for one in some}) == 1
+            and self._is_protected(job)
         )
+
+    def _is_protected(self, job: Job) -> bool:
+        """Whether what each domain holds for others is as large as what it would be made of."""
+        sizes = [sum(-(-self.shards[rank].size // BLOCK) * BLOCK for rank in ranks) for ranks in job.domains]
+        for among in sets_of(len(job.domains), job.protection):
+            data, held = job.protection.blocks(len(among))
+            block = block_size([sizes[d] for d in among], data)
+            if any((self.parity[d].block, self.parity[d].size) != (block, held * block) for d in among):
+                return False
+        return True
 
     def files(self) -> dict[str, list[tuple[int, File]]]:
         """Every file by its name: who saved which part of it, in order, without a hole. Raises: ValueError."""
