@@ -6,12 +6,14 @@ They are forked: a process that imports torch takes a second. What they left is 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ import pytest
 from tests.vault.small import content, read
 from ucpl.errors import UcplError
 from ucpl.runtime.failpoints import set_failpoints
-from ucpl.vault import Vault
+from ucpl.vault import Vault, arenas
 from ucpl.vault.files import ToSave, text_file
 from ucpl.vault.server import Server
 
@@ -51,8 +53,10 @@ class Processes:
         self.writers: dict[int, int] = {}
         self.servers: dict[int, int] = {}
 
-    def start(self, run: str, steps: range, traps: dict[str, str]) -> None:
-        """traps: by "writer 0" or "server 2", what happens there."""
+    def start(
+        self, run: str, steps: range, traps: dict[str, str], first: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """traps: by "writer 0" or "server 2", what happens there. first: what each writer does before anything else."""
 
         def serve(number: int) -> None:
             set_failpoints(traps.get(f"server {number}", ""))
@@ -62,6 +66,7 @@ class Processes:
                     time.sleep(0.002)
 
         def write(rank: int) -> None:
+            first(rank)
             set_failpoints(traps.get(f"writer {rank}", ""))
             with Vault.at(self.home).writer(rank, run=run, wait=PATIENCE, strict=True) as writer:
 
@@ -157,6 +162,65 @@ def test_one_that_stands_still_withholds_what_is_new_alone(processes, who, point
     assert there in (0, 1, 2)
     processes.kill()
     assert processes.read() == there
+
+
+GROUPS = (  # folders of control groups, what limits memory there, and where the kernel counts whom it killed
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"),
+    ("/sys/fs/cgroup", "memory.max", "memory.events"),
+)
+
+
+@pytest.fixture
+def limited():
+    """(a control group of 96 MiB, how many processes the kernel killed there)."""
+    for top, limit, told in GROUPS:
+        group = Path(top, f"ucpl-test-{os.getpid()}")
+        if not Path(top, "cgroup.procs").exists():
+            continue
+        try:
+            group.mkdir()
+            (group / limit).write_text(str(96 << 20))
+        except OSError:
+            with suppress(OSError):
+                group.rmdir()
+            continue
+        yield group, lambda told=group / told: int(re.findall(r"^oom_kill (\d+)$", told.read_text(), re.MULTILINE)[0])
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:  # its processes are gone, and yet for a moment counted
+            with suppress(OSError):
+                group.rmdir()
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"{group} is still used")
+    pytest.skip("no control group of memory can be made here")
+
+
+@pytest.mark.parametrize("hit", [1, 3, 7])
+def test_a_rank_that_the_kernel_kills_for_its_memory(processes, limited, hit):
+    """F13, by the kernel itself: a rank takes more memory than it may have, at a chunk of a save."""
+    group, killed = limited
+
+    def greedy(rank: int) -> None:
+        if rank != 1:
+            return
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        left = iter(range(hit - 1))
+
+        def take(name: str) -> None:
+            taken = []
+            while name == "vault-chunk" and next(left, None) is None:
+                taken.append(bytearray(b"x" * (8 << 20)))
+
+        arenas.__dict__["failpoint"] = take
+
+    processes.start("first", range(1, 7), {}, greedy)
+    processes.until([processes.writers[1]], stopped=False)
+    assert killed() == 1
+    processes.kill()
+    assert processes.read() in range(7)
+    processes.start("second", range(10, 12), {})
+    processes.finish()
+    assert processes.read() == 11
 
 
 @pytest.mark.parametrize("lost", range(RANKS))
