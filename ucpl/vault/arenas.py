@@ -16,6 +16,7 @@ from ucpl.remotes.vaults.records import CHUNK, File, Segment
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.files import ToSave
+from ucpl.vault.staging import Stages
 
 __all__ = ["Arenas", "Written", "make_room", "places_of"]
 
@@ -75,15 +76,6 @@ def places_of(files: Sequence[ToSave]) -> tuple[list[tuple[int, str, int]], int]
     return [(p.file, p.storage, p.at) for p in pieces if p.storage], size
 
 
-def _bytes_of(data: bytes | torch.Tensor) -> memoryview:
-    """A piece's bytes as they lie in memory; what lies on another device, or with gaps, is brought here first."""
-    if isinstance(data, bytes):
-        return memoryview(data)
-    near = data.detach().to("cpu").contiguous()
-    found: memoryview = near.reshape(-1).view(torch.uint8).numpy().data
-    return found
-
-
 def make_room(fd: int, size: int) -> None:
     """Have memory for all of an arena, now: a page that is not there when it is written would kill the process.
 
@@ -100,7 +92,8 @@ class Arenas:
     What is mapped is the rank's own file, of which all pages are there before one is written (`make_room`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stages: Stages | None = None) -> None:
+        self._stages = stages or Stages()
         self._mapped: dict[Path, tuple[int, mmap.mmap]] = {}  # the file's inode, and its bytes
 
     def _room(self, path: Path, size: int) -> memoryview:
@@ -124,7 +117,7 @@ class Arenas:
         pieces, segments, size = _laid(files)
         crcs: list[dict[str, int]] = [{} for _ in files]
         room = self._room(path, size) if size else memoryview(b"")
-        chunks = tuple(_copied(pieces, room, crcs))
+        chunks = tuple(_copied(pieces, room, crcs, self._stages))
         made = (File(file.name, file.size, tuple(segments[i]), crcs[i], file.late) for i, file in enumerate(files))
         return Written(size, chunks, tuple(made))
 
@@ -132,11 +125,13 @@ class Arenas:
         self._mapped.clear()
 
 
-def _copied(pieces: Sequence[_Piece], room: memoryview, crcs: Sequence[dict[str, int]]) -> Iterator[int]:
+def _copied(
+    pieces: Sequence[_Piece], room: memoryview, crcs: Sequence[dict[str, int]], stages: Stages
+) -> Iterator[int]:
     """Digests of an arena's chunks, as they are copied. CRCs of storages are told on the way, while bytes are in the cache."""
     done = 0
-    for piece in pieces:
-        left = _bytes_of(piece.data)
+    for number, left in stages.staged([piece.data for piece in pieces]):
+        piece = pieces[number]
         while len(left):
             count = min(len(left), CHUNK - done % CHUNK)
             into = room[done : done + count]
