@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,20 +81,27 @@ def saves(rank: int, port: int, home: Path, out: Path) -> None:
     dist.destroy_process_group()
 
 
-def test_each_save_is_what_torch_would_have_saved(tmp_path):
-    home = tmp_path / "job"
-    Vault.make(home, ranks=RANKS, domains=RANKS, protect="mirror")
+def run_ranks(
+    act: Callable[[int, int, Path, Path], None], home: Path, out: Path, meanwhile: Callable[[], None] = lambda: None
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    ranks = [context.Process(target=saves, args=(r, port, home, tmp_path)) for r in range(RANKS)]
+    ranks = [context.Process(target=act, args=(r, port, home, out)) for r in range(RANKS)]
     for process in ranks:
         process.start()
+    meanwhile()
     for process in ranks:
         process.join(120)
     assert [process.exitcode for process in ranks] == [0] * RANKS
+
+
+def test_each_save_is_what_torch_would_have_saved(tmp_path):
+    home = tmp_path / "job"
+    Vault.make(home, ranks=RANKS, domains=RANKS, protect="mirror")
+    run_ranks(saves, home, tmp_path)
     for rank in range(RANKS):
         known = torch.load(tmp_path / f"{rank}.known")
         assert len(known) == 10 and [found for found, _ in known] == [expected for _, expected in known]
@@ -106,6 +114,53 @@ def test_each_save_is_what_torch_would_have_saved(tmp_path):
         assert same(*whole), f"save {number}"
         digests.add(str(whole[0]))
     assert len(digests) == len(known)
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.01)
+
+
+def loads(rank: int, port: int, home: Path, out: Path) -> None:
+    """The second rank looks before a generation comes to count, the first one behind it; then both load."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    url = f"vault:{home}"
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    if rank == 0:
+        wait_for(out / "saved")
+    reader = ucpl.StorageReader(url)
+    if rank == 1:
+        (out / "looked").touch()
+    found = []
+    for one in (reader, None):
+        dist.barrier()
+        into = {"w": torch.zeros(5, 2)}
+        load({"model": into}, storage_reader=one or ucpl.StorageReader(url))
+        found.append(into["w"])
+    torch.save(found, out / f"{rank}.loaded")
+    dist.destroy_process_group()
+
+
+def test_ranks_that_see_two_generations_load_one(tmp_path):
+    home = tmp_path / "job"
+    Vault.make(home, ranks=1, domains=1, protect="none")
+
+    def meanwhile() -> None:
+        wait_for(tmp_path / "looked")
+        writer.save(2, {"model": {"w": torch.full((5, 2), 2.0)}})
+        server.turn()
+        (tmp_path / "saved").touch()
+
+    with Server(home, 0) as server, Vault.at(home).writer(0, strict=True) as writer:
+        writer.save(1, {"model": {"w": torch.ones(5, 2)}})
+        server.turn()
+        run_ranks(loads, home, tmp_path, meanwhile)
+    for rank in range(RANKS):
+        first, second = torch.load(tmp_path / f"{rank}.loaded")
+        assert torch.equal(first, torch.ones(5, 2)), f"rank {rank}: the one that both saw"
+        assert torch.equal(second, torch.full((5, 2), 2.0)), f"rank {rank}: the newest"
 
 
 def test_a_checkpoint_is_opened_without_its_tensors(tmp_path, monkeypatch):

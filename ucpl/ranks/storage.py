@@ -10,6 +10,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, cast
 
@@ -121,8 +122,13 @@ class StorageReader(Base):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is None:
             return
+        source = os.fspath(checkpoint_id)
+        self._generation: int | None = None  # of a vault, where none was named: the newest that this rank sees
+        if source.startswith(f"{SCHEME}:") and (newest := pinned(source)) != source:
+            source, self._newest = newest, source
+            self._generation = int(newest.rpartition("@")[2])
         asked = called(self._layout) if self._layout is not None else None
-        self._checkpoint: Checkpoint = open_checkpoint(source_at(os.fspath(checkpoint_id)), asked)
+        self._checkpoint: Checkpoint = open_checkpoint(source_at(source), asked)
         side = source_side(self._checkpoint, asked, Given())
         self._told = told(self._checkpoint, side.placement, self._names)
 
@@ -137,13 +143,18 @@ class StorageReader(Base):
         """Nothing is to be set up: files are opened when they are read."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        return replace(plan, storage_data=self._generation)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+        """Of a vault, all ranks read one generation: the oldest that any of them took for the newest."""
+        seen = [plan.storage_data for plan in plans if isinstance(plan.storage_data, int)]
+        return [replace(plan, storage_data=min(seen)) for plan in plans] if seen else plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill what the planner asks for, a block at a time. Raises: UcplError E610, E611."""
+        """Fill what the planner asks for, a block at a time. Raises: UcplError E610, E611, E691, E692."""
+        if plan.storage_data != self._generation and self._generation is not None:
+            self.reset(f"{self._newest}@{plan.storage_data}")
+            self._demand_all(plan)
         items = [item for item in plan.items if item.storage_index in self._told.chunks]
         files = {self._told.chunks[item.storage_index].extent.file for item in items}
         sources = SourceFiles(self._checkpoint.root, sorted(files), self._checkpoint.opened)
@@ -161,6 +172,19 @@ class StorageReader(Base):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _demand_all(self, plan: LoadPlan) -> None:
+        """Of a generation that was not asked when the plan was made. Raises: UcplError E692."""
+        for item in plan.items:
+            if item.storage_index not in self._told.chunks and item.storage_index.fqn not in self._told.values:
+                where = item.storage_index.fqn
+                what = f"{self._newest}@{plan.storage_data}, which all ranks see, has no `{where}` as the newest one has it"
+                fail(
+                    "E692",
+                    what,
+                    Label(self._newest, where=where),
+                    remedy="load again: ranks began while a save came to count",
+                )
 
     def _place(self, item: ReadItem) -> tuple[str, int]:
         chunk = self._told.chunks[item.storage_index]
