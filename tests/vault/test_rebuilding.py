@@ -113,6 +113,15 @@ def test_of_a_tensor_those_bytes_count_that_are_lost(tmp_path, truth, monkeypatc
     assert losses is not None and losses.bytes_of[place] == {0: 40, 2: 6}
 
 
+def test_into_a_store_it_is_told_too(tmp_path, truth):
+    with memory(tmp_path / "job", truth, domains=4, protect="raim5") as here:
+        here.save(truth, 1)
+        here.turn()
+        shutil.rmtree(here.vault.home / "d2")
+        done = ucpl.convert(here.url, f"memory://{tmp_path.name}/out", call(GOAL)).report
+        assert done.bytes_rebuilt == ucpl.convert(here.url, tmp_path / "out", call(GOAL)).report.bytes_rebuilt > 0
+
+
 def test_verbs_say_it(tmp_path, truth):
     with memory(tmp_path / "job", truth, domains=4, protect="raim5") as here:
         here.save(truth, 1)

@@ -452,6 +452,7 @@ class _Run:
 
         assert self.shipping is not None
         ship(self, self.shipping, known)
+        self._counted()
         self.keep = False
         self.work.clear()
 
