@@ -19,11 +19,8 @@ from tests.remotes.conftest import EXAMPLE
 from tests.remotes.test_sources import files, refused
 from ucpl.errors import UcplError
 from ucpl.remotes import folders, objects
-from ucpl.remotes.entrance import target_at
 from ucpl.remotes.objects import OfFsspec
-from ucpl.runtime.execute import execute
 from ucpl.schedule.plan import Plan
-from ucpl.stores.registry import framework
 
 URL = "memory://bucket/out"
 TO = "zero3(dp=3)"
@@ -206,15 +203,6 @@ def test_a_second_run_into_the_same_place_is_found(
     monkeypatch.setattr(shipping, "manifest_of", other)
     assert refused(lambda: ucpl.apply(plan, EXAMPLE, URL)).diagnostics[0].code == "E502"
     assert UNFINISHED in held(store) and MANIFEST not in held(store) and len(held(store)) > 5
-
-
-def test_ranks_do_not_write_one_together(plan: Plan) -> None:
-    class Two:
-        rank, size = 0, 2
-
-    opened = ucpl.api.open_checkpoint(EXAMPLE)
-    call = lambda: execute(plan, opened, framework("deepspeed"), target_at(URL), team=Two())  # type: ignore[arg-type]  # noqa: E731
-    assert refused(call).diagnostics[0].code == "E684"
 
 
 def test_ctrl_c_leaves_nothing(store: fsspec.AbstractFileSystem, plan: Plan) -> None:

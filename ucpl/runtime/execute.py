@@ -86,8 +86,6 @@ def execute(
     options = options or RunOptions()
     counters = Counters()
     place = _place(Path(target), source)
-    if team.size > 1 and place_of(place) is not None:
-        fail("E684", f"{place} is in a store: {team.size} ranks cannot write it together", Label(str(place)))
     with counters.phase("plan"):
         share = share_of(options.memory, options.workers)
         sources = fit(plan.sources, source.extents)
@@ -247,7 +245,7 @@ class _Run:
         """The error with what became of the work: kept where it can be resumed, else removed."""
         if self.shipping is not None:
             self.work.clear()
-            return self.shipping.undo(error)
+            return self.shipping.undo(error, alone=self.team.size == 1)
         if not self.keep:
             return error
         first = error.diagnostics[0]
@@ -271,7 +269,7 @@ class _Run:
         if self.shipping is not None:
             place = Label(str(self.target))
             said = Diagnostic("E620", f"interrupted: {self.target} is not there", (place,), remedy="Run it again.")
-            return self.shipping.undo(UcplError(said))
+            return self.shipping.undo(UcplError(said), alone=self.team.size == 1)
         if not self.keep:
             place, what, remedy = Label(str(self.target)), "before anything was written", "Run it again."
         else:
@@ -296,6 +294,12 @@ class _Run:
         header = together.order_of(self.team)
         if header is None:
             return _report_of(self, done_before=True)
+        if self.shipping is not None:  # what goes up grows in a place of this process's own
+            self.journal = self._begin(None, header)
+            tile, band = header["tile"], header["band"]
+            assert isinstance(tile, int) and isinstance(band, int)
+            self._fill(Known.of(self._tiles((tile, band)), None))
+            return _report_of(self)
         past = together.demand_same(earlier.journal_of(self.work), header, self.team, self.work)
         self.keep = True
         self.journal = together.journal_at(self.work.journal_of(self.team.rank), header)
@@ -440,10 +444,11 @@ class _Run:
             if again is not None:
                 self.files.sync(sorted(set(each(known.tiles.file[mine]))), drop=True, meanwhile=self.look)
                 again.rest((), mine, self.look)
-            self._counted()
+            self.counted()
         self.remarks += together.published(self.team, self.target)
 
-    def _counted(self) -> None:
+    def counted(self) -> None:
+        """What this process read and wrote; of the one that leads, what all did."""
         self.counters.bytes_rebuilt = self.sources.bytes_rebuilt
         together.counted(self.team, self.counters)
 
@@ -452,9 +457,9 @@ class _Run:
 
         assert self.shipping is not None
         ship(self, self.shipping, known)
-        self._counted()
         self.keep = False
         self.work.clear()
+        self.remarks += together.published(self.team, self.target)
 
     def _finish_all(self, known: Known, again: ReadBack | None, mine: NDArray[np.bool_]) -> None:
         """From the last tile to the rename. mine: tiles that this process reads back."""
@@ -473,7 +478,7 @@ class _Run:
         if again is not None:
             with self.counters.phase("read-back"):
                 again.rest(beside, mine, self.look)
-        self._counted()
+        self.counted()
         with self.counters.phase("publish"):
             self._write_texts(manifest_of(self.plan, self.digests, Written(self.layout, unit_crc, beside, self.texts)))
             self._publish()

@@ -84,6 +84,20 @@ class Fragments:
         for column in self._columns:
             del column[:]
 
+    def told(self) -> list[bytes]:
+        """All of it, for another process."""
+        return [column.tobytes() for column in self._columns]
+
+    @classmethod
+    def of(cls, told: Sequence[bytes]) -> Fragments:
+        """Raises: ValueError where it is not what `told` gives."""
+        made = cls()
+        for column, data in zip(made._columns, told, strict=True):
+            column.frombytes(data)
+        if len({len(column) for column in made._columns}) != 1:
+            raise ValueError("columns of unequal lengths")
+        return made
+
 
 @frozen
 class Window:

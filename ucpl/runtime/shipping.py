@@ -6,6 +6,9 @@ Objects cannot be renamed, so no step makes a folder of them appear. What a read
 last; until then `ucpl/unfinished.json` says that there is nothing to be read. A single file needs neither: an object is there
 whole or not at all.
 
+Ranks of a job send files each: neighbours, of as many bytes as the others have. The one that leads says that a run is under
+way, and writes texts and manifest once all have sent theirs and told what their tiles' CRCs are.
+
 Not here: moving data (moving), and requests (remotes).
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +26,7 @@ from typing import Protocol
 
 import numpy as np
 from attrs import evolve, field
+from numpy.typing import NDArray
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.records import define
@@ -45,7 +50,8 @@ from ucpl.runtime.reading import Fragments
 from ucpl.runtime.same import patches_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan
-from ucpl.runtime.team import Team
+from ucpl.runtime.team import Team, Within, shares
+from ucpl.runtime.together import waiting
 from ucpl.schedule import Plan
 
 __all__ = ["Shipping", "ship"]
@@ -72,6 +78,7 @@ class Run(Protocol):
 
     def assembler(self) -> Assembler: ...
     def check_source(self) -> None: ...
+    def counted(self) -> None: ...
 
 
 @define(eq=False)
@@ -89,15 +96,23 @@ class Shipping:
     def _key(self, index: int) -> str:
         return self.place.name if self.single else self.place.key(self.files[index].path)
 
-    def waves(self) -> Iterator[range]:
+    def share(self, team: Team) -> range:
+        """The files that this process sends."""
+        if self.single and team.size > 1:
+            return range(len(self.files) if team.rank == 0 else 0)
+        whose = shares(np.array([1 + file.plan.size for file in self.files], np.int64), team.size)
+        return range(int(np.searchsorted(whose, team.rank)), int(np.searchsorted(whose, team.rank, "right")))
+
+    def waves(self, mine: range) -> Iterator[range]:
         """Files that grow here together, in their order: as many as there is room for. Raises: UcplError E501."""
-        room, first, size = staging(), 0, 0
-        for i, file in enumerate(self.files):
-            if i > first and size + file.plan.size > room:
+        room, first, size = staging(), mine.start, 0
+        for i in mine:
+            if i > first and size + self.files[i].plan.size > room:
                 yield self._with_room(range(first, i), size)
                 first, size = i, 0
-            size += file.plan.size
-        yield self._with_room(range(first, len(self.files)), size)
+            size += self.files[i].plan.size
+        if mine:
+            yield self._with_room(range(first, mine.stop), size)
 
     def _with_room(self, wave: range, size: int) -> range:
         here = self.place.path.parent
@@ -227,8 +242,8 @@ class Shipping:
 
     # ---- an end before its time ------------------------------------------------------------------------------------
 
-    def undo(self, error: UcplError) -> UcplError:
-        """Remove what this run wrote, and say what is there now."""
+    def undo(self, error: UcplError, *, alone: bool = True) -> UcplError:
+        """Remove what this run wrote, and say what is there now. alone: nobody else may be sending a file still."""
         if not self.begun:
             return error
         self.begun = False
@@ -238,9 +253,16 @@ class Shipping:
         mark = self.place.key(UNFINISHED)
         try:
             self.place.objects.remove([self.place.key(MANIFEST)] if not self.single else [])
-            self.place.objects.remove([key for key in sorted(self._sent) if key != mark])
-            self.place.objects.remove([mark] if not self.single else [])
-            note = f"nothing of it is left in {self.place.url}: the same command begins again"
+            if alone or self.single:
+                self.place.objects.remove([key for key in sorted(self._sent) if key != mark])
+                self.place.objects.remove([mark] if not self.single else [])
+                note = f"nothing of it is left in {self.place.url}: the same command begins again"
+            else:
+                self.place.objects.remove([entry.key for entry in self.place.entries() if entry.key != mark])
+                note = (
+                    f"what is left in {self.place.url} does not count as there: the same command with --resume clears it and"
+                    " begins again"
+                )
         except OSError as again:
             note = (
                 f"{self.place.url} could not be cleared ({again.strerror or again}): it does not count as there, and"
@@ -263,15 +285,18 @@ def ship(run: Run, shipping: Shipping, known: Known) -> None:
     assembler = run.assembler()
     beside: list[Parts] = [()] * len(layout.files)
     unit_crc = np.zeros(len(layout.units), np.uint32)
-    shipping.begin()
-    for wave in shipping.waves():
+    if run.team.rank == 0:
+        shipping.begin()
+    run.team.all("begun")
+    files, team = shipping.share(run.team), Within(run.team) if run.team.size > 1 else run.team
+    for wave in shipping.waves(files):
         mine = (tiles.file >= wave.start) & (tiles.file < wave.stop)
         others = int(tiles.size[~mine].sum()) - int(tiles.size[known.done].sum())
         part = evolve(known, done=~mine)
         counters.add(written=run.files.create(wave))
         Mover(
             run.plane, layout, assembler, run.sources, run.files, run.journal, part, run.fragments,
-            _less(run.options.progress, others), None, None, run.team,
+            _less(run.options.progress, others), None, None, team,
         ).move()  # fmt: skip
         known.done[mine] = True
         crcs = storage_crcs(layout, tiles, known.crc, wave)
@@ -292,6 +317,10 @@ def ship(run: Run, shipping: Shipping, known: Known) -> None:
                 run.files.close()
         for i in wave:
             os.unlink(run.files.path(i))
+    _gather(run, files, unit_crc, beside)
+    run.counted()
+    if run.team.rank != 0:
+        return
     with counters.phase("source"):
         run.check_source()
     with counters.phase("publish"):
@@ -300,6 +329,33 @@ def ship(run: Run, shipping: Shipping, known: Known) -> None:
         if not shipping.single:
             texts[MANIFEST] = manifest_of(run.plan, run.digests, Written(layout, unit_crc, beside, run.texts))
         shipping.publish(texts, read_back=run.options.read_back)
+
+
+def _gather(run: Run, files: range, unit_crc: NDArray[np.uint32], beside: list[Parts]) -> None:
+    """What the others have done comes to the one that leads. Raises: UcplError E621."""
+    if run.team.size == 1:
+        return
+    fixed = [len(file.plan.fixed) for file in run.layout.files]
+    mine: dict[str, object] = {}
+    if run.team.rank != 0:
+        mine = {
+            "crc": _text(unit_crc.tobytes()),
+            "beside": {str(i): [[at, _text(data)] for at, data in beside[i][fixed[i] :]] for i in files},
+            "read": [_text(column) for column in run.fragments.told()],
+        }
+    with waiting(run.team, run.counters):
+        told = run.team.all(mine)
+    for one in told[1:] if run.team.rank == 0 else ():
+        assert isinstance(one, dict)
+        unit_crc |= np.frombuffer(b64decode(one["crc"]), np.uint32)
+        run.fragments.extend(Fragments.of([b64decode(column) for column in one["read"]]))
+        for i, patch in one["beside"].items():
+            parts = ((int(at), b64decode(data)) for at, data in patch)
+            beside[int(i)] = (*run.layout.files[int(i)].plan.fixed, *parts)
+
+
+def _text(data: bytes) -> str:
+    return b64encode(data).decode()
 
 
 def _less(progress: Progress | None, others: int) -> Progress | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ucpl.records import frozen
 
-__all__ = ["ALONE", "Alone", "Team", "beside", "shares"]
+__all__ = ["ALONE", "Alone", "Team", "Within", "beside", "shares"]
 
 SLACK = 1.25  # of an even share: what a rank may have more, to read from its own disk
 
@@ -63,6 +63,26 @@ class Alone:
 
 
 ALONE = Alone()
+
+
+@frozen
+class Within:
+    """One of a team in a part of the work that is its own: it deals nothing out, and looks whether the others are there."""
+
+    team: Team
+    rank: int = 0
+    size: int = 1
+    near: Mapping[str, Sequence[int]] = field(factory=dict)
+
+    @property
+    def received(self) -> int:
+        return self.team.received
+
+    def all(self, mine: object) -> list[object]:
+        return [mine]
+
+    def look(self) -> None:
+        self.team.look()
 
 
 def shares(cost: I64, size: int) -> I64:
