@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli.command import FIXTURES, Done, alone, digest, good, ucpl
+from tests.cli.command import FIXTURES, ROOT, Done, alone, digest, good, ucpl
+from ucpl.stores.megatron.legacy_names import layer_of
 
 SOURCE = FIXTURES / "z1_dp4"
 
@@ -132,3 +134,27 @@ def test_ctrl_c_before_and_while_tiles_are_written(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists() and digest(SOURCE) == before
     good(*command, "--resume")
     assert (tmp_path / "new" / "latest").is_file()
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 5000, "٣"])
+def test_what_looks_like_a_number_of_a_layer_and_is_none(tmp_path, number):
+    """Python has digits that are no number, and no number of five thousand of them."""
+    pages = json.loads((ROOT / "tests/fixtures/numbered/pp2/names.json").read_text())
+    pages[0][0][0] = f"{number}.w"
+    (tmp_path / "names.json").write_text(json.dumps(pages))
+    source = ROOT / "tests/fixtures/numbered/pp2"
+    how = f'zero0(order="{tmp_path / "names.json"}")'
+    done = ucpl("convert", source, tmp_path / "out", "--from", how, "--to", "plain()")
+    assert done.status == 3 and "E466" in done.err, done.err
+    assert layer_of(f"decoder.layers.{number}.mlp.weight") is None
+    assert layer_of("decoder.layers.12.mlp.weight") == ("decoder.layers.", 12)
+    done = ucpl("inspect", f"vault:{tmp_path}/job@{number}")
+    assert done.status == 3 and "E692" in done.err, done.err
+    done = ucpl("vault", "serve", tmp_path / "job", "--domain", number)
+    assert done.status == 2 and "names no domain" in done.err, done.err
+
+
+def test_plans_that_never_end_are_not_compared(tmp_path):
+    (tmp_path / "zero.plan").symlink_to("/dev/zero")
+    done = ucpl("diff", tmp_path / "zero.plan", tmp_path / "zero.plan")
+    assert done.status == 5 and "E350" in done.err, done.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
@@ -26,10 +25,10 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
+    from ucpl.conversion.opening import load_plan
     from ucpl.schedule.difference import difference
-    from ucpl.schedule.files import load_plan
 
-    found = difference(load_plan(Path(options.one)), load_plan(Path(options.two)))
+    found = difference(load_plan(options.one), load_plan(options.two))
     for what, ours, theirs in found.calls:
         console.say(f"{what:<10} {ours}", f"{'':<10} {theirs}")
     for text in lines(found):

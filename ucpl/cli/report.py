@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
-from ucpl.schedule.text import rebuilt_of
 
 if TYPE_CHECKING:
     from ucpl.runtime.counters import Report
@@ -18,6 +17,8 @@ _SHOWN = 12
 
 
 def plan_lines(plan: Plan) -> list[str]:
+    from ucpl.schedule.text import rebuilt_of  # most verbs tell of no plan
+
     out = [f"from          {plan.source_call}", f"to            {plan.target_call}"]
     out += [f"  {o.name} = {o.value}: {o.origin}" for o in plan.origins]
     out += [f"changed       {text}" for text in plan.changed]
@@ -65,6 +66,8 @@ def container_object(source: Checkpoint | None, plan: Plan) -> dict[str, object]
 
 
 def plan_object(plan: Plan) -> dict[str, object]:
+    from ucpl.schedule.text import rebuilt_of
+
     return {
         "name": plan.name,
         "source": plan.source_call,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
 from ucpl.cli.costs import add_bandwidths
-from ucpl.cli.options import add_data_plane, add_json, add_model, add_sizes, data_plane, whole_number
+from ucpl.cli.options import SHOWN, add_data_plane, add_json, add_model, add_sizes, data_plane, whole_number
 from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:
@@ -161,8 +161,11 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.vault.making import Vault
     from ucpl.vault.server import Server
 
-    if options.domain is None or not options.domain.isdigit():
-        _wrong("serve", "needs --domain", "ucpl vault serve ROOT/JOB --domain 0, one for each domain")
+    text = options.domain or ""
+    if not (text.isascii() and text.isdigit() and len(text) < len(str(NUMBER_MAX))):
+        what = f"--domain {text[:SHOWN]}" if text else "serve"
+        said = "names no domain" if text else "needs --domain"
+        _wrong(what, said, "ucpl vault serve ROOT/JOB --domain 0, one for each domain")
     if bool(options.every) != bool(options.into):
         _wrong("--every", "and --into go together", "--every 10 --into runs")
     every = whole_number("--every", options.every, NUMBER_MAX) if options.every else 0
@@ -170,7 +173,7 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
         vault = Vault.make(home, **_said(options))
     else:
         vault = Vault.at(home)
-    with Server(vault.home, int(options.domain), console.say) as server:
+    with Server(vault.home, int(text), console.say) as server:
         ranks = ", ".join(map(str, vault.job.domains[server.number]))
         console.say(f"serving    {vault.home}/d{server.number}: ranks {ranks}, {vault.job.protection}")
         console.flush()

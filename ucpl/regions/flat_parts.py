@@ -257,6 +257,7 @@ class FlatParts:
                     and isinstance(step.parts[0], str)
                     and step.parts[0].isascii()
                     and step.parts[0].isdigit()
+                    and len(step.parts[0]) <= 9
                 ):
                     return int(step.parts[0])
         return start

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEME", "Stored", "View", "generation_at", "pinned", "stored_at", "view"]
 
 SCHEME = "vault"
+_DIGITS_MAX = 16  # of a generation
 Parts = Sequence[tuple[int, File]]  # ranks, with what they saved of a file
 
 
@@ -187,7 +188,9 @@ def view(url: str) -> Path:
 def _parted(url: str) -> tuple[Path, int | None]:
     text = url.removeprefix(f"{SCHEME}:")
     path, at, number = text.rpartition("@")
-    named = bool(at) and number.isdigit() and not os.path.lexists(text)
+    named = (
+        bool(at) and number.isascii() and number.isdigit() and len(number) <= _DIGITS_MAX and not os.path.lexists(text)
+    )
     return (Path(path), int(number)) if named else (Path(text), None)
 
 

@@ -24,6 +24,7 @@ _EXPERT = re.compile(
     r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt\Z|expp_rank_\d+_mp_rank_\d+_optim_states\.pt\Z"
 )
 _NUMBER = re.compile(r"\d+")
+_DIGITS_MAX = 10  # of a layer's number
 
 LATEST = "latest"
 
@@ -202,3 +203,9 @@ def model_file(stage: int, dp: int, mp: int) -> str:
 
 def optim_file(bf16: bool, dp: int, mp: int) -> str:
     return f"{'bf16_' if bf16 else ''}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt"
+
+
+def layer_number(name: str) -> int | None:
+    """The layer that a tensor's name begins with."""
+    number = name.partition(".")[0]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < _DIGITS_MAX else None

@@ -16,13 +16,13 @@ from ucpl.extents import TensorRef
 from ucpl.extents.pipeline import METHODS, Layer, Pipeline, deal, layer_file
 from ucpl.records import frozen
 from ucpl.stores.deepspeed.module import Groups, Module, groups_of
+from ucpl.stores.deepspeed.names import layer_number
 from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.deepspeed.topology import Topology, not_yet
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
 _TIED = "tied_modules."
-_DIGITS_MAX = 10  # of a layer's number
 _LAYERS_MAX = 1 << 16
 _SPARE_LAYERS_MAX = 3  # functions behind the last layer with a file that are thought of
 
@@ -60,7 +60,7 @@ class _Stated:
         elements: dict[int, int] = {}
         for mine in every:
             for name, shape in mine.items():
-                if name in experts and (number := _number(name)) is not None:
+                if name in experts and (number := layer_number(name)) is not None:
                     elements[number] = elements.get(number, 0) + prod(shape)
         stated = [Value.of(meta).find("buffer_names") for meta in metas]
         buffers = [names.texts() if names is not None else () for names in stated]
@@ -118,7 +118,7 @@ def layers_of(modules: list[Module]) -> tuple[Layers, Names]:
     tied: dict[str, dict[str, str]] = {}
     for module in modules:
         for name, ref in module.tensors.items():
-            number = _number(name)
+            number = layer_number(name)
             if number is not None:
                 layers.setdefault(number, LayerTensors(module.file, {})).refs[name.partition(".")[2]] = ref
             elif name.startswith(_TIED) and name.count(".") > 1:
@@ -127,12 +127,6 @@ def layers_of(modules: list[Module]) -> tuple[Layers, Names]:
             else:
                 not_yet(module.file.path, f"{name} is of no layer of a pipeline")
     return dict(sorted(layers.items())), {key: tuple(names.items()) for key, names in tied.items()}
-
-
-def _number(name: str) -> int | None:
-    """The layer that a tensor's name begins with."""
-    number = name.partition(".")[0]
-    return int(number) if number.isascii() and number.isdigit() and len(number) < _DIGITS_MAX else None
 
 
 def refs_of(file: TorchFile) -> dict[str, TensorRef]:
@@ -156,7 +150,7 @@ def _own(
     own: dict[int, int] = {}
     for s, (mine, kept) in enumerate(zip(shapes, buffers, strict=True)):
         for name in (*mine, *kept):
-            number = _number(name)
+            number = layer_number(name)
             if number is None:
                 continue
             if own.setdefault(number, s) != s:

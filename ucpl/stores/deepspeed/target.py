@@ -17,7 +17,7 @@ from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.config import blobs_of, regenerated
 from ucpl.stores.deepspeed.left_out import BLOB as LEFT_OUT
 from ucpl.stores.deepspeed.left_out import LeftOut
-from ucpl.stores.deepspeed.names import is_apart, is_of_expert
+from ucpl.stores.deepspeed.names import is_apart, is_of_expert, layer_number
 from ucpl.stores.inert import HOLDERS
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.scalars import number_of
@@ -172,11 +172,10 @@ class Writer:
         """Whether the rank whose file is being made holds a tensor of the module."""
         if self.stages == 1 or (file.path, ("module", name)) in self.index:
             return True
-        number = name.partition(".")[0]
-        layers = self.source.pipeline
-        if layers is None or not number.isdigit() or int(number) >= len(layers.layers) or name in self.kinds:
+        number, layers = layer_number(name), self.source.pipeline
+        if layers is None or number is None or number >= len(layers.layers) or name in self.kinds:
             return False
-        return layers.stage(int(number)) == self.here["pp"]  # it has no elements, or is no tensor
+        return layers.stage(number) == self.here["pp"]  # it has no elements, or is no tensor
 
     def of_stage(self) -> set[str]:
         """Tensors in files of layers on the stage whose file is being made."""

@@ -18,6 +18,7 @@ from ucpl.extents import TensorRef
 from ucpl.records import frozen
 from ucpl.stores.checkpoint import Order
 from ucpl.stores.deepspeed.module import Groups, Module, groups_of
+from ucpl.stores.deepspeed.names import layer_number
 from ucpl.stores.deepspeed.numbered import Named, Numbered, matched, names_of
 from ucpl.stores.deepspeed.order import Unclear
 from ucpl.stores.deepspeed.stages import refs_of
@@ -91,7 +92,7 @@ def _of_slices(topology: Topology, by_tp: list[Files]) -> Told:
 
 def _tied_layers(names: set[str], files: Files) -> dict[str, int]:
     """The layer of each tied module that these names speak of: one that no stage has by its number."""
-    own = {int(name.partition(".")[0]) for name in names if name.partition(".")[0].isdigit()}
+    own = {number for name in names if (number := layer_number(name)) is not None}
     inner: dict[str, set[str]] = {}
     for name in sorted(names):
         if name.startswith(_TIED) and name.count(".") > 1:

@@ -32,8 +32,10 @@ EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 NAMES = "Megatron-Core's names of tensors"
 Shape = tuple[int, ...]
 
-_LAYER = re.compile(r"((?:.*\.)?(?:decoder|encoder)\.layers\.)(\d+)(\..*)", re.ASCII)
-_EXPERT = re.compile(r"(.*\.experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)(?=\d+$)))(\d+)(\..*|)", re.ASCII)
+_LAYER = re.compile(r"((?:.*\.)?(?:decoder|encoder)\.layers\.)(\d{1,9})(\..*)", re.ASCII)
+_EXPERT = re.compile(
+    r"(.*\.experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)(?=\d+$)))(\d{1,9})(\..*|)", re.ASCII
+)
 _COPY = re.compile(
     r"(?:.*\.)?(?:\w*layer_?norm\w*\.(?:weight|bias)|layer_norm_(?:weight|bias)|\w*_norm\.(?:weight|bias)"
     r"|router\.(?:weight|bias|expert_bias|local_tokens_per_expert)|(?:position|tokentype)_embeddings\.weight"

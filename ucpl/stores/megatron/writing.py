@@ -57,6 +57,7 @@ _IN_BUCKETS: dict[str, object] = {_KIND: "dp_reshardable", "chained_optim_avoid_
 _BACKEND = {
     "sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1,
 }  # fmt: skip
+_DIGITS_MAX = 9
 _NUMBERED = re.compile(r"(?:.*\.)?(?<!mtp\.)layers\.\d+\..*", re.DOTALL)  # a layer that is not stacked, and could be
 _SINGLE = re.compile(
     r".*\.(?:linear_fc1\.(?:weight|bias)_[wv]|experts\.experts\.\d+\..*)", re.DOTALL
@@ -145,7 +146,8 @@ class CoreWriter(Writer):
         step = self.step(tag)
         if step is None:
             return Skeleton("", files, unsafe_globals=unsafe)
-        number = str(int(step.removeprefix("iter_"))) if step.removeprefix("iter_").isdigit() else step
+        digits = step.removeprefix("iter_")
+        number = str(int(digits)) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX else step
         return Skeleton(step, files, {TRACKER: number}, unsafe_globals=unsafe)
 
     def step(self, tag: str | None) -> str | None:
