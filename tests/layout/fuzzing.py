@@ -360,8 +360,8 @@ CHANGES: list[Callable[[Fuzzer, str], str]] = [
 # ---- what becomes of a text --------------------------------------------------------------------------------------------
 
 
-def tried(text: str, chance: random.Random) -> Iterator[str]:
-    """Carries a text through the rooms; gives the code of each refusal. Raises whatever is no refusal."""
+def tried(text: str, chance: random.Random) -> Iterator[UcplError]:
+    """Carries a text through the rooms; gives each refusal. Raises whatever is no refusal."""
     try:
         file = parse(text, "fuzzed.ucpl")
         if chance.random() < 0.2:  # each parses it once more
@@ -372,7 +372,7 @@ def tried(text: str, chance: random.Random) -> Iterator[str]:
         if any(isinstance(s, nodes.Import) for s in file.statements):
             library = load(("fuzzed.ucpl", text), read=BESIDE.get)
     except UcplError as error:
-        yield error.diagnostics[0].code
+        yield error
         return
     for statement in file.statements:
         if isinstance(statement, nodes.Layout):
@@ -387,7 +387,7 @@ def _trial() -> nodes.Model:
     return model
 
 
-def _tried_layout(library: Library, layout: nodes.Layout, chance: random.Random) -> Iterator[str]:
+def _tried_layout(library: Library, layout: nodes.Layout, chance: random.Random) -> Iterator[UcplError]:
     arguments = tuple(
         nodes.Argument(p.name, nodes.Number(chance.choice((1, 2, 2, 3))))
         for p in layout.parameters
@@ -407,7 +407,7 @@ def _tried_layout(library: Library, layout: nodes.Layout, chance: random.Random)
         if found.ranks <= 64:
             locate(found)
     except UcplError as error:
-        yield error.diagnostics[0].code
+        yield error
 
 
 BESIDE = {p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "tests" / "specs").glob("*.ucpl"))}
@@ -432,7 +432,8 @@ def main(count: int, seed: int) -> int:
         text = fuzzer.text()
         signal.setitimer(signal.ITIMER_PROF, SECONDS_MAX)
         try:
-            for code in tried(text, fuzzer.chance):
+            for refusal in tried(text, fuzzer.chance):
+                code = refusal.diagnostics[0].code
                 codes[code] = codes.get(code, 0) + 1
         except Exception as error:
             frame = [f for f in traceback.extract_tb(error.__traceback__) if "/ucpl/" in f.filename][-1:]

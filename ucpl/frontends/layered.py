@@ -102,7 +102,7 @@ def _ties(named: _Named, count: int | None, said: object, asked: Label) -> tuple
     """Which layers each tied module is: as given, or the only two that no tensor is named after. Raises: UcplError E475."""
     keys = sorted(named.tied)
     if said is not None:
-        return _said(named, said, asked), "given"
+        return _said(named, said), "given"
     if not keys:
         return {}, ""
     free = [n for n in range(count or 0) if n not in named.numbers]
@@ -120,7 +120,7 @@ def _ties(named: _Named, count: int | None, said: object, asked: Label) -> tuple
     )
 
 
-def _said(named: _Named, said: object, asked: Label) -> dict[str, tuple[int, ...]]:
+def _said(named: _Named, said: object) -> dict[str, tuple[int, ...]]:
     keys = sorted(named.tied)
     lists = said if isinstance(said, list) else []
     if lists and all(isinstance(n, int) for n in lists):

@@ -26,7 +26,7 @@ def settle(graph: Graph) -> Graph:
     settler = _Settler(graph)
     for joint in sorted(graph.joints, key=lambda j: j.kind == "scale"):  # products are of types that are known
         if joint.kind == "scale" and joint.moves is not None:
-            settler.product(joint, joint.moves)
+            settler.product(joint.moves)
         elif joint.kind != "check" and joint.moves is not None:
             for lane in range(len(joint.lanes)):
                 settler.lane(joint, joint.moves, lane)
@@ -130,7 +130,7 @@ class _Settler:
         demand_bits((self.graph.sources[homes[0]], self.graph.targets[homes[1]]), dtypes, both, kind)
         demand_one_order(sides, both, dtypes)
 
-    def product(self, joint: Joint, moves: Joined) -> None:
+    def product(self, moves: Joined) -> None:
         """Scales are floating numbers. E305, E317."""
         for s in each(moves.source_part):
             read = self.graph.reads[s]

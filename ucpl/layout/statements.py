@@ -374,7 +374,7 @@ class _Reader:
         items = reader.statements(links, arguments, used)
         demand_axes(links, call, reader.scope, self.scope)
         demand_groups(items)
-        return numbers_within(links, call, reader.scope, self.scope) + on_these_ranks(links, items, self.scope)
+        return numbers_within(links, reader.scope, self.scope) + on_these_ranks(links, items, self.scope)
 
 
 def _demand_alike(used: nodes.Record, item: nodes.Use, word: str) -> None:

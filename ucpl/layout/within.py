@@ -50,7 +50,7 @@ def demand_axes(links: Sequence[Link], call: nodes.Call, inside: Scope, here: Sc
             )
 
 
-def numbers_within(links: Sequence[Link], call: nodes.Call, inside: Scope, here: Scope) -> list[nodes.Record]:
+def numbers_within(links: Sequence[Link], inside: Scope, here: Scope) -> list[nodes.Record]:
     """The numbers of the files, and the values of all parameters, as `let`. An axis that is here has its value here."""
     out: list[nodes.Record] = [s for link in reversed(links) for s in link.file.statements if isinstance(s, nodes.Let)]
     shared = {a for a in axes_in(links) if here.knows(a)}

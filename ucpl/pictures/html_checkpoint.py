@@ -24,7 +24,7 @@ STATES = 4  # that have a hatching of their own in bars
 def checkpoint_html(checkpoint: Checkpoint, facts: Facts) -> str:
     """One file, of headers that were read. Raises nothing: names are whatever they are."""
     stored = _stored(checkpoint)
-    body = [*_head(facts), *_states(facts, stored), *_files(checkpoint, stored), *_tensors(facts), *_settings(facts)]
+    body = [*_head(facts), *_states(facts), *_files(checkpoint, stored), *_tensors(facts), *_settings(facts)]
     return page(facts["checkpoint"], "\n".join(body))
 
 
@@ -56,7 +56,7 @@ def _counted(many: int, kind: str) -> str:
     return f"{many:,} {kind}{'s' * (many != 1 and kind != 'frozen')}"
 
 
-def _states(f: Facts, stored: dict[str, dict[str, tuple[int, int]]]) -> Iterator[str]:
+def _states(f: Facts) -> Iterator[str]:
     yield "<h2>States</h2>"
     elements = {t["name"]: prod(t["shape"]) for t in f["tensors"]}
     held = {state: sum(elements[t["name"]] for t in f["tensors"] if _has(t, state)) for state in f["states"]}

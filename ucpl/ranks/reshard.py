@@ -81,7 +81,7 @@ def reshard(
         work = _Work.of(state, (source, target), beside, (rank, size))
     except UcplError as caught:
         error = caught
-    _agree(group, rank, error)
+    _agree(group, error)
     assert work is not None
     told: list[list[Name]] = [[] for _ in range(size)]
     dist.all_gather_object(told, sorted(work.sources), group=group)
@@ -94,7 +94,7 @@ def reshard(
         pieces = pieces_of(work.plan, held, rank) if work.plan is not None else []
     except UcplError as caught:
         error = caught
-    _agree(group, rank, error)
+    _agree(group, error)
     device = _device(group)
     graph = dealt(pieces, _asked(pieces, group, device), rank)
     exchange = Exchange(group, work.sources, work.targets, device, memory // (2 * max(1, size - 1)))
@@ -103,12 +103,12 @@ def reshard(
         exchange.keep(graph)
     except UcplError as caught:
         error = caught
-    _agree(group, rank, error)
+    _agree(group, error)
     try:
         exchange.run(graph)
     except UcplError as caught:
         error = caught
-    _agree(group, rank, error)
+    _agree(group, error)
     made = Resharded(work.result)
     made.graph = net_text(graph.net)
     made.sent, made.received, made.kept = exchange.sent, exchange.received, exchange.kept
@@ -274,7 +274,7 @@ def _asked(pieces: Sequence[Piece], group: dist.ProcessGroup | None, device: tor
     return {peer: asked_of(raw.cpu().numpy().tobytes(), peer) for peer, raw in theirs.items()}
 
 
-def _agree(group: dist.ProcessGroup | None, rank: int, error: UcplError | None) -> None:
+def _agree(group: dist.ProcessGroup | None, error: UcplError | None) -> None:
     """All go on, or none does. Raises: the error, or UcplError E644 where another rank has one."""
     told: list[tuple[str, str] | None] = [None] * dist.get_world_size(group)
     first = error.diagnostics[0] if error is not None else None

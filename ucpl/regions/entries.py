@@ -68,9 +68,6 @@ class Choices:
     def digits_of(self, choice: int) -> tuple[tuple[str, int], ...]:
         return tuple((n, int(v[choice])) for n, v in self.digits.items())
 
-    def variables_of(self, choice: int) -> dict[str, int]:
-        return {n: int(v[choice]) for n, v in self.variables.items()}
-
 
 @frozen(eq=False)
 class Local:

@@ -284,7 +284,7 @@ class FlatParts:
         members = fl.ordered(site.placers, which, self.sequences[order], body)
         out: list[Flats] = []
         if group is not None and group.stated is not None:
-            stated = fl.stated_order(site.layout, group, members, body, self.stated, full)
+            stated = fl.stated_order(group, members, body, self.stated, full)
             out = [Flats(row, {}) for row in stated]
         else:
             for subset, variables in self.by_group_index(group, members, body):

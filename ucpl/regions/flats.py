@@ -411,7 +411,7 @@ def _slots_of_tree(
 
 
 def stated_order(
-    layout: Layout, group: Group, members: Members, body: Body, stated: Stated | None, here: dict[str, int]
+    group: Group, members: Members, body: Body, stated: Stated | None, here: dict[str, int]
 ) -> list[Members]:
     """The flats that the checkpoint itself states. Raises E211 without a checkpoint, E212 where names or sizes disagree."""
     assert group.stated is not None

@@ -36,7 +36,6 @@ def refuse_stranger(path: Path) -> None:
         _refuse_without_metadata(path, chunks)
     for below in sorted(path.glob("pytorch_model_fsdp*.bin")):
         _refuse(
-            path,
             f"{path} has its model in {below.name}, as FSDP saves it in one file",
             "weights alone: save its state dict as model.safetensors, which is read",
             below,
@@ -64,7 +63,6 @@ def _refuse_one_file(path: Path) -> None:
         return  # no file of torch.save
     if isinstance(value, dict) and LIGHTNING in value and "state_dict" in value:
         _refuse(
-            path,
             f"{path} is a checkpoint of Lightning in one file",
             "save its state_dict as safetensors for the weights alone; for its optimizer, too, it is one file, "
             f'{BY_LAYOUT} "{path.name}" key "state_dict/{{key}}"',
@@ -72,5 +70,5 @@ def _refuse_one_file(path: Path) -> None:
         )
 
 
-def _refuse(path: Path, message: str, remedy: str, shown: Path) -> NoReturn:
+def _refuse(message: str, remedy: str, shown: Path) -> NoReturn:
     fail("E438", f"{message}; that is not read yet", Label(str(shown)), remedy=remedy)

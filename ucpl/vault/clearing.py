@@ -30,7 +30,7 @@ def clear(root: Path, *, with_state: bool = False, only: str | None = None) -> l
     for home, job in vaults_in(root):
         if only is not None and home.name != only:
             continue
-        if is_alive(home, job):
+        if is_alive(home):
             found.append(Left(home, "living", "a server or a writer holds it"))
             continue
         commits = committed(home, job) if job is not None else []

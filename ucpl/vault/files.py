@@ -26,10 +26,6 @@ class ToSave:
     tensors: tuple[tuple[int, str, torch.Tensor], ...]  # (byte position, storage, its elements)
     late: tuple[Late, ...] = ()
 
-    @property
-    def bytes_held(self) -> int:
-        return sum(len(data) for _, data in self.fixed) + sum(t.numel() * t.element_size() for _, _, t in self.tensors)
-
 
 def text_file(name: str, data: bytes) -> ToSave:
     return ToSave(name, len(data), ((0, data),) if data else (), ())

@@ -78,7 +78,7 @@ def _is_held(path: Path) -> bool:
         return False
 
 
-def is_alive(home: Path, job: Job | None) -> bool:
+def is_alive(home: Path) -> bool:
     """Whether any server or writer of a vault lives."""
     for number in domains_of(home):
         here = Domain(home, number)

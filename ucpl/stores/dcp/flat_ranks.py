@@ -262,9 +262,9 @@ def opened_flats(root: Path) -> Checkpoint:
         fail("E452", f"{file} is missing: there is {names[missing]}", Label(str(root / file), "not there"))
     ahead(root / names[0], [partial(read_torch_file, root, name) for name in names])
     parts = [read_torch_file(root, name) for name in names]
-    flats = _flats(Value.of(parts[0]), len(parts))
+    flats = _flats(Value.of(parts[0]))
     for part in parts[1:]:
-        if _flats(Value.of(part), len(parts)) != flats:
+        if _flats(Value.of(part)) != flats:
             fail(
                 "E456",
                 f"{part.file} has other flat parameters than {parts[0].file}",
@@ -317,7 +317,7 @@ def opened_flats(root: Path) -> Checkpoint:
     )
 
 
-def _flats(top: Value, ranks: int) -> tuple[_Flat, ...]:
+def _flats(top: Value) -> tuple[_Flat, ...]:
     """As the handles tell of them. Raises: UcplError E455."""
     out = []
     for module, said in top.at(_META).named():
