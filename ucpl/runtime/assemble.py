@@ -1,9 +1,10 @@
 """One tile: every element of a range of a target tensor, put together from the source in the worker's buffer.
 
 The nodes of the graph that have boxes in the range run in its order, each kind by the function that `HANDLERS` has for it.
-An Extract and a Split are the two ends of a row of the node between them: what is read goes straight to its place. Positions
-that no node reaches are zero. Not here: which tiles there are, and what happens to the bytes (execute writes them, compare
-holds them against others).
+An Extract and a Split are the two ends of a row of the node between them: what is read goes straight to its place, and what a
+Reconstruct names is made where it is read. A target has no position that no node reaches (`execute` refuses it); what is
+compared may have. Not here: which tiles there are, and what happens to the bytes (execute writes them, compare holds them
+against others).
 """
 
 from __future__ import annotations
