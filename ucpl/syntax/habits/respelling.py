@@ -9,6 +9,7 @@ import re
 from decimal import Decimal, InvalidOperation
 from re import Match
 
+from ucpl.syntax.habits.tools import words
 from ucpl.syntax.words import ELEMENT_TYPES
 
 __all__ = [
@@ -141,8 +142,6 @@ def pairs(found: Match[str]) -> str | None:
 def dtype(found: Match[str]) -> str | None:
     """An element type as others call it, or in quotes."""
     name = found[0].strip('"').rpartition(".")[2]
-    from ucpl.syntax.habits import words
-
     name = words().dtypes.get(name, name)
     return name if name in ELEMENT_TYPES else None
 
@@ -225,8 +224,6 @@ def template(found: Match[str]) -> str:
 
 def cast(found: Match[str]) -> str:
     """`.half()` as `dtype f16`."""
-    from ucpl.syntax.habits import words
-
     return f" dtype {words().dtypes.get(found[1], 'f32')}"
 
 
@@ -338,8 +335,6 @@ def computed(found: Match[str]) -> str:
 
 def typed(found: Match[str]) -> str | None:
     """`: bf16` behind the dims as `dtype bf16`."""
-    from ucpl.syntax.habits import words
-
     name = found[1].rpartition(".")[2]
     name = words().dtypes.get(name, name)
     return f" dtype {name}" if name in ELEMENT_TYPES else None
