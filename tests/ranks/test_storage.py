@@ -222,3 +222,33 @@ def test_of_copies_that_may_differ_the_first_is_read(tmp_path):
     load(state, storage_reader=reader, no_dist=True)
     assert state["model.b"].tolist() == [0, 1, 2, 3]
     assert reader.bytes_read == 16
+
+
+def module_of(shapes: dict[str, torch.Size], dtype: torch.dtype) -> nn.Module:
+    """A module with parameters of these names."""
+    top = nn.Module()
+    for name, shape in shapes.items():
+        *steps, last = name.split(".")
+        there = top
+        for step in steps:
+            if not hasattr(there, step):
+                there.add_module(step, nn.Module())
+            there = getattr(there, step)
+        there.register_parameter(last, nn.Parameter(torch.zeros(shape, dtype=dtype)))
+    return top
+
+
+@pytest.mark.parametrize("name", ["z1_dp2_bf16", "z3_dp2_subgroup", "z0_dp2_bf16", "tp2_pp2_dp2_z1_bf16"])
+def test_weights_of_a_wider_type_are_the_masters(tmp_path, name):
+    """A job of mixed precision holds masters as its parameters; one that holds bf16 gets the weights as they are stored."""
+    source = FIXTURES / "deepspeed" / name
+    wanted = asked(whole(source, tmp_path))
+    weights = {n.removeprefix("model."): value for n, value in wanted.items() if n.startswith("model.")}
+    masters = {n: wanted[m] for n in weights if (m := f"optim.state.{n}.fp32") in wanted}
+    assert masters and any(not torch.equal(masters[n], weights[n].float()) for n in masters) == ("bf16" in name)
+    for dtype in (torch.float32, torch.bfloat16):
+        module = module_of({n: value.shape for n, value in weights.items()}, dtype)
+        ucpl.load_into(module, None, source, strict=False)  # second names of tied ones are not asked for
+        for n, value in module.named_parameters(remove_duplicate=False):
+            truth = masters[n] if dtype == torch.float32 and n in masters else weights[n]
+            assert torch.equal(value.detach(), truth.to(dtype)), n

@@ -7,6 +7,7 @@ in place already, in whatever copy, and each element that a rank lacks is sent t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -17,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from ucpl.columns.operations import Fill, net_text
 from ucpl.conversion.given import model_named
 from ucpl.conversion.keywords import given_from
-from ucpl.conversion.planning import Asked, described
+from ucpl.conversion.planning import Asked, closed_text, described
 from ucpl.conversion.share import share_of
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
@@ -68,20 +69,22 @@ def reshard(
 
     state:  what this rank holds, by the keys of the source's layout; a DTensor counts as its local tensor. Nothing, where
             the rank has no part in the source.
-    source, target: calls of layouts, as in FILE.ucpl:NAME(tp=2). Their ranks are the first of the group.
+    source, target: calls of layouts, as in FILE.ucpl:NAME(tp=2), which say the same on all ranks. Their ranks are the first
+            of the group.
 
-    Returns this rank's tensors of the target, by key. Raises: UcplError E640-E644 on all ranks, E30x where the layouts do not
-    fit.
+    Returns this rank's tensors of the target, by key. Raises: UcplError E640-E644 on all ranks, E622 where they were given
+    different things, E30x where the layouts do not fit. Whatever else is raised on one rank is E644 on the others.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     memory = beside.get("memory", MEMORY)
-    error: UcplError | None = None
+    error: Exception | None = None
     work: _Work | None = None
     try:
+        _demand_known(beside)
         work = _Work.of(state, (source, target), beside, (rank, size))
-    except UcplError as caught:
+    except Exception as caught:
         error = caught
-    _agree(group, error)
+    _agree(group, error, {**work.marks, "memory": memory} if work is not None else {})
     assert work is not None
     told: list[list[Name]] = [[] for _ in range(size)]
     dist.all_gather_object(told, sorted(work.sources), group=group)
@@ -92,7 +95,7 @@ def reshard(
     pieces: list[Piece] = []
     try:
         pieces = pieces_of(work.plan, held, rank) if work.plan is not None else []
-    except UcplError as caught:
+    except Exception as caught:
         error = caught
     _agree(group, error)
     device = _device(group)
@@ -101,12 +104,12 @@ def reshard(
     try:
         work.demand_types(graph)
         exchange.keep(graph)
-    except UcplError as caught:
+    except Exception as caught:
         error = caught
     _agree(group, error)
     try:
         exchange.run(graph)
-    except UcplError as caught:
+    except Exception as caught:
         error = caught
     _agree(group, error)
     made = Resharded(work.result)
@@ -119,8 +122,9 @@ def reshard(
 class _Work:
     """What one rank has, and what it is to have."""
 
-    def __init__(self, plan: Plan | None, sources: dict[Name, torch.Tensor], targets: dict[Name, torch.Tensor]) -> None:
-        self.plan, self.sources, self.targets = plan, sources, targets
+    def __init__(self, plan: Plan | None, sources: dict[Name, torch.Tensor], marks: dict[str, object]) -> None:
+        self.plan, self.sources, self.marks = plan, sources, marks  # marks: what must be the same on all ranks
+        self.targets: dict[Name, torch.Tensor] = {}
         self.result: dict[str, torch.Tensor] = {}
 
     @classmethod
@@ -137,6 +141,10 @@ class _Work:
         )
         asked = Asked(*calls)
         here, there, _ = described(asked, given)
+        marks: dict[str, object] = {
+            "layout of the source": sha256(closed_text(here).encode()).hexdigest(),
+            "layout of the target": sha256(closed_text(there).encode()).hexdigest(),
+        }
         for side in (here, there):
             if side.layout.ranks > size:
                 fail(
@@ -151,33 +159,47 @@ class _Work:
             )
         sources = _given(state, holds, here.layout.call)
         if rank >= max(1, there.layout.ranks):
-            return cls(None, sources, {})
+            return cls(None, sources, marks)
         plan = share_of(asked, given, rank).plan
-        work = cls(plan, sources, {})
+        work = cls(plan, sources, marks)
         device = next((t.device for t in sources.values()), torch.device("cpu"))
-        work._make(beside.get("out"), device)
+        # What has no elements on this rank is moved by nothing, which tells its type elsewhere.
+        dtypes = {
+            (t.file, t.key): t.dtype or (known.dtype if (known := there.layout.tensors.get(t.label)) else None) or "f32"
+            for t in plan.targets
+        }
+        out = beside.get("out")
+        if out is not None:
+            work._take(out, dtypes, state)
+        else:
+            work._make(dtypes, device)
         work._fill()
         return work
 
-    def _make(self, out: Mapping[str, torch.Tensor] | None, device: torch.device) -> None:
+    def _take(
+        self, out: Mapping[str, torch.Tensor], dtypes: Mapping[Name, str], state: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Tensors that are there, and nowhere where the source lies: it would be written over before it is read."""
         assert self.plan is not None
         names = _names((t.file, t.key, t.shape) for t in self.plan.targets)
-        dtypes = {(t.file, t.key): t.dtype for t in self.plan.targets}
-        if out is not None:
-            given = _given(out, names, self.plan.target_call)
-            for text, (name, _) in names.items():
-                if (
-                    given[name].dtype != dtype_of(dtypes[name])
-                    or given[name].data_ptr() != _local(out[text]).data_ptr()
-                ):
-                    what = f"{given[name].dtype}, the layout says {dtypes[name]}"
-                    fail(
-                        "E640",
-                        f"out[{text!r}] cannot be filled: it is {what}, or not contiguous",
-                        Label(name[0], where=text),
-                    )
-                self.targets[name], self.result[text] = given[name], out[text]
-            return
+        given = _given(out, names, f"out, of {self.plan.target_call}")
+        read = sorted((*_span(_local(one)), text) for text, one in state.items())
+        for text, (name, _) in names.items():
+            local, place = _local(out[text]), Label(name[0], where=text)
+            if local.numel() and local.dtype != dtype_of(dtypes[name]):
+                fail("E640", f"out[{text!r}] is {local.dtype}, the layout says {dtypes[name]}", place)
+            if not local.is_contiguous():
+                fail("E640", f"out[{text!r}] is not contiguous, and cannot be filled", place)
+            low, high = _span(local)
+            over = next((other for a, b, other in read if max(a, low) < min(b, high)), None)
+            if over is not None:
+                what = f"out[{text!r}] lies where state[{over!r}] does, which would be written over before it is read"
+                fail("E640", what, place, remedy="give tensors of their own, or none: they are made")
+            self.targets[name], self.result[text] = given[name], out[text]
+
+    def _make(self, dtypes: Mapping[Name, str], device: torch.device) -> None:
+        assert self.plan is not None
+        names = _names((t.file, t.key, t.shape) for t in self.plan.targets)
         for text, (name, shape) in names.items():
             self.result[text] = torch.zeros(shape, dtype=dtype_of(dtypes[name]), device=device)
             self.targets[name] = self.result[text].view(-1)
@@ -230,15 +252,33 @@ def _given(
 ) -> dict[Name, torch.Tensor]:
     """Tensors by name, flat. Raises: UcplError E640."""
     found: dict[Name, torch.Tensor] = {}
+    if not isinstance(tensors, Mapping):
+        fail(
+            "E640", f"{call} is given a {type(tensors).__name__}, where a dict of tensors by key is meant", Label(call)
+        )
     for text in sorted(wanted.keys() ^ tensors.keys()):
         what = "it is not given" if text in wanted else "the layout has no such tensor on this rank"
         fail("E640", f"{text} of {call}: {what}", Label(call, where=text))
     for text, (name, shape) in wanted.items():
-        local = _local(tensors[text])
+        one: object = tensors[text]
+        if not isinstance(one, torch.Tensor) or one.is_meta:
+            kind = "a tensor on no device (meta)" if isinstance(one, torch.Tensor) else f"a {type(one).__name__}"
+            what = f"{kind}, and no tensor with bytes"
+            fail("E640", f"{text} of {call} is {what}", Label(name[0], where=text))
+        local = _local(one)
         if tuple(local.shape) != shape:
             fail("E640", f"{text} is {list(local.shape)}, the layout says {list(shape)}", Label(name[0], where=text))
         found[name] = local.reshape(-1)
     return found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor lies: the address of its first byte, and the one behind its last."""
+    begin = tensor.data_ptr()
+    if not tensor.numel():
+        return begin, begin
+    steps = ((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (1 + sum(steps)) * tensor.element_size()
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -274,16 +314,41 @@ def _asked(pieces: Sequence[Piece], group: dist.ProcessGroup | None, device: tor
     return {peer: asked_of(raw.cpu().numpy().tobytes(), peer) for peer, raw in theirs.items()}
 
 
-def _agree(group: dist.ProcessGroup | None, error: UcplError | None) -> None:
-    """All go on, or none does. Raises: the error, or UcplError E644 where another rank has one."""
-    told: list[tuple[str, str] | None] = [None] * dist.get_world_size(group)
-    first = error.diagnostics[0] if error is not None else None
-    dist.all_gather_object(told, None if first is None else (first.code, first.message), group=group)
+def _demand_known(beside: ToReshard) -> None:
+    """Raises: TypeError, UcplError E173."""
+    unknown = next((name for name in beside if name not in ToReshard.__annotations__), None)
+    if unknown is not None:
+        raise TypeError(f"reshard() got an unexpected keyword argument {unknown!r}")
+    memory: object = beside.get("memory", MEMORY)
+    if type(memory) is not int or memory < 1:
+        fail("E173", f"memory = {memory!r}: a number of bytes is needed, from 1 on", Label("reshard", where="memory"))
+
+
+def _agree(group: dist.ProcessGroup | None, error: Exception | None, marks: Mapping[str, object] | None = None) -> None:
+    """All go on, or none does. Raises: the error, UcplError E644 where another rank has one, E622 where marks differ."""
+    told: list[tuple[str, str, dict[str, object]] | None] = [None] * dist.get_world_size(group)
+    code, said = "", ""
+    if isinstance(error, UcplError):
+        code, said = error.diagnostics[0].code, error.diagnostics[0].message
+    elif error is not None:
+        code, said = type(error).__name__, f"{type(error).__name__}: {error}"
+    dist.all_gather_object(told, (code, said, dict(marks or {})), group=group)
     if error is not None:
         raise error
-    for peer, one in enumerate(told):
-        if one is not None:
+    every = [one for one in told if one is not None]
+    for peer, (code, said, _) in enumerate(every):
+        if code:
             raise UcplError(
-                Diagnostic("E644", f"rank {peer} failed: {one[1]}", (Label(f"rank {peer}", f"it ended with {one[0]}"),),
+                Diagnostic("E644", f"rank {peer} failed: {said}", (Label(f"rank {peer}", f"it ended with {code}"),),
                            remedy=codes()["E644"].remedy)
             )  # fmt: skip
+    for peer, (_, _, theirs) in enumerate(every):
+        for name, mark in theirs.items():
+            if mark != every[0][2][name]:
+                what = f"rank {peer} was given another {name} than rank 0"
+                fail(
+                    "E622",
+                    what,
+                    Label("reshard", where=name),
+                    remedy="give all ranks the same layouts, sizes and memory",
+                )

@@ -66,6 +66,7 @@ FETCHED = 64 << 20  # bytes of a store that are fetched at once
 REDUCED = tuple(POLICIES.index(how) for how in ("mean", "sum", "max"))
 FIRM = (POLICIES.index("same"), *REDUCED, POLICIES.index("lead"), POLICIES.index("any"))  # whose copy is taken first
 MODEL, STATES, GROUPS = "model.{name}", "optim.state.{name}.{state}", "optim.param_groups.{group}.{key}"
+MASTER = "fp32"  # where no line says what weights derive from
 Ints = tuple[int, ...]
 
 
@@ -130,7 +131,23 @@ class StorageReader(Base):
         asked = called(self._layout) if self._layout is not None else None
         self._checkpoint: Checkpoint = open_checkpoint(source_at(source), asked)
         side = source_side(self._checkpoint, asked, Given())
-        self._told = told(self._checkpoint, side.placement, self._names)
+        self._placement = side.placement
+        self._told = told(self._checkpoint, self._placement, self._names)
+
+    def take_masters(self, wanted: Mapping[str, object]) -> None:
+        """Let weights that a job holds in a wider type than they are stored in be their masters, where there are such.
+
+        wanted: the job's tensors, by the names that it asks for.
+        """
+        wide = set()
+        for name, value in wanted.items():
+            known = self._told.metadata.get(name)
+            if isinstance(value, torch.Tensor) and isinstance(known, TensorStorageMetadata):
+                stored = known.properties.dtype
+                if value.dtype.is_floating_point and value.dtype.itemsize > stored.itemsize:
+                    wide.add(name)
+        if wide:
+            self._told = told(self._checkpoint, self._placement, self._names, frozenset(wide))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -265,8 +282,13 @@ def _by_file(spans: Iterable[tuple[str, int, int]]) -> dict[str, list[tuple[int,
     return found
 
 
-def told(checkpoint: Checkpoint, placement: Placement, names: tuple[str, str, str]) -> _Told:
-    """Everything that a checkpoint has, under a job's names. Raises: UcplError E642 for what is no copy of a box."""
+def told(
+    checkpoint: Checkpoint, placement: Placement, names: tuple[str, str, str], wide: frozenset[str] = frozenset()
+) -> _Told:
+    """Everything that a checkpoint has, under a job's names. Raises: UcplError E642 for what is no copy of a box.
+
+    wide: names of weights that are their masters, where these are stored.
+    """
     model, states, groups = names
     found = _Told()
     held: dict[tuple[str, str], list[tuple[Part, int]]] = {}
@@ -274,21 +296,26 @@ def told(checkpoint: Checkpoint, placement: Placement, names: tuple[str, str, st
         if not part.is_alias:
             for row, tensor in enumerate(part.pieces.tensor.tolist()):
                 held.setdefault((part.state, placement.tensors[tensor]), []).append((part, row))
+    derived = {d.state: d.source for d in placement.layout.derived}
+    origin = derived.get("weight", MASTER)
+    # ZeRO-3 stores masters alone: what is asked for is rounded from them.
+    of_master = {
+        path
+        for state, path in held
+        if (state == derived.get("weight") and ("weight", path) not in held)
+        or (state == origin and model.format(name=path) in wide)
+    }
     for (state, path), rows in held.items():
         name = model.format(name=path) if state == "weight" else states.format(name=path, state=state)
-        _tell(found, name, placement.layout.tensors[path].counts, _boxes(checkpoint, rows))
-    derived = {d.state: d.source for d in placement.layout.derived}
-    if (
-        origin := derived.get("weight")
-    ) is not None:  # ZeRO-3 stores masters alone: what is asked for is rounded from them
-        for (state, path), rows in held.items():
-            if state == origin and ("weight", path) not in held:
-                counts = placement.layout.tensors[path].counts
-                _tell(found, model.format(name=path), counts, _boxes(checkpoint, rows))
+        if state != "weight" or path not in of_master:
+            _tell(found, name, placement.layout.tensors[path].counts, _boxes(checkpoint, rows))
+        if state == origin and path in of_master:
+            counts = placement.layout.tensors[path].counts
+            _tell(found, model.format(name=path), counts, _boxes(checkpoint, rows))
     for alias, owner in checkpoint.aliases.items():
         if model.format(name=owner) in found.metadata:
             counts = placement.layout.tensors[owner].counts
-            state = "weight" if ("weight", owner) in held else derived["weight"]
+            state = origin if owner in of_master else "weight"
             _tell(found, model.format(name=alias), counts, _boxes(checkpoint, held[state, owner]))
     _tell_values(found, checkpoint, states, groups)
     return found
@@ -425,6 +452,7 @@ def load_into(
     asked = {f"model.{names[name]}": value for name, value in weights.items()}
     twice = {f"model.{names[a]}": f"model.{names[b]}" for a, b in tied(weights).items() if names[a] != names[b]}
     asked |= {name: torch.empty_like(cast("torch.Tensor", asked[name])) for name in twice}  # read apart, to be compared
+    reader.take_masters(asked)
     where, index = os.fspath(src), reader._told.metadata
     there = demand_fit(Asked(asked, src=where), index, strict, group)
     own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names) if optimizer is not None else None

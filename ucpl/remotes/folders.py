@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 __all__ = ["fresh", "room", "staging"]
 
 _PREFIX = "ucpl-remote-"
+HOUR = 3600.0  # seconds
 CACHE_MAX = 8 << 30  # bytes of sources that are kept at most
 STAGED_MAX = 4 << 30  # bytes of a target that grow here at once, but for a file that is larger
 
@@ -26,10 +28,14 @@ def _top(process: int) -> Path:
     """One for each process: a fork has its own."""
     above = Path(os.environ.get("UCPL_REMOTE_DIR") or tempfile.gettempdir()).resolve()
     _sweep(above)
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=above))
-    lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # open as long as this process lives
+    new = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=above))
+    lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # open as long as this process lives
     with suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    made = above / new.name.removeprefix(
+        "."
+    )  # held before it has its name: another process would take it for a dead one's
+    os.rename(new, made)
 
     def clear() -> None:
         if os.getpid() == process:
@@ -41,7 +47,7 @@ def _top(process: int) -> Path:
 
 def _sweep(above: Path) -> None:
     """Folders of ours that no living process holds."""
-    for old in above.glob(f"{_PREFIX}*"):
+    for old in (*above.glob(f"{_PREFIX}*"), *_left(above)):
         with suppress(OSError):
             if old.lstat().st_uid != os.geteuid() or old.is_symlink():
                 continue
@@ -51,6 +57,14 @@ def _sweep(above: Path) -> None:
                 shutil.rmtree(old, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def _left(above: Path) -> list[Path]:
+    """Folders without their name yet, whose process was killed then: an hour is longer than any is so."""
+    with suppress(OSError):
+        now = time.time()
+        return [new for new in above.glob(f".{_PREFIX}*") if now - new.lstat().st_mtime > HOUR]
+    return []
 
 
 def fresh() -> Path:
