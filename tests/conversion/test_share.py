@@ -9,7 +9,7 @@ import pytest
 from tests.cli.command import FIXTURES
 from tests.laws import moves as mv
 from ucpl.conversion.given import Given
-from ucpl.conversion.planning import Asked, prepare
+from ucpl.conversion.planning import Asked, prepare, statement
 from ucpl.conversion.share import share_of
 from ucpl.errors import UcplError
 
@@ -37,6 +37,16 @@ def test_the_source_of_a_share_is_not_enumerated() -> None:
     assert len(made.plan.source_shelves) < 12_000 < len(made.plan.target_shelves) * 4
     ranks = {rank for shelf in made.plan.source_shelves.shelves for rank in shelf.block.rank.tolist()}
     assert len(ranks) <= 12
+
+
+def test_nor_is_that_of_a_statement() -> None:
+    """`ucpl plan FILE NAME --rank R` takes as long as the same calls beside --from and --to."""
+    one, other, statement_ = statement(str(SPECS / "moe.ucpl"), "shrink", Given())
+    made = share_of(Asked(one, other, name=statement_.name), Given(), 1999)
+    assert made.source.given.bare and len(made.plan.source_shelves) < 50_000
+    here, there = (f"{SPECS / 'moe.ucpl'}:{text}" for text in (made.plan.source_call, made.plan.target_call))
+    again = share_of(Asked(here, there), Given(), 1999)
+    assert [str(node) for node in made.plan.nodes] == [str(node) for node in again.plan.nodes]
 
 
 def test_a_rank_that_is_not_there() -> None:

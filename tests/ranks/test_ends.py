@@ -155,3 +155,16 @@ def test_variables_that_cannot_be_are_refused(monkeypatch, name, value, said):
 def test_a_wait_that_is_no_number_is_refused(capsys):
     assert main(["apply", "x.plan", "a", "b", "--wait", "forever"]) == 2
     assert "error[E173]: --wait forever" in capsys.readouterr().err
+
+
+def test_half_of_the_variables_of_a_job_are_no_process_alone(monkeypatch, tmp_path):
+    """A script that sets RANK and WORLD_SIZE alone would have each of its processes do everything."""
+    for name, text in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29500")):
+        monkeypatch.setenv(name, text)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UcplError, match="RANK is 0 of 2, and MASTER_ADDR is not set") as caught, member():
+        pass
+    assert caught.value.diagnostics[0].code == "E627"
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with member() as team:
+        assert team.size == 1

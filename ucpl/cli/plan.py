@@ -217,7 +217,7 @@ def rank_lines(plan: Plan, rank: int) -> list[str]:
             continue
         columns = (m.tensor, m.source, m.target, m.shape, m.source_offset, m.target_offset)
         for tensor, source, target, shape, first, at in zip(*(c.tolist() for c in columns), strict=True):
-            s, t = plan.sources[source], plan.targets[target]
+            s, t = plan.source_shelves[source], plan.target_shelves[target]
             size = "x".join(map(str, [n for n in shape if n > 1] or [1]))
             here, there = f"{s.file} {key_text(s.key)}[{first}..]", f"{t.file} {key_text(t.key)}[{at}..]"
             out.append(f"rank {rank}     {plan.tensors[tensor]} {m.state}: {size} from {here} to {there}")

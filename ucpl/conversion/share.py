@@ -47,7 +47,8 @@ def share_of(asked: Asked, given: Given, rank: int) -> Share:
 
     Raises: UcplError as `prepare`; E180 where there is no such rank.
     """
-    is_apart = isinstance(asked.source, str) and not is_checkpoint(asked.source) and asked.checkpoint is None
+    source_text = asked.source if isinstance(asked.source, str) else ""
+    is_apart = asked.source is not None and not is_checkpoint(source_text) and asked.checkpoint is None
     is_bare = is_apart and not (asked.called or given.drop or given.freeze or given.train)
     source, target, names = described(asked, evolve(given, bare=is_bare and not _is_named(asked)))
     demand_rank(rank, target.layout)

@@ -64,6 +64,7 @@ def member(patience: Patience | None = None) -> Iterator[Team]:
     Raises: UcplError E621, E626, E627.
     """
     if not is_asked():
+        _demand_none()
         yield ALONE
         return
     rank, size = _place()
@@ -83,6 +84,15 @@ def member(patience: Patience | None = None) -> Iterator[Team]:
         raise
     else:
         job.close(GONE)
+
+
+def _demand_none() -> None:
+    """Each of several processes would do all of the work by itself. Raises: UcplError E627."""
+    told = {name: os.environ.get(name, "") for name in _NEEDED}
+    if told["RANK"] and told["WORLD_SIZE"] not in ("", "1"):
+        lacking = ", ".join(name for name, text in told.items() if not text)
+        what = f"RANK is {told['RANK'][:40]} of {told['WORLD_SIZE'][:40]}, and {lacking} is not set"
+        fail("E627", what, Label("<environment>", where=lacking))
 
 
 def _place() -> tuple[int, int]:

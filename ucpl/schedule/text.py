@@ -42,7 +42,7 @@ def reads_of(plan: Plan) -> str:
         count, files = len(plan.source_shelves), files_of(plan.source_shelves)
     else:
         read = {n for m in plan.moves for n in m.source.tolist()}
-        count, files = len(read), len({plan.sources[n].file for n in read})
+        count, files = len(read), len({plan.source_shelves[n].file for n in read})
     return f"reads      {count:,} stored tensors in {files:,} files"
 
 
