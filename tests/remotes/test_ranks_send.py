@@ -108,7 +108,7 @@ def test_a_rank_that_fails_ends_all_and_what_is_left_does_not_count(
     assert len(errors) == 3, ends
     assert {error.diagnostics[0].code for error in errors} <= {"E503", "E621"}
     left = held(store)
-    assert MANIFEST not in left and set(left) == {UNFINISHED}, "others may have been sending: the mark stays"
+    assert MANIFEST not in left and UNFINISHED in left, "what another was sending may come later: the mark stays"
     said = "\n".join(str(note) for note in errors[0].diagnostics[0].notes)
     assert "--resume clears it" in said, said
     assert refused(lambda: ucpl.api.open_checkpoint(URL)).diagnostics[0].code == "E681"

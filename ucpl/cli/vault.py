@@ -186,11 +186,11 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
                 server.turn()
                 told = ""
             except OSError as error:  # memory that is full, or what stands where a file should
-                text = f"{os.fsdecode(error.filename or server.here.folder)}: {error.strerror or error}"
-                if text != told:
-                    console.say(f"waits      {text}; nothing counts until that is mended")
+                waits_for = f"{os.fsdecode(error.filename or server.here.folder)}: {error.strerror or error}"
+                if waits_for != told:
+                    console.say(f"waits      {waits_for}; nothing counts until that is mended")
                     console.flush()
-                told = text
+                told = waits_for
                 time.sleep(PAUSE)
             newest = vault.committed()
             if newest is not None and newest.generation > last:

@@ -32,9 +32,8 @@ def _top(process: int) -> Path:
     lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # open as long as this process lives
     with suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    made = above / new.name.removeprefix(
-        "."
-    )  # held before it has its name: another process would take it for a dead one's
+    # held before it has its name: another process would take it for a dead one's
+    made = above / new.name.removeprefix(".")
     os.rename(new, made)
 
     def clear() -> None:

@@ -21,8 +21,8 @@ __all__ = [
     "preadv",
     "rebuilt_of",
     "register",
-    "remote_of",
     "remote_at",
+    "remote_of",
     "want",
 ]
 
