@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from ucpl.columns import I64
 from ucpl.graph.copies import choose
 from ucpl.graph.rows import Rows
-from ucpl.regions.placement import POLICIES
+from ucpl.layout.layout import Policy
 
-SAME, ANY, MEAN, SUM = (POLICIES.index(word) for word in ("same", "any", "mean", "sum"))
+SAME, ANY, MEAN, SUM = Policy.SAME, Policy.ANY, Policy.MEAN, Policy.SUM
 Element = tuple[int, ...]
 Box = tuple[int, tuple[int, int], tuple[int, int], int]  # tensor, two spans, policy
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from tests.oracle import Meaning, Padding, homes, mean
 from ucpl.layout import Layout, load, resolve
-from ucpl.regions import POLICIES, Part, Placement, locate
+from ucpl.layout.layout import Policy
+from ucpl.regions import Part, Placement, locate
 from ucpl.regions.placement import Pieces
 from ucpl.syntax import nodes, parse_call
 from ucpl.texts import text_at
@@ -95,8 +96,8 @@ def table(placement: Placement, rank: int | None = None) -> dict[Place, tuple[An
         policies: dict[int, dict[str, str]] = {}
         columns = (part.pieces.tensor, part.pieces.home, part.pieces.policy, part.pieces.over)
         for t, h, p, over in zip(*(c.tolist() for c in columns), strict=True):
-            member = _coordinates(placement.layout, over, part.homes[h].rank) if POLICIES[p] in TOGETHER else ""
-            policies.setdefault(h, {})[placement.tensors[t]] = f"{POLICIES[p]}{member}"
+            member = _coordinates(placement.layout, over, part.homes[h].rank) if Policy(p).word in TOGETHER else ""
+            policies.setdefault(h, {})[placement.tensors[t]] = f"{Policy(p).word}{member}"
         for i, home in enumerate(part.homes):
             place = (home.file, "/".join(map(str, home.key)))
             assert place not in out, f"{place} is listed twice"

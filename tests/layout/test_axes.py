@@ -88,6 +88,28 @@ def test_a_walk_meets_every_axis_once_in_order() -> None:
     assert ax.dims_of(NESTED, A) == ("a", "b", "c", "a")
 
 
+def test_a_pattern_is_rewritten_in_every_place() -> None:
+    other = ax.rewritten(NESTED, lambda a: ax.Flat(a) if a in (B, C) else None)
+    inner = ax.Stack((ax.Term("q", (ax.Cut(A, (TP,)), ax.Flat(B))), ax.Term(None, (ax.Flat(C),))))
+    assert other == ax.Cut(ax.Pad(inner, 4), (DP,))
+    assert ax.rewritten(NESTED, lambda _: None) == NESTED
+    assert ax.rewritten(ax.Trim(ax.Flat(ax.Each())), lambda a: A if isinstance(a, ax.Each) else None) == ax.Trim(ax.Flat(A))
+    assert ax.rewritten(A, lambda a: ax.Pad(a, 2)) == ax.Pad(A, 2)  # what stands there now is not walked again
+
+
+def test_dims_have_other_names_and_keep_their_ranges() -> None:
+    pattern = ax.Stack((ax.Term("q", (ax.Dim("a", 2, 6), ax.Pad(ax.Dim("a", 6), 8, "live"))),))
+    named = ax.Stack((ax.Term("q", (ax.Dim("x.a", 2, 6), ax.Pad(ax.Dim("x.a", 6), 8, "live"))),))
+    assert ax.renamed(pattern, {"a": "x.a", "b": "y"}) == named
+    assert ax.renamed(ax.Each(), {"a": "b"}) == ax.Each()
+
+
+def test_without_its_cuts_an_axis_is_that_of_the_whole() -> None:
+    assert ax.uncut(NESTED) == ax.Pad(ax.Stack((ax.Term("q", (A, B)), ax.Term(None, (C,)))), 4)
+    assert ax.uncut(ax.Cut(ax.Trim(ax.Cut(A, (DP,))), (TP,))) == ax.Trim(A)
+    assert ax.mesh_axes_of(ax.uncut(NESTED)) == ()
+
+
 def test_mesh_axes_come_with_the_inner_cuts_first() -> None:
     assert ax.mesh_axes_of(NESTED) == ("tp", "dp")
     assert ax.mesh_axes_of(ax.Cut(A, (DP, TP)), NESTED) == ("dp", "tp")

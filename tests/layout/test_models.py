@@ -7,6 +7,7 @@ import pytest
 from ucpl.errors import UcplError
 from ucpl.layout import Layout, load, resolve
 from ucpl.layout import axes as ax
+from ucpl.layout.layout import Policy
 from ucpl.syntax import parse_call
 
 MODEL = """ucpl 1
@@ -194,7 +195,7 @@ layout x() of m {
 def test_clauses_become_numbers() -> None:
     lines = '  w = l a at dp[-1] mean @dp dtype f32 value x - 3 lossy as "w"\n  part = ... at dp[-2] as "p"\n'
     first, second = (e.storing for e in resolved(lines).entries)
-    assert (first.at, first.policy, first.policy_axes, first.dtype) == ((("dp", 1),), "mean", ("dp",), "f32")
+    assert (first.at, first.policy, first.policy_axes, first.dtype) == ((("dp", 1),), Policy.MEAN, ("dp",), "f32")
     assert first.value == (1.0, -3.0) and first.lossy and not second.lossy
     assert second.at == (("dp", 0),) and second.value == (1.0, 0.0) and second.dtype is None
 

@@ -14,6 +14,7 @@ from ucpl.errors import UcplError
 from ucpl.layout import Layout, close, expand, load, resolve
 from ucpl.layout.axes import dims_of
 from ucpl.layout.expand import wildcards_of
+from ucpl.layout.layout import Policy
 from ucpl.layout.templates import PLACE_WORDS, render
 from ucpl.regions import locate
 from ucpl.syntax import nodes, parse, parse_call, print_file
@@ -398,8 +399,9 @@ def test_a_layout_is_data_and_prints(call: str) -> None:
     model = parse(TRIAL).statements[0]
     assert isinstance(model, nodes.Model)
     found = resolve(library, parse_call(call), model=model if call in SHIPPED else None)
-    assert {type(leaf) for leaf in leaves(found)} <= {int, str, float, bool, type(None), range}
-    assert str(found).startswith("Layout(name=") and "Scope" not in str(found)
+    assert {type(leaf) for leaf in leaves(found)} <= {int, str, float, bool, type(None), range, Policy}
+    assert repr(found).startswith("Layout(name=") and "Scope" not in repr(found)
+    assert str(found).startswith(f"{found.call} of trial, ") or str(found).startswith(f"{found.call} of m")
     written = [t for rule in found.files.values() for t in (rule.path, rule.key) if t is not None]
     storings = [*(e.storing for e in found.entries), *(line.storing for line in found.state_lines)]
     written += [s.key for s in storings if s.key is not None]

@@ -24,6 +24,8 @@ from ucpl.conversion.degrees import (
     degrees_of,
     degrees_text,
     hangs_on_a_number,
+    has_files,
+    is_used,
     open_parameters,
     try_degrees,
 )
@@ -299,11 +301,7 @@ class _Checker:
 
     def is_part(self, node: nodes.Layout) -> bool:
         """A layout without files, which others have."""
-        if any(isinstance(i, nodes.Files) for i in items_of(self.library, nodes.Call(node.name))):
-            return False
-        layouts = [s for s in self.file.statements if isinstance(s, nodes.Layout)]
-        called = [s.extends for s in layouts] + [i.call for s in layouts for i in s.items if isinstance(i, nodes.Use)]
-        return any(c is not None and c.name == node.name for c in called)
+        return not has_files(self.library, node) and is_used(self.file, node)
 
     def uncut(self, node: nodes.Layout) -> None:
         """A number that nothing is made of, but names of files perhaps: a mesh that was forgotten, most likely."""

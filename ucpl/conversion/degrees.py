@@ -69,15 +69,19 @@ def degrees_of(library: Library, node: nodes.Layout) -> tuple[str, ...]:
 
 
 def is_part(library: Library, file: nodes.File, node: nodes.Layout) -> bool:
-    """A layout that others of its file extend or use, and that says too little to stand alone: it has no files, or leaves
-    numbers of its model open.
-    """
+    """A layout that others of its file have, and that says too little to stand alone."""
+    return is_used(file, node) and (not has_files(library, node) or bool(open_parameters(library, node)))
+
+
+def is_used(file: nodes.File, node: nodes.Layout) -> bool:
+    """Whether others of its file extend a layout or use it."""
     layouts = [s for s in file.statements if isinstance(s, nodes.Layout)]
     called = [s.extends for s in layouts] + [i.call for s in layouts for i in s.items if isinstance(i, nodes.Use)]
-    if not any(c is not None and c.name == node.name for c in called):
-        return False
-    has_files = any(isinstance(i, nodes.Files) for i in items_of(library, nodes.Call(node.name)))
-    return not has_files or bool(open_parameters(library, node))
+    return any(c is not None and c.name == node.name for c in called)
+
+
+def has_files(library: Library, node: nodes.Layout) -> bool:
+    return any(isinstance(i, nodes.Files) for i in items_of(library, nodes.Call(node.name)))
 
 
 def open_parameters(library: Library, node: nodes.Layout) -> tuple[str, ...]:

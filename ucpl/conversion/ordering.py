@@ -60,11 +60,8 @@ def _argument(one: Called) -> nodes.Argument | None:
     """Of shipped layouts without ZeRO, and of those that extend them: another's parameter of this name is its own."""
     if any(p.name == ARGUMENT for p in one.layout.parameters):
         return None
-    layout = one.layout
-    while layout.name != _NUMBERED:
-        if layout.extends is None:
-            return None
-        layout = Called(one.library, layout.extends).layout
+    if _NUMBERED not in [link.node.name for link in one.library.chain(one.layout.name, one.call.span)]:
+        return None
     return next((a for a in one.call.arguments if a.name == ARGUMENT), None)
 
 

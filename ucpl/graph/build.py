@@ -30,10 +30,11 @@ from ucpl.graph.rows import Rows, rows_of
 from ucpl.graph.scales import blockwise, refuse_quantising
 from ucpl.graph.side import Side, spaced
 from ucpl.layout.by_index import of_sizes
+from ucpl.layout.layout import Policy
 from ucpl.layout.scales import scales_of
 from ucpl.layout.scope import at
 from ucpl.records import define, frozen
-from ucpl.regions import POLICIES, Part, Placement
+from ucpl.regions import Part, Placement
 
 __all__ = ["Share", "build"]
 
@@ -370,7 +371,7 @@ class _Drawing:
         """Partial sums are read, never written: how a value divides into addends is nowhere said. E311."""
         if self.source.located.layout is self.target.located.layout:  # a checkpoint against itself: nothing is written
             return
-        p = part.folded.take(part.folded.policy == POLICIES.index("sum"))
+        p = part.folded.take(part.folded.policy == Policy.SUM)
         if not len(p):
             return
         rank = part.homes.rank(p.home)
@@ -453,7 +454,7 @@ def _kinds(chosen: Chosen) -> list[tuple[str, int, Rows]]:
     reduced = chosen.reduced
     for row in distinct([reduced.policy, reduced.over]).tolist() if len(reduced) else ():
         policy, over = int(reduced.policy[row]), int(reduced.over[row])
-        out.append((POLICIES[policy], over, reduced.take((reduced.policy == policy) & (reduced.over == over))))
+        out.append((Policy(policy).word, over, reduced.take((reduced.policy == policy) & (reduced.over == over))))
     if len(chosen.copies):
         out.append(("check", 0, chosen.copies))
     return out

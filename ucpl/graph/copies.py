@@ -12,14 +12,13 @@ import numpy as np
 
 from ucpl.columns import I64, Bools
 from ucpl.graph.rows import Rows
+from ucpl.layout.layout import Policy
 from ucpl.records import frozen
 from ucpl.regions.boxes import overlaps, subtract
-from ucpl.regions.placement import LOOSE, POLICIES
 
 __all__ = ["Chosen", "choose"]
 
-ANY, LEAD = LOOSE
-REDUCING = [POLICIES.index(how) for how in ("mean", "sum", "max")]
+REDUCING = [Policy.MEAN, Policy.SUM, Policy.MAX]
 
 
 class Stored(Protocol):
@@ -53,7 +52,7 @@ def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
     if not len(rows):
         return Chosen(rows, rows, rows)
     # A copy under `any` gives way to one that counts, were it a second name.
-    later = (rows.policy == LEAD) * 2 + (rows.policy == ANY) * 4 + is_alias[rows.part]
+    later = (rows.policy == Policy.LEAD) * 2 + (rows.policy == Policy.ANY) * 4 + is_alias[rows.part]
     if later.any():
         rows = rows.take(np.argsort(later, kind="stable"))
     group_of, first_of = _grouped(rows)
@@ -71,8 +70,8 @@ def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
     of_reduced = np.bincount(group_of, weights=reduces)[group_of] > 0
     # What is said to be the same as a mean or a sum is held against that. What leads is equal where nothing else is read.
     first = first_of[group_of]
-    counts = (rows.policy != ANY) & (
-        (rows.policy != LEAD) | ((rows.policy[first] == LEAD) & (rows.part == rows.part[first]))
+    counts = (rows.policy != Policy.ANY) & (
+        (rows.policy != Policy.LEAD) | ((rows.policy[first] == Policy.LEAD) & (rows.part == rows.part[first]))
     )
     checked = ~reduces & counts & (of_reduced | ~is_first)
     copies, reduced = rows.take(np.flatnonzero(checked)), rows.take(np.flatnonzero(reduces))
@@ -116,7 +115,7 @@ def _put_together(rows: Rows, asks: Bools, group_of: I64, stored: Stored) -> Boo
     if not len(asking):
         return out
     group, member = group_of[asking], stored.member(rows.take(asking))
-    way = rows.policy[asking] + len(POLICIES) * rows.over[asking]
+    way = rows.policy[asking] + len(Policy) * rows.over[asking]
     order = np.lexsort((member, group))
     group, member, way, asking = group[order], member[order], way[order], asking[order]
     alike = group[1:] == group[:-1]
@@ -162,7 +161,7 @@ def _disjoint(rows: Rows, i: I64, j: I64, reduces: Bools, stored: Stored) -> tup
             np.array([x for x, _ in rest]).reshape(-1, rows.low.shape[1]),
             np.array([x for _, x in rest]).reshape(-1, rows.low.shape[1]),
         )
-        if rows.policy[b] == 0:
+        if rows.policy[b] == Policy.SAME:
             new += [(b, low, high, False) for low, high in shared]
 
     def made(which: bool) -> Rows:

@@ -21,7 +21,7 @@ class Rows(Table):
     stride: I64 = block(fill=0)  # addresses
     offset: I64 = column()  # address of the first element
     part: I64 = column()  # number in its placement
-    policy: I64 = column()  # index into POLICIES
+    policy: I64 = column()  # a Policy
     over: I64 = column()  # of a mean or sum: the mesh axes that it is over, as `Pieces.over`
 
     @property

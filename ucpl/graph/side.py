@@ -14,9 +14,10 @@ from ucpl.extents import AS_U8, Key, Shelf, Shelves
 from ucpl.graph.rows import Rows
 from ucpl.layout import Layout
 from ucpl.layout.frameworks import CHUNKED
+from ucpl.layout.layout import Policy
 from ucpl.layout.scope import at
 from ucpl.records import define
-from ucpl.regions import POLICIES, Home, Part, Placement, element_name
+from ucpl.regions import Home, Part, Placement, element_name
 
 __all__ = ["DtypeOf", "Side", "spaced"]
 
@@ -119,7 +120,7 @@ class Side:
         """Two homes of an element say different things of how their copies are put together. E314."""
         path = self.names[int(rows.tensor[one])]
         parts = [self.placement.parts[int(rows.part[row])] for row in (one, other)]
-        words = [POLICIES[int(rows.policy[row])] for row in (one, other)]
+        words = [Policy(int(rows.policy[row])).word for row in (one, other)]
         fail(
             "E314",
             f"copies of `{path}` are put together in two ways: `{words[0]}` and `{words[1]}`, or over other axes",

@@ -141,17 +141,33 @@ def walk(*roots: Axis) -> Iterator[Axis]:
         yield from walk(*children(axis))
 
 
+def rewritten(axis: Axis, change: Callable[[Axis], Axis | None]) -> Axis:
+    """The axis with what `change` gives in place of one of those inside; where it gives None, what that holds is walked.
+
+    An axis that is replaced is not walked again.
+    """
+    made = change(axis)
+    if made is not None:
+        return made
+    match axis:
+        case Cut(axis=inner) | Pad(axis=inner) | Trim(axis=inner) | Flat(axis=inner):
+            return evolve(axis, axis=rewritten(inner, change))
+        case Stack(terms=terms):
+            return Stack(tuple(evolve(t, axes=tuple(rewritten(a, change) for a in t.axes)) for t in terms))
+        case Dim() | Each():
+            return axis
+        case _:
+            assert_never(axis)
+
+
 def renamed(axis: Axis, names: Mapping[str, str]) -> Axis:
     """The axis with other names of its dims."""
-    match axis:
-        case Dim(name=name):
-            return Dim(names.get(name, name), axis.low, axis.high)
-        case Stack(terms=terms):
-            return Stack(tuple(Term(t.label, tuple(renamed(a, names) for a in t.axes)) for t in terms))
-        case Each():
-            return axis
-        case Cut() | Pad() | Trim() | Flat():
-            return evolve(axis, axis=renamed(axis.axis, names))
+    return rewritten(axis, lambda a: evolve(a, name=names.get(a.name, a.name)) if isinstance(a, Dim) else None)
+
+
+def uncut(axis: Axis) -> Axis:
+    """The axis as no rank cuts it."""
+    return rewritten(axis, lambda a: uncut(a.axis) if isinstance(a, Cut) else None)
 
 
 def mesh_axes_of(*axes: Axis) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from ucpl.errors import Label, fail
 from ucpl.layout.library import Known, Library
 from ucpl.layout.overlay import each_state, overlay, without_gone
 from ucpl.layout.scope import Value, at, literal, nearest
-from ucpl.records import frozen
 from ucpl.syntax import nodes
 
 __all__ = ["called_model", "own_parameters", "placed", "statements_of"]
@@ -17,14 +16,6 @@ __all__ = ["called_model", "own_parameters", "placed", "statements_of"]
 Items = list[nodes.ModelItem]
 Uses = Callable[[Iterable[nodes.ModelItem]], Items]
 NO_FILE = nodes.File("", 1, ())
-
-
-@frozen
-class Base:
-    """One model of a chain of `extends`, the outermost first."""
-
-    node: nodes.Model
-    file: nodes.File
 
 
 def called_model(library: Library, call: nodes.Call, sizes: Mapping[str, Value] | None = None) -> nodes.Model:
@@ -43,7 +34,7 @@ def statements_of(library: Library, known: Known, uses: Uses) -> Items:
 
     uses: what writes `use` out, of each body before one is laid over another.
     """
-    chain = _chain(library, known)
+    chain = library.models(known)
     heads: Items = []
     items: Items = []
     for i in reversed(range(len(chain))):
@@ -56,20 +47,6 @@ def statements_of(library: Library, known: Known, uses: Uses) -> Items:
         else:
             items = without_gone((), body)
     return [*heads, *items]
-
-
-def _chain(library: Library, known: Known) -> Sequence[Base]:
-    out: list[Base] = []
-    while True:
-        node = known.node
-        assert isinstance(node, nodes.Model)
-        names = [base.node.name for base in out]
-        if node.name in names:
-            fail("E119", f"`{node.name}` extends itself: {' -> '.join([*names, node.name])}", at(node.span))
-        out.append(Base(node, known.file))
-        if node.extends is None:
-            return out
-        known = library.model(node.extends.name, node.extends.span)
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------------

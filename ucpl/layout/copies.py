@@ -17,7 +17,7 @@ __all__ = ["Copies", "copies_of"]
 
 @frozen
 class Copies:
-    how: Policy = "same"  # how copies along `axes` are put together; same: there is nothing to put together
+    how: Policy = Policy.SAME  # how copies along `axes` are put together; same: there is nothing to put together
     axes: tuple[str, ...] = ()
     loose: tuple[str, ...] = ()  # along these one is trusted
 
@@ -35,9 +35,8 @@ def copies_of(clauses: Iterable[nodes.Clause], mesh_axes: Set[str]) -> Copies:
     other = next((c for c in together if c.args[0] != together[0].args[0]), None)
     if other is not None:
         _two("how copies are put together", together[0], other)
-    how: Policy = together[0].args[0] if together else "same"
     return Copies(
-        how,
+        Policy[together[0].args[0].upper()] if together else Policy.SAME,
         tuple(a for a, c in said.items() if c in together),
         tuple(a for a, c in said.items() if c.args[0] == "any"),
     )

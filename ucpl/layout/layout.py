@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from math import prod
 from typing import Literal
 
@@ -16,7 +17,25 @@ from ucpl.records import frozen
 from ucpl.syntax.nodes import NOWHERE, Span
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # positions low <= p < high, a number a dim
-Policy = Literal["same", "mean", "sum", "any", "lead", "max"]  # lead: see `regions.placement.POLICIES`
+
+
+class Policy(IntEnum):
+    """How copies of an element are put together. Tables hold the numbers, texts the words.
+
+    Under `any @dp`, copies at the first coordinate of dp lead: they are equal to each other, and read where the tensor has no
+    other home. Those at other coordinates are `any`.
+    """
+
+    SAME = 0
+    MEAN = 1
+    SUM = 2
+    ANY = 3
+    LEAD = 4
+    MAX = 5
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
 
 
 @frozen
@@ -111,7 +130,7 @@ class Storing:
     @property
     def speaks_of_copies(self) -> bool:
         """Whether copies are anything but the same along every axis."""
-        return self.policy != "same" or bool(self.loose)
+        return self.policy is not Policy.SAME or bool(self.loose)
 
 
 @frozen
@@ -227,6 +246,16 @@ class Layout:
     fillings: tuple[Filling, ...] = ()
     domains: dict[str, DomainRule] = field(factory=dict)  # by kind
     extended: frozenset[Span] = frozenset()  # where lines of entries stand that are those of a layout that it extends
+
+    def __str__(self) -> str:
+        counts = {
+            "tensors": len(self.tensors),
+            "files": len(self.files),
+            "entries": len(self.entries),
+            "state lines": len(self.state_lines),
+        }
+        said = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+        return f"{self.call} of {self.model_call or 'any'}, {self.ranks:,} ranks: {said}"
 
     @property
     def ranks(self) -> int:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from posixpath import dirname, join
-from typing import NoReturn
+from typing import Generic, NoReturn, TypeVar
 
 from attrs import evolve, field
 
@@ -38,6 +38,7 @@ _TOOLS = {
 
 _KINDS = {"model": nodes.Model, "layout": nodes.Layout, "plan": nodes.Plan}
 
+Block = TypeVar("Block", nodes.Model, nodes.Layout)
 Reader = Callable[[str], str | None]  # the text of a file by its path; None: there is none
 
 
@@ -50,10 +51,10 @@ class Known:
 
 
 @frozen
-class Link:
-    """One layout of a chain of `extends`."""
+class Link(Generic[Block]):
+    """One layout, or one model, of a chain of `extends`."""
 
-    node: nodes.Layout
+    node: Block
     file: nodes.File
 
 
@@ -75,20 +76,13 @@ class Library:
     def plan(self, name: str, span: nodes.Span = nodes.NOWHERE) -> Known:
         return self.find(name, (nodes.Plan,), "plan", span)
 
-    def chain(self, name: str, span: nodes.Span = nodes.NOWHERE) -> tuple[Link, ...]:
+    def chain(self, name: str, span: nodes.Span = nodes.NOWHERE) -> tuple[Link[nodes.Layout], ...]:
         """The layout and what it extends, the outermost first. Raises E110, and E119 for one that extends itself."""
-        out: list[Link] = []
-        while True:
-            known = self.layout(name, span)
-            assert isinstance(known.node, nodes.Layout)
-            names = [link.node.name for link in out]
-            if known.node.name in names or len(names) > EXTENDS_LIMIT:
-                shown = " -> ".join([*names, known.node.name])
-                fail("E119", f"`{known.node.name}` extends itself: {shown}", at(known.node.span))
-            out.append(Link(known.node, known.file))
-            if known.node.extends is None:
-                return tuple(out)
-            name, span = known.node.extends.name, known.node.extends.span
+        return _chain(nodes.Layout, self.layout(name, span), self.layout)
+
+    def models(self, first: Known) -> tuple[Link[nodes.Model], ...]:
+        """The model and what it extends, the outermost first. Raises E110, and E119 for one that extends itself."""
+        return _chain(nodes.Model, first, self.model)
 
     def with_model(self, model: nodes.Model) -> Library:
         """A library in which the model of that name is this one. This library stays as it is."""
@@ -144,6 +138,20 @@ class Library:
                 self._lend(_shipped(item.file))
         self.add(file)
         self.known.update(known)
+
+
+def _chain(kind: type[Block], known: Known, find: Callable[[str, nodes.Span], Known]) -> tuple[Link[Block], ...]:
+    out: list[Link[Block]] = []
+    while True:
+        node = known.node
+        assert isinstance(node, kind)
+        names: list[str] = [link.node.name for link in out]
+        if node.name in names or len(names) > EXTENDS_LIMIT:
+            fail("E119", f"`{node.name}` extends itself: {' -> '.join([*names, node.name])}", at(node.span))
+        out.append(Link(node, known.file))
+        if node.extends is None:
+            return tuple(out)
+        known = find(node.extends.name, node.extends.span)
 
 
 def _instead(name: str, word: str, names: tuple[list[str], list[str]], *, is_called: bool) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
-from ucpl.errors import Diagnostic, Label, UcplError, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.layout.axis_lines import UnknownAxis, with_lines
 from ucpl.layout.blobs import blobs_of, demand_carried
 from ucpl.layout.domains import domain_rules
@@ -19,7 +19,7 @@ from ucpl.layout.fills import fillings_of
 from ucpl.layout.idle import demand_acting, demand_founded, demand_known
 from ucpl.layout.layout import Layout, Taken
 from ucpl.layout.library import Library
-from ucpl.layout.models import UnknownTensor, aliases_of, for_alias, groups_of, states_of, tensors_of
+from ucpl.layout.models import UnknownTensor, aliases_of, groups_of, states_of, tensors_of
 from ucpl.layout.on_mesh import demand_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
 from ucpl.layout.places import demand_places
@@ -36,6 +36,7 @@ from ucpl.layout.storing import (
     states_lines,
 )
 from ucpl.layout.templates import closed, render, template
+from ucpl.layout.unknown_tensors import say_why
 from ucpl.syntax import nodes, print_expr
 
 __all__ = ["resolve", "resolved"]
@@ -94,10 +95,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     except UcplError as error:
         found = error.diagnostics[0]
         if isinstance(found.about, UnknownTensor):
-            _say_what_left_out(found, found.about.name, model_items, scope)
-            _say_whose_it_is(found, found.about.name, opened, tensors)
-            if found.about.name in aliases:  # of a group's member that is no tensor by itself
-                raise UcplError(evolve(found, remedy=for_alias(found.about.name, aliases))) from None
+            say_why(found, found.about.name, opened, tensors, aliases)
         raise
     demand_block_edges(entries, tensors, _sizes(scope), indices)
     framework, settings = framework_of(items, scope)
@@ -187,61 +185,6 @@ def _refuse_unknown_sizes(sizes: Mapping[str, Value], opened: Opened) -> None:
             Label("<command line>", where=f"-D {unknown}"),
             remedy=remedy,
         )
-
-
-def _say_what_left_out(found: Diagnostic, name: str, model_items: Iterable[nodes.ModelItem], scope: Scope) -> None:
-    """Of a tensor that the model has under a condition that does not hold. Raises E137, or E105 where a config decides."""
-    for item in model_items:
-        if not isinstance(item, nodes.Tensor | nodes.Alias) or item.when is None or item.path != name:
-            continue
-        condition = print_expr(item.when)
-        open_now = scope.lacks_config(item.when)
-        fail(
-            "E105" if open_now else "E137",
-            f"`{item.path}` is in the model when {condition}, which {'has no value' if open_now else 'does not hold'}",
-            *found.labels,
-            at(item.span, "its condition"),
-            remedy=("give the key in --config, or " if open_now else "")
-            + f"put the condition behind this line, too: when {condition}",
-        )
-
-
-_BASES_MAX = 100
-
-
-def _say_whose_it_is(found: Diagnostic, name: str, opened: Opened, tensors: Iterable[str]) -> None:
-    """Of a tensor of a layout that is used, or extended, and that is of another model. Raises E137."""
-    node = opened.layout
-    chain = opened.library.chain(node.name, node.span)
-    used = [i for link in chain for i in link.node.items if isinstance(i, nodes.Use)]
-    known = {path.partition(".")[0] for path in tensors if "." in path}
-    for use in used:
-        if name.startswith(f"{use.name}.") and use.name not in known:
-            parts = [i.name for i in opened.model.items if isinstance(i, nodes.Use)]
-            close = nearest(use.name, parts)
-            has = f"it uses {', '.join(parts)}" if parts else f"write `use ... as {use.name}` in the model, too"
-            said = f"the model {opened.model.name} uses nothing as `{use.name}`"
-            remedy = f"did you mean `{close}`?" if close else has
-            fail("E137", said, at(use.span, "used here"), *found.labels, remedy=remedy)
-    for link in chain[1:]:
-        paths = [i.path for i in link.node.items if isinstance(i, nodes.Entry)]
-        if link.node.of not in (node.of, "any") and name in paths:
-            if not _extends(opened, node.of, link.node.of):
-                said = f"`{link.node.name}` is of {link.node.of}, and `{node.name}`, which extends it, of {node.of}"
-                remedy = f"write `of {link.node.of}`, or let {node.of} extend {link.node.of}"
-                fail("E137", said, at(node.span), *found.labels, remedy=remedy)
-
-
-def _extends(opened: Opened, name: str, other: str) -> bool:
-    """Whether a model stands on another."""
-    for _ in range(_BASES_MAX):
-        node = opened.library.model(name).node
-        if not isinstance(node, nodes.Model) or node.extends is None:
-            return False
-        name = node.extends.name
-        if name == other:
-            return True
-    return False
 
 
 def _check_asserts(opened: Opened) -> None:

@@ -56,7 +56,7 @@ class Opened:
     """A layout that is called. `scope` knows every name of `items` and `model_items`."""
 
     library: Library
-    link: Link
+    link: Link[nodes.Layout]
     model: nodes.Model
     model_file: nodes.File | None  # None: the model was given, and no text defines it
     items: list[nodes.LayoutItem]
@@ -138,7 +138,7 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
     )
 
 
-def _demand_one_value(of_model: Iterable[nodes.Record], links: Sequence[Link], scope: Scope) -> None:
+def _demand_one_value(of_model: Iterable[nodes.Record], links: Sequence[Link[nodes.Layout]], scope: Scope) -> None:
     """A number of a layout's file that is another in the model's: the model would take it, and the layout with it.
 
     What stands inside a layout is meant to win. Raises: UcplError E125.
@@ -204,7 +204,7 @@ def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:
     return items
 
 
-def _axes_of(chain: Sequence[Link]) -> tuple[tuple[str, ...], ...]:
+def _axes_of(chain: Sequence[Link[nodes.Layout]]) -> tuple[tuple[str, ...], ...]:
     """The axes of each mesh that a layout and its bases state."""
     return tuple(i.axes for link in chain for i in link.node.items if isinstance(i, nodes.Mesh))
 
@@ -231,7 +231,7 @@ class _Reader:
     fresh: list[nodes.LayoutItem] = field(factory=list)
 
     def statements(
-        self, chain: Sequence[Link], arguments: Inherited, used: tuple[str, ...] = ()
+        self, chain: Sequence[Link[nodes.Layout]], arguments: Inherited, used: tuple[str, ...] = ()
     ) -> list[nodes.LayoutItem]:
         """Statements in order, those of the base first, replaced where the left side is the same.
 

@@ -16,12 +16,12 @@ __all__ = ["axes_here", "axes_in", "demand_axes", "demand_groups", "given_within
 Origins = dict[str, tuple[Value, str]]
 
 
-def axes_in(links: Sequence[Link]) -> frozenset[str]:
+def axes_in(links: Sequence[Link[nodes.Layout]]) -> frozenset[str]:
     """The axes of all meshes of a layout and of those that it extends."""
     return frozenset(a for link in links for i in link.node.items if isinstance(i, nodes.Mesh) for a in i.axes)
 
 
-def given_within(links: Sequence[Link], use: nodes.Use, here: Scope, axes: Iterable[str]) -> dict[str, Value]:
+def given_within(links: Sequence[Link[nodes.Layout]], use: nodes.Use, here: Scope, axes: Iterable[str]) -> dict[str, Value]:
     """What is given (`-D eye.h=4`) to names of the layout that is used, by their names in it; and `axes` that are here."""
     head = f"{use.name}."
     parameters = {p.name for link in links for p in link.node.parameters}  # they are what the call says
@@ -36,7 +36,7 @@ def axes_here(layout: nodes.Layout, axes: frozenset[str], here: Scope) -> Origin
     return {p.name: (here.size(p.name, p.span), "the mesh") for p in known}
 
 
-def demand_axes(links: Sequence[Link], call: nodes.Call, inside: Scope, here: Scope) -> None:
+def demand_axes(links: Sequence[Link[nodes.Layout]], call: nodes.Call, inside: Scope, here: Scope) -> None:
     """Raises: UcplError E125 where a parameter of the layout, or of one that it extends, is another number of ranks."""
     axes = axes_in(links)
     for p in (p for link in links for p in link.node.parameters):
@@ -50,7 +50,7 @@ def demand_axes(links: Sequence[Link], call: nodes.Call, inside: Scope, here: Sc
             )
 
 
-def numbers_within(links: Sequence[Link], inside: Scope, here: Scope) -> list[nodes.Record]:
+def numbers_within(links: Sequence[Link[nodes.Layout]], inside: Scope, here: Scope) -> list[nodes.Record]:
     """The numbers of the files, and the values of all parameters, as `let`. An axis that is here has its value here."""
     out: list[nodes.Record] = [s for link in reversed(links) for s in link.file.statements if isinstance(s, nodes.Let)]
     shared = {a for a in axes_in(links) if here.knows(a)}
@@ -66,7 +66,7 @@ def _written(value: Value) -> nodes.Expr:
     return nodes.Name("config.") if value is None else literal(value)
 
 
-def on_these_ranks(links: Sequence[Link], items: Iterable[nodes.Record], here: Scope) -> list[nodes.Record]:
+def on_these_ranks(links: Sequence[Link[nodes.Layout]], items: Iterable[nodes.Record], here: Scope) -> list[nodes.Record]:
     """Statements without what they say of axes that are here, which must be the same; and without numbers that a
     parameter of the same name gives."""
     shared = {a for a in axes_in(links) if here.knows(a)}

@@ -17,6 +17,7 @@ from ucpl.columns import once
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.graph import Graph
+from ucpl.layout.layout import Policy
 from ucpl.proofs.filled import fill_boxes, prove_fills
 from ucpl.proofs.joins import (
     I64,
@@ -41,9 +42,6 @@ from ucpl.proofs.scaled import prove_scales, scales_among
 from ucpl.proofs.together import brought, demand_parts, places, same_places, touching
 from ucpl.proofs.told import Told
 from ucpl.regions import element_name
-from ucpl.regions.placement import LOOSE
-
-ANY, LEAD = LOOSE
 
 
 def prove(graph: Graph) -> None:
@@ -176,7 +174,7 @@ class _Proof:
         held = np.bincount(boxes.piece, weights=boxes.volume, minlength=len(pieces)).astype(np.int64)
         suspect = held != (high - low).prod(axis=1)
         suspect[crossed] = True
-        suspect &= pieces.policy != ANY
+        suspect &= pieces.policy != Policy.ANY
         suspect &= (pieces.tensor < 0) | ~scales_among(self.told)[pieces.tensor]  # factors: their proof is the last one
         left_out = {text.split(": ")[0] for text in graph.dropped}
         order = np.argsort(boxes.piece, kind="stable")
@@ -185,7 +183,7 @@ class _Proof:
             tensor = graph.target.tensors[int(pieces.tensor[piece])] if pieces.tensor[piece] >= 0 else None
             if tensor is None or f"{self.told.states[int(pieces.state[piece])]} of {tensor}" in left_out:
                 continue
-            instead = self.other_homes(piece) if pieces.policy[piece] == LEAD else ()
+            instead = self.other_homes(piece) if pieces.policy[piece] == Policy.LEAD else ()
             spans = [(np.searchsorted(by_piece, n), np.searchsorted(by_piece, n, "right")) for n in (piece, *instead)]
             mine = np.concatenate([order[a:b] for a, b in spans])
             index = first_left(low[piece], high[piece], boxes.low[mine], boxes.high[mine])
@@ -211,7 +209,7 @@ class _Proof:
         """
         pieces = self.told.source
         same = (pieces.tensor == pieces.tensor[piece]) & (pieces.state == pieces.state[piece])
-        found = np.flatnonzero(same & (pieces.policy != ANY))
+        found = np.flatnonzero(same & (pieces.policy != Policy.ANY))
         low, high = in_dims(pieces.dim[found], pieces.low[found], pieces.low[found] + pieces.size[found])
         own = np.flatnonzero(found == piece)[0]
         equal = (low == low[own]).all(axis=1) & (high == high[own]).all(axis=1)

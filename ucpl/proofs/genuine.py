@@ -17,12 +17,13 @@ from attrs import evolve, field
 from ucpl.columns import I64, Bools
 from ucpl.errors import Diagnostic, Label, catalogue
 from ucpl.extents import DTYPES, Extent, key_text
+from ucpl.layout.layout import Policy
 from ucpl.layout.scope import at
 from ucpl.proofs.guesses import Guesses, Stored
 from ucpl.proofs.tiles import Tiles, tiles_of
 from ucpl.proofs.where import element_in
 from ucpl.records import define, frozen
-from ucpl.regions import POLICIES, Part, Placement
+from ucpl.regions import Part, Placement
 from ucpl.regions.bytes_of_two import is_paired
 from ucpl.runtime.values import first_half, value_text
 from ucpl.stores.checkpoint import Checkpoint
@@ -34,7 +35,7 @@ _NONE_ALIKE = (
     "no stored tensor of this layout is there: where it lies in another layout, `ucpl compare A B` holds the two against each"
     " other"
 )
-_FREE = tuple(POLICIES.index(p) for p in ("mean", "sum", "max", "any"))
+_FREE = (Policy.MEAN, Policy.SUM, Policy.MAX, Policy.ANY)
 Place = tuple[str, tuple[str, ...]]
 
 

@@ -7,10 +7,10 @@ from typing import NoReturn
 import numpy as np
 
 from ucpl.errors import Label, fail
+from ucpl.layout.layout import Policy
 from ucpl.proofs.joins import I64, Held, Mask, box_of
 from ucpl.proofs.together import APART
 from ucpl.proofs.told import Told
-from ucpl.regions import POLICIES
 
 __all__ = ["demand_members"]
 
@@ -18,8 +18,8 @@ __all__ = ["demand_members"]
 def demand_members(told: Told, source: Held) -> None:
     """What is put together is said to be, in that way and over those axes; what is said to be is not copied. E346."""
     pieces, kinds = told.source, told.moves.kind[source.move]
-    together = np.isin(kinds, [POLICIES[n] for n in APART])
-    said = np.array(POLICIES)[pieces.policy[source.piece]]
+    together = np.isin(kinds, [n.word for n in APART])
+    said = np.array([p.word for p in Policy])[pieces.policy[source.piece]]
     wrong = np.flatnonzero(together & (said != kinds))
     if len(wrong):
         _blame(told, source, int(wrong[0]), f"goes into a {kinds[wrong[0]]}, and its layout says `{said[wrong[0]]}`")

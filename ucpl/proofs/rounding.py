@@ -14,12 +14,12 @@ from attrs import evolve, field
 
 from ucpl.extents import EXACT
 from ucpl.graph import build
-from ucpl.layout.layout import Derivation
+from ucpl.layout.layout import Derivation, Policy
 from ucpl.proofs.against import hold_against, measure_against
 from ucpl.proofs.envelopes import Difference
 from ucpl.proofs.where import counted, element_at, only, pairs_of
 from ucpl.records import define, frozen
-from ucpl.regions import POLICIES, Placement
+from ucpl.regions import Placement
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.measuring import Measured
 from ucpl.schedule import Plan, order
@@ -162,9 +162,8 @@ def _target(placement: Placement, paths: set[str]) -> Placement:
 
 def _once(placement: Placement) -> Placement:
     """Each element in one of its places."""
-    anywhere = POLICIES.index("any")
     parts = tuple(
-        evolve(p, folded=p.folded.replace(policy=np.full_like(p.folded.policy, anywhere))) for p in placement.parts
+        evolve(p, folded=p.folded.replace(policy=np.full_like(p.folded.policy, Policy.ANY))) for p in placement.parts
     )
     return counted(evolve(placement, parts=parts))
 

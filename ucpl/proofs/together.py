@@ -12,6 +12,7 @@ import numpy as np
 
 from ucpl.columns import each
 from ucpl.errors import Label, fail
+from ucpl.layout.layout import Policy
 from ucpl.proofs.joins import (
     I64,
     Boxes,
@@ -30,11 +31,10 @@ from ucpl.proofs.joins import (
 from ucpl.proofs.moved import AT_ONCE
 from ucpl.proofs.told import Told
 from ucpl.records import frozen
-from ucpl.regions import POLICIES
 
 __all__ = ["APART", "Brought", "brought", "demand_parts", "places"]
 
-APART = [n for n, how in enumerate(POLICIES) if how not in ("same", "any", "lead")]
+APART = [p for p in Policy if p not in (Policy.SAME, Policy.ANY, Policy.LEAD)]
 
 
 @frozen(eq=False)
@@ -54,7 +54,7 @@ class Brought:
 
 def brought(told: Told, source: Boxes, target: Boxes) -> Brought:
     """What goes into means, sums and maxima, once both sides of every move are known to be the same elements."""
-    together = np.isin(told.moves.kind, [POLICIES[n] for n in APART])
+    together = np.isin(told.moves.kind, [n.word for n in APART])
     s, t = source.take(together[source.move]), target.take(together[target.move])
     i, j = touching(s, t)
     found = [(s.piece[:0], t.piece[:0], s.low[:0], s.high[:0])]

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from ucpl.columns import I64
 from ucpl.errors import Diagnostic, Label, catalogue
 from ucpl.extents import key_text
+from ucpl.layout.layout import Policy
 from ucpl.records import define, frozen
 from ucpl.regions import Homes, Part, Pieces, Placement
 from ucpl.regions.boxes import subtract
-from ucpl.regions.placement import LOOSE, POLICIES, element_name
+from ucpl.regions.placement import LOOSE, element_name
 
 if TYPE_CHECKING:  # who makes a plan does not wait for what runs one
     from ucpl.runtime.compare import Unequal
@@ -24,7 +25,6 @@ if TYPE_CHECKING:  # who makes a plan does not wait for what runs one
 __all__ = ["Spot", "counted", "element_at", "element_in", "element_of", "finding", "only", "pairs_of", "spots_of"]
 
 Pair = tuple[str, str]  # (tensor, state)
-LEAD = POLICIES.index("lead")
 
 
 @frozen
@@ -106,15 +106,15 @@ class _Held:
         is_loose = _is_loose(pieces.policy)
         kept = [pieces.take(~is_loose)]
         led: set[tuple[int, bytes]] = set()
-        for row in sorted(np.flatnonzero(is_loose).tolist(), key=lambda row: int(pieces.policy[row] != LEAD)):
+        for row in sorted(np.flatnonzero(is_loose).tolist(), key=lambda row: int(pieces.policy[row] != Policy.LEAD)):
             one = pieces.take(np.array([row]))
             low, high = one.low[0], one.high[0]
             known = self.boxes.get(int(one.tensor[0]), {})
             box = low.tobytes() + high.tobytes()
-            if pieces.policy[row] == LEAD and (int(one.tensor[0]), box) in led:
+            if pieces.policy[row] == Policy.LEAD and (int(one.tensor[0]), box) in led:
                 kept.append(one)
             elif box not in known:
-                if pieces.policy[row] == LEAD:
+                if pieces.policy[row] == Policy.LEAD:
                     led.add((int(one.tensor[0]), box))
                 others = [np.array(side) for side in zip(*known.values(), strict=True)] or [low[:0], low[:0]]
                 kept += [_within(one, *box) for box in subtract(low, high, others[0], others[1])]

@@ -43,11 +43,11 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.sides import source_side
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES, Extent, Scalar, key_text
+from ucpl.layout.layout import Policy
 from ucpl.ranks.engines import Engine, Known, fill, is_engine
 from ucpl.ranks.fitting import Asked, demand_fit, demand_one, tied
 from ucpl.ranks.messages import dtype_of
 from ucpl.records import define, frozen
-from ucpl.regions import POLICIES
 from ucpl.regions.placement import LOOSE
 from ucpl.remotes.entrance import source_at
 from ucpl.remotes.urls import is_url
@@ -63,8 +63,8 @@ __all__ = ["StorageReader", "load_into"]
 
 BLOCK = 16 << 20  # bytes that are read at once
 FETCHED = 64 << 20  # bytes of a store that are fetched at once
-REDUCED = tuple(POLICIES.index(how) for how in ("mean", "sum", "max"))
-FIRM = (POLICIES.index("same"), *REDUCED, POLICIES.index("lead"), POLICIES.index("any"))  # whose copy is taken first
+REDUCED = (Policy.MEAN, Policy.SUM, Policy.MAX)
+FIRM = (Policy.SAME, *REDUCED, Policy.LEAD, Policy.ANY)  # whose copy is taken first
 MODEL, STATES, GROUPS = "model.{name}", "optim.state.{name}.{state}", "optim.param_groups.{group}.{key}"
 MASTER = "fp32"  # where no line says what weights derive from
 Ints = tuple[int, ...]
@@ -331,7 +331,7 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
     differ is left out where one that may not has its elements. Raises: UcplError E642.
     """
     out: dict[Ints, tuple[Ints, _Chunk]] = {}
-    firm: list[tuple[int, Ints, Ints]] = []  # the policy, low and high of what was taken
+    firm: list[tuple[Policy, Ints, Ints]] = []  # the policy, low and high of what was taken
     for part, row in sorted(rows, key=lambda one: FIRM.index(_policy(one))):
         pieces = part.pieces
         home = part.homes.each[int(pieces.home[row])]
@@ -350,7 +350,7 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
         policy = _policy((part, row))
         others = [one for one in firm if _meet((low, high), one[1:])] if policy != FIRM[0] else []
         if policy in REDUCED and others:
-            fail("E642", f"{key_text(home.key)} of {home.file} is a {POLICIES[policy]} of copies", place)
+            fail("E642", f"{key_text(home.key)} of {home.file} is a {policy.word} of copies", place)
         tighter = [one for one in others if one[0] != policy]
         if policy in LOOSE and tighter:
             if any(_has(one[1:], (low, high)) for one in tighter):
@@ -370,9 +370,9 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
     return [(low, shape, chunk) for low, (shape, chunk) in out.items()]
 
 
-def _policy(one: tuple[Part, int]) -> int:
+def _policy(one: tuple[Part, int]) -> Policy:
     part, row = one
-    return int(part.pieces.policy[row])
+    return Policy(int(part.pieces.policy[row]))
 
 
 def _meet(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:

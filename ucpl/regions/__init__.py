@@ -2,6 +2,6 @@
 
 from ucpl.regions.homes import Home, Homes
 from ucpl.regions.locate import locate
-from ucpl.regions.placement import POLICIES, Part, Pieces, Placement, element_name
+from ucpl.regions.placement import Part, Pieces, Placement, element_name
 
-__all__ = ["POLICIES", "Home", "Homes", "Part", "Pieces", "Placement", "element_name", "locate"]
+__all__ = ["Home", "Homes", "Part", "Pieces", "Placement", "element_name", "locate"]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import evolve
-
 from ucpl.layout import FileRule, Layout
 from ucpl.layout import axes as ax
 from ucpl.layout.frameworks import CHUNKED
 from ucpl.regions.cells import build
 
-__all__ = ["BrokenRun", "begin_of", "is_by_begin", "uncut"]
+__all__ = ["BrokenRun", "begin_of", "is_by_begin"]
 
 
 def is_by_begin(rule: FileRule, layout: Layout) -> bool:
@@ -41,7 +39,7 @@ def _run(axis: ax.Axis, sizes: dict[str, int], degrees: dict[str, int], here: di
         case ax.Stack(terms=(ax.Term(axes=factors),)) if ax.mesh_axes_of(axis):
             begin, length = 0, 1
             for factor in factors:  # row-major: what is cut has single rows above it, and whole ones below
-                whole = build(uncut(factor), sizes, degrees, here).length
+                whole = build(ax.uncut(factor), sizes, degrees, here).length
                 low, count = _run(factor, sizes, degrees, here)
                 if length > 1 and count != whole:
                     raise BrokenRun
@@ -51,16 +49,3 @@ def _run(axis: ax.Axis, sizes: dict[str, int], degrees: dict[str, int], here: di
             if ax.mesh_axes_of(axis):
                 raise BrokenRun
             return 0, build(axis, sizes, degrees, here).length
-
-
-def uncut(axis: ax.Axis) -> ax.Axis:
-    """The axis as no rank cuts it."""
-    match axis:
-        case ax.Cut(axis=inner):
-            return uncut(inner)
-        case ax.Pad(axis=inner) | ax.Trim(axis=inner) | ax.Flat(axis=inner):
-            return evolve(axis, axis=uncut(inner))
-        case ax.Stack(terms=terms):
-            return ax.Stack(tuple(evolve(t, axes=tuple(map(uncut, t.axes))) for t in terms))
-        case _:
-            return axis

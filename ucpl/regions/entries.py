@@ -18,7 +18,7 @@ from ucpl.layout.indices import Indices, before, places_of
 from ucpl.layout.remedies import for_cut
 from ucpl.layout.scope import at
 from ucpl.records import define, frozen
-from ucpl.regions.begins import BrokenRun, begin_of, uncut
+from ucpl.regions.begins import BrokenRun, begin_of
 from ucpl.regions.cells import (
     Cells,
     Concat,
@@ -365,7 +365,7 @@ class EntryPlacer:
             )
         if not begin:
             return 0
-        before = cut(build(uncut(axis), self.layout.sizes, self.degrees, here), 0, begin)
+        before = cut(build(ax.uncut(axis), self.layout.sizes, self.degrees, here), 0, begin)
         return self._restricted(before).length  # indices that the tensor lacks are dealt, and have no place
 
     def is_copied(self, local: Local, axis: str) -> NDArray[np.bool_]:

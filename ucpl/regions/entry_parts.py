@@ -19,7 +19,7 @@ from ucpl.regions.claims import Holder, Spot
 from ucpl.regions.entries import Choices, EntryPlacer, Local
 from ucpl.regions.homes import Homes
 from ucpl.regions.names import MixedError, Variables
-from ucpl.regions.placement import POLICIES, Part, Pieces
+from ucpl.regions.placement import Part, Pieces
 from ucpl.regions.runs import runs_of
 from ucpl.regions.site import Site
 
@@ -318,7 +318,7 @@ class EntryParts:
         """What holds of copies, of each row of each coordinate."""
         site, cut = self.site, frozenset(placer.axes) - placer.partly
         if not storing.loose:  # the same on every rank
-            one = POLICIES.index(site.policy_at(storing, cut, spread.rank[0]))
+            one = site.policy_at(storing, cut, spread.rank[0])
             return np.full(int(counts.sum()), one, dtype=np.int64)
         each = zip(spread.rank, spread.locals, strict=True)
         return np.concatenate([site.policies(storing, cut, placer, rank, local) for rank, local in each])

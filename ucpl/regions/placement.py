@@ -12,18 +12,16 @@ from ucpl.columns.operations import Digits
 from ucpl.extents import Flat, Key, key_text
 from ucpl.layout import BlobRule, Layout
 from ucpl.layout.by_index import whole_dim, whole_name
+from ucpl.layout.layout import Policy
 from ucpl.records import frozen
 from ucpl.regions.homes import Home, Homes
 from ucpl.syntax.nodes import NOWHERE, Span
 
 __all__ = [
-    "LOOSE", "POLICIES", "Blob", "BlobPlace", "Home", "Homes", "Part", "Pieces", "Placement", "digits_of", "element_name",
+    "LOOSE", "Blob", "BlobPlace", "Home", "Homes", "Part", "Pieces", "Placement", "digits_of", "element_name",
 ]  # fmt: skip
 
-# Pieces.policy holds indices into this. Under `any @dp`, copies at the first coordinate of dp are `lead`: equal to each other,
-# and read where the tensor has no other home. Those at other coordinates are `any`.
-POLICIES = ("same", "mean", "sum", "any", "lead", "max")
-LOOSE = (POLICIES.index("any"), POLICIES.index("lead"))
+LOOSE = (Policy.ANY, Policy.LEAD)
 
 
 @frozen(eq=False)
@@ -41,7 +39,7 @@ class Pieces(Table):
     stride: I64 = block(fill=0)  # (N, K)
     home_stride: I64 = block(fill=0)  # (N, K)
     offset: I64 = column()  # (N,)
-    policy: I64 = column()  # (N,) index into POLICIES
+    policy: I64 = column()  # (N,) a Policy
     over: I64 = column()  # (N,) of a mean or sum: the mesh axes that it is over, a bit each, as `digits_of` orders them
 
     @property
@@ -93,6 +91,14 @@ class Part:
         None  # (ranks,) flats that each rank has before this part's, where ranks have unlike numbers of them
     )
 
+    def __str__(self) -> str:
+        a, b = self.value
+        value = "" if (a, b) == (1, 0) else f", {a:g} * x + {b:g}"
+        return (
+            f"{self.state} of {self.label} ({self.form}{f', {self.dtype}' if self.dtype else ''}{value}): "
+            f"{len(self.folded):,} boxes in {len(self.homes):,} stored tensors"
+        )
+
     def value_of(self, path: str) -> tuple[float, float]:
         """How a tensor is stored here: stored = a * x + b."""
         return self.values.get(path, self.value)
@@ -137,6 +143,9 @@ class Blob:
     def name(self) -> str:
         return self.rule.name
 
+    def __str__(self) -> str:
+        return f"blob {self.name}: in {len(self.places):,} places"
+
     @property
     def axes_text(self) -> str:
         """`dp = 4 and tp = 2`."""
@@ -156,6 +165,10 @@ class Placement:
     own: Placement | None = (
         None  # this placement over the names that its files have, where it is one over logical tensors
     )
+
+    def __str__(self) -> str:
+        head = f"{self.layout.call}: {len(self.tensors):,} tensors in {sum(len(p.homes) for p in self.parts):,} stored ones"
+        return "\n".join([head, *(f"  {part}" for part in self.parts), *(f"  {blob}" for blob in self.blobs)])
 
     @property
     def located(self) -> Placement:

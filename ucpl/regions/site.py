@@ -17,7 +17,7 @@ from ucpl.regions.claims import Claims
 from ucpl.regions.entries import Choices, EntryPlacer, Indexed, Kin, Local
 from ucpl.regions.meeting import Wanted
 from ucpl.regions.names import Namer
-from ucpl.regions.placement import POLICIES, Pieces, digits_of
+from ucpl.regions.placement import Pieces, digits_of
 from ucpl.regions.ranks import Ranks
 
 __all__ = ["Site"]
@@ -129,14 +129,14 @@ class Site:
         fixed = {a for a, _ in storing.at}
         loose = [a for a in storing.loose if a not in cut or a in fixed]
         if any(a in fixed or self.ranks.columns[a][rank] != 0 for a in loose):
-            return "any"
-        return storing.policy if self.over(storing) else "lead" if loose else "same"
+            return Policy.ANY
+        return storing.policy if self.over(storing) else Policy.LEAD if loose else Policy.SAME
 
     def policies(self, storing: Storing, cut: frozenset[str], placer: EntryPlacer, rank: int, local: Local) -> I64:
         """The same of each row of what a rank has of an entry: an axis may cut some terms of a sum, and copy the others."""
         some = sorted(a for a in self.partly_loose(storing, placer) if a not in cut)
         if not some:
-            return np.full(len(local.offset), POLICIES.index(self.policy_at(storing, cut, rank)), dtype=np.int64)
+            return np.full(len(local.offset), self.policy_at(storing, cut, rank), dtype=np.int64)
         split = np.zeros(len(local.offset), dtype=np.int64)
         for n, axis in enumerate(some):
             split |= (~placer.is_copied(local, axis)).astype(np.int64) << n
@@ -145,7 +145,7 @@ class Site:
             self.policy_at(storing, cut | {a for n, a in enumerate(some) if kind >> n & 1}, rank)
             for kind in kinds.tolist()
         ]
-        return np.array([POLICIES.index(policy) for policy in of_kind], dtype=np.int64)[which]
+        return np.array(of_kind, dtype=np.int64)[which]
 
     @staticmethod
     def partly_loose(storing: Storing, placer: EntryPlacer) -> frozenset[str]:

@@ -15,7 +15,7 @@ from attrs import evolve, field
 from numpy.typing import NDArray
 
 from ucpl.columns import I64, Moves, Space, expanded, join_runs, straighten
-from ucpl.columns.operations import Flow, Kind, Lane, Node, flows, in_order
+from ucpl.columns.operations import Flow, Kind, Lane, Node, flows, in_order, net_text
 from ucpl.extents import Shelves, StoredTensor, Structure
 from ucpl.records import frozen
 from ucpl.schedule.runs import Runs, sole
@@ -83,6 +83,9 @@ class Plan:
     layout_text: str = ""  # the target's closed .ucpl text: becomes ucpl/layout.ucpl
     rank: int | None = None  # of the target, whose share this is and no more: it is looked at, and not run
     masters: Plan | None = None  # from the source's stored masters to its stored weights: what tells files of two steps
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.source_call} -> {self.target_call}\n{net_text(self.net)}"
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:

@@ -1,0 +1,234 @@
+"""Where an element of a target comes from, as a plan moves it: file, key and position on both sides, of every state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.extents import key_text
+from ucpl.layout.by_index import whole_dim, whole_name
+from ucpl.layout.near import nearest
+from ucpl.records import frozen
+
+if TYPE_CHECKING:
+    from ucpl.columns.operations import Kind
+    from ucpl.layout import Layout, LogicalTensor
+    from ucpl.regions import Placement
+    from ucpl.schedule.plan import Plan
+    from ucpl.schedule.runs import Runs
+
+__all__ = ["End", "Traced", "traced"]
+
+_ELEMENT = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<index>[^\[\]]*)\])?")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_SHOWN = 10  # of the names that a plan has
+_CALLED = "<command line>"  # where what is asked for stands
+
+Spot = tuple[str, int, int]  # a state, the number of a target, a position in it
+
+
+@frozen
+class End:
+    """A place of one side."""
+
+    file: str
+    key: str
+    index: tuple[int, ...]
+
+
+@frozen
+class Traced:
+    """One run of elements, or one element of it: from where it goes to where."""
+
+    element: str  # of a run: the tensor
+    state: str
+    kind: Kind
+    rounded: bool
+    elements: int
+    source: End
+    target: End
+
+
+def traced(plan: Plan, file: str, asked: str, state: str | None) -> tuple[str, list[Traced]]:
+    """The tensor that is asked for, and what is put there: all its runs, or those that put one element of it.
+
+    file: where the plan lies, for messages. asked: `wte.weight`, `wte.weight[3, 17]`, `wte.weight[v=3, h=17]`. state: this one
+    alone. Raises: UcplError E181, E182, E351.
+    """
+    whole = asked.strip()
+    found = _ELEMENT.fullmatch(whole)
+    if found is None:
+        fail("E181", f"`{asked}` is no tensor with an index", Label(_CALLED, where=asked))
+    name = whole if whole in plan.tensors else found["name"].strip()
+    name = plan.target.aliases.get(name, name)
+    said = [name] if name in plan.tensors else [t for t in plan.tensors if whole_name(t) == name]
+    if not said:
+        close = nearest(name, [*plan.tensors, *map(whole_name, plan.tensors)])
+        has = f"it has {', '.join(plan.tensors[:_SHOWN])}" + (", ..." if len(plan.tensors) > _SHOWN else "")
+        remedy = f"did you mean `{close}`?" if close else has
+        fail("E182", f"the plan has no tensor `{name}`", Label(file, where=name), remedy=remedy)
+    if found["index"] is None or name == whole:
+        return name, [one for tensor in said for one in _runs(plan, tensor, state)]
+    return name, _of_element(plan, file, said, found["index"], state)
+
+
+def _runs(plan: Plan, name: str, state: str | None) -> Iterator[Traced]:
+    """Every run of a tensor, as the plan moves it."""
+    number = plan.tensors.index(name)
+    for m in plan.moves:
+        if state is None or m.state == state:
+            for i in (m.tensor == number).nonzero()[0].tolist():
+                yield _told(plan, m, i, int(m.source_offset[i]), int(m.target_offset[i]), name, int(m.shape[i].prod()))
+
+
+def _of_element(plan: Plan, file: str, said: list[str], text: str, state: str | None) -> list[Traced]:
+    """The moves that put one element where the target stores it.
+
+    said: the tensor; or, where a dim has a size for each layer, those of each size, of which one has the element.
+    """
+    from ucpl.regions import locate
+    from ucpl.regions.placement import element_name
+
+    layout = _layout(plan, file, said, text)
+    name, index = _chosen(text, [layout.tensors[one] for one in said])
+    named = element_name(layout, name, index)
+    out: list[Traced] = []
+    members: set[tuple[int, tuple[int, ...] | None]] = set()  # of each target: what is put together there
+    for its_state, target, position in _spots(plan, locate(layout), name, index):
+        if state is not None and its_state != state:
+            continue
+        for m in plan.moves:
+            for i in (m.target == target).nonzero()[0].tolist():
+                at = _within(position, int(m.target_offset[i]), m.target_stride[i].tolist(), m.shape[i].tolist())
+                if at is None:
+                    continue
+                source = int(m.source_offset[i]) + sum(a * int(s) for a, s in zip(at, m.source_stride[i], strict=True))
+                one = _told(plan, m, i, source, position, named, 1)
+                member = _member(plan, m, i)
+                is_copy = member is not None and (target, member) in members
+                out.append(evolve(one, kind="check") if is_copy else one)
+                members.add((target, member))
+    return out
+
+
+def _layout(plan: Plan, file: str, said: list[str], text: str) -> Layout:
+    """The target's layout, as the plan carries it. Raises: E181 where it carries none, E351."""
+    from ucpl.layout import load, resolve
+    from ucpl.syntax import nodes
+
+    name = whole_name(said[0])
+    if not plan.layout_text:
+        fail(
+            "E181",
+            f"this plan's target is a layout of a model of its own: {name} has no index here",
+            Label(file, where=f"{name}[{text}]"),
+            remedy=f"`ucpl why {file} '{name}'` lists all its runs",
+        )
+    layout = resolve(load(("layout.ucpl", plan.layout_text)), nodes.Call("stored"))
+    lost = next((one for one in said if one not in layout.tensors), None)
+    if lost is not None:
+        fail("E351", f"{file} is damaged: its layout has no tensor `{lost}`", Label(file, where=lost))
+    return layout
+
+
+def _spots(plan: Plan, placement: Placement, name: str, index: tuple[int, ...]) -> Iterator[Spot]:
+    """Where the target stores an element."""
+    from ucpl.proofs.where import spots_of
+
+    homes = [(p.state, h) for p in placement.parts for h in p.homes]
+    first = [0, *accumulate(len(p.homes) for p in placement.parts)]
+    numbers = {(t.file, tuple(map(str, t.key))): i for i, t in enumerate(plan.targets)}
+    for spot in spots_of(placement, name, index):
+        state, home = homes[first[spot.part] + spot.home]
+        target = numbers.get((home.file, tuple(map(str, home.key))))
+        if target is not None:
+            yield state, target, spot.position
+
+
+def _member(plan: Plan, m: Runs, i: int) -> tuple[int, ...] | None:
+    """Of a row of a mean or sum: where its rank stands along the axes that it is over. Of others: None."""
+    rank = plan.sources[int(m.source[i])].rank
+    return tuple(rank // divisor % degree for divisor, degree in m.over) or None
+
+
+def _told(plan: Plan, m: Runs, i: int, source: int, target: int, element: str, elements: int) -> Traced:
+    s, t = plan.sources[int(m.source[i])], plan.targets[int(m.target[i])]
+    here = End(s.file, key_text(s.key), _unravel(source, s.shape))
+    there = End(t.file, key_text(t.key), _unravel(target, t.shape))
+    return Traced(element, m.state, m.kind, bool(m.lossy), elements, here, there)
+
+
+def _unravel(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    out = []
+    for n in reversed(shape):
+        out.append(position % n)
+        position //= n
+    return tuple(out[::-1])
+
+
+def _within(position: int, offset: int, stride: list[int], shape: list[int]) -> list[int] | None:
+    """Where in a strided box a position lies; None: it does not."""
+    left = position - offset
+    at = [0] * len(shape)
+    if left < 0:
+        return None
+    for dim in sorted(range(len(shape)), key=lambda d: -stride[d]):
+        if stride[dim] > 0:
+            at[dim] = min(left // stride[dim], shape[dim] - 1)
+            left -= at[dim] * stride[dim]
+    return at if left == 0 else None
+
+
+# ---- an index, as it is written --------------------------------------------------------------------------------------
+
+
+def _chosen(text: str, tensors: list[LogicalTensor]) -> tuple[str, tuple[int, ...]]:
+    """The tensor that has an element, and where: `3, 17` or `h=3, d=17`, in indices of whole dims. Raises: E181, E182."""
+    name = whole_name(tensors[0].path)
+    where = Label(_CALLED, where=f"{name}[{text}]")
+    values = _numbers(text, tensors[0], where)
+    for tensor in tensors:
+        at = [
+            indices.index(value) if value in indices else -1
+            for indices, value in zip(tensor.indices, values, strict=False)
+        ]
+        if len(values) == len(tensor.indices) and -1 not in at:
+            return tensor.path, tuple(at)
+    dims = [whole_dim(d) if "#" not in d else "" for d in tensors[0].dims]
+    there = max((_there(values, tensor) for tensor in tensors), key=lambda one: one[0])[1]
+    form = ", ".join(f"{d}={n}" if d else str(n) for d, n in zip(dims, there, strict=True))
+    sizes = " or ".join(f"{list(t.counts)}" for t in tensors)
+    fail(
+        "E182",
+        f"`{name}` is {sizes}: it has no element {values}",
+        where,
+        remedy=f"give an index of each dim, as in '{name}[{form}]'; or '{name}' for all its runs",
+    )
+
+
+def _there(values: list[int], tensor: LogicalTensor) -> tuple[int, list[int]]:
+    """An element that a tensor has, with as many of the numbers as it has from the first on, and how many those are."""
+    count = 0
+    while count < min(len(values), len(tensor.indices)) and values[count] in tensor.indices[count]:
+        count += 1
+    return count, [*values[:count], *(next(iter(indices), 0) for indices in tensor.indices[count:])]
+
+
+def _numbers(text: str, tensor: LogicalTensor, where: Label) -> list[int]:
+    """The numbers of an index, by the dims' order."""
+    parts = [p.strip() for p in text.split(",")] if text.strip() else []
+    dims = [whole_dim(d) for d in tensor.dims]
+    out: list[int] = []
+    for n, part in enumerate(parts):
+        dim, equals, number = part.rpartition("=")
+        if not _NUMBER.fullmatch(number.strip()) or (equals and (n >= len(dims) or dim.strip() != dims[n])):
+            known = ", ".join(f"{d}=0" if "#" not in d else "0" for d in dims)
+            remedy = f"write its dims in their order, as in '{whole_name(tensor.path)}[{known}]'"
+            fail("E181", f"`{part}` is no index of `{whole_name(tensor.path)}`", where, remedy=remedy)
+        out.append(int(number))
+    return out
