@@ -17,8 +17,9 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ucpl.cli import main
-from ucpl.ranks import job, serving
+from ucpl.ranks import job
 from ucpl.records import frozen
+from ucpl.remotes import wire
 from ucpl.runtime import moving
 from ucpl.runtime.failpoints import set_failpoints
 
@@ -103,7 +104,7 @@ def _rank(environment: Mapping[str, str], argv: Sequence[str], fails: str, log: 
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     moving.SYNC_BYTES = 1  # each tile is journalled
-    job.GONE, job.BEAT, job.SAID, serving.STALLED = GONE, GONE / 10, 1.0, GONE
+    job.GONE, job.BEAT, job.SAID, wire.STALLED = GONE, GONE / 10, 1.0, GONE
     set_failpoints(fails)
     status = main(list(argv))
     sys.stdout.flush()

@@ -21,9 +21,9 @@ from tests.ranks.test_apply import MEMORY, UNIQUE, run, spread, together
 from tests.ranks.test_apply import small as small
 from tests.runtime.test_resume import tree
 from ucpl.errors import UcplError, fail
-from ucpl.ranks import serving
 from ucpl.ranks.scattered import one_folder
 from ucpl.ranks.serving import Peer, Server, own_host
+from ucpl.remotes import wire
 from ucpl.runtime.team import SLACK, beside
 
 MANIFEST = "ucpl/manifest.json"
@@ -194,8 +194,8 @@ def test_a_rank_that_stands_still_is_waited_for_while_it_is_there(tmp_path, monk
     (tmp_path / "a").write_bytes(b"some")
     wakes = threading.Event()
     monkeypatch.setattr(Server, "_bytes", lambda self, name, low, high: wakes.wait(20) and b"some")
-    monkeypatch.setattr(serving, "EVERY", 0.01)
-    monkeypatch.setattr(serving, "STALLED", 0.2)
+    monkeypatch.setattr(wire, "EVERY", 0.01)
+    monkeypatch.setattr(wire, "STALLED", 0.2)
     server, looks = Server({"a": tmp_path / "a"}, "127.0.0.1", b"key"), iter(range(30))
 
     def look():

@@ -1,0 +1,192 @@
+"""Questions and answers between processes on several hosts: JSON one way, bytes the other, and a secret that both know.
+
+Who does not know the secret is told nothing. Nothing is encrypted, and no pickle goes either way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from typing import TypeAlias
+
+from attrs import field
+
+from ucpl.errors import UcplError
+from ucpl.records import define
+
+__all__ = ["Address", "Answerer", "Line", "Question", "Session", "Silence"]
+
+Address = tuple[str, int]
+Question: TypeAlias = Mapping[str, object]
+EVERY = 0.2  # seconds between two looks whether who is asked is there
+STALLED = 6.0  # seconds for which a message that has begun, or a greeting, may stand still
+HOLDS = 10.0  # seconds for which who holds something may ask nothing: after that it holds it no more
+
+
+class Silence(OSError):
+    """No answer comes."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(5, said)
+
+
+@define(eq=False)
+class Session:
+    """What one connection holds: it is let go of when the connection ends."""
+
+    ends: ExitStack = field(factory=ExitStack)
+    holds: set[str] = field(factory=set)
+
+
+class Answerer:
+    """Answers questions, each connection in a thread of its own, until it is closed."""
+
+    def __init__(
+        self, address: Address, secret: bytes, answer: Callable[[Question, Session], bytes], most: int = 1 << 24
+    ) -> None:
+        """answer: may raise OSError, which is told; whatever else it raises ends the connection. most: bytes of a question.
+
+        Raises: OSError, where this host cannot listen there.
+        """
+        self._secret, self._answer, self._most = secret, answer, most
+        self._listener = Listener(address, backlog=64)
+        self.address: Address = self._listener.address
+        self._is_open = True
+        self._open: set[Connection] = set()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._accept, name="ucpl-serves", daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while self._is_open:
+            try:
+                connection = self._listener.accept()
+            except (OSError, EOFError):  # closed; or whoever called is gone already
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="ucpl-serving", daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        """What is no question, or comes from whoever does not know the secret, ends the connection."""
+        session = Session()
+        ended = (OSError, EOFError, AuthenticationError, ValueError, LookupError, TypeError)
+        with self._kept(connection), session.ends, suppress(*ended):
+            deliver_challenge(connection, self._secret)
+            answer_challenge(connection, self._secret)
+            while self._is_open:
+                if session.holds and not connection.poll(HOLDS):
+                    return
+                question = json.loads(connection.recv_bytes(self._most))
+                try:
+                    connection.send_bytes(b"+" + self._answer(question, session))
+                except OSError as error:
+                    connection.send_bytes(b"-" + (error.strerror or str(error)).encode())
+
+    @contextmanager
+    def _kept(self, connection: Connection) -> Iterator[None]:
+        with self._lock:
+            self._open.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+                connection.close()
+
+    def close(self) -> None:
+        self._is_open = False
+        with self._lock:
+            for connection in self._open:
+                with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as channel:
+                    channel.shutdown(socket.SHUT_RDWR)
+        host = self.address[0] if self.address[0] not in ("0.0.0.0", "") else "127.0.0.1"
+        with suppress(OSError, AuthenticationError, EOFError):  # wakes who waits for a caller
+            Client((host, self.address[1])).close()
+        self._thread.join(1.0)
+        self._listener.close()
+
+
+@define(eq=False)
+class Line:
+    """To one who answers, over connections that are kept: one for each thread that asks at once."""
+
+    address: Address
+    secret: bytes
+    who: str  # "rank 3, which has it,": begins what is said where it does not answer
+    _idle: list[Connection] = field(factory=list)
+    _lock: threading.Lock = field(factory=threading.Lock)
+
+    def ask(self, question: Question, look: Callable[[], None] = lambda: None) -> bytes:
+        """look: called while an answer does not come; what it raises ends the question. Raises: OSError."""
+        connection = self.taken()
+        answer = self.asked(connection, question, look)
+        self.free(connection)
+        return self.told(answer)
+
+    def free(self, connection: Connection) -> None:
+        """It may be another's to ask over."""
+        with self._lock:
+            self._idle.append(connection)
+
+    def asked(self, connection: Connection, question: Question, look: Callable[[], None] = lambda: None) -> bytes:
+        """The answer over one connection, which is closed where none comes. Raises: Silence."""
+        try:
+            connection.send_bytes(json.dumps(question).encode())
+            while not connection.poll(EVERY):
+                look()
+            return connection.recv_bytes()
+        except (OSError, EOFError) as error:
+            connection.close()
+            raise Silence(f"{self.who} does not answer") from error
+        except UcplError:
+            connection.close()
+            raise
+
+    def told(self, answer: bytes) -> bytes:
+        """Raises: OSError, where the answer is that it cannot be."""
+        if answer[:1] != b"+":
+            raise OSError(5, f"{self.who} says: {answer[1:].decode(errors='replace')}")
+        return answer[1:]
+
+    def taken(self) -> Connection:
+        """A connection of the caller's own. Raises: Silence."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        try:
+            with socket.create_connection(self.address, timeout=STALLED) as channel:
+                channel.settimeout(None)
+                channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection = Connection(os.dup(channel.fileno()))
+            try:
+                _bound(connection)
+                answer_challenge(connection, self.secret)
+                deliver_challenge(connection, self.secret)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+        except AuthenticationError as error:
+            raise Silence(f"{self.who} has another secret, and does not answer") from error
+        except (OSError, EOFError) as error:
+            raise Silence(f"{self.who} does not answer at {self.address[0]}") from error
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+
+def _bound(connection: Connection) -> None:
+    """Whoever stands still within a message is not waited for: reading and writing end with an OSError."""
+    seconds = struct.pack("@ll", int(STALLED), int(STALLED % 1 * 1e6))
+    with socket.socket(fileno=os.dup(connection.fileno())) as channel:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            channel.setsockopt(socket.SOL_SOCKET, option, seconds)
