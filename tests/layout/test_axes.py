@@ -93,7 +93,9 @@ def test_a_pattern_is_rewritten_in_every_place() -> None:
     inner = ax.Stack((ax.Term("q", (ax.Cut(A, (TP,)), ax.Flat(B))), ax.Term(None, (ax.Flat(C),))))
     assert other == ax.Cut(ax.Pad(inner, 4), (DP,))
     assert ax.rewritten(NESTED, lambda _: None) == NESTED
-    assert ax.rewritten(ax.Trim(ax.Flat(ax.Each())), lambda a: A if isinstance(a, ax.Each) else None) == ax.Trim(ax.Flat(A))
+    assert ax.rewritten(ax.Trim(ax.Flat(ax.Each())), lambda a: A if isinstance(a, ax.Each) else None) == ax.Trim(
+        ax.Flat(A)
+    )
     assert ax.rewritten(A, lambda a: ax.Pad(a, 2)) == ax.Pad(A, 2)  # what stands there now is not walked again
 
 

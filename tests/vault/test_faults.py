@@ -14,8 +14,8 @@ from tests.fuzz.odd import ODD
 from tests.vault.small import Job, job
 from ucpl.errors import UcplError
 from ucpl.remotes.vaults.codes import Protection, sets_of
+from ucpl.remotes.vaults.counted import committed
 from ucpl.remotes.vaults.memory import stretch_of
-from ucpl.remotes.vaults.places import committed
 from ucpl.remotes.vaults.records import CHUNK
 from ucpl.remotes.vaults.sealed import opened, seal
 from ucpl.runtime.failpoints import set_failpoints
@@ -378,3 +378,42 @@ def test_the_job_of_small_vaults_can_tell(tmp_path):
         here.sizes = (5000, 70_000, 1)
         with pytest.raises(AssertionError):
             here.read()
+
+
+def test_ranks_of_a_run_begin_with_one_generation_whenever_that_of_the_run_before_counts(tmp_path):
+    """All was saved when the job was killed, and servers commit it while the next one begins."""
+    with job(tmp_path / "job", 2, "mirror") as made:
+        made.save(1)
+        for writer in made.writers:
+            writer.close()
+        first = made.vault.writer(0, run="second")
+        made.turn()
+        assert made.read() == 1
+        second = made.vault.writer(1, run="second")
+        assert [first._next, second._next] == [2, 2]
+        first.close()
+        second.close()
+
+
+def test_ranks_of_a_run_begin_with_one_generation_whatever_the_first_of_them_has_written_over(tmp_path):
+    """It alone had saved once more when the job was killed: what others would know that by goes with its first save."""
+    with job(tmp_path / "job", 2, "mirror") as made:
+        made.save(1)
+        made.turn()
+        made.save(2, range(1))
+        made.start("second")
+        for writer in made.writers:
+            writer.close()
+        first = made.vault.writer(0, run="third", strict=True)
+        first._files = made._files(first)  # type: ignore[method-assign]
+        first.save(3, None)
+        second = made.vault.writer(1, run="third", strict=True)
+        second._files = made._files(second)  # type: ignore[method-assign]
+        second.save(3, None)
+        first.close()
+        second.close()
+        made.turn()
+        assert made.read() == 3
+        again = made.vault.writer(0, run="third")  # a text that was used before means nothing any more
+        assert again._next == 4
+        again.close()

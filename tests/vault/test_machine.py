@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from ucpl.errors import UcplError
-from ucpl.remotes.vaults.places import committed, job_at
+from ucpl.remotes.vaults.counted import committed, job_at
 from ucpl.remotes.vaults.view import Stored, View, generation_at
 from ucpl.vault import Vault, Writer, arenas, server, writer
 from ucpl.vault.files import ToSave, text_file
@@ -63,9 +63,9 @@ class Machine(RuleBasedStateMachine):
     @initialize(shape=st.sampled_from(SHAPES))
     def begin(self, shape: tuple[int, int, str]) -> None:
         self.top = Path(tempfile.mkdtemp(prefix="ucpl-machine-"))
-        domains, each, protect = shape
-        self.vault = Vault.make(self.top / "job", ranks=domains * each, domains=domains, protect=protect)
+        domains, each, _ = shape
         self.domains, self.ranks = domains, domains * each
+        self.vault = self._made(shape)
         self.copies = self.vault.job.protection.copies
         self.saves, self.serves = Death(), Death()
         arenas.failpoint, writer.failpoint, server.failpoint = self.saves, self.saves, self.serves  # type: ignore[attr-defined]
@@ -78,6 +78,17 @@ class Machine(RuleBasedStateMachine):
         for number in range(domains):
             self._start_server(number)
 
+    def _made(self, shape: tuple[int, int, str]) -> Vault:
+        """The vault as one sees it who sees all domains."""
+        return Vault.make(self.top / "job", ranks=self.ranks, domains=self.domains, protect=shape[2])
+
+    def _vault(self, number: int) -> Vault:
+        """The same as whoever is in a domain sees it."""
+        return self.vault
+
+    def _server(self, number: int) -> Server:
+        return Server(self.vault.home, number)
+
     # ---- what runs -----------------------------------------------------------------------------------------------------
 
     def _start_job(self) -> None:
@@ -87,7 +98,7 @@ class Machine(RuleBasedStateMachine):
         self.writers = []
         self.calls = [0] * self.ranks
         for rank in range(self.ranks):
-            made = self.vault.writer(rank, run=str(self.run), wait=0.0)
+            made = self._vault(self.vault.job.domain_of(rank) or 0).writer(rank, run=str(self.run), wait=0.0)
             made._files = self._files(rank, made)  # type: ignore[method-assign]
             self.writers.append(made)
 
@@ -99,7 +110,7 @@ class Machine(RuleBasedStateMachine):
         return files
 
     def _start_server(self, number: int) -> None:
-        one = Server(self.vault.home, number)
+        one = self._server(number)
         try:
             one.__enter__()
         except Killed:

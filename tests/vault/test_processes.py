@@ -21,7 +21,7 @@ import pytest
 from tests.vault.small import content, read
 from ucpl.errors import UcplError
 from ucpl.runtime.failpoints import set_failpoints
-from ucpl.vault import Vault, arenas
+from ucpl.vault import Vault, Writer, arenas
 from ucpl.vault.files import ToSave, text_file
 from ucpl.vault.server import Server
 
@@ -49,9 +49,16 @@ class Processes:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        Vault.make(home, ranks=RANKS, domains=RANKS, protect="raim5")
+        self.make()
         self.writers: dict[int, int] = {}
         self.servers: dict[int, int] = {}
+
+    def make(self) -> None:
+        Vault.make(self.home, ranks=RANKS, domains=RANKS, protect="raim5")
+
+    def home_of(self, number: int) -> Path:
+        """The vault as a domain sees it, and the rank of this number."""
+        return self.home
 
     def start(
         self, run: str, steps: range, traps: dict[str, str], first: Callable[[int], None] = lambda _: None
@@ -60,15 +67,16 @@ class Processes:
 
         def serve(number: int) -> None:
             set_failpoints(traps.get(f"server {number}", ""))
-            with Server(self.home, number) as server:
+            with Server(self.home_of(number), number) as server:
                 while True:
-                    server.turn()
+                    with suppress(OSError):  # another host does not answer
+                        server.turn()
                     time.sleep(0.002)
 
         def write(rank: int) -> None:
             first(rank)
             set_failpoints(traps.get(f"writer {rank}", ""))
-            with Vault.at(self.home).writer(rank, run=run, wait=PATIENCE, strict=True) as writer:
+            with self.writer(rank, run) as writer:
 
                 def files(step: int, what: object) -> list[ToSave]:
                     return [text_file(f"rank-{rank}", content(step, rank, SIZES))]
@@ -84,6 +92,9 @@ class Processes:
             self.servers[number] = forked(lambda number=number: serve(number))  # type: ignore[misc]
         for rank in range(RANKS):
             self.writers[rank] = forked(lambda rank=rank: write(rank))  # type: ignore[misc]
+
+    def writer(self, rank: int, run: str) -> Writer:
+        return Vault.at(self.home_of(rank)).writer(rank, run=run, wait=PATIENCE, strict=True)
 
     def pid(self, who: str) -> int:
         kind, _, number = who.partition(" ")

@@ -15,6 +15,7 @@ import pytest
 
 import ucpl
 from tests.vault.held import ROOT, Truth, call, memory
+from tests.vault.test_hosts import SECRET, free_ports
 from ucpl.cli import main
 from ucpl.vault import Vault
 from ucpl.vault.files import text_file
@@ -206,3 +207,81 @@ def test_a_server_whose_domain_is_gone_ends_and_says_what_to_do(tmp_path):
 def test_what_is_said_wrong_is_said(words, said, capsys):
     assert main(["vault", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@contextmanager
+def served_by_hosts(top: Path, *more: str):
+    """Two hosts, each with a folder of its own, as two machines have; how each was started."""
+    ports, secret = free_ports(2), top / "secret"
+    secret.write_text(SECRET)
+    at = ",".join(f"127.0.0.1:{port}" for port in ports)
+    shape = ["--ranks", "2", "--domains", "2", "--hosts", at, "--secret", str(secret), *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def start(number: int, home: Path):
+        command = [sys.executable, "-m", "ucpl", "vault", "serve", str(home), "--domain", str(number), *shape]
+        one = subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True)
+        servers.append(one)
+        assert one.stdout is not None and one.stdout.readline().startswith("serving ")
+        return one
+
+    servers: list[subprocess.Popen[str]] = []
+    try:
+        yield start
+    finally:
+        for one in servers:
+            one.kill()
+            one.communicate()
+
+
+def test_two_hosts_keep_what_their_ranks_save_and_make_up_for_each_other(tmp_path, truth, capsys):
+    homes = [tmp_path / f"host{n}" / "job" for n in range(2)]
+    with served_by_hosts(tmp_path) as start:
+        servers = [start(n, homes[n]) for n in range(2)]
+        vaults = [Vault.at(home) for home in homes]
+
+        def write(run: str):
+            until(
+                lambda: all(
+                    told(capsys, "status", home)[1]["domains"][1 - n]["is_there"] for n, home in enumerate(homes)
+                )
+            )
+            return [vault.writer(n, layout=truth.layout, run=run, strict=True) for n, vault in enumerate(vaults)]
+
+        def save(writers, step: int) -> None:
+            for n, writer in enumerate(writers):
+                assert writer.save(step, truth.cut[step][n])
+            until(lambda: all(writer.committed() and writer.committed()[1] == step for writer in writers))
+
+        writers = write("one")
+        save(writers, 1)
+        status, found = told(capsys, "status", homes[0])
+        assert status == 0
+        assert [place["at"].partition(":")[0] for place in found["domains"]] == ["", "127.0.0.1"]
+        assert found["generations"][0]["in_domains"] == [0, 1]
+        assert told(capsys, "verify", homes[1])[0] == 0
+        for writer in writers:
+            writer.close()
+        servers[0].kill()
+        servers[0].wait()
+        shutil.rmtree(homes[0].parent)
+        assert told(capsys, "restore", homes[1], tmp_path / "back", "--to", call("tp=2"))[0] == 0
+        assert truth.step_of(tmp_path / "back") == 1
+        start(0, homes[0])
+        until(lambda: told(capsys, "verify", homes[0])[0] == 0)
+        writers = write("two")
+        save(writers, 2)
+        for writer in writers:
+            writer.close()
+        ucpl.convert(f"vault:{homes[0]}", tmp_path / "second", to=call(""))
+        assert truth.step_of(tmp_path / "second") == 2
+
+
+def test_hosts_are_said_with_all_that_makes_them_a_vault(tmp_path, capsys):
+    for more, said in (
+        (["--hosts", "a:1,b:2"], "--secret go together"),
+        (["--hosts", "a:1,b:2", "--secret", str(tmp_path / "s")], "needs the shape of the vault, too"),
+        (["--hosts", "a:1,b", "--secret", str(tmp_path / "s"), "--domains", "2"], "is no HOST:PORT"),
+    ):
+        assert main(["vault", "serve", str(tmp_path / "job"), "--domain", "0", *more]) == 2
+        assert said in capsys.readouterr().err

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 EXAMPLE = """
 ucpl vault plan 'job.ucpl:job(dp=4, tp=2)' --domains 4 --lose 1
 ucpl vault serve /dev/shm/ucpl/job --ranks 8 --domains 4 --domain 0
+ucpl vault serve /dev/shm/ucpl/job --ranks 8 --domains 2 --domain 1 --hosts node0:7070,node1:7070 --secret secret.txt
 ucpl vault status /dev/shm/ucpl/job
 ucpl vault restore /dev/shm/ucpl/job runs/on-6 --to 'zero1(dp=6)'
 ucpl vault persist /dev/shm/ucpl/job runs/step-1200
@@ -45,7 +46,7 @@ _OF_A_LAYOUT = ("domains", "protect", "lose", "model", "sizes", "config")
 _TAKES = {
     "plan": (*_OF_A_LAYOUT, "room", "bandwidths"),
     "drill": _OF_A_LAYOUT,
-    "serve": ("domain", "domains", "ranks", "layout", "protect", "every", "into"),
+    "serve": ("domain", "domains", "ranks", "layout", "protect", "every", "into", "hosts", "secret"),
     "status": (),
     "verify": ("generation",),
     "scrub": (),
@@ -87,6 +88,12 @@ def arguments(parser: ArgumentParser) -> None:
         help="plan: so many domains may be lost at once; exit 1 where that takes anything with it; drill: up to so many are",
     )
     parser.add_argument("--room", metavar="SIZE", help="plan: what a domain may hold in memory, as in 60G")
+    parser.add_argument(
+        "--hosts",
+        metavar="HOST:PORT,...",
+        help="serve: of a vault on several hosts, where the server of each domain answers the others",
+    )
+    parser.add_argument("--secret", metavar="FILE", help="serve: what all hosts know and nobody else")
     parser.add_argument("--every", metavar="N", help="serve: write every N-th generation that counts below --into")
     parser.add_argument("--into", metavar="FOLDER", help="serve: where, as FOLDER/step-STEP")
     parser.add_argument("--generation", metavar="G", help="verify, restore, persist: not the newest one")
@@ -158,6 +165,7 @@ def _drill(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _serve(home: Path, options: Namespace, console: Console) -> int:
+    from ucpl.remotes.vaults.hosts import addresses_of
     from ucpl.vault.making import Vault
     from ucpl.vault.server import Server
 
@@ -166,6 +174,10 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
         what = f"--domain {text[:SHOWN]}" if text else "serve"
         said = "names no domain" if text else "needs --domain"
         _wrong(what, said, "ucpl vault serve ROOT/JOB --domain 0, one for each domain")
+    if bool(options.hosts) != bool(options.secret):
+        _wrong("--hosts", "and --secret go together", "--hosts node0:7070,node1:7070 --secret FILE")
+    if options.hosts and not (options.ranks or options.domains or options.layout):
+        _wrong("--hosts", "needs the shape of the vault, too", "--ranks 8 --domains 2, or --layout")
     if bool(options.every) != bool(options.into):
         _wrong("--every", "and --into go together", "--every 10 --into runs")
     every = whole_number("--every", options.every, NUMBER_MAX) if options.every else 0
@@ -173,7 +185,8 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
         vault = Vault.make(home, **_said(options))
     else:
         vault = Vault.at(home)
-    with Server(vault.home, int(text), console.say) as server:
+    at = addresses_of(options.hosts)[int(text)] if options.hosts and int(text) < len(vault.job.domains) else None
+    with Server(vault.home, int(text), console.say, at=at) as server:
         ranks = ", ".join(map(str, vault.job.domains[server.number]))
         console.say(f"serving    {vault.home}/d{server.number}: ranks {ranks}, {vault.job.protection}")
         console.flush()
@@ -222,6 +235,8 @@ def _kept(home: Path, target: Path, generation: int, console: Console) -> None:
 
 def _said(options: Namespace) -> ToMake:
     said: ToMake = {}
+    if options.hosts:
+        said["hosts"], said["secret"] = options.hosts, options.secret
     if options.protect:
         said["protect"] = options.protect
     if options.layout and (options.domains or options.ranks):
@@ -258,6 +273,8 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
         alive = f"{len(place.written_by)} of {len(place.ranks)} writers live"
         served = "served" if place.is_served else "no server"
         what = f"{served}, {alive}, {bytes_text(place.bytes)}" if place.is_there else "lost"
+        if place.at:
+            what = f"at {place.at}, {bytes_text(place.bytes)}" if place.is_there else f"no answer from {place.at}"
         console.say(f"d{place.number:<9} ranks {ranks}: {what}")
     for one in found.generations:
         where = (

@@ -21,7 +21,9 @@ def axes_in(links: Sequence[Link[nodes.Layout]]) -> frozenset[str]:
     return frozenset(a for link in links for i in link.node.items if isinstance(i, nodes.Mesh) for a in i.axes)
 
 
-def given_within(links: Sequence[Link[nodes.Layout]], use: nodes.Use, here: Scope, axes: Iterable[str]) -> dict[str, Value]:
+def given_within(
+    links: Sequence[Link[nodes.Layout]], use: nodes.Use, here: Scope, axes: Iterable[str]
+) -> dict[str, Value]:
     """What is given (`-D eye.h=4`) to names of the layout that is used, by their names in it; and `axes` that are here."""
     head = f"{use.name}."
     parameters = {p.name for link in links for p in link.node.parameters}  # they are what the call says
@@ -66,7 +68,9 @@ def _written(value: Value) -> nodes.Expr:
     return nodes.Name("config.") if value is None else literal(value)
 
 
-def on_these_ranks(links: Sequence[Link[nodes.Layout]], items: Iterable[nodes.Record], here: Scope) -> list[nodes.Record]:
+def on_these_ranks(
+    links: Sequence[Link[nodes.Layout]], items: Iterable[nodes.Record], here: Scope
+) -> list[nodes.Record]:
     """Statements without what they say of axes that are here, which must be the same; and without numbers that a
     parameter of the same name gives."""
     shared = {a for a in axes_in(links) if here.knows(a)}

@@ -77,6 +77,7 @@ class Answerer:
         session = Session()
         ended = (OSError, EOFError, AuthenticationError, ValueError, LookupError, TypeError)
         with self._kept(connection), session.ends, suppress(*ended):
+            _option(connection, socket.SO_KEEPALIVE, 1)  # a host that is gone says nothing
             deliver_challenge(connection, self._secret)
             answer_challenge(connection, self._secret)
             while self._is_open:
@@ -187,6 +188,10 @@ class Line:
 def _bound(connection: Connection) -> None:
     """Whoever stands still within a message is not waited for: reading and writing end with an OSError."""
     seconds = struct.pack("@ll", int(STALLED), int(STALLED % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        _option(connection, option, seconds)
+
+
+def _option(connection: Connection, option: int, value: int | bytes) -> None:
     with socket.socket(fileno=os.dup(connection.fileno())) as channel:
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            channel.setsockopt(socket.SOL_SOCKET, option, seconds)
+        channel.setsockopt(socket.SOL_SOCKET, option, value)

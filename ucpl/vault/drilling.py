@@ -25,7 +25,8 @@ from ucpl.conversion.given import Given
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES, StoredTensor, key_text
 from ucpl.records import define, frozen
-from ucpl.remotes.vaults.places import Domain, committed, job_at
+from ucpl.remotes.vaults.counted import committed, job_at
+from ucpl.remotes.vaults.places import Domain
 from ucpl.remotes.vaults.view import generation_at
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.vault.clearing import clear

@@ -13,8 +13,11 @@ import numpy as np
 from attrs import field
 
 from ucpl.records import frozen
+from ucpl.remotes.vaults.counted import committed, domains_of, holder_of, job_at
+from ucpl.remotes.vaults.far import Far
+from ucpl.remotes.vaults.hosts import FILE
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece
-from ucpl.remotes.vaults.places import Domain, committed, domains_of, held, job_at
+from ucpl.remotes.vaults.places import Domain, held
 from ucpl.remotes.vaults.records import CHUNK, Job
 from ucpl.remotes.vaults.view import generation_at
 from ucpl.vault.server import heal
@@ -45,6 +48,7 @@ class Place:
     is_served: bool
     written_by: tuple[int, ...]  # ranks whose writers live
     bytes: int  # of memory that it takes
+    at: str = ""  # HOST:PORT, of one on another host
 
 
 @frozen
@@ -96,18 +100,14 @@ def look(home: Path) -> Found:
     job = Vault.at(home).job
     places = []
     for number, ranks in enumerate(job.domains):
-        here = Domain(home, number)
-        size = 0
-        with suppress(OSError):
-            size = sum(entry.stat().st_blocks * 512 for entry in os.scandir(here.folder))
-        alive = tuple(rank for rank in ranks if _is_held(here.lock(f"r{rank}")))
-        places.append(Place(number, ranks, here.is_there(), _is_held(here.lock("server")), alive, size))
+        places.append(_place(home, number, ranks))
     found = []
     for commit in committed(home, job):
-        among = [n for n in range(len(job.domains)) if commit.generation in Domain(home, n).commits()]
+        among = [n for n in range(len(job.domains)) if commit.generation in holder_of(home, n).commits()]
         newest = 0.0
-        with suppress(OSError):
-            newest = max(Domain(home, n).commit(commit.generation).stat().st_mtime for n in among)
+        for here in (Domain(home, n) for n in among):
+            with suppress(OSError):
+                newest = max(newest, here.commit(commit.generation).stat().st_mtime)
         found.append(
             Generation(
                 commit.generation, commit.step, sum(s.size for s in commit.shards), sum(p.size for p in commit.parity),
@@ -115,6 +115,23 @@ def look(home: Path) -> Found:
             )
         )  # fmt: skip
     return Found(home, job, tuple(places), tuple(found))
+
+
+def _place(home: Path, number: int, ranks: tuple[int, ...]) -> Place:
+    there = holder_of(home, number)
+    if isinstance(there, Far):  # who answers for it serves it; who writes there is not told
+        names, size = there.names(), 0
+        for name in names:
+            with suppress(OSError):
+                size += there.size(name)
+        at = ":".join(map(str, there.address))
+        return Place(number, ranks, bool(names), bool(names), (), size, at)
+    here = Domain(home, number)
+    size = 0
+    with suppress(OSError):
+        size = sum(entry.stat().st_blocks * 512 for entry in os.scandir(here.folder))
+    alive = tuple(rank for rank in ranks if _is_held(here.lock(f"r{rank}")))
+    return Place(number, ranks, here.is_there(), _is_held(here.lock("server")), alive, size)
 
 
 def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Damage]]:
@@ -177,10 +194,14 @@ def scrub(home: Path) -> tuple[int, list[Damage]]:
     return count, damage(home)[1]
 
 
+def _is_vault(path: Path) -> bool:
+    return bool(domains_of(path)) or (path / FILE).is_file()
+
+
 def vaults_in(root: Path) -> list[tuple[Path, Job | None]]:
     """Folders below a root that are vaults, or are left of one."""
     try:
-        homes = sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink() and domains_of(path))
+        homes = sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink() and _is_vault(path))
     except OSError:
         return []
     return [(home, job_at(home)) for home in homes]

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from attrs import evolve
+
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import Protection, even_domains, sets_of
-from ucpl.remotes.vaults.places import Domain, committed, held, job_at
+from ucpl.remotes.vaults.counted import committed, job_at
+from ucpl.remotes.vaults.hosts import Hosts, addresses_of, hosts_at
+from ucpl.remotes.vaults.places import Domain, held
 from ucpl.remotes.vaults.records import NAME, Commit, Job
 from ucpl.remotes.vaults.sealed import Told, write_whole
+from ucpl.texts import read_text
 from ucpl.vault.schemes import default_protection
 
 if TYPE_CHECKING:
     from ucpl.vault.writer import ToWrite, Writer
 
 __all__ = ["ToMake", "Vault"]
+
+SECRET_MIN = 16
 
 
 class ToMake(TypedDict, total=False):
@@ -30,6 +38,10 @@ class ToMake(TypedDict, total=False):
     # How many, each with as many ranks that follow each other, or the ranks of each.
     domains: int | Sequence[Sequence[int]]
     protect: str  # none, mirror, mirror(2), raim5, raim5(4), rs(6, 2)
+    # Of several hosts: where the server of each domain answers the others, HOST:PORT,HOST:PORT, and a file with what they all
+    # know and nobody else. The folder of a domain is then on its host alone.
+    hosts: str
+    secret: str | os.PathLike[str]
 
 
 @frozen
@@ -79,6 +91,8 @@ class Vault:
                 what = f"{path} is the vault of another job: {_said(there.domains, there.protection)}"
                 label = Label(str(path), f"asked for: {_said(domains, protection)}")
                 fail("E694", what, label, remedy="name another folder, or remove this one with `ucpl vault gc`")
+            if "hosts" in said or "secret" in said:
+                return cls(path, _listed(path, Job(path.name, "", domains, protection), said))
             job = there or Job(path.name, token_hex(8), domains, protection)
             for number in range(len(domains)):
                 here = Domain(path, number)
@@ -104,6 +118,30 @@ class Vault:
         from ucpl.vault.writer import Writer
 
         return Writer(self.home, self.job, rank, **said)
+
+
+def _listed(home: Path, job: Job, said: ToMake) -> Job:
+    """The vault of several hosts, which each of them calls by one name. Raises: UcplError E170, E690, E694, OSError."""
+    if "hosts" not in said or "secret" not in said:
+        fail("E690", "`hosts` and `secret` go together", Label("--hosts", where=str(home)))
+    at, secret = addresses_of(said["hosts"]), read_text(Path(said["secret"])).strip()
+    if len(at) != len(job.domains):
+        fail(
+            "E690", f"{len(at)} hosts are listed for {len(job.domains)} domains", Label("--hosts", where=said["hosts"])
+        )
+    if len(secret.encode()) < SECRET_MIN:
+        what = f"{said['secret']}: a secret has {SECRET_MIN} bytes or more"
+        fail("E690", what, Label(str(said["secret"])), remedy=f"openssl rand -hex 32 > {said['secret']}")
+    # None of them may have to ask another which vault it is: whoever knows the secret knows that, too.
+    name = f"{job.name} {job.domains} {job.protection}"
+    job = evolve(job, ident=blake2b(name.encode(), key=secret.encode()[:64], digest_size=8).hexdigest())
+    there, known = job_at(home), hosts_at(home)
+    if there is not None and there != job:
+        what = f"{home} is the vault of another job, or has another secret"
+        fail("E694", what, Label(str(home)), remedy="name another folder, or remove this one with `ucpl vault gc`")
+    hosts = Hosts(secret, at, tuple(0 for _ in at), job.sealed())
+    (hosts if known is None else hosts.with_all(known.at, known.seats)).write(home)
+    return job
 
 
 def _said(domains: Sequence[Sequence[int]], protection: Protection) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.records import frozen
-from ucpl.remotes.vaults.places import committed, job_at
+from ucpl.remotes.vaults.counted import committed, job_at
 
 __all__ = ["TRIES", "Restored", "restored"]
 

@@ -17,20 +17,23 @@ import numpy as np
 import xxhash
 from attrs import field
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.records import define, frozen
 from ucpl.remotes.vaults.codes import block_size, sets_of
+from ucpl.remotes.vaults.counted import committed, holder_of, job_at, saved_in
+from ucpl.remotes.vaults.hosts import hosts_at
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
-from ucpl.remotes.vaults.places import SLOTS, Domain, committed, held, job_at
-from ucpl.remotes.vaults.records import CHUNK, Commit, Job, Parity, Shard, mark_of
+from ucpl.remotes.vaults.places import KEPT, SLOTS, Domain, held
+from ucpl.remotes.vaults.records import CHUNK, Commit, Job, Parity, Shard
 from ucpl.remotes.vaults.sealed import write_whole
+from ucpl.remotes.wire import Address
 from ucpl.runtime.disk import disk, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.arenas import make_room
+from ucpl.vault.others import Others
 
 __all__ = ["Server", "heal"]
 
-KEPT = 2  # commits that are kept: of both slots
 LOCKED = 30.0  # seconds for which the locks of all domains are waited for
 Say: TypeAlias = Callable[[str], None]
 
@@ -54,7 +57,9 @@ class Server:
     say: Say = lambda _: None
     job: Job = field(init=False)
     here: Domain = field(init=False)
+    at: Address | None = None  # where other hosts ask this one; None: as the vault's list of hosts says
     _ends: ExitStack = field(factory=ExitStack)
+    _others: Others | None = None  # of a vault on several hosts
     _bad: set[str] = field(factory=set)  # marks of shards that are not as they were said to be
 
     def __enter__(self) -> Server:
@@ -72,7 +77,15 @@ class Server:
                 fail("E694", f"d{self.number} of {self.home} has a server already", Label(str(self.here.folder)))
             if not self.here.job().exists():
                 write_whole(self.here.job(), job.sealed())
-            self._take_up()
+            if hosts_at(self.home) is not None:
+                self._others = Others(self.here, job, self.say)
+                self._ends.callback(self._others.close)
+                self._others.sit(self.at)
+            else:
+                self._take_up()
+        except UcplError:
+            self._ends.close()
+            raise
         except OSError as error:
             self._ends.close()
             fail("E695", f"{self.here.folder} cannot be written: {error.strerror}", Label(str(self.here.folder)))
@@ -99,7 +112,7 @@ class Server:
 
     def alive(self) -> list[int]:
         """Domains that are there."""
-        return [n for n in range(len(self.job.domains)) if Domain(self.home, n).is_there()]
+        return [n for n in range(len(self.job.domains)) if holder_of(self.home, n).is_there()]
 
     def _make_ready(self) -> None:
         """Have memory for the second slot of each rank as soon as its first is known: a save need not wait for it."""
@@ -121,11 +134,25 @@ class Server:
                 finally:
                     os.close(fd)
 
+    def _told(self, newest: Commit) -> None:
+        """What another host was told counts here, too. Raises: OSError."""
+        if newest.generation not in self.here.commits():
+            with self.here.locked(LOCKED) as mine:
+                if mine:
+                    self.here.tell(newest.generation, newest.sealed())
+
     # ---- a turn ------------------------------------------------------------------------------------------------------
 
     def turn(self) -> int | None:
-        """Do what can be done now. Returns the generation that was committed, by this server. Raises: OSError."""
+        """Do what can be done now. Returns the generation that was committed, by this server.
+
+        Raises: OSError; UcplError E694, of a domain that has another server by now.
+        """
+        if self._others is not None and not self._others.are_heard(self._take_up):
+            return None
         newest = next(iter(committed(self.home, self.job)), None)
+        if newest is not None and self._others is not None:
+            self._told(newest)
         found = self._round(newest)
         if found is None:
             return None
@@ -136,21 +163,9 @@ class Server:
         self._make_ready()
         return done
 
-    def _saved(self) -> dict[int, list[tuple[Shard, str]]]:
-        """What each rank has in its slots, with the marks of its texts."""
-        found: dict[int, list[tuple[Shard, str]]] = {}
-        for number, ranks in enumerate(self.job.domains):
-            where = Domain(self.home, number)
-            for rank in ranks:
-                for slot in range(SLOTS):
-                    one = where.shard_in(rank, slot)
-                    if one is not None and one[0].ident == self.job.ident:
-                        found.setdefault(rank, []).append((one[0], mark_of(one[1])))
-        return found
-
     def _round(self, newest: Commit | None) -> _Round | None:
         """The newest generation that all ranks of one run have saved and that does not count yet."""
-        saved = self._saved()
+        saved = saved_in(self.home, self.job)
         if len(saved) != self.job.ranks:
             return None
         before = newest.generation if newest is not None else 0
@@ -169,7 +184,7 @@ class Server:
 
     def _vote_on(self, found: _Round, number: int | None = None) -> Parity | None:
         """What a domain has made of exactly these shards."""
-        where = self.here if number is None else Domain(self.home, number)
+        where = self.here if number is None else holder_of(self.home, number)
         for slot in range(SLOTS):
             vote = where.vote_in(slot)
             if vote is not None and (vote.ident, vote.run, vote.generation) == (
@@ -244,10 +259,11 @@ class Server:
         votes = [self._vote_on(found, number) for number in range(len(self.job.domains))]
         if not all(votes):
             return None
+        holders = [holder_of(self.home, number) for number in range(len(self.job.domains))]
         with ExitStack() as locks:
-            for number in range(len(self.job.domains)):
+            for where in holders:
                 try:
-                    if not locks.enter_context(held(Domain(self.home, number).lock("commit"), wait=LOCKED)):
+                    if not locks.enter_context(where.locked(LOCKED)):
                         return None
                 except FileNotFoundError:  # the domain is gone
                     return None
@@ -268,12 +284,16 @@ class Server:
                 return None
             text = commit.sealed()
             failpoint("vault-commit")
-            for number in range(len(self.job.domains)):
-                where = Domain(self.home, number)
-                write_whole(where.commit(commit.generation), text)
+            for where in holders:
+                try:
+                    where.tell(commit.generation, text)
+                except OSError as error:  # of another host: it counts, and who could not be told hears of it later
+                    if isinstance(where, Domain):
+                        raise
+                    self.say(
+                        f"generation {commit.generation} counts, which d{where.number} was not told: {error.strerror}"
+                    )
                 failpoint("vault-committed")
-                for old in where.commits()[KEPT:]:
-                    where.commit(old).unlink(missing_ok=True)
         self.say(f"generation {commit.generation}, step {commit.step}, is committed")
         return commit.generation
 

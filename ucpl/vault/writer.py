@@ -11,19 +11,22 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, NoReturn, TypedDict, Unpack
 
 import torch.distributed as dist
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.records import frozen
-from ucpl.remotes.vaults.places import Domain, committed, held
-from ucpl.remotes.vaults.records import Commit, Job, Shard
+from ucpl.remotes.vaults.counted import committed, holder_of, saved_in, silent
+from ucpl.remotes.vaults.hosts import hosts_at
+from ucpl.remotes.vaults.places import SLOTS, Domain, Holder, held
+from ucpl.remotes.vaults.records import Begun, Commit, Job, Shard
 from ucpl.remotes.vaults.sealed import Told, write_whole
+from ucpl.remotes.wire import Silence
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.arenas import Arenas
 
@@ -99,17 +102,45 @@ class Writer:
 
     def _agreed(self, run: str | None) -> tuple[str, int]:
         """What tells this run from others, and its first generation: the same on all ranks. Raises: UcplError E693."""
-        newest = next(iter(committed(self.home, self.job)), None)
-        first = newest.generation + 1 if newest is not None else 1
+        if (none := silent(self.home, self.job)) and self._has_hosts():
+            self._unheard(", ".join(f"d{number}" for number in none))
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            told: list[object] = [run or token_hex(8), first]
+            told: list[object] = [run or token_hex(8), self._first()]
             dist.broadcast_object_list(told, src=0)
             return str(told[0]), int(str(told[1]))
         if run is None and self.job.ranks > 1:
             what = "several ranks save, and nothing tells this run from another one"
             remedy = "call init_process_group first, or give run=, one text for all ranks and another for each run"
             fail("E693", what, Label(f"rank {self.rank}"), remedy=remedy)
-        return run or token_hex(8), first
+        return run or token_hex(8), self._first(run)
+
+    def _first(self, run: str | None = None) -> int:
+        """The generation behind all that count, and that a run before has saved: it may count in a moment.
+
+        Ranks of a run that begin one after the other find the same one. Each says what it found before it saves, which is what
+        takes from the others what they would find it by. Raises: UcplError E695, E697.
+        """
+        try:
+            last = next((one.generation for one in committed(self.home, self.job)), 0)
+            saved = [one for some in saved_in(self.home, self.job).values() for one, _ in some]
+            first = 1 + max([last, *(one.generation for one in saved)])
+            if run is None:
+                return first
+            for number, ranks in enumerate(
+                self.job.domains
+            ):  # only now: who has not said so yet has taken nothing away
+                for begun in (holder_of(self.home, number).begun_in(rank) for rank in ranks):
+                    if begun is not None and (begun.ident, begun.run) == (self.job.ident, run) and begun.first > last:
+                        first = begun.first
+            write_whole(self.here.begun(self.rank), Begun(self.job.ident, run, first).sealed())
+        except OSError as error:
+            if isinstance(error, Silence):
+                self._unheard(str(error.strerror))
+            raise _failed(self, error) from error
+        return first
+
+    def _unheard(self, who: str) -> NoReturn:
+        fail("E697", f"{who} of {self.home}: no answer, so that nobody knows what counts", Label(str(self.home)))
 
     def committed(self) -> tuple[int, int] | None:
         """(generation, step) of what would be restored."""
@@ -170,10 +201,13 @@ class Writer:
         except (TypeError, ValueError) as error:
             fail("E693", f"the state beside is no small JSON: {error}", Label("state"))
         # Whoever commits holds this lock of every domain: from here on a generation either counts, or never does.
-        with held(self.here.lock("commit"), wait=max(1.0, self.wait)) as mine:
-            if not mine:
-                raise OSError(errno.EAGAIN, "whoever commits stands still")
+        with ExitStack() as locks:
+            self._lock(locks, [self.here])
             newest = self._newest()
+            if self._is_open(newest):
+                locks.close()
+                self._lock(locks, [holder_of(self.home, n) for n in range(len(self.job.domains))])
+                newest = self._newest()
             kept = newest.shards[self.rank].slot if newest is not None else None
             slot = 1 - kept if kept is not None else 0
             self.here.shard(self.rank, slot).unlink(missing_ok=True)
@@ -187,6 +221,27 @@ class Writer:
         write_whole(self.here.shard(self.rank, slot), shard.sealed())
         failpoint("vault-told")
         return written.size
+
+    def _lock(self, locks: ExitStack, holders: Sequence[Holder]) -> None:
+        """Raises: OSError."""
+        for one in holders:
+            if not locks.enter_context(one.locked(max(1.0, self.wait))):
+                raise OSError(errno.EAGAIN, "whoever commits stands still")
+
+    def _has_hosts(self) -> bool:
+        return hosts_at(self.home) is not None
+
+    def _is_open(self, newest: Commit | None) -> bool:
+        """Whether this domain has voted for what may count on another host by now, of which nobody here was told.
+
+        A lock that is held over a network may be lost while who holds it goes on. So what was voted for is not written over
+        before every domain has said, under the locks of all, that it does not count.
+        """
+        if not self._has_hosts():
+            return False
+        last = newest.generation if newest is not None else 0
+        votes = [self.here.vote_in(slot) for slot in range(SLOTS)]
+        return any(v is not None and v.ident == self.job.ident and v.generation > last for v in votes)
 
     def _newest(self) -> Commit | None:
         """The newest generation that counts anywhere: one that whoever committed it could not tell all is told here."""

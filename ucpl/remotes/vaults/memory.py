@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from ucpl.errors import Label, fail
 from ucpl.records import define, frozen
 from ucpl.remotes.vaults.codes import BLOCK, Group, sets_of
+from ucpl.remotes.vaults.counted import holder_of
 from ucpl.remotes.vaults.erasure import codes_of
-from ucpl.remotes.vaults.places import Domain
+from ucpl.remotes.vaults.far import Far
+from ucpl.remotes.vaults.places import Domain, Holder
 from ucpl.remotes.vaults.records import CHUNK, Commit, Job, Shard
 
 __all__ = ["Lost", "Memory", "Piece", "Stretch", "stretch_of", "xor_into"]
@@ -95,7 +97,8 @@ _scratch = _Scratch()
 class Piece:
     """A file of a vault with digests of its chunks: an arena, or what a domain holds for others."""
 
-    path: Path
+    where: Holder
+    name: str  # in the domain's folder
     size: int
     chunks: tuple[int, ...]
     is_good: NDArray[np.bool_]  # (chunks,) was looked at, and is what was written
@@ -105,16 +108,28 @@ class Piece:
     _lock: threading.Lock = field(factory=threading.Lock)
 
     @classmethod
-    def of(cls, path: Path, size: int, chunks: tuple[int, ...]) -> Piece:
-        return cls(
-            path, size, chunks, np.zeros(len(chunks), np.bool_), np.zeros(len(chunks), np.bool_), bytearray(len(chunks))
-        )
+    def of(cls, where: Holder, name: str, size: int, chunks: tuple[int, ...]) -> Piece:
+        kind = _FarPiece if isinstance(where, Far) else cls
+        good, bad = np.zeros((2, len(chunks)), np.bool_)
+        return kind(where, name, size, chunks, good, bad, bytearray(len(chunks)))
+
+    @property
+    def path(self) -> Path:
+        assert isinstance(self.where, Domain)
+        return self.where.folder / self.name
 
     def _open(self) -> int:
         with self._lock:
             if self._fd is None:
                 self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             return self._fd
+
+    def is_short(self) -> bool:
+        """Whether it is not there, or cut short."""
+        try:
+            return self.where.size(self.name) < self.size
+        except OSError:
+            return True
 
     def read(self, low: int, out: Bytes) -> bool:
         """Fill `out` with bytes from `low` on, all of one chunk. False: they are not what was written. Raises nothing."""
@@ -174,6 +189,35 @@ class Piece:
                 self._fd = None
 
 
+@define(eq=False)
+class _FarPiece(Piece):
+    """One on another host: chunks come whole, and those that came last are kept."""
+
+    _came: dict[int, Bytes] = field(factory=dict)  # chunks that are as they were written, by where they begin
+
+    def read(self, low: int, out: Bytes) -> bool:
+        begin = low // CHUNK * CHUNK
+        with self._lock:
+            whole = self._came.get(begin)
+        if whole is None:
+            whole = np.empty(min(CHUNK, self.size - begin), np.uint8)
+            if not super().read(begin, whole):
+                return False
+            with self._lock:
+                while len(self._came) >= KEPT:
+                    self._came.pop(next(iter(self._came)))
+                self._came[begin] = whole
+        out[:] = whole[low - begin : low - begin + len(out)]
+        return True
+
+    def _got(self, out: Bytes, position: int) -> bool:
+        assert isinstance(self.where, Far)
+        try:
+            return self.where.read(self.name, out.data, position) == len(out)
+        except OSError:
+            return False
+
+
 @frozen
 class _Part:
     """Bytes of a block that is made of others: of which group, from `begin` on. checked: others against their digests."""
@@ -216,17 +260,14 @@ class Memory:
         with self._count:
             if rank not in self._arenas:
                 shard = self.commit.shards[rank]
-                path = Domain(self.home, domain).arena(rank, shard.slot)
-                self._arenas[rank] = Piece.of(path, shard.size, shard.chunks)
+                where = holder_of(self.home, domain)
+                self._arenas[rank] = Piece.of(where, f"r{rank}.s{shard.slot}", shard.size, shard.chunks)
             return self._arenas[rank]
 
     def is_lost(self, rank: int) -> bool:
         """Whether what a rank saved is not there, or is cut short. What is damaged shows when it is read."""
         piece = self.arena(rank)
-        try:
-            return piece is None or os.stat(piece.path, follow_symlinks=False).st_size < piece.size
-        except OSError:
-            return True
+        return piece is None or piece.is_short()
 
     def others(self, domain: int) -> tuple[int, ...]:
         """The domains of a lost one's set that are there, in all of their ranks."""
@@ -239,7 +280,8 @@ class Memory:
         with self._count:
             if domain not in self._parity:
                 found = self.commit.parity[domain]
-                self._parity[domain] = Piece.of(Domain(self.home, domain).parity(found.slot), found.size, found.chunks)
+                where = holder_of(self.home, domain)
+                self._parity[domain] = Piece.of(where, f"p.s{found.slot}", found.size, found.chunks)
             return self._parity[domain]
 
     # ---- reading ------------------------------------------------------------------------------------------------------

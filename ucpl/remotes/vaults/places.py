@@ -2,6 +2,7 @@
 
 job.json              which vault this is
 r3.s0, r3.s0.json     what rank 3 saved in slot 0: its arena, and what lies in it
+r3.run.json           of which run rank 3 is, and with which generation it began
 p.s0, p.s0.json       what the domain holds for others, and its vote
 commit.12.json        generation 12 counts
 *.lock                held by who writes these
@@ -14,25 +15,26 @@ import fcntl
 import os
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
-from ucpl.remotes.vaults.records import Commit, Job, Parity, Shard
-from ucpl.remotes.vaults.sealed import read_sealed
+from ucpl.remotes.vaults.records import Begun, Commit, Job, Parity, Shard
+from ucpl.remotes.vaults.sealed import read_sealed, write_whole
 
-__all__ = ["SLOTS", "Domain", "committed", "domains_of", "held", "job_at"]
+__all__ = ["COMMIT", "KEPT", "SLOTS", "Domain", "Holder", "held"]
 
 SLOTS = 2
+KEPT = 2  # commits that are kept: of both slots
 POLL = 0.002  # seconds between two looks whether a lock is free
-_DOMAIN = re.compile(r"d(0|[1-9][0-9]{0,5})")
-_COMMIT = re.compile(r"commit\.(0|[1-9][0-9]{0,15})\.json")
+COMMIT = re.compile(r"commit\.(0|[1-9][0-9]{0,15})\.json")
 
 
 T = TypeVar("T")
-_KEPT = 256  # texts
+_TEXTS = 256
 _known: dict[tuple[Path, object], tuple[tuple[int, ...], object]] = {}
 
 
@@ -51,14 +53,70 @@ def _read(path: Path, what: object, made: Callable[[bytes], T | None]) -> T | No
     data = read_sealed(path)
     found = made(data) if data is not None else None
     if found is not None:
-        while len(_known) >= _KEPT:
+        while len(_known) >= _TEXTS:
             _known.pop(next(iter(_known)), None)
         _known[path, what] = stamp, found
     return found
 
 
-class Domain:
-    """The folder of one domain."""
+class Holder(ABC):
+    """A domain, wherever it is: what its folder has, by name."""
+
+    number: int
+
+    @abstractmethod
+    def is_there(self) -> bool: ...
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Of what is in its folder; none where it is not there."""
+
+    @abstractmethod
+    def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
+        """What a sealed text says; None: there is none. what: which question `made` answers. Raises: OSError."""
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Raises: OSError."""
+
+    @abstractmethod
+    def locked(self, wait: float) -> AbstractContextManager[bool]:
+        """As long as this is held, nothing is committed there. Gives False where another has it. Raises: OSError."""
+
+    @abstractmethod
+    def tell(self, generation: int, text: bytes) -> None:
+        """A generation counts: only while it is `locked`. Raises: OSError."""
+
+    def commits(self) -> list[int]:
+        """Generations that are committed here, newest first."""
+        return sorted((int(found[1]) for name in self.names() if (found := COMMIT.fullmatch(name))), reverse=True)
+
+    def commit_in(self, generation: int, job: Job) -> Commit | None:
+        """Raises: OSError."""
+        found = self.text(f"commit.{generation}.json", job, partial(Commit.of, job=job))
+        return found if found is not None and found.generation == generation else None
+
+    def shard_in(self, rank: int, slot: int) -> tuple[Shard, bytes] | None:
+        """What a rank has saved in a slot, and its text. Raises: OSError."""
+
+        def made(data: bytes) -> tuple[Shard, bytes] | None:
+            shard = Shard.of(data)
+            return (shard, data) if shard is not None and (shard.rank, shard.slot) == (rank, slot) else None
+
+        return self.text(f"r{rank}.s{slot}.json", (rank, slot), made)
+
+    def begun_in(self, rank: int) -> Begun | None:
+        """What a rank said as it began. Raises: OSError."""
+        return self.text(f"r{rank}.run.json", rank, Begun.of)
+
+    def vote_in(self, slot: int) -> Parity | None:
+        """Raises: OSError."""
+        found = self.text(f"p.s{slot}.json", slot, Parity.of)
+        return None if found is None or (found.domain, found.slot) != (self.number, slot) else found
+
+
+class Domain(Holder):
+    """The folder of one domain, which is here."""
 
     def __init__(self, home: Path, number: int) -> None:
         self.number, self.folder = number, home / f"d{number}"
@@ -71,6 +129,9 @@ class Domain:
 
     def shard(self, rank: int, slot: int) -> Path:
         return self.folder / f"r{rank}.s{slot}.json"
+
+    def begun(self, rank: int) -> Path:
+        return self.folder / f"r{rank}.run.json"
 
     def parity(self, slot: int) -> Path:
         return self.folder / f"p.s{slot}"
@@ -87,62 +148,25 @@ class Domain:
     def is_there(self) -> bool:
         return self.folder.is_dir()
 
-    def commits(self) -> list[int]:
-        """Generations that are committed here, newest first."""
+    def names(self) -> list[str]:
         try:
-            names = os.listdir(self.folder)
+            return os.listdir(self.folder)
         except OSError:
             return []
-        return sorted((int(found[1]) for name in names if (found := _COMMIT.fullmatch(name))), reverse=True)
 
-    def shard_in(self, rank: int, slot: int) -> tuple[Shard, bytes] | None:
-        """What a rank has saved in a slot, and its text."""
+    def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
+        return _read(self.folder / name, what, made)
 
-        def made(data: bytes) -> tuple[Shard, bytes] | None:
-            shard = Shard.of(data)
-            return (shard, data) if shard is not None and (shard.rank, shard.slot) == (rank, slot) else None
+    def size(self, name: str) -> int:
+        return os.stat(self.folder / name, follow_symlinks=False).st_size
 
-        return _read(self.shard(rank, slot), (rank, slot), made)
+    def locked(self, wait: float) -> AbstractContextManager[bool]:
+        return held(self.lock("commit"), wait=wait)
 
-    def vote_in(self, slot: int) -> Parity | None:
-        found = _read(self.vote(slot), slot, Parity.of)
-        return None if found is None or (found.domain, found.slot) != (self.number, slot) else found
-
-
-def domains_of(home: Path) -> list[int]:
-    """Numbers of the domains whose folders are there."""
-    try:
-        names = os.listdir(home)
-    except OSError:
-        return []
-    return sorted(int(found[1]) for name in names if (found := _DOMAIN.fullmatch(name)) and (home / name).is_dir())
-
-
-def job_at(home: Path) -> Job | None:
-    """Which vault this is, as most of its domains say; None: there is none."""
-    said: dict[bytes, int] = {}
-    for number in domains_of(home):
-        data = None
-        with suppress(OSError):  # of one domain: others say it, too
-            data = read_sealed(Domain(home, number).job())
-        if data is not None and Job.of(data) is not None:
-            said[data] = said.get(data, 0) + 1
-    return Job.of(max(sorted(said), key=said.__getitem__)) if said else None
-
-
-def committed(home: Path, job: Job) -> list[Commit]:
-    """Generations that count, newest first: those of which any domain that is there says so."""
-    found: dict[int, Commit] = {}
-    for number in range(len(job.domains)):
-        here = Domain(home, number)
-        for generation in here.commits():
-            if generation not in found:
-                commit = None
-                with suppress(OSError):
-                    commit = _read(here.commit(generation), job, partial(Commit.of, job=job))
-                if commit is not None and commit.generation == generation:
-                    found[generation] = commit
-    return [found[generation] for generation in sorted(found, reverse=True)]
+    def tell(self, generation: int, text: bytes) -> None:
+        write_whole(self.commit(generation), text)
+        for old in self.commits()[KEPT:]:
+            self.commit(old).unlink(missing_ok=True)
 
 
 @contextmanager

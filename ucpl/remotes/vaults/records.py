@@ -18,7 +18,7 @@ from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import BLOCK, Protection, block_size, sets_of
 from ucpl.remotes.vaults.sealed import Told, opened, seal
 
-__all__ = ["CHUNK", "FORM", "Commit", "File", "Job", "Late", "NAME", "Parity", "Segment", "Shard", "mark_of"]
+__all__ = ["CHUNK", "FORM", "Begun", "Commit", "File", "Job", "Late", "NAME", "Parity", "Segment", "Shard", "mark_of"]
 
 FORM = 1
 CHUNK = 1 << 20  # bytes that have a digest of their own
@@ -230,6 +230,26 @@ class Shard:
                 _number(told, "rank", _RANKS_MAX), _number(told, "slot", 1), size, _digests(told, size), files,
                 _object(told.get("state")),
             )  # fmt: skip
+        except ValueError:
+            return None
+
+
+@frozen
+class Begun:
+    """What a rank of a run takes for the run's first generation: it says so before it saves, for those that begin later."""
+
+    ident: str
+    run: str
+    first: int
+
+    def sealed(self) -> bytes:
+        return seal({"ident": self.ident, "run": self.run, "first": self.first})
+
+    @classmethod
+    def of(cls, data: bytes | None) -> Begun | None:
+        told = opened(data) if data is not None else None
+        try:
+            return cls(_text(told, "ident"), _text(told, "run"), _number(told, "first")) if told is not None else None
         except ValueError:
             return None
 

@@ -16,8 +16,8 @@ from ucpl.errors import Label, call_it, fail
 from ucpl.records import define
 from ucpl.remotes import folders
 from ucpl.remotes.reading import Range, register, remote_of
+from ucpl.remotes.vaults.counted import committed, job_at
 from ucpl.remotes.vaults.memory import Memory
-from ucpl.remotes.vaults.places import committed, job_at
 from ucpl.remotes.vaults.records import CHUNK, File
 
 if TYPE_CHECKING:

@@ -1,0 +1,397 @@
+"""Vaults of several hosts: each host is a folder of its own here, in which the others' domains are not, and a port.
+
+What servers give each other goes over real connections of this machine. A network that is cut is one that gives no answer to
+whoever asks from one side, whatever was under way.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.vault.small import content, read
+from ucpl.errors import UcplError
+from ucpl.remotes.vaults import far
+from ucpl.remotes.vaults.counted import committed
+from ucpl.remotes.vaults.far import Far
+from ucpl.remotes.vaults.hosts import Hosts, hosts_at
+from ucpl.remotes.wire import Silence
+from ucpl.vault import Vault, Writer
+from ucpl.vault.files import ToSave, text_file
+from ucpl.vault.looking import damage
+from ucpl.vault.server import Server
+
+SIZES = (5000, 2_100_000, 1)
+SECRET = "what no other job knows"
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as ends:
+        some = [ends.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in some]
+
+
+def listed(home: Path) -> Hosts:
+    found = hosts_at(home)
+    assert found is not None
+    return found
+
+
+class Cluster:
+    """A domain and a rank on each host; what is between them can be cut."""
+
+    def __init__(self, top: Path, hosts: int, protect: str = "raim5") -> None:
+        self.top, self.count, self.protect = top, hosts, protect
+        self.ports = free_ports(hosts)
+        self.secret = top / "secret"
+        self.secret.write_text(SECRET)
+        self.homes = [top / f"host{n}" / "job" for n in range(hosts)]
+        self.vaults = [self.made(n) for n in range(hosts)]
+        self.servers: dict[int, Server] = {}
+        self.writers: dict[int, Writer] = {}
+        self.said: list[str] = []
+
+    @property
+    def listed(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def made(self, n: int) -> Vault:
+        how = {"domains": self.count, "ranks": self.count, "protect": self.protect}
+        return Vault.make(self.homes[n], **how, hosts=self.listed, secret=self.secret)  # type: ignore[arg-type]
+
+    def serve(self, *numbers: int) -> None:
+        for n in numbers or range(self.count):
+            at = ("127.0.0.1", self.ports[n])
+            self.servers[n] = Server(self.homes[n], n, self.said.append, at=at)
+            self.servers[n].__enter__()
+
+    def write(self, run: str) -> None:
+        for writer in self.writers.values():
+            writer.close()
+        for n in range(self.count):
+            self.writers[n] = self.vaults[n].writer(n, run=run, wait=0.0, strict=True)
+            self.writers[n]._files = self._files(n)  # type: ignore[method-assign]
+
+    def _files(self, n: int):
+        def files(step: int, what: object) -> list[ToSave]:
+            return [text_file(f"rank-{n}", content(step, n, SIZES))]
+
+        return files
+
+    def turn(self, *numbers: int) -> None:
+        for _ in range(3):
+            for n in numbers or tuple(self.servers):
+                with suppress(OSError):  # the next turn tries again
+                    self.servers[n].turn()
+
+    def step(self, step: int) -> None:
+        for n in range(self.count):
+            self.writers[n].save(step, None)
+        self.turn()
+
+    def lose(self, n: int) -> None:
+        """The host, and all that was in its memory."""
+        self.servers.pop(n)._ends.close()
+        self.writers.pop(n).close()
+        shutil.rmtree(self.homes[n].parent)
+
+    def read(self, n: int) -> int:
+        """The step that is read on a host."""
+        return read(self.homes[n], self.count, SIZES)
+
+    def close(self) -> None:
+        for writer in self.writers.values():
+            writer.close()
+        for server in self.servers.values():
+            server._ends.close()
+
+
+@contextmanager
+def cluster(top: Path, hosts: int = 3, protect: str = "raim5") -> Iterator[Cluster]:
+    made = Cluster(top, hosts, protect)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(autouse=True)
+def asked_at_once(monkeypatch):
+    """Who did not answer is asked again at once: these tests know when it is there again."""
+    monkeypatch.setattr(far, "SILENT", 0.0)
+
+
+class Network:
+    """Which hosts cannot ask which domains."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cut: set[tuple[Path, int]] = set()
+        ask, locked = Far.ask, Far.locked
+
+        def cut_ask(one: Far, *args: object, **named: object) -> bytes:
+            self._demand(one)
+            return ask(one, *args, **named)  # type: ignore[arg-type]
+
+        def cut_locked(one: Far, wait: float):
+            self._demand(one)
+            return locked(one, wait)
+
+        monkeypatch.setattr(Far, "ask", cut_ask)
+        monkeypatch.setattr(Far, "locked", cut_locked)
+
+    def _demand(self, one: Far) -> None:
+        if (one.home, one.number) in self.cut:
+            raise Silence("cut")
+
+    def between(self, made: Cluster, a: int, b: int) -> set[tuple[Path, int]]:
+        return {(made.homes[a], b), (made.homes[b], a)}
+
+
+def test_what_ranks_of_several_hosts_save_counts_and_is_read_on_each(tmp_path):
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        for step in (10, 20, 30):
+            made.step(step)
+        assert [made.read(n) for n in range(3)] == [30, 30, 30]
+        for n, home in enumerate(made.homes):
+            assert sorted(p.name for p in home.iterdir() if p.is_dir()) == [f"d{n}"]
+            assert made.servers[n].here.commits() == [3, 2]
+
+
+def test_a_host_that_is_lost_is_made_up_for_and_replaced_elsewhere(tmp_path):
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        made.step(10)
+        made.step(20)
+        made.lose(1)
+        assert [made.read(n) for n in (0, 2)] == [20, 20]
+        # Another host, with another address, of which the two that stayed were told nothing.
+        made.ports[1], made.homes[1] = free_ports(1)[0], tmp_path / "other" / "job"
+        made.vaults[1] = made.made(1)
+        made.serve(1)
+        made.turn()
+        assert all(listed(home).at[1][1] == made.ports[1] for home in made.homes)
+        assert [made.read(n) for n in range(3)] == [20, 20, 20]
+        memory, found = damage(made.homes[0])
+        memory.close()
+        assert found == []  # it was made anew
+        made.write("second")
+        made.step(30)
+        made.lose(2)  # what was made anew bears the next loss
+        assert [made.read(n) for n in (0, 1)] == [30, 30]
+
+
+def test_two_lost_hosts_of_three_are_more_than_parity_bears(tmp_path):
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        made.step(10)
+        made.lose(1)
+        made.lose(2)
+        with pytest.raises(UcplError, match="cannot be rebuilt: d1, d2"):
+            made.read(0)
+
+
+def test_a_server_votes_for_nothing_before_it_has_heard_all_others(tmp_path):
+    """The one that was not heard may alone know which generation counts."""
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        made.step(10)
+        made.servers.pop(2)._ends.close()
+        made.servers.pop(0)._ends.close()
+        made.serve(0)
+        assert made.servers[0].turn() is None
+        assert made.said[-1] == f"d0: waits for d2 at 127.0.0.1:{made.ports[2]}"
+        made.writers.pop(0).close()
+        with pytest.raises(UcplError, match=r"d2 of .*: no answer, so that nobody knows what counts"):
+            made.vaults[0].writer(0, run="second")
+        made.serve(2)
+        made.write("second")
+        made.step(20)
+        assert made.read(0) == 20
+
+
+def test_who_was_not_told_that_a_generation_counts_writes_over_nothing(tmp_path, monkeypatch):
+    """Cut off right when it was to be told: its next save fails, since it cannot know. Once it is reached, it hears of it."""
+    network = Network(monkeypatch)
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        made.step(10)
+        made.step(20)
+        for n in range(3):
+            made.writers[n].save(30, None)
+        made.servers[1].turn()  # it votes
+        tell = Far.tell
+
+        def tell_or_cut(one: Far, generation: int, text: bytes) -> None:
+            if one.number == 1:
+                network.cut = network.between(made, 0, 1) | network.between(made, 2, 1)
+                raise Silence("cut")
+            tell(one, generation, text)
+
+        with monkeypatch.context() as cutting:
+            cutting.setattr(Far, "tell", tell_or_cut)
+            made.turn(0, 2)
+        assert network.cut and made.servers[1].here.commits() == [2, 1]
+        assert 3 in made.servers[0].here.commits() or 3 in made.servers[2].here.commits()
+        with pytest.raises(UcplError, match="cannot be written"):
+            made.writers[1].save(40, None)
+        network.cut.clear()
+        assert made.read(2) == 30
+        made.turn()
+        assert 3 in made.servers[1].here.commits()
+        made.write("second")
+        made.step(50)
+        assert [made.read(n) for n in range(3)] == [50, 50, 50]
+
+
+def test_a_vote_for_what_never_counted_is_taken_back_once_all_say_so(tmp_path, monkeypatch):
+    network = Network(monkeypatch)
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        made.step(10)
+        made.writers[0].save(20, None)
+        made.writers[1].save(20, None)
+        made.writers[2].save(20, None)
+        made.servers[1].turn()  # it votes; the job is killed before another does
+        made.write("second")
+        network.cut = network.between(made, 0, 1)
+        with pytest.raises(UcplError, match="cannot be written"):
+            made.writers[1].save(30, None)
+        network.cut.clear()
+        made.write("third")
+        made.step(40)
+        assert made.read(1) == 40
+
+
+def test_a_host_that_was_replaced_and_comes_back_is_told_nothing(tmp_path):
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        made.step(10)
+        old, old_home, old_port = made.servers[1], made.homes[1], made.ports[1]
+        made.ports[1], made.homes[1] = free_ports(1)[0], tmp_path / "other" / "job"
+        with pytest.raises(UcplError, match=f"has a server already, at 127.0.0.1:{old_port}"):
+            made.vaults[1] = made.made(1)
+            made.serve(1)  # the old one answers: nothing is replaced by mistake
+        assert old._others is not None and old._others._giving is not None
+        old._others._giving.close()  # cut off, and taken for lost
+        made.serve(1)
+        made.turn()
+        stale = Far(old_home, 0, listed(old_home))
+        with pytest.raises(OSError, match="d1 is served by "), stale.locked(0.0):
+            pass
+        old._others._unheard = {0}
+        with pytest.raises(UcplError, match="by now: this server ends"):
+            for _ in range(3):
+                old.turn()
+        assert made.read(1) == 10
+        old._ends.close()
+
+
+def test_who_does_not_know_the_secret_is_told_nothing_and_who_does_no_more_than_a_vault_has(tmp_path):
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        made.step(10)
+        hosts = listed(made.homes[0])
+        (made.homes[1].parent / "other").write_text("mine")
+        good = Far(made.homes[0], 1, hosts)
+        assert good.ask({"op": "bytes", "name": "r1.s0", "low": 0, "high": 4}) == content(10, 1, SIZES)[:4]
+        for name in ("../other", "server.lock", "r1.s0.json.new", "/etc/passwd", "r1.s2", "", 3):
+            with pytest.raises(OSError, match=r"does not answer|says"):
+                good.ask({"op": "bytes", "name": name, "low": 0, "high": 4})
+        text = good.text("commit.1.json", "raw", bytes)
+        assert text is not None
+        for question in (
+            {"op": "commit", "generation": 1, "text": text.decode()},
+            {"op": "unknown"},
+            {},
+            {"op": "lock"},
+        ):
+            with pytest.raises(OSError, match=r"does not answer|says"):
+                good.ask(question)
+        with good.locked(0.0) as mine:
+            assert mine
+            with pytest.raises(OSError, match="no generation of the vault"):
+                good.tell(7, text)
+            other = Far(made.homes[0], 1, hosts)
+            with other.locked(0.0) as theirs:
+                assert not theirs
+        with other.locked(5.0) as theirs:  # it is free once the connection has ended
+            assert theirs
+        made.secret.write_text("what another job knows, and no more")
+        stranger = Vault.make(tmp_path / "stranger/job", domains=3, ranks=3, hosts=made.listed, secret=made.secret)
+        with pytest.raises(OSError, match="has another secret"):
+            Far(stranger.home, 1, listed(stranger.home)).ask({"op": "names"})
+        assert committed(stranger.home, stranger.job) == []
+
+
+def test_a_server_that_was_started_anew_answers_at_once(tmp_path):
+    """Though the connection is of the one before."""
+    with cluster(tmp_path) as made:
+        made.serve()
+        one = Far(made.homes[0], 1, listed(made.homes[0]))
+        assert one.names() == ["job.json"]
+        made.servers.pop(1)._ends.close()
+        made.serve(1)
+        assert one.ask({"op": "names"}) == b'["job.json"]'
+
+
+def test_a_lock_of_a_host_that_says_nothing_more_is_let_go(tmp_path, monkeypatch):
+    from ucpl.remotes import wire
+
+    monkeypatch.setattr(wire, "HOLDS", 0.2)
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.turn()
+        one, other = (Far(made.homes[0], 1, listed(made.homes[0])) for _ in range(2))
+        with one.locked(0.0) as mine:
+            assert mine
+            end = time.monotonic() + 10
+            theirs = False
+            while not theirs and time.monotonic() < end:
+                with other.locked(0.1) as theirs:
+                    pass
+            assert theirs
+            with pytest.raises(OSError, match="does not answer"):
+                one.tell(1, b"")
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        ({"hosts": "a:1,b:2"}, "`hosts` and `secret` go together"),
+        ({"hosts": "a:1,b", "secret": "secret"}, "`b` is no HOST:PORT"),
+        ({"hosts": "a:1,b:70000", "secret": "secret"}, "`b:70000` is no HOST:PORT"),
+        ({"hosts": "a:1,b:2,c:3", "secret": "secret"}, "3 hosts are listed for 2 domains"),
+        ({"hosts": "a:1,b:2", "secret": "short"}, "a secret has 16 bytes or more"),
+        ({"hosts": "a:1,b:2", "secret": "absent"}, "absent"),
+    ],
+)
+def test_what_is_said_of_hosts_must_fit(tmp_path, monkeypatch, said, match):
+    monkeypatch.chdir(tmp_path)
+    Path("secret").write_text(SECRET)
+    Path("short").write_text("0123456789abcde")
+    with pytest.raises(UcplError, match=match):
+        Vault.make(tmp_path / "job", domains=2, ranks=2, **said)
+
+
+def test_hosts_of_one_secret_are_one_vault_and_of_another_another(tmp_path):
+    with cluster(tmp_path) as made:
+        assert len({vault.job.ident for vault in made.vaults}) == 1
+        assert (made.homes[0] / "hosts.json").stat().st_mode & 0o077 == 0
+        made.secret.write_text("what no other job has known before")
+        with pytest.raises(UcplError, match="is the vault of another job, or has another secret"):
+            made.made(0)

@@ -1,0 +1,183 @@
+"""The same machine over several hosts, between which the network is cut and mended at any time.
+
+Each host has a folder of its own, and asks the servers of the others over real connections. What is held against the oracle is
+what one reads who sees the folders of all: a cut may withhold what counts from a host, and never may it undo that it counts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import initialize, rule, run_state_machine_as_test
+
+from tests.vault.test_hosts import SECRET, free_ports
+from tests.vault.test_machine import STEPS_MAX, Machine
+from ucpl.errors import UcplError
+from ucpl.remotes.vaults import far
+from ucpl.remotes.vaults.far import Far
+from ucpl.remotes.wire import Silence
+from ucpl.vault import Vault, Writer
+from ucpl.vault.server import Server
+
+SHAPES = [
+    (2, 1, "none"),
+    (3, 1, "none"),
+    (2, 1, "mirror"),
+    (3, 1, "raim5"),
+    (3, 2, "mirror"),
+    (4, 1, "raim5"),
+    (3, 1, "mirror(2)"),
+    (4, 1, "rs(2, 2)"),
+]
+
+
+class HostsMachine(Machine):
+    """A host for each domain."""
+
+    @initialize(shape=st.sampled_from(SHAPES))
+    def begin(self, shape: tuple[int, int, str]) -> None:
+        self.cut: set[frozenset[int]] = set()
+        self.fuses: list[tuple[int, frozenset[int]]] = []  # after how many questions what will be cut
+        self._real = Far.ask, Far.locked, far.SILENT
+        ask, locked = Far.ask, Far.locked
+
+        def cut_ask(one: Far, *args: object, **named: object) -> bytes:
+            self._demand(one)
+            return ask(one, *args, **named)  # type: ignore[arg-type]
+
+        def cut_locked(one: Far, wait: float):
+            self._demand(one)
+            return locked(one, min(wait, 0.2))
+
+        Far.ask, Far.locked, far.SILENT = cut_ask, cut_locked, 0.0  # type: ignore[method-assign,assignment]
+        super().begin(shape)
+
+    def _demand(self, one: Far) -> None:
+        here = self.homes.index(one.home)
+        self.fuses = [(left - 1, pair) for left, pair in self.fuses]
+        self.cut |= {pair for left, pair in self.fuses if left < 0}
+        self.fuses = [(left, pair) for left, pair in self.fuses if left >= 0]
+        if frozenset((here, one.number)) in self.cut:
+            raise Silence(f"cut between {here} and {one.number}")
+
+    def _made(self, shape: tuple[int, int, str]) -> Vault:
+        self.shape = shape
+        self.ports = free_ports(self.domains)
+        (self.top / "secret").write_text(SECRET)
+        self.homes = [self.top / f"host{n}" / "job" for n in range(self.domains)]
+        self.vaults = [self._on_host(n) for n in range(self.domains)]
+        everywhere = self.top / "everywhere" / "job"
+        everywhere.mkdir(parents=True)
+        for n, home in enumerate(self.homes):
+            os.symlink(home / f"d{n}", everywhere / f"d{n}")
+        return Vault(everywhere, self.vaults[0].job)
+
+    def _on_host(self, n: int) -> Vault:
+        at = ",".join(f"127.0.0.1:{port}" for port in self.ports)
+        how = {"ranks": self.ranks, "domains": self.domains, "protect": self.shape[2]}
+        return Vault.make(self.homes[n], **how, hosts=at, secret=self.top / "secret")  # type: ignore[arg-type]
+
+    def _vault(self, number: int) -> Vault:
+        return self.vaults[number]
+
+    def _server(self, number: int) -> Server:
+        return Server(self.homes[number], number)
+
+    def _start_job(self) -> None:
+        """Ranks begin where all domains answer; until then there are none."""
+        try:
+            super()._start_job()
+        except UcplError as error:
+            assert error.diagnostics[0].code == "E697", error
+            self._end_job()
+
+    def _end_job(self) -> None:
+        for one in self.writers:
+            one.close()
+        self.writers: list[Writer] = []
+
+    def _start_server(self, number: int) -> None:
+        super()._start_server(number)
+        if not self.writers:
+            self._start_job()
+
+    # ---- what happens ----------------------------------------------------------------------------------------------------
+
+    @rule(rank=st.integers(0, 9))
+    def save(self, rank: int) -> None:
+        if self.writers:
+            super().save(rank)
+
+    @rule(number=st.integers(0, 9))
+    def turn(self, number: int) -> None:
+        number %= self.domains
+        one = self.servers[number]
+        super().turn(number)
+        if one is not None and self.servers[number] is None and self.vaults[number].domain(number).is_there():
+            self._start_server(number)  # it did not die: another did not answer
+        if number in self.hurt and self.servers[number] is not None:
+            self._look_whether_healed(number)
+
+    @rule(a=st.integers(0, 9), b=st.integers(0, 9))
+    def cut_between(self, a: int, b: int) -> None:
+        if a % self.domains != b % self.domains:
+            self.cut.add(frozenset((a % self.domains, b % self.domains)))
+
+    @rule(number=st.integers(0, 9), after=st.integers(0, 60))
+    def cut_off_in_a_while(self, number: int, after: int) -> None:
+        """In the midst of what is asked then."""
+        number %= self.domains
+        self.fuses += [(after, frozenset((number, n))) for n in range(self.domains) if n != number]
+
+    @rule()
+    def mend(self) -> None:
+        self.cut.clear()
+        self.fuses.clear()
+
+    @rule(number=st.integers(0, 9))
+    def lose(self, number: int) -> None:
+        """A host, which another replaces that has nothing yet."""
+        number %= self.domains
+        if len(self.hurt | {number}) > self.copies:
+            return
+        self._stop_server(number)
+        self._end_job()
+        shutil.rmtree(self.homes[number].parent)
+        self.hurt.add(number)
+        self.vaults[number] = self._on_host(number)
+
+    @rule()
+    def all_well(self) -> None:
+        """The network is whole, each host has a server, a job begins and saves: it counts in the end."""
+        self.mend()
+        self.saves.left = self.serves.left = None
+        for number in range(self.domains):
+            if self.servers[number] is None:
+                self._start_server(number)
+        for _ in range(2):
+            self.turn_all()
+        self._start_job()
+        if len(self.writers) == self.ranks:
+            self.step()
+
+    def _acknowledge(self) -> None:
+        """What more domains have been told that are well than may be lost."""
+        told = [set(self.vault.domain(n).commits()) for n in range(self.domains) if n not in self.hurt]
+        for generation in set().union(*told):
+            if sum(generation in some for some in told) > self.copies:
+                self.acknowledged = max(self.acknowledged, generation)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "_real"):
+            Far.ask, Far.locked, far.SILENT = self._real  # type: ignore[method-assign]
+
+
+def test_whatever_happens_between_hosts_what_counts_is_one_generation() -> None:
+    how = settings(
+        max_examples=25, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    run_state_machine_as_test(HostsMachine, settings=how)

@@ -1,0 +1,86 @@
+"""Which vault this is, where its domains are, and which of its generations count."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from ucpl.remotes.vaults.far import Far
+from ucpl.remotes.vaults.hosts import hosts_at
+from ucpl.remotes.vaults.places import SLOTS, Domain, Holder
+from ucpl.remotes.vaults.records import Commit, Job, Shard, mark_of
+from ucpl.remotes.vaults.sealed import read_sealed
+
+__all__ = ["committed", "domains_of", "holder_of", "job_at", "saved_in", "silent"]
+
+_DOMAIN = re.compile(r"d(0|[1-9][0-9]{0,5})")
+
+
+def domains_of(home: Path) -> list[int]:
+    """Numbers of the domains whose folders are here."""
+    try:
+        names = os.listdir(home)
+    except OSError:
+        return []
+    return sorted(int(found[1]) for name in names if (found := _DOMAIN.fullmatch(name)) and (home / name).is_dir())
+
+
+def holder_of(home: Path, number: int) -> Holder:
+    """A domain's folder, or its server on another host where the vault has hosts and the folder is not here."""
+    here = Domain(home, number)
+    if not here.is_there():
+        with suppress(OSError):
+            hosts = hosts_at(home)
+            if hosts is not None and number < len(hosts.at):
+                return Far(home, number, hosts)
+    return here
+
+
+def silent(home: Path, job: Job) -> list[int]:
+    """Domains that are not here and do not answer."""
+    return [n for n in range(len(job.domains)) if not holder_of(home, n).is_there()]
+
+
+def job_at(home: Path) -> Job | None:
+    """Which vault this is, as most of its domains that are here say, and its list of hosts; None: there is none."""
+    said: dict[bytes, int] = {}
+    for number in domains_of(home):
+        data = None
+        with suppress(OSError):  # of one domain: others say it, too
+            data = read_sealed(Domain(home, number).job())
+        if data is not None and Job.of(data) is not None:
+            said[data] = said.get(data, 0) + 1
+    with suppress(OSError):
+        hosts = hosts_at(home)
+        if hosts is not None and Job.of(hosts.job) is not None:
+            said[hosts.job] = said.get(hosts.job, 0) + 1
+    return Job.of(max(sorted(said), key=said.__getitem__)) if said else None
+
+
+def saved_in(home: Path, job: Job) -> dict[int, list[tuple[Shard, str]]]:
+    """What each rank has in its slots, whether it counts or not, with the marks of its texts. Raises: OSError."""
+    found: dict[int, list[tuple[Shard, str]]] = {}
+    for number, ranks in enumerate(job.domains):
+        where = holder_of(home, number)
+        for rank in ranks:
+            for slot in range(SLOTS):
+                one = where.shard_in(rank, slot)
+                if one is not None and one[0].ident == job.ident:
+                    found.setdefault(rank, []).append((one[0], mark_of(one[1])))
+    return found
+
+
+def committed(home: Path, job: Job) -> list[Commit]:
+    """Generations that count, newest first: those of which any domain that is there says so."""
+    found: dict[int, Commit] = {}
+    for number in range(len(job.domains)):
+        here = holder_of(home, number)
+        for generation in here.commits():
+            if generation not in found:
+                with suppress(OSError):
+                    commit = here.commit_in(generation, job)
+                    if commit is not None:
+                        found[generation] = commit
+    return [found[generation] for generation in sorted(found, reverse=True)]

@@ -1,0 +1,135 @@
+"""A domain on another host: what its server says of its folder. One that does not answer is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypeVar, cast
+
+from ucpl.remotes.vaults.hosts import Hosts
+from ucpl.remotes.vaults.places import Holder
+from ucpl.remotes.vaults.sealed import opened
+from ucpl.remotes.wire import Address, Line, Question, Silence
+
+__all__ = ["BLOCK", "PATIENCE", "Far"]
+
+BLOCK = 4 << 20  # bytes of an answer, at most
+PATIENCE = 5.0  # seconds for which an answer is waited for
+SILENT = 0.5  # seconds for which one that did not answer is not asked again
+_TEXTS = 1024
+
+T = TypeVar("T")
+_lines: dict[tuple[int, Address, str], Line] = {}  # by process, too: what is forked has connections of its own
+_silent: dict[Address, float] = {}  # until when one is not asked
+_known: dict[tuple[Address, str, object], tuple[str, object]] = {}  # what texts said, with their stamps
+
+
+class Far(Holder):
+    """Asked over connections that are kept, with the seat of who asks."""
+
+    def __init__(self, home: Path, number: int, hosts: Hosts) -> None:
+        self.home, self.number, self.hosts = home, number, hosts
+        self.address = hosts.at[number]
+        self._holds: Connection | None = None  # the connection that has the lock
+
+    def _line(self) -> Line:
+        key = os.getpid(), self.address, self.hosts.secret
+        if key not in _lines:
+            who = f"d{self.number} of {self.home.name}, at {self.address[0]}:{self.address[1]},"
+            _lines[key] = Line(self.address, self.hosts.secret.encode(), who)
+        return _lines[key]
+
+    def ask(self, question: Question, patience: float | None = None) -> bytes:
+        """Raises: OSError; Silence where no answer comes, at once of one that gave none a moment ago."""
+        if time.monotonic() < _silent.get(self.address, 0.0):
+            raise Silence(f"d{self.number} of {self.home.name} does not answer")
+        line, told = self._line(), {**question, "domain": self.number}
+        try:
+            if self._holds is not None:
+                return line.told(line.asked(self._holds, told, _until(patience or PATIENCE)))
+            try:
+                return line.ask(told, _until(patience or PATIENCE))
+            except Silence as error:
+                if isinstance(error.__cause__, TimeoutError):
+                    raise
+                line.close()  # of another server, which was here before
+                return line.ask(told, _until(patience or PATIENCE))
+        except Silence:
+            _silent[self.address] = time.monotonic() + SILENT
+            raise
+
+    # ---- as of a folder ------------------------------------------------------------------------------------------------
+
+    def is_there(self) -> bool:
+        try:
+            self.ask({"op": "names"})
+        except OSError:
+            return False
+        return True
+
+    def names(self) -> list[str]:
+        with suppress(OSError, ValueError):
+            told = json.loads(self.ask({"op": "names"}))
+            return [str(name) for name in told] if isinstance(told, list) else []
+        return []
+
+    def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
+        stamp, found = _known.get((self.address, name, what), ("", None))
+        answer = self.ask({"op": "text", "name": name, "stamp": stamp})
+        now, _, data = answer.partition(b"\n")
+        if not now:
+            return None
+        if now.decode() == stamp and not data:
+            return cast("T | None", found)
+        value = made(data) if opened(data) is not None else None
+        if value is not None:
+            while len(_known) >= _TEXTS:
+                _known.pop(next(iter(_known)), None)
+            _known[self.address, name, what] = now.decode(), value
+        return value
+
+    def size(self, name: str) -> int:
+        return int(self.ask({"op": "size", "name": name}))
+
+    def read(self, name: str, into: memoryview, position: int) -> int:
+        """As os.pread. Raises: OSError."""
+        done = 0
+        while done < len(into):
+            low = position + done
+            data = self.ask({"op": "bytes", "name": name, "low": low, "high": low + min(len(into) - done, BLOCK)})
+            if not data:
+                break
+            into[done : done + len(data)] = data
+            done += len(data)
+        return done
+
+    @contextmanager
+    def locked(self, wait: float) -> Iterator[bool]:
+        line = self._line()
+        connection = line.taken()
+        question = {"op": "lock", "wait": wait, "by": list(self.hosts.seats), "domain": self.number}
+        try:
+            mine = line.told(line.asked(connection, question, _until(wait + PATIENCE))) == b"1"
+            self._holds = connection if mine else None
+            yield mine
+        finally:
+            self._holds = None
+            connection.close()  # which lets go of it
+
+    def tell(self, generation: int, text: bytes) -> None:
+        self.ask({"op": "commit", "generation": generation, "text": text.decode()})
+
+
+def _until(seconds: float) -> Callable[[], None]:
+    end = time.monotonic() + seconds
+
+    def look() -> None:
+        if time.monotonic() > end:
+            raise TimeoutError
+
+    return look

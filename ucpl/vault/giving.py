@@ -1,0 +1,134 @@
+"""What a domain's server gives to other hosts: texts and bytes of its folder, its lock, and a place for what they commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from pathlib import Path
+
+from ucpl.remotes.vaults.far import BLOCK
+from ucpl.remotes.vaults.hosts import Hosts, hosts_at, table_of
+from ucpl.remotes.vaults.places import Domain
+from ucpl.remotes.vaults.records import Commit, Job
+from ucpl.remotes.vaults.sealed import read_sealed
+from ucpl.remotes.wire import Address, Answerer, Question, Session
+
+__all__ = ["Giving"]
+
+_RANK = r"r(?:0|[1-9][0-9]{0,6})"
+_NAME = re.compile(
+    rf"job\.json|commit\.(?:0|[1-9][0-9]{{0,15}})\.json|(?:{_RANK}|p)\.s[01](?:\.json)?|{_RANK}\.run\.json"
+)
+WAIT_MAX = 60.0  # seconds for which a lock may be waited for
+QUESTION_MAX = 1 << 30  # bytes: a text of what is committed
+
+
+class Giving:
+    """Answers for one domain until it is closed."""
+
+    def __init__(self, home: Path, number: int, job: Job, port: int, secret: bytes) -> None:
+        """Raises: OSError, where this host cannot listen there."""
+        self.home, self.job, self.here = home, job, Domain(home, number)
+        self._table = threading.Lock()
+        self._answers = Answerer(("0.0.0.0", port), secret, self._answer, QUESTION_MAX)
+
+    def close(self) -> None:
+        self._answers.close()
+
+    def hear(self, at: tuple[Address, ...], seats: tuple[int, ...]) -> Hosts:
+        """Take up what another host has heard. Raises: OSError."""
+        with self._table:
+            hosts = hosts_at(self.home)
+            if hosts is None:
+                raise FileNotFoundError(2, "the list of hosts is gone")
+            heard = hosts.with_all(at, seats)
+            if heard != hosts:
+                heard.write(self.home)
+            return heard
+
+    def _answer(self, asked: Question, session: Session) -> bytes:
+        """Raises: OSError, which is told; ValueError, LookupError, TypeError of what is no question."""
+        if asked.get("domain") != self.here.number:
+            raise OSError(5, f"here is d{self.here.number}")
+        match asked["op"]:
+            case "hosts":
+                at, seats = table_of(dict(asked)) if "at" in asked else ((), ())
+                return json.dumps(self.hear(at, seats).told()).encode()
+            case "names":
+                return json.dumps([name for name in os.listdir(self.here.folder) if _NAME.fullmatch(name)]).encode()
+            case "text":
+                return self._text(_name(asked), str(asked["stamp"]))
+            case "size":
+                return str(self.here.size(_name(asked))).encode()
+            case "bytes":
+                return self._bytes(_name(asked), _whole(asked, "low"), _whole(asked, "high"))
+            case "lock":
+                return self._lock(asked, session)
+            case "commit":
+                return self._commit(_whole(asked, "generation"), str(asked["text"]).encode(), session)
+        raise ValueError(asked["op"])
+
+    def _text(self, name: str, stamp: str) -> bytes:
+        """Its stamp, and behind a line's end what it says, if that is new to who asks; no stamp where there is none."""
+        path = self.here.folder / name
+        try:
+            state = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return b"\n"
+        now = f"{state.st_dev}.{state.st_ino}.{state.st_mtime_ns}.{state.st_size}"
+        if now == stamp:
+            return now.encode() + b"\n"
+        data = read_sealed(path)
+        return now.encode() + b"\n" + data if data is not None else b"\n"
+
+    def _bytes(self, name: str, low: int, high: int) -> bytes:
+        fd = os.open(self.here.folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            return os.pread(fd, min(max(high - low, 0), BLOCK), low)
+        finally:
+            os.close(fd)
+
+    def _lock(self, asked: Question, session: Session) -> bytes:
+        """As long as the connection lives, and asks something now and then."""
+        hosts, by = hosts_at(self.home), asked["by"]
+        if hosts is None or not isinstance(by, list) or len(by) != len(hosts.seats):
+            raise OSError(5, "another vault is here")
+        for number, (theirs, ours) in enumerate(zip(by, hosts.seats, strict=True)):
+            if type(theirs) is not int or theirs < ours:
+                where = ":".join(map(str, hosts.at[number]))
+                raise OSError(5, f"d{number} is served by {where} by now")
+        if session.holds:
+            return b"0"
+        wait = asked["wait"]
+        lock = self.here.locked(min(float(wait), WAIT_MAX) if isinstance(wait, int | float) else 0.0)
+        if not lock.__enter__():
+            lock.__exit__(None, None, None)
+            return b"0"
+        session.ends.push(lock)
+        session.holds.add("commit")
+        return b"1"
+
+    def _commit(self, generation: int, text: bytes, session: Session) -> bytes:
+        if "commit" not in session.holds:
+            raise OSError(5, "the lock is not held")
+        found = Commit.of(text, self.job)
+        if found is None or found.generation != generation:
+            raise OSError(5, "this is no generation of the vault")
+        self.here.tell(generation, text)
+        return b""
+
+
+def _name(asked: Question) -> str:
+    name = asked["name"]
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(name)
+    return name
+
+
+def _whole(asked: Question, what: str) -> int:
+    value = asked[what]
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(what)
+    return value

@@ -1,0 +1,114 @@
+"""The servers of a vault's other hosts, as one of them knows them: who sits where, and whether all have been heard."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import field
+
+from ucpl.errors import Label, fail
+from ucpl.records import define
+from ucpl.remotes.vaults.far import Far
+from ucpl.remotes.vaults.hosts import Hosts, hosts_at, table_of
+from ucpl.remotes.vaults.places import Domain
+from ucpl.vault.giving import Giving
+
+if TYPE_CHECKING:
+    from ucpl.remotes.vaults.records import Job
+    from ucpl.remotes.wire import Address
+
+__all__ = ["Others"]
+
+
+@define(eq=False)
+class Others:
+    """Nothing is voted for until each has answered once: one that answers may alone know which generation counts."""
+
+    here: Domain
+    job: Job
+    say: Callable[[str], None]
+    seat: int = 0  # when this server took its domain
+    _giving: Giving | None = None
+    _unheard: set[int] = field(factory=set)
+    _said: str = ""
+
+    @property
+    def home(self) -> Path:
+        return self.here.folder.parent
+
+    def sit(self, at: Address | None) -> None:
+        """Answer the others from now on. at: where they ask. Raises: OSError, UcplError E694."""
+        hosts = self._hosts()
+        number = self.here.number
+        at = at or hosts.at[number]
+        try:
+            self._giving = Giving(self.home, number, self.job, at[1], hosts.secret.encode())
+        except OSError as error:
+            what = f"d{number} of {self.home} cannot answer at port {at[1]}: {error.strerror or error}"
+            fail(
+                "E694",
+                what,
+                Label(str(self.here.folder)),
+                remedy="end what listens there, or name another port in --hosts",
+            )
+        for other in range(len(hosts.at)):
+            self._hear(other)
+        hosts = self._hosts()
+        before = hosts.at[number], hosts.seats[number]
+        if before[1] and before[0] != at and Far(self.home, number, hosts).is_there():
+            where = f"{before[0][0]}:{before[0][1]}"
+            fail("E694", f"d{number} of {self.home} has a server already, at {where}", Label(str(self.here.folder)))
+        self.seat = max(time.time_ns(), before[1] + 1)
+        self._giving.hear((*hosts.at[:number], at), (*([0] * number), self.seat))
+        self._unheard = {n for n in range(len(hosts.at)) if n != number}
+
+    def are_heard(self, then: Callable[[], None]) -> bool:
+        """Whether each of the others has answered once. then: called when the last one has. Raises: OSError, UcplError E694."""
+        self._demand_seat()
+        if not self._unheard:
+            return True
+        self._unheard = {number for number in self._unheard if not self._hear(number)}
+        if not self._unheard:
+            then()
+            return True
+        waits = ", ".join(f"d{n} at {':'.join(map(str, self._hosts().at[n]))}" for n in sorted(self._unheard))
+        if waits != self._said:
+            self._said = waits
+            self.say(f"d{self.here.number}: waits for {waits}")
+        return False
+
+    def _demand_seat(self) -> None:
+        hosts = self._hosts()
+        if hosts.seats[self.here.number] > self.seat:
+            where = ":".join(map(str, hosts.at[self.here.number]))
+            what = f"d{self.here.number} of {self.home} is served by {where} by now: this server ends"
+            fail("E694", what, Label(str(self.here.folder)))
+
+    def _hear(self, number: int) -> bool:
+        """Tell another what is known here, and take up what it knows. Raises: OSError of this host's own list."""
+        assert self._giving is not None
+        if number == self.here.number:
+            return True
+        hosts = self._hosts()
+        try:
+            told = json.loads(Far(self.home, number, hosts).ask({"op": "hosts", **hosts.told()}))
+            table = table_of(told)
+        except (OSError, ValueError, TypeError):
+            return False
+        self._giving.hear(*table)
+        return True
+
+    def _hosts(self) -> Hosts:
+        """Raises: OSError."""
+        found = hosts_at(self.home)
+        if found is None:
+            raise FileNotFoundError(2, "the list of hosts is gone")
+        return found
+
+    def close(self) -> None:
+        if self._giving is not None:
+            self._giving.close()
