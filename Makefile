@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 TORCH ?= 2.13.0
-JOBS ?= 2
+JOBS ?= 3
 TESTS ?=
 VENV := .venv
 INTEROP := .venv-interop
@@ -11,7 +11,7 @@ PEERS := .venv-peers
 PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 
 RANKED := ranks planners ranges estimates live apply vault
-TIMED := plan start lsp convert peer $(RANKED)
+TIMED := plan start lsp convert forms peer $(RANKED)
 
 .PHONY: help demo test thorough check mutants walk faults powerloss drill interop bench $(TIMED) docs fmt fmt-check pins clean
 .DELETE_ON_ERROR:
@@ -95,7 +95,7 @@ interop: $(INTEROP)/ready
 
 # `make bench lsp` times one thing alone.
 asked = $(if $(filter $(TIMED),$(MAKECMDGOALS)),$(filter $(1),$(MAKECMDGOALS)),all)
-bench: $(VENV)/ready $(if $(call asked,ranges),$(PEERS)/ready) $(if $(call asked,convert peer),$(INTEROP)/ready)
+bench: $(VENV)/ready $(if $(call asked,ranges),$(PEERS)/ready) $(if $(call asked,convert forms peer),$(INTEROP)/ready)
 	$(VENV)/bin/python -m benchmarks $(filter $(TIMED),$(MAKECMDGOALS))
 
 .PHONY: bench-ranks

@@ -1,12 +1,12 @@
 """make bench: planning, start-up, conversion beside its peers, and ranks, in one run on this machine.
 
-    python -m benchmarks [plan] [start] [lsp] [convert] [peer] [ranks] [planners] [ranges] [estimates] [live] [apply] [vault]
-        [--gib 1.5 6] [--pairs 15 5] [--folder DISK]
+    python -m benchmarks [plan] [start] [lsp] [convert] [forms] [peer] [ranks] [planners] [ranges] [estimates] [live] [apply]
+        [vault] [--gib 1.5 6] [--pairs 15 5] [--folder DISK]
 
 The last seven are what `make bench-ranks` makes; each is a module of this folder, too (scale_ranks, planners, ranges,
 estimates, live, together, vault), with options of its own. Each prints a table in Markdown, keeps it in benchmarks/figures/
-and writes it into docs/PERFORMANCE.md. `convert` and `peer` need an environment with DeepSpeed (UCPL_INTEROP_PYTHON names its
-python). `convert`
+and writes it into docs/PERFORMANCE.md. `convert`, `forms` and `peer` need an environment with DeepSpeed (UCPL_INTEROP_PYTHON
+names its python). `convert`
 makes a checkpoint with real DeepSpeed and runs DeepSpeed's own converter beside ours; timings are medians of interleaved
 rounds. `peer` runs both over every checkpoint of DeepSpeed in this repository, and tells what each makes of it.
 """
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks import estimates, live, planners, ranges, scale_ranks, together, vault
-from benchmarks.convert import HEAD, bench_convert
+from benchmarks.convert import FORMS_HEAD, HEAD, bench_convert, bench_forms
 from benchmarks.figures import Table, machine, save
 from benchmarks.lsp import LSP_HEAD, bench_lsp
 from benchmarks.peer import bench_peer
@@ -160,6 +160,7 @@ NAMES = (
     "start",
     "lsp",
     "convert",
+    "forms",
     "peer",
     "ranks",
     "planners",
@@ -188,6 +189,7 @@ def tables(given: argparse.Namespace) -> dict[str, tuple[Row, Callable[[], Itera
         ),
         "lsp": (LSP_HEAD, lambda: bench_lsp(given.pairs[0])),
         "convert": (HEAD, lambda: bench_convert(interop_python(), given.pairs, given.gib, given.folder)),
+        "forms": (FORMS_HEAD, lambda: bench_forms(interop_python(), given.pairs, given.gib, given.folder)),
         "peer": (
             ("checkpoint", "ucpl", "ds_to_universal", "ucpl", "ds_to_universal"),
             lambda: bench_peer(interop_python()),

@@ -22,7 +22,7 @@ from attrs import field
 
 from ucpl.records import define, frozen
 
-__all__ = ["CASES", "HEAD", "Rounds", "Run", "bench_convert", "rows_of"]
+__all__ = ["CASES", "FORMS", "FORMS_HEAD", "HEAD", "Rounds", "Run", "bench_convert", "bench_forms", "rows_of"]
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parent / "examples" / "checkpoint"
@@ -32,6 +32,7 @@ HEAD = (
     "what", "start", "plan", "move", "of it digests", "sync", "read-back", "beside the move", "publish", "whole (quartiles)",
     "peak", "read / needed", "/ copy", "/ copy and read again", "ds_to_universal /", "of memory's speed", "of the disk's speed",
 )  # fmt: skip
+FORMS_HEAD = tuple(name for name in HEAD if name != "ds_to_universal /")
 
 
 @frozen
@@ -42,6 +43,7 @@ class Case:
     to: str
     more: tuple[str, ...] = ()
     cold: bool = False  # the source is dropped from the cache before each run
+    of: str = ""  # the form of the source; none: as DeepSpeed wrote it
 
 
 CASES = (
@@ -52,6 +54,22 @@ CASES = (
     Case("ZeRO-1 dp 2 → ZeRO-3 dp 3", "zero3(dp=3)"),
     Case("ZeRO-1 dp 2 → universal", "universal()"),
     Case("ZeRO-1 dp 2 → one plain file", "plain()"),
+)
+
+# Each form, from ZeRO-1 and back to other degrees. Ratios are to a copy of as many bytes as the target has.
+DCP, CORE = "dcp(fsdp=4)", "megatron_core(tp=2)"
+FORMS = (
+    Case("ZeRO-1 dp 2 → DCP, FSDP2 over 4", DCP),
+    Case("DCP, FSDP2 over 4 → over 6", "dcp(fsdp=6)", of=DCP),
+    Case("DCP, FSDP2 over 4 → ZeRO-1 dp 3", "zero1(dp=3)", of=DCP),
+    Case("ZeRO-1 dp 2 → Megatron-Core, tp 2", CORE),
+    Case("Megatron-Core, tp 2 → tp 4", "megatron_core(tp=4)", of=CORE),
+    Case("Megatron-Core, tp 2 → ZeRO-1 dp 3", "zero1(dp=3)", of=CORE),
+    Case("universal → ZeRO-1 dp 3", "zero1(dp=3)", of="universal()"),
+    Case("one plain file → ZeRO-1 dp 3", "zero1(dp=3)", of="plain()"),
+    Case("ZeRO-1 dp 2 → ZeRO-0", "zero0(dp=2)"),
+    Case("ZeRO-1 dp 2 → Hugging Face, weights alone", "safetensors()"),
+    Case("Hugging Face → shards over 4", "safetensors_shards(fsdp=4)", of="safetensors()"),
 )
 
 # fsync of every file, then no page of them in the cache, then all of them from the disk.
@@ -141,9 +159,28 @@ def bench_convert(
         with tempfile.TemporaryDirectory(prefix="ucpl-bench-", dir=folder) as made:
             top = Path(made)
             source = _checkpoint(python, top, gib)
-            size = sum(p.stat().st_size for p in source.rglob("*") if p.is_file())
-            found = _rounds(python, source, top, pairs[min(i, len(pairs) - 1)])
-            yield from rows_of(found, size)
+            found = _rounds(_theirs(python, source, top), {"": source}, top, pairs[min(i, len(pairs) - 1)], CASES)
+            yield from rows_of(found, _size(source), CASES)
+
+
+def bench_forms(
+    python: str, pairs: Sequence[int], sizes: Sequence[float], folder: str | None
+) -> Iterator[tuple[str, ...]]:
+    """A row for each case of other forms, at the first size."""
+    with tempfile.TemporaryDirectory(prefix="ucpl-bench-", dir=folder) as made:
+        top = Path(made)
+        sources = {"": _checkpoint(python, top, sizes[0])}
+        for form in dict.fromkeys(case.of for case in FORMS if case.of):
+            sources[form] = top / f"source-{len(sources)}"
+            _run(_ours(sources[""], sources[form], Case(form, form)), json_told=True)
+        found = _rounds(_copies(sources[""], top), sources, top, pairs[0], FORMS)
+        peer = HEAD.index("ds_to_universal /")
+        for row in rows_of(found, _size(sources[""]), FORMS):
+            yield (*row[:peer], *row[peer + 1 :])
+
+
+def _size(folder: Path) -> int:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
 def _checkpoint(python: str, top: Path, gib: float) -> Path:
@@ -158,22 +195,36 @@ def _checkpoint(python: str, top: Path, gib: float) -> Path:
     return top / "source"
 
 
-def _rounds(python: str, source: Path, top: Path, pairs: int) -> Rounds:
+def _copies(source: Path, top: Path) -> dict[str, list[str]]:
     out = top / "out"
-    step = next(p for p in source.iterdir() if p.is_dir())
-    theirs = [python, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
     copy = f"cp -r --reflink=never {source} {out} && sync -f {out}"
-    others = {
+    return {
         "copy": ["sh", "-c", copy],
         "again": ["sh", "-c", f"{copy} && {sys.executable} -c '{AGAIN}' {out}"],
-        "ds_to_universal": [*theirs, "--input_folder", str(step), "--output_folder", str(out)],
         "start": _ours(EXAMPLE, out, CASES[0]),
     }
-    ours = {case.name: _ours(source, out, case) for case in CASES}
+
+
+def _theirs(python: str, source: Path, top: Path) -> dict[str, list[str]]:
+    """Copies, and DeepSpeed's own converter."""
+    step = next(p for p in source.iterdir() if p.is_dir())
+    theirs = [python, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+    ask = [*theirs, "--input_folder", str(step), "--output_folder", str(top / "out")]
+    return {**_copies(source, top), "ds_to_universal": ask}
+
+
+def _rounds(
+    others: Mapping[str, list[str]], sources: Mapping[str, Path], top: Path, pairs: int, cases: Sequence[Case]
+) -> Rounds:
+    """sources: by the form that they have."""
+    out = top / "out"
+    ours = {case.name: _ours(sources[case.of], out, case) for case in cases}
+    read = {case.name: case for case in cases}
     found = Rounds()
     for i in range(pairs + 1):
         for name, command in {**others, **ours}.items():
-            _forget(source) if any(c.cold and c.name == name for c in CASES) else _warm(source)
+            source = sources[read[name].of if name in read else ""]
+            _forget(source) if name in read and read[name].cold else _warm(source)
             run = _run(command, json_told=name in ours or name == "start")
             if i:  # the first round fills the caches
                 found.runs.setdefault(name, []).append(run)
@@ -234,12 +285,14 @@ def _speed(program: str, *arguments: str) -> list[float]:
     return [float(found) for found in done.stdout.split()]
 
 
-def rows_of(found: Rounds, size: int) -> Iterator[tuple[str, ...]]:
+def rows_of(found: Rounds, size: int, cases: Sequence[Case]) -> Iterator[tuple[str, ...]]:
+    """size: bytes of the checkpoint that is copied beside."""
     start = statistics.median(run.before for run in found.runs["start"])
-    copy, again, peer = (found.median(name) for name in ("copy", "again", "ds_to_universal"))
+    copy, again = (found.median(name) for name in ("copy", "again"))
+    peer = found.median("ds_to_universal") if "ds_to_universal" in found.runs else 0.0
     memory = statistics.median(found.memory)
     wrote, read = (statistics.median(speeds) for speeds in zip(*found.disk, strict=True))
-    for case in CASES:
+    for case in cases:
         runs = found.runs[case.name]
         phases = {name: statistics.median(run.phases.get(name, 0.0) for run in runs) for name in _names(runs)}
         walls = [run.wall for run in runs]
@@ -249,7 +302,7 @@ def rows_of(found: Rounds, size: int) -> Iterator[tuple[str, ...]]:
         least = target / wrote + runs[0].bytes("bytes_read_back") / read  # seconds that the disk needs
         moved = phases.get("move", 0.0)
         yield (
-            f"{size / 1e9:.1f} GB, {case.name}",
+            f"{target / 1e9:.1f} GB, {case.name}",
             f"{start:.2f}",
             f"{max(0.0, before - start) + phases.get('plan', 0.0) + phases.get('create', 0.0):.2f}",
             f"{moved:.2f}",
@@ -261,15 +314,16 @@ def rows_of(found: Rounds, size: int) -> Iterator[tuple[str, ...]]:
             f"{whole:.2f} ({low:.2f} to {high:.2f})",
             f"{max(run.mib for run in runs):.0f} MiB",
             f"{runs[0].bytes('bytes_read') / max(1, runs[0].bytes('bytes_needed')):.3f}",
-            f"{whole / copy:.2f}",
-            f"{whole / again:.2f}",
+            f"{whole / copy * size / target:.2f}",
+            f"{whole / again * size / target:.2f}",
             f"{peer / whole:.1f}",
             f"{target / moved / memory:.2f}" if moved else "",
             f"{least / whole:.2f}",
         )
     for name, what in (("copy", "`cp -r`, `sync`"), ("again", "`cp -r`, `sync`, forgotten, read again")):
         yield _other(f"{size / 1e9:.1f} GB, {what}", found.runs[name], (copy, again, peer))
-    yield _other(f"{size / 1e9:.1f} GB, `ds_to_universal`", found.runs["ds_to_universal"], (copy, again, peer))
+    if peer:
+        yield _other(f"{size / 1e9:.1f} GB, `ds_to_universal`", found.runs["ds_to_universal"], (copy, again, peer))
     yield (
         f"a copy in memory {memory / 1e9:.1f} GB/s; disk {wrote / 1e9:.2f} GB/s written, {read / 1e9:.2f} GB/s read",
     ) + ("",) * (len(HEAD) - 1)

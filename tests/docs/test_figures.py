@@ -8,7 +8,7 @@ from argparse import Namespace
 from attrs import evolve
 
 from benchmarks.__main__ import NAMES, tables
-from benchmarks.convert import CASES, HEAD, Rounds, Run, rows_of
+from benchmarks.convert import CASES, FORMS, HEAD, Rounds, Run, rows_of
 from benchmarks.figures import PAGE, Table, blocks, known, written
 
 
@@ -72,7 +72,7 @@ def test_where_the_time_of_a_process_went() -> None:
         "again": [Run(6.0, 9.0, {})],
         "ds_to_universal": [Run(18.0, 900.0, {})],
     }
-    found = list(rows_of(Rounds(runs, [8 * 2.0**30], [(4 * 2.0**30, 8 * 2.0**30)]), 8 << 30))
+    found = list(rows_of(Rounds(runs, [8 * 2.0**30], [(4 * 2.0**30, 8 * 2.0**30)]), 8 << 30, CASES))
     assert {len(row) for row in found} == {len(HEAD)}
     cells = dict(zip(HEAD, found[0], strict=True))
     assert (cells["start"], cells["plan"], cells["move"], cells["sync"]) == ("0.50", "0.50", "2.00", "0.50")
@@ -80,3 +80,10 @@ def test_where_the_time_of_a_process_went() -> None:
     assert cells["read / needed"] == "1.020"
     assert cells["of memory's speed"] == "0.50"
     assert cells["of the disk's speed"] == "0.67"  # 2 s to write and 1 s to read, of 4.5 s
+    small = Run(4.5, 80.0, {**report, "bytes_target": 4 << 30})
+    runs = {**runs, **{case.name: [small] for case in FORMS}}
+    del runs["ds_to_universal"]
+    found = list(rows_of(Rounds(runs, [8 * 2.0**30], [(4 * 2.0**30, 8 * 2.0**30)]), 8 << 30, FORMS))
+    cells = dict(zip(HEAD, found[0], strict=True))
+    assert (cells["/ copy"], cells["/ copy and read again"]) == ("3.00", "1.50")  # of a copy of as many bytes
+    assert len(found) == len(FORMS) + 3

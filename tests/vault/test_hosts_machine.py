@@ -178,6 +178,6 @@ class HostsMachine(Machine):
 
 def test_whatever_happens_between_hosts_what_counts_is_one_generation() -> None:
     how = settings(
-        max_examples=25, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=15, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)
     )
     run_state_machine_as_test(HostsMachine, settings=how)

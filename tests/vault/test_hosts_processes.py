@@ -14,6 +14,7 @@ from tests.vault.small import read
 from tests.vault.test_hosts import SECRET, free_ports
 from tests.vault.test_processes import PATIENCE, RANKS, SERVERS, SIZES, WRITERS, Processes
 from ucpl.errors import UcplError
+from ucpl.remotes.vaults import far
 from ucpl.vault import Vault, Writer
 
 
@@ -94,8 +95,9 @@ def test_a_host_that_dies_in_the_middle_of_a_save_is_replaced(hosts, lost):
     assert hosts.read() == 12
 
 
-def test_a_server_that_stands_still_holds_nobody_up_for_ever(hosts):
+def test_a_server_that_stands_still_holds_nobody_up_for_ever(hosts, monkeypatch):
     """It answers nothing, and nothing new counts. What counted is read without it; once it goes on, all go on."""
+    monkeypatch.setattr(far, "PATIENCE", 0.5)
     hosts.start("first", range(1, 4), {"server 0": "vault-parity:4:stop"})
     hosts.until([hosts.servers[0]], stopped=True)
     there = hosts.read()

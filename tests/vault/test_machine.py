@@ -279,6 +279,6 @@ class Machine(RuleBasedStateMachine):
 
 def test_whatever_happens_what_is_read_is_one_generation() -> None:
     how = settings(
-        max_examples=40, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=30, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)
     )
     run_state_machine_as_test(Machine, settings=how)

@@ -308,7 +308,11 @@ def ship(run: Run, shipping: Shipping, known: Known) -> None:
         unit_crc |= crcs
         with counters.phase("upload"):
             run.files.close()  # what is removed below makes room once nothing has it open
-            shipping.send(wave, run.files.path)
+            try:
+                shipping.send(wave, run.files.path)
+            except UcplError:
+                run.team.look()  # where another rank failed, what was sent may be cleared away: that one is what is said
+                raise
         if run.options.read_back:
             with counters.phase("read-back"):
                 shipping.fetch(wave, run.files.path)
