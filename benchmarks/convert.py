@@ -219,12 +219,12 @@ def _rounds(
     """sources: by the form that they have."""
     out = top / "out"
     ours = {case.name: _ours(sources[case.of], out, case) for case in cases}
-    read = {case.name: case for case in cases}
+    named = {case.name: case for case in cases}
     found = Rounds()
     for i in range(pairs + 1):
         for name, command in {**others, **ours}.items():
-            source = sources[read[name].of if name in read else ""]
-            _forget(source) if name in read and read[name].cold else _warm(source)
+            source = sources[named[name].of if name in named else ""]
+            _forget(source) if name in named and named[name].cold else _warm(source)
             run = _run(command, json_told=name in ours or name == "start")
             if i:  # the first round fills the caches
                 found.runs.setdefault(name, []).append(run)
