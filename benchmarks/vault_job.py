@@ -62,7 +62,7 @@ def state_of(mesh: DeviceMesh, dim: int, value: float | None) -> dict[str, DTens
 def saved(home: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
     rank = dist.get_rank()
     state = state_of(init_device_mesh("cpu", (dist.get_world_size(),)), 0, None)
-    writer = Vault.at(home).writer(rank, strict=True)
+    writer = Vault.at(home).writer(rank)
     local = {name: t.to_local() for name, t in state.items()}
     copy = _Copy(folder / f"copy-{rank}", local)
     found: dict[str, list[float]] = {
@@ -147,7 +147,7 @@ def trained(home: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rank, apart = dist.get_rank(), dist.new_group()
-    writer = Vault.at(home).writer(rank, strict=True)
+    writer = Vault.at(home).writer(rank)
 
     def step() -> None:
         model(torch.randint(0, WORDS, (BATCH, LONG))).backward()

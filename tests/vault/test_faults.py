@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 from attrs import evolve
 
 from tests.fuzz.odd import ODD
@@ -19,6 +21,9 @@ from ucpl.remotes.vaults.memory import stretch_of
 from ucpl.remotes.vaults.records import CHUNK
 from ucpl.remotes.vaults.sealed import opened, seal
 from ucpl.runtime.failpoints import set_failpoints
+from ucpl.vault import Vault, arenas
+from ucpl.vault import writer as writer_module
+from ucpl.vault.server import Server
 from ucpl.vault.survival import Guarded
 
 LARGE = (2 * CHUNK + 777, CHUNK, 3 * CHUNK - 5, 40)
@@ -367,6 +372,65 @@ def test_what_changes_after_a_save_is_not_what_was_saved(tmp_path):
     found = {"w": torch.empty(100_000)}
     load(found, checkpoint_id=tmp_path / "out", no_dist=True)
     assert torch.equal(found["w"], torch.arange(100_000, dtype=torch.float32))
+
+
+def test_what_changes_while_it_is_digested_beside_is_not_what_was_saved(tmp_path, monkeypatch):
+    """Nothing of the state is read once the save has returned."""
+    goes_on = threading.Event()
+    monkeypatch.setattr(arenas, "failpoint", lambda name: name == "vault-chunk" and goes_on.wait(20))
+    vault = Vault.make(tmp_path / "job", ranks=1, domains=1)
+    tensor = torch.arange(600_000, dtype=torch.float32)
+    with vault.writer(0) as writer, Server(vault.home, 0) as server:
+        assert writer.save(1, {"w": tensor})
+        tensor.add_(1.0)
+        server.turn()
+        assert writer.committed() is None  # nobody has said yet what lies there
+        goes_on.set()
+        writer._join()
+        server.turn()
+        assert writer.committed() == (1, 1)
+        found = persisted(vault, tmp_path / "first")
+        assert torch.equal(found, torch.arange(600_000, dtype=torch.float32))
+        assert writer.save(2, {"w": tensor})
+    with Server(vault.home, 0) as server:  # a writer that is closed has said what it copied
+        server.turn()
+    assert torch.equal(persisted(vault, tmp_path / "second"), tensor)
+
+
+def persisted(vault: Vault, folder: Path) -> torch.Tensor:
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    from ucpl.vault.persisting import persist
+
+    persist(vault.home, folder)
+    found = {"w": torch.empty(600_000)}
+    load(found, checkpoint_id=folder, no_dist=True)
+    return found["w"]
+
+
+def test_what_fails_beside_is_said_and_ends_nothing(tmp_path, monkeypatch, caplog):
+    def full(name: str) -> None:
+        if name == "vault-copied":
+            raise OSError(28, "No space left on device")
+
+    vault = Vault.make(tmp_path / "job", ranks=1, domains=1)
+    with vault.writer(0) as writer, Server(vault.home, 0) as server:
+        assert writer.save(1, {"w": torch.arange(10.0)})
+        server.turn()
+        writer._join()
+        server.turn()
+        monkeypatch.setattr(writer_module, "failpoint", full)
+        assert writer.save(2, {"w": torch.arange(10.0)}), "it was copied"
+        writer._join()
+        assert writer.error is not None and writer.error.diagnostics[0].code == "E695"
+        assert "step 2 is not kept" in caplog.text
+        server.turn()
+        assert writer.committed() == (1, 1)
+        monkeypatch.undo()
+        assert writer.save(3, {"w": torch.arange(10.0)})
+        writer._join()
+        server.turn()
+        assert writer.committed() == (3, 3)
 
 
 def test_the_job_of_small_vaults_can_tell(tmp_path):

@@ -6,8 +6,11 @@ whoever asks from one side, whatever was under way.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
+import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,17 +20,19 @@ import pytest
 
 from tests.vault.small import content, read
 from ucpl.errors import UcplError
-from ucpl.remotes.vaults import far
+from ucpl.remotes import wire
+from ucpl.remotes.vaults import counted, far
 from ucpl.remotes.vaults.counted import committed
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.hosts import Hosts, hosts_at
 from ucpl.remotes.wire import Silence
-from ucpl.vault import Vault, Writer
+from ucpl.vault import Vault, Writer, arenas, others
+from ucpl.vault import server as server_module
 from ucpl.vault.files import ToSave, text_file
 from ucpl.vault.looking import damage
 from ucpl.vault.server import Server
 
-SIZES = (5000, 2_100_000, 1)
+SIZES = (2_100_000, 2_000_000, 1_900_000)
 SECRET = "what no other job knows"
 
 
@@ -105,6 +110,19 @@ class Cluster:
         """The step that is read on a host."""
         return read(self.homes[n], self.count, SIZES)
 
+    def damaged(self, n: int) -> list[str]:
+        """What is lost or damaged, as one sees it on a host."""
+        memory, found = damage(self.homes[n])
+        memory.close()
+        return [one.what for one in found]
+
+    def voted_for(self, step: int, numbers: tuple[int, ...]) -> None:
+        """All ranks save, and these servers vote; nothing counts yet."""
+        for n in range(self.count):
+            self.writers[n].save(step, None)
+        for n in numbers:
+            self.servers[n].turn()
+
     def close(self) -> None:
         for writer in self.writers.values():
             writer.close()
@@ -123,8 +141,9 @@ def cluster(top: Path, hosts: int = 3, protect: str = "raim5") -> Iterator[Clust
 
 @pytest.fixture(autouse=True)
 def asked_at_once(monkeypatch):
-    """Who did not answer is asked again at once: these tests know when it is there again."""
+    """Who did not answer is asked again at once, and others are heard in each turn: tests know when one is there."""
     monkeypatch.setattr(far, "SILENT", 0.0)
+    monkeypatch.setattr(others, "EVERY", 0.0)
 
 
 class Network:
@@ -180,9 +199,7 @@ def test_a_host_that_is_lost_is_made_up_for_and_replaced_elsewhere(tmp_path):
         made.turn()
         assert all(listed(home).at[1][1] == made.ports[1] for home in made.homes)
         assert [made.read(n) for n in range(3)] == [20, 20, 20]
-        memory, found = damage(made.homes[0])
-        memory.close()
-        assert found == []  # it was made anew
+        assert made.damaged(0) == []  # it was made anew
         made.write("second")
         made.step(30)
         made.lose(2)  # what was made anew bears the next loss
@@ -243,6 +260,7 @@ def test_who_was_not_told_that_a_generation_counts_writes_over_nothing(tmp_path,
             cutting.setattr(Far, "tell", tell_or_cut)
             made.turn(0, 2)
         assert network.cut and made.servers[1].here.commits() == [2, 1]
+        assert made.damaged(2) != []  # d1 is cut off, and what it has is made of the others
         assert 3 in made.servers[0].here.commits() or 3 in made.servers[2].here.commits()
         with pytest.raises(UcplError, match="cannot be written"):
             made.writers[1].save(40, None)
@@ -292,10 +310,8 @@ def test_a_host_that_was_replaced_and_comes_back_is_told_nothing(tmp_path):
         stale = Far(old_home, 0, listed(old_home))
         with pytest.raises(OSError, match="d1 is served by "), stale.locked(0.0):
             pass
-        old._others._unheard = {0}
         with pytest.raises(UcplError, match="by now: this server ends"):
-            for _ in range(3):
-                old.turn()
+            old.turn()
         assert made.read(1) == 10
         old._ends.close()
 
@@ -350,8 +366,6 @@ def test_a_server_that_was_started_anew_answers_at_once(tmp_path):
 
 
 def test_a_lock_of_a_host_that_says_nothing_more_is_let_go(tmp_path, monkeypatch):
-    from ucpl.remotes import wire
-
     monkeypatch.setattr(wire, "HOLDS", 0.2)
     with cluster(tmp_path) as made:
         made.serve()
@@ -367,6 +381,185 @@ def test_a_lock_of_a_host_that_says_nothing_more_is_let_go(tmp_path, monkeypatch
             assert theirs
             with pytest.raises(OSError, match="does not answer"):
                 one.tell(1, b"")
+
+
+def test_a_host_that_has_given_its_lock_and_says_no_more_ends_what_needs_it(tmp_path, monkeypatch):
+    """It alone was told what counts: nobody writes over that for having heard nothing."""
+    ask = Far.ask
+
+    def silent(one: Far, *args: object, **named: object) -> bytes:
+        if one.number == 0:
+            raise Silence("it says no more")
+        return ask(one, *args, **named)  # type: ignore[arg-type]
+
+    def untold(one: Far, generation: int, text: bytes) -> None:
+        raise Silence("cut")
+
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        made.step(10)
+        made.step(20)
+        made.voted_for(30, (1, 2))
+        with monkeypatch.context() as cutting:
+            cutting.setattr(Far, "tell", untold)
+            made.servers[0].turn()
+        assert [made.servers[n].here.commits()[0] for n in range(3)] == [3, 2, 2]
+        with monkeypatch.context() as cutting:
+            cutting.setattr(Far, "ask", silent)
+            for n in (1, 2):
+                with pytest.raises(UcplError, match="it says no more"):
+                    made.writers[n].save(40, None)
+        assert made.read(0) == 30
+        assert made.damaged(0) == []
+
+
+def test_a_server_that_was_restarted_is_asked_under_its_lock_though_it_was_silent_a_moment_ago(tmp_path, monkeypatch):
+    monkeypatch.setattr(far, "SILENT", 30.0)
+
+    def untold(one: Far, generation: int, text: bytes) -> None:
+        raise Silence("cut")
+
+    with cluster(tmp_path) as made:
+        made.serve()
+        for server in made.servers.values():
+            server._others.are_heard(server._take_up)  # type: ignore[union-attr]
+        far._silent.clear()
+        made.turn()
+        made.write("first")
+        made.step(10)
+        made.step(20)
+        made.voted_for(30, (1, 2))
+        with monkeypatch.context() as cutting:
+            cutting.setattr(Far, "tell", untold)
+            made.servers[0].turn()
+        made.servers.pop(0)._ends.close()
+        with pytest.raises(UcplError, match="cannot be written"):
+            made.writers[1].save(40, None)  # from now on d0 is not asked for a while
+        made.serve(0)
+        far._silent.clear()
+        made.turn(0)
+        far._silent[("127.0.0.1", made.ports[0])] = time.monotonic() + 30, 30.0
+        assert made.writers[1].save(50, None), "it was told what counts, and writes where that is not"
+        far._silent.clear()
+        assert made.read(0) == 30
+        assert made.damaged(0) == []
+
+
+def test_parity_of_what_counts_since_it_was_looked_at_is_not_written_over(tmp_path, monkeypatch):
+    """Between what is newest and what ranks have saved, another server commits, and all ranks save once more."""
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        made.step(10)
+        made.step(20)
+        made.voted_for(30, (1, 2))
+        before, meanwhile = counted.saved_in, [made.homes[1]]
+
+        def slow(holders, job):
+            if meanwhile:
+                meanwhile.clear()
+                made.servers[0].turn()
+                for n in range(3):
+                    made.writers[n].save(40, None)
+            return before(holders, job)
+
+        monkeypatch.setattr(server_module, "saved_in", slow)
+        made.servers[1].turn()
+        assert committed(made.homes[0], made.vaults[0].job)[0].generation == 3
+        assert made.damaged(0) == []
+        made.turn()
+        assert made.read(0) == 40
+
+
+def test_what_could_not_be_taken_up_is_taken_up_later(tmp_path, monkeypatch):
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        made.step(10)
+        made.lose(1)
+        made.ports[1], made.homes[1] = free_ports(1)[0], tmp_path / "other" / "job"
+        made.vaults[1] = made.made(1)
+        made.serve(1)
+        full = iter(range(1))
+
+        def room(name: str) -> None:
+            if name == "vault-room" and next(full, None) is not None:
+                raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(arenas, "failpoint", room)
+        with pytest.raises(OSError, match="No space"):
+            made.servers[1].turn()
+        assert made.damaged(0) != []
+        made.turn()
+        assert made.damaged(0) == []
+
+
+def test_half_a_question_holds_no_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "HOLDS", 0.2)
+    monkeypatch.setattr(wire, "STALLED", 0.2)
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.turn()
+        one, other = (Far(made.homes[0], 1, listed(made.homes[0])) for _ in range(2))
+        with one.locked(0.0) as mine:
+            assert mine and one._holds is not None
+            os.write(one._holds.fileno(), struct.pack("!i", 1000) + b'{"op":')
+            end, theirs = time.monotonic() + 10, False
+            while not theirs and time.monotonic() < end:
+                with other.locked(0.1) as theirs:
+                    pass
+            assert theirs
+
+
+def test_strangers_who_say_nothing_keep_nobody_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "STALLED", 2.0)
+    with cluster(tmp_path, 2, "mirror") as made:
+        made.serve()
+        with ExitStack() as ends:
+            for _ in range(wire.STRANGERS + 40):
+                ends.enter_context(socket.create_connection(("127.0.0.1", made.ports[1])))
+            end, answered, most = time.monotonic() + 15, False, 0
+            while not answered and time.monotonic() < end:
+                most = max(most, sum(thread.name == "ucpl-serving" for thread in threading.enumerate()))
+                answered = most > wire.STRANGERS // 2 and Far(made.homes[0], 1, listed(made.homes[0])).is_there()
+            assert answered
+            assert most <= wire.STRANGERS + 8
+
+
+NOT_A_NUMBER = b'{"op": "lock", "wait": NaN, "by": [0, 0], "domain": 1}'
+
+
+@pytest.mark.parametrize("garbage", [b"[]", b"3", b"{", b"[" * 100_000, NOT_A_NUMBER])
+def test_what_is_no_question_ends_its_connection_and_nothing_else(tmp_path, garbage):
+    with cluster(tmp_path, 2, "mirror") as made:
+        made.serve()
+        one = Far(made.homes[0], 1, listed(made.homes[0]))
+        connection = one._line().taken()
+        connection.send_bytes(garbage)
+        with suppress(EOFError, OSError):
+            assert connection.poll(5) and connection.recv_bytes()
+        connection.close()
+        assert one.is_there()
+
+
+def test_a_list_of_hosts_that_is_damaged_is_not_taken_for_none(tmp_path):
+    """Without it a rank would not know that others may have committed what it writes over."""
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        made.step(10)
+        (made.homes[1] / "hosts.json").write_bytes(b"{")
+        with pytest.raises(UcplError, match="the list of hosts is damaged"):
+            made.writers[1].save(20, None)
+        made.servers.pop(1)._ends.close()
+        with pytest.raises(UcplError, match="the list of hosts is damaged"):
+            made.serve(1)
+        made.servers.pop(1, None)
+        made.made(1)  # `ucpl vault serve --hosts` makes it anew
+        made.serve(1)
+        made.turn()
+        assert made.read(1) == 10
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from ucpl.errors import UcplError
 from ucpl.remotes.vaults import far
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.wire import Silence
-from ucpl.vault import Vault, Writer
+from ucpl.vault import Vault, Writer, others
 from ucpl.vault.server import Server
 
 SHAPES = [
@@ -41,7 +41,7 @@ class HostsMachine(Machine):
     def begin(self, shape: tuple[int, int, str]) -> None:
         self.cut: set[frozenset[int]] = set()
         self.fuses: list[tuple[int, frozenset[int]]] = []  # after how many questions what will be cut
-        self._real = Far.ask, Far.locked, far.SILENT
+        self._real = Far.ask, Far.locked, far.SILENT, others.EVERY
         ask, locked = Far.ask, Far.locked
 
         def cut_ask(one: Far, *args: object, **named: object) -> bytes:
@@ -52,7 +52,8 @@ class HostsMachine(Machine):
             self._demand(one)
             return locked(one, min(wait, 0.2))
 
-        Far.ask, Far.locked, far.SILENT = cut_ask, cut_locked, 0.0  # type: ignore[method-assign,assignment]
+        Far.ask, Far.locked = cut_ask, cut_locked  # type: ignore[method-assign,assignment]
+        far.SILENT = others.EVERY = 0.0
         super().begin(shape)
 
     def _demand(self, one: Far) -> None:
@@ -173,7 +174,7 @@ class HostsMachine(Machine):
     def teardown(self) -> None:
         super().teardown()
         if hasattr(self, "_real"):
-            Far.ask, Far.locked, far.SILENT = self._real  # type: ignore[method-assign]
+            Far.ask, Far.locked, far.SILENT, others.EVERY = self._real  # type: ignore[method-assign]
 
 
 def test_whatever_happens_between_hosts_what_counts_is_one_generation() -> None:

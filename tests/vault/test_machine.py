@@ -98,7 +98,9 @@ class Machine(RuleBasedStateMachine):
         self.writers = []
         self.calls = [0] * self.ranks
         for rank in range(self.ranks):
-            made = self._vault(self.vault.job.domain_of(rank) or 0).writer(rank, run=str(self.run), wait=0.0)
+            made = self._vault(self.vault.job.domain_of(rank) or 0).writer(
+                rank, run=str(self.run), wait=0.0, beside=False
+            )
             made._files = self._files(rank, made)  # type: ignore[method-assign]
             self.writers.append(made)
 

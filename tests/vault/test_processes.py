@@ -48,7 +48,7 @@ class Processes:
     """Ranks and servers of one vault."""
 
     def __init__(self, home: Path) -> None:
-        self.home = home
+        self.home, self.beside = home, False
         self.make()
         self.writers: dict[int, int] = {}
         self.servers: dict[int, int] = {}
@@ -94,7 +94,7 @@ class Processes:
             self.writers[rank] = forked(lambda rank=rank: write(rank))  # type: ignore[misc]
 
     def writer(self, rank: int, run: str) -> Writer:
-        return Vault.at(self.home_of(rank)).writer(rank, run=run, wait=PATIENCE, strict=True)
+        return Vault.at(self.home_of(rank)).writer(rank, run=run, wait=PATIENCE, strict=True, beside=self.beside)
 
     def pid(self, who: str) -> int:
         kind, _, number = who.partition(" ")
@@ -248,3 +248,16 @@ def test_a_node_that_dies_in_the_middle_of_a_save_is_made_anew(processes, lost):
     assert processes.read() == 12
     shutil.rmtree(processes.home / f"d{(lost + 1) % RANKS}")
     assert processes.read() == 12
+
+
+@pytest.mark.parametrize(("point", "hit"), [(point, hit) for point in WRITERS for hit in (1, 3)])
+def test_one_that_is_killed_while_what_it_copied_is_digested_beside_leaves_one_generation(processes, point, hit):
+    """Its save had returned: what it copied counts once it is digested and said, and not before."""
+    processes.beside = True
+    processes.start("first", range(1, 7), {"writer 1": f"{point}:{hit}:kill"})
+    processes.until([processes.pid("writer 1")], stopped=False)
+    processes.kill()
+    assert processes.read() in range(7)
+    processes.start("second", range(10, 12), {})
+    processes.finish()
+    assert processes.read() == 11

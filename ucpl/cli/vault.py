@@ -165,6 +165,7 @@ def _drill(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _serve(home: Path, options: Namespace, console: Console) -> int:
+    from ucpl.remotes.vaults.counted import committed
     from ucpl.remotes.vaults.hosts import addresses_of
     from ucpl.vault.making import Vault
     from ucpl.vault.server import Server
@@ -205,11 +206,11 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
                     console.flush()
                 told = waits_for
                 time.sleep(PAUSE)
-            newest = vault.committed()
-            if newest is not None and newest.generation > last:
-                last = newest.generation
-                if every and last % every == 0 and server.number == min(server.alive(), default=0):
-                    _kept(home, Path(options.into) / f"step-{newest.step}", last, console)
+            for one in reversed(committed(vault.home, vault.job)):  # one after the other may count between two looks
+                if one.generation > last:
+                    last = one.generation
+                    if every and last % every == 0 and server.number == min(server.alive(), default=0):
+                        _kept(home, Path(options.into) / f"step-{one.step}", last, console)
             console.flush()
             time.sleep(POLL)
 
@@ -284,7 +285,7 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
         )
         console.say(
             f"committed  generation {one.number}, step {one.step}: {bytes_text(one.bytes)} in {one.files} files,"
-            f" {bytes_text(one.parity)} for others, {one.age:.0f} s ago{where}"
+            f" {bytes_text(one.parity)} for others{'' if one.age is None else f', {one.age:.0f} s ago'}{where}"
         )
     if not found.generations:
         console.say("committed  nothing")

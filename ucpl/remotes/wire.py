@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import AuthenticationError
@@ -21,12 +22,14 @@ from attrs import field
 from ucpl.errors import UcplError
 from ucpl.records import define
 
-__all__ = ["Address", "Answerer", "Line", "Question", "Session", "Silence"]
+__all__ = ["Address", "Answerer", "Line", "Question", "Session", "Silence", "hang_up"]
 
 Address = tuple[str, int]
 Question: TypeAlias = Mapping[str, object]
 EVERY = 0.2  # seconds between two looks whether who is asked is there
 STALLED = 6.0  # seconds for which a message that has begun, or a greeting, may stand still
+PAUSE = 0.02  # seconds, where a caller could not be heard
+STRANGERS = 64  # who may greet at once
 HOLDS = 10.0  # seconds for which who holds something may ask nothing: after that it holds it no more
 
 
@@ -60,6 +63,7 @@ class Answerer:
         self.address: Address = self._listener.address
         self._is_open = True
         self._open: set[Connection] = set()
+        self._strangers = threading.Semaphore(STRANGERS)
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._accept, name="ucpl-serves", daemon=True)
         self._thread.start()
@@ -68,22 +72,45 @@ class Answerer:
         while self._is_open:
             try:
                 connection = self._listener.accept()
-            except (OSError, EOFError):  # closed; or whoever called is gone already
+            except (OSError, EOFError):  # closed; whoever called is gone already; no descriptor is left
+                time.sleep(PAUSE)
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="ucpl-serving", daemon=True).start()
+            if not self._strangers.acquire(blocking=False):  # so many have not greeted yet
+                connection.close()
+                continue
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="ucpl-serving", daemon=True).start()
+            except RuntimeError:  # no thread is left
+                self._strangers.release()
+                connection.close()
 
     def _serve(self, connection: Connection) -> None:
         """What is no question, or comes from whoever does not know the secret, ends the connection."""
         session = Session()
-        ended = (OSError, EOFError, AuthenticationError, ValueError, LookupError, TypeError)
+        ended = (
+            OSError,
+            EOFError,
+            AuthenticationError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AssertionError,
+            RecursionError,
+        )
         with self._kept(connection), session.ends, suppress(*ended):
-            _option(connection, socket.SO_KEEPALIVE, 1)  # a host that is gone says nothing
-            deliver_challenge(connection, self._secret)
-            answer_challenge(connection, self._secret)
+            try:
+                _bound(connection)
+                _option(connection, socket.SO_KEEPALIVE, 1)  # a host that is gone says nothing
+                deliver_challenge(connection, self._secret)
+                answer_challenge(connection, self._secret)
+            finally:
+                self._strangers.release()
             while self._is_open:
-                if session.holds and not connection.poll(HOLDS):
+                if not connection.poll(HOLDS if session.holds else None):
                     return
                 question = json.loads(connection.recv_bytes(self._most))
+                if not isinstance(question, dict):
+                    return
                 try:
                     connection.send_bytes(b"+" + self._answer(question, session))
                 except OSError as error:
@@ -104,8 +131,7 @@ class Answerer:
         self._is_open = False
         with self._lock:
             for connection in self._open:
-                with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as channel:
-                    channel.shutdown(socket.SHUT_RDWR)
+                hang_up(connection)
         host = self.address[0] if self.address[0] not in ("0.0.0.0", "") else "127.0.0.1"
         with suppress(OSError, AuthenticationError, EOFError):  # wakes who waits for a caller
             Client((host, self.address[1])).close()
@@ -118,7 +144,7 @@ class Line:
     """To one who answers, over connections that are kept: one for each thread that asks at once."""
 
     address: Address
-    secret: bytes
+    secret: bytes = field(repr=False)
     who: str  # "rank 3, which has it,": begins what is said where it does not answer
     _idle: list[Connection] = field(factory=list)
     _lock: threading.Lock = field(factory=threading.Lock)
@@ -173,7 +199,7 @@ class Line:
                 connection.close()
                 raise
             return connection
-        except AuthenticationError as error:
+        except (AuthenticationError, AssertionError, ValueError) as error:
             raise Silence(f"{self.who} has another secret, and does not answer") from error
         except (OSError, EOFError) as error:
             raise Silence(f"{self.who} does not answer at {self.address[0]}") from error
@@ -183,6 +209,12 @@ class Line:
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
+
+
+def hang_up(connection: Connection) -> None:
+    """End it for both sides at once, whoever else has its descriptor: a process that was forked meanwhile."""
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as channel:
+        channel.shutdown(socket.SHUT_RDWR)
 
 
 def _bound(connection: Connection) -> None:

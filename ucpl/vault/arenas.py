@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -42,6 +42,14 @@ class _Piece:
     @property
     def size(self) -> int:
         return len(self.data) if isinstance(self.data, bytes) else self.data.numel() * self.data.element_size()
+
+
+@frozen
+class _Named:
+    """Of which file, and which of its storages; "": of none."""
+
+    file: int
+    storage: str
 
 
 def _laid(files: Sequence[ToSave]) -> tuple[list[_Piece], list[list[Segment]], int]:
@@ -113,35 +121,67 @@ class Arenas:
         return memoryview(known[1])[:size]
 
     def write(self, path: Path, files: Sequence[ToSave]) -> Written:
-        """Copy what is to be saved. Raises: OSError."""
+        """Copy what is to be saved, and digest it while it is in the cache. Raises: OSError."""
         pieces, segments, size = _laid(files)
         crcs: list[dict[str, int]] = [{} for _ in files]
         room = self._room(path, size) if size else memoryview(b"")
-        chunks = tuple(_copied(pieces, room, crcs, self._stages))
-        made = (File(file.name, file.size, tuple(segments[i]), crcs[i], file.late) for i, file in enumerate(files))
-        return Written(size, chunks, tuple(made))
+        copied = ((piece, len(left)) for piece, left in _copied(pieces, room, self._stages))
+        return _written(files, segments, room, crcs, tuple(_digested(copied, room, crcs)))
+
+    def copy(self, path: Path, files: Sequence[ToSave]) -> tuple[int, Callable[[], Written]]:
+        """Copy what is to be saved and no more: its bytes, and what digests it afterwards. Raises: OSError."""
+        pieces, segments, size = _laid(files)
+        room = self._room(path, size) if size else memoryview(b"")
+        names = [(_Named(piece.file, piece.storage), piece.size) for piece in pieces]
+        for _ in _copied(pieces, room, self._stages):
+            pass
+
+        def told() -> Written:
+            crcs: list[dict[str, int]] = [{} for _ in files]
+            return _written(files, segments, room, crcs, tuple(_digested(iter(names), room, crcs)))
+
+        return size, told
 
     def close(self) -> None:
         self._mapped.clear()
 
 
-def _copied(
-    pieces: Sequence[_Piece], room: memoryview, crcs: Sequence[dict[str, int]], stages: Stages
-) -> Iterator[int]:
-    """Digests of an arena's chunks, as they are copied. CRCs of storages are told on the way, while bytes are in the cache."""
+def _copied(pieces: Sequence[_Piece], room: memoryview, stages: Stages) -> Iterator[tuple[_Named, memoryview]]:
+    """What was copied last, of no more than one chunk of the arena."""
     done = 0
     for number, left in stages.staged([piece.data for piece in pieces]):
-        piece = pieces[number]
+        named = _Named(pieces[number].file, pieces[number].storage)
         while len(left):
             count = min(len(left), CHUNK - done % CHUNK)
-            into = room[done : done + count]
-            into[:] = left[:count]
-            if piece.storage:
-                crcs[piece.file][piece.storage] = crc32(into, crcs[piece.file].get(piece.storage, 0))
+            room[done : done + count] = left[:count]
+            yield named, left[:count]
             left, done = left[count:], done + count
+
+
+def _digested(copied: Iterator[tuple[_Named, int]], room: memoryview, crcs: Sequence[dict[str, int]]) -> Iterator[int]:
+    """Digests of an arena's chunks, as they are copied. CRCs of storages are told on the way, while bytes are in the cache."""
+    done = 0
+    for named, size in copied:
+        while size:
+            count = min(size, CHUNK - done % CHUNK)
+            if named.storage:
+                of = crcs[named.file]
+                of[named.storage] = crc32(room[done : done + count], of.get(named.storage, 0))
+            size, done = size - count, done + count
             if not done % CHUNK:
                 yield xxhash.xxh3_64_intdigest(room[done - CHUNK : done])
                 failpoint("vault-chunk")
     if done % CHUNK:
         yield xxhash.xxh3_64_intdigest(room[done - done % CHUNK : done])
         failpoint("vault-chunk")
+
+
+def _written(
+    files: Sequence[ToSave],
+    segments: Sequence[Sequence[Segment]],
+    room: memoryview,
+    crcs: Sequence[dict[str, int]],
+    chunks: tuple[int, ...],
+) -> Written:
+    made = (File(file.name, file.size, tuple(segments[i]), crcs[i], file.late) for i, file in enumerate(files))
+    return Written(len(room), chunks, tuple(made))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ucpl.records import frozen
 from ucpl.remotes.vaults.counted import committed, domains_of
-from ucpl.remotes.vaults.hosts import FILE
+from ucpl.remotes.vaults.hosts import FILE, LOCK
 from ucpl.remotes.vaults.places import Domain, held
 from ucpl.vault.looking import is_alive, vaults_in
 
@@ -52,7 +52,7 @@ def _is_ours(home: Path) -> bool:
         for path in Domain(home, number).folder.iterdir():
             if path.is_dir() or path.is_symlink() or not path.name.startswith(known):
                 return False
-    names = {f"d{number}" for number in domains_of(home)} | {"make.lock", FILE}
+    names = {f"d{number}" for number in domains_of(home)} | {"make.lock", FILE, LOCK}
     return all(path.name in names or path.name.startswith("tries.") for path in home.iterdir())
 
 
@@ -69,7 +69,8 @@ def _removed(home: Path) -> Left:
         with suppress(OSError):
             for tries in home.glob("tries.*"):
                 tries.unlink()
-            (home / FILE).unlink(missing_ok=True)
+            for name in (FILE, LOCK):
+                (home / name).unlink(missing_ok=True)
             (home / "make.lock").unlink()
             home.rmdir()
     return Left(home, "removed", "no process holds it")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import threading
 from pathlib import Path
 
 from ucpl.remotes.vaults.far import BLOCK
-from ucpl.remotes.vaults.hosts import Hosts, hosts_at, table_of
-from ucpl.remotes.vaults.places import Domain
+from ucpl.remotes.vaults.hosts import LOCK, Hosts, hosts_at, table_of
+from ucpl.remotes.vaults.places import Domain, held
 from ucpl.remotes.vaults.records import Commit, Job
 from ucpl.remotes.vaults.sealed import read_sealed
 from ucpl.remotes.wire import Address, Answerer, Question, Session
@@ -39,7 +40,7 @@ class Giving:
 
     def hear(self, at: tuple[Address, ...], seats: tuple[int, ...]) -> Hosts:
         """Take up what another host has heard. Raises: OSError."""
-        with self._table:
+        with self._table, held(self.home / LOCK, wait=WAIT_MAX):
             hosts = hosts_at(self.home)
             if hosts is None:
                 raise FileNotFoundError(2, "the list of hosts is gone")
@@ -102,7 +103,8 @@ class Giving:
         if session.holds:
             return b"0"
         wait = asked["wait"]
-        lock = self.here.locked(min(float(wait), WAIT_MAX) if isinstance(wait, int | float) else 0.0)
+        seconds = float(wait) if isinstance(wait, int | float) and math.isfinite(wait) else 0.0
+        lock = self.here.locked(min(seconds, WAIT_MAX))
         if not lock.__enter__():
             lock.__exit__(None, None, None)
             return b"0"

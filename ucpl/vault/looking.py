@@ -17,7 +17,7 @@ from ucpl.remotes.vaults.counted import committed, domains_of, holder_of, job_at
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.hosts import FILE
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece
-from ucpl.remotes.vaults.places import Domain, held
+from ucpl.remotes.vaults.places import Domain, Holder, held
 from ucpl.remotes.vaults.records import CHUNK, Job
 from ucpl.remotes.vaults.view import generation_at
 from ucpl.vault.server import heal
@@ -35,7 +35,7 @@ class Generation:
     parity: int  # bytes
     files: int
     in_domains: tuple[int, ...]  # that say so
-    age: float  # seconds
+    age: float | None  # seconds; None: it is told on other hosts alone
 
 
 @frozen
@@ -103,24 +103,33 @@ def look(home: Path) -> Found:
         places.append(_place(home, number, ranks))
     found = []
     for commit in committed(home, job):
-        among = [n for n in range(len(job.domains)) if commit.generation in holder_of(home, n).commits()]
-        newest = 0.0
+        among = [n for n in range(len(job.domains)) if _has(holder_of(home, n), commit.generation)]
+        ages = []
         for here in (Domain(home, n) for n in among):
             with suppress(OSError):
-                newest = max(newest, here.commit(commit.generation).stat().st_mtime)
+                ages.append(max(0.0, time.time() - here.commit(commit.generation).stat().st_mtime))
         found.append(
             Generation(
                 commit.generation, commit.step, sum(s.size for s in commit.shards), sum(p.size for p in commit.parity),
-                len({f.name for s in commit.shards for f in s.files}), tuple(among), max(0.0, time.time() - newest),
+                len({f.name for s in commit.shards for f in s.files}), tuple(among), min(ages, default=None),
             )
         )  # fmt: skip
     return Found(home, job, tuple(places), tuple(found))
 
 
+def _has(where: Holder, generation: int) -> bool:
+    try:
+        return generation in where.commits()
+    except OSError:
+        return False
+
+
 def _place(home: Path, number: int, ranks: tuple[int, ...]) -> Place:
     there = holder_of(home, number)
     if isinstance(there, Far):  # who answers for it serves it; who writes there is not told
-        names, size = there.names(), 0
+        names, size = list[str](), 0
+        with suppress(OSError):
+            names = there.names()
         for name in names:
             with suppress(OSError):
                 size += there.size(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
@@ -15,7 +16,7 @@ from ucpl.errors import Label, fail
 from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import Protection, even_domains, sets_of
 from ucpl.remotes.vaults.counted import committed, job_at
-from ucpl.remotes.vaults.hosts import Hosts, addresses_of, hosts_at
+from ucpl.remotes.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
 from ucpl.remotes.vaults.places import Domain, held
 from ucpl.remotes.vaults.records import NAME, Commit, Job
 from ucpl.remotes.vaults.sealed import Told, write_whole
@@ -135,12 +136,16 @@ def _listed(home: Path, job: Job, said: ToMake) -> Job:
     # None of them may have to ask another which vault it is: whoever knows the secret knows that, too.
     name = f"{job.name} {job.domains} {job.protection}"
     job = evolve(job, ident=blake2b(name.encode(), key=secret.encode()[:64], digest_size=8).hexdigest())
-    there, known = job_at(home), hosts_at(home)
+    there = job_at(home)
     if there is not None and there != job:
         what = f"{home} is the vault of another job, or has another secret"
         fail("E694", what, Label(str(home)), remedy="name another folder, or remove this one with `ucpl vault gc`")
     hosts = Hosts(secret, at, tuple(0 for _ in at), job.sealed())
-    (hosts if known is None else hosts.with_all(known.at, known.seats)).write(home)
+    with held(home / LOCK, wait=60):
+        known = None
+        with suppress(OSError):  # one that is damaged is made anew
+            known = hosts_at(home)
+        (hosts if known is None else hosts.with_all(known.at, known.seats)).write(home)
     return job
 
 

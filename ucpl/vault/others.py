@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Others"]
 
+EVERY = 2.0  # seconds between two times that the others are asked whom they know
+
 
 @define(eq=False)
 class Others:
@@ -34,6 +36,8 @@ class Others:
     seat: int = 0  # when this server took its domain
     _giving: Giving | None = None
     _unheard: set[int] = field(factory=set)
+    _taken_up: bool = False
+    _heard: float = 0.0  # when others were heard last
     _said: str = ""
 
     @property
@@ -67,19 +71,32 @@ class Others:
         self._unheard = {n for n in range(len(hosts.at)) if n != number}
 
     def are_heard(self, then: Callable[[], None]) -> bool:
-        """Whether each of the others has answered once. then: called when the last one has. Raises: OSError, UcplError E694."""
-        self._demand_seat()
-        if not self._unheard:
+        """Whether all others have answered, at once, and `then` came to its end after that, as it does once.
+
+        Raises: OSError, UcplError E694.
+        """
+        if self._taken_up and time.monotonic() - self._heard < EVERY:
             return True
-        self._unheard = {number for number in self._unheard if not self._hear(number)}
+        self._heard = time.monotonic()
+        self._unheard = {n for n in range(len(self._hosts().at)) if not self._hear(n)}
+        self._demand_seat()
+        if self._taken_up:
+            return True
         if not self._unheard:
             then()
+            self._taken_up = True
             return True
         waits = ", ".join(f"d{n} at {':'.join(map(str, self._hosts().at[n]))}" for n in sorted(self._unheard))
         if waits != self._said:
             self._said = waits
             self.say(f"d{self.here.number}: waits for {waits}")
         return False
+
+    def demand_all(self) -> None:
+        """Raises: OSError, where one of the others does not answer now."""
+        silent = [number for number in range(len(self._hosts().at)) if not self._hear(number)]
+        if silent:
+            raise OSError(5, f"d{silent[0]} does not answer, and may hold what is lost here")
 
     def _demand_seat(self) -> None:
         hosts = self._hosts()
@@ -97,7 +114,7 @@ class Others:
         try:
             told = json.loads(Far(self.home, number, hosts).ask({"op": "hosts", **hosts.told()}))
             table = table_of(told)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, AttributeError):
             return False
         self._giving.hear(*table)
         return True

@@ -7,7 +7,7 @@ the generation is committed in all of them. It can be killed at any point and st
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,10 @@ from attrs import field
 from ucpl.errors import Label, UcplError, fail
 from ucpl.records import define, frozen
 from ucpl.remotes.vaults.codes import block_size, sets_of
-from ucpl.remotes.vaults.counted import committed, holder_of, job_at, saved_in
+from ucpl.remotes.vaults.counted import committed, committed_in, holder_of, holders_of, job_at, saved_in
 from ucpl.remotes.vaults.hosts import hosts_at
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
-from ucpl.remotes.vaults.places import KEPT, SLOTS, Domain, held
+from ucpl.remotes.vaults.places import KEPT, SLOTS, Domain, Holder, held
 from ucpl.remotes.vaults.records import CHUNK, Commit, Job, Parity, Shard
 from ucpl.remotes.vaults.sealed import write_whole
 from ucpl.remotes.wire import Address
@@ -95,20 +95,25 @@ class Server:
         self._ends.close()
 
     def _take_up(self) -> None:
-        """What counts elsewhere counts here; of a domain that was lost, its part is rebuilt. Raises: OSError."""
-        for commit in committed(self.home, self.job)[:KEPT]:
+        """What counts elsewhere counts here; of a domain that was lost, its part is rebuilt.
+
+        Raises: OSError, also where one on another host did not answer for all that is lost here: it is to be tried again.
+        """
+        found = committed_in(self._holders(), self.job, sure=True)
+        for commit in found[:KEPT]:
             if commit.generation not in self.here.commits():
                 write_whole(self.here.commit(commit.generation), commit.sealed())
-        newest = next(iter(committed(self.home, self.job)), None)
-        if newest is None:
+        if not found:
             return
-        memory = Memory(self.home, self.job, newest)
+        memory = Memory(self.home, self.job, found[0])
         try:
             count = heal(memory, self.number)
+            if self._others is not None and not _is_all_there(memory, self.number):
+                self._others.demand_all()
         finally:
             memory.close()
         if count:
-            self.say(f"d{self.number}: generation {newest.generation}: {count} chunks were rebuilt")
+            self.say(f"d{self.number}: generation {found[0].generation}: {count} chunks were rebuilt")
 
     def alive(self) -> list[int]:
         """Domains that are there."""
@@ -150,22 +155,26 @@ class Server:
         """
         if self._others is not None and not self._others.are_heard(self._take_up):
             return None
-        newest = next(iter(committed(self.home, self.job)), None)
+        holders = self._holders()
+        newest = next(iter(committed_in(holders, self.job, sure=True)), None)
         if newest is not None and self._others is not None:
             self._told(newest)
-        found = self._round(newest)
+        found = self._round(holders, newest)
         if found is None:
             return None
-        vote = self._vote_on(found)
+        vote = self._vote_on(found, self.here)
         if vote is None and not self._protect(found, newest):
             return None
         done = self._commit(found)
         self._make_ready()
         return done
 
-    def _round(self, newest: Commit | None) -> _Round | None:
+    def _holders(self) -> list[Holder]:
+        return holders_of(self.home, self.job)
+
+    def _round(self, holders: Sequence[Holder], newest: Commit | None) -> _Round | None:
         """The newest generation that all ranks of one run have saved and that does not count yet."""
-        saved = saved_in(self.home, self.job)
+        saved = saved_in(holders, self.job)
         if len(saved) != self.job.ranks:
             return None
         before = newest.generation if newest is not None else 0
@@ -182,9 +191,8 @@ class Server:
             return None
         return _Round(*which, shards, marks)
 
-    def _vote_on(self, found: _Round, number: int | None = None) -> Parity | None:
+    def _vote_on(self, found: _Round, where: Holder) -> Parity | None:
         """What a domain has made of exactly these shards."""
-        where = self.here if number is None else holder_of(self.home, number)
         for slot in range(SLOTS):
             vote = where.vote_in(slot)
             if vote is not None and (vote.ident, vote.run, vote.generation) == (
@@ -207,7 +215,13 @@ class Server:
             for d in range(len(self.job.domains))
         ]
         memory = Memory(self.home, self.job, Commit(found.generation, found.shards[0].step, found.shards, tuple(blank)))
-        self.here.vote(slot).unlink(missing_ok=True)
+        with self.here.locked(LOCKED) as mine:
+            # What counts since these were looked at has parity in the other slot. Who saved this round here knows of it.
+            before = newest.generation if newest is not None else 0
+            if not mine or any(generation > before for generation in self.here.commits()):
+                memory.close()
+                return False
+            self.here.vote(slot).unlink(missing_ok=True)
         try:
             for rank in self.job.domains[self.number]:
                 if not self._is_whole(memory, rank):
@@ -256,10 +270,9 @@ class Server:
 
     def _commit(self, found: _Round) -> int | None:
         """Where every domain has voted, and nobody has taken back what it saved. Raises: OSError."""
-        votes = [self._vote_on(found, number) for number in range(len(self.job.domains))]
-        if not all(votes):
+        holders = self._holders()
+        if not all(self._vote_on(found, where) for where in holders):
             return None
-        holders = [holder_of(self.home, number) for number in range(len(self.job.domains))]
         with ExitStack() as locks:
             for where in holders:
                 try:
@@ -267,10 +280,11 @@ class Server:
                         return None
                 except FileNotFoundError:  # the domain is gone
                     return None
-            again = self._round(next(iter(committed(self.home, self.job)), None))
+            # Asked of those who hold the locks, over what holds them: a lock that was lost meanwhile gives no answer.
+            again = self._round(holders, next(iter(committed_in(holders, self.job, sure=True)), None))
             if again is None or dict(again.marks) != dict(found.marks):
                 return None
-            sure = [self._vote_on(again, number) for number in range(len(self.job.domains))]
+            sure = [self._vote_on(again, where) for where in holders]
             commit = Commit(
                 found.generation, found.shards[0].step, found.shards, tuple(v for v in sure if v is not None)
             )
@@ -296,6 +310,11 @@ class Server:
                 failpoint("vault-committed")
         self.say(f"generation {commit.generation}, step {commit.step}, is committed")
         return commit.generation
+
+
+def _is_all_there(memory: Memory, number: int) -> bool:
+    pieces = [memory.arena(rank) for rank in memory.job.domains[number]] + [memory.parity(number)]
+    return all(p is not None and all(p.is_whole(low) for low in range(0, p.size, CHUNK)) for p in pieces)
 
 
 def heal(memory: Memory, number: int) -> int:

@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -21,14 +22,14 @@ import torch.distributed as dist
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import committed, holder_of, saved_in, silent
+from ucpl.remotes.vaults.counted import committed, committed_in, holders_of, saved_in, silent
 from ucpl.remotes.vaults.hosts import hosts_at
 from ucpl.remotes.vaults.places import SLOTS, Domain, Holder, held
 from ucpl.remotes.vaults.records import Begun, Commit, Job, Shard
 from ucpl.remotes.vaults.sealed import Told, write_whole
 from ucpl.remotes.wire import Silence
 from ucpl.runtime.failpoints import failpoint
-from ucpl.vault.arenas import Arenas
+from ucpl.vault.arenas import Arenas, Written
 
 if TYPE_CHECKING:
     from ucpl.texts import Json
@@ -41,6 +42,7 @@ __all__ = ["Saved", "ToWrite", "Writer"]
 _log = logging.getLogger("ucpl")
 POLL = 0.002  # seconds between two looks whether a generation counts
 STATE_MAX = 64 << 20
+GIVES_WAY = 10  # the niceness of what runs beside
 
 
 class ToWrite(TypedDict, total=False):
@@ -52,6 +54,9 @@ class ToWrite(TypedDict, total=False):
     )  # one text for all ranks of a run, another for each; by default torch.distributed's ranks agree on one
     wait: float  # seconds for which a save waits until the one before it counts (default 30)
     strict: bool  # a save that fails raises; by default it says so on standard error, and training goes on
+    # What was copied is digested by a thread, while training goes on: by default so, unless `strict`. A save of which that
+    # fails says so in the log, and in `Writer.error`.
+    beside: bool
 
 
 @frozen
@@ -80,7 +85,10 @@ class Writer:
             fail("E694", f"{what}: it has no rank {rank}", Label(str(home)))
         self.home, self.job, self.rank, self.here = home, job, rank, Domain(home, domain)
         self.wait, self.strict = said.get("wait", 30.0), said.get("strict", False)
+        self.beside = said.get("beside", not self.strict)
+        self.error: UcplError | None = None  # of the last save that was not kept
         self._arenas = Arenas()
+        self._sealing: threading.Thread | None = None
         self._ends = ExitStack()
         self._pending: int | None = None
         self._shares: Shares | None = None
@@ -102,17 +110,30 @@ class Writer:
 
     def _agreed(self, run: str | None) -> tuple[str, int]:
         """What tells this run from others, and its first generation: the same on all ranks. Raises: UcplError E693."""
-        if (none := silent(self.home, self.job)) and self._has_hosts():
-            self._unheard(", ".join(f"d{number}" for number in none))
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            told: list[object] = [run or token_hex(8), self._first()]
-            dist.broadcast_object_list(told, src=0)
-            return str(told[0]), int(str(told[1]))
+            return self._agreed_by_all(run or token_hex(8))
         if run is None and self.job.ranks > 1:
             what = "several ranks save, and nothing tells this run from another one"
             remedy = "call init_process_group first, or give run=, one text for all ranks and another for each run"
             fail("E693", what, Label(f"rank {self.rank}"), remedy=remedy)
         return run or token_hex(8), self._first(run)
+
+    def _agreed_by_all(self, run: str) -> tuple[str, int]:
+        """The same of ranks that speak with each other: what one cannot know ends all. Raises: UcplError E695, E697."""
+        first, error = 0, None
+        try:
+            first = self._first()
+        except UcplError as found:
+            error = found
+        mine = run, first, None if error is None else (error.diagnostics[0].code, error.diagnostics[0].message)
+        told: list[tuple[str, int, tuple[str, str] | None]] = [mine] * dist.get_world_size()
+        dist.all_gather_object(told, mine)
+        if error is not None:
+            raise error
+        for rank, (_, _, other) in enumerate(told):
+            if other is not None:
+                fail(other[0], other[1], Label(f"rank {rank}"))
+        return told[0][0], max(one for _, one, _ in told)
 
     def _first(self, run: str | None = None) -> int:
         """The generation behind all that count, and that a run before has saved: it may count in a moment.
@@ -121,15 +142,18 @@ class Writer:
         takes from the others what they would find it by. Raises: UcplError E695, E697.
         """
         try:
-            last = next((one.generation for one in committed(self.home, self.job)), 0)
-            saved = [one for some in saved_in(self.home, self.job).values() for one, _ in some]
+            if self._has_hosts() and (none := silent(self.home, self.job)):
+                self._unheard(", ".join(f"d{number}" for number in none))
+            holders = holders_of(self.home, self.job)
+            last = next((one.generation for one in committed_in(holders, self.job, sure=True)), 0)
+            saved = [one for some in saved_in(holders, self.job).values() for one, _ in some]
             first = 1 + max([last, *(one.generation for one in saved)])
             if run is None:
                 return first
-            for number, ranks in enumerate(
-                self.job.domains
-            ):  # only now: who has not said so yet has taken nothing away
-                for begun in (holder_of(self.home, number).begun_in(rank) for rank in ranks):
+            for where, ranks in zip(
+                holders, self.job.domains, strict=True
+            ):  # only now: who has not said so has taken nothing
+                for begun in map(where.begun_in, ranks):
                     if begun is not None and (begun.ident, begun.run) == (self.job.ident, run) and begun.first > last:
                         first = begun.first
             write_whole(self.here.begun(self.rank), Begun(self.job.ident, run, first).sealed())
@@ -162,13 +186,18 @@ class Writer:
             files, waited = self._files(step, what), self._settle()
             size = self._save(generation, step, files, dict(state or {}))
         except (OSError, UcplError) as error:
-            told = error if isinstance(error, UcplError) else _failed(self, error)
+            told = self._not_kept(step, error)
             if self.strict:
                 raise told from error
-            _log.warning("step %d is not kept: %s", step, told.diagnostics[0].message)
             return Saved(generation, step, 0, time.perf_counter() - begin, waited, told)
         self._pending = generation
         return Saved(generation, step, size, time.perf_counter() - begin, waited)
+
+    def _not_kept(self, step: int, error: OSError | UcplError) -> UcplError:
+        told = self.error = error if isinstance(error, UcplError) else _failed(self, error)
+        if not self.strict:
+            _log.warning("step %d is not kept: %s", step, told.diagnostics[0].message)
+        return told
 
     def _files(self, step: int, what: object) -> list[ToSave]:
         if self.keyed is not None:
@@ -186,9 +215,10 @@ class Writer:
     def _settle(self) -> float:
         """Wait until the generation before counts, or take it back. Returns the seconds. Raises: OSError."""
         pending, self._pending = self._pending, None
+        begin = time.perf_counter()
+        self._join()
         if pending is None:
             return 0.0
-        begin = time.perf_counter()
         while pending not in self.here.commits() and time.perf_counter() - begin < self.wait:
             time.sleep(POLL)
         return time.perf_counter() - begin
@@ -206,21 +236,47 @@ class Writer:
             newest = self._newest()
             if self._is_open(newest):
                 locks.close()
-                self._lock(locks, [holder_of(self.home, n) for n in range(len(self.job.domains))])
-                newest = self._newest()
+                holders = holders_of(self.home, self.job)
+                self._lock(locks, holders)
+                newest = self._newest(holders)
             kept = newest.shards[self.rank].slot if newest is not None else None
             slot = 1 - kept if kept is not None else 0
             self.here.shard(self.rank, slot).unlink(missing_ok=True)
         failpoint("vault-begun")
-        written = self._arenas.write(self.here.arena(self.rank, slot), files)
-        job = self.job
-        shard = Shard(
-            job.ident, self.run, generation, step, self.rank, slot, written.size, written.chunks, written.files, state
-        )
-        failpoint("vault-copied")
-        write_whole(self.here.shard(self.rank, slot), shard.sealed())
-        failpoint("vault-told")
-        return written.size
+        arena = self.here.arena(self.rank, slot)
+
+        def seal(written: Written) -> None:
+            job, rank = self.job, self.rank
+            shard = Shard(
+                job.ident, self.run, generation, step, rank, slot, written.size, written.chunks, written.files, state
+            )
+            failpoint("vault-copied")
+            write_whole(self.here.shard(rank, slot), shard.sealed())
+            failpoint("vault-told")
+
+        if not self.beside:
+            written = self._arenas.write(arena, files)
+            seal(written)
+            return written.size
+        size, told = self._arenas.copy(arena, files)
+
+        def finish() -> None:
+            with suppress(OSError):  # whoever trains, or still copies, comes first
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GIVES_WAY)
+            try:
+                seal(told())
+            except OSError as error:
+                self._not_kept(step, error)
+
+        self._sealing = threading.Thread(target=finish, name="ucpl-seals")  # which the process waits for where it ends
+        self._sealing.start()
+        return size
+
+    def _join(self) -> None:
+        """What was copied last is digested, and said."""
+        if self._sealing is not None:
+            self._sealing.join()
+            self._sealing = None
 
     def _lock(self, locks: ExitStack, holders: Sequence[Holder]) -> None:
         """Raises: OSError."""
@@ -243,14 +299,18 @@ class Writer:
         votes = [self.here.vote_in(slot) for slot in range(SLOTS)]
         return any(v is not None and v.ident == self.job.ident and v.generation > last for v in votes)
 
-    def _newest(self) -> Commit | None:
-        """The newest generation that counts anywhere: one that whoever committed it could not tell all is told here."""
-        found = committed(self.home, self.job)
+    def _newest(self, holders: Sequence[Holder] = ()) -> Commit | None:
+        """The newest generation that counts anywhere: one that whoever committed it could not tell all is told here.
+
+        holders: all domains, under their locks, each of which must say. Raises: OSError.
+        """
+        found = committed_in(holders, self.job, sure=True) if holders else committed(self.home, self.job)
         if found and found[0].generation not in self.here.commits():
             write_whole(self.here.commit(found[0].generation), found[0].sealed())
         return found[0] if found else None
 
     def close(self) -> None:
+        self._join()
         self._arenas.close()
         self._ends.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from ucpl.remotes.vaults.places import SLOTS, Domain, Holder
 from ucpl.remotes.vaults.records import Commit, Job, Shard, mark_of
 from ucpl.remotes.vaults.sealed import read_sealed
 
-__all__ = ["committed", "domains_of", "holder_of", "job_at", "saved_in", "silent"]
+__all__ = [
+    "committed", "committed_in", "domains_of", "holder_of", "holders_of", "job_at", "saved_in", "silent",
+]  # fmt: skip
 
 _DOMAIN = re.compile(r"d(0|[1-9][0-9]{0,5})")
 
@@ -59,11 +62,14 @@ def job_at(home: Path) -> Job | None:
     return Job.of(max(sorted(said), key=said.__getitem__)) if said else None
 
 
-def saved_in(home: Path, job: Job) -> dict[int, list[tuple[Shard, str]]]:
+def holders_of(home: Path, job: Job) -> list[Holder]:
+    return [holder_of(home, number) for number in range(len(job.domains))]
+
+
+def saved_in(holders: Sequence[Holder], job: Job) -> dict[int, list[tuple[Shard, str]]]:
     """What each rank has in its slots, whether it counts or not, with the marks of its texts. Raises: OSError."""
     found: dict[int, list[tuple[Shard, str]]] = {}
-    for number, ranks in enumerate(job.domains):
-        where = holder_of(home, number)
+    for where, ranks in zip(holders, job.domains, strict=True):
         for rank in ranks:
             for slot in range(SLOTS):
                 one = where.shard_in(rank, slot)
@@ -74,13 +80,31 @@ def saved_in(home: Path, job: Job) -> dict[int, list[tuple[Shard, str]]]:
 
 def committed(home: Path, job: Job) -> list[Commit]:
     """Generations that count, newest first: those of which any domain that is there says so."""
+    return committed_in(holders_of(home, job), job)
+
+
+def _commit_in(here: Holder, generation: int, job: Job) -> Commit | None:
+    """Raises: OSError of one on another host. A text that is here and cannot be read is as if it were not there."""
+    try:
+        return here.commit_in(generation, job)
+    except OSError:
+        if isinstance(here, Far):
+            raise
+        return None
+
+
+def committed_in(holders: Sequence[Holder], job: Job, *, sure: bool = False) -> list[Commit]:
+    """The same of domains that are known. sure: whoever would write over what is older must hear all of them.
+
+    Raises: OSError, where `sure` and one on another host does not answer: it may alone know what counts.
+    """
     found: dict[int, Commit] = {}
-    for number in range(len(job.domains)):
-        here = holder_of(home, number)
-        for generation in here.commits():
-            if generation not in found:
-                with suppress(OSError):
-                    commit = here.commit_in(generation, job)
-                    if commit is not None:
-                        found[generation] = commit
+    for here in holders:
+        try:
+            for generation in here.commits():
+                if generation not in found and (commit := _commit_in(here, generation, job)) is not None:
+                    found[generation] = commit
+        except OSError:
+            if sure:
+                raise
     return [found[generation] for generation in sorted(found, reverse=True)]

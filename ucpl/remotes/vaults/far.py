@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar, cast
@@ -14,18 +14,18 @@ from typing import TypeVar, cast
 from ucpl.remotes.vaults.hosts import Hosts
 from ucpl.remotes.vaults.places import Holder
 from ucpl.remotes.vaults.sealed import opened
-from ucpl.remotes.wire import Address, Line, Question, Silence
+from ucpl.remotes.wire import Address, Line, Question, Silence, hang_up
 
 __all__ = ["BLOCK", "PATIENCE", "Far"]
 
 BLOCK = 4 << 20  # bytes of an answer, at most
 PATIENCE = 5.0  # seconds for which an answer is waited for
-SILENT = 0.5  # seconds for which one that did not answer is not asked again
+SILENT, SILENT_MAX = 0.5, 5.0  # seconds for which one that did not answer is not asked again: twice as many each time
 _TEXTS = 1024
 
 T = TypeVar("T")
 _lines: dict[tuple[int, Address, str], Line] = {}  # by process, too: what is forked has connections of its own
-_silent: dict[Address, float] = {}  # until when one is not asked
+_silent: dict[Address, tuple[float, float]] = {}  # until when one is not asked, and for how long that was
 _known: dict[tuple[Address, str, object], tuple[str, object]] = {}  # what texts said, with their stamps
 
 
@@ -46,22 +46,26 @@ class Far(Holder):
 
     def ask(self, question: Question, patience: float | None = None) -> bytes:
         """Raises: OSError; Silence where no answer comes, at once of one that gave none a moment ago."""
-        if time.monotonic() < _silent.get(self.address, 0.0):
+        if self._holds is None and time.monotonic() < _silent.get(self.address, (0.0, 0.0))[0]:
             raise Silence(f"d{self.number} of {self.home.name} does not answer")
         line, told = self._line(), {**question, "domain": self.number}
         try:
             if self._holds is not None:
                 return line.told(line.asked(self._holds, told, _until(patience or PATIENCE)))
             try:
-                return line.ask(told, _until(patience or PATIENCE))
+                answer = line.ask(told, _until(patience or PATIENCE))
             except Silence as error:
-                if isinstance(error.__cause__, TimeoutError):
+                if isinstance(error.__cause__, TimeoutError | BlockingIOError):
                     raise
                 line.close()  # of another server, which was here before
-                return line.ask(told, _until(patience or PATIENCE))
+                answer = line.ask(told, _until(patience or PATIENCE))
         except Silence:
-            _silent[self.address] = time.monotonic() + SILENT
+            before = _silent.get(self.address, (0.0, 0.0))[1]
+            wait = min(2 * before, SILENT_MAX) if before else SILENT
+            _silent[self.address] = time.monotonic() + wait, wait
             raise
+        _silent.pop(self.address, None)
+        return answer
 
     # ---- as of a folder ------------------------------------------------------------------------------------------------
 
@@ -73,10 +77,13 @@ class Far(Holder):
         return True
 
     def names(self) -> list[str]:
-        with suppress(OSError, ValueError):
+        try:
             told = json.loads(self.ask({"op": "names"}))
-            return [str(name) for name in told] if isinstance(told, list) else []
-        return []
+        except ValueError:
+            told = None
+        if not isinstance(told, list):
+            raise OSError(5, f"d{self.number} of {self.home.name} gave no list of names")
+        return [str(name) for name in told]
 
     def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
         stamp, found = _known.get((self.address, name, what), ("", None))
@@ -119,7 +126,8 @@ class Far(Holder):
             yield mine
         finally:
             self._holds = None
-            connection.close()  # which lets go of it
+            hang_up(connection)  # which lets go of it
+            connection.close()
 
     def tell(self, generation: int, text: bytes) -> None:
         self.ask({"op": "commit", "generation": generation, "text": text.decode()})

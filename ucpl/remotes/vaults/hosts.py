@@ -17,9 +17,10 @@ from ucpl.records import frozen
 from ucpl.remotes.vaults.sealed import Told, opened, read_sealed, seal, write_whole
 from ucpl.remotes.wire import Address
 
-__all__ = ["FILE", "Hosts", "addresses_of", "hosts_at", "table_of"]
+__all__ = ["FILE", "LOCK", "Hosts", "addresses_of", "hosts_at", "table_of"]
 
 FILE = "hosts.json"
+LOCK = "hosts.lock"  # held by who changes it
 PORT_MAX = 65_535
 
 
@@ -88,7 +89,10 @@ _known: dict[Path, tuple[tuple[int, int, int], Hosts | None]] = {}
 
 
 def hosts_at(home: Path) -> Hosts | None:
-    """Where the domains of a vault are; None: all are here. What was read before is not read again. Raises: OSError."""
+    """Where the domains of a vault are; None: all are here. What was read before is not read again.
+
+    Raises: OSError, of a list that is damaged, too: without it nobody knows whom to ask.
+    """
     try:
         state = (home / FILE).lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -97,6 +101,8 @@ def hosts_at(home: Path) -> Hosts | None:
     known = _known.get(home)
     if known is None or known[0] != stamp:
         known = _known[home] = (stamp, _parsed(read_sealed(home / FILE)))
+    if known[1] is None:
+        raise OSError(5, "the list of hosts is damaged: remove it, and start the server with --hosts", str(home / FILE))
     return known[1]
 
 

@@ -69,7 +69,7 @@ class Holder(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Of what is in its folder; none where it is not there."""
+        """Of what is in its folder; none where it is not there. Raises: OSError, of one that does not answer."""
 
     @abstractmethod
     def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
@@ -88,7 +88,7 @@ class Holder(ABC):
         """A generation counts: only while it is `locked`. Raises: OSError."""
 
     def commits(self) -> list[int]:
-        """Generations that are committed here, newest first."""
+        """Generations that are committed there, newest first. Raises: OSError, as `names` does."""
         return sorted((int(found[1]) for name in self.names() if (found := COMMIT.fullmatch(name))), reverse=True)
 
     def commit_in(self, generation: int, job: Job) -> Commit | None:
