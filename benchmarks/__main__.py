@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks import estimates, live, planners, ranges, scale_ranks, together, vault
-from benchmarks.convert import FORMS_HEAD, HEAD, bench_convert, bench_forms
+from benchmarks.convert import EXAMPLE, FORMS_HEAD, HEAD, bench_convert, bench_forms
 from benchmarks.figures import Table, machine, save
 from benchmarks.lsp import LSP_HEAD, bench_lsp
 from benchmarks.peer import bench_peer
@@ -133,10 +133,13 @@ def bench_start(pairs: int) -> Iterator[Row]:
         f"{llama}:megatron(tp=4, pp=1, dp=2)",
     ]
     check = [*ours, "check", str(HERE.parent / "specs" / "deepspeed.ucpl")]
+    target = Path(tempfile.mkdtemp(prefix="ucpl-bench-")) / "target"
+    convert = [*ours, "convert", str(EXAMPLE), str(target), "--to", "zero1(dp=3)", "--force"]
     cases = {
         "`ucpl check` of a shipped spec": (check, False, "2.0"),
         "`ucpl plan` over a spec of 405B": (plan, False, "2.0"),
         "the same, of texts that were never read before": (plan, True, "2.0"),
+        "`ucpl convert` of a tiny checkpoint": (convert, False, "2.0"),
         "`ucpl --help`": ([*ours, "--help"], False, ""),
     }
     with tempfile.TemporaryDirectory(prefix="ucpl-bench-") as folder:

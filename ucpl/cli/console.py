@@ -25,6 +25,12 @@ class Console:
         self.quiet = False  # another rank answers
         self._closed = False
         self._answered = False
+        self._lost = ""
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if (
+                getattr(sys, name) is None
+            ):  # closed by who started this: nobody reads, and no file of ours takes its number
+                setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, ValueError):
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -54,16 +60,33 @@ class Console:
         if not self._answered:
             self.answer({"status": status, "diagnostics": [diagnostic_object(d) for d in diagnostics]})
 
+    @property
+    def lost(self) -> str:
+        """Why what was to be printed could not be: a disk that is full, say. Nothing, where all was."""
+        return self._lost
+
+    def _lose(self, error: OSError) -> None:
+        self._lost = self._lost or error.strerror or str(error)
+        self.close_output()
+
     def close_output(self) -> None:
         """Nobody reads any more: go on without printing."""
         self._closed = True
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _lead_nowhere(sys.stdout)
 
     def flush(self) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(BrokenPipeError, ValueError, OSError):
-                stream.flush()
+        with contextlib.suppress(ValueError):
+            try:
+                sys.stdout.flush()
+            except BrokenPipeError:
+                self.close_output()
+            except OSError as error:
+                self._lose(error)
+        with contextlib.suppress(ValueError):
+            try:
+                sys.stderr.flush()
+            except OSError:  # nobody can be told
+                _lead_nowhere(sys.stderr)
 
     def _write(self, stream: IO[str], text: str) -> None:
         if self._closed:
@@ -72,11 +95,13 @@ class Console:
             stream.write(text)
         except BrokenPipeError:  # the reader has what it wanted: the work goes on, and its status stands
             self.close_output()
+        except OSError as error:  # the work goes on, and its end says that this was lost
+            self._lose(error)
 
     # ---- standard error ----------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             sys.stderr.write(_printable(text) + "\n")
 
     def diagnostics(self, diagnostics: Sequence[Diagnostic]) -> None:
@@ -88,7 +113,7 @@ class Console:
         texts = [render_diagnostic(with_source(d), color) for d in diagnostics[:_SHOWN]]
         if len(diagnostics) > _SHOWN:
             texts.append(f"... and {len(diagnostics) - _SHOWN} more findings")
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self.flush()
             sys.stderr.write("\n\n".join(texts) + "\n")
 
@@ -111,6 +136,12 @@ class Console:
         with Progress(*columns, console=terminal, transient=True) as bar:
             task = bar.add_task(escape(_printable(what)), total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _lead_nowhere(stream: IO[str]) -> None:
+    """What is still to be written there goes nowhere, at the end of the process, too."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _printable(text: str) -> str:

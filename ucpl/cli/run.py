@@ -105,7 +105,22 @@ def run(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(GARBAGE, *thresholds[1:])  # imports make many objects and no garbage: a tenth of the start
     console = Console(json="--json" in arguments, debug="--debug" in arguments)
     try:
-        rest = arguments[len(before) :]
+        status = _ended(before, arguments[len(before) :], console)
+    finally:
+        if argv is None:
+            gc.freeze()  # this process ends now: nothing is looked for in what the end of it frees at once
+        gc.set_threshold(*thresholds)
+        console.flush()
+    if console.lost and status in (Exit.DONE, Exit.ANSWER_IS_NO):
+        console.note(f"error[E179]: standard output cannot be written: {console.lost}; all else was done")
+        console.flush()
+        return Exit.TARGET_UNWRITABLE
+    return status
+
+
+def _ended(before: list[str], rest: list[str], console: Console) -> int:
+    """How a command ended. Raises what is raised where --debug is given, and nothing else."""
+    try:
         with end_like_ctrl_c():
             return _run(before, rest, console)
     except UcplError as error:
@@ -130,11 +145,6 @@ def run(argv: Sequence[str] | None = None) -> int:
             raise
         console.note(f"internal error: {type(error).__name__}: {error} (run with --debug to see where)")
         return Exit.ANSWER_IS_NO
-    finally:
-        if argv is None:
-            gc.freeze()  # this process ends now: nothing is looked for in what the end of it frees at once
-        gc.set_threshold(*thresholds)
-        console.flush()
 
 
 def _run(before: list[str], rest: list[str], console: Console) -> int:

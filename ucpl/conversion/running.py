@@ -11,7 +11,7 @@ from attrs import evolve
 
 from ucpl.conversion.lessening import lessened
 from ucpl.conversion.renaming import renamed
-from ucpl.errors import Label, UcplError, fail
+from ucpl.errors import Label, UcplError, call_it, fail
 from ucpl.remotes.entrance import place_of
 
 if TYPE_CHECKING:
@@ -81,8 +81,22 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
     for blob in plan.target.blobs:
         demand_alike(blob.alike, blob.name, source.root)
     kept = _as_told(source, plan)
+
+    def look(written: Path) -> None:
+        call_it(str(written), str(target))
+        try:
+            _look_again(written, plan)
+        except UcplError as error:
+            by = f"framework {plan.target.framework}()"
+            remedy = f"files and keys of {by} are called as it calls them: name them so in the layout"
+            raise UcplError(
+                *(evolve(d, remedy=remedy) if d.code == "E600" else d for d in error.diagnostics)
+            ) from error
+
+    there = place_of(target)
+    options = evolve(options_from(how), look=None if there is not None else look)
     try:
-        report = execute(plan, kept, framework(plan.target.framework), target, options_from(how), team or ALONE)
+        report = execute(plan, kept, framework(plan.target.framework), target, options, team or ALONE)
     except UcplError as error:
         match error.diagnostics[0].code:
             case "E504":
@@ -91,9 +105,10 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
                 raise _with_line(error, plan, kept) from None
         raise
     if team is None or team.rank == 0:
-        if (there := place_of(target)) is not None:
+        if there is not None:
             _show(there)
-        _look_again(target, plan)
+        if there is not None or report.done_before:
+            _look_again(target, plan)
     return report
 
 

@@ -537,6 +537,13 @@ class _Run:
         thing = self.work.tree / self.layout.files[0].path if self.single else self.work.tree
         assert self.journal is not None
         self.files.close()
+        if self.options.look is not None:
+            try:
+                self.options.look(thing)
+            except UcplError:  # the same would come of it once more
+                self.keep = False
+                self.work.clear()
+                raise
         self.work.publish(thing, self.journal, self.options.force)
         self.keep = False
         self.work.clear()

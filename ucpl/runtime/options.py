@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ucpl.records import frozen
 from ucpl.runtime.buffers import Budget, Share
@@ -27,6 +28,9 @@ class RunOptions:
     progress: Progress | None = None
     tag: str | None = None  # of the target's step, where its framework has one
     allow_globals: Sequence[str] = ()  # classes that its pickles may name
+    look: Callable[[Path], None] | None = (
+        None  # at what was written, before it appears: what it raises keeps it from that
+    )
 
 
 @frozen(eq=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -80,6 +81,8 @@ class Workplace:
         Raises: UcplError E500, E503.
         """
         try:
+            if force:
+                self._like_before(thing)
             journal.publishing(*disk().identity(thing))
             failpoint("publish-before")
             if not force or not os.path.lexists(self.target):
@@ -94,6 +97,23 @@ class Workplace:
             fail("E500", f"{self.target} exists: it was made while this run was under way", Label(str(self.target)))
         except OSError as error:
             cannot_write(self.target, error)
+
+    def _like_before(self, thing: Path) -> None:
+        """Give it the owner and the mode of what it replaces: what was private stays so. Raises: OSError."""
+        try:
+            before = os.lstat(self.target)
+        except FileNotFoundError:
+            return
+        if stat.S_ISLNK(before.st_mode):
+            return
+        mode = stat.S_IMODE(before.st_mode)
+        if stat.S_ISDIR(before.st_mode) != thing.is_dir():
+            mode = mode & 0o666 if not thing.is_dir() else mode | (mode & 0o444) >> 2
+        with suppress(PermissionError):  # it is somebody else's, or a file system without owners and modes
+            if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+                os.chown(thing, before.st_uid, before.st_gid)
+        with suppress(PermissionError):
+            os.chmod(thing, mode)
 
 
 class Lock:

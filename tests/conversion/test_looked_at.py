@@ -1,0 +1,74 @@
+"""What was written is looked at before it appears: whatever is not as its layout says replaces nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+import ucpl
+from ucpl.errors import UcplError
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint"
+MISNAMED = """ucpl 1
+layout mine() of any {
+  framework plain()
+  file weights = torch "model.pt"
+  group * = model
+  * of parameter = ...  as "params/{name}/weight"
+  * of buffer    = ...  as "buffers/{name}"
+  * of alias     = none
+  state * of *    = like  as "params/{name}/{state}"
+}
+"""
+
+
+@pytest.fixture
+def misnamed(tmp_path: Path) -> str:
+    (tmp_path / "mine.ucpl").write_text(MISNAMED)
+    return f"{tmp_path}/mine.ucpl:mine()"
+
+
+def test_what_is_not_as_its_layout_says_replaces_nothing(tmp_path: Path, misnamed: str) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "precious").write_text("mine")
+    for force in (True, False):
+        if not force:
+            (target / "precious").unlink()
+            target.rmdir()
+        with pytest.raises(UcplError, match="the target has no") as caught:
+            ucpl.convert(EXAMPLE, target, to=misnamed, force=force)
+        first = caught.value.diagnostics[0]
+        assert first.code == "E600" and "as it calls them" in (first.remedy or "")
+        assert not target.exists() or [p.name for p in target.iterdir()] == ["precious"]
+        assert target.exists() == force
+        assert sorted(p.name for p in tmp_path.iterdir()) == (["mine.ucpl", "out"] if force else ["mine.ucpl"])
+
+
+def test_what_replaces_a_private_one_is_private(tmp_path: Path) -> None:
+    file, folder, other = tmp_path / "x.pt", tmp_path / "run", tmp_path / "turned"
+    file.touch(mode=0o600)
+    folder.mkdir(mode=0o700)
+    other.touch(mode=0o640)
+    ucpl.convert(EXAMPLE, file, to="plain()", force=True)
+    ucpl.convert(EXAMPLE, folder, to="zero1(dp=3)", force=True)
+    ucpl.convert(EXAMPLE, other, to="zero1(dp=3)", force=True)  # a folder takes a file's place
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (file, folder, other)] == [0o600, 0o700, 0o750]
+    umask = os.umask(0o027)
+    try:
+        ucpl.convert(EXAMPLE, tmp_path / "new", to="zero1(dp=3)")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o750
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_replaces_somebody_else_s_is_theirs(tmp_path: Path) -> None:
+    file = tmp_path / "x.pt"
+    file.touch()
+    os.chown(file, 1234, 2345)
+    ucpl.convert(EXAMPLE, file, to="plain()", force=True)
+    assert (file.stat().st_uid, file.stat().st_gid) == (1234, 2345)
