@@ -43,6 +43,7 @@ _log = logging.getLogger("ucpl")
 POLL = 0.002  # seconds between two looks whether a generation counts
 STATE_MAX = 64 << 20
 GIVES_WAY = 10  # the niceness of what runs beside
+PAUSE_MAX = 0.5  # seconds for which it lets others copy first
 
 
 class ToWrite(TypedDict, total=False):
@@ -258,11 +259,14 @@ class Writer:
             written = self._arenas.write(arena, files)
             seal(written)
             return written.size
+        begin = time.perf_counter()
         size, told = self._arenas.copy(arena, files)
+        took = min(time.perf_counter() - begin, PAUSE_MAX)
 
         def finish() -> None:
-            with suppress(OSError):  # whoever trains, or still copies, comes first
+            with suppress(OSError):  # whoever trains comes first
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GIVES_WAY)
+            time.sleep(took)  # other ranks of this host still copy
             try:
                 seal(told())
             except OSError as error:
