@@ -110,6 +110,12 @@ def called_alike(shelf: Any) -> None:
     ]
 
 
+def slots_in(shelves: list[Any]) -> list[Any]:
+    """Parts of names that are numbers."""
+    names = [name for shelf in shelves for name in (shelf["file"], *(step for step, _ in shelf["key"]))]
+    return [part for name in names for part in name if isinstance(part, list)]
+
+
 HOSTILE: dict[str, Callable[[Any], Any]] = {
     "another lane's tensors": lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, 10**6),
     "a lane before the first tensor": lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, -(10**6)),
@@ -153,6 +159,12 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "a merge of what nothing extracted": lambda r: nodes(r, "merge")[0].__setitem__(-1, [0]),
     "half a lane": lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, 0.5),
     "half a position": lambda r: r["sources"]["columns"].__setitem__(0, [0.5, 1]),
+    "a stored tensor without a key": lambda r: r["targets"]["shelves"][0].__setitem__("key", []),
+    "a number format that is none": lambda r: slots_in(r["targets"]["shelves"])[0].__setitem__(2, "r"),
+    "a number of a million digits": lambda r: slots_in(r["targets"]["shelves"])[0].__setitem__(2, "0999999d"),
+    "members without places": lambda r: r["target"].update(
+        flats=[[0, "", {}, 0, 0, 9, None]], members=[[["w"], [[[9]], [0]]]], starts=[[0, 5]]
+    ),
     "a dtype of no name": lambda r: r["targets"]["shelves"][0].__setitem__("dtypes", ["f31"]),
 }
 

@@ -179,6 +179,10 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
         *(TP, meta(), lambda v: v.update(checkpoint_parallel_dimensions={"pp_degree": 2, "tp_degree": 1}), "E457"),
         "2 stages of a pipeline and no files of layers",
     ),
+    "more pipeline stages than there are ranks": (
+        *(Z1, meta(), lambda v: v.update(checkpoint_parallel_dimensions={"pp_degree": 3, "tp_degree": 1}), "E454"),
+        "there are files of 1 model-parallel ranks, and pp_degree is 3",
+    ),
     "BF16_Optimizer without ZeRO": (
         *(Z0, meta(), lambda v: v["optimizer"].update(base_optimizer_state={}), "E457"),
         "whose shards (bf16_zero_pp_rank_*) are not there",

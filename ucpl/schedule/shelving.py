@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ from ucpl.schedule.parsed import NUMBER_MAX, Json, items, text, texts, whole
 __all__ = ["shelves_from", "shelves_json"]
 
 TENSORS_MAX = 20_000_000
+_FORMAT = re.compile(r"0?[0-9]{0,3}d?")  # of a number in a name, as templates have them
 
 
 def shelves_json(shelves: Shelves) -> Json:
@@ -107,8 +109,8 @@ def _block(row: Json, column: Callable[[Json], I64]) -> Block:
 
 def _slot(raw: Json, column: Callable[[Json], I64]) -> Slot:
     axis, values, form = raw
-    if axis not in (0, 1) or len(text(form)) > 8:
-        raise ValueError("a slot of no axis")
+    if axis not in (0, 1) or not _FORMAT.fullmatch(text(form)):
+        raise ValueError("a slot of no axis, or of no number format")
     return Slot(axis, texts(values) if isinstance(values, list) else column(values), form)
 
 
@@ -125,6 +127,8 @@ def _check(shelf: Shelf) -> None:
     slots = [p for n in (b.file, *b.key) for p in n if isinstance(p, Slot)]
     if any(len(s.values) != (b.choices if s.axis else count) for s in slots):
         raise ValueError("a slot of another length than its shelf")
+    if not b.key:
+        raise ValueError("a stored tensor without a key")
     if b.choices > 1 and not any(s.axis for s in slots):
         raise ValueError("choices that no name tells apart")
     if not {*shelf.dtypes} <= {*STORED, ""}:

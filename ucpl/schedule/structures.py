@@ -40,6 +40,8 @@ def structure_from(raw: Json) -> Structure:
         shapes = [wholes(kinds[whole(i)]) for i in items(which)]
         members.append(tuple(zip(texts(names), shapes, strict=True)))
     starts = [wholes(s) for s in items(raw["starts"])]
+    if any(len(members[whole(flat[3])]) != len(starts[whole(flat[4])]) for flat in items(raw["flats"])):
+        raise ValueError("a flat buffer with another number of members than of places")
     return Structure(
         framework=text(raw["framework"]),
         settings={name: plain(value) for name, value in table(raw["settings"]).items()},

@@ -232,6 +232,9 @@ class Writer:
             owner = target.shares
             if owner not in file.storage_of:
                 self.tensor(file, self.targets[owner].key)
+            if owner not in file.storage_of:
+                where = Label(file.path, where="/".join(text_of(self.targets[owner].key)))
+                fail("E351", "two stored tensors of the plan have one name", where, remedy="make the plan anew")
             storage = file.storage_of[owner]
             made = TensorRef(
                 type(made.storage)(storage, target.dtype, target.numel), 0, made.shape, made.stride, requires_grad

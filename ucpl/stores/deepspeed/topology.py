@@ -181,7 +181,14 @@ def _degrees(listing: Listing, first: TorchFile, ranks: int) -> tuple[int, int]:
         return tp, ranks // tp
     stated = dims.find("pp_degree") if dims is not None else None
     pp = stated.whole(1) if stated is not None else 1
-    return max(1, ranks // pp), pp
+    if ranks % pp:
+        fail(
+            "E454",
+            f"there are files of {ranks} model-parallel ranks, and pp_degree is {pp}",
+            Label(str(first.path), where="checkpoint_parallel_dimensions/pp_degree"),
+            Label(str(listing.root)),
+        )
+    return ranks // pp, pp
 
 
 def _tp_of_layers(listing: Listing) -> int:
