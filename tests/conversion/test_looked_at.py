@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ucpl
+from ucpl import errors
 from ucpl.errors import UcplError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint"
@@ -46,6 +47,15 @@ def test_what_is_not_as_its_layout_says_replaces_nothing(tmp_path: Path, misname
         assert not target.exists() or [p.name for p in target.iterdir()] == ["precious"]
         assert target.exists() == force
         assert sorted(p.name for p in tmp_path.iterdir()) == (["mine.ucpl", "out"] if force else ["mine.ucpl"])
+
+
+def test_a_run_leaves_nothing_behind_in_its_process(tmp_path: Path, misnamed: str) -> None:
+    """What each run adds to texts of all that come later would slow them down."""
+    before = dict(errors._CALLED)
+    ucpl.convert(EXAMPLE, tmp_path / "one", to="zero1(dp=3)")
+    with pytest.raises(UcplError):
+        ucpl.convert(EXAMPLE, tmp_path / "two", to=misnamed)
+    assert before == errors._CALLED
 
 
 def test_what_replaces_a_private_one_is_private(tmp_path: Path) -> None:

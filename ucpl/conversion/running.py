@@ -11,7 +11,7 @@ from attrs import evolve
 
 from ucpl.conversion.lessening import lessened
 from ucpl.conversion.renaming import renamed
-from ucpl.errors import Label, UcplError, call_it, fail
+from ucpl.errors import Label, UcplError, calling, fail
 from ucpl.remotes.entrance import place_of
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
     kept = _as_told(source, plan)
 
     def look(written: Path) -> None:
-        call_it(str(written), str(target))
         try:
-            _look_again(written, plan)
+            with calling(str(written), str(target)):
+                _look_again(written, plan)
         except UcplError as error:
             by = f"framework {plan.target.framework}()"
             remedy = f"files and keys of {by} are called as it calls them: name them so in the layout"

@@ -6,6 +6,8 @@ Every room raises `UcplError`; only `cli` prints it and turns it into an exit st
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -14,7 +16,7 @@ from attrs import field
 
 from ucpl.records import frozen
 
-__all__ = ["CodeEntry", "Diagnostic", "Exit", "Label", "UcplError", "call_it", "called", "catalogue", "fail"]
+__all__ = ["CodeEntry", "Diagnostic", "Exit", "Label", "UcplError", "call_it", "called", "calling", "catalogue", "fail"]
 
 
 class Exit:
@@ -35,6 +37,16 @@ _CALLED: dict[str, str] = {}  # path of what stands for something elsewhere -> w
 def call_it(path: str, name: str) -> None:
     """Say `name` wherever a text says `path`: of a folder that stands for one in an object store."""
     _CALLED[path] = name
+
+
+@contextmanager
+def calling(path: str, name: str) -> Iterator[None]:
+    """The same, for as long as this lasts: texts that are made meanwhile say `name`."""
+    call_it(path, name)
+    try:
+        yield
+    finally:
+        del _CALLED[path]
 
 
 def called(text: str) -> str:
