@@ -21,6 +21,7 @@ from ucpl.remotes.vaults.memory import stretch_of
 from ucpl.remotes.vaults.records import CHUNK
 from ucpl.remotes.vaults.sealed import opened, seal
 from ucpl.runtime.failpoints import set_failpoints
+from ucpl.texts import Json
 from ucpl.vault import Vault, arenas
 from ucpl.vault import writer as writer_module
 from ucpl.vault.server import Server
@@ -381,14 +382,18 @@ def test_what_changes_while_it_is_digested_beside_is_not_what_was_saved(tmp_path
     vault = Vault.make(tmp_path / "job", ranks=1, domains=1)
     tensor = torch.arange(600_000, dtype=torch.float32)
     with vault.writer(0) as writer, Server(vault.home, 0) as server:
-        assert writer.save(1, {"w": tensor})
+        numbers: list[Json] = [1, 2, 3]
+        beside: dict[str, Json] = {"rng": numbers}
+        assert writer.save(1, {"w": tensor}, beside)
         tensor.add_(1.0)
+        numbers.append(4)
         server.turn()
         assert writer.committed() is None  # nobody has said yet what lies there
         goes_on.set()
         writer._join()
         server.turn()
         assert writer.committed() == (1, 1)
+        assert vault.state() == {"rng": [1, 2, 3]}
         found = persisted(vault, tmp_path / "first")
         assert torch.equal(found, torch.arange(600_000, dtype=torch.float32))
         assert writer.save(2, {"w": tensor})
@@ -427,7 +432,8 @@ def test_what_fails_beside_is_said_and_ends_nothing(tmp_path, monkeypatch, caplo
         server.turn()
         assert writer.committed() == (1, 1)
         monkeypatch.undo()
-        assert writer.save(3, {"w": torch.arange(10.0)})
+        saved = writer.save(3, {"w": torch.arange(10.0)})
+        assert saved and saved.waited < 10, "nobody waits for what can never count"
         writer._join()
         server.turn()
         assert writer.committed() == (3, 3)

@@ -26,10 +26,9 @@ class Console:
         self._closed = False
         self._answered = False
         self._lost = ""
+        # What who started this has closed is read by nobody, and no file of ours may take its number.
         for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-            if (
-                getattr(sys, name) is None
-            ):  # closed by who started this: nobody reads, and no file of ours takes its number
+            if getattr(sys, name) is None:
                 setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, ValueError):

@@ -28,9 +28,7 @@ class RunOptions:
     progress: Progress | None = None
     tag: str | None = None  # of the target's step, where its framework has one
     allow_globals: Sequence[str] = ()  # classes that its pickles may name
-    look: Callable[[Path], None] | None = (
-        None  # at what was written, before it appears: what it raises keeps it from that
-    )
+    look: Callable[[Path], None] | None = None  # at what was written; what it raises keeps that from appearing
 
 
 @frozen(eq=False)

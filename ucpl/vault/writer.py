@@ -90,6 +90,7 @@ class Writer:
         self.error: UcplError | None = None  # of the last save that was not kept
         self._arenas = Arenas()
         self._sealing: threading.Thread | None = None
+        self._unsaid: int | None = None  # a generation that will never count: what was copied could not be said
         self._ends = ExitStack()
         self._pending: int | None = None
         self._shares: Shares | None = None
@@ -151,9 +152,8 @@ class Writer:
             first = 1 + max([last, *(one.generation for one in saved)])
             if run is None:
                 return first
-            for where, ranks in zip(
-                holders, self.job.domains, strict=True
-            ):  # only now: who has not said so has taken nothing
+            # Only now: who has not said so yet has taken nothing away.
+            for where, ranks in zip(holders, self.job.domains, strict=True):
                 for begun in map(where.begun_in, ranks):
                     if begun is not None and (begun.ident, begun.run) == (self.job.ident, run) and begun.first > last:
                         first = begun.first
@@ -184,7 +184,7 @@ class Writer:
         generation, self._next = self._next, self._next + 1
         waited = 0.0
         try:
-            files, waited = self._files(step, what), self._settle()
+            waited, files = self._settle(), self._files(step, what)  # what was copied before is digested by then
             size = self._save(generation, step, files, dict(state or {}))
         except (OSError, UcplError) as error:
             told = self._not_kept(step, error)
@@ -218,8 +218,8 @@ class Writer:
         pending, self._pending = self._pending, None
         begin = time.perf_counter()
         self._join()
-        if pending is None:
-            return 0.0
+        if pending is None or pending == self._unsaid:
+            return time.perf_counter() - begin
         while pending not in self.here.commits() and time.perf_counter() - begin < self.wait:
             time.sleep(POLL)
         return time.perf_counter() - begin
@@ -227,8 +227,10 @@ class Writer:
     def _save(self, generation: int, step: int, files: list[ToSave], state: Told) -> int:
         """Raises: OSError, UcplError E693."""
         try:
-            if len(json.dumps(state)) > STATE_MAX:
+            text = json.dumps(state)
+            if len(text) > STATE_MAX:
                 raise ValueError(f"more than {STATE_MAX:,} bytes of JSON")
+            state = json.loads(text)  # the caller's lists may change once this returns
         except (TypeError, ValueError) as error:
             fail("E693", f"the state beside is no small JSON: {error}", Label("state"))
         # Whoever commits holds this lock of every domain: from here on a generation either counts, or never does.
@@ -270,6 +272,7 @@ class Writer:
             try:
                 seal(told())
             except OSError as error:
+                self._unsaid = generation
                 self._not_kept(step, error)
 
         self._sealing = threading.Thread(target=finish, name="ucpl-seals")  # which the process waits for where it ends
